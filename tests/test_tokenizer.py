@@ -541,6 +541,11 @@ def test_conversations_by_a_template() -> None:
     assert tokenizer.render_chat_template(MESSAGES) == "u:low?a:newest déjà<|im_end|>u:so"
     again = pickle.loads(pickle.dumps(tokenizer))
     assert again.render_chat_template(MESSAGES) == "u:low?a:newest déjà<|im_end|>u:so"
+    other = "{% for m in messages %}{{ m.content }}|{% endfor %}"
+    assert tokenizer.render_chat_template(MESSAGES, chat_template=other).startswith("low?|newest")
+    ids, mask = tokenizer.apply_chat_template(MESSAGES[:1], chat_template="{{ messages | length }}")
+    assert tokenizer.decode(ids) == "1" and not mask.any()
+    assert tokenizer.render_chat_template(MESSAGES).startswith("u:low?")
     odd = chatting("{{ messages | length }}{% if add_generation_prompt %}{% endif %}x")
     assert odd.render_chat_template(MESSAGES[:1], add_generation_prompt=True) == "1x"
     odd = chatting("{% if add_generation_prompt %}a{% endif %}b")
@@ -564,3 +569,13 @@ def test_chunks_of_a_text() -> None:
     for tokens, overlap in ((0, 0), (3, 3), (3, -1)):
         with pytest.raises(InputError, match=f"of {tokens} tokens can't overlap by {overlap}"):
             tokenizer.chunks("a", tokens, overlap=overlap)
+
+
+def test_habits_that_are_errors() -> None:
+    """Each says what to do."""
+    with pytest.raises(TypeError, match=r"made of a Vocabulary: Tokenizer.load reads a file"):
+        Tokenizer("v.bin")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="several texts are expected"):
+        Tokenizer.train_from_iterator(["a"], vocab_size=300, special_tokens="<|end|>")
+    with pytest.raises(VocabularyError, match="no such folder: 'gpt2'; nothing is downloaded"):
+        Tokenizer.from_pretrained("gpt2")

@@ -65,9 +65,14 @@ class Reporter:
         self._said = 0  # bytes that were said to be needed
         self.needed_bytes = 0  # what is known now
 
-    def need_memory(self, memory: Memory) -> None:
-        """Say how much memory is needed at most, unless something near that was said before."""
+    def need_memory(self, memory: Memory, *, is_small: bool = False) -> None:
+        """Say how much memory is needed at most, unless something near that was said before.
+
+        is_small: the work is, so that only what is known of it changes.
+        """
         self.needed_bytes = memory.host
+        if is_small:
+            return
         least = self._said // 2 if self._said >= _MUCH_MEMORY else 0
         if least < memory.host <= self._said + self._said // 10:
             return

@@ -64,7 +64,7 @@ def import_vocabulary(
     check_outputs([Output(output, VOCABULARY, is_chosen=named)], read, force=force)
     vocabulary.save(output, force=force)
     report.line(
-        f"{vocabulary.size:,} ids, {len(vocabulary.special_tokens):,} of them special, "
+        f"{output}: {vocabulary.size:,} ids, {len(vocabulary.special_tokens):,} of them special, "
         f"pattern {vocabulary.pattern}, from {chosen}"
     )
     if as_json:
@@ -106,7 +106,8 @@ def export_vocabulary(
         vocabulary = with_chat_template(files.read(report.note), chat_template)
         check_outputs(writer.outputs(output), [*named, *files.inputs], force=force)
         writer.write(vocabulary, output, **options)
-    report.line(f"{number_of(vocabulary.size, 'id')} to {output}")
+    what = "" if model is None else f"the model of {model.folder} with "
+    report.line(f"{output}: {what}{number_of(vocabulary.size, 'id')}")
     if format_name == "huggingface" and os.path.isfile(output) and not os.path.splitext(output)[1]:
         report.note(f"{output} is a tokenizer.json; {output}/ is a folder for AutoTokenizer")
     if as_json:

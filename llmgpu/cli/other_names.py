@@ -29,6 +29,7 @@ _FILES = frozenset(
 )
 OPTION_NAMES = {  # ours, and what others call it
     "--batch-size": "device-batch-size micro-batch-size",
+    "--disallow-special": "disallowed-special",
     "--device": "cpu cuda gpu",
     "--dim": "d-model hidden-size model-dim n-embd",
     "--eos": "append-eod",
@@ -56,6 +57,7 @@ OPTION_NAMES = {  # ours, and what others call it
     "--temperature": "temp",
     "--text-field": "column field json-keys text-column",
     "--threads": "n-threads num-threads workers",
+    "--to": "format",
     "--vocab": "encoding model tokenizer tokenizer-model vocab-file",
     "--vocab-size": "num-merges",
     "--warmup-steps": "warmup-iters",

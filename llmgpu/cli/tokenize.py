@@ -71,6 +71,7 @@ from llmgpu.tokens.tokenizing import (
     require_rereadable,
 )
 
+_LEAST_TOLD = 1 << 20  # bytes of text; the memory that less takes is not worth a line
 _OF_TEXT = (
     *("text_field", "encoding_errors", "doc_separators", "limit"),
     *("input_format", "exclude", "gitignore"),
@@ -361,7 +362,7 @@ def _encode(
     def estimate() -> None:
         memory = growth.estimate(text.left)
         if memory is not None:
-            report.need_memory(memory)
+            report.need_memory(memory, is_small=text.bytes_read < _LEAST_TOLD)
 
     def progress(phase: str, done: int, total: int | None) -> None:
         report(phase, done, total)

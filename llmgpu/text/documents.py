@@ -170,7 +170,7 @@ class Utf8Policy:
         found = data[error.start : error.end].hex(" ")
         return (
             f"{self._name}: invalid UTF-8 at byte {self._offset + error.start} ({found}): repair "
-            "it, or let encoding errors be 'replace' or 'raw'"
+            "it, or use --encoding-errors replace (or raw)"
         )
 
 

@@ -291,8 +291,8 @@ def decode_line(line: bytes, where: str, policy: Utf8Policy) -> tuple[str, bool]
             policy.invalid_sequences += text.count(REPLACEMENT) - present
             return text, False
         raise InputError(
-            f"{where}: invalid UTF-8 at byte {error.start} of the line: repair it, or let "
-            "encoding errors be 'replace' or 'raw'"
+            f"{where}: invalid UTF-8 at byte {error.start} of the line: repair it, or "
+            "use --encoding-errors replace (or raw)"
         ) from error
 
 

@@ -62,6 +62,8 @@ class Tokenizer(Decoder):
 
         Raises DeviceError if there is no such device.
         """
+        if not isinstance(vocabulary, Vocabulary):
+            raise TypeError("a Tokenizer is made of a Vocabulary: Tokenizer.load reads a file")
         self._vocabulary = vocabulary
         self._device = device
         self._encoders = ProcessEncoders(vocabulary, device)
@@ -175,7 +177,7 @@ class Tokenizer(Decoder):
         options: dict[str, Any] = {
             "vocab_size": vocab_size,
             "min_frequency": min_frequency,
-            "special_tokens": tuple(special_tokens),
+            "special_tokens": tuple(several(special_tokens)),
             "tie": tie,
             "max_token_length": max_token_length,
             "match": match,
@@ -205,7 +207,7 @@ class Tokenizer(Decoder):
 
         Raises TypeError for a text that is neither str nor bytes, or a single str; else as `train`.
         """
-        separators = tuple(map(to_bytes, special_tokens))
+        separators = tuple(map(to_bytes, several(special_tokens)))
         documents = map(to_bytes, several(texts))
         text = corpus_from_documents(documents, CorpusOptions(separators=separators))
         options |= {"vocab_size": vocab_size, "special_tokens": tuple(special_tokens)}
@@ -443,7 +445,7 @@ class Tokenizer(Decoder):
         Raises InputError unless 0 <= overlap < tokens, and as `encode`.
         """
         if not 0 <= overlap < tokens:
-            raise InputError(f"chunks of {tokens} tokens can't overlap by {overlap}")
+            raise InputError(f"chunks of {tokens} tokens can't overlap by {overlap} tokens")
         ids, spans = self.encode_with_offsets(text)
         whole = self.decode(ids)
         begins = range(0, max(len(ids) - overlap, 1), tokens - overlap) if len(ids) else ()

@@ -22,7 +22,7 @@ from llmgpu.cpu.library import library
 from llmgpu.cpu.texts import CELL_IDS, format_ids, spell_cells
 from llmgpu.errors import InputError
 from llmgpu.text.jsonl import jsonl_lines, parse_json_object
-from llmgpu.text.streams import read_blocks
+from llmgpu.text.streams import STANDARD_INPUT, read_blocks
 from llmgpu.tokens.sinks import (
     BLOCK_BYTES,
     MAX_ID,
@@ -36,8 +36,9 @@ _BLOCK_IDS = 1 << 18  # ids formatted at a time by Python
 _LEAST_IDS = 1 << 12  # of a slice that pay for the table of how ids are spelled
 _MAX_DIGITS = 10
 _IS_SPACE = np.zeros(256, np.bool_)
-_IS_SPACE[list(b" \t\r\n")] = True
-_WORD = re.compile(rb"[^ \t\r\n]+")
+_SPACES = b" \t\r\n,[]"  # between ids, as lists of programs are printed, too
+_IS_SPACE[list(_SPACES)] = True
+_WORD = re.compile(rb"[^%b]+" % re.escape(_SPACES))
 
 
 def read_decimals(
@@ -49,7 +50,7 @@ def read_decimals(
         rest = b""  # a number that may continue in the next block
         for block in read_blocks(stream, BLOCK_BYTES):
             text = rest + block
-            cut = 1 + max(text.rfind(b" "), text.rfind(b"\n"), text.rfind(b"\t"), text.rfind(b"\r"))
+            cut = 1 + max(text.rfind(space) for space in _SPACES)
             if len(text) - cut > _MAX_DIGITS:  # too long for an id already
                 cut = len(text)
             rest = text[cut:]
@@ -91,11 +92,13 @@ def _parse_decimals(text: bytes, name: str, line: int) -> NDArray[np.int64]:
 
 def _error_at(text: bytes, position: int, name: str, line: int) -> InputError:
     """Return the error for the word at a position of a text that starts in line `line`."""
-    begin = max(text.rfind(space, 0, position) for space in (b" ", b"\t", b"\r", b"\n")) + 1
+    begin = max(text.rfind(space, 0, position) for space in _SPACES) + 1
     found = _WORD.match(text, begin)
     word = found[0] if found else b""
     shown = word[:40].decode("utf-8", "backslashreplace") + ("..." if len(word) > 40 else "")
-    return not_an_id(f"{name}, line {line + text.count(bytes([10]), 0, position)}", repr(shown))
+    shown = f"{shown!r} (JSON lines need --format jsonl)" if word[:1] == b"{" else repr(shown)
+    name = "standard input" if name == STANDARD_INPUT else name
+    return not_an_id(f"{name}, line {line + text.count(bytes([10]), 0, position)}", shown)
 
 
 class TextWriter(TokenWriter):

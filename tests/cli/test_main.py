@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import llmgpu
 from llmgpu import __version__
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli import COMMANDS
@@ -135,6 +136,11 @@ def test_mistyped_commands_and_options_are_suggested(llmgpu: Run) -> None:
         ("train --n_layer=4", "No such option '--n_layer'. Did you mean '--layers'?"),
         ("train --max-tokens 5", "No such option '--max-tokens'"),
         ("generate --max-tokens 5", "Did you mean '--max-new-tokens'?"),
+        ("generate --file t.txt", "Did you mean '--prompts'?"),
+        ("generate --temp 1", "Did you mean '--temperature'?"),
+        ("export --format hf", "Did you mean '--to'?"),
+        ("tokenize --disallowed-special all", "Did you mean '--disallow-special'?"),
+        ("tokenize --val-fraction 0.1", "Did you mean '--split'?"),
     ],
 )
 def test_names_of_other_tools_are_understood(llmgpu: Run, command: str, message: str) -> None:
@@ -221,3 +227,10 @@ def test_a_mistake_does_not_wait_for_a_device_that_is_being_opened(tmp_path: Pat
         )  # fmt: skip
         assert done.returncode == code
         assert "rror: " in done.stderr
+
+
+def test_the_module_lists_its_names() -> None:
+    """They are imported when they are asked for."""
+    assert {"Tokenizer", "count_words"} <= set(dir(llmgpu))
+    with pytest.raises(AttributeError, match=r"get_encoding: use .*load\(NAME\).as_tiktoken"):
+        _ = llmgpu.get_encoding

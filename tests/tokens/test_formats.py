@@ -330,7 +330,7 @@ def test_numbers_split_across_reads(tmp_path: Path, ids: list[int], block: int) 
 
 @pytest.mark.parametrize("block", [1, 2, 5, 1000])
 @pytest.mark.parametrize(
-    "word", ["x", "-1", "1.5", "1,2", "4294967296", "99999999999", "9" * 99, "\u00e9", "0x1", "\0"]
+    "word", ["x", "-1", "1.5", "1;2", "4294967296", "99999999999", "9" * 99, "\u00e9", "0x1", "\0"]
 )
 def test_what_is_no_id_is_named_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, word: str
@@ -566,3 +566,16 @@ def test_every_id_is_spelled() -> None:
     cells = spell_cells(CELL_IDS, b",")
     text = bytes(format_ids(cells, np.arange(CELL_IDS, dtype=np.uint32), starts_of(0), b"["))
     assert text == b"[" + ",".join(map(str, range(CELL_IDS))).encode()
+
+
+@pytest.mark.parametrize("block", [3, 1 << 20])
+def test_lists_as_programs_print_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    read_in_blocks_of(block, monkeypatch)
+    (tmp_path / "x").write_text("[15339, 1917]\n1,2,[3]\n[]")
+    found = np.concatenate(list(read_tokens(tmp_path / "x", "ids")))
+    assert found.tolist() == [15339, 1917, 1, 2, 3]
+    (tmp_path / "x").write_text('1\n{"ids": [1]}')
+    with pytest.raises(InputError, match=r"line 2: '{\"id.* \(JSON lines need --format jsonl\)"):
+        list(read_tokens(tmp_path / "x", "ids"))

@@ -227,7 +227,9 @@ def _normalized_texts(vocabulary: Vocabulary) -> dict[str, bytes]:
 def _known_tokens(vocabulary: Vocabulary) -> str:
     known = list(vocabulary.special_tokens)
     more = f" and {len(known) - 10} more" if len(known) > 10 else ""
-    return f"its special tokens are {', '.join(map(repr, known[:10])) or 'none'}{more}"
+    if not known:
+        return "it has no special tokens (bpe-train --special-token TEXT adds one)"
+    return f"its special tokens are {', '.join(map(repr, known[:10]))}{more}"
 
 
 class _NormalizingEncoder:

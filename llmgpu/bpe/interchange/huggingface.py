@@ -105,6 +105,10 @@ def read(
             raise VocabularyError("not a tokenizer.json: no model (a vocab.json needs merges)")
         _refuse_unknown("part", content, _PARTS)
         _refuse_sentencepiece(content)
+        model = _as_map("model", content["model"])
+        kind = _type_of("model", {"type": "BPE"} | model)
+        if kind != "BPE":
+            raise VocabularyError(f"model {quote(kind)} is not supported; supported: BPE")
         steps = _steps("pre_tokenizer", content.get("pre_tokenizer"), SUPPORTED)
         cut = get_pattern(read_pattern(steps, note))
         normalizer = _read_normalizer(content.get("normalizer"))
@@ -120,7 +124,7 @@ def read(
         elif len(normalized) == len(added):
             normalized = ()  # all are looked for in the same text
         vocabulary = _read_model(
-            _as_map("model", content["model"]),
+            model,
             added,
             cut,
             normalizer=normalizer,
@@ -354,9 +358,6 @@ def _read_model(
     model: dict[str, Any], added: dict[str, int], pattern: Pattern, **rules: Any
 ) -> Vocabulary:
     """Return the vocabulary of a model and added tokens; rules: more of its fields."""
-    kind = _type_of("model", {"type": "BPE"} | model)
-    if kind != "BPE":
-        raise VocabularyError(f"model {quote(kind)} is not supported; supported: BPE")
     _refuse_unknown("part of the model", model, _MODEL_PARTS | set(_MODEL_REFUSED))
     for name in _MODEL_REFUSED:
         if model.get(name):

@@ -133,6 +133,8 @@ def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyF
     Raises VocabularyError for a folder without them.
     """
     path = Path(folder)
+    if not path.is_dir():
+        raise VocabularyError(f"no such folder: {str(folder)!r}; nothing is downloaded")
     if format != "gpt2" and (path / _TOKENIZER).exists():
         return VocabularyFiles(str(path / _TOKENIZER), "huggingface")
     if format != "gpt2" and (path / _TEKKEN).exists():

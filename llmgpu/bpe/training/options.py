@@ -20,7 +20,7 @@ from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.errors import InputError, LlmgpuError
-from llmgpu.input_files import quote
+from llmgpu.input_files import number_of, quote
 
 MAX_VOCABULARY = 1 << 20
 UNICODE_FACT = "Unicode version"
@@ -160,9 +160,10 @@ class TrainingOptions:
         if least <= size <= MAX_VOCABULARY:
             return
         first = "the 256 bytes" if self.seed is None else f"{self.seed.size} of the seed vocabulary"
+        special = len(self.special_tokens)
+        first += f" and {number_of(special, 'special token')}" if special else ""
         raise LlmgpuError(
-            f"the vocabulary size is {size}; it must be from {least} ({first} and "
-            f"{len(self.special_tokens)} special tokens) to {MAX_VOCABULARY}"
+            f"the vocabulary size is {size}; it must be from {least} ({first}) to {MAX_VOCABULARY}"
         )
 
     def _check_seed(self, seed: Vocabulary) -> None:

@@ -450,6 +450,6 @@ def _stop_reason(size: int, merges: int, options: TrainingOptions) -> str | None
         return None
     short = f" of up to {options.max_token_length} bytes" if options.max_token_length else ""
     return (
-        f"{options.vocab_size} tokens asked for, {size} made: after {merges} merges no pair of "
-        f"tokens{short} occurs {max(options.min_frequency, 1)} times or more"
+        f"{size:,} tokens made, {options.vocab_size:,} asked for: after {merges:,} merges no pair "
+        f"of tokens{short} occurs {max(options.min_frequency, 1)} times or more"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import unicodedata
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
+# Printable, but not seen: the backslash of escapes, variation selectors, and fillers.
+_UNSEEN = {"\\", *"\u034f\u115f\u1160\u3164\uffa0", *map(chr, range(0xFE00, 0xFE10))}
 _CONTINUATION = 0x80  # of a byte in a character after its first one, in the two highest bits
 
 
@@ -32,12 +35,16 @@ def readable(token: bytes) -> str:
     r"""Return a token for people, on one line: each token in another way.
 
     Characters of every script are as they are. What can't be seen is escaped: bytes that are not
-    UTF-8 and ASCII as ``\xff``, other characters as ``\u200b``, and the backslash is doubled.
+    UTF-8 and ASCII as ``\xff``, other characters as ``\u200b``, and the backslash is doubled. So is
+    a mark that would be drawn over what is before the token.
     """
     text = token.decode(errors="surrogateescape")
-    if text.isprintable() and "\\" not in text:
+    if text.isascii() and text.isprintable() and "\\" not in text:
         return text
-    return "".join(c if c.isprintable() and c != "\\" else _escape(c) for c in text)
+    shown = [c if c.isprintable() and c not in _UNSEEN else _escape(c) for c in text]
+    if unicodedata.category(text[:1] or " ") in ("Mn", "Me"):
+        shown[0] = _escape(text[0])
+    return "".join(shown)
 
 
 def _escape(character: str) -> str:

@@ -386,6 +386,12 @@ class TestRefused:
                 r"the expression '\\\\w\+' is not that of a pattern here, and from '\\\\w\+' on",
             ),
             (set_at("post_processor", {"type": "Other"}), "post_processor 'Other'"),
+            (
+                lambda content: content.update(
+                    model={"type": "WordPiece"}, pre_tokenizer={"type": "BertPreTokenizer"}
+                ),
+                "model 'WordPiece' is not supported; supported: BPE",
+            ),
             (set_at("decoder", {"type": "WordPiece"}), "decoder 'WordPiece'"),
             (set_at("added_tokens", {}), "added_tokens is not a list"),
             (set_at("added_tokens", 2, 3), "an added token is not a JSON object"),

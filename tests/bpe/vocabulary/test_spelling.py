@@ -52,3 +52,18 @@ def test_every_token_comes_back_and_stays_on_its_line(token: bytes) -> None:
     text = readable(token)
     assert bytes_of(text) == token
     assert all(unicodedata.category(c)[0] not in "C" and len(c.splitlines()) == 1 for c in text)
+
+
+def test_what_is_not_seen_is_escaped() -> None:
+    """A mark alone would be drawn over what is before it; after a letter it is part of the text."""
+    shown = {
+        "\u0301": "\\u0301",
+        "e\u0301": "e\u0301",
+        "\u0301e\u0301": "\\u0301e\u0301",
+        "\u20dd": "\\u20dd",
+        "\u2764\ufe0f": "\u2764\\ufe0f",
+        "\u3164": "\\u3164",
+        "\u093e": "\u093e",
+    }
+    for text, expected in shown.items():
+        assert readable(text.encode()) == expected
