@@ -9,10 +9,10 @@
 #include <unistd.h>
 #endif
 
-#define PIECE_BYTES (1 << 20)
+#define PIECE_BYTES (2 << 20) /* a huge page, which is cleared by each thread that comes to it first */
 #define MOST_THREADS 64
 
-/* Threads take one piece after the other. descriptor: of the file that is read, -1 to copy `source`.
+/* Threads take one piece after the other, which end where huge pages of the target do. descriptor: of the file that is read, -1 to copy `source`.
  * done: bytes up to the first that are missing. failure: why they are. */
 typedef struct {
     uint8_t *target;
@@ -53,15 +53,16 @@ static void read_piece(Transfer *transfer, int64_t begin, int64_t end)
 static void *run(void *given)
 {
     Transfer *transfer = given;
-    int64_t begin;
+    int64_t first = PIECE_BYTES - (int64_t)((uintptr_t)transfer->target % PIECE_BYTES), end;
 
-    while ((begin = __atomic_fetch_add(&transfer->next, PIECE_BYTES, __ATOMIC_RELAXED)) <
-           transfer->length) {
-        int64_t left = transfer->length - begin, size = left < PIECE_BYTES ? left : PIECE_BYTES;
+    while ((end = first + __atomic_fetch_add(&transfer->next, PIECE_BYTES, __ATOMIC_RELAXED)) <
+           transfer->length + PIECE_BYTES) {
+        int64_t begin = end > PIECE_BYTES ? end - PIECE_BYTES : 0;
+        end = end < transfer->length ? end : transfer->length;
         if (transfer->descriptor < 0)
-            memcpy(transfer->target + begin, transfer->source + begin, (size_t)size);
+            memcpy(transfer->target + begin, transfer->source + begin, (size_t)(end - begin));
         else
-            read_piece(transfer, begin, begin + size);
+            read_piece(transfer, begin, end);
     }
     return NULL;
 }
@@ -69,7 +70,7 @@ static void *run(void *given)
 static void run_in_threads(Transfer *transfer, int threads)
 {
     pthread_t others[MOST_THREADS];
-    int64_t pieces = (transfer->length + PIECE_BYTES - 1) / PIECE_BYTES;
+    int64_t pieces = transfer->length / PIECE_BYTES + 1;
     int started = 0;
 
     pthread_mutex_init(&transfer->lock, NULL);
