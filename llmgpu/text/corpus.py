@@ -293,9 +293,11 @@ class Corpus(Closing):
             if is_local and (source.compression or format_of(source)):
                 with suppress(InputError):
                     file = self._open(source)
-                    if self.options.chat is None and isinstance(file, (JsonlFile, ParquetFile)):
-                        file.begin()
             self._ahead.append(file)
+        if self.options.chat is None:
+            for place, file in enumerate(self._ahead):
+                if isinstance(file, (JsonlFile, ParquetFile)):
+                    file.begin(is_next=place == 0)
 
     def _read_text(self, stream: ByteStream, continues: bool) -> _Reader:
         """Return a reader of a file whose bytes are text."""

@@ -25,14 +25,13 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 from llmgpu.processors import usable_processors
 from llmgpu.text.documents import REPLACEMENT, Piece, Utf8Policy
-from llmgpu.text.read_ahead import InOrder
+from llmgpu.text.read_ahead import BEGUN, InOrder
 from llmgpu.text.streams import ByteStream, Source
 
 _BLOCK_BYTES = 1 << 20  # of a stream, read at a time
 _SPAN_BYTES = 2 << 20  # of a regular file, whose lines one thread reads and takes apart
 _TAIL_BYTES = 1 << 16  # read after a span at first, for the end of its last line
-_AHEAD = 8  # blocks or spans that are taken apart in threads before they are needed
-_BEGUN = 2  # of them before a file's turn
+_AHEAD = 12  # blocks or spans that are taken apart in threads before they are needed
 LINE_BYTES = 1 << 30  # a longer line is refused: the memory a line takes is a multiple of it
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -113,10 +112,10 @@ class JsonlFile(ByteStream):
                 self.position = block.after
         self.check_unchanged()
 
-    def begin(self) -> None:
-        """Start to read, before it is the file's turn."""
+    def begin(self, *, is_next: bool) -> None:
+        """Start to read, see `DocumentFile.begin`."""
         if self._texts is not None and self.reads_anywhere:
-            self._ahead_of_turn.begin(_BEGUN)
+            self._ahead_of_turn.begin(_AHEAD if is_next else BEGUN)
 
     def close(self) -> None:
         """Close the file."""

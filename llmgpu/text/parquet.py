@@ -22,7 +22,7 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 from llmgpu.processors import usable_processors
 from llmgpu.text.documents import NO_TEXT, Piece, Utf8Policy
-from llmgpu.text.read_ahead import InOrder
+from llmgpu.text.read_ahead import BEGUN, InOrder
 from llmgpu.text.streams import PYARROW, PYARROW_PARQUET, FileContent, Source
 
 _BATCH_BYTES = 1 << 22
@@ -30,7 +30,6 @@ _BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20
 _AHEAD = 8  # row groups that are read before they are needed
 _AHEAD_BYTES = 16 << 20  # of a row group, decoded before they are needed
-_BEGUN = 2  # row groups that are read before a file's turn
 _SHOWN_COLUMNS = 20
 
 
@@ -147,9 +146,9 @@ class ParquetFile:
             self._groups.close()
         self._raw.close()
 
-    def begin(self) -> None:
-        """Start to read, before it is the file's turn."""
-        self._groups.begin(_BEGUN)
+    def begin(self, *, is_next: bool) -> None:
+        """Start to read, see `DocumentFile.begin`."""
+        self._groups.begin(_AHEAD if is_next else BEGUN)
 
     @property
     def _errors(self) -> tuple[type[Exception], ...]:

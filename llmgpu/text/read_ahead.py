@@ -14,7 +14,9 @@ import numpy as np
 
 from llmgpu.processors import usable_processors
 
-THREADS = 8  # that read files, at most
+THREADS = 16  # that read files, at most
+_FILES_AHEAD = 8  # at most
+BEGUN = 2  # parts of a file that is not the next one, which are read already
 _BLOCK_BYTES = 1 << 20
 _AHEAD_BYTES = 8 << 20  # of a file, decompressed before they are needed
 
@@ -30,7 +32,7 @@ def readers(process: int) -> ThreadPoolExecutor:
 
 def files_ahead() -> int:
     """Return how many files to read before their turn: none where that would only take turns."""
-    processors = min(usable_processors(), THREADS)
+    processors = min(usable_processors(), _FILES_AHEAD)
     return processors if processors > 1 else 0
 
 

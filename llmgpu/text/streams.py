@@ -38,7 +38,7 @@ from llmgpu.text.content import (
     read_mark,
 )
 from llmgpu.text.documents import Piece, Utf8Policy
-from llmgpu.text.read_ahead import THREADS, Decompressor, ReadAhead, files_ahead, readers
+from llmgpu.text.read_ahead import Decompressor, ReadAhead, files_ahead, readers
 
 STANDARD_INPUT = "-"
 AUTO, TEXT, BYTES = "auto", "text", "bytes"  # formats of sources, see `llmgpu.text.sources`
@@ -48,6 +48,7 @@ _ZSTD_READ_BYTES = 1 << 20
 _ZSTD_STEP_BYTES = 1 << 13  # decompressed at a time, to up to 32,768 times as many bytes
 _PART_BYTES = 2 << 20  # of a regular file, read by one thread at a time
 _PIPE_BYTES = 1 << 20  # the most that a user may ask for by default
+_READ_THREADS = 8  # beyond these, a file is read no faster
 _HAS_PREADV = hasattr(os, "preadv")
 
 
@@ -253,8 +254,11 @@ class DocumentFile(Protocol):
         InputError names the file and the place in it.
         """
 
-    def begin(self) -> None:
-        """Start to read in threads, before it is the file's turn; `documents` comes next."""
+    def begin(self, *, is_next: bool) -> None:
+        """Start to read in threads, before it is the file's turn; `documents` comes next.
+
+        is_next: it is the next file, of which more is read.
+        """
 
     def wait(self, seconds: float | None, /) -> bool:
         """Wait for up to `seconds` (None: forever); return whether reading would not block."""
@@ -471,7 +475,9 @@ def _read_parts(file: BinaryIO, view: memoryview) -> int:
     loaded = library()
     if loaded is not None:  # whose threads don't wait for Python's lock
         data = np.frombuffer(view, np.uint8)
-        count: int = loaded.llmgpu_read(descriptor, address_of(data), len(view), first, THREADS)
+        count: int = loaded.llmgpu_read(
+            descriptor, address_of(data), len(view), first, _READ_THREADS
+        )
         if count < 0:
             raise OSError(-count, os.strerror(-count))
         file.seek(first + count)
