@@ -37,7 +37,8 @@ ROW_ELEMENTS = 8  # of a row that a thread of the norm takes, if the row is long
 BLOCK_ROWS = 8  # that a workgroup of the norm's backward kernel takes at once
 MAX_PARTIALS = 1024  # workgroups of that kernel: enough to fill a GPU
 FOUR = 4  # elements, or pairs of them, of a thread that writes half precision
-COLUMNS = 16  # of a matrix in a workgroup that adds its rows up
+COLUMNS = 16  # of a matrix in a workgroup that adds its rows up, which fixes the order of sums
+HALF_COLUMNS = 4  # where runs in half precision alone depend on it: more workgroups share the rows
 
 _SQRT_2_OVER_PI = np.float32(np.sqrt(2 / np.pi))
 _CUBIC = np.float32(0.044715)
@@ -255,20 +256,23 @@ class GpuLayers(GpuRecorder):
             partials=partials,
             dims=dims(rows, width, group_rows),
         )
-        self.bias_backward(partials, grad_weight)
+        self._add_columns(partials, grad_weight, HALF_COLUMNS if norm.out.is_half else COLUMNS)
 
     def add_bias(self, x: Tensor, bias: Tensor) -> None:
         sizes = dims(x.size, x.shape[1])
         self.dispatch("lm/03_add_bias.wgsl", workgroups(x.size), x=x, bias=bias, dims=sizes)
 
     def bias_backward(self, grad_out: Tensor, grad_bias: Tensor) -> None:
-        rows, width = grad_out.shape
+        self._add_columns(grad_out, grad_bias, COLUMNS)
+
+    def _add_columns(self, matrix: Tensor, sums: Tensor, columns: int) -> None:
+        rows, width = matrix.shape
         self.dispatch(
             "lm/03_add_columns.wgsl",
-            -(-width // COLUMNS) if rows else 0,
-            {"COLUMNS": COLUMNS},
-            rows=grad_out,
-            sums=grad_bias,
+            -(-width // columns) if rows else 0,
+            {"COLUMNS": columns},
+            rows=matrix,
+            sums=sums,
             dims=dims(rows, width),
         )
 
