@@ -130,6 +130,8 @@ def _open(driver: str, wanted: str, *, only_matrices: bool = False) -> Backend |
 _early: dict[str, Future[Backend]] = {}
 _early_all: list[Future[Callable[[], Backend]]] = []  # what `_start_all` returns
 _begun: list[Future[Any]] = []
+_kept: dict[str, Future[Backend]] = {}  # by what was wanted, see `keep_devices`
+_keeps = False
 _growth: list[Growth] = []  # since before a device was selected early
 
 
@@ -144,7 +146,22 @@ def select_early(wanted: str) -> None:
     if wanted == ALL:
         _early_all.append(_in_thread(_start_all))
     elif wanted not in ("auto", "cpu"):
-        _early[wanted] = _in_thread(lambda: select_backend(wanted))
+        _early[wanted] = _selecting(wanted)
+
+
+def keep_devices() -> None:
+    """Let all commands from here on that want the same device share it."""
+    global _keeps
+    _keeps = True
+
+
+def _selecting(wanted: str) -> Future[Backend]:
+    if wanted in _kept:
+        return _kept[wanted]
+    selecting = _in_thread(lambda: select_backend(wanted))
+    if _keeps:
+        _kept[wanted] = selecting
+    return selecting
 
 
 def begin_growth() -> Growth:
@@ -202,7 +219,7 @@ def start_selecting(
     if joins and text_bytes is None:
         opening = cache(lambda: select_backend(wanted))
         return lambda: Backend(None, NUMPY.description, joining=opening, join_from=least)
-    selecting = _early.pop(wanted, None) or _in_thread(lambda: select_backend(wanted))
+    selecting = _early.pop(wanted, None) or _selecting(wanted)
     if joins:
         return lambda: Backend(None, NUMPY.description, joining=selecting.result)
     return selecting.result

@@ -1,8 +1,10 @@
 """What ``llmgpu run`` does: a command in parts on the workers of a Ray cluster.
 
 Each part is the command that somebody would run by hand with ``--part``, in a process of Ray's; and
-so is what puts the parts together, in this one. A part whose worker is lost is started again, and
-its command finds what is finished.
+so is what puts the parts together, in this one. There is an actor for each device, or for as many
+processors as a part takes, which does one part after the other: its device stays open, and its
+encoder knows the words of earlier parts. A part whose actor is lost is started again, and its
+command finds what is finished.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from typing import Any
 
 import click
 
+from llmgpu.backend import keep_devices
+from llmgpu.bpe.encoding.open import keep_encoders
 from llmgpu.cli.bpe_train import READING_OPTIONS
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.parts import PLACEHOLDER
@@ -29,7 +33,7 @@ from llmgpu.input_files import number_of, quote
 from llmgpu.text.parts import Part
 
 PARTS_OF_WORKER = 4  # so that the last ones to finish are small
-_RETRIES = 3  # of a part whose worker is lost
+_RETRIES = 3  # of a part whose actor is lost
 _REFUSED = ("part", "decode", "count", "from_counts", "split", "shuffle", "max_tokens", "limit")
 _COUNTING = (*READING_OPTIONS, *SOURCE_OPTIONS, "corpus")  # what training on counts has no use for
 _SHOWN = ("as_json", "quiet")
@@ -221,45 +225,67 @@ def _carry_out(
     ray: Any, job: Job, parts: Sequence[Part], cpus: int, report: Reporter
 ) -> list[dict[str, Any]]:
     """Run all parts; return their summaries. LlmgpuError for the first that fails."""
-    on_gpus = job.device in ("auto", "gpu") and ray.cluster_resources().get("GPU", 0) >= 1
+    found = ray.cluster_resources()
+    on_gpus = job.device in ("auto", "gpu") and found.get("GPU", 0) >= 1
     resources: dict[str, Any] = {"num_cpus": cpus, **({"num_gpus": 1} if on_gpus else {})}
-    task = ray.remote(**resources, max_retries=_RETRIES)(_do_part)
+    most = int(found["GPU"]) if on_gpus else len(parts)
+    actor = ray.remote(**resources, max_restarts=_RETRIES, max_task_retries=_RETRIES)(Worker)
     device = None if on_gpus else job.device
-    running = {task.remote(os.getcwd(), job.part(part), device): part for part in parts}
-    summaries: dict[Part, dict[str, Any]] = {}
-    while running:
+    left, summaries = [*reversed(parts)], dict[Part, dict[str, Any]]()
+    workers = [actor.remote() for _ in range(min(most, int(found["CPU"]) // cpus, len(parts)))]
+    # Others may have the processors of some: each gets its first part when it is there.
+    running: dict[Any, tuple[Any, Part | None]] = {
+        each.begin.remote(): (each, None) for each in workers
+    }
+    while len(summaries) < len(parts):
         (done,), _ = ray.wait([*running], num_returns=1)
-        part = running.pop(done)
+        worker, part = running.pop(done)
         try:
             summary, error = ray.get(done)
         except ray.exceptions.RayError as lost:
             summary, error = {}, f"its worker was lost: {' '.join(str(lost).split())}"
         if error:
-            for other in running:
-                ray.cancel(other, force=True)
-            raise LlmgpuError(f"part {part}: {error}")
-        summaries[part] = summary
-        amount = f"{summary['text_bytes']:,} bytes in {number_of(summary['documents'], 'document')}"
-        report.line(f"part {part}: {amount}; {len(summaries)} of {len(parts)} parts are done")
+            for each in workers:
+                ray.kill(each)
+            raise LlmgpuError(f"part {part}: {error}" if part else error)
+        if part is not None:
+            summaries[part] = summary
+            amount = (
+                f"{summary['text_bytes']:,} bytes in {number_of(summary['documents'], 'document')}"
+            )
+            report.line(f"part {part}: {amount}; {len(summaries)} of {len(parts)} parts are done")
+        if left:
+            part = left.pop()
+            running[worker.do_part.remote(os.getcwd(), job.part(part), device)] = worker, part
     return [summaries[part] for part in parts]
 
 
-def _do_part(
-    folder: str, arguments: list[str], device: str | None
-) -> tuple[dict[str, Any], str | None]:
-    """Run a command in a worker of Ray; return its summary, and its error if it failed.
+class Worker:
+    """What an actor of Ray does."""
 
-    device: None for the GPU that Ray gives this worker.
-    """
-    if device is None:
-        device = f"gpu:{importlib.import_module('ray').get_gpu_ids()[0]}"
-    try:
-        os.chdir(folder)
-        command, *others = arguments
-        return _call([command, "--device", device, "--quiet", "--json", *others]), None
-    except (LlmgpuError, OSError, click.ClickException) as error:
-        said = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        return {}, said
+    def begin(self) -> tuple[dict[str, Any], str | None]:
+        """Keep from here on what parts have in common."""
+        keep_devices()
+        keep_encoders()
+        return {}, None
+
+    def do_part(
+        self, folder: str, arguments: list[str], device: str | None
+    ) -> tuple[dict[str, Any], str | None]:
+        """Run the command of a part; return its summary, and its error if it failed.
+
+        device: None for the GPU that Ray gives this actor.
+        """
+        self.begin()  # a process that took the place of a lost one has not
+        if device is None:
+            device = f"gpu:{importlib.import_module('ray').get_gpu_ids()[0]}"
+        try:
+            os.chdir(folder)
+            command, *others = arguments
+            return _call([command, "--device", device, "--quiet", "--json", *others]), None
+        except (LlmgpuError, OSError, click.ClickException) as error:
+            said = error.format_message() if isinstance(error, click.ClickException) else str(error)
+            return {}, said
 
 
 def _call(arguments: list[str]) -> dict[str, Any]:

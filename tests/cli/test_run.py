@@ -14,7 +14,9 @@ from pathlib import Path
 import click
 import pytest
 
-from llmgpu.cli.run import make_job
+from llmgpu import backend
+from llmgpu.bpe.encoding import open as open_encoders
+from llmgpu.cli.run import Worker, make_job
 from llmgpu.text.generated import generate_text
 from llmgpu.text.parts import Part
 from tests.cli.conftest import Run, fails
@@ -66,7 +68,7 @@ def test_files_are_those_of_parts_by_hand_after_a_worker_was_killed(
     while not list(data.glob("t-?-of-3-000000.bin")):
         assert process.poll() is None
         time.sleep(0.01)
-    working = [pid for pid in below(process.pid) if command_of(pid).startswith("ray::_do_part")]
+    working = [pid for pid in below(process.pid) if command_of(pid).startswith("ray::Worker")]
     for pid in working:
         os.kill(pid, signal.SIGKILL)
     _, said = process.communicate(timeout=120)
@@ -112,6 +114,30 @@ def test_what_fails_in_a_part_is_said_with_the_part(data: Path, llmgpu: Run) -> 
     (data / "v.bin").write_bytes(b"no vocabulary")
     done = llmgpu(*ON_RAY, *TOKENIZE, "-o", "t.bin")
     fails(done, 1, "/3: v.bin: not a vocabulary file of llmgpu")
+
+
+def test_parts_of_a_worker_share_an_encoder(
+    data: Path, llmgpu: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows the words of earlier parts; the files are those of a process for each part."""
+    for module in (backend, open_encoders):
+        monkeypatch.setattr(module, "_keeps", False)
+        monkeypatch.setattr(module, "_kept", {})
+    assert llmgpu(*TRAIN, "-o", "v.bin", "-q").returncode == 0
+    for number in (1, 2):
+        assert llmgpu(*TOKENIZE, "-o", "h-%P.bin", "--part", f"{number}/3", "-q").returncode == 0
+    job, worker = make_job([*TOKENIZE, "-o", "t.bin"], 1), Worker()
+    encoders = []
+    for number in (1, 2):
+        summary, error = worker.do_part(str(data), job.part(Part(number, 3)), "cpu")
+        assert error is None and summary["tokens"] > 0
+        encoders += open_encoders._kept.values()
+    assert encoders == 2 * encoders[:1]
+    shards = sorted(data.glob("h-?-of-3-??????.bin"))
+    assert len(shards) > 6
+    for shard in shards:
+        assert shard.read_bytes() == (data / ("t" + shard.name[1:])).read_bytes()
+    assert worker.do_part(str(data), ["tokenize", "--vocab", "none.bin"], "cpu")[1]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")

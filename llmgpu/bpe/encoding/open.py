@@ -26,6 +26,17 @@ if TYPE_CHECKING:
     from llmgpu.gpu import Device
 
 _log = logging.getLogger("llmgpu")
+_kept: dict[object, Encoder] = {}  # by what they were opened for, see `keep_encoders`
+_keeps = False
+
+
+def keep_encoders() -> None:
+    """Let all commands from here on share encoders, which know the words of earlier texts.
+
+    They encode one text at a time.
+    """
+    global _keeps
+    _keeps = True
 
 
 def open_encoder(
@@ -57,6 +68,18 @@ def open_matching_encoder(
     threads: int | None = None,
 ) -> Encoder:
     """Return an encoder of normalized text without special tokens; otherwise as `open_encoder`."""
+    key = vocabulary.fingerprint, backend.device, slice_bytes, threads
+    if backend.joining is None and key in _kept:
+        return _kept[key]
+    encoder = _open_new(vocabulary, backend, slice_bytes, threads)
+    if _keeps and backend.joining is None:
+        _kept[key] = encoder
+    return encoder
+
+
+def _open_new(
+    vocabulary: Vocabulary, backend: Backend, slice_bytes: int | None, threads: int | None
+) -> Encoder:
     if backend.joining is not None and stream_lookahead(vocabulary) is None:
         return _open_shared_encoder(vocabulary, backend, slice_bytes, threads)
     if backend.joining is not None:
