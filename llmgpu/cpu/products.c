@@ -6,8 +6,6 @@
  */
 #include "tensors.h"
 
-#include <math.h>
-
 #define ALIGNMENT 64 /* rows or columns of a part: a multiple of what the library computes at once */
 #define LEAST_PART (INT64_C(1) << 22) /* multiplications: below, it is not worth a thread */
 #define BLOCK 64 /* queries whose scores there are at a time */
@@ -171,7 +169,7 @@ static void attend(const void *arguments, int64_t start, int64_t stop, int64_t t
                 int64_t from = a->starts[query];
                 softmax_numerators(row + from, seen - from, &largest, &totals[i]);
                 clear_unseen(row, from, seen, b.keys);
-                a->log_sum_exp[query * a->heads + head] = largest + logf(totals[i]);
+                a->log_sum_exp[query * a->heads + head] = largest + log_of(totals[i]);
             }
             multiply(&a->blas, 1.0f, (Matrix){scores, 0, b.keys},
                      (Matrix){a->v + b.key, 0, a->kv_heads * a->head_dim}, 0.0f, a->out + b.query,

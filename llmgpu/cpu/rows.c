@@ -1,8 +1,6 @@
 /* What a language model computes row by row or element by element, in threads. */
 #include "tensors.h"
 
-#include <math.h>
-
 #define LANES 16 /* sums that are added side by side */
 #define SUM_BLOCK 2048 /* numbers whose sums are single, before they are added in double precision */
 #define NORM_ROWS 64 /* whose part of a weight's gradient is added up by itself */
@@ -63,8 +61,13 @@ typedef struct {
 #define TARGET __attribute__((target("avx2")))
 #include "row_kernels.h"
 
+#if defined(__clang__)
+#define WIDEST ""
+#else
+#define WIDEST ",prefer-vector-width=512"
+#endif
 #define NAME(name) avx512_##name
-#define TARGET __attribute__((target("avx512f,avx512vl,avx512dq,prefer-vector-width=512")))
+#define TARGET __attribute__((target("avx512f,avx512vl,avx512dq" WIDEST)))
 #include "row_kernels.h"
 #endif
 
@@ -231,9 +234,9 @@ static void row_loss(const Loss *p, int64_t row, float *logits, uint32_t target)
     float of_target = logits[target];
     logits[target] = 0.0f;
     float rest = kernels->sum(logits, n), total = rest + of_target;
-    float log_sum_exp = largest + logf(total), z_loss = beta * log_sum_exp * log_sum_exp;
+    float log_sum_exp = largest + log_of(total), z_loss = beta * log_sum_exp * log_sum_exp;
     /* Where the target is the largest, the others' sum may be too small for 1 + rest. */
-    loss += of_target == 1.0f ? log1pf(rest) : logf(total);
+    loss += of_target == 1.0f ? (float)log1p((double)rest) : log_of(total);
     p->losses[row] = p->is_joint ? loss + z_loss : loss;
     p->smoothing[row] = smoothing;
     p->z_losses[row] = z_loss;

@@ -8,6 +8,14 @@
 
 #include "engine.h"
 
+#include <math.h>
+
+/* In double precision, where the C libraries agree once it is rounded. */
+static inline float log_of(float x)
+{
+    return (float)log((double)x);
+}
+
 /* ---- Threads (threads.c) ---- */
 
 typedef struct Threads Threads;

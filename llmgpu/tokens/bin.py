@@ -494,6 +494,7 @@ class BinWriter(NumbersWriter):
             "length": os.stat(path).st_size,
             "sample_sha256": sample_digest(path),
             **self._describe_mask(),
-            "document_offsets": self._starts.tolist(),
         }
-        return json.dumps(side).encode() + b"\n"
+        # Python writes a list of numbers as JSON does, and millions of them faster than `json`.
+        starts = f', "document_offsets": {self._starts.tolist()}}}\n'
+        return json.dumps(side)[:-1].encode() + starts.encode()
