@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +10,6 @@ from llmgpu.lm.data.mixture import Mixture
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=5), st.integers(0, 10**12))
-@pytest.mark.hypothesis
 def test_shares_are_exact_to_a_sequence_of_each_corpus_before(
     weights: list[float], begin: int
 ) -> None:
@@ -22,7 +20,7 @@ def test_shares_are_exact_to_a_sequence_of_each_corpus_before(
         assert np.array_equal(mine, np.arange(mine[0], mine[0] + len(mine)) if len(mine) else mine)
         if len(mine):
             fraction = weight / sum(weights)
-            # 2^-21 of all: weights are whole numbers of 2^-20.
+            # Weights are rounded to whole numbers of 2^-20.
             off = number + 1.01 + (begin + 300) * 2.0**-19
             assert abs(mine[-1] + 1 - fraction * (numbers[corpora == number][-1] + 1)) <= off
 
