@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -114,7 +115,10 @@ def train(
     workers = start_workers()
     report = Reporter(quiet=quiet or not workers.is_first)
     with workers.all_or_none():
-        corpus = named_files(corpus, settings.pop("files_from")) or _piped_corpus(report)
+        corpus = named_files(corpus, settings.pop("files_from"))
+        if resume and not (corpus or os.path.lexists(output)):
+            raise InputError(f"{output} does not exist, so there is no run to resume")
+        corpus = corpus or _piped_corpus(report)
         selection = replace(take_selection(settings), may_be_tokens=True)
         sources = resolve_corpus(corpus, selection, _READING)
         lengths = corpus_lengths(corpus, selection, settings)

@@ -96,6 +96,8 @@ def print_summary(report: Reporter, summary: dict[str, Any], *, as_json: bool) -
     if summary["perplexity"] is not None:
         text += f"; perplexity {summary['perplexity']:,.2f}"
     report.line(f"{text}; checkpoint in {summary['checkpoint']}")
+    if "adapter" in summary:
+        report.line(f"adapter for peft in {summary['adapter']}")
     if as_json:
         print_json(summary, to_stderr=False)
 

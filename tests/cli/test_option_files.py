@@ -69,6 +69,7 @@ def test_resuming_needs_only_the_folder(
         refused = llmgpu("train", "-o", "run", "--resume", *other)
         assert refused.returncode == 1, refused.stderr
         assert (folder / "run" / "options.toml").read_bytes() == before
+    fails(llmgpu("train", "-o", "nope", "--resume"), 1, "nope does not exist, so there is no run")
     finished = llmgpu("train", "-o", "run", "--resume")
     assert finished.returncode == 0 and b"nothing is left to do" in finished.stderr
     assert llmgpu("train", "-o", "run", "--resume", "--steps", "5").returncode == 0

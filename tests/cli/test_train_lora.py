@@ -32,6 +32,7 @@ def test_adapters_are_written_merged_and_resumed_after_a_kill(
     options = ("--device", "cpu", "--precision", precision, "--lr", "1e-2")
     done = llmgpu(*LORA, "-o", "whole", *options)
     assert done.returncode == 0, done.stderr
+    assert b"adapter for peft in whole/step-00000006/adapter" in done.stderr
     step = corpus.parent / "whole/step-00000006"
     config = json.loads((step / "adapter/adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (2, 4, "model")

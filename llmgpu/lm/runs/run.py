@@ -23,6 +23,7 @@ from llmgpu.errors import CheckpointError, DeviceError
 from llmgpu.files import sync
 from llmgpu.lm.adapters import Adapters
 from llmgpu.lm.checkpoints.checkpoint import (
+    ADAPTER,
     Checkpoint,
     TrainingState,
     open_model,
@@ -490,6 +491,7 @@ class TrainingRun:
             "seconds": round(last.seconds, 3),
             "tokens_per_second": round(last.tokens_per_second, 1),
             "checkpoint": str(self._checkpoint()),
+            **({"adapter": str(self._checkpoint() / ADAPTER)} if self._trainer.adapters else {}),
         }
 
 
