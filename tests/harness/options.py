@@ -81,6 +81,7 @@ BASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("in/v.bin", "--to", "huggingface", "-o", "out/x"),
         ("in/v.bin", "--to", "tiktoken", "-o", "out/x"),
         ("in/v.bin", "--to", "gguf", "-o", "out/x"),
+        ("in/run", "--to", "gguf", "-o", "out/x.gguf"),
         ("in/v.bin",),
     ),
     "import": (
@@ -93,10 +94,13 @@ BASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("in/shards.json", "-o", "in/all.json"),
     ),
     "merge-word-counts": (("in/counts", "in/counts", "-o", "out/all"),),
-    "generate": (("out", "--max-new-tokens", "2", "--device", "cpu"),),
+    "generate": (
+        ("in/run", "--prompt", "the", "--max-new-tokens", "2", "--device", "cpu"),
+        ("in/run", "--prompts", "in/c.jsonl", "--prompt-field", "text", "--max-new-tokens", "1"),
+    ),
     "info": (("in/v.bin",), ("in/v.bin", "--tokens")),
     "run": (("--ray", "nowhere:1", "--", "tokenize", "in/corpus.txt"),),
-    "score": (("out", "in/corpus.txt", "--device", "cpu"),),
+    "score": (("in/run", "in/corpus.txt", "--device", "cpu"),),
     "tokenize": (
         ("in/corpus.txt", "--vocab", "in/v.bin", "-o", "out/ids", "--device", "cpu"),
         ("in/corpus.txt", "--vocab", "in/v.bin", "-o", "out/i.bin", "--layout", "megatron"),

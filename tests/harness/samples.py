@@ -77,6 +77,7 @@ def make_samples(folder: Path) -> None:
     for part in ("1/2", "2/2"):
         _run(folder, *SHARDED, "--part", part, "-o", "kept/parts-%P.bin")
     _run(folder, *TRAINED, "--steps", "1", "-o", "kept/model")
+    shutil.copytree(folder / "kept" / "model", inputs / "run")
     lock = folder / "kept" / "shards.lock"
     for left in [*folder.glob(".*"), *folder.glob("v*"), *(folder / "kept").glob(".*"), lock]:
         left.unlink()

@@ -208,7 +208,7 @@ def result_bars(table: ResultTable, record: Record) -> list[str]:
         return []
     if rate is None:
         return draw_bars(bars, "median time: less is better")
-    return draw_bars(bars, f"{rate.title}{' a second' * bool(rate.unit)}: more is better")
+    return draw_bars(bars, f"{rate.title}{' per second' * bool(rate.unit)}: more is better")
 
 
 def share_bars(table: ResultTable) -> list[str]:

@@ -163,10 +163,10 @@ def test_bars_of_what_arithmetic_limits_are_operations() -> None:
     own = result("tokenize", "a GPU", **rates, share_of_copy=0.1, share_of_floor=0.5)
     other = result("tokenize", "tiktoken 1", **rates | {"operations_per_second": 1e12})
     page = Page(draw(record(own, other)))
-    assert "arithmetic a second: more is better" in page.text
+    assert "arithmetic per second: more is better" in page.text
     assert [node.get("width") for node in page.all("rect", "peer")] == ["50.00%"]
     own["share_of_copy"] = own["share_of_floor"] * (1 - 1e-15)
-    assert "memory a second: more is better" in Page(draw(record(own, other))).text
+    assert "memory per second: more is better" in Page(draw(record(own, other))).text
 
 
 def test_bars_are_times_without_a_common_rate() -> None:
