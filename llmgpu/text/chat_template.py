@@ -20,7 +20,7 @@ from llmgpu.closing import Closing
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 from llmgpu.text.chat import Parts
-from llmgpu.text.streams import Package
+from llmgpu.text.compressions import Package
 
 JINJA = Package("jinja2", "chat")
 

@@ -27,7 +27,7 @@ HEAD_BYTES = 4096
 
 AS_BYTES = "take its bytes as they are with --input-format bytes"
 
-_COMPRESSED = {  # how files begin, by suffixes in `llmgpu.text.streams.COMPRESSIONS`
+_COMPRESSED = {  # how files begin, by suffixes in `llmgpu.text.compressions.COMPRESSIONS`
     ".gz": b"\x1f\x8b\x08",
     ".bz2": b"BZh",
     ".xz": b"\xfd7zXZ\0",
@@ -46,7 +46,7 @@ def read_mark(read: Callable[[int], bytes]) -> tuple[bytes, str]:
     read: returns up to a number of bytes, b"" at the end. Waits for more than a first byte only if
     what is there may be the beginning of a compressed file.
 
-    Returns the bytes, and a suffix in `llmgpu.text.streams.COMPRESSIONS`, "" for none.
+    Returns the bytes, and a suffix in `llmgpu.text.compressions.COMPRESSIONS`, "" for none.
     """
     head = read(HEAD_BYTES) or b""
     while any(len(head) < len(mark) and mark.startswith(head) for mark in _COMPRESSED.values()):

@@ -21,9 +21,10 @@ from llmgpu.cpu.texts import is_valid_utf8
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 from llmgpu.processors import usable_processors
+from llmgpu.text.compressions import PYARROW, PYARROW_PARQUET
 from llmgpu.text.documents import NO_TEXT, Piece, Utf8Policy
 from llmgpu.text.read_ahead import BEGUN, InOrder
-from llmgpu.text.streams import PYARROW, PYARROW_PARQUET, FileContent, Source
+from llmgpu.text.streams import FileContent, Source
 
 _BATCH_BYTES = 1 << 22
 _BATCH_ROWS = 8192

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from llmgpu.errors import InputError
-from llmgpu.text.streams import Package
+from llmgpu.text.compressions import Package
 
 ATTEMPTS = 4
 WAIT_SECONDS = 0.5  # before the second attempt; twice as long before each that follows

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from llmgpu.errors import InputError
 from llmgpu.input_files import listed
 from llmgpu.outputs import TOKEN_FILE, kind_of
+from llmgpu.text.compressions import COMPRESSIONS
 from llmgpu.text.content import (
     AS_BYTES,
     HEAD_BYTES,
@@ -39,7 +40,6 @@ from llmgpu.text.remote import find_remote, is_remote
 from llmgpu.text.streams import (
     AUTO,
     BYTES,
-    COMPRESSIONS,
     STANDARD_INPUT,
     TEXT,
     DocumentFile,

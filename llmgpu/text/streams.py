@@ -1,16 +1,11 @@
 """Files opened as streams of bytes, decompressed.
 
-Compression goes by suffix, and that of standard input by its first bytes. ``.gz``, ``.bz2`` and
-``.xz`` are read through the standard library, ``.gz`` faster through the package isal if it is
-there, ``.zst`` through a package that is asked for when it is needed. To add one, add a line to
-COMPRESSIONS.
+Compression goes by suffix, and that of standard input by its first bytes, see
+`llmgpu.text.compressions`.
 """
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import importlib
 import io
 import lzma
 import os
@@ -18,17 +13,18 @@ import select
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, BinaryIO, ClassVar, Protocol, cast
+from typing import BinaryIO, ClassVar, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError
+from llmgpu.text.compressions import COMPRESSIONS
 from llmgpu.text.content import (
     HEAD_BYTES,
     Rewound,
@@ -44,131 +40,10 @@ STANDARD_INPUT = "-"
 AUTO, TEXT, BYTES = "auto", "text", "bytes"  # formats of sources, see `llmgpu.text.sources`
 
 _DECOMPRESSED_BYTES = 1 << 20
-_ZSTD_READ_BYTES = 1 << 20
-_ZSTD_STEP_BYTES = 1 << 13  # decompressed at a time, to up to 32,768 times as many bytes
 _PART_BYTES = 2 << 20  # of a regular file, read by one thread at a time
 _PIPE_BYTES = 1 << 20  # the most that a user may ask for by default
 _READ_THREADS = 8  # beyond these, a file is read no faster
 _HAS_PREADV = hasattr(os, "preadv")
-
-
-@dataclass(frozen=True)
-class Package:
-    """An optional package: the module to import, and the extra of llmgpu that installs it."""
-
-    module: str
-    extra: str
-
-    def require(self, path: str) -> Any:
-        """Import and return the module; InputError says how to install it to read `path`."""
-        try:
-            return importlib.import_module(self.module)
-        except ImportError as error:
-            raise InputError(
-                f"{path}: reading it needs the package {self.module}: "
-                f"pip install 'llmgpu[{self.extra}]'"
-            ) from error
-
-
-ZSTANDARD = Package("zstandard", "zstd")
-PYARROW, PYARROW_PARQUET = Package("pyarrow", "parquet"), Package("pyarrow.parquet", "parquet")
-
-
-class ZstdFile:
-    """Decompresses any number of frames in pieces of bounded size.
-
-    A file that ends inside a frame is damaged.
-    """
-
-    def __init__(self, raw: BinaryIO) -> None:
-        """Take the compressed bytes of `raw`; InputError without the package for it."""
-        self._raw = raw
-        self._package = ZSTANDARD.require(".zst")
-        self._decoder = self._package.ZstdDecompressor()
-        self._frame = self._decoder.decompressobj()  # what is being read; None between frames
-        self._compressed = memoryview(b"")
-        self._text = memoryview(b"")
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        """Fill the front of `buffer`; 0 at the end. OSError, EOFError for damaged files."""
-        while not self._text:
-            if not self._compressed:
-                self._compressed = memoryview(self._raw.read(_ZSTD_READ_BYTES) or b"")
-            if not self._compressed:
-                if self._frame is not None:
-                    raise EOFError("it ends inside a frame")
-                return 0
-            self._text = memoryview(self._decompress())
-        count = min(len(buffer), len(self._text))
-        buffer[:count] = self._text[:count]
-        self._text = self._text[count:]
-        return count
-
-    def close(self) -> None:
-        """Drop what is buffered."""
-        self._compressed = self._text = memoryview(b"")
-
-    def _decompress(self) -> bytes:
-        """Decompress the next few bytes."""
-        if self._frame is None:
-            self._frame = self._decoder.decompressobj()
-        step = self._compressed[:_ZSTD_STEP_BYTES]
-        try:
-            text: bytes = self._frame.decompress(step)
-        except self._package.ZstdError as error:
-            raise OSError(str(error)) from error
-        used = len(step)
-        if self._frame.eof:
-            used -= len(self._frame.unused_data)
-            self._frame = None
-        self._compressed = self._compressed[used:]
-        return text
-
-
-class _FastGzip:
-    """Decompresses gzip by the package isal, which takes a third of the time."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        """Take the compressed bytes; ImportError without the package."""
-        self._error = importlib.import_module("isal.isal_zlib").error
-        self._file = importlib.import_module("isal.igzip").GzipFile(fileobj=raw, mode="rb")
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        try:
-            count: int = self._file.readinto(buffer)
-        except self._error as error:
-            raise OSError(str(error)) from error
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _open_gzip(raw: BinaryIO) -> Decompressor:
-    try:
-        return _FastGzip(raw)
-    except ImportError:
-        return gzip.GzipFile(fileobj=raw, mode="rb")
-
-
-@dataclass(frozen=True)
-class Compression:
-    """A way to decompress files.
-
-    open: takes the compressed bytes.
-    package: what it needs, None if that is always there.
-    """
-
-    open: Callable[[BinaryIO], Decompressor]
-    package: Package | None = None
-
-
-COMPRESSIONS = {
-    ".gz": Compression(_open_gzip),
-    ".bz2": Compression(bz2.BZ2File),
-    ".xz": Compression(lzma.LZMAFile),
-    ".zst": Compression(ZstdFile, ZSTANDARD),
-}
 
 
 class Remote(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from llmgpu.errors import InputError
+from llmgpu.text import compressions
 from llmgpu.text.corpus import Corpus
 from tests.text.reading import read_documents, write
 
@@ -28,6 +30,30 @@ def test_frames_are_read_one_after_the_other(tmp_path: Path, name: str, size: in
     data = bytes(range(256)) * 500 + np.random.default_rng(0).bytes(50_000)
     packed = compress(data[:100_000]) + SKIPPABLE + compress(b"") + compress(data[100_000:])
     assert read_documents(Corpus([write(tmp_path, name, packed)]), size) == [data]
+
+
+@pytest.mark.parametrize("read_bytes", [1 << 20, 50_000, 1001])
+@pytest.mark.parametrize("kind", ["zeros", "words", "noise"])
+def test_few_blocks_are_decompressed_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, kind: str, read_bytes: int
+) -> None:
+    monkeypatch.setattr(compressions, "_ZSTD_READ_BYTES", read_bytes)
+    rng = np.random.default_rng(0)
+    part = {"zeros": bytes(100), "noise": rng.bytes(1 << 20)}.get(kind) or b" ".join(
+        rng.integers(0, 50_000, 200_000).astype("S")
+    )
+    data = part * (4_000_000 // len(part))
+    streamed = zstandard.ZstdCompressor().compressobj()  # its frame does not say how long it is
+    packed = compress(data) + SKIPPABLE + streamed.compress(data) + streamed.flush() + compress(b"")
+    file = compressions.ZstdFile(io.BytesIO(packed))
+    buffer = memoryview(bytearray(10_000_000))
+    found = []
+    while count := file.readinto(buffer):
+        found.append(bytes(buffer[:count]))
+    assert b"".join(found) == 2 * data
+    assert max(map(len, found)) <= 10 << 17
+    if kind == "words" and read_bytes == 1 << 20:
+        assert len(found) <= 30
 
 
 def test_position_and_size(tmp_path: Path) -> None:

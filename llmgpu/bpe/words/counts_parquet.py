@@ -20,7 +20,7 @@ from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import quote
-from llmgpu.text.streams import PYARROW, PYARROW_PARQUET
+from llmgpu.text.compressions import PYARROW, PYARROW_PARQUET
 
 _METADATA = b"llmgpu"
 _ROWS = 1 << 16  # read or written at a time

@@ -1,0 +1,175 @@
+"""Compressions, and the optional packages that reading files needs.
+
+``.gz``, ``.bz2`` and ``.xz`` are read through the standard library, ``.gz`` faster through the
+package isal if it is there, ``.zst`` through a package that is asked for when it is needed. To add
+one, add a line to COMPRESSIONS.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import importlib
+import lzma
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from llmgpu.errors import InputError
+from llmgpu.text.read_ahead import Decompressor
+
+_ZSTD_READ_BYTES = 1 << 20
+_ZSTD_STEP_BYTES = 1 << 13  # decompressed at a time, to up to 32,768 times as many bytes
+_ZSTD_BLOCKS = 8  # decompressed at a time where it is known where they end, to 128 KiB each
+
+
+@dataclass(frozen=True)
+class Package:
+    """An optional package: the module to import, and the extra of llmgpu that installs it."""
+
+    module: str
+    extra: str
+
+    def require(self, path: str) -> Any:
+        """Import and return the module; InputError says how to install it to read `path`."""
+        try:
+            return importlib.import_module(self.module)
+        except ImportError as error:
+            raise InputError(
+                f"{path}: reading it needs the package {self.module}: "
+                f"pip install 'llmgpu[{self.extra}]'"
+            ) from error
+
+
+ZSTANDARD = Package("zstandard", "zstd")
+PYARROW, PYARROW_PARQUET = Package("pyarrow", "parquet"), Package("pyarrow.parquet", "parquet")
+
+
+class ZstdFile:
+    """Decompresses any number of frames in pieces of bounded size.
+
+    A file that ends inside a frame is damaged.
+    """
+
+    def __init__(self, raw: BinaryIO) -> None:
+        """Take the compressed bytes of `raw`; InputError without the package for it."""
+        self._raw = raw
+        self._package = ZSTANDARD.require(".zst")
+        self._decoder = self._package.ZstdDecompressor()
+        self._frame: Any = None  # what is being read; None between frames
+        self._is_empty = True
+        self._next_block: int | None = None  # where it begins in the compressed bytes, if known
+        self._compressed = memoryview(b"")
+        self._text = memoryview(b"")
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Fill the front of `buffer`; 0 at the end. OSError, EOFError for damaged files."""
+        while not self._text:
+            if not self._compressed:
+                self._compressed = memoryview(self._raw.read(_ZSTD_READ_BYTES) or b"")
+            if not self._compressed:
+                if self._frame is not None or self._is_empty:
+                    raise EOFError("it ends inside a frame")
+                return 0
+            self._text = memoryview(self._decompress())
+        count = min(len(buffer), len(self._text))
+        buffer[:count] = self._text[:count]
+        self._text = self._text[count:]
+        return count
+
+    def close(self) -> None:
+        """Drop what is buffered."""
+        self._compressed = self._text = memoryview(b"")
+
+    def _decompress(self) -> bytes:
+        """Decompress the next few bytes."""
+        if self._frame is None:
+            self._frame, self._is_empty = self._decoder.decompressobj(), False
+            self._next_block = _first_zstd_block(self._compressed)
+        step = self._compressed[: self._step_bytes()]
+        try:
+            text: bytes = self._frame.decompress(step)
+        except self._package.ZstdError as error:
+            raise OSError(str(error)) from error
+        used = len(step)
+        if self._frame.eof:
+            used -= len(self._frame.unused_data)
+            self._frame = None
+        elif self._next_block is not None:
+            self._next_block -= used
+        self._compressed = self._compressed[used:]
+        return text
+
+    def _step_bytes(self) -> int:
+        """Return how many bytes to decompress: a few blocks, or a few bytes; see RFC 8878.
+
+        What they become is bounded by that alone; the text does not depend on it.
+        """
+        data, end = self._compressed, 0
+        for _ in range(_ZSTD_BLOCKS):
+            if self._next_block is None or self._next_block >= len(data):
+                break
+            end = self._next_block
+            header = data[end : end + 3]
+            number = int.from_bytes(header, "little")
+            is_last, kind, size = number & 1, number >> 1 & 3, number >> 3
+            if len(header) == 3:
+                end += 3 + (1 if kind == 1 else size)  # 1: a byte that is repeated
+            self._next_block = None if is_last or len(header) < 3 else end
+        return min(self._next_block or end, len(data)) or _ZSTD_STEP_BYTES
+
+
+def _first_zstd_block(data: memoryview) -> int | None:
+    """Return where a frame that begins with `data` has its first block, if that can be seen."""
+    if len(data) < 5 or bytes(data[:4]) != b"\x28\xb5\x2f\xfd":
+        return None
+    descriptor = data[4]
+    is_single = descriptor >> 5 & 1
+    size_bytes = (is_single, 2, 4, 8)[descriptor >> 6]
+    return 5 + (not is_single) + (0, 1, 2, 4)[descriptor & 3] + size_bytes
+
+
+class _FastGzip:
+    """Decompresses gzip by the package isal, which takes a third of the time."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        """Take the compressed bytes; ImportError without the package."""
+        self._error = importlib.import_module("isal.isal_zlib").error
+        self._file = importlib.import_module("isal.igzip").GzipFile(fileobj=raw, mode="rb")
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        try:
+            count: int = self._file.readinto(buffer)
+        except self._error as error:
+            raise OSError(str(error)) from error
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _open_gzip(raw: BinaryIO) -> Decompressor:
+    try:
+        return _FastGzip(raw)
+    except ImportError:
+        return gzip.GzipFile(fileobj=raw, mode="rb")
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A way to decompress files.
+
+    open: takes the compressed bytes.
+    package: what it needs, None if that is always there.
+    """
+
+    open: Callable[[BinaryIO], Decompressor]
+    package: Package | None = None
+
+
+COMPRESSIONS = {
+    ".gz": Compression(_open_gzip),
+    ".bz2": Compression(bz2.BZ2File),
+    ".xz": Compression(lzma.LZMAFile),
+    ".zst": Compression(ZstdFile, ZSTANDARD),
+}
