@@ -15,7 +15,6 @@ from functools import cached_property
 
 import numpy as np
 
-from llmgpu.errors import InputError
 from llmgpu.lm.exchange import BUCKET, Sums, buckets
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
@@ -37,15 +36,7 @@ class LocalSteps:
         """Prepare for rounds of these weights and these moments of the inner optimizer.
 
         workers: how many there are. open_sums: called at the end of the first round.
-
-        Raises:
-            InputError: the moments are not numbers whose mean can be taken.
         """
-        if any(tensor.dtype != np.float32 for tensor in moments):
-            raise InputError(
-                f"sync_every takes means of moments, and {options.optimizer} keeps codes of them: "
-                "use --optimizer adamw or muon"
-            )
         self._operations, self._options, self._workers = operations, options, workers
         self._open_sums = open_sums
         self._weights, self._moments = weights, moments

@@ -142,6 +142,7 @@ class TrainOptions:
         if self.sparse_embedding and OPTIMIZERS[self.optimizer].make_rows is None:
             able = ", ".join(name for name, each in OPTIMIZERS.items() if each.make_rows)
             raise InputError(f"{self.optimizer} can't do sparse_embedding; use {able}")
+        self._check_rounds()
         if not 0 <= self.seed < 1 << 63:
             raise InputError(f"seed is {self.seed}, it must be from 0 to 2^63 - 1")
         if self.min_learning_rate > self.learning_rate:
@@ -149,6 +150,18 @@ class TrainOptions:
                 f"the learning rate goes from {self.learning_rate} to {self.min_learning_rate}; "
                 "use a min_learning_rate of 0 to learning_rate"
             )
+
+    def _check_rounds(self) -> None:
+        """Check the options of local steps."""
+        if self.sync_every and OPTIMIZERS[self.optimizer].keeps_codes:
+            able = ", ".join(name for name, each in OPTIMIZERS.items() if not each.keeps_codes)
+            raise InputError(
+                f"sync_every takes means of moments, and {self.optimizer} keeps codes of them; use "
+                f"{able}"
+            )
+        for name in ("outer_learning_rate", "outer_momentum"):
+            if not self.sync_every and getattr(self, name) != getattr(TrainOptions, name):
+                raise InputError(f"{name} is for sync_every: use --sync-every, such as 50")
 
     def _check_lora(self) -> None:
         """Check the options of adapters."""

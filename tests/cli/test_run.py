@@ -16,6 +16,7 @@ import pytest
 
 from llmgpu import backend
 from llmgpu.bpe.encoding import open as open_encoders
+from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.cli.run import Worker, make_job
 from llmgpu.text.generated import generate_text
 from llmgpu.text.parts import Part
@@ -127,7 +128,7 @@ def test_parts_of_a_worker_share_an_encoder(
     for number in (1, 2):
         assert llmgpu(*TOKENIZE, "-o", "h-%P.bin", "--part", f"{number}/3", "-q").returncode == 0
     job, worker = make_job([*TOKENIZE, "-o", "t.bin"], 1), Worker()
-    encoders = []
+    encoders: list[Encoder] = []
     for number in (1, 2):
         summary, error = worker.do_part(str(data), job.part(Part(number, 3)), "cpu")
         assert error is None and summary["tokens"] > 0

@@ -161,10 +161,12 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(folder: Path) -> Non
     np.testing.assert_allclose(losses(folder / "two"), losses(folder / "one"), rtol=0.05)
 
 
-def test_moments_that_are_codes_have_no_mean() -> None:
-    options = TrainOptions(sync_every=2, optimizer="adamw-8bit")
-    with pytest.raises(InputError, match="adamw-8bit keeps codes of them: use --optimizer adamw"):
-        new_trainer(NumpyOperations(), options)
+def test_what_does_not_fit_together() -> None:
+    with pytest.raises(InputError, match="adamw-8bit keeps codes of them; use adamw, muon"):
+        TrainOptions(sync_every=2, optimizer="adamw-8bit")
+    for name in ("outer_learning_rate", "outer_momentum"):
+        with pytest.raises(InputError, match=f"{name} is for sync_every"):
+            TrainOptions(**{name: 0.5})
 
 
 def test_rounds_end_where_a_run_may_be_continued() -> None:

@@ -40,7 +40,7 @@ class Optimizer:
     make: makes the state of a weight. make_rows: makes the state of a table of which a step updates
     only some rows, given their numbers (uint32, those beyond the table are skipped); None if the
     optimizer can't do that. make_hidden: makes the state of a matrix inside a layer; None: `make`.
-    record: records the step of a weight.
+    record: records the step of a weight. keeps_codes: its moments are not all float32.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Optimizer:
     make_rows: Callable[[TensorMaker, Tensor, Tensor], WeightState] | None = None
     make_hidden: Callable[[TensorMaker, Tensor], WeightState] | None = None
     record: Callable[[Operations, WeightState, WeightUpdate], None] = update_alone
+    keeps_codes: bool = False
 
 
 def piece_of_norm(grad: Tensor) -> int:

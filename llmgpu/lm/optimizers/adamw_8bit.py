@@ -147,4 +147,4 @@ def _piece(moment: BlockCodes, start: int) -> tuple[Codes, FloatArray]:
     return moment.codes.array[start : start + PIECE], moment.scales.array[blocks]
 
 
-ADAMW_8BIT = Optimizer("adamw-8bit", CodedMoments.make)
+ADAMW_8BIT = Optimizer("adamw-8bit", CodedMoments.make, keeps_codes=True)
