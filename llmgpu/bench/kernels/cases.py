@@ -151,11 +151,13 @@ class Sizes:
     def shape(self, letters: str) -> tuple[int, ...]:
         """Return a shape that is spelled by the letters of `llmgpu.lm.ops`.
 
-        N rows, V table, C width, K width of keys, F feed-forward, H heads, T positions; 1 is 1.
+        N rows, V table, C width, K width of keys, F feed-forward, H heads, T positions; 1 is 1. P
+        and G: queries, keys and values, and gate and up, side by side.
         """
         config = self.config
         letter = {"N": self.rows, "V": self.vocabulary, "C": config.dim, "K": config.kv_dim}
         letter |= {"F": config.ffn_dim, "H": config.heads, "T": config.seq_len, "1": 1}
+        letter |= {"P": config.dim + 2 * config.kv_dim, "G": 2 * config.ffn_dim}
         return tuple(letter[each] for each in letters)
 
     def case(

@@ -233,9 +233,21 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
         cosines, sines = rotary_tables(config.seq_len, scaled_frequencies(config))
         return {"cosines": cosines, "sines": sines, "positions": s.positions()}
 
+    def rotation(t: Mapping[str, Tensor]) -> Rotation:
+        return Rotation(t["cosines"], t["sines"], t["positions"], config.head_dim)
+
     def rotate(ops: Operations, t: Mapping[str, Tensor]) -> None:
-        rotation = Rotation(t["cosines"], t["sines"], t["positions"], config.head_dim)
-        ops.rotary(t["x"], rotation, t.get("out"))
+        ops.rotary(t["x"], rotation(t), t.get("out"))
+
+    columns = (0, config.dim, config.dim + config.kv_dim)
+
+    def split(ops: Operations, t: Mapping[str, Tensor]) -> None:
+        heads = AttentionTensors(t["q"], t["k"], t["v"], t["q"], t["q"])  # it writes no others
+        ops.split_heads(t["x"], columns, rotation(t), heads)
+
+    def join(ops: Operations, t: Mapping[str, Tensor]) -> None:
+        grad = AttentionGradients(t["q"], t["k"], t["v"], t["q"])
+        ops.join_heads(grad, rotation(t), t["grad_x"], columns)
 
     def starts() -> dict[str, Array]:
         return {"starts": np.zeros(s.rows, np.uint32)}
@@ -244,7 +256,12 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
     yield s.case("rotary", f"*x:NC {tables}", operations, angles, sizes=sizes, record=rotate)
     if config.head_dim % 8 == 0:
         operands = f"x:NC {tables} +out:NC:h"
-        yield s.case("rotary", operands, operations, angles, sizes=sizes, record=rotate, **HALVES)
+        more: dict[str, Any] = {"sizes": sizes, **HALVES}
+        yield s.case("rotary", operands, operations, angles, record=rotate, **more)
+        operands = f"x:NP:h {tables} +q:NC:h +k:NK:h +v:NK:h"
+        yield s.case("split_heads", operands, operations, angles, record=split, **more)
+        operands = f"q:NC k:NK v:NK {tables} +grad_x:NP:h"
+        yield s.case("join_heads", operands, operations, angles, record=join, **more)
     yield s.case(
         "attention",
         "q:NC k:NK v:NK +out:NC +log_sum_exp:NH starts",
@@ -276,10 +293,25 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     """Activations, cross-entropy with the sum of the losses, and conversions of precision."""
     size = s.rows * s.config.ffn_dim
     yield s.case("swiglu", "gate:NF up:NF +out:NF", 5 * size)
-    yield s.case("swiglu", "gate:NF up:NF +out:NF:h", 5 * size, **HALVES)
-    operands = "gate:NF up:NF grad_out:NF +grad_gate:NF{0} +grad_up:NF{0}"
-    yield s.case("swiglu_backward", operands.format(""), 11 * size)
-    yield s.case("swiglu_backward", operands.format(":h"), 11 * size, **HALVES)
+    halves = HALVES | {"where": "in half precision", "sizes": by(s.rows, s.config.ffn_dim)}
+    yield s.case(
+        "swiglu",
+        "gate:NG:h +out:NF:h",
+        5 * size,
+        record=lambda ops, t: ops.swiglu(t["gate"], None, t["out"]),
+        **halves,
+    )
+    operands = "gate:NF up:NF grad_out:NF +grad_gate:NF +grad_up:NF"
+    yield s.case("swiglu_backward", operands, 11 * size)
+    yield s.case(
+        "swiglu_backward",
+        "gate:NG:h grad_out:NF:h +grad_gate:NG:h",
+        11 * size,
+        record=lambda ops, t: ops.swiglu_backward(
+            t["gate"], None, t["grad_out"], t["grad_gate"], None
+        ),
+        **halves,
+    )
     yield s.case("gelu", "x:NF +out:NF", 9 * size)
     yield s.case("gelu_backward", "x:NF grad_out:NF +grad_x:NF", 19 * size)
     rows, width = s.rows, s.vocabulary

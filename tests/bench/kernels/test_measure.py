@@ -114,7 +114,7 @@ def test_every_kernel_of_a_model_is_there(results: list[Result], device: Device)
     folder = Path(__file__).parents[3] / "wgsl" / "lm"
     texts = "\n".join(path.read_text() for path in folder.glob("*.wgsl"))
     written = set(re.findall(r"@compute\s+@workgroup_size\([^)]*\)\s*fn (\w+)", texts))
-    assert len(written) == 65
+    assert len(written) == 67
     # The embedding's own comparison has these; partial sums, and products of one row that is not of
     # whole vectors, are for other shapes; some are for matrix units.
     elsewhere = {"embed_lookup", "embed_lookup_w16", "embed_backward", "embed_backward_rows"}
@@ -177,7 +177,10 @@ def test_costs_are_those_of_a_recorded_run() -> None:
     recorded = {
         (result.variant, result.job): (result.bytes, result.operations)
         for result in load_record(str(RECORDED / "two-cpu-cores.json")).results
-        if result.what == "kernels" and result.bytes is not None
+        if result.what == "kernels"
+        and result.bytes is not None
+        # They took single precision then.
+        and not (result.variant.startswith("swiglu") and "half" in result.variant)
     }
     sizes, _ = choose_sizes(engine_of(None), quick=False)
     found = {}
