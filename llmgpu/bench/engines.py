@@ -32,14 +32,14 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """What tables call it where models and kernels are measured."""
+        """What tables call it where kernels are measured."""
         device = self.backend.device
         return NUMPY_ENGINE if device is None else device.name
 
     @property
-    def tokenizing_name(self) -> str:
-        """What tables call it where tokenizers are measured."""
-        return tokenizing_host() if self.backend.device is None else self.name
+    def host_name(self) -> str:
+        """What tables call it where the CPU engine computes what it can."""
+        return cpu_engine() if self.backend.device is None else self.name
 
     @property
     def is_software_adapter(self) -> bool:
@@ -47,8 +47,8 @@ class Engine:
         return self.backend.device is not None and self.backend.is_software
 
 
-def tokenizing_host() -> str:
-    """Return the name of what tokenizes, counts and merges on the CPU."""
+def cpu_engine() -> str:
+    """Return the name of what computes on the CPU: the engine in C, or NumPy in its place."""
     return NUMPY_ENGINE if library() is None else C_ENGINE
 
 

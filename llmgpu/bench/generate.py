@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from llmgpu.backend import NUMPY
-from llmgpu.bench.engines import Engine
+from llmgpu.bench.engines import Engine, cpu_engine
 from llmgpu.bench.results import GENERATE, Result, Times
 from llmgpu.bench.timing import PartOptions, measure_limits, runs_within, timed
 from llmgpu.errors import LlmgpuError
@@ -63,10 +63,10 @@ def measure_generate(
     wanted = _likeliest(Engine(NUMPY, 0.0))
     numpy_rates: dict[str, float] = {}
     for engine in engines:
-        compared = Result(GENERATE, engine.name)
+        compared = Result(GENERATE, engine.host_name)
         try:
             correct = engine.backend is NUMPY or _likeliest(engine) == wanted
-            answer = "the ids of NumPy" if correct else "NOT the ids of NumPy"
+            answer = f"{'the' if correct else 'NOT the'} ids of {cpu_engine()}"
             compared = replace(compared, correct=correct, answer=answer)
         except LlmgpuError as error:
             compared = replace(compared, note=str(error))

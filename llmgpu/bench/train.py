@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY
-from llmgpu.bench.engines import Engine
+from llmgpu.bench.engines import Engine, cpu_engine
 from llmgpu.bench.peers.torch import Torch, first_line, missing_torch
 from llmgpu.bench.results import TRAIN, Result, Times
 from llmgpu.bench.timing import PartOptions, kernel_times, measure_limits, runs_within, timed
@@ -297,7 +297,7 @@ class TrainBench:
     def measure_engine(self, engine: Engine, precision: Precision) -> Iterator[Result]:
         """Yield an engine's result, and that of torch on the same job if there is none yet."""
         job = choose_job(engine, quick=self.options.quick)
-        result = Result(TRAIN, engine.name, job=str(job), variant=VARIANTS[precision])
+        result = Result(TRAIN, engine.host_name, job=str(job), variant=VARIANTS[precision])
         self.progress(f"{TRAIN}: {engine.name}, comparing", 0, 1)
         torch_result, theirs = _open_torch(engine, job) if self.options.peers else (None, None)
         seconds: list[list[float]] = []
@@ -315,7 +315,7 @@ class TrainBench:
             return
         self.reported.add((torch_result.engine, str(job)))
         if len(seconds) > 1:
-            times = _times(job, seconds[1]) | {"answer": f"the losses of {engine.name}"}
+            times = _times(job, seconds[1]) | {"answer": f"the losses of {engine.host_name}"}
             torch_result = replace(torch_result, correct=True, **times)
         yield torch_result
 
@@ -323,9 +323,9 @@ class TrainBench:
         """Compare an engine's losses with NumPy's and torch's; return what a result says of it."""
         compared: list[tuple[str, Sequence[float], Sequence[float]]] = []
         if own.engine.backend is not NUMPY:
-            steps, name, cut = own, "NumPy", own.job.cut()
+            steps, name, cut = own, cpu_engine(), own.job.cut()
             if cut != own.job:
-                steps, name = OwnSteps(own.engine, cut, own.precision), f"NumPy ({cut})"
+                steps, name = OwnSteps(own.engine, cut, own.precision), f"{name} ({cut})"
             compared.append((name, steps.first_losses, self._numpy_losses(cut)))
         if torch is not None:
             compared.append(("torch", own.first_losses, torch.first_losses))

@@ -7,7 +7,7 @@ import pytest
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench import generate
-from llmgpu.bench.engines import Engine
+from llmgpu.bench.engines import Engine, cpu_engine
 from llmgpu.bench.results import GENERATE
 from llmgpu.bench.timing import PartOptions
 from llmgpu.gpu import Device
@@ -32,7 +32,7 @@ def small_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_sequence_alone_and_a_batch(device: Device) -> None:
     engines = [Engine(NUMPY, 0.0), Engine(Backend(device, "the device"), 0.0)]
     results = list(generate.measure_generate(engines, OPTIONS, no_progress))
-    assert [r.engine for r in results] == 2 * ["NumPy"] + 2 * [engines[1].name]
+    assert [r.engine for r in results] == 2 * [cpu_engine()] + 2 * [engines[1].name]
     for result, job in zip(results, 2 * SMALL, strict=True):
         assert (result.what, result.job, result.correct) == (GENERATE, str(job), True)
         assert result.tokens == 3 * job.sequences
@@ -66,4 +66,4 @@ def test_wrong_ids_have_no_times(monkeypatch: pytest.MonkeyPatch, device: Device
     _, wrong = generate.measure_generate(engines, OPTIONS, no_progress)
     assert wrong.correct is False
     assert wrong.seconds is None
-    assert wrong.answer == "NOT the ids of NumPy"
+    assert wrong.answer == f"NOT the ids of {cpu_engine()}"

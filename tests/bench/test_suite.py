@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, list_adapters
-from llmgpu.bench.engines import Engine, describe_machine, tokenizing_host
+from llmgpu.bench.engines import Engine, cpu_engine, describe_machine
 from llmgpu.bench.options import PARTS, TEXT_PARTS, BenchOptions
 from llmgpu.bench.peers import tokenizers as peers
 from llmgpu.bench.peers.tokenizers import (
@@ -68,7 +68,7 @@ def test_record_is_json_and_complete(record: Record) -> None:
 
 @pytest.mark.parametrize("what", ["bpe-train", "tokenize"])
 def test_every_engine_is_compared_and_measured(record: Record, what: str) -> None:
-    for name in [tokenizing_host(), *(adapter.name for adapter in list_adapters())]:
+    for name in [cpu_engine(), *(adapter.name for adapter in list_adapters())]:
         result = of(record, what, name)
         assert result.correct is True
         assert len(given(result.seconds).runs) == 2
@@ -77,12 +77,12 @@ def test_every_engine_is_compared_and_measured(record: Record, what: str) -> Non
 
 
 def test_greedy_matching_has_rows_of_its_own(record: Record) -> None:
-    names = [tokenizing_host(), *(adapter.name for adapter in list_adapters())]
+    names = [cpu_engine(), *(adapter.name for adapter in list_adapters())]
     rows = [r for r in record.results if (r.what, r.variant) == ("tokenize", "greedy")]
     assert [r.engine for r in rows] == names
     for result in rows:
         assert result.correct is True and result.phases
-        assert result.tokens != of(record, "tokenize", tokenizing_host()).tokens
+        assert result.tokens != of(record, "tokenize", cpu_engine()).tokens
 
 
 def test_adapters_report_start_up_and_kernels(record: Record) -> None:
@@ -106,13 +106,10 @@ def test_peers_are_measured(record: Record) -> None:
     pytest.importorskip("tokenizers")
     pytest.importorskip("tiktoken")
     pytest.importorskip("rustbpe")
-    assert of(record, "bpe-train", "tokenizers").answer == f"the merges of {tokenizing_host()}"
-    assert (
-        of(record, "bpe-train", "rustbpe").answer
-        == f"the tokens of {tokenizing_host()}, --tie bytes"
-    )
+    assert of(record, "bpe-train", "tokenizers").answer == f"the merges of {cpu_engine()}"
+    assert of(record, "bpe-train", "rustbpe").answer == f"the tokens of {cpu_engine()}, --tie bytes"
     for name in ("tokenizers", "tiktoken"):
-        assert of(record, "tokenize", name).answer == f"the ids of {tokenizing_host()}"
+        assert of(record, "tokenize", name).answer == f"the ids of {cpu_engine()}"
 
 
 def test_gigatoken_is_measured_where_it_is_installed(record: Record) -> None:
@@ -123,9 +120,9 @@ def test_gigatoken_is_measured_where_it_is_installed(record: Record) -> None:
         assert trained.note == "not installed: pip install gigatoken"
         assert encoded.note == "not installed: pip install gigatoken awkward"
     else:
-        assert trained.answer == f"the merges of {tokenizing_host()}"
+        assert trained.answer == f"the merges of {cpu_engine()}"
         assert (encoded.answer or encoded.note) in (
-            f"the ids of {tokenizing_host()}",
+            f"the ids of {cpu_engine()}",
             "not installed: pip install gigatoken awkward",
         )
 
@@ -149,16 +146,16 @@ def test_a_peer_that_lacks_a_package_is_a_line(monkeypatch: pytest.MonkeyPatch) 
     record = run(small(devices=("cpu",), runs=1))
     result = of(record, "tokenize", "tiktoken")
     assert result.note.startswith("left out: import of tiktoken halted") and not result.seconds
-    assert of(record, "tokenize", tokenizing_host()).seconds
+    assert of(record, "tokenize", cpu_engine()).seconds
 
 
 def test_invalid_utf8_is_left_out_by_peers(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"some \xff\xfe words and words\n\x00" * 50)
     record = run(small(devices=("cpu",), corpus=(str(path),), runs=1))
-    assert of(record, "tokenize", tokenizing_host()).correct is True
+    assert of(record, "tokenize", cpu_engine()).correct is True
     for result in record.results:
-        assert result.engine == tokenizing_host() or result.note
+        assert result.engine == cpu_engine() or result.note
 
 
 def test_wrong_merges_have_no_time(tmp_path: Path) -> None:
@@ -191,7 +188,7 @@ def test_wrong_ids_have_no_time(tmp_path: Path) -> None:
     for peer in TOKENIZING_PEERS:
         if peer.why_not(job) is None:
             result = wrong.measure_peer(peer)
-            assert result.answer == f"NOT the ids of {tokenizing_host()}"
+            assert result.answer == f"NOT the ids of {cpu_engine()}"
             assert result.seconds is None
 
 

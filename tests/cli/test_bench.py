@@ -17,7 +17,7 @@ from rich.console import Console
 from llmgpu import Tokenizer
 from llmgpu.backend import NUMPY
 from llmgpu.bench import suite
-from llmgpu.bench.engines import Engine, describe_machine, tokenizing_host
+from llmgpu.bench.engines import Engine, cpu_engine, describe_machine
 from llmgpu.bench.options import PARTS, QUICK_RUNS, TEXT_PARTS, BenchOptions
 from llmgpu.bench.results import Record, Result, TextFacts, Times, load_record
 from llmgpu.bench.suite import MODEL_PARTS, Benchmark
@@ -105,9 +105,9 @@ def test_command(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     facts = [(r["engine"], r["pattern"], r["variant"]) for r in found["results"]]
-    assert facts == [(tokenizing_host(), "class", "greedy")]
+    assert facts == [(cpu_engine(), "class", "greedy")]
     assert found["text"]["source"] == "generated"
-    assert tokenizing_host() in result.stderr
+    assert cpu_engine() in result.stderr
 
 
 def test_a_vocabulary_of_another_tool(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench.engines import Engine, tokenizing_host
+from llmgpu.bench.engines import Engine, cpu_engine
 from llmgpu.bench.peers import tokenizers as peers
 from llmgpu.bench.peers.tokenizers import EncodeFile, TokenizingPeer, TrainingPeer
 from llmgpu.bench.results import BPE_TRAIN, KERNELS, TOKENIZE, KernelTimes, Result, Times
@@ -75,7 +75,7 @@ class Trainer:
 
     def begin(self, job: Job) -> Result:
         """Return a result without measurements."""
-        name = self.engine.tokenizing_name
+        name = self.engine.host_name
         if self.kind == "batched":
             return job.begin(BPE_TRAIN, name)
         variant = f"{self.recount_slots:,} slots in workgroup memory"
@@ -110,7 +110,7 @@ class TrainingBench:
 
         try:
             start_up = self._start_up(trainer)
-            result = self._measure_runs(begun, f"merges of {tokenizing_host()}", train)
+            result = self._measure_runs(begun, f"merges of {cpu_engine()}", train)
             if not result.correct:
                 return result
             kernels = self._time_kernels(trainer)
@@ -135,7 +135,7 @@ class TrainingBench:
         def train() -> bool:
             return peer.train(self.job.path, self.job.pattern, size, target) == expected
 
-        return self._measure_runs(begun, f"{peer.compared} of {tokenizing_host()}{rule}", train)
+        return self._measure_runs(begun, f"{peer.compared} of {cpu_engine()}{rule}", train)
 
     def _measure_runs(self, begun: Result, answer: str, train: Callable[[], bool]) -> Result:
         """Train several times; without times if an answer is wrong."""
@@ -203,7 +203,7 @@ class TokenizingBench:
 
     def measure_engine(self, engine: Engine) -> Result:
         """Measure one of llmgpu's engines; an engine that can't do the job says why."""
-        begun = self.job.begin(TOKENIZE, engine.tokenizing_name)
+        begun = self.job.begin(TOKENIZE, engine.host_name)
         if self.vocabulary.match == "greedy":
             begun = replace(begun, variant="greedy")
         try:
@@ -267,11 +267,11 @@ class TokenizingBench:
         ids = np.fromfile(self._target, id_dtype(self.vocabulary.size))
         begun = replace(begun, tokens=len(ids))
         if not np.array_equal(ids, self.reference):
-            return replace(begun, correct=False, answer=f"NOT the ids of {tokenizing_host()}")
+            return replace(begun, correct=False, answer=f"NOT the ids of {cpu_engine()}")
         runs = self.job.count_runs(begun, self.progress)
         seconds = [timed(partial(encode, open_new()))[0] for _ in runs]
         start_up = {"open encoder": opening, "first run": first}
-        result = replace(begun, answer=f"the ids of {tokenizing_host()}", start_up=start_up)
+        result = replace(begun, answer=f"the ids of {cpu_engine()}", start_up=start_up)
         return self.job.finish(result, seconds)
 
     def _phases(self, engine: Engine) -> dict[str, Times]:
@@ -386,7 +386,7 @@ def _kernel_jobs(nbytes: int) -> list[tuple[Result, Work, NDArray[Any]]]:
     vocabulary = train(NUMPY)
     text = f"{len(data) / 1e6:,.2f} MB of text, pattern {KERNELS_PATTERN}"
     training = Result(KERNELS, "", job=f"training {KERNELS_VOCAB_SIZE} ids, {text}")
-    host = tokenizing_host()
+    host = cpu_engine()
     training = replace(training, answer=f"the merges of {host}")
     encoding = Result(KERNELS, "", job=f"encoding, {text}", answer=f"the ids of {host}")
     return [

@@ -14,7 +14,7 @@ import pytest
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench import timing
-from llmgpu.bench.engines import Engine, tokenizing_host
+from llmgpu.bench.engines import Engine, cpu_engine
 from llmgpu.bench.kernels import measure
 from llmgpu.bench.kernels.cases import KernelCase, Sizes
 from llmgpu.bench.kernels.measure import (
@@ -103,8 +103,8 @@ def test_kernels_of_tokenizers(results: list[Result], device: Device) -> None:
     if not has_timestamps(device):
         pytest.skip("no timestamps")
     variants = {r.variant: r.answer for r in results if r.share_of_kernels is not None}
-    assert variants["batched_select_batch"] == f"the merges of {tokenizing_host()}"
-    assert variants["encode_merge"] == f"the ids of {tokenizing_host()}"
+    assert variants["batched_select_batch"] == f"the merges of {cpu_engine()}"
+    assert variants["encode_merge"] == f"the ids of {cpu_engine()}"
 
 
 def test_every_kernel_of_a_model_is_there(results: list[Result], device: Device) -> None:

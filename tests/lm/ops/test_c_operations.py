@@ -29,6 +29,14 @@ def results_of(operations: COperations) -> Results:
     return run_all(Tensors(operations, np.random.default_rng(1)), LARGE)
 
 
+def test_sizes_of_memory_are_those_of_the_engine() -> None:
+    for file, name, value in (
+        ("products.c", "BLOCK", c_operations.QUERIES),
+        ("rows.c", "NORM_ROWS", c_operations.NORM_ROWS),
+    ):
+        assert f"#define {name} {value} " in (build.FOLDER / file).read_text()
+
+
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:
     one, *others = (results_of(EngineOperations(FixedProducts(n))) for n in (1, 2, 5))
     for other in others:
