@@ -197,9 +197,7 @@ def _check_measures_nothing() -> None:
         given = context.get_parameter_source(name) == ParameterSource.COMMANDLINE
         if given and name not in (*_FOR_RECORDS, "as_json", "quiet", "debug"):
             called = parameter.opts[0] if isinstance(parameter, click.Option) else "WHAT"
-            raise click.UsageError(
-                f"{called} chooses what to measure, but --from FILE measures nothing"
-            )
+            raise click.UsageError(f"{called} has no effect with --from, which measures nothing")
 
 
 def print_results(record: Record, console: Console) -> None:

@@ -100,7 +100,7 @@ def bpe_train(
     key = _reading_key(reading, selection)
     found, finished = _take_part(job, found, options, how, key)
     if finished:
-        report.line(f"nothing is left to do: {counts_output} has all of part {job.part}")
+        report.line(f"nothing to do: {counts_output} has all of part {job.part}")
         return print_json(finished, to_stderr=False) if as_json else None
     with Corpus(found, how) if found else nullcontext() as text:
         paths = _paths_of(found) or from_counts
@@ -233,11 +233,13 @@ def _check_sources(
     if counts_only and not output:
         raise click.UsageError("--counts-only needs --save-counts FILE to write the counts to")
     if counts_only:
-        refuse_given(("output",), "is for a vocabulary, and --counts-only writes none")
+        refuse_given(("output",), "has no effect with --counts-only, which writes no vocabulary")
         for flag in flags_given(_OF_MERGING):
-            report.note(f"{flag} has no effect on counts: give it to the run that trains on them")
+            report.note(
+                f"{flag} has no effect with --counts-only; use it when training on the counts"
+            )
     if from_counts:
-        refuse_given((*READING_OPTIONS, *SOURCE_OPTIONS), "is for CORPUS, not for --from-counts")
+        refuse_given((*READING_OPTIONS, *SOURCE_OPTIONS), "can't be combined with --from-counts")
 
 
 def _part_job(
@@ -246,7 +248,7 @@ def _part_job(
     """Return the part that is counted; UsageError if a vocabulary would be trained."""
     if part and not (corpus and counts):
         raise click.UsageError(
-            "--part needs CORPUS and --counts-only, to train on the counts later"
+            "--part needs CORPUS and --counts-only; train on the merged counts later"
         )
     return PartJob(part, counts or STANDARD_OUTPUT, report)
 
@@ -313,8 +315,8 @@ def _take_options(
     )
     if options.seed is not None and options.seed.pattern != options.pattern:
         report.note(
-            f"the seed's merges are made again in text that is cut by {options.pattern}, not by "
-            f"{options.seed.pattern}: texts may get other ids than with the seed"
+            f"the seed's merges are replayed on text split by {options.pattern}, not by "
+            f"{options.seed.pattern}: some texts may get different ids than with the seed"
         )
     special = (*(seed.special_tokens if seed else ()), *options.special_tokens)
     if loaded:
@@ -327,10 +329,14 @@ def _name_outputs(output: str, sizes: tuple[int, ...]) -> dict[int, str]:
     if len(sizes) == 1:
         return {sizes[0]: output}
     if output == STANDARD_OUTPUT:
-        raise click.UsageError("several vocabulary sizes don't go to standard output: use -o FILE")
+        raise click.UsageError(
+            "several vocabulary sizes can't be written to standard output; use -o FILE"
+        )
     path = Path(output)
     if path.exists() and not path.is_file():
-        raise click.UsageError(f"several vocabulary sizes don't go to {output}: use -o FILE")
+        raise click.UsageError(
+            f"several vocabulary sizes can't be written to {output}; use -o FILE"
+        )
     return {size: str(path.with_name(f"{path.stem}-{size}{path.suffix}")) for size in sizes}
 
 
@@ -414,7 +420,7 @@ def _print_notes(report: Reporter, notes: Sequence[str]) -> None:
 def _tell_done(outputs: dict[int, str], report: Reporter, *, as_json: bool) -> None:
     """Say that a finished run has nothing left to do, and what it made."""
     are = "is" if len(outputs) == 1 else "are"
-    report.line(f"nothing is left to do: {', '.join(outputs.values())} {are} finished")
+    report.line(f"nothing to do: {', '.join(outputs.values())} {are} finished")
     if as_json:
         made = {size: Vocabulary.load(path) for size, path in outputs.items()}
         *smaller, largest = _vocabulary_facts(made, outputs)

@@ -37,8 +37,8 @@ _WIDEST_TEXT = 64  # columns of a phase's name and `progress_text`
 _LEAST_BAR, _MOST_BAR = 8, 40
 LEFT_OUT = {
     "invalid_sequences": "invalid UTF-8 sequences",
-    "left_out_files": "hidden or special files left out",
-    "left_out_rows": "rows without text left out",
+    "left_out_files": "hidden or special files skipped",
+    "left_out_rows": "rows without text skipped",
 }
 BYTE_PHASES = frozenset({"counting words", "reading", "tokenizing"})  # others count things
 
@@ -81,7 +81,7 @@ class Reporter:
         self.line(f"needs up to about {human_bytes(memory.host)} of memory{on_device}")
         free = free_memory()
         if free is not None and memory.host > free:
-            self.line(f"note: only {human_bytes(free)} of memory are free: --limit takes less text")
+            self.line(f"note: only {human_bytes(free)} of memory are free: use less text (--limit)")
 
     def line(self, text: str, **facts: Any) -> None:
         """Print a line, above the bars if there are any; facts: what a JSON line has besides."""

@@ -49,7 +49,7 @@ def generate(
     report = Reporter(quiet=quiet)
     options = SamplingOptions(**sampling)
     if "" in stop:
-        raise click.UsageError("--stop is empty, so nothing would be generated")
+        raise click.UsageError("--stop must not be empty")
     texts = _given_prompts(prompt, prompts, prompt_field, report, chat=chat)
     saved = open_model(run, report.note)
     tokenizer = Tokenizer(saved.vocabulary, device="cpu")

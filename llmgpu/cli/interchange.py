@@ -48,7 +48,7 @@ def import_vocabulary(
         source, merges = found.path, found.merges
     if format_name is None and kind_of(source) == VOCABULARY:
         raise VocabularyError(
-            f"{source} is already a vocabulary of llmgpu: use it as it is, or export it"
+            f"{source} is already an llmgpu vocabulary: use it directly, or export it"
         )
     chosen = format_name or guess_format(source, merges)
     vocabulary = READERS[chosen].read(
@@ -91,9 +91,9 @@ def export_vocabulary(
     options: dict[str, Any] = {"note": report.note, "force": force}
     model = _open_model(vocab, report) if format_name == "gguf" else None
     if model is None and weights is not None:
-        raise click.UsageError("--weights is for models that are exported to gguf")
+        raise click.UsageError("--weights is only for exporting a model to gguf")
     if format_name not in ("gguf", "huggingface") and chat_template is not None:
-        raise click.UsageError("--chat-template is for gguf and huggingface")
+        raise click.UsageError("--chat-template is only for gguf and huggingface")
     named = [chat_template] if chat_template is not None else []
     if model is not None:
         inputs = [*named, *map(str, model.folder.iterdir())]

@@ -26,7 +26,7 @@ def merge_word_counts(
     by_file = dict(weights)
     for name in by_file:
         if name not in counts:
-            raise click.UsageError(f"--weight {name}: there is no such file among COUNTS")
+            raise click.UsageError(f"--weight {name}: not one of COUNTS")
     check_outputs([Output(output, COUNTS)], counts, force=force)
     try:
         facts, words, text_bytes = merge_counts(

@@ -251,7 +251,7 @@ def make_corpus_options(
     from llmgpu.text.corpus import CorpusOptions
 
     if "" in doc_separators:
-        raise click.UsageError("a document separator must not be empty")
+        raise click.UsageError("--doc-separator must not be empty")
     return CorpusOptions(
         text_field=text_field,
         separators=tuple(text.encode() for text in doc_separators),
@@ -320,7 +320,9 @@ def put_around(
     if not asked:
         return special
     if not (vocabulary.prefix_ids or vocabulary.suffix_ids):
-        report.note("--add-special-tokens adds none: the vocabulary puts no tokens around a text")
+        report.note(
+            "--add-special-tokens has no effect: the vocabulary adds no tokens around a text"
+        )
     return special.around(vocabulary)
 
 

@@ -43,7 +43,8 @@ class PartJob:
         if part == "auto":
             if output != STANDARD_OUTPUT and PLACEHOLDER not in output:
                 raise click.UsageError(
-                    f"--part auto needs {PLACEHOLDER} in the name of the output, for the part: "
+                    f"--part auto needs {PLACEHOLDER}, which stands for the part, in the name of "
+                    "the output: "
                     f"-o out-{PLACEHOLDER}.bin"
                 )
             part, origin = part_from_environment()
@@ -92,7 +93,7 @@ class PartJob:
             ):
                 raise OutputError(
                     f"{self.output} has part {quote(other)}, which part {self.part} would replace: "
-                    f"put {PLACEHOLDER}, for the part, in the output's name, or remove it"
+                    f"put {PLACEHOLDER} in the output's name, or remove the old file"
                 )
             expected = {"format": FORMAT, "version": VERSION, "run": self._run}
             expected["output"] = _facts(self._main_file)

@@ -86,7 +86,7 @@ def _of_json(found: dict[str, object], name: str, where: str, *, chat: bool) -> 
         check_messages(content, where, lambda role: True)
         return Prompt("", found, cast("list[Any]", content))
     if not isinstance(content, str):
-        raise InputError(f'{where}: no text under "{name}"; --prompt-field names another')
+        raise InputError(f'{where}: no text in "{name}"; use --prompt-field to name another field')
     return Prompt(content, found)
 
 
@@ -104,7 +104,8 @@ def prompt_ids(tokenizer: Tokenizer, prompt: Prompt, model: SavedModel) -> list[
         return ids
     if model.eos_id is None:
         raise InputError(
-            "the model has no token between documents, so it can't begin one: give --prompt TEXT"
+            "the model has no end-of-document token, so it can't start without a prompt; give "
+            "--prompt"
         )
     return [model.eos_id]
 

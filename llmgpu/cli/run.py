@@ -82,7 +82,7 @@ def run(
         summaries = _carry_out(engine, job, all_parts, cpus, report)
     outputs = [job.output_of(part) for part in all_parts]
     merged = _call([*job.merge(outputs), "--quiet", "--json"])
-    report.line(f"{merged['output']}: {number_of(len(all_parts), 'part')} put together")
+    report.line(f"{merged['output']}: {number_of(len(all_parts), 'part')} combined")
     if job.last:
         merged = _call([*job.last, "--json", *(["--quiet"] if quiet else [])])
     if as_json:
@@ -104,7 +104,9 @@ def make_job(command: Sequence[str], cpus: int) -> Job:
             raise click.UsageError(f"{given.flag(option)} can't be combined with llmgpu run")
     names = values["files" if name == "tokenize" else "corpus"]
     if STANDARD_OUTPUT in names or not (names or values.get("files_from")):
-        raise click.UsageError("llmgpu run needs files that all machines have, not a pipe")
+        raise click.UsageError(
+            "llmgpu run can't read a pipe; give files that all machines can open"
+        )
     threads = [] if "threads" in given.options else ["--threads", str(cpus)]
     if name == "tokenize":
         return _tokenizing(given, values, threads)
@@ -174,7 +176,7 @@ def _tokenizing(given: _Given, values: dict[str, Any], threads: list[str]) -> Jo
 def _training(given: _Given, values: dict[str, Any], threads: list[str]) -> Job:
     stem = os.path.splitext(values["output"])[0]
     if values["output"] == STANDARD_OUTPUT:
-        raise click.UsageError("bpe-train in parts needs -o FILE, whose name its counts have")
+        raise click.UsageError("bpe-train in parts needs -o FILE, which also names its counts")
     counts = values["counts_output"] or f"{stem}.counts"
     of_part = f"-{PLACEHOLDER}".join(os.path.splitext(counts))
     own = given.without(*_TRAINING, *_SHOWN, "device")
@@ -210,7 +212,9 @@ def _open_ray(address: str) -> Iterator[Any]:
         options = {"address": "local", "num_cpus": int(local[1]), "include_dashboard": False}
         options["_node_ip_address"] = "127.0.0.1"
     elif address.startswith("local"):
-        raise click.UsageError(f"{quote(address)} is not a Ray cluster: use local:2, for one")
+        raise click.UsageError(
+            f"{quote(address)} is not a Ray cluster; use auto, ADDRESS or local:2"
+        )
     try:
         ray.init(**options, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -253,7 +257,7 @@ def _carry_out(
             amount = (
                 f"{summary['text_bytes']:,} bytes in {number_of(summary['documents'], 'document')}"
             )
-            report.line(f"part {part}: {amount}; {len(summaries)} of {len(parts)} parts are done")
+            report.line(f"part {part}: {amount}; {len(summaries)} of {len(parts)} parts done")
         if left:
             part = left.pop()
             running[worker.do_part.remote(os.getcwd(), job.part(part), device)] = worker, part

@@ -68,7 +68,7 @@ def named_files(paths: Sequence[str], files_from: str | None) -> tuple[str, ...]
     if files_from is None:
         return tuple(paths)
     if files_from == STANDARD_INPUT and STANDARD_INPUT in paths:
-        raise click.UsageError("standard input can't be both text and --files-from")
+        raise click.UsageError("standard input can't be both the text and the list of --files-from")
     name = "standard input" if files_from == STANDARD_INPUT else files_from
     try:
         if files_from == STANDARD_INPUT:
@@ -81,7 +81,7 @@ def named_files(paths: Sequence[str], files_from: str | None) -> tuple[str, ...]
     listed = data.split(b"\0") if b"\0" in data else data.splitlines()
     names = [line.decode("utf-8", "surrogateescape") for line in listed if line]
     if not names:
-        raise InputError(f"{name}, of --files-from, names no file")
+        raise InputError(f"--files-from: {name} names no files")
     return (*paths, *names)
 
 
@@ -121,5 +121,6 @@ def check_text_field(sources: Sources) -> None:
         first = sources.files[0].path if sources.files else "nothing"
         refuse_given(
             ("text_field",),
-            f"is for .jsonl and .parquet files, and {first} is read as text: --input-format jsonl",
+            f"is for .jsonl and .parquet files, but {first} is read as text; use --input-format "
+            "jsonl",
         )

@@ -46,7 +46,7 @@ class StartingPoint:
         if self.model is None:
             return settings
         if "preset" in explicit:
-            raise InputError("--preset can't be given with --init, whose model has its sizes")
+            raise InputError("--preset can't be combined with --init, whose model sets the sizes")
         if "learning_rate" not in explicit:
             rate = ADAPTER_RATE if settings["lora_rank"] else FINE_TUNING_RATE
             settings = settings | {"learning_rate": rate}
@@ -86,8 +86,9 @@ def find_starting_point(
         matched = vocabulary.with_match(model.vocabulary.match)
         if matched.fingerprint != model.vocabulary.fingerprint:
             raise InputError(
-                f"{vocab} is vocabulary {matched.fingerprint[:12]}, but the model in {init} has "
-                f"{model.vocabulary.fingerprint[:12]}: leave --vocab out"
+                f"{vocab} has the fingerprint {matched.fingerprint[:12]}, but the model in {init} "
+                "needs "
+                f"{model.vocabulary.fingerprint[:12]}; drop --vocab"
             )
         model = replace(model, vocabulary=matched)
     return StartingPoint(vocabulary, vocab, found.inputs, model)

@@ -141,6 +141,6 @@ def _open_sink(
         report.line(
             f"resuming from {progress}: {number_of(shards.kept, 'shard')} finished"
             if shards.kept
-            else f"note: no finished shard in {progress} to resume from: starting from scratch"
+            else f"note: {progress} lists no finished shard: starting from scratch"
         )
     return shards

@@ -192,7 +192,7 @@ def _chunk(tokens: int | None, overlap: int) -> tuple[int, int] | None:
         refuse_given(("overlap",), "needs --chunk-tokens N")
         return None
     if overlap >= tokens:
-        raise click.UsageError(f"an overlap of {overlap} has to be below --chunk-tokens {tokens}")
+        raise click.UsageError(f"--overlap {overlap} must be less than --chunk-tokens {tokens}")
     return tokens, overlap
 
 
@@ -204,8 +204,9 @@ def _take(
         return split_by_position(sources, output.split, options)
     if output.split and is_one_document(sources, options):
         raise click.UsageError(
-            f"{sources.files[0].path} is one document, which --split can't divide: add --split-by "
-            "position to cut it where it is, or --line-documents to make each line a document"
+            f"{sources.files[0].path} is a single document, which --split can't divide: add "
+            "--split-by "
+            "position to cut it, or --line-documents to make each line a document"
         )
     return job.take(sources, options), None
 
@@ -305,13 +306,13 @@ def _tokenize(
     """Tokenize a text, only counting if there is no output; return the summary."""
     key = _key(source, output, job) if output else {}
     if output and (finished := job.finished(_output_key(output, vocabulary, key))):
-        report.line(f"nothing is left to do: {output.name} has all of part {job.part}")
+        report.line(f"nothing to do: {output.name} has all of part {job.part}")
         return finished
     backend = selected()
     report.line(f"tokenizing on {backend.description}")
     if vocabulary.normalizer:
         name = get_normalizer(vocabulary.normalizer).name
-        report.line(f"note: text is normalized ({name}) before it is encoded")
+        report.line(f"note: text is normalized ({name}) before encoding")
     special, most = source.special, source.max_tokens
     added = {*chain(*ids_around(vocabulary, special))}
     encoder: Encoder = open_encoder(vocabulary, backend, special=special, threads=source.threads)
@@ -320,8 +321,9 @@ def _tokenize(
         encoder = masking = MaskingEncoder(encoder, chat, vocabulary)
         if output and not output.masked:
             report.note(
-                f"format {output.format} has no place for what the assistant wrote: use --format "
-                "bin and a file to keep it"
+                f"format {output.format} can't record which tokens the assistant wrote; use "
+                "--format "
+                "bin and an output file"
             )
     if source.chunk:
         encoder = Chunks(encoder, *source.chunk, spans_without(vocabulary, added))
@@ -329,7 +331,7 @@ def _tokenize(
         encoder = FirstTokens(encoder, most, spans_without(vocabulary, added))
 
     if output and output.resume and (finished := _finished(output, vocabulary, key)):
-        report.line(f"nothing is left to do: all shards of {output.name} are finished")
+        report.line(f"nothing to do: all shards of {output.name} are finished")
         return finished | {"fingerprint": vocabulary.fingerprint}
     with Corpus(source.files, source.options) as text:
         owners = owners_by_file(text, source.splits) if source.splits else None

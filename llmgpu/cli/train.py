@@ -396,7 +396,7 @@ def _check_same_init(folder: RunFolder, init: str | None) -> None:
     if before is None or Path(init) not in (Path(before), Path(before).parent):
         began = "began with new weights" if before is None else f"began with --init {before}"
         raise InputError(
-            f"--init is {init}, but the run in {folder.path} {began}: leave it out to resume that "
+            f"--init is {init}, but the run in {folder.path} {began}: drop it to resume that "
             "run, or start a new one"
         )
 
@@ -414,7 +414,7 @@ def _set_decayed_aside(folder: RunFolder, checkpoint: Checkpoint, report: Report
         with output_errors(str(renamed)):
             shutil.copyfile(folder.log, renamed / folder.log.name)
         report.note(
-            f"{path} is after the learning rate began to fall, which it does later now: it is kept "
+            f"{path} is from the decay of the earlier schedule, which now starts later: it is kept "
             f"as {renamed}, with its log"
         )
 
@@ -447,7 +447,7 @@ def _same_separator(checkpoint: Checkpoint, eos: str | None, given: int | None) 
     if eos is not None and given != checkpoint.eos_id:
         raise InputError(
             f"--eos is id {given}, but the run in {checkpoint.folder.parent} has "
-            f"{checkpoint.eos_id}: leave it out to resume that run, or start a new one"
+            f"{checkpoint.eos_id}: drop it to resume that run, or start a new one"
         )
     return checkpoint.eos_id
 

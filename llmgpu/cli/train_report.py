@@ -44,8 +44,7 @@ def announce_resuming(report: Reporter, checkpoint: Checkpoint, options: TrainOp
         report.note(change)
     if done >= steps:
         report.line(
-            f"nothing is left to do: {done} of {steps} steps are done; a larger --steps continues "
-            "the run"
+            f"nothing to do: {done} of {steps} steps are done; use a larger --steps to continue"
         )
 
 

@@ -147,7 +147,7 @@ class ModelConfig:
         if self.head_dim < 1 or self.head_dim % HEAD_DIM_MULTIPLE:
             origin = "" if self.head_width else f"dim {self.dim} / heads {self.heads} = "
             raise InputError(
-                f"{origin}{self.head_dim} numbers a head; it must be a multiple of "
+                f"{origin}{self.head_dim} numbers per head; it must be a multiple of "
                 f"{HEAD_DIM_MULTIPLE}"
             )
 

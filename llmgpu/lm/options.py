@@ -23,7 +23,21 @@ LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 DRIVER_NAMES: tuple[DriverName, ...] = get_args(DriverName)
 
 
+_FLAGS = {
+    "learning_rate": "--lr",
+    "min_learning_rate": "--min-lr",
+    "outer_learning_rate": "--outer-lr",
+    "evaluation_fraction": "--eval-fraction",
+    "evaluation_batches": "--eval-batches",
+    "evaluation_parts": "--eval-parts",
+    "corpus_weights": "--weights",
+}
 F16_VERSION = 3  # of the arithmetic of `TrainOptions.is_mixed`
+
+
+def flag_of(name: str) -> str:
+    """Return the option on the command line that sets a field or a size."""
+    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
 
 
 @dataclass(frozen=True)
@@ -120,10 +134,12 @@ class TrainOptions:
             ("sync_every", 0),
         ):
             if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}, it must be at least {least}")
+                value = getattr(self, name)
+                raise InputError(f"{flag_of(name)} is {value}, it must be at least {least}")
         for name in ("beta1", "beta2", "label_smoothing", "evaluation_fraction", "outer_momentum"):
             if getattr(self, name) >= 1:
-                raise InputError(f"{name} is {getattr(self, name)}, it must be less than 1")
+                value = getattr(self, name)
+                raise InputError(f"{flag_of(name)} is {value}, it must be less than 1")
         for name, choices in (
             ("precision", PRECISIONS),
             ("driver", DRIVER_NAMES),
@@ -133,50 +149,47 @@ class TrainOptions:
         ):
             if getattr(self, name) not in choices:
                 given = getattr(self, name)
-                raise InputError(f"{name} is {given}, use one of {', '.join(choices)}")
+                raise InputError(f"{flag_of(name)} is {given}, use one of {', '.join(choices)}")
         if self.decay_steps and self.schedule != "wsd":
-            raise InputError("decay_steps are those of the schedule wsd: use --schedule wsd")
+            raise InputError("--decay-steps needs --schedule wsd")
         if self.lora_rank:
             self._check_lora()
         self._check_weights()
         if self.sparse_embedding and OPTIMIZERS[self.optimizer].make_rows is None:
-            able = ", ".join(name for name, each in OPTIMIZERS.items() if each.make_rows)
-            raise InputError(f"{self.optimizer} can't do sparse_embedding; use {able}")
+            able = " or ".join(name for name, each in OPTIMIZERS.items() if each.make_rows)
+            raise InputError(f"--sparse-embedding needs --optimizer {able}, not {self.optimizer}")
         self._check_rounds()
         if not 0 <= self.seed < 1 << 63:
-            raise InputError(f"seed is {self.seed}, it must be from 0 to 2^63 - 1")
+            raise InputError(f"--seed is {self.seed}, it must be from 0 to 2^63 - 1")
         if self.min_learning_rate > self.learning_rate:
             raise InputError(
-                f"the learning rate goes from {self.learning_rate} to {self.min_learning_rate}; "
-                "use a min_learning_rate of 0 to learning_rate"
+                f"--min-lr is {self.min_learning_rate}, it must not be above --lr, "
+                f"{self.learning_rate}"
             )
 
     def _check_rounds(self) -> None:
         """Check the options of local steps."""
         if self.sync_every and OPTIMIZERS[self.optimizer].keeps_codes:
-            able = ", ".join(name for name, each in OPTIMIZERS.items() if not each.keeps_codes)
-            raise InputError(
-                f"sync_every takes means of moments, and {self.optimizer} keeps codes of them; use "
-                f"{able}"
-            )
+            able = " or ".join(name for name, each in OPTIMIZERS.items() if not each.keeps_codes)
+            raise InputError(f"--sync-every needs --optimizer {able}, not {self.optimizer}")
         for name in ("outer_learning_rate", "outer_momentum"):
             if not self.sync_every and getattr(self, name) != getattr(TrainOptions, name):
-                raise InputError(f"{name} is for sync_every: use --sync-every, such as 50")
+                raise InputError(f"{flag_of(name)} needs --sync-every, such as 50")
 
     def _check_lora(self) -> None:
         """Check the options of adapters."""
         for name in self.targets:
             if name not in LORA_TARGETS:
                 known = ", ".join(LORA_TARGETS)
-                raise InputError(f"lora_targets has {quote(name)}, use some of {known}")
+                raise InputError(f"--lora-targets has {quote(name)}, use some of {known}")
         if not self.lora_alpha:
-            raise InputError("lora_alpha is 0, with which adapters change nothing; use 16")
+            raise InputError("--lora-alpha is 0, so adapters would change nothing; use 16")
         for name, clashes in (
-            ("sparse_embedding", self.sparse_embedding),
-            (f"optimizer {self.optimizer}", OPTIMIZERS[self.optimizer].make_hidden is not None),
+            ("--sparse-embedding", self.sparse_embedding),
+            (f"--optimizer {self.optimizer}", OPTIMIZERS[self.optimizer].make_hidden is not None),
         ):
             if clashes:
-                raise InputError(f"{name} is not for adapters: leave it or lora_rank out")
+                raise InputError(f"{name} can't be combined with --lora-rank")
 
     def _check_weights(self) -> None:
         """Check the weights of corpora."""
@@ -187,7 +200,7 @@ class TrainOptions:
                 weight = 0.0
             if not 0 < weight < math.inf:
                 raise InputError(
-                    f"corpus_weights has {quote(text)}, they are numbers above 0, such as 0.7,0.3"
+                    f"--weights has {quote(text)}, use numbers above 0, such as 0.7,0.3"
                 )
 
     @property
@@ -210,7 +223,7 @@ class TrainOptions:
             ):
                 raise InputError(f"{field.name} is of type {type(value).__name__}")
             if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
-                raise InputError(f"{field.name} is {value}, it must be 0 or more")
+                raise InputError(f"{flag_of(field.name)} is {value}, it must be 0 or more")
 
     @property
     def is_mixed(self) -> bool:
@@ -281,10 +294,10 @@ class Intervals:
             ("sample_every", self.sample),
         ):
             if options.sync_every and steps % options.sync_every:
-                flag = f"--{name.replace('_', '-')}"
+                flag = flag_of(name)
                 raise InputError(
-                    f"{name} is {steps}, but workers have the same weights every "
-                    f"{options.sync_every} steps alone: use a multiple, such as "
+                    f"{flag} is {steps}, but workers have the same weights only every "
+                    f"{options.sync_every} steps (--sync-every): use a multiple, such as "
                     f"{flag} {-(-steps // options.sync_every) * options.sync_every}"
                 )
 
@@ -313,17 +326,17 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         """Check each value."""
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InputError(f"temperature is {self.temperature}, it must be 0 or more")
+            raise InputError(f"--temperature is {self.temperature}, it must be 0 or more")
         if self.top_k < 0:
-            raise InputError(f"top_k is {self.top_k}, it must be 0 (all) or more")
+            raise InputError(f"--top-k is {self.top_k}, it must be 0 (all) or more")
         if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p is {self.top_p}, it must be above 0 and no more than 1")
+            raise InputError(f"--top-p is {self.top_p}, it must be above 0 and at most 1")
         if not 1 <= self.repetition_penalty < math.inf:
             raise InputError(
-                f"repetition_penalty is {self.repetition_penalty}, it must be 1 (none) or more"
+                f"--repetition-penalty is {self.repetition_penalty}, it must be 1 (none) or more"
             )
         if not 0 <= self.seed < 1 << 63:
-            raise InputError(f"seed is {self.seed}, it must be from 0 to 2^63 - 1")
+            raise InputError(f"--seed is {self.seed}, it must be from 0 to 2^63 - 1")
 
     def numbered(self, number: int) -> SamplingOptions:
         """Return the same options with the seed of one of several texts."""

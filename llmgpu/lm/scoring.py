@@ -83,9 +83,11 @@ class Scorer:
         """Take a model; InputError for a window or a stride that it can't have."""
         longest = model.config.seq_len
         if not 1 <= window <= longest:
-            raise InputError(f"window is {window}, the model takes from 1 to {longest} tokens")
+            raise InputError(
+                f"--window is {window}, it must be from 1 to {longest}, the longest the model takes"
+            )
         if not 1 <= stride <= window:
-            raise InputError(f"stride is {stride}, it must be from 1 to the window, {window}")
+            raise InputError(f"--stride is {stride}, it must be from 1 to --window, {window}")
         self._model, self.window, self.stride = model, window, stride
         self._graphs: dict[int, tuple[LossGraph, Program]] = {}
 

@@ -55,7 +55,7 @@ class Workers:
         """Raise InputError unless all workers have as many batches in a step."""
         if grad_accum % self.count:
             raise InputError(
-                f"grad_accum is {grad_accum}, which {self.count} workers can't share: use a "
+                f"--grad-accum is {grad_accum}, which {self.count} workers can't share: use a "
                 f"multiple of {self.count}, such as --grad-accum {self.count}"
             )
 

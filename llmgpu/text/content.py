@@ -25,7 +25,7 @@ from llmgpu.outputs import binary_kind
 
 HEAD_BYTES = 4096
 
-AS_BYTES = "take its bytes as they are with --input-format bytes"
+AS_BYTES = "read it as raw bytes with --input-format bytes"
 
 _COMPRESSED = {  # how files begin, by suffixes in `llmgpu.text.compressions.COMPRESSIONS`
     ".gz": b"\x1f\x8b\x08",
@@ -116,7 +116,7 @@ def check_text(head: bytes, name: str) -> None:
     """
     kind = binary_format(head)
     if kind is not None:
-        todo = "leave it out (--exclude)"
+        todo = "exclude it (--exclude)"
         if kind.startswith("text"):
             todo = "convert it with iconv"
         elif kind in _PACKED:
@@ -126,23 +126,20 @@ def check_text(head: bytes, name: str) -> None:
 
 def note_of_zeros(names: Sequence[str]) -> str:
     """Return what to tell of files that have zero bytes."""
-    return (
-        f"{listed(names)}: zero bytes, as in files that are not text; --exclude GLOB leaves files "
-        "out"
-    )
+    return f"NUL bytes in {listed(names)}, which may not be text; --exclude GLOB skips files"
 
 
 def note_of_jsonl(names: Sequence[str]) -> str:
     """Return what to tell of files of JSON Lines that were read as text."""
     return (
         f"{listed(names)}: read as plain text, but looks like JSON Lines: --input-format jsonl "
-        "takes the field --text-field of each line"
+        "reads the field named by --text-field"
     )
 
 
 def note_of_binaries(names: Sequence[str]) -> str:
     """Return what to tell of files that were left out because they are not text."""
-    return f"{number_of(len(names), 'binary file')} left out: {listed(names)}"
+    return f"{number_of(len(names), 'binary file')} skipped: {listed(names)}"
 
 
 def looks_like_jsonl(head: bytes, least: int) -> bool:

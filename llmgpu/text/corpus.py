@@ -128,7 +128,7 @@ class Corpus(Closing):
         self.options = options or CorpusOptions()
         limit = self.options.limit
         if limit is not None and limit < 1:
-            raise InputError(f"a limit of {limit} bytes leaves no text: use 1 or more")
+            raise InputError(f"a limit of {limit} bytes leaves no text; use 1 or more")
         if self.options.chat is not None:
             _check_chat(self.sources, self.options)
         self.total_bytes = self.sources.total_bytes
@@ -350,10 +350,10 @@ class Corpus(Closing):
 def _check_chat(sources: Sources, options: CorpusOptions) -> None:
     """Raise InputError for what conversations can't be combined with."""
     if options.separators or options.line_documents:
-        raise InputError("conversations have no separators or lines: leave the option out")
+        raise InputError("--chat can't be combined with --doc-separator or --line-documents")
     for source in sources.files:
         if source.path != STANDARD_INPUT and format_of(source) is None:
-            raise InputError(f"{source.path}: conversations are in .jsonl or .parquet files")
+            raise InputError(f"{source.path}: --chat reads .jsonl or .parquet files")
 
 
 class _DirectReader:

@@ -90,7 +90,7 @@ def walk_folder(
     if not paths:
         excluded = f", {unwanted} excluded" if unwanted else ""
         raise InputError(
-            f"no files in the folder {folder!r} ({left_out} entries left out{excluded})"
+            f"no files in the folder {folder!r} ({left_out} entries skipped{excluded})"
         )
     return sorted(paths, key=os.fsencode), left_out
 

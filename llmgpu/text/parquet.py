@@ -74,9 +74,7 @@ class ParquetFile:
         """Raise an InputError if a package is missing, or the file is a pipe."""
         PYARROW_PARQUET.require(source.path)
         if source.size is None:
-            raise InputError(
-                f"{source.path}: a parquet file is read from its end: it can't be a pipe"
-            )
+            raise InputError(f"{source.path}: Parquet can't be read from a pipe; give a file")
 
     def __init__(self, source: Source, column: str) -> None:
         """Open the file; InputError if it can't be read or has no such column of text."""

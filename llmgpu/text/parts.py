@@ -78,11 +78,11 @@ def part_from_environment(environment: Mapping[str, str] = os.environ) -> tuple[
             found[f"{number} and {count}"] = part
     if len(set(found.values())) > 1:
         both = ", ".join(f"{names} part {part}" for names, part in found.items())
-        raise InputError(f"the environment names different parts ({both}): give --part I/N")
+        raise InputError(f"environment variables name different parts ({both}): give --part I/N")
     for names, part in found.items():
         return part, names
     known = "; ".join(f"{number} and {count}" for number, count, _ in _ENVIRONMENTS)
-    raise InputError(f"nothing in the environment names a part ({known}): give --part I/N")
+    raise InputError(f"no environment variable says which part this is ({known}): give --part I/N")
 
 
 def _whole(environment: Mapping[str, str], name: str) -> int:

@@ -47,7 +47,7 @@ def special_options(
 def several(texts: Iterable[str | bytes]) -> Iterable[str | bytes]:
     """Return several texts; TypeError for a single one, whose characters would be texts."""
     if isinstance(texts, (str, bytes)):
-        raise TypeError("several texts are expected: put a single one into a list")
+        raise TypeError("expected several texts; put a single one in a list")
     return texts
 
 

@@ -426,7 +426,7 @@ class Tokenizer(Decoder):
         Raises InputError for a number below 0, and as `encode`.
         """
         if tokens < 0:
-            raise InputError(f"a text of {tokens} tokens: give 0 or more")
+            raise InputError(f"can't truncate to {tokens} tokens; use 0 or more")
         ids = self.encode(text)
         if len(ids) <= tokens:
             return text

@@ -47,8 +47,8 @@ class Conversations(Closing):
         chat = vocabulary.chat
         if chat is None and not set(PLAIN_TOKENS) <= vocabulary.special_tokens.keys():
             raise VocabularyError(
-                "the vocabulary has no chat template, nor the special tokens "
-                f"{' and '.join(PLAIN_TOKENS)} of the plain one: give --chat-template"
+                "the vocabulary has neither a chat template nor the special tokens "
+                f"{' and '.join(PLAIN_TOKENS)} for ChatML: give --chat-template"
             )
         if vocabulary.normalizer not in (None, NFC):
             name = get_normalizer(str(vocabulary.normalizer)).name

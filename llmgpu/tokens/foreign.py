@@ -43,8 +43,8 @@ def numbers_of(path: str, dtype: str | None = None) -> tuple[Layout, np.dtype[np
         raise InputError(f"{path} says that its numbers are {found}, not {dtype}")
     if not (chosen := found or dtype):
         raise InputError(
-            f"{path} has no side file that says what its numbers are: if another tool made it, say "
-            "--token-dtype uint16 (as nanoGPT has them) or uint32"
+            f"{path} has no side file that records its integer type: if another tool made it, use "
+            "--token-dtype uint16 (nanoGPT) or uint32"
         )
     kind = np.dtype(chosen).newbyteorder("<")
     size = os.path.getsize(path) - layout.header_bytes

@@ -34,7 +34,7 @@ def test_several_sizes(llmgpu: Run, corpus: Path) -> None:
     fails(
         llmgpu("bpe-train", "corpus.txt", *CPU, "--vocab-size", "300,400", "-o", "-"),
         2,
-        "several vocabulary sizes don't go to standard output",
+        "several vocabulary sizes can't be written to standard output",
     )
 
 
@@ -69,7 +69,7 @@ def test_a_second_stage_with_another_pattern(llmgpu: Run, corpus: Path, vocab: P
     options = ("--seed-vocab", "v.bin", "--pattern", "none", "--vocab-size", "420")
     done = llmgpu("bpe-train", "corpus.txt", *CPU, *options, "-o", "more.bin")
     assert done.returncode == 0, done.stderr
-    assert b"cut by none, not by cl100k" in done.stderr
+    assert b"split by none, not by cl100k" in done.stderr
     seed, more = Vocabulary.load(vocab), Vocabulary.load(corpus.parent / "more.bin")
     assert (more.pattern, more.size, more.tokens[: seed.size]) == ("none", 420, seed.tokens)
     ids = llmgpu("tokenize", "--vocab", "more.bin", "corpus.txt", "-o", "ids.bin")

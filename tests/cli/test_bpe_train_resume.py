@@ -68,7 +68,7 @@ def test_resume_needs_nothing_but_the_folder(llmgpu: Run, corpus: Path) -> None:
         made = (corpus.parent / f"v-{size}.bin").read_bytes()
         assert made == (corpus.parent / f"w-{size}.bin").read_bytes()
     done = llmgpu("bpe-train", "--checkpoint", "kept", "--resume")
-    assert b"nothing is left to do: v-290.bin, v-300.bin are finished" in done.stderr
+    assert b"nothing to do: v-290.bin, v-300.bin are finished" in done.stderr
     options_file = corpus.parent / "kept" / "options.toml"
     moved = options_file.read_text().replace(str(corpus.parent), "/elsewhere")
     options_file.write_text(moved)
@@ -123,7 +123,7 @@ def test_a_finished_run_has_nothing_left_to_do(llmgpu: Run, corpus: Path) -> Non
     assert llmgpu(*command, *sizes).returncode == 0
     expected = made.read_bytes()
     done = llmgpu(*command, *sizes, "--resume", "--json")
-    assert done.stderr == b"nothing is left to do: v.bin is finished\n"
+    assert done.stderr == b"nothing to do: v.bin is finished\n"
     facts = json.loads(done.stdout)
     assert facts["fingerprint"] == Vocabulary.load(made).fingerprint
     assert (facts["output"], facts["vocab_size"]) == ("v.bin", 300)

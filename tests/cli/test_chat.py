@@ -89,9 +89,9 @@ def test_what_does_not_go_together(llmgpu: Run, conversations: Path) -> None:
         fails(llmgpu(*TOKENIZE, *options), 2, message)
     without = (*TOKENIZE[:-2], "c.jsonl", "--chat-template", "c.jsonl")
     fails(llmgpu(*without), 2, "--chat-template needs --chat")
-    fails(llmgpu(*TOKENIZE, "--line-documents"), 1, "conversations have no separators or lines")
+    fails(llmgpu(*TOKENIZE, "--line-documents"), 1, "--chat can't be combined with --doc-separator")
     noted = llmgpu(*TOKENIZE)
-    assert b"note: format ids has no place for what the assistant wrote" in noted.stderr
+    assert b"note: format ids can't record which tokens the assistant wrote" in noted.stderr
     fails(llmgpu(*TOKENIZE[:-2], "c.jsonl"), 1, "(conversations: --chat)")
 
 

@@ -82,11 +82,11 @@ def test_a_text_ends_before_a_string(llmgpu: Run, trained: Path) -> None:
     [
         (("--prompts", "none.txt"), 1, "can't read none.txt"),
         (("--prompts", "empty.txt"), 1, "empty.txt has no prompts"),
-        (("--prompts", "bad.jsonl"), 1, 'bad.jsonl, line 2: no text under "prompt"'),
+        (("--prompts", "bad.jsonl"), 1, 'bad.jsonl, line 2: no text in "prompt"'),
         (("--prompts", "bad.jsonl", "--prompt", "x"), 2, "give --prompt or --prompts, not both"),
         (("--prompt-field", "q"), 2, "--prompt-field is for --prompts"),
-        (("--stop", ""), 2, "--stop is empty"),
-        (("--repetition-penalty", "0.5"), 1, "repetition_penalty is 0.5"),
+        (("--stop", ""), 2, "--stop must not be empty"),
+        (("--repetition-penalty", "0.5"), 1, "--repetition-penalty is 0.5"),
     ],
 )
 def test_what_cannot_work_is_one_clear_line(

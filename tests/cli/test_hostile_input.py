@@ -159,7 +159,7 @@ def test_outputs_need_a_name(llmgpu: Run, vocab: Path, arguments: tuple[str, ...
 
 def test_several_sizes_do_not_go_to_a_device(llmgpu: Run, corpus: Path) -> None:
     done = llmgpu("bpe-train", "corpus.txt", "--vocab-size", "300,400", "-o", "/dev/null")
-    fails(done, 2, "several vocabulary sizes don't go to /dev/null")
+    fails(done, 2, "several vocabulary sizes can't be written to /dev/null")
 
 
 READING = [

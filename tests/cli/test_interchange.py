@@ -84,7 +84,7 @@ def test_notes_are_on_stderr(llmgpu: Run, tmp_path: Path) -> None:
         (["tokenize", "--vocab", "v.bin", "--decode", "97"], 1, "ids themselves are piped in"),
         (["tokenize", "--vocab", "v.bin", "--decode", "x.bin"], 1, "x.bin has no side file"),
         (["generate", "v.bin"], 1, "v.bin: a file, not the folder of a run"),
-        (["import", "v.bin"], 1, "v.bin is already a vocabulary of llmgpu"),
+        (["import", "v.bin"], 1, "v.bin is already an llmgpu vocabulary"),
         (["import", "ranks"], 1, "--pattern"),
         (["import", "ranks", "--from", "huggingface"], 1, "ranks"),
         (["import", "t.json", "--from", "tiktoken"], 1, "t.json: line 1"),
@@ -98,7 +98,11 @@ def test_notes_are_on_stderr(llmgpu: Run, tmp_path: Path) -> None:
         (["import", "ranks", "--special-token", "=5"], 2, "is not a text and an id"),
         (["import", "ranks", "--pattern", "gpt9"], 2, "gpt9"),
         (["export", "missing.bin", "--to", "gpt2", "-o", "out"], 1, "missing.bin"),
-        (["export", "ranks", "--to", "gpt2", "-o", "out"], 1, "ranks: a rank file does not say"),
+        (
+            ["export", "ranks", "--to", "gpt2", "-o", "out"],
+            1,
+            "ranks: a tiktoken file does not say",
+        ),
         (["export", "v.bin", "--to", "tiktoken", "-o", "/dev/full"], 1, "/dev/full"),
         (["export", "v.bin", "--to", "gpt2", "-o", "t.json"], 1, "t.json"),
         (["export", "v.bin", "--to", "gpt2"], 2, "--output"),
@@ -193,9 +197,9 @@ def test_the_model_of_a_hugging_face_folder_to_gguf(llmgpu: Run, tmp_path: Path)
 
 def test_options_of_gguf(llmgpu: Run, v_bin: Path) -> None:
     to_gguf = ("export", "v.bin", "--to", "gguf", "-o", "m.gguf")
-    fails(llmgpu(*to_gguf, "--weights", "f16"), 2, "--weights is for models")
+    fails(llmgpu(*to_gguf, "--weights", "f16"), 2, "--weights is only for")
     others = ("export", "v.bin", "--to", "tiktoken", "-o", "t.ranks", "--chat-template", "v.bin")
-    fails(llmgpu(*others), 2, "--chat-template is for gguf and huggingface")
+    fails(llmgpu(*others), 2, "--chat-template is only for gguf and huggingface")
     fails(llmgpu(*to_gguf, "--chat-template", "missing"), 1, "missing")
     (v_bin.parent / "m.gguf").write_text("{{ messages }}")
     fails(llmgpu(*to_gguf, "--chat-template", "m.gguf", "--force"), 1, "m.gguf is an input")

@@ -71,11 +71,11 @@ def test_resuming_needs_only_the_folder(
         assert (folder / "run" / "options.toml").read_bytes() == before
     fails(llmgpu("train", "-o", "nope", "--resume"), 1, "nope does not exist, so there is no run")
     finished = llmgpu("train", "-o", "run", "--resume")
-    assert finished.returncode == 0 and b"nothing is left to do" in finished.stderr
+    assert finished.returncode == 0 and b"nothing to do" in finished.stderr
     assert llmgpu("train", "-o", "run", "--resume", "--steps", "5").returncode == 0
     assert losses(folder / "run")[-1][0] == 5
     finished = llmgpu("train", "-o", "run", "--resume")
-    assert b"nothing is left to do: 5 of 5 steps" in finished.stderr
+    assert b"nothing to do: 5 of 5 steps" in finished.stderr
     fails(llmgpu("train", "-o", "run", "--resume", "--dim", "64"), 1, "dim is 64")
     kept = folder / "run" / "options.toml"
     kept.write_text(kept.read_text().replace(str(folder), "/elsewhere"))

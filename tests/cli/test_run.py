@@ -175,13 +175,13 @@ def test_commands_of_parts() -> None:
         ("train data", "'train' can't be run in parts: use tokenize or bpe-train"),
         ("tokenize data", "Missing option '--vocab'"),
         ("tokenize --vocab v.bin data", "needs -o OUT.bin and --shard-tokens N"),
-        ("tokenize --vocab v.bin -o t.bin --shard-tokens 9", "files that all machines have"),
+        ("tokenize --vocab v.bin -o t.bin --shard-tokens 9", "files that all machines can open"),
         ("tokenize --vocab v.bin --part 1/2 data", "--part can't be combined with llmgpu run"),
         ("tokenize --vocab v.bin --count data", "--count can't be combined with llmgpu run"),
         ("bpe-train data --limit 1MB", "--limit can't be combined with llmgpu run"),
         ("bpe-train --from-counts c", "--from-counts can't be combined with llmgpu run"),
-        ("bpe-train -", "files that all machines have, not a pipe"),
-        ("bpe-train data -o -", "needs -o FILE, whose name its counts have"),
+        ("bpe-train -", "can't read a pipe; give files"),
+        ("bpe-train data -o -", "needs -o FILE, which also names its counts"),
     ],
 )
 def test_what_can_not_be_run_in_parts(command: str, message: str) -> None:

@@ -39,7 +39,11 @@ def test_a_compressed_pipe_is_decompressed(
     assert ids_of(llmgpu, stdin=packed) == expected
     (vocab.parent / "t").write_bytes(packed)
     done = llmgpu(*ENCODE, "t")
-    fails(done, 1, "t is a compressed file: unpack it, leave it out (--exclude), or take its bytes")
+    fails(
+        done,
+        1,
+        "t is a compressed file: unpack it, exclude it (--exclude), or read it as raw bytes",
+    )
     assert ids_of(llmgpu, "t", "--input-format", "bytes") != expected
     assert ids_of(llmgpu, "--input-format", "bytes", stdin=packed) == ids_of(
         llmgpu, "t", "--input-format", "bytes"
@@ -83,13 +87,13 @@ def test_files_that_are_not_text(llmgpu: Run, vocab: Path) -> None:
     for name, data in (("a.txt", TEXT), ("logo.png", PNG), ("odd", b"a\0b")):
         (folder / name).write_bytes(data)
     for command in ((*ENCODE, "d"), ("bpe-train", "d", "--vocab-size", "260", "-o", "n.bin")):
-        fails(llmgpu(*command), 1, "d/logo.png is a picture: leave it out (--exclude)")
+        fails(llmgpu(*command), 1, "d/logo.png is a picture: exclude it (--exclude)")
         done = llmgpu(*command, "--exclude", "*.png")
-        assert done.returncode == 0 and b"note: 'd/odd': zero bytes" in done.stderr
+        assert done.returncode == 0 and b"note: NUL bytes in 'd/odd'" in done.stderr
     fails(llmgpu(*ENCODE, stdin=PNG), 1, "standard input is a picture")
     done = llmgpu(*COUNT, "d", "--json")
     assert [Path(file["path"]).name for file in json.loads(done.stdout)["files"]] == ["a.txt"]
-    assert b"note: 2 binary files left out: 'd/logo.png', 'd/odd'" in done.stderr
+    assert b"note: 2 binary files skipped: 'd/logo.png', 'd/odd'" in done.stderr
     fails(llmgpu(*COUNT, "d/logo.png"), 1, "d/logo.png is a picture")
     done = llmgpu(*COUNT, "d/odd", "d/logo.png", "--input-format", "bytes", "--json")
     assert json.loads(done.stdout)["text_bytes"] == 3 + len(PNG) and not done.stderr.count(b"note")
@@ -106,9 +110,9 @@ def test_a_list_of_files(llmgpu: Run, vocab: Path) -> None:
         assert ids_of(llmgpu, "d.txt", "--files-from", "list") == expected
         assert ids_of(llmgpu, "d.txt", "--files-from", "-", stdin=names) == expected
     fails(llmgpu(*ENCODE, "--files-from", "none"), 1, "can't read none: No such file")
-    fails(llmgpu(*ENCODE, "--files-from", "-"), 1, "standard input, of --files-from, names no file")
+    fails(llmgpu(*ENCODE, "--files-from", "-"), 1, "--files-from: standard input names no files")
     fails(llmgpu(*ENCODE, "--files-from", "-", stdin=b"gone"), 1, "no such file or folder: 'gone'")
-    fails(llmgpu(*ENCODE, "-", "--files-from", "-"), 2, "can't be both text and --files-from")
+    fails(llmgpu(*ENCODE, "-", "--files-from", "-"), 2, "can't be both the text and the list")
     done = llmgpu(*COUNT, "--files-from", "-", "--json", stdin=b"c.txt\nd.txt")
     assert len(json.loads(done.stdout)["files"]) == 2
 
@@ -143,9 +147,12 @@ def counted(llmgpu: Run, *arguments: str) -> bytes:
         ((*COUNT, "a.txt", "--per", "total", "--sort", "path"), "--sort has no effect"),
         (
             ("bpe-train", "a.txt", "--counts-only", "--save-counts", "c", "-o", "w.bin"),
-            "--output is for a vocabulary, and --counts-only writes none",
+            "--output has no effect with --counts-only, which writes no vocabulary",
         ),
-        (("bpe-train", "--from-counts", "w", "--gitignore"), "--gitignore is for CORPUS"),
+        (
+            ("bpe-train", "--from-counts", "w", "--gitignore"),
+            "--gitignore can't be combined with --from-counts",
+        ),
         (("train", "--vocab", "v.bin", "t.bin", "-o", "r", "--limit", "9"), "--limit is for text"),
         (("train", "--vocab", "v.bin", "t.bin", "-o", "r", "--chat"), "t.bin has tokens"),
         (("train", "--vocab", "v.bin", "a.txt", "-o", "r", "--text-field", "x"), "read as text"),

@@ -58,7 +58,7 @@ def test_files_of_several_formats_are_decoded_together(
     assert back.returncode == 0 and back.stdout == len(names) * corpus.read_bytes()
     (corpus.parent / "a.bin.json").unlink()
     alone = llmgpu("tokenize", "--vocab", "v.bin", "--decode", "a.bin")
-    fails(alone, 1, "a.bin has no side file that says what its numbers are")
+    fails(alone, 1, "a.bin has no side file that records its integer type")
     fails(llmgpu("tokenize", "--vocab", "v.bin", "--decode", "a.bin", "-o", "a.bin"), 1, "input")
 
 

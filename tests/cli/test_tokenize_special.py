@@ -105,8 +105,8 @@ def test_lines_end_as_they_come(special_vocab: Vocabulary, corpus: Path) -> None
         (["--disallow-special", END, "--allowed-special", BEGIN], 1, "--allowed-special"),
         (["--allowed-special", "<|no|>"], 1, "'<|no|>' is not a special token"),
         (["--disallow-special", "<|no|>"], 1, "'<|end|>', '<|begin|>'"),
-        (["--bos", "300"], 1, "id 300 stands for nothing in the vocabulary of 300 ids"),
-        (["--eos", "two words"], 1, "'two words' is not one token"),
+        (["--bos", "300"], 1, "there is no token 300 in this vocabulary of 300"),
+        (["--eos", "two words"], 1, "'two words' is not a single token"),
         (["--decode", "--bos", "1"], 2, "--decode"),
     ],
 )
@@ -161,6 +161,6 @@ def test_where_nothing_goes_around_a_text(llmgpu: Run, special_vocab: Vocabulary
     run = ("tokenize", "--vocab", "v.bin", "--device", "cpu", "--add-special-tokens")
     done = llmgpu(*run, stdin=b"ab")
     assert done.stdout == b"97 98\n"
-    assert b"note: --add-special-tokens adds none: the vocabulary puts no tokens" in done.stderr
+    assert b"note: --add-special-tokens has no effect: the vocabulary adds no tokens" in done.stderr
     fails(llmgpu(*run, "--chat", stdin=b"{}"), 2, "--chat takes no special tokens")
     fails(llmgpu(*run, "--decode", stdin=b"1"), 2, "--add-special-tokens can't be combined with")

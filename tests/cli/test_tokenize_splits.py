@@ -172,7 +172,7 @@ def test_a_split_by_position_is_that_of_nanogpt(
 
 def test_one_document_is_not_divided(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     split = (*ENCODE, "-o", "t.bin", "--split", "val=0.1")
-    fails(llmgpu(*split), 2, "corpus.txt is one document, which --split can't divide")
+    fails(llmgpu(*split), 2, "corpus.txt is a single document, which --split can't divide")
     assert not [*corpus.parent.glob("t*.bin")]
     for divided in ("--line-documents", "--split-by=position", "--doc-separator= "):
         done = llmgpu(*split, divided)
@@ -190,4 +190,4 @@ def test_chunks(llmgpu: Run, corpus: Path, vocab: Path, corpus_text: bytes) -> N
     assert json.loads(done.stdout)["documents"] == len(chunks)
     assert json.loads(done.stdout)["tokens"] == sum(map(len, chunks))
     fails(llmgpu(*ENCODE, "--overlap", "3"), 2, "--overlap needs --chunk-tokens N")
-    fails(llmgpu(*ENCODE, "--overlap", "3", "--chunk-tokens", "3"), 2, "has to be below")
+    fails(llmgpu(*ENCODE, "--overlap", "3", "--chunk-tokens", "3"), 2, "must be less than")

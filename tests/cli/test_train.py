@@ -305,9 +305,9 @@ def test_a_folder_with_a_run_is_not_written_over(llmgpu: Run, corpus: Path, voca
     command = (*TRAIN, "--steps", "2", "--device", "cpu")
     assert llmgpu(*command).returncode == 0
     fails(llmgpu(*command), 1, "run already has a run: use --resume")
-    fails(llmgpu(*command, "--resume", "--lr", "1"), 1, "learning_rate is 1.0, but the run in")
+    fails(llmgpu(*command, "--resume", "--lr", "1"), 1, "--lr is 1.0, but the run in")
     fails(llmgpu(*command[:-4], "--steps", "1", "--resume"), 1, "has already done 2")
-    assert llmgpu(*command, "--resume").returncode == 0  # nothing is left to do
+    assert llmgpu(*command, "--resume").returncode == 0  # nothing to do
     fails(llmgpu(*command, "--seq-len", "100000", "--force"), 1, "tokens are too few")
     assert llmgpu(*command, "--resume").returncode == 0  # the old run is still there
     assert llmgpu(*command, "--force").returncode == 0
@@ -321,11 +321,11 @@ def test_a_folder_with_a_run_is_not_written_over(llmgpu: Run, corpus: Path, voca
         (("--seq-len", "100000"), "200,001"),
         (("--dim", "30", "--heads", "4"), "dim 30 is not a multiple of heads 4"),
         (("--kv-heads", "3"), "heads 2 is not a multiple of kv_heads 3"),
-        (("--lr", "nan"), "learning_rate is nan"),
+        (("--lr", "nan"), "--lr is nan"),
         (("--sparse-embedding",), "use --untied"),
         (
             ("--sparse-embedding", "--untied", "--optimizer", "adamw-8bit"),
-            "adamw-8bit can't do sparse_embedding; use adamw",
+            "--sparse-embedding needs --optimizer adamw or muon, not adamw-8bit",
         ),
         (("--dim", "2000000", "--heads", "2"), "of memory"),
     ],
@@ -400,7 +400,7 @@ def test_generating_repeats_with_a_seed_and_on_every_device(
     piped = [word if word != "a" else "-" for word in (*command, "--device", "cpu", "--seed", "5")]
     assert llmgpu(*piped, stdin=b"a\n").stdout == texts[0].stdout
     fails(llmgpu(*piped, stdin=b"a\xff"), 1, "standard input: not UTF-8 at byte 1")
-    fails(llmgpu("generate", "run"), 1, "give --prompt TEXT")
+    fails(llmgpu("generate", "run"), 1, "give --prompt")
     fails(llmgpu(*command, "--temperature", "-1"), 1, "temperature is -1.0")
     fails(llmgpu("generate", "nowhere", "--prompt", "a"), 1, "no such folder")
 
@@ -411,7 +411,7 @@ def test_a_finished_run_has_nothing_left_to_do(llmgpu: Run, corpus: Path, vocab:
     folder = corpus.parent / "run"
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     done = llmgpu(*command, "2", "--resume")
-    assert done.returncode == 0 and b"nothing is left to do: 2 of 2 steps" in done.stderr
+    assert done.returncode == 0 and b"nothing to do: 2 of 2 steps" in done.stderr
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     further = llmgpu(*command, "3", "--resume")
     assert further.returncode == 0 and b"nothing is left" not in further.stderr, further.stderr

@@ -61,11 +61,11 @@ def test_a_run_begins_with_the_weights_of_a_model(llmgpu: Run, corpus: Path, mod
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--dim", "64"), "dim is 64, but --init has a model of its own"),
-        (("--untied",), "tied is False, but --init has a model of its own"),
-        (("--preset", "tiny"), "--preset can't be given with --init"),
+        (("--dim", "64"), "--dim is 64, but --init sets the size"),
+        (("--untied",), "--tied is False, but --init sets the size"),
+        (("--preset", "tiny"), "--preset can't be combined with --init"),
         (("--seq-len", "65"), "seq_len is 65, the model takes at most 64"),
-        (("--vocab", "v.bin"), "the model in model has "),
+        (("--vocab", "v.bin"), "the model in model needs "),
         (("--init", "corpus.txt"), "corpus.txt: a file, not the folder of a run"),
     ],
 )

@@ -38,9 +38,7 @@ def test_a_killed_run_with_weights_is_resumed(llmgpu: Run, tokens: Path) -> None
         assert_same_weights(tokens / "other", tokens / "whole")
 
     again = ("train", "-o", "run", "--resume", "--steps", "8")
-    fails(
-        llmgpu(*again, "--weights", "0.5,0.5"), 1, "corpus_weights is 0.5,0.5, but the run in run"
-    )
+    fails(llmgpu(*again, "--weights", "0.5,0.5"), 1, "--weights is 0.5,0.5, but the run in run")
     fails(llmgpu(*again, "b.bin", "a.bin"), 1, "run was started with other tokens")
     (tokens / "run/options.toml").unlink()
     named = ("--vocab", "v.bin", "a.bin", "b.bin")
@@ -55,9 +53,9 @@ def test_a_killed_run_with_weights_is_resumed(llmgpu: Run, tokens: Path) -> None
     ("arguments", "message"),
     [
         (("a.bin", "b.bin", "--weights", "1"), "--weights has 1 for 2 names of CORPUS"),
-        (("a.bin", "b.bin", "--weights", "1,x"), "corpus_weights has 'x', they are numbers above"),
-        (("a.bin", "b.bin", "--weights", "1,0"), "corpus_weights has '0', they are numbers above"),
-        (("a.bin", "b.bin", "--weights", "1,inf"), "corpus_weights has 'inf', they are numbers"),
+        (("a.bin", "b.bin", "--weights", "1,x"), "--weights has 'x', use numbers above"),
+        (("a.bin", "b.bin", "--weights", "1,0"), "--weights has '0', use numbers above"),
+        (("a.bin", "b.bin", "--weights", "1,inf"), "--weights has 'inf', use numbers"),
         (("a.bin", "a.bin", "--weights", "1,1"), "name each file once"),
         (("corpus.txt", "half.txt", "--weights", "1,1"), "is text, and weights are for token fi"),
     ],

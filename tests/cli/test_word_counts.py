@@ -58,11 +58,19 @@ def test_counts_say_which_pattern(llmgpu: Run, corpus: Path) -> None:
         ([], 1, "the corpus is empty"),
         (["corpus.txt", "--from-counts", "c"], 2, "for standard input) or --from-counts"),
         (["corpus.txt", "--counts-only"], 2, "--counts-only needs --save-counts"),
-        (["--from-counts", "c", "--limit", "1KB"], 2, "--limit is for CORPUS"),
-        (["--from-counts", "c", "--doc-separator", "x"], 2, "--doc-separator is for CORPUS"),
+        (
+            ["--from-counts", "c", "--limit", "1KB"],
+            2,
+            "--limit can't be combined with --from-counts",
+        ),
+        (
+            ["--from-counts", "c", "--doc-separator", "x"],
+            2,
+            "--doc-separator can't be combined with --from-counts",
+        ),
         (["--from-counts", "corpus.txt"], 1, "corpus.txt: not a file of llmgpu word counts"),
         (["--from-counts", "missing"], 1, "can't read missing"),
-        (["--from-counts", "c", *SPECIAL], 1, "c: special token '<|end|>' was not left out"),
+        (["--from-counts", "c", *SPECIAL], 1, "c: special token '<|end|>' was counted"),
         (["--from-counts", "c", "--from-counts", "d"], 1, "c and d can't be added up: pattern"),
         (["corpus.txt", "--threads", "0"], 2, "0 is not in the range 1<=x<=1024"),
         (["corpus.txt", "--save-counts", "missing/c"], 1, "can't write missing/c"),
@@ -111,7 +119,9 @@ def test_options_of_merging_have_no_effect_on_counts(llmgpu: Run, corpus: Path) 
     options += ("--engine", "batched")
     done = llmgpu(*count, *options)
     notes = [
-        line for line in done.stderr.decode().splitlines() if "has no effect on counts" in line
+        line
+        for line in done.stderr.decode().splitlines()
+        if "has no effect with --counts-only" in line
     ]
     assert done.returncode == 0
     assert sorted(note.split()[1] for note in notes) == sorted(options[::2])

@@ -50,7 +50,7 @@ def test_a_rate_that_is_stable_and_decays_at_the_end() -> None:
     assert options.stable_end == 100
     assert replace(options, decay_steps=0).rate(199) == 1
     assert replace(options, decay_steps=300).stable_end == 10
-    with pytest.raises(InputError, match="decay_steps are those of the schedule wsd"):
+    with pytest.raises(InputError, match="--decay-steps needs --schedule wsd"):
         replace(options, schedule="cosine")
 
 
@@ -63,21 +63,19 @@ def test_a_rate_that_is_stable_and_decays_at_the_end() -> None:
     ],
 )
 def test_impossible_schedules(numbers: tuple[float, float, int, int]) -> None:
-    with pytest.raises(
-        InputError, match=r"must be 0 or more|at least 0|use a min_learning_rate of 0 to"
-    ):
+    with pytest.raises(InputError, match=r"must be 0 or more|at least 0|it must not be above --lr"):
         schedule(*numbers)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": -1}, "batch_size is -1, it must be at least 1"),
-        ({"seed": -1}, r"seed is -1, it must be from 0 to 2\^63 - 1"),
-        ({"evaluation_fraction": 1.0}, r"evaluation_fraction is 1.0, .* less than 1"),
-        ({"evaluation_fraction": math.nan}, r"evaluation_fraction is nan"),
-        ({"schedule": "linear"}, "schedule is linear, use one of cosine, wsd"),
-        ({"initialisation": "zero"}, "initialisation is zero, use one of normal, fan-in"),
+        ({"batch_size": -1}, "--batch-size is -1, it must be at least 1"),
+        ({"seed": -1}, r"--seed is -1, it must be from 0 to 2\^63 - 1"),
+        ({"evaluation_fraction": 1.0}, r"--eval-fraction is 1.0, .* less than 1"),
+        ({"evaluation_fraction": math.nan}, r"--eval-fraction is nan"),
+        ({"schedule": "linear"}, "--schedule is linear, use one of cosine, wsd"),
+        ({"initialisation": "zero"}, "--initialisation is zero, use one of normal, fan-in"),
     ],
 )
 def test_values_out_of_range(options: dict[str, Any], message: str) -> None:

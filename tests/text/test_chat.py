@@ -96,10 +96,10 @@ def test_a_long_line_is_refused(tmp_path: Path) -> None:
 
 def test_other_files_and_options_are_refused(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("a")
-    with pytest.raises(InputError, match=r"c.txt: conversations are in .jsonl or .parquet files"):
+    with pytest.raises(InputError, match=r"c.txt: --chat reads .jsonl or .parquet files"):
         read(tmp_path / "c.txt", PlainChat())
     for option in ({"line_documents": True}, {"separators": (b"x",)}):
-        with pytest.raises(InputError, match="conversations have no separators or lines"):
+        with pytest.raises(InputError, match="--chat can't be combined with --doc-separator"):
             read(tmp_path / "c.txt", PlainChat(), **option)
 
 

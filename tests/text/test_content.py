@@ -76,7 +76,7 @@ def test_marks_of_compression() -> None:
 def test_what_is_not_text(data: bytes, what: str) -> None:
     assert binary_format(data) == what
     with pytest.raises(
-        InputError, match=f"x is {what}: .* or take its bytes as they are with --input-format bytes"
+        InputError, match=f"x is {what}: .* or read it as raw bytes with --input-format bytes"
     ):
         check_text(data, "x")
 

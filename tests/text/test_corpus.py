@@ -291,7 +291,7 @@ def test_a_file_whose_name_looks_like_a_glob(tmp_path: Path) -> None:
         (["*.nothing"], "no file matches '[*].nothing'"),
         (["empty"], "no files in the folder 'empty'"),
         (["emp*"], "no files in the folder 'empty'"),
-        (["hidden"], r"no files in the folder 'hidden' \(1 entries left out\)"),
+        (["hidden"], r"no files in the folder 'hidden' \(1 entries skipped\)"),
         (["loop"], "can't read loop: .*symbolic links"),
         (["dangling"], "can't read dangling: No such file"),
         (["f.txt/x"], "no such file or folder"),

@@ -83,7 +83,7 @@ def test_exclude(tmp_path: Path) -> None:
     ]
     assert files_of(tmp_path, exclude=("/docs/*", "src")) == ["a.py"]
     assert walk_folder(str(tmp_path), ("*.py",))[1] == 1  # what is excluded is not "left out"
-    with pytest.raises(InputError, match=r"no files in .*1 entries left out, 3 excluded"):
+    with pytest.raises(InputError, match=r"no files in .*1 entries skipped, 3 excluded"):
         walk_folder(str(tmp_path), ("*",))
 
 

@@ -172,8 +172,8 @@ def test_parts_of_the_environment(environment: dict[str, str], part: str) -> Non
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({}, "nothing in the environment names a part"),
-        ({"RANK": "1"}, "nothing in the environment names a part"),
+        ({}, "no environment variable says which part"),
+        ({"RANK": "1"}, "no environment variable says which part"),
         ({"RANK": "4", "WORLD_SIZE": "4"}, "there is no part 5/4"),
         ({"RANK": "one", "WORLD_SIZE": "4"}, "RANK is 'one', not a part number"),
         (
@@ -183,7 +183,7 @@ def test_parts_of_the_environment(environment: dict[str, str], part: str) -> Non
                 "JOB_COMPLETION_INDEX": "1",
                 "JOB_COMPLETIONS": "5",
             },
-            "names different parts",
+            "name different parts",
         ),
     ],
 )

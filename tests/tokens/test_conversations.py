@@ -171,7 +171,9 @@ def test_other_normalizers_are_refused() -> None:
 
 def test_without_a_template() -> None:
     vocabulary = dataclasses.replace(trained(), special_tokens={})
-    with pytest.raises(VocabularyError, match=r"no chat template, nor .*give --chat-template"):
+    with pytest.raises(
+        VocabularyError, match=r"neither a chat template nor .*give --chat-template"
+    ):
         Conversations(vocabulary)
 
 

@@ -182,7 +182,7 @@ def token_id(vocabulary: Vocabulary, token: int | str) -> int:
     if isinstance(token, int):
         if not 0 <= token < vocabulary.size or not vocabulary.tokens[token]:
             raise VocabularyError(
-                f"id {token} stands for nothing in the vocabulary of {vocabulary.size} ids"
+                f"there is no token {token} in this vocabulary of {vocabulary.size:,}"
             )
         return token
     if token in vocabulary.special_tokens:
@@ -192,11 +192,11 @@ def token_id(vocabulary: Vocabulary, token: int | str) -> int:
     ids = [i for i, text in enumerate(vocabulary.tokens) if text == spelled and i not in special]
     if not spelled or not ids:
         raise VocabularyError(
-            f"{quote(token)} is not one token of the vocabulary; {_known_tokens(vocabulary)}"
+            f"{quote(token)} is not a single token of this vocabulary; {_known_tokens(vocabulary)}"
         )
     if len(ids) > 1:
         raise VocabularyError(
-            f"{quote(token)} is the text of {len(ids)} ids, {ids[:3]}: give the id"
+            f"{quote(token)} is the text of {len(ids)} tokens, {ids[:3]}: give the id instead"
         )
     return ids[0]
 
@@ -209,7 +209,7 @@ def _chosen(
     for text in texts:
         if text != ALL and text not in vocabulary.special_tokens:
             raise VocabularyError(
-                f"{quote(text)} is not a special token of the vocabulary; "
+                f"{quote(text)} is not a special token of this vocabulary; "
                 f"{_known_tokens(vocabulary)}"
             )
     return every if ALL in texts else texts

@@ -103,8 +103,9 @@ class Guard:
             error = TextError(
                 f"special token {quote(data[begin:end].decode())}",
                 self._offset + begin,
-                "is disallowed: allow it (--allowed-special) to get its id, or don't disallow it "
-                "to get those of its text",
+                "is disallowed: use --allowed-special to encode it as its id, or don't disallow "
+                "it to "
+                "encode it as text",
             )
             if self._is_normalized:
                 raise InputError(f"in the normalized text, {error}")

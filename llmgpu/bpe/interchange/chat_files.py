@@ -32,7 +32,7 @@ def read_chat_template(folder: Path, note: Note) -> ChatTemplate | None:
         with naming(folder):
             return ChatTemplate(source, _named(_read_object(folder / _TOKENS_MAP)) | _named(config))
     except VocabularyError as error:
-        note(f"the chat template is left out: {error}")
+        note(f"the chat template is skipped: {error}")
         return None
 
 

@@ -203,7 +203,7 @@ def _name_split(vocabulary: Vocabulary, made: int) -> str:
     if missing := vocabulary.missing_bytes():
         raise VocabularyError(
             f"{len(missing)} bytes have no token, the first is 0x{missing[0]:02x}: {_TOOL} would "
-            "leave them out"
+            "skip them"
         )
     if made == 0:
         raise VocabularyError(f"the vocabulary has no merges, which {_TOOL} needs")

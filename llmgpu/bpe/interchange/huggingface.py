@@ -172,7 +172,10 @@ def write(
     if vocabulary.chat and len(files) == 1:
         note("the chat template is not in a tokenizer.json: export to a folder")
     if len(ids) < vocabulary.size:
-        note(f"{len(ids):,} ids of {vocabulary.size:,} are tokens: the library counts only those")
+        note(
+            f"{len(ids):,} of {vocabulary.size:,} ids have tokens, so len(tokenizer) is "
+            f"{len(ids):,}"
+        )
 
 
 def name_tokens(vocabulary: Vocabulary) -> dict[str, str]:

@@ -153,6 +153,6 @@ def _pair(name: str, ending: str, other_ending: str) -> VocabularyFiles:
     stem = file.removesuffix(ending) if file.endswith(ending) else ""
     other = os.path.join(folder, stem + other_ending)
     if not os.path.exists(other):
-        raise VocabularyError(f"{name} is a {ending}, which needs {other} beside it")
+        raise VocabularyError(f"{name} is a {ending}, which needs {other} next to it")
     vocab, merges = (name, other) if ending == _VOCAB else (other, name)
     return VocabularyFiles(vocab, "gpt2", merges)

@@ -44,9 +44,9 @@ def read_around(steps: Sequence[tuple[str, Mapping[str, Any]]], note: Note) -> A
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise VocabularyError(f"post_processor {kind} is not as the library writes it") from error
     if any(around):
-        note(f"{kind} puts special tokens around a text: --add-special-tokens does that here")
+        note(f"{kind} adds special tokens around a text; use --add-special-tokens for that")
     if kind in _NAMED:
-        note(f"what {kind} puts between two texts is not kept")
+        note(f"the tokens that {kind} adds between two texts are not kept")
     return around
 
 

@@ -109,7 +109,7 @@ def find_ranks(name: str) -> str | None:
         refused.append(f"; {path} is not as published")
     code = f"import tiktoken; tiktoken.get_encoding('{encoding}')"
     raise VocabularyError(
-        f"no file {name!r}, and no installed package has the ranks of {encoding}"
+        f"no file {name!r}, and tiktoken has not downloaded {encoding} on this machine"
         f'{"".join(refused)}: pip install tiktoken && python -c "{code}"'
     )
 

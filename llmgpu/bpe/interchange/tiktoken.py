@@ -112,14 +112,14 @@ def read(
     replacing one of the same text or id.
     """
     if merges_path is not None:
-        raise VocabularyError("a rank file has no merges: merges.txt goes with gpt2")
+        raise VocabularyError("a tiktoken file has no merges: merges.txt goes with gpt2")
     with naming(path):
         ranks = _parse_ranks(read_limited(path))
         canonical = _dump_ranks(ranks)
         known = _read_side(path, canonical, note) or _recognize(canonical, note)
         if known is None and pattern is None:
             raise VocabularyError(
-                "a rank file does not say how text is cut: import it with --pattern, "
+                "a tiktoken file does not say how to split text: import it with --pattern, "
                 f"one of {', '.join(PATTERNS)}"
             )
         chosen = get_pattern(pattern or (known.pattern if known else ""))
@@ -190,7 +190,9 @@ def exportable_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
     ranks = ordinary_ranks(vocabulary)
     _check_bytes(ranks)
     if len(ranks) < np.count_nonzero(vocabulary.token_lengths[vocabulary.ordinary_ids]):
-        raise VocabularyError("two ids have the same bytes: a rank file can hold only one of them")
+        raise VocabularyError(
+            "two ids have the same bytes: a tiktoken file can hold only one of them"
+        )
     if len(vocabulary.merges):
         _check_order(vocabulary, ranks)
     return ranks
@@ -266,7 +268,7 @@ def _check_bytes(ranks: Mapping[bytes, int]) -> None:
     if missing:
         raise VocabularyError(
             f"{len(missing)} bytes have no token, the first is 0x{missing[0]:02x}: "
-            "tiktoken can't encode text that has them"
+            "tiktoken can't encode text that contains them"
         )
 
 
@@ -277,7 +279,7 @@ def _join_special(known: _Encoding | None, given: Mapping[str, int], note: Note)
     for text, number in (known.special_tokens if known else {}).items():
         check_id(f"special token {quote(text)}", number)
         if text not in given and number in ids:
-            note(f"special token {quote(text)} is left out: its id {number} is given to another")
+            note(f"special token {quote(text)} is skipped: its id {number} belongs to another")
         else:
             special.setdefault(text, number)
     return special
@@ -322,7 +324,7 @@ def _read_side(path: str | Path, canonical: bytes, note: Note) -> _Encoding | No
         if content.get("version") != SIDE_VERSION:
             raise VocabularyError(f"not version {SIDE_VERSION}, the only one that can be read")
         if content.get("sha256") != hashlib.sha256(canonical).hexdigest():
-            note(f"{side} belongs to other ranks: not used")
+            note(f"{side} belongs to another vocabulary: not used")
             return None
         pattern, special = content.get("pattern"), content.get("special_tokens")
         if not isinstance(pattern, str) or not isinstance(special, dict):

@@ -106,7 +106,7 @@ def place_tokens(ordinary: Mapping[int, bytes], special: Mapping[str, int]) -> t
             other = quote(taken[number] if number in taken else ordinary[number])
             raise VocabularyError(
                 f"special token {quote(text)} has the id {number} of {other}: an id has one text "
-                "here, leave out one of them"
+                "here, so remove one of them"
             )
         taken[number] = text
         try:
@@ -228,7 +228,7 @@ def note_missing_bytes(vocabulary: Vocabulary, note: Note) -> None:
     missing = vocabulary.missing_bytes()
     if missing and vocabulary.unknown_token is None:
         shown = listed([f"0x{value:02x}" for value in missing])
-        note(f"bytes without a token, which others leave out and are an error here: {shown}")
+        note(f"bytes without a token are an error here (other tools skip them): {shown}")
 
 
 def note_unicode(vocabulary: Vocabulary, note: Note) -> None:
@@ -244,7 +244,7 @@ def note_unicode(vocabulary: Vocabulary, note: Note) -> None:
 def note_around(vocabulary: Vocabulary, note: Note) -> None:
     """Note that a format has no place for what the vocabulary puts around a text."""
     if vocabulary.prefix_ids or vocabulary.suffix_ids:
-        note("the tokens that --add-special-tokens puts around a text are not in these files")
+        note("these files don't record the tokens that --add-special-tokens adds around a text")
 
 
 _SHOWN = 400  # characters of an expression in a message

@@ -205,6 +205,6 @@ def require_counted_for(
     for text in special_tokens:
         if text.encode() not in counts.separators:
             raise InputError(
-                f"{counts.source}: special token {quote(text)} was not left out of the words: "
+                f"{counts.source}: special token {quote(text)} was counted as ordinary text: "
                 "count the corpus again with it"
             )

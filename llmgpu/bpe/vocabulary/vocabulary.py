@@ -336,8 +336,8 @@ class Vocabulary:
         if not lengths.all():
             position = int(np.argmin(lengths))
             raise InputError(
-                f"id {ids[position]} at position {begin + position} stands for nothing in the "
-                f"vocabulary of {self.size} ids: was the text tokenized with another one?"
+                f"id {ids[position]} at position {begin + position} is not in the "
+                f"vocabulary of {self.size:,} tokens: was the text tokenized with another one?"
             )
         ends = np.cumsum(lengths)
         if ends[-1] > _LONG_TOKEN * len(ids):
@@ -434,7 +434,7 @@ def _check_special_tokens(vocabulary: Vocabulary) -> None:
         raise VocabularyError("normalized_tokens are not different ids of special tokens")
     for number in (*vocabulary.prefix_ids, *vocabulary.suffix_ids):
         if not 0 <= number < vocabulary.size or not vocabulary.tokens[number]:
-            raise VocabularyError(f"id {number}, put around a text, stands for nothing")
+            raise VocabularyError(f"id {number}, added around a text, is not in the vocabulary")
 
 
 def _check_merges(vocabulary: Vocabulary) -> None:

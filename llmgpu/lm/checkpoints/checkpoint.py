@@ -280,7 +280,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         raise CheckpointError(f"{folder}: {what}")
     folders = list(list_checkpoints(folder).values())
     if not folders:
-        raise CheckpointError(f"{folder}: it has no checkpoint")
+        raise CheckpointError(f"{folder} has no checkpoint")
     try:
         return _load(folders[-1])
     except CheckpointError as error:

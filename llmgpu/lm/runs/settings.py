@@ -15,6 +15,7 @@ from llmgpu.lm.options import (
     PRESET_BATCHES,
     PRESET_STEPS,
     TrainOptions,
+    flag_of,
 )
 
 # Options that runs of earlier versions do not have, and what these runs did.
@@ -87,12 +88,12 @@ def new_settings(
     }
     _fill_in(options, preset_defaults, config.dim)
     if options.get("lora_rank") and model is None:
-        raise InputError("lora_rank is for a model that is trained already: use --init FOLDER")
+        raise InputError("--lora-rank needs a trained model: use --init FOLDER")
     settings = RunSettings(config, TrainOptions(**options))
     _check_together(settings.options)
     if settings.options.sparse_embedding and config.tied:
         raise InputError(
-            "sparse_embedding updates only the rows of tokens in the batch, but a tied table is "
+            "--sparse-embedding updates only the rows of tokens in the batch, but a tied table is "
             "also the output layer, where every row has a gradient; use --untied"
         )
     return settings
@@ -102,7 +103,10 @@ def _shortened(model: ModelConfig, sizes: Mapping[str, Any]) -> ModelConfig:
     """Return a model for training on sequences of the length asked for."""
     for name, value in sizes.items():
         if name != "seq_len" and value is not None:
-            raise InputError(f"{name} is {value}, but --init has a model of its own: leave it out")
+            flag = flag_of(name)
+            raise InputError(
+                f"{flag} is {value}, but --init sets the size of the model; drop {flag}"
+            )
     longest = model.max_positions or model.seq_len
     length = sizes.get("seq_len") or min(longest, FINE_TUNING_LENGTH)
     if length == longest:
@@ -140,13 +144,13 @@ def _check_together(options: TrainOptions) -> None:
     if taken > options.steps:
         decay = f" and a decay of {options.decay_steps}" if options.decay_steps else ""
         raise InputError(
-            f"a warm-up of {options.warmup_steps}{decay} steps do not fit in {options.steps} "
-            "steps: use fewer, or more --steps"
+            f"a warm-up of {options.warmup_steps}{decay} steps does not fit in --steps "
+            f"{options.steps}: use a smaller --warmup-steps or more --steps"
         )
     if not options.beta2:
         raise InputError(
-            "beta2 is 0, so that each step has the size of the learning rate for any gradient: use "
-            "more than 0, such as 0.95"
+            "--beta2 is 0, which makes every step as large as the learning rate for any gradient; "
+            "use more, such as 0.95"
         )
 
 
@@ -195,10 +199,11 @@ def resumed_settings(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> RunSet
     before = asdict(config) | asdict(options)
     for key, value in wanted.items():
         if key not in MAY_CHANGE and value != before[key]:
-            what = key if key in asked else f"{key} of preset {name}"
+            flag = flag_of(key)
+            what = flag if key in asked else f"{flag} of --preset {name}"
             raise InputError(
                 f"{what} is {value}, but the run in {checkpoint.folder.parent} has {before[key]}: "
-                "leave it out to resume that run, or start a new one"
+                "drop it to resume that run, or start a new one"
             )
     options = replace(options, **{key: value for key, value in asked.items() if key in MAY_CHANGE})
     if options.steps < checkpoint.state.step:

@@ -298,11 +298,11 @@ def test_tokens_over_the_borders_of_files_and_blocks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("token", "message"),
     [
-        (-1, "id -1 stands for nothing in the vocabulary of 272 ids"),
-        (272, "id 272"),
-        ("abc", "'abc' is not one token .* special tokens are '<|a|>', '<|b|>'"),
-        ("", "'' is not one token"),
-        ("\ud800\ud800", "is not one token"),
+        (-1, "there is no token -1 in this vocabulary of 272"),
+        (272, "no token 272"),
+        ("abc", "'abc' is not a single token .* special tokens are '<|a|>', '<|b|>'"),
+        ("", "'' is not a single token"),
+        ("\ud800\ud800", "is not a single token"),
     ],
 )
 def test_what_is_no_token(token: int | str, message: str) -> None:
@@ -318,7 +318,7 @@ def test_what_is_no_special_token() -> None:
 
 def test_a_text_of_several_ids_is_refused() -> None:
     made = make_vocabulary([b"a", b"b", b"a"], "class")
-    with pytest.raises(VocabularyError, match=r"2 ids, \[0, 2\]: give the id"):
+    with pytest.raises(VocabularyError, match=r"2 tokens, \[0, 2\]: give the id"):
         token_id(made, "a")
 
 

@@ -230,7 +230,7 @@ class TestWrite:
         vocabulary = rank_vocabulary(random_ranks(seed), pattern, special)
         notes: list[str] = []
         huggingface.write(vocabulary, tmp_path / "t.json", note=notes.append)
-        assert "456" not in notes[0] and "458 ids of 611" in notes[0]
+        assert "456" not in notes[0] and "458 of 611 ids" in notes[0]
         peer = Tokenizer.from_file(str(tmp_path / "t.json"))
         assert_same_ids(vocabulary, peer, 100)
         assert peer.encode("<|y|> <|x|>").ids[::2] == [610, 600]
@@ -692,7 +692,7 @@ class TestFolder:
         notes: list[str] = []
         read = huggingface.read(tmp_path / "tokenizer.json", note=notes.append)
         assert read.chat is None and len(notes) == 1
-        assert notes[0].startswith("the chat template is left out: ") and reason in notes[0]
+        assert notes[0].startswith("the chat template is skipped: ") and reason in notes[0]
 
     def test_transformers_renders_the_exported_template(self, tmp_path: Path) -> None:
         transformers = pytest.importorskip("transformers")

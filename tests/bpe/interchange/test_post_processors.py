@@ -124,7 +124,7 @@ def of_pieces(*pieces: Any, ids: Any = (0,)) -> dict[str, Any]:
         (of_pieces(A, {"SpecialToken": {"id": "x", "type_id": 0}}), "not as the library"),
         (of_pieces(A, MARK, ids="0"), "the post_processor's token 'm' has a str as its id"),
         (of_pieces(A, MARK, ids=(-1,)), "'m' has id -1"),
-        (of_pieces(A, MARK, ids=(5000,)), "id 5000, put around a text, stands for nothing"),
+        (of_pieces(A, MARK, ids=(5000,)), "id 5000, added around a text, is not in the vocabulary"),
         ({"type": "TemplateProcessing"}, "not as the library"),
         ({"type": "BertProcessing", "cls": ["x", 1], "sep": ["y"]}, "BertProcessing is not as"),
         (

@@ -110,7 +110,7 @@ class TestFiles:
         notes: list[str] = []
         with pytest.raises(VocabularyError, match="--pattern"):
             tiktoken.read(tmp_path / "r", note=notes.append)
-        assert "other ranks" in notes[0]
+        assert "another vocabulary" in notes[0]
 
     def test_the_caller_has_the_last_word(self, tmp_path: Path) -> None:
         tiktoken.write(trained(), tmp_path / "r")
@@ -124,7 +124,7 @@ class TestFiles:
         read = tiktoken.read(tmp_path / "r", special_tokens={"<x>": 399}, note=notes.append)
         assert read.special_tokens == {"<x>": 399}
         assert (
-            notes[-1] == "special token '<|endoftext|>' is left out: its id 399 is given to another"
+            notes[-1] == "special token '<|endoftext|>' is skipped: its id 399 belongs to another"
         )
 
     def test_an_empty_token(self, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ class TestFiles:
         assert read.size == encoding.n_vocab == 259
         for text in texts(6, 100):
             assert bpe_encode(read, text.encode()) == encoding.encode_ordinary(text)
-        with pytest.raises(InputError, match="id 257 at position 1 stands for nothing"):
+        with pytest.raises(InputError, match="id 257 at position 1 is not in the vocabulary"):
             read.decode([97, 257])
 
     def test_a_file_that_cannot_be_written(self, tmp_path: Path) -> None:
@@ -170,11 +170,11 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("data", "message"),
         [
-            (b"YQ==", "line 1: a line is a token"),
-            (b"YQ== 1 2", "line 1: a line is a token"),
-            (b"YQ== -1", "line 1: a line is a token"),
-            (b"YQ== 1_0", "line 1: a line is a token"),
-            (b"YQ== \xd9\xa1", "line 1: a line is a token"),
+            (b"YQ==", "line 1: not a line of a tiktoken file"),
+            (b"YQ== 1 2", "line 1: not a line of a tiktoken file"),
+            (b"YQ== -1", "line 1: not a line of a tiktoken file"),
+            (b"YQ== 1_0", "line 1: not a line of a tiktoken file"),
+            (b"YQ== \xd9\xa1", "line 1: not a line of a tiktoken file"),
             (b"YQ== 4294967295", "line 1: token b'a' has id 4294967295"),
             (b"\nY!== 1", "line 2: .* not base64"),
             (b"YQ 1", "line 1: .* not base64"),
@@ -185,7 +185,7 @@ class TestRefused:
             (b"", "it has no tokens"),
             (b"\n\n", "it has no tokens"),
             (rank_file(BYTES)[:-9], "1 bytes have no token, the first is 0xff"),
-            (b"\x00\xff" * 1000, "line 1: a line is a token"),
+            (b"\x00\xff" * 1000, "line 1: not a line of a tiktoken file"),
         ],
     )
     def test_bad_files(self, tmp_path: Path, data: bytes, message: str) -> None:
@@ -197,7 +197,7 @@ class TestRefused:
         ("special", "message"),
         [
             ({"x": 97}, "has the id 97 of b'a'"),
-            ({"x": 300, "y": 300}, "has the id 300 of 'x': an id has one text here, leave out"),
+            ({"x": 300, "y": 300}, "has the id 300 of 'x': an id has one text here, so remove"),
             ({"x": -1}, "id -1"),
             ({"x": 2**40}, "below"),
             ({"": 300}, "special token ''"),

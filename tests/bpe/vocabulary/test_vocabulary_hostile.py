@@ -215,7 +215,7 @@ def test_a_damaged_chat_template_is_refused(entries: dict[str, Any]) -> None:
         (1, "damaged: prefix_ids are not ids with commas"),
         ("", "damaged: prefix_ids are not ids with commas"),
         ("1,", "damaged: prefix_ids are not ids with commas"),
-        ("1,99999", "id 99999, put around a text, stands for nothing"),
+        ("1,99999", "id 99999, added around a text, is not in the vocabulary"),
     ],
 )
 def test_damaged_ids_around_a_text_are_refused(ids: Any, message: str) -> None:

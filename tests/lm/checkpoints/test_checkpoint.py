@@ -367,7 +367,7 @@ def test_nothing_older_is_taken_in_place_of_a_damaged_one(tmp_path: Path) -> Non
 
 def test_where_there_is_no_checkpoint(tmp_path: Path) -> None:
     assert list_checkpoints(tmp_path) == {} == list_checkpoints(tmp_path / "no")
-    with pytest.raises(CheckpointError, match="it has no checkpoint"):
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
         load_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="no: no such folder"):
         load_checkpoint(tmp_path / "no")

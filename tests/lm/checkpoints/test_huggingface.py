@@ -137,7 +137,7 @@ def test_stretched_positions(where: str) -> None:
             "layer_types has 'sliding_attention', which is not supported",
         ),
         ({"quantization_config": {"bits": 4}}, r"quantization_config is \{'bits': 4\}"),
-        ({"head_dim": 6}, "6 numbers a head; it must be a multiple of 4"),
+        ({"head_dim": 6}, "6 numbers per head; it must be a multiple of 4"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "rope_theta is missing"),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_theta is missing"),
         ({"rope_parameters": []}, r"rope_parameters is \[\], it must be of type dict"),

@@ -281,7 +281,7 @@ def test_separators(tmp_path: Path) -> None:
     for separator, between in ((None, []), (END, [SEPARATOR]), ("!", [ord("!")]), (7, [7])):
         expected = [*plain, *between, *plain, *between]
         assert all_ids(opened(tmp_path, *inputs, separator=separator)) == expected
-    with pytest.raises(VocabularyError, match="'<none>' is not one token of the vocabulary"):
+    with pytest.raises(VocabularyError, match="'<none>' is not a single token of this vocabulary"):
         opened(tmp_path, *inputs, separator="<none>")
 
 
