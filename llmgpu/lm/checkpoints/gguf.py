@@ -54,7 +54,7 @@ def write_model(
         model.vocabulary,
         note,
         bos_id=model.bos_id,
-        eos_id=min(model.stop_ids, default=None),
+        eos_id=min(model.stop_ids, default=None) if model.eos_id is None else model.eos_id,
         rows=config.vocab_size,
     )
     package = gguf.load_package()
