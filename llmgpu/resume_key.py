@@ -19,12 +19,18 @@ CORPUS = "files of all parts (name, bytes)"
 
 
 def file_facts(path: str) -> list[str | int]:
-    """Return what shows that a file is another one or has changed: name, bytes, time of change."""
+    """Return what shows that a file is another one or has changed: name, bytes, time of change.
+
+    Raises InputError if that can't be seen.
+    """
     if path == STANDARD_INPUT:
         return [path]
     if is_remote(path) and not os.path.lexists(path):
         return remote_facts(path)
-    status = os.stat(path)
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise InputError(f"can't read {path}: {error.strerror}") from error
     return [path, status.st_size, status.st_mtime_ns]
 
 

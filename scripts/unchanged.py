@@ -10,13 +10,18 @@ RULES: dict[str, list[str]] = {
         r"^return -1; \| \d+: 1 -> 2$",
         # C: an array with room to spare.
         r"^(?:static |const )*\w+ \*?\w+\[[\w +*]+\](?: = \{\D*\})?; \| \d+: \d+ -> \d+$",
+        # C: memory for one more than is needed.
+        r"\b[cm]alloc\(.*: 1 -> 2$",
+        r"^uint8_t room\[.*: \+ -> -$",
+        # Python: results do not depend on the number of threads.
+        r"\bthreads: int = 1\b.*: 1 -> 2$",
         # C: of two equal numbers, either one.
         r"\b(\w+) [<>] (\w+) \? (?:\1 : \2|\2 : \1)\b.* \| \d+: (?:< -> <=|> -> >=)$",
         # A limit of memory or of time, but for one byte or one step.
         r"\b_?(?:MOST|MAX)_(?:STEPS|TABLE_\w+|BATCH)\b.* \| \d+: (?:> -> >=|>= -> >|.*\d -> \d+)$",
         # The same of limits that take gigabytes to reach.
         r"^MAX_POSITIONS = .*: 1 -> 2$",
-        r"NO_PAIR \|\|$",
+        r"NO_PAIR \|\| \| \d+: ",
         # Sizes of blocks, and estimates of memory, which have a margin.
         r"^_?(?:(?:NUMPY_|ENGINE_)?COSTS|SLICE_BYTES|BLOCK|WORD_BYTES|LEAST_BLOCK)\b.*: \d+ -> ",
     ],
@@ -73,7 +78,6 @@ RULES: dict[str, list[str]] = {
         r"^\} while \(p < end && \*p >= 0x80\); .*: >= -> >$",  # no character begins with 0x80
     ],
     "llmgpu/cpu/trainer.c": [
-        r"^trainer->starts = malloc\(.*: 1 -> 2$",  # room to spare
         r"^int64_t at = 1, word = 0; ",  # both are set once more before they are read
         r"inside \+ 1 < length; inside\+\+\) \| \d+: < -> <=",  # overwritten by the next line
     ],
@@ -87,7 +91,8 @@ RULES: dict[str, list[str]] = {
     ],
     "llmgpu/cpu/words.c": [
         r"^madvise\(",  # advice
-        r"^for \(;; at = \(at \+ 1\) & table->mask\) \{ \| \d+: \+ -> -",  # in either direction
+        # In any direction and steps, in a table that is half free.
+        r"^for \(;; at = \(at \+ 1\) & table->mask\) \{ \| \d+: (?:\+ -> -|1 -> 2)",
     ],
     "llmgpu/bpe/encoding/long_words.py": [
         # Time alone: the sizes of windows and memories, and how often a cut is tried.
@@ -131,7 +136,16 @@ RULES: dict[str, list[str]] = {
     ],
     "llmgpu/bpe/training/merge_host.py": [
         r"^is_too_much = .*: (.*) > (.*) -> \1 >= \2$",  # a limit of memory, but for one byte
+        r"trainer\.train\(min\(.*: min -> max$",  # the trainer makes no more than asked for, anyway
         r"^trainer = _open\(words, most - len\(words\.lengths\)\) .*: .* - .* -> ",  # room to spare
+    ],
+    "llmgpu/bpe/training/batched_numpy.py": [
+        r"^self\._key = -1 .*: 1 -> 2$",  # any negative number
+    ],
+    "llmgpu/bpe/encoding/encoder_shared.py": [
+        # Time alone: which device takes what.
+        r"^self\._encoded \+= ",
+        r"^self\._expects_enough = ",
     ],
     "llmgpu/bpe/training/scanned_words.py": [
         r"^self\._most_positions = ",  # time alone: when positions are dropped
@@ -141,27 +155,31 @@ RULES: dict[str, list[str]] = {
         r"^total, waiting, size = ",  # time alone: when pairs are added up
     ],
     "llmgpu/bpe/words/spilling.py": [
+        r"^self\._pieces, self\._kept_bytes = \[\], 0 .*: 0 -> 1$",  # a limit, but for one byte
         r"^self\._file\.close\(\) .*left out$",  # the next line lets go of it
         r"^if self\._kept_bytes > self\._most_bytes // 2: .*: 2 -> 3$",  # written a little earlier
     ],
     "llmgpu/bpe/pretokens/slices.py": [
         r"^if len\(buffer\) < 2 \* len\(self\._tail\)",  # time alone: when a buffer grows
+        r"^buffer, oversized = .*: .* - PADDING$",  # the same
         r"length >= 2 \* searched: ",  # time alone: how often a cut is looked for
     ],
     "llmgpu/bpe/pretokens/expressions.py": [
-        r"^_FIRST = ",  # time alone: how much is looked at first
+        r"^_FIRST = |^wanted \*= 2 ",  # time alone: how much is looked at first, and next
     ],
     "llmgpu/tokens/shards.py": [
         r"^_BLOCK_IDS = ",  # time alone: how many ids are counted at once
     ],
     "llmgpu/bpe/vocabulary/trie.py": [
         r"^if trie\.longest > _MOST_LEVELS: ",  # two ways, one answer
+        r"minlength=trie\.longest \+ 1\).*: 1 -> 2$",  # a count that nobody looks at
     ],
     "llmgpu/text/remote.py": [
         r"^time\.sleep\(",  # time alone
     ],
     "llmgpu/tokens/ids.py": [
         r"stream\.wait\(0\): \| \d+: 0 -> 1$",  # time alone
+        r"^if self\._vocabulary_size <= CELL_IDS .*<= .* -> .* < ",  # two ways, one answer
     ],
     "llmgpu/tokens/npy.py": [
         r"stream\.peek\(4\).*\| 30: 4 -> 5$",  # more than is looked at

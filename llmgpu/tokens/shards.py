@@ -394,9 +394,12 @@ def _read_progress(names: ShardNames, run: Run) -> list[Shard]:
 def _remove_from(names: ShardNames, first: int) -> None:
     """Remove the shards from number `first` on, left by an earlier job."""
     end = first
-    with suppress(InputError):
+    try:
         while read_side_file(names.shard(end)):
             end += 1
+    except InputError as error:
+        if not isinstance(error.__cause__, (FileNotFoundError, type(None))):
+            raise  # it can't be told whether there is one more
     for index in reversed(range(first, end)):  # so that a kill in between leaves no gap
         path = names.shard(index)
         layout = get_layout(str(read_side_file(path)["layout"]))

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.pretokens.unicode_classes import UNRECORDED_VERSION
 from llmgpu.bpe.training.options import UNICODE_FACT
 from llmgpu.errors import InputError, OutputError
-from llmgpu.files import atomic_output, output_errors, require_name, sync
+from llmgpu.files import atomic_output, file_size, output_errors, require_name, sync
 from llmgpu.input_files import read_whole
 from llmgpu.locks import FileLock
 from llmgpu.resume_key import Run, check_same_run, file_facts
@@ -146,7 +146,7 @@ class Checkpoint:
     @property
     def has_counts(self) -> bool:
         """Whether counting is done."""
-        return self.counts_path.exists()
+        return file_size(str(self.counts_path)) is not None
 
     @property
     def is_empty(self) -> bool:
@@ -159,7 +159,7 @@ class Checkpoint:
         Returns pairs of symbols, uint32 (M, 2), and counts, int64 (M,), in their order.
         """
         path = self.folder / _MERGES
-        if not path.exists():
+        if file_size(str(path)) is None:
             return np.empty((0, 2), np.uint32), np.empty(0, np.int64)
         with output_errors(str(path)):
             pairs, counts, length = _parse_log(read_whole(path, "log of merges"))

@@ -181,7 +181,7 @@ def test_default_memory_is_a_share_of_what_is_free(
 
 def test_blocks_have_the_size_asked_for() -> None:
     """But for a single word that has more."""
-    words = as_words({b"%05d" % k: 1 for k in range(200)} | {b"x" * 900: 1})
-    (*small, large) = spilling.RunFile(420).write([words])
+    words = as_words({b"!" * 900: 1} | {b"%05d" % k: 1 for k in range(200)})
+    (large, *small) = spilling.RunFile(420).write([words])
     assert [(block.words, block.data_bytes) for block in small] == [(20, 100)] * 10
     assert (large.words, large.data_bytes) == (1, 900)
