@@ -29,9 +29,10 @@ from llmgpu.cli.options import (
     put_around,
 )
 from llmgpu.cli.parts import PartJob
-from llmgpu.cli.source_options import named_files, resolve_texts, take_selection
+from llmgpu.cli.source_options import listed_files, resolve_texts, take_selection
 from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT
+from llmgpu.input_files import number_of
 from llmgpu.text.content import read_mark
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.parts import Part
@@ -80,12 +81,21 @@ def count(
 ) -> None:
     """Count the tokens of files, folders or globs, or of a pipe."""
     report = Reporter(quiet=quiet)
-    paths = named_files(paths, reading.pop("files_from")) or piped_input(report)
-    if not paths:
+    files_from = reading.pop("files_from")
+    listed = listed_files(paths, files_from)
+    there = [name for name in listed if os.path.lexists(name)]
+    if len(there) < len(listed):  # as after git diff --name-only
+        report.note(f"{number_of(len(listed) - len(there), 'listed file')} not there: skipped")
+    paths = (*paths, *there)
+    if files_from is None:
+        paths = paths or piped_input(report)
+    if not paths and files_from is None:
         raise click.UsageError("give PATH: files, folders or globs, or - for standard input")
     if per == "total":
         refuse_given(("sort",), "has no effect with --per total")
-    selection = replace(take_selection(reading), without_binaries=True)
+    selection = replace(
+        take_selection(reading), without_binaries=reading["text_field"], listed=frozenset(listed)
+    )
     special = make_special_options(allowed_special, disallow_special, bos, eos)
     options = make_corpus_options(**reading)
     job = PartJob(part, STANDARD_OUTPUT, report)

@@ -65,8 +65,17 @@ def token_dtype_option(command: Decorated) -> Decorated:
 
 def named_files(paths: Sequence[str], files_from: str | None) -> tuple[str, ...]:
     """Return the names of files, those in a list after the others; InputError for no list."""
+    names = listed_files(paths, files_from)
+    if files_from is not None and not names:
+        name = "standard input" if files_from == STANDARD_INPUT else files_from
+        raise InputError(f"--files-from: {name} names no files")
+    return (*paths, *names)
+
+
+def listed_files(paths: Sequence[str], files_from: str | None) -> tuple[str, ...]:
+    """Return the names in a list of files, if there is one; paths: what is named beside it."""
     if files_from is None:
-        return tuple(paths)
+        return ()
     if files_from == STANDARD_INPUT and STANDARD_INPUT in paths:
         raise click.UsageError("standard input can't be both the text and the list of --files-from")
     name = "standard input" if files_from == STANDARD_INPUT else files_from
@@ -79,10 +88,7 @@ def named_files(paths: Sequence[str], files_from: str | None) -> tuple[str, ...]
     except (OSError, AttributeError) as error:
         raise InputError(f"can't read {name}: {getattr(error, 'strerror', error)}") from error
     listed = data.split(b"\0") if b"\0" in data else data.splitlines()
-    names = [line.decode("utf-8", "surrogateescape") for line in listed if line]
-    if not names:
-        raise InputError(f"--files-from: {name} names no files")
-    return (*paths, *names)
+    return tuple(line.decode("utf-8", "surrogateescape") for line in listed if line)
 
 
 def lists_of_files() -> list[str]:

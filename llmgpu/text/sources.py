@@ -18,7 +18,7 @@ import os
 import stat
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from llmgpu.errors import InputError
@@ -34,7 +34,7 @@ from llmgpu.text.content import (
     note_of_binaries,
 )
 from llmgpu.text.folders import is_excluded, walk_folder
-from llmgpu.text.jsonl import JsonlFile
+from llmgpu.text.jsonl import JsonlFile, find_field, parse_json_object
 from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.remote import find_remote, is_remote
 from llmgpu.text.streams import (
@@ -73,7 +73,9 @@ class Selection:
         standard input decompressed then.
     of_input: the same for standard input alone, if input_format is "auto".
     exclude, gitignore: see `llmgpu.text.folders`.
-    without_binaries: leave out files of folders that are not text.
+    without_binaries: leave out files of folders that are not text; lines of JSON there that have
+        no field of this name are text as they are.
+    listed: names that stand in a list, which are taken as those of a folder's files.
     may_be_tokens: files need not be text; who reads them as text finds out.
     """
 
@@ -81,7 +83,8 @@ class Selection:
     of_input: str = AUTO
     exclude: tuple[str, ...] = ()
     gitignore: bool = False
-    without_binaries: bool = False
+    without_binaries: str | None = None
+    listed: frozenset[str] = frozenset()
     may_be_tokens: bool = False
 
 
@@ -139,7 +142,7 @@ def resolve_sources(names: Sequence[str] | Sources, selection: Selection = _EVER
             found.add_remote(name)
         else:
             found.add_local(name)
-    if not found.sources:
+    if not found.sources and not selection.listed:
         what = "is not text" if found.binaries else "is excluded"
         raise InputError(f"all of {listed(list(names))} {what}: no file is left")
     return found.resolved()
@@ -177,13 +180,13 @@ class _Found:
         chosen = self._selection
         paths, skipped = _expand(name, chosen)
         self._left_out += skipped
-        is_named = paths == [name]
+        is_named = paths == [name] and name not in chosen.listed
         for path in paths:
             source = _check(path, self._format_of(path))
             if self._is_binary(source, is_named):
                 self.binaries.append(path)
             else:
-                self.sources.append(source)
+                self.sources.append(source if is_named else self._as_text(source))
 
     def _format_of(self, path: str) -> str:
         chosen = self._selection
@@ -197,11 +200,12 @@ class _Found:
         chosen = self._selection
         if chosen.may_be_tokens or source.format != AUTO or not source.size:
             return False
+        leaves_out = chosen.without_binaries is not None and not is_named
         ending = os.path.splitext(source.path)[1].lower()
-        if ending in _OF_TEXT or format_of(source) is not None:
+        if (ending in _OF_TEXT and not leaves_out) or format_of(source) is not None:
             return False
         head = _head_of(source.path)
-        if chosen.without_binaries and not is_named:
+        if leaves_out:
             return binary_format(head) is not None or has_zero_bytes(head)
         check_text(head, source.path)
         if has_zero_bytes(head) and kind_of(source.path) == TOKEN_FILE:
@@ -209,6 +213,18 @@ class _Found:
                 f"{source.path} is a token file: tokenize --decode gives its text; or {AS_BYTES}"
             )
         return False
+
+    def _as_text(self, source: Source) -> Source:
+        """Return a file of a folder: as text, if it has lines of JSON without the field."""
+        name = self._selection.without_binaries
+        if name is None or source.compression or format_of(source) is not JsonlFile:
+            return source
+        line = _head_of(source.path).partition(b"\n")[0]
+        try:
+            find_field(parse_json_object(line, source.path), source.path, name)
+        except InputError:
+            return replace(source, format=TEXT)
+        return source
 
 
 def _head_of(path: str) -> bytes:

@@ -102,3 +102,29 @@ def test_a_terminal_gets_lines_of_its_width(folder: Path) -> None:
     assert max(map(len, lines)) <= 80
     assert any("…" in line and line.endswith("name.txt") for line in lines)
     assert f"{counted(folder, 'corpus.txt')[0]:,}" in lines[1]
+
+
+def test_folders_and_lists_may_have_any_files(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    folder = corpus.parent / "repo"
+    (folder / "sub").mkdir(parents=True)
+    text = corpus.read_text()
+    (folder / "a.txt").write_text(text)
+    (folder / "p.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    (folder / "sub" / "u.txt").write_text(text, encoding="utf-16")
+    (folder / "log.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    (folder / "t.jsonl").write_text('{"text": "low"}\n')
+    count = ("count", "--vocab", "v.bin", "--device", "cpu", "--json")
+    whole = llmgpu(*count, "repo")
+    assert b"2 binary files skipped" in whole.stderr
+    found = {file["path"]: file["text_bytes"] for file in json.loads(whole.stdout)["files"]}
+    sizes = {"a.txt": len(text), "log.jsonl": 18, "t.jsonl": 3}
+    assert found == {f"repo/{name}": size for name, size in sizes.items()}
+    names = [f"repo/{name}" for name in (*sizes, "p.png", "sub/u.txt", "gone.py")]
+    listed = llmgpu(*count, "--files-from", "-", stdin="\n".join(names).encode())
+    assert b"1 listed file not there: skipped" in listed.stderr
+    assert json.loads(listed.stdout)["tokens"] == json.loads(whole.stdout)["tokens"]
+    for nothing in (b"", b"repo/p.png\n", b"repo/gone.py"):
+        done = llmgpu(*count, "--files-from", "-", "--budget", "1", stdin=nothing)
+        assert (done.returncode, json.loads(done.stdout)["tokens"]) == (0, [0]), done.stderr
+    fails(llmgpu(*count, "repo/log.jsonl"), 1, "no field 'text'")
+    fails(llmgpu(*count, "repo/p.png"), 1, "is a picture")
