@@ -49,7 +49,9 @@ def resolve_evaluated(path: str | None) -> Sources | None:
     """Return the text to evaluate on, if there is one; UsageError if a part is held out, too."""
     if path is None:
         return None
-    refuse_given(("evaluation_fraction", "evaluation_parts"), "is for CORPUS; use no --eval-corpus")
+    refuse_given(
+        ("evaluation_fraction", "evaluation_parts"), "can't be combined with --eval-corpus"
+    )
     return resolve_sources([path], Selection(may_be_tokens=True))
 
 

@@ -67,14 +67,14 @@ class TextSource(Protocol):
 
 @dataclass(frozen=True)
 class CorpusOptions:
-    """How text is taken from its sources.
+    """How to read text from files.
 
-    text_field: the field of a .jsonl line or the column of a .parquet that holds the text.
-    separators: byte strings that end one document and begin the next, part of neither.
+    text_field: the field of .jsonl lines or the column of .parquet files that holds the text.
+    separators: byte strings between documents, part of neither.
     encoding_errors: "strict", "replace" or "raw", see `llmgpu.text.documents.Utf8Policy`.
     limit: read at most this many bytes of text; None for all.
-    line_documents: whether each line, its newline included, is a document.
-    chat: makes text of conversations, which the lines of .jsonl files are then; None: they are not.
+    line_documents: whether each line, including its newline, is a document.
+    chat: renders each .jsonl line, a conversation, as text; None if lines are not conversations.
     """
 
     text_field: str = "text"

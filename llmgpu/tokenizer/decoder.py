@@ -32,7 +32,7 @@ class Decoder:
     def decode(self, ids: ArrayLike, errors: str = "replace") -> str:
         """Return the text of `ids` (n,), any integers.
 
-        errors: how to handle bytes that are not UTF-8, as for `bytes.decode`.
+        errors: what to do with bytes that are not UTF-8, as in `bytes.decode`.
 
         Raises InputError for ids that are not in the vocabulary.
         """
@@ -47,13 +47,13 @@ class Decoder:
         return [self.decode(ids, errors) for ids in batch]
 
     def decode_stream(self, ids: Iterable[int], errors: str = "replace") -> Iterator[str]:
-        """Yield the text of each id as it comes: "" while a character is incomplete."""
+        """Yield the text of each id as it arrives: "" while a character is incomplete."""
         return decode_stream(self._vocabulary, ids, errors)
 
     def decode_with_offsets(self, ids: ArrayLike) -> tuple[str, NDArray[np.int64]]:
-        """Return the text of `ids` (n,), and the characters that each is for, int64 (n, 2).
+        """Return the text of `ids` (n,) and the character offsets of each, int64 (n, 2).
 
-        A row is the first character of a token and the one after its last; see
+        A row holds the first character of a token and the one after its last; see
         `encode_with_offsets`.
 
         Raises InputError for unknown ids and for ids whose bytes are not UTF-8.
@@ -70,10 +70,10 @@ class Decoder:
         return self.decode_bytes([token_id])
 
     def token_to_id(self, token: str | bytes) -> int | None:
-        """Return the id of a token by its text or bytes, None if there is no such token.
+        """Return the id of a token given by its text or bytes, or None if there is no such token.
 
-        A str that is a special token is that one; of ordinary tokens with the same bytes it is the
-        lowest id.
+        A str is looked up among the special tokens first; of several ordinary tokens with the same
+        bytes, the lowest id is returned.
         """
         if isinstance(token, str) and token in self._vocabulary.special_tokens:
             return self._vocabulary.special_tokens[token]
@@ -127,7 +127,7 @@ class Decoder:
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write the vocabulary file atomically.
 
-        force: replace even a file that is of another kind, such as a text.
+        force: overwrite even a file of a different kind, such as a text.
 
         Raises OutputError if it can't be written.
         """

@@ -56,8 +56,8 @@ def count_words(
     """Count the words of a corpus, or of a part of it, as ``bpe-train --counts-only`` does.
 
     corpus: files, folders or globs. output: file of word counts, .parquet for a table. part: number
-        from 1, and how many there are. special_tokens: left out of the words. reading: how the
-        corpus is read.
+        from 1, and how many there are. special_tokens: not counted. reading: how to read the
+        corpus.
 
     Returns "output", "distinct_words", "text_bytes" and "documents".
 
@@ -127,8 +127,8 @@ def tokenize_part(
 
     vocabulary: file, folder or name as for `Tokenizer.load`. output: OUT.bin, a name for each part,
         whose shards are OUT-000000.bin and so on and whose manifest, OUT.json, is for
-        ``merge-shards``. part: its number from 1, and how many there are. A part that is finished
-        is not done again, and one that was interrupted is continued.
+        ``merge-shards``. part: its number from 1, and how many there are. A finished part is not
+        repeated, and an interrupted one is resumed.
 
     Returns the manifest's path and its "count" of ids, "bytes" of text and "documents".
 

@@ -49,8 +49,8 @@ _log = logging.getLogger("llmgpu")
 class Tokenizer(Decoder):
     """A vocabulary, and the device that it encodes with.
 
-    - Ids are those of ``llmgpu tokenize``, on every device.
-    - Threads may share a tokenizer: they encode one after the other.
+    - Ids are the same as those of ``llmgpu tokenize``, on every device.
+    - Threads may share a tokenizer: they encode one at a time.
     - A pickle holds the vocabulary and the name of the device, which is opened again when needed. A
       forked process can't use adapters if its parent did: there "auto" means the CPU, and any other
       adapter raises DeviceError. Spawned processes have no such limit.
@@ -58,7 +58,9 @@ class Tokenizer(Decoder):
     """
 
     def __init__(self, vocabulary: Vocabulary, device: str = "auto") -> None:
-        """Use a vocabulary; device: as for --device. "auto" is opened when needed, others at once.
+        """Use a vocabulary that is loaded already; `load` reads a file.
+
+        device: as for --device. "auto" is opened when needed, others at once.
 
         Raises DeviceError if there is no such device.
         """
@@ -74,13 +76,13 @@ class Tokenizer(Decoder):
     def load(cls, path: str | Path, device: str = "auto", *, match: str | None = None) -> Tokenizer:
         """Read a vocabulary.
 
-        path: a vocabulary file, a tokenizer.json, a rank file, vocab.json or merges.txt beside the
-            other, a folder of Hugging Face, or a published encoding whose ranks an installed
-            package has: "cl100k", "o200k", "gpt2".
-        match: "bpe" (merges in order) or "greedy" (longest token first) instead of its own rule.
+        path: a vocabulary file, a tokenizer.json, a .tiktoken file, vocab.json or merges.txt next
+            to the other, a Hugging Face folder, or the name of a published encoding that tiktoken
+            has downloaded: "cl100k", "o200k", "gpt2".
+        match: overrides its rule: "bpe" (merges in order) or "greedy" (longest token first).
 
         Raises VocabularyError if it can't be read exactly or is damaged, and for an unknown rule;
-        DeviceError as the constructor. Notes go to the log "llmgpu", at level INFO.
+        DeviceError like the constructor. Notes are logged to "llmgpu" at level INFO.
         """
         select_early(device)  # while the vocabulary is read
         vocabulary = open_vocabulary(path, note=_log.info)
@@ -95,10 +97,10 @@ class Tokenizer(Decoder):
         special_tokens: Mapping[str, int] | None = None,
         device: str = "auto",
     ) -> Tokenizer:
-        """Read a rank file of tiktoken.
+        """Read a .tiktoken file.
 
-        pattern: how text is cut; needed unless the ranks are those of a published encoding or have
-            a side file. special_tokens: ids by text, added to the known ones.
+        pattern: how text is split; required unless the file is a published encoding or has a side
+            file. special_tokens: ids by text, added to the known ones.
 
         Raises VocabularyError for a file that can't be read exactly, LlmgpuError for an unknown
         pattern. Notes go to the log "llmgpu", at level INFO.
@@ -110,7 +112,7 @@ class Tokenizer(Decoder):
 
     @classmethod
     def from_huggingface(cls, path: str | Path, *, device: str = "auto") -> Tokenizer:
-        """Read a tokenizer.json of Hugging Face tokenizers.
+        """Read a Hugging Face tokenizer.json.
 
         Raises VocabularyError for one that can't be read exactly. Notes go to the log "llmgpu", at
         level INFO.
@@ -129,7 +131,7 @@ class Tokenizer(Decoder):
     ) -> Tokenizer:
         """Read GPT-2's two files, vocab.json and merges.txt.
 
-        pattern: how text is cut, gpt2 by default. special_tokens: as `from_tiktoken`.
+        pattern: how text is split, gpt2 by default. special_tokens: as in `from_tiktoken`.
 
         Raises VocabularyError for files that can't be read exactly.
         """
@@ -140,9 +142,9 @@ class Tokenizer(Decoder):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, device: str = "auto") -> Tokenizer:
-        """Read a folder of Hugging Face: its tokenizer.json, else its vocab.json and merges.txt.
+        """Read a Hugging Face folder: its tokenizer.json, else its vocab.json and merges.txt.
 
-        Raises VocabularyError for a folder without them, and as `from_huggingface`.
+        Raises VocabularyError for a folder without them, and like `from_huggingface`.
         """
         return cls(find_in_folder(folder).read(_log.info), device)
 
@@ -164,12 +166,12 @@ class Tokenizer(Decoder):
     ) -> Tokenizer:
         """Train a vocabulary as ``llmgpu bpe-train`` does, with options named like its flags.
 
-        corpus: files, folders or globs. reading: how they are read. counts: files of word counts
-            in place of the corpus, which are added up. pattern: by default that of bpe-train, or of
+        corpus: files, folders or globs. reading: how to read them. counts: files of word counts to
+            add up and train on instead of a corpus. pattern: by default that of bpe-train, or of
             the counts.
 
-        Raises InputError for a corpus that is empty or can't be read, and for counts that don't go
-        together or with the options, DeviceError for a device that is missing or too small,
+        Raises InputError for a corpus that is empty or can't be read, and for counts that don't fit
+        each other or the options, DeviceError for a device that is missing or too small,
         LlmgpuError for an option out of range.
         """
         if (corpus is None) == (counts is None):
@@ -200,12 +202,12 @@ class Tokenizer(Decoder):
         device: str = "auto",
         **options: Any,
     ) -> Tokenizer:
-        """Train on documents that the program makes, each taken when it is needed.
+        """Train on an iterable of documents, each taken when it is needed.
 
-        options: others that `train` has, but for `reading`. Memory does not grow with the text, but
-        with its distinct words.
+        options: the other options of `train`, except `reading`. Memory grows with the distinct
+        words, not with the text.
 
-        Raises TypeError for a text that is neither str nor bytes, or a single str; else as `train`.
+        Raises like `train`, and TypeError for a text that is not str or bytes, or a single str.
         """
         separators = tuple(map(to_bytes, several(special_tokens)))
         documents = map(to_bytes, several(texts))
@@ -225,10 +227,10 @@ class Tokenizer(Decoder):
     ) -> Tokenizer:
         """Train on words that were counted elsewhere.
 
-        counts: how often each occurs, 1 or more. A word is a pre-token as `pattern` cuts text; no
-            merge crosses its ends. options: others that `train` has, but for `reading`.
+        counts: how often each word occurs, 1 or more. A word is a pre-token as split by `pattern`;
+            no merge crosses its ends. options: the other options of `train`, except `reading`.
 
-        Raises InputError for a word without bytes or a count below 1; else as `train`.
+        Raises InputError for an empty word or a count below 1; else like `train`.
         """
         sums: Counter[bytes] = Counter()
         for word, count in counts.items():
@@ -273,15 +275,15 @@ class Tokenizer(Decoder):
     ) -> Any:
         """Return the ids of a document: uint32 (n,).
 
-        text: bytes are used as they are, valid UTF-8 or not. In a str, a surrogate pair is its
-            character and other surrogates are U+FFFD, as in tiktoken.
-        dtype: ``list`` for a list of int, another type of NumPy's, such as "int64", or one of
-            PyTorch's for a tensor: ``torch.int64`` is what ``nn.Embedding`` takes.
-        allowed_special: special tokens whose text becomes their id, "all" for all; the text of
-            others is plain text.
-        disallowed_special: special tokens whose text is an error, "all" for those not allowed.
-        bos, eos: put before and after; an id, or a text that is one token, special or not.
-        add_special_tokens: also put around it what the vocabulary's tokenizer.json does.
+        text: bytes are encoded as they are, valid UTF-8 or not. In a str, a surrogate pair becomes
+            its character and any other surrogate becomes U+FFFD, as in tiktoken.
+        dtype: ``list`` for a list of int, another NumPy dtype such as "int64", or a PyTorch dtype
+            for a tensor (``torch.int64`` for ``nn.Embedding``).
+        allowed_special: special tokens to encode as their ids, "all" for all of them; others are
+            encoded as ordinary text.
+        disallowed_special: special tokens that raise an error, "all" for all that aren't allowed.
+        bos, eos: token to prepend and to append: an id, or the text of a single token.
+        add_special_tokens: also add the special tokens that the vocabulary's tokenizer.json adds.
 
         Raises InputError for a disallowed special token, for a byte without a token if there is no
         unknown token, and for an id that `dtype` can't hold; VocabularyError for arguments that
@@ -298,7 +300,7 @@ class Tokenizer(Decoder):
         return as_asked(self._encode([data], options)[0], dtype)
 
     def encode_ordinary(self, text: str | bytes) -> NDArray[np.uint32]:
-        """Return the ids of a document whose special tokens are plain text: uint32 (n,)."""
+        """Return the ids of a document, special tokens as ordinary text: uint32 (n,)."""
         return self.encode(text)
 
     @overload
@@ -327,10 +329,10 @@ class Tokenizer(Decoder):
         dtype: Any = None,
         **special: Unpack[SpecialArguments],
     ) -> Any:
-        """Return a list of the ids of each document as `encode` does, encoded in one pass.
+        """Encode several documents in one pass; return a list of their ids, like `encode`.
 
-        The arrays are views of one array, end to end. TypeError for a single str, whose characters
-        would be documents.
+        The arrays are consecutive views of one array. Raises TypeError for a single str, whose
+        characters would be documents.
         """
         options = special_options(self._vocabulary, **special)
         ids, starts = self._encode(several(texts), options)
@@ -347,11 +349,11 @@ class Tokenizer(Decoder):
     ) -> NDArray[np.uint32]:
         """Return the ids of files, folders or globs, documents end to end: uint32 (n,).
 
-        reading: how they are read; by default each file is a document, and each line of a .jsonl.
-        Memory: 4 bytes per id, and reserved addresses for as many ids as there are bytes. If
-        addresses are limited, or compression hides how many are needed, 8 bytes per id.
+        reading: how to read them; by default each file is a document, and each line of a .jsonl.
+        Takes 4 bytes of memory per id, and reserves address space for one id per byte of text. If
+        address space is limited, or compression hides the size of the text, 8 bytes per id.
 
-        Raises as `encode` does, and InputError for files that can't be read.
+        Raises like `encode`, and InputError for files that can't be read.
         """
         options = special_options(self._vocabulary, **special)
         with Corpus(names_of(path), reading) as text:
@@ -361,13 +363,12 @@ class Tokenizer(Decoder):
     def encode_with_offsets(
         self, text: str | bytes, *, allowed_special: Collection[str] = ()
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the ids of a document, uint32 (n,), and the characters they are for, int64 (n, 2).
+        """Return the ids of a document, uint32 (n,), and their character offsets, int64 (n, 2).
 
-        A row is the first character of a token and the one after its last. Tokens that share a
-        character both have it. Positions are those in the text as it is encoded: of a vocabulary
-        with a normalizer, in the normalized text.
+        A row holds the first character of a token and the one after its last. Tokens that share a
+        character both include it. With a normalizer, offsets refer to the normalized text.
 
-        Raises as `encode` does.
+        Raises like `encode`.
         """
         ids = self.encode(text, allowed_special=allowed_special)
         encoded = self.decode_bytes(ids) if self._vocabulary.normalizer else to_bytes(text)
@@ -381,15 +382,15 @@ class Tokenizer(Decoder):
         add_generation_prompt: bool = False,
         chat_template: str | None = None,
     ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-        """Return the ids of a conversation, uint32 (n,), and which the assistant wrote, bool (n,).
+        """Return the ids of a conversation, uint32 (n,), and a mask of assistant tokens, bool (n,).
 
         They are those of ``llmgpu tokenize --chat``: text by the chat template of the vocabulary,
         else ChatML if it has its tokens, in which all special tokens are allowed. The mask says
         what a model is trained to predict.
 
         messages: each with "role" and "content". tools: passed to the template.
-        add_generation_prompt: end with what begins a reply. chat_template: a template in Jinja, in
-        place of the vocabulary's.
+        add_generation_prompt: append the prompt of an assistant message. chat_template: a Jinja
+        template to use instead of the vocabulary's.
 
         Raises VocabularyError if there is no template, InputError for messages that it can't
         render, or takes more than its limits for, and without the package jinja2.
@@ -419,11 +420,11 @@ class Tokenizer(Decoder):
         return len(self.encode(text, allowed_special=allowed_special))
 
     def truncate(self, text: str, tokens: int) -> str:
-        """Return the beginning of a text that has at most this many ids, cut between characters.
+        """Return the beginning of a text, at most this many tokens, cut between characters.
 
-        It is spelled by the first ids of the text, so a vocabulary's normalizer is applied.
+        With a normalizer, the normalized text is returned.
 
-        Raises InputError for a number below 0, and as `encode`.
+        Raises InputError for a number below 0, and like `encode`.
         """
         if tokens < 0:
             raise InputError(f"can't truncate to {tokens} tokens; use 0 or more")

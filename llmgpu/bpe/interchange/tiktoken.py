@@ -128,7 +128,7 @@ def read(
             check_id(f"special token {quote(text)}", number)
         _check_bytes(ranks)
         if b"" in ranks:
-            note(f"id {ranks[b'']} is that of the empty token: it stands for nothing")
+            note(f"id {ranks[b'']} has an empty token, so it is never used")
         tokens, merges = {rank: token for token, rank in ranks.items()}, np.empty((0, 3), np.uint32)
         return imported_vocabulary("tiktoken", tokens, special, merges, chosen, ignore_merges=True)
 

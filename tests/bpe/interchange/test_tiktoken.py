@@ -139,7 +139,7 @@ class TestFiles:
         read = tiktoken.read(
             tmp_path / "r", pattern="gpt2", special_tokens={"<x>": 258}, note=notes.append
         )
-        assert notes == ["id 257 is that of the empty token: it stands for nothing"]
+        assert notes == ["id 257 has an empty token, so it is never used"]
         assert read.size == encoding.n_vocab == 259
         for text in texts(6, 100):
             assert bpe_encode(read, text.encode()) == encoding.encode_ordinary(text)
