@@ -35,6 +35,7 @@ _CHANGING = (
     "log.jsonl",
     "loss.svg",
     "run.json",
+    "README.md",
     "options.toml",
     "merges",
     "counts",
