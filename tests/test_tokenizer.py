@@ -575,7 +575,7 @@ def test_habits_that_are_errors() -> None:
     """Each says what to do."""
     with pytest.raises(TypeError, match=r"made of a Vocabulary: Tokenizer.load reads a file"):
         Tokenizer("v.bin")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="several texts are expected"):
+    with pytest.raises(TypeError, match="expected several texts"):
         Tokenizer.train_from_iterator(["a"], vocab_size=300, special_tokens="<|end|>")
     with pytest.raises(VocabularyError, match="no such folder: 'gpt2'; nothing is downloaded"):
         Tokenizer.from_pretrained("gpt2")
