@@ -321,8 +321,8 @@ def test_shards_of_a_former_run_go_away(tmp_path: Path) -> None:
 
 def test_a_shard_of_a_former_run_that_can_not_be_looked_at(tmp_path: Path) -> None:
     """It may have to go, so the job does not end as if all were done."""
-    (tmp_path / "out-000001.bin.json").mkdir()
-    expected = pytest.raises(InputError, match=r"can't read .*out-000001\.bin\.json")
+    (tmp_path / "out-000002.bin.json").mkdir()
+    expected = pytest.raises(InputError, match=r"can't read .*out-000002\.bin\.json")
     with expected, shards_in(tmp_path) as writer:
         write_bytes(writer, list(range(8)))
 
