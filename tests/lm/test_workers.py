@@ -157,7 +157,7 @@ def test_a_worker_that_dies_ends_all(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--grad-accum", "3"), "grad_accum is 3, which 2 workers can't share"),
+        (("--grad-accum", "3"), "--grad-accum is 3, which 2 workers can't share"),
         (("-", "--steps", "5"), "several workers can't read standard input"),
         (("--resume",), "error: worker 0: run has no run to resume"),
     ],
@@ -210,5 +210,5 @@ def test_workers_of_a_machine_take_a_gpu_each() -> None:
     assert workers.device("H200", 1) == "H200" and workers.device("cpu", 0) == "cpu"
     with pytest.raises(InputError, match="2 workers on a machine with 1 GPU"):
         workers.device("auto", 1)
-    with pytest.raises(InputError, match="grad_accum is 3, which 2 workers can't share"):
+    with pytest.raises(InputError, match="--grad-accum is 3, which 2 workers can't share"):
         workers.check(3)
