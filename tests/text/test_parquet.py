@@ -166,7 +166,7 @@ def test_damaged_files(tmp_path: Path) -> None:
 
 def test_what_is_no_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "f.parquet")
-    with pytest.raises(InputError, match="it can't be a pipe"):
+    with pytest.raises(InputError, match="can't be read from a pipe"):
         Corpus([str(tmp_path / "f.parquet")])
 
 

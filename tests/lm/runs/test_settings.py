@@ -48,7 +48,7 @@ def test_the_learning_rate_is_by_width_unless_given() -> None:
 
 
 def test_learning_rates_that_do_not_fit_together_are_refused_at_once() -> None:
-    with pytest.raises(LlmgpuError, match=r"goes from 0\.0006 to 1\.0"):
+    with pytest.raises(LlmgpuError, match=r"--min-lr is 1\.0, it must not be above --lr, 0\.0006"):
         new(min_learning_rate=1.0)
 
 
@@ -66,7 +66,9 @@ def test_a_preset_that_is_another_model_is_refused_when_a_run_resumes() -> None:
     begun = new(preset="small", layers=2, heads=12)
     assert resume(begun) == begun
     assert resume(begun, preset="small", layers=2, heads=12) == begun
-    with pytest.raises(InputError, match="dim of preset gpt2 is 768, but the run in run has 384"):
+    with pytest.raises(
+        InputError, match="--dim of --preset gpt2 is 768, but the run in run has 384"
+    ):
         resume(begun, preset="gpt2", layers=2, heads=12)
     with pytest.raises(InputError, match="layers is 3"):
         resume(begun, preset="small", layers=3, heads=12)
