@@ -233,7 +233,7 @@ def _parse_ranks(data: bytes) -> dict[bytes, int]:
         try:
             if len(fields) != 2 or not _RANK.fullmatch(fields[1]):
                 raise VocabularyError(
-                    "not a line of a tiktoken file, which is a token in base64, a space and its rank"
+                    "not a line of a tiktoken file: a token in base64, a space and its rank"
                 )
             encoded = b"" if fields[0] == _EMPTY else fields[0]
             token = binascii.a2b_base64(encoded, strict_mode=True)
