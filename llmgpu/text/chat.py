@@ -7,7 +7,7 @@ others, run by `llmgpu.text.chat_template`, or the plain ChatML of `PlainRendere
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -94,6 +94,12 @@ class PlainRenderer:
 def plain_template(special_tokens: Collection[str]) -> str | None:
     """Return what `PlainRenderer` does, in Jinja, for a vocabulary that has its tokens."""
     return _PLAIN_TEMPLATE if set(PLAIN_TOKENS) <= set(special_tokens) else None
+
+
+def end_of_reply(special_tokens: Mapping[str, int]) -> frozenset[int]:
+    """Return the id that ends a reply in ChatML, for a vocabulary that has its tokens."""
+    has_tokens = plain_template(special_tokens) is not None
+    return frozenset({special_tokens[PLAIN_TOKENS[1]]} if has_tokens else ())
 
 
 def check_messages(messages: object, where: str, is_role: Callable[[str], bool]) -> None:

@@ -91,6 +91,7 @@ def test_a_library_that_does_not_load_is_named(
         library._load.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler")
 def test_a_library_of_other_sources_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -59,6 +59,7 @@ def test_text_may_be_cut_where_a_unit_starts(before: str, after: str) -> None:
         assert compose(before + after) == compose(before) + compose(after)
 
 
+@pytest.mark.slow
 def test_characters_that_compose_with_others_start_no_unit() -> None:
     composed = [c for c in CHARACTERS if compose(c) == c != decompose(c)]
     assert not any(starts_unit(second) for c in composed for second in decompose(c)[1:])

@@ -50,7 +50,7 @@ from llmgpu.lm.runs.stopping import stop_requests
 from llmgpu.lm.trainer import StepResult, Trainer
 from llmgpu.lm.workers import ALONE, Workers
 from llmgpu.resume_key import check_same_run
-from llmgpu.text.chat import PLAIN_TOKENS, plain_template
+from llmgpu.text.chat import end_of_reply
 from llmgpu.version import __version__
 
 # What the log calls the engine that computes on the CPU; earlier versions had only NumPy.
@@ -151,9 +151,9 @@ class TrainingRun:
     def _set_weights(self, checkpoint: Checkpoint | None, init: SavedModel | None) -> None:
         """Take the weights of a checkpoint or of another model, or draw them."""
         started = init if checkpoint is None else checkpoint
-        self._stop_ids = frozenset[int]() if started is None else started.stop_ids
-        if plain_template(special := self._vocabulary.special_tokens):
-            self._stop_ids |= {special[PLAIN_TOKENS[1]]}  # which ends a reply
+        self._stop_ids = end_of_reply(self._vocabulary.special_tokens)
+        if started is not None:
+            self._stop_ids |= started.stop_ids
         if checkpoint is not None:
             self._load(checkpoint)
         elif init is not None:

@@ -121,7 +121,7 @@ def test_ids_do_not_depend_on_who_encodes_what(device: Device, seed: int, match:
     assert sum(shares.text_bytes.values()) == sum(map(len, texts))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2))])
 def test_several_devices_take_slices_of_one_text(
     device: Device, portable_device: Device, seed: int
 ) -> None:
@@ -161,6 +161,7 @@ def test_ids_are_put_where_the_caller_says(
     np.testing.assert_array_equal(collected.take(), expected)
 
 
+@pytest.mark.slow
 def test_a_device_that_is_much_faster_is_left_alone(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -214,6 +214,7 @@ def test_a_minimum_frequency_of_more_than_32_bits(device: Device) -> None:
     assert (len(trained.pairs), trained.symbols) == (0, 6)
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_does_not_disturb_the_next(device: Device) -> None:
     text = words(8, 3_000, 500)
 

@@ -80,6 +80,7 @@ def test_long_texts_are_marked_as_in_numpy(any_device: Device, marked_pattern: s
         np.testing.assert_array_equal(marks, expected)
 
 
+@pytest.mark.slow
 def test_every_code_point_between_letters(device: Device) -> None:
     points = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
     text = "".join(f"a{chr(c)}b {chr(c)}1" for c in points[::3] + list(range(0x3100))).encode()

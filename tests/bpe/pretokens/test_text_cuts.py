@@ -44,6 +44,7 @@ def test_parts_have_the_pre_tokens_of_the_whole(
     assert words == pre_tokens(text, pattern, separators)
 
 
+@pytest.mark.slow
 def test_cuts_do_not_depend_on_how_much_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (
         b"x" * 500 + b" " + b"y" * 900 + b" and long after it <> a" + b"1" * 300 + b" end of it" * 9

@@ -106,7 +106,7 @@ def test_targets_are_the_next_tokens(source: TokenSource) -> None:
         assert (targets[used] == tokens[used] + 1).all()
 
 
-@pytest.mark.parametrize("seq_len", [1, 7, 32, 1_000, 4_000])
+@pytest.mark.parametrize("seq_len", [pytest.param(1, marks=pytest.mark.slow), 7, 32, 1_000, 4_000])
 def test_an_epoch_has_each_sequence_once(source: TokenSource, seq_len: int) -> None:
     batches = Batches(source, 50, seq_len, seed=5)
     held_out = batches.evaluation_sequences * seq_len
