@@ -115,6 +115,7 @@ def test_what_does_not_go_together(llmgpu: Run, corpus: Path, vocab: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_recount_engine_makes_the_same_vocabulary(llmgpu: Run, corpus: Path) -> None:
     require_adapter()
     options = ("bpe-train", "corpus.txt", "--vocab-size", "290", "-q")

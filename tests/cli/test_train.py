@@ -214,6 +214,7 @@ def wait_for_line(child: subprocess.Popen[bytes], text: bytes) -> None:
     raise AssertionError(f"{text!r} did not come")
 
 
+@pytest.mark.slow
 def test_sparse_updates_change_rows_that_came_up(
     llmgpu: Run, corpus: Path, vocab: Path, device_name: str
 ) -> None:

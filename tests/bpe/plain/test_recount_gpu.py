@@ -230,6 +230,7 @@ def test_an_interrupted_training_does_not_disturb_the_next(device: Device) -> No
     np.testing.assert_array_equal(first.counts, again.counts)
 
 
+@pytest.mark.slow
 def test_timing_covers_every_kernel_and_changes_nothing(device: Device) -> None:
     if "timestamp-query" not in device.features:
         pytest.skip("no timestamp queries")

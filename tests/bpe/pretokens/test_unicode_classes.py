@@ -51,7 +51,7 @@ def by_tokenizers(expression: str) -> set[str]:
 @pytest.mark.parametrize(
     ("version", "package", "matching"),
     [
-        ("16.0", "tiktoken", by_tiktoken),
+        pytest.param("16.0", "tiktoken", by_tiktoken, marks=pytest.mark.slow),
         pytest.param("16.0", "tokenizers", by_tokenizers, marks=pytest.mark.slow),
         pytest.param("18.0", "regex", by_regex, marks=pytest.mark.pinned_regex),
     ],
