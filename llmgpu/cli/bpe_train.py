@@ -328,15 +328,10 @@ def _name_outputs(output: str, sizes: tuple[int, ...]) -> dict[int, str]:
     """Return the file of each size."""
     if len(sizes) == 1:
         return {sizes[0]: output}
-    if output == STANDARD_OUTPUT:
-        raise click.UsageError(
-            "several vocabulary sizes can't be written to standard output; use -o FILE"
-        )
     path = Path(output)
-    if path.exists() and not path.is_file():
-        raise click.UsageError(
-            f"several vocabulary sizes can't be written to {output}; use -o FILE"
-        )
+    if output == STANDARD_OUTPUT or (path.exists() and not path.is_file()):
+        name = "standard output" if output == STANDARD_OUTPUT else output
+        raise click.UsageError(f"several vocabulary sizes can't be written to {name}; use -o FILE")
     return {size: str(path.with_name(f"{path.stem}-{size}{path.suffix}")) for size in sizes}
 
 

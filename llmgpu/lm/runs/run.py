@@ -151,9 +151,8 @@ class TrainingRun:
     def _set_weights(self, checkpoint: Checkpoint | None, init: SavedModel | None) -> None:
         """Take the weights of a checkpoint or of another model, or draw them."""
         started = init if checkpoint is None else checkpoint
-        self._stop_ids = end_of_reply(self._vocabulary.special_tokens)
-        if started is not None:
-            self._stop_ids |= started.stop_ids
+        stops = frozenset[int]() if started is None else started.stop_ids
+        self._stop_ids = stops | end_of_reply(self._vocabulary.special_tokens)
         if checkpoint is not None:
             self._load(checkpoint)
         elif init is not None:
