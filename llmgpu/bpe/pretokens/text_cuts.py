@@ -1,7 +1,8 @@
 """Where a text may be cut inside of documents so that its parts have the same pre-tokens.
 
 A cut is where a pre-token starts in any surroundings, see `llmgpu.bpe.pretokens.blocks`, and where
-no separator of documents is near: neither cut by it nor next to the characters that decide.
+no separator of documents is near: neither cut by it nor next to the characters that decide. White
+space does not precede it, since some patterns take that whole where a text ends.
 """
 
 from __future__ import annotations
@@ -41,11 +42,17 @@ def _find_cut(
         found = found[(found >= offset) & (found < begin + len(data) - margin)]
         for separator in separators:
             found = _without(found, data, begin, separator)
-        if len(found):
-            return int(found[0])
+        for position in found.tolist():
+            if not _ends_in_space(data[max(0, position - begin - 4) : position - begin]):
+                return int(position)
         if is_end:
             return begin + len(data)
         size *= 2
+
+
+def _ends_in_space(text: bytes) -> bool:
+    """Whether the last character of a text is white space."""
+    return text.decode(errors="replace")[-1:].isspace()
 
 
 def _read(file: BinaryIO, size: int) -> bytes:

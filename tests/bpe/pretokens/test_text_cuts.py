@@ -44,6 +44,18 @@ def test_parts_have_the_pre_tokens_of_the_whole(
     assert words == pre_tokens(text, pattern, separators)
 
 
+def test_white_space_that_ends_a_part_is_cut_as_in_the_whole() -> None:
+    text = "\r\n\t\xa0aaaaaaaaa\xe9\u0301 b and more of it to come".encode()
+    find = cut_text_by(get_pattern("cl100k"), ())
+    assert find is not None
+    for offset in range(len(text)):
+        cut = find(io.BytesIO(text), offset)
+        words = [
+            word for part in (text[:cut], text[cut:]) for word in pre_tokens(part, "cl100k", ())
+        ]
+        assert words == pre_tokens(text, "cl100k", ())
+
+
 @pytest.mark.slow
 def test_cuts_do_not_depend_on_how_much_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (
