@@ -109,7 +109,7 @@ def free_memory() -> int | None:
 
 
 def has_limited_address_space() -> bool:
-    """Whether the process may have so many bytes of addresses only (`ulimit -v`)."""
+    """Whether the address space of this process is limited (`ulimit -v`)."""
     try:
         import resource
     except ImportError:  # Windows

@@ -81,21 +81,10 @@ def count(
 ) -> None:
     """Count the tokens of files, folders or globs, or of a pipe."""
     report = Reporter(quiet=quiet)
-    files_from = reading.pop("files_from")
-    listed = listed_files(paths, files_from)
-    there = [name for name in listed if os.path.lexists(name)]
-    if len(there) < len(listed):  # as after git diff --name-only
-        report.note(f"{number_of(len(listed) - len(there), 'listed file')} not there: skipped")
-    paths = (*paths, *there)
-    if files_from is None:
-        paths = paths or piped_input(report)
-    if not paths and files_from is None:
-        raise click.UsageError("give PATH: files, folders or globs, or - for standard input")
+    paths, listed = _named_paths(paths, reading.pop("files_from"), report)
     if per == "total":
         refuse_given(("sort",), "has no effect with --per total")
-    selection = replace(
-        take_selection(reading), without_binaries=reading["text_field"], listed=frozenset(listed)
-    )
+    selection = replace(take_selection(reading), lenient_field=reading["text_field"], listed=listed)
     special = make_special_options(allowed_special, disallow_special, bos, eos)
     options = make_corpus_options(**reading)
     job = PartJob(part, STANDARD_OUTPUT, report)
@@ -136,6 +125,23 @@ def count(
             summary[names[per]] = [row._asdict() for row in rows]
         print_json(summary, to_stderr=False)
     _check_budget(budget, vocabs, total)
+
+
+def _named_paths(
+    paths: tuple[str, ...], files_from: str | None, report: Reporter
+) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return what is counted, and which of the names stood in the list of --files-from."""
+    if files_from is None:
+        paths = paths or piped_input(report)
+        if not paths:
+            raise click.UsageError("give PATH: files, folders or globs, or - for standard input")
+        return paths, frozenset()
+    listed = listed_files(paths, files_from)
+    there = [name for name in listed if os.path.lexists(name)]
+    missing = len(listed) - len(there)
+    if missing:  # as after git diff --name-only
+        report.note(f"{number_of(missing, 'listed file')} not found: skipped")
+    return (*paths, *there), frozenset(listed)
 
 
 @contextmanager

@@ -73,8 +73,8 @@ class Selection:
         standard input decompressed then.
     of_input: the same for standard input alone, if input_format is "auto".
     exclude, gitignore: see `llmgpu.text.folders`.
-    without_binaries: leave out files of folders that are not text; lines of JSON there that have
-        no field of this name are text as they are.
+    lenient_field: if given, files of folders that are not text are left out, and lines of JSON
+        there without a field of this name are text as they are.
     listed: names that stand in a list, which are taken as those of a folder's files.
     may_be_tokens: files need not be text; who reads them as text finds out.
     """
@@ -83,7 +83,7 @@ class Selection:
     of_input: str = AUTO
     exclude: tuple[str, ...] = ()
     gitignore: bool = False
-    without_binaries: str | None = None
+    lenient_field: str | None = None
     listed: frozenset[str] = frozenset()
     may_be_tokens: bool = False
 
@@ -200,7 +200,7 @@ class _Found:
         chosen = self._selection
         if chosen.may_be_tokens or source.format != AUTO or not source.size:
             return False
-        leaves_out = chosen.without_binaries is not None and not is_named
+        leaves_out = chosen.lenient_field is not None and not is_named
         ending = os.path.splitext(source.path)[1].lower()
         if (ending in _OF_TEXT and not leaves_out) or format_of(source) is not None:
             return False
@@ -216,7 +216,7 @@ class _Found:
 
     def _as_text(self, source: Source) -> Source:
         """Return a file of a folder: as text, if it has lines of JSON without the field."""
-        name = self._selection.without_binaries
+        name = self._selection.lenient_field
         if name is None or source.compression or format_of(source) is not JsonlFile:
             return source
         line = _head_of(source.path).partition(b"\n")[0]

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import TextError
+from llmgpu.memory import has_limited_address_space
 from llmgpu.text.corpus import TextSource
 
 # Returns memory for n ids, uint32 (n,), whose contents are undefined.
@@ -158,18 +159,9 @@ class CollectedIds:
 
 def _reserve(most: int) -> NDArray[np.uint32]:
     """Reserve untouched memory; none if there are few ids or it can't be had."""
-    if most < RESERVED_FROM or _addresses_are_limited():
+    if most < RESERVED_FROM or has_limited_address_space():
         return new_ids(0)
     try:
         return new_ids(most)
     except (MemoryError, ValueError):  # more than there is, or than an array may have
         return new_ids(0)
-
-
-def _addresses_are_limited() -> bool:
-    """Whether the process has a limit that reserved addresses count toward."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return False
-    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
