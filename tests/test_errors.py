@@ -12,7 +12,7 @@ from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.errors import LlmgpuError
-from llmgpu.text.documents import Utf8Policy
+from llmgpu.text.documents import InputPolicy
 from llmgpu.tokens.formats import open_writer
 
 MOST = 300  # characters of the input
@@ -29,7 +29,7 @@ MOST = 300  # characters of the input
         lambda text: get_pattern("regex:(" + text),
         byte_ranks,
         lambda text: token_id(byte_vocabulary("gpt2", "hf"), text),
-        Utf8Policy,
+        InputPolicy,
         lambda text: open_writer("-", text, vocabulary_size=300, fingerprint=""),
     ],
 )

@@ -58,7 +58,7 @@ GPU_FROM = 32_000_000  # bytes of text that take as long without a GPU as openin
 _MAIN_PHASES = ("total", "count words", "read", "merge")
 _TOLD_SECONDS = 0.05  # of others, shorter ones are not worth a word
 _OF_MERGING = (*("sizes", "min_frequency", "max_token_length", "tie", "match", "engine"),)
-READING_OPTIONS = ("text_field", "encoding_errors", "doc_separators", "limit")
+READING_OPTIONS = ("text_field", "encoding_errors", "doc_separators", "limit", "bad_rows")
 
 
 def bpe_train(
@@ -208,8 +208,10 @@ def _take_corpus(
 
 
 def _reading_key(reading: dict[str, Any], selection: Selection) -> dict[str, Any]:
-    """Return what a resume key says of reading."""
+    """Return what a resume key says of reading; as it was before there was --bad-rows."""
     asked = selection.input_format
+    if reading["bad_rows"] == CorpusOptions.bad_rows:
+        reading = {name: value for name, value in reading.items() if name != "bad_rows"}
     return reading if asked == AUTO else {**reading, "input_format": asked}
 
 

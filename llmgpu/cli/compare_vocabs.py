@@ -15,7 +15,7 @@ from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.bpe.training.statistics import lengths_of, scripts_of
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli.console import Reporter, print_json, print_result, print_table
+from llmgpu.cli.console import Reporter, left_out_of, print_json, print_result, print_table
 from llmgpu.cli.count import keep_input
 from llmgpu.cli.options import gpu_from, labels_of, make_corpus_options
 from llmgpu.text.corpus import Corpus, CorpusOptions
@@ -46,6 +46,7 @@ def compare_vocabs(
         facts = _overlap(names, pair)
         if texts:
             facts |= _measure(pair, sources, options, selected(), report)
+            report.note_left_out(facts)
     facts |= {"groups": _groups(pair, facts.pop("used", None))}
     for file in facts.get("files", ()):
         file["path"] = "-" if file["path"] == kept else file["path"]
@@ -103,6 +104,7 @@ def _measure(
         "tokens": [int(each.sum()) for each in used],
         "files": files,
         "used": used,
+        **left_out_of(text),
     }
 
 

@@ -20,7 +20,7 @@ import click
 from llmgpu.cli.interrupts import held_back
 from llmgpu.errors import OutputError
 from llmgpu.files import STANDARD_OUTPUT
-from llmgpu.input_files import printable
+from llmgpu.input_files import number_of, printable
 from llmgpu.memory import Memory, free_memory
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ LINE_SECONDS = 5.0  # between plain progress lines
 _WIDEST_TEXT = 64  # columns of a phase's name and `progress_text`
 _LEAST_BAR, _MOST_BAR = 8, 40
 LEFT_OUT = {
-    "invalid_sequences": "invalid UTF-8 sequences",
-    "left_out_files": "hidden or special files skipped",
-    "left_out_rows": "rows without text skipped",
+    "invalid_sequences": ("invalid UTF-8 sequence", "replaced"),
+    "left_out_files": ("hidden or special file", "skipped"),
+    "left_out_rows": ("row", "without text skipped"),
 }
 BYTE_PHASES = frozenset({"counting words", "reading", "tokenizing"})  # others count things
 
@@ -101,9 +101,9 @@ class Reporter:
 
     def note_left_out(self, summary: dict[str, Any]) -> None:
         """Print what a summary says of text that was invalid or left out."""
-        for name, what in LEFT_OUT.items():
+        for name, (what, fate) in LEFT_OUT.items():
             if summary[name]:
-                self.line(f"note: {summary[name]:,} {what}")
+                self.note(f"{number_of(summary[name], what)} {fate}")
         for note in summary.get("notes", ()):
             self.note(note)
 
@@ -211,6 +211,7 @@ def left_out_of(text: Corpus | None) -> dict[str, Any]:
         "invalid_sequences": text.invalid_sequences if text else 0,
         "left_out_files": text.left_out if text else 0,
         "left_out_rows": text.null_rows if text else 0,
+        "bad_rows": text.bad_rows if text else 0,
         **({"notes": notes} if notes else {}),
     }
 

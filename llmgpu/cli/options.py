@@ -226,7 +226,16 @@ def corpus_options(command: Decorated) -> Decorated:
             default="text",
             show_default=True,
             metavar="NAME",
-            help="Field of .jsonl lines, or column of .parquet files, to read text from.",
+            help="Field of .jsonl lines, or column of .parquet files, to read text from. Rows "
+            "without text are skipped and counted.",
+        ),
+        click.option(
+            "--bad-rows",
+            type=click.Choice(["error", "skip"]),
+            default="error",
+            show_default=True,
+            help="What to do with .jsonl lines that are not JSON objects, or whose field is not "
+            "text: fail and name the line, or skip and count them.",
         ),
         click.option(
             "--regex-seconds",
@@ -245,6 +254,7 @@ def make_corpus_options(
     encoding_errors: str,
     doc_separators: tuple[str, ...],
     limit: int | None,
+    bad_rows: str,
     line_documents: bool = False,
 ) -> CorpusOptions:
     """Turn the values of `corpus_options` into the library's."""
@@ -258,6 +268,7 @@ def make_corpus_options(
         encoding_errors=encoding_errors,
         limit=limit,
         line_documents=line_documents,
+        bad_rows=bad_rows,
     )
 
 

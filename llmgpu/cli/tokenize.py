@@ -73,7 +73,7 @@ from llmgpu.tokens.tokenizing import (
 
 _LEAST_TOLD = 1 << 20  # bytes of text; the memory that less takes is not worth a line
 _OF_TEXT = (
-    *("text_field", "encoding_errors", "doc_separators", "limit"),
+    *("text_field", "encoding_errors", "doc_separators", "limit", "bad_rows"),
     *("input_format", "exclude", "gitignore"),
 )
 _OF_ENCODING = (

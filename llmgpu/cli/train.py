@@ -20,7 +20,7 @@ from llmgpu.backend import Backend, list_adapters, select_backend
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
-from llmgpu.cli.console import Reporter
+from llmgpu.cli.console import Reporter, left_out_of
 from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import id_or_text, make_corpus_options, piped_input
 from llmgpu.cli.source_options import lists_of_files, named_files, take_selection
@@ -89,7 +89,7 @@ REPLACED = (
     "decayed-*",
 )  # what --force removes
 
-_READING = ("text_field", "encoding_errors", "doc_separators", "limit")
+_READING = ("text_field", "encoding_errors", "doc_separators", "limit", "bad_rows")
 _INTERVALS = tuple(field.name for field in fields(Intervals))
 
 
@@ -338,6 +338,7 @@ def _open_tokens(
             reading=with_chat(options, conversations),
             progress=report,
             dtype=dtype,
+            told=lambda text: report.note_left_out(left_out_of(text)),
             **how,
         )
         source = opened(asked.sources, folder=folder.tokens)

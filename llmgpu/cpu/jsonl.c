@@ -1,8 +1,8 @@
 /* The texts of JSON Lines: one field of the object in each line.
  *
  * Lines are read strictly (RFC 8259). A line that a reader may see in another way, or refuse, is left
- * to the caller: what is no such object, a missing field or one that is not a string, a field named
- * twice, lone surrogates, invalid UTF-8, escapes in names that matter, deep nesting, long numbers.
+ * to the caller: what is no such object, a missing field or one that is neither a string nor null, a field
+ * named twice, lone surrogates, invalid UTF-8, escapes in names that matter, deep nesting, long numbers.
  */
 #include "engine.h"
 
@@ -19,7 +19,7 @@ typedef struct {
     int64_t parts, length;
 } Field;
 
-/* What is between quotes; start: NULL if it was not found. */
+/* What is between quotes; start: NULL if it was not found; length: -1 for null in its place. */
 typedef struct {
     const uint8_t *start;
     int64_t length;
@@ -193,6 +193,10 @@ static int read_object(Line *line, int64_t part, int depth)
 
 static int read_part(Line *line, int64_t part, String *text, int depth)
 {
+    if (part + 1 == line->field->parts && *line->at == 'n') {
+        *text = (String){line->at, -1, 0};
+        return read_word(line, "null");
+    }
     if (part + 1 == line->field->parts)
         return *line->at++ == '"' && read_string(line, text);
     return depth < MOST_DEPTH && *line->at++ == '{' && read_object(line, part + 1, depth + 1);
@@ -325,8 +329,10 @@ static uint8_t *unescape(const String *string, uint8_t *out)
 
 API int64_t llmgpu_valid_utf8(const uint8_t *text, int64_t length);
 
-/* Write the text of a line that ends at `end`, where a newline is; NULL if it is left to the caller. */
-static uint8_t *line_text(const uint8_t *start, const uint8_t *end, const Field *field, uint8_t *out)
+/* Write the text of a line that ends at `end`, where a newline is; NULL if it is left to the caller.
+ * is_null: becomes whether the text is null. */
+static uint8_t *line_text(const uint8_t *start, const uint8_t *end, const Field *field, uint8_t *out,
+                          int *is_null)
 {
     Line line = {.at = start, .field = field};
 
@@ -339,7 +345,8 @@ static uint8_t *line_text(const uint8_t *start, const uint8_t *end, const Field 
         return NULL;
     if ((line.seen & TOPS) && llmgpu_valid_utf8(start, end - start) != end - start)
         return NULL;
-    return unescape(text, out);
+    *is_null = text->length < 0;
+    return *is_null ? out : unescape(text, out);
 }
 
 static int is_blank(const uint8_t *p, const uint8_t *end)
@@ -350,13 +357,13 @@ static int is_blank(const uint8_t *p, const uint8_t *end)
 }
 
 /* Write the texts of lines, end to end, up to the first line that is left to the caller or not whole.
- * Returns how many, not counting blank lines.
+ * Returns how many, not counting blank lines and those whose text is null.
  *
  * data: `length` bytes, then a newline and padding. is_last: the last line may lack its newline.
  * longest: bytes of a line, its newline included, that is not left to the caller.
  * whole, length, ends, parts: of the field, see `Field`.
  * text: room for `length` bytes, and 8 more. starts: for a number for each 8 bytes, and one more.
- * done: int64_t (3,), becomes bytes of data, lines, and bytes of text. */
+ * done: int64_t (4,), becomes bytes of data, lines, bytes of text, and lines whose text is null. */
 API int64_t llmgpu_jsonl_texts(const uint8_t *data, int64_t length, int is_last, int64_t longest,
                                const uint8_t *whole, int64_t whole_length, const int64_t *ends,
                                int64_t parts, uint8_t *text, int64_t *starts, int64_t *done)
@@ -364,7 +371,7 @@ API int64_t llmgpu_jsonl_texts(const uint8_t *data, int64_t length, int is_last,
     Field field = {whole, ends, parts, whole_length};
     const uint8_t *p = data, *stop = data + length;
     uint8_t *out = text;
-    int64_t count = 0, lines = 0;
+    int64_t count = 0, lines = 0, nulls = 0;
 
     while (p < stop) {
         const uint8_t *end = memchr(p, '\n', (size_t)(stop - p));
@@ -372,10 +379,14 @@ API int64_t llmgpu_jsonl_texts(const uint8_t *data, int64_t length, int is_last,
         if ((!end && !is_last) || next - p > longest)
             break;
         if (!is_blank(p, next)) {
-            uint8_t *after = line_text(p, end ? end : stop, &field, out);
+            int is_null;
+            uint8_t *after = line_text(p, end ? end : stop, &field, out, &is_null);
             if (!after)
                 break;
-            starts[count++] = out - text;
+            if (is_null)
+                nulls++;
+            else
+                starts[count++] = out - text;
             out = after;
         }
         lines++;
@@ -384,5 +395,6 @@ API int64_t llmgpu_jsonl_texts(const uint8_t *data, int64_t length, int is_last,
     done[0] = p - data;
     done[1] = lines;
     done[2] = out - text;
+    done[3] = nulls;
     return count;
 }

@@ -101,12 +101,16 @@ class GeneratedBlocks:
 
 
 class TakenTexts(NamedTuple):
-    """Texts end to end, where each starts, up to which byte they are, and of how many lines."""
+    """Texts end to end, where each starts, up to which byte they are, and of how many lines.
+
+    nulls: lines that have null in place of a text.
+    """
 
     text: NDArray[np.uint8]
     starts: NDArray[np.int64]
     end: int
     lines: int
+    nulls: int
 
 
 class JsonlTexts:
@@ -136,7 +140,7 @@ class JsonlTexts:
         length = end - begin
         text = np.empty(length + 8, np.uint8)
         starts = np.empty(length // 8 + 1, np.int64)
-        done = np.empty(3, np.int64)
+        done = np.empty(4, np.int64)
         count = self._take(
             address_of(data[begin:]),
             length,
@@ -150,5 +154,5 @@ class JsonlTexts:
             address_of(starts),
             address_of(done),
         )
-        used, lines, nbytes = done.tolist()
-        return TakenTexts(text[:nbytes], starts[:count], begin + used, lines)
+        used, lines, nbytes, nulls = done.tolist()
+        return TakenTexts(text[:nbytes], starts[:count], begin + used, lines, nulls)

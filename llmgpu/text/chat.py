@@ -14,21 +14,21 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.errors import InputError
 from llmgpu.input_files import quote
-from llmgpu.text.documents import Utf8Policy
+from llmgpu.text.documents import InputPolicy
 from llmgpu.text.jsonl import (
+    BadRowError,
     JsonlFile,
+    JsonlStream,
     decode_line,
     encode_text,
-    find_field,
     jsonl_lines,
     kind_of_value,
     parse_json_object,
     place_of_line,
 )
 from llmgpu.text.parquet import ParquetFile
-from llmgpu.text.streams import ByteStream, Source
+from llmgpu.text.streams import Source
 
 MESSAGES = "messages"  # the usual name of the field
 _TOOLS = "tools"  # the field of what a template is told of tools
@@ -75,11 +75,11 @@ class PlainRenderer:
         begin, end = PLAIN_TOKENS
         parts: Parts = []
         if tools:
-            raise InputError(f"{where}: the plain template has no place for tools")
+            raise BadRowError(f"{where}: the plain template has no place for tools")
         for number, message in enumerate(messages, 1):
             content, role = message.get("content"), message["role"]
             if not isinstance(content, str):
-                raise InputError(
+                raise BadRowError(
                     f"{where}, message {number}: the content is not a string but "
                     f"{kind_of_value(content)}: the plain template takes strings"
                 )
@@ -103,25 +103,25 @@ def end_of_reply(special_tokens: Mapping[str, int]) -> frozenset[int]:
 
 
 def check_messages(messages: object, where: str, is_role: Callable[[str], bool]) -> None:
-    """Raise InputError unless `messages` is a list of messages, each with role and content.
+    """Raise BadRowError unless `messages` is a list of messages, each with role and content.
 
     is_role: whether a role that is not one of ROLES is known.
     """
     if not isinstance(messages, list):
-        raise InputError(f"{where}: the messages are not a list but {kind_of_value(messages)}")
+        raise BadRowError(f"{where}: the messages are not a list but {kind_of_value(messages)}")
     if not messages:
-        raise InputError(f"{where}: there are no messages")
+        raise BadRowError(f"{where}: there are no messages")
     for number, message in enumerate(messages, 1):
         what = f"{where}, message {number}"
         if not isinstance(message, dict):
-            raise InputError(f"{what}: not an object but {kind_of_value(message)}")
+            raise BadRowError(f"{what}: not an object but {kind_of_value(message)}")
         role = message.get("role")
         if not isinstance(role, str):
-            raise InputError(f"{what}: no role; roles are {', '.join(ROLES)}")
+            raise BadRowError(f"{what}: no role; roles are {', '.join(ROLES)}")
         if role not in ROLES and not is_role(role):
-            raise InputError(f"{what}: unknown role {quote(role)}; roles are {', '.join(ROLES)}")
+            raise BadRowError(f"{what}: unknown role {quote(role)}; roles are {', '.join(ROLES)}")
         if message.get("content") is None and not message.get("tool_calls"):
-            raise InputError(f"{what}: no content")
+            raise BadRowError(f"{what}: no content")
 
 
 class Chat(Protocol):
@@ -171,33 +171,40 @@ class Collector:
         return data
 
 
-class ChatFile(ByteStream):
+class ChatFile(JsonlStream):
     """A JSON Lines file of which each line is a conversation, opened."""
 
     may_be_compressed = JsonlFile.may_be_compressed
 
     def __init__(self, source: Source, field: str, chat: Chat, limit: int | None = None) -> None:
         """Open the file; `field` of each line's object holds the messages."""
-        super().__init__(source)
-        self._field, self._chat, self._begin = field, chat, source.begin
+        super().__init__(source, field)
+        self._chat, self._begin = chat, source.begin
         self.collector = Collector(chat, limit)
 
-    def conversations(self, policy: Utf8Policy) -> Iterator[bytes]:
+    def conversations(self, policy: InputPolicy) -> Iterator[bytes]:
         """Yield the text of each line; InputError names the file and the line."""
         stream = io.BufferedReader(self, _BLOCK_BYTES)
         lines = jsonl_lines(stream, self.name, LINE_BYTES, is_begin=not self._begin)
         for number, line in lines:
             where = place_of_line(self.name, number, self._begin)
             decoded, has_invalid = decode_line(line, where, policy)
-            document = parse_json_object(decoded, where)
-            messages = find_field(document, where, self._field)
+            try:
+                document = parse_json_object(decoded, where)
+                messages = self.value(document, where)
+                if messages is None:
+                    continue
+                read = self._chat.read(messages, document.get(_TOOLS), where)
+            except BadRowError as error:
+                policy.leave_out(error)
+                continue
             parts = [
-                (encode_text(text, has_invalid, where, policy), is_reply)
-                for text, is_reply in self._chat.read(messages, document.get(_TOOLS), where)
+                (encode_text(text, has_invalid, where, policy), is_reply) for text, is_reply in read
             ]
             if (data := self.collector.take(parts)) is None:
                 return
             yield data
+        self.check_field()
 
 
 class ChatTable(ParquetFile):
@@ -213,7 +220,7 @@ class ChatTable(ParquetFile):
         self._chat = chat
         self.collector = Collector(chat, limit)
 
-    def conversations(self, policy: Utf8Policy) -> Iterator[bytes]:
+    def conversations(self, policy: InputPolicy) -> Iterator[bytes]:
         """Yield the text of each row; InputError names the file and the row."""
         number = self._rows[0]
         for rows in self._batches():
@@ -223,9 +230,13 @@ class ChatTable(ParquetFile):
                     self.null_rows += 1
                     continue
                 where = f"{self._path}, row {number}"
+                try:
+                    read = self._chat.read(messages, tools, where)
+                except BadRowError as error:
+                    policy.leave_out(error)
+                    continue
                 parts = [
-                    (encode_text(text, False, where, policy), is_reply)
-                    for text, is_reply in self._chat.read(messages, tools, where)
+                    (encode_text(text, False, where, policy), is_reply) for text, is_reply in read
                 ]
                 if (data := self.collector.take(parts)) is None:
                     return

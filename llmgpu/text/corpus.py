@@ -29,15 +29,16 @@ from numpy.typing import NDArray
 
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError
+from llmgpu.input_files import number_of
 from llmgpu.text.chat import Chat, ChatFile, ChatTable
 from llmgpu.text.content import note_of_jsonl, note_of_zeros
 from llmgpu.text.documents import (
     NO_TEXT,
     DocumentSplitter,
+    InputPolicy,
     LineStarts,
     Piece,
     PieceReader,
-    Utf8Policy,
 )
 from llmgpu.text.jsonl import JsonlFile
 from llmgpu.text.parquet import ParquetFile
@@ -71,8 +72,9 @@ class CorpusOptions:
 
     text_field: the field of .jsonl lines or the column of .parquet files that holds the text.
     separators: byte strings between documents, part of neither.
-    encoding_errors: "strict", "replace" or "raw", see `llmgpu.text.documents.Utf8Policy`.
+    encoding_errors: "strict", "replace" or "raw", see `llmgpu.text.documents.InputPolicy`.
     limit: read at most this many bytes of text; None for all.
+    bad_rows: "error" or "skip", what becomes of rows that can't be understood.
     line_documents: whether each line, including its newline, is a document.
     chat: renders each .jsonl line, a conversation, as text; None if lines are not conversations.
     """
@@ -83,6 +85,7 @@ class CorpusOptions:
     limit: int | None = None
     line_documents: bool = False
     chat: Chat | None = None
+    bad_rows: str = "error"
 
 
 class Begin(NamedTuple):
@@ -134,7 +137,7 @@ class Corpus(Closing):
         self.total_bytes = self.sources.total_bytes
         self.text_bytes = 0
         self.documents = 0
-        self._policy = Utf8Policy(self.options.encoding_errors)
+        self._policy = InputPolicy(self.options.encoding_errors, self.options.bad_rows)
         self._splitter = DocumentSplitter(self.options.separators, self.options.line_documents)
         self._remaining = self.sources.files[::-1]  # the next one is the last
         self.begun: list[Begin] = []
@@ -160,7 +163,9 @@ class Corpus(Closing):
         """What is to be told of what was read so far."""
         zeros = [note_of_zeros(self._with_zeros)] if self._with_zeros else []
         jsonl = [note_of_jsonl(self._as_jsonl)] if self._as_jsonl else []
-        return [*self.sources.notes, *zeros, *jsonl]
+        bad = number_of(self.bad_rows, "bad row")
+        rows = [f"{bad} skipped; the first: {self._policy.first_bad_row}"] if self.bad_rows else []
+        return [*self.sources.notes, *zeros, *jsonl, *rows]
 
     @property
     def bytes_read(self) -> int:
@@ -174,8 +179,13 @@ class Corpus(Closing):
 
     @property
     def null_rows(self) -> int:
-        """Rows of tables that were left out so far because they have no text."""
+        """Rows that were left out so far because they have no text."""
         return self._finished_null_rows + (self._file.null_rows if self._file else 0)
+
+    @property
+    def bad_rows(self) -> int:
+        """Rows that were left out so far because they can't be understood."""
+        return self._policy.bad_rows
 
     @property
     def left(self) -> float | None:
@@ -366,7 +376,7 @@ class _DirectReader:
     def __init__(
         self,
         stream: ByteStream,
-        policy: Utf8Policy,
+        policy: InputPolicy,
         line_documents: bool,
         block: NDArray[np.uint8] | None,
         continues: bool,

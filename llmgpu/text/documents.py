@@ -25,6 +25,7 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 
 ENCODING_POLICIES = ("strict", "replace", "raw")
+ROW_POLICIES = ("error", "skip")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 _NEWLINE = 0x0A
@@ -104,14 +105,24 @@ class PieceReader:
         return Piece(text, starts, closed)
 
 
-class Utf8Policy:
-    """What becomes of invalid UTF-8: "strict" refuses it, "replace" puts U+FFFD, "raw" keeps it.
+class InputPolicy:
+    """What becomes of input that is not clean.
 
-    invalid_sequences: how many were replaced, over all files.
+    Invalid UTF-8: "strict" refuses it, "replace" puts U+FFFD, "raw" keeps it. Rows that can't be
+    understood: "error" refuses them, "skip" leaves them out.
+
+    invalid_sequences: how many were replaced, over all files. bad_rows: how many were left out.
+    first_bad_row: what is wrong with the first of them.
     """
 
-    def __init__(self, policy: str) -> None:
-        """Take one of ENCODING_POLICIES; InputError otherwise."""
+    def __init__(self, policy: str, rows: str = "error") -> None:
+        """Take one of ENCODING_POLICIES and one of ROW_POLICIES; InputError otherwise."""
+        if rows not in ROW_POLICIES:
+            known = ", ".join(ROW_POLICIES)
+            raise InputError(f"unknown policy for bad rows {quote(rows)}: use one of {known}")
+        self._rows = rows
+        self.bad_rows = 0
+        self.first_bad_row = ""
         if policy not in ENCODING_POLICIES:
             known = ", ".join(ENCODING_POLICIES)
             raise InputError(
@@ -126,6 +137,13 @@ class Utf8Policy:
         self._name = name
         self._held = b""  # an incomplete sequence: in strict mode delivered already
         self._offset = offset  # of the first held byte in the file
+
+    def leave_out(self, error: InputError) -> None:
+        """Count a row that can't be understood; raise its error unless such rows are left out."""
+        if self._rows == "error":
+            raise InputError(f"{error}; --bad-rows skip skips such rows") from error
+        self.first_bad_row = self.first_bad_row or str(error)
+        self.bad_rows += 1
 
     def apply(self, block: bytes, final: bool) -> bytes:
         """Return the file's next bytes as the policy has them; some may be held back.

@@ -4,6 +4,9 @@ A line ends at a newline byte; blank lines are skipped, as every reader of the f
 spell lone surrogates, which are not text: under the policy "raw" they become the three bytes that
 UTF-8 would give them, under "replace" U+FFFD, and "strict" refuses them. Bytes of a line that are
 not UTF-8 are treated by the same policy.
+
+Rows that lack the field, or have null in it, are left out and counted, as those of a table are. But
+a file all of whose first rows lack it is refused: the field has another name.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -24,7 +28,7 @@ from llmgpu.cpu.texts import JsonlTexts, TakenTexts
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 from llmgpu.processors import usable_processors
-from llmgpu.text.documents import REPLACEMENT, Piece, Utf8Policy
+from llmgpu.text.documents import REPLACEMENT, InputPolicy, Piece
 from llmgpu.text.read_ahead import BEGUN, InOrder
 from llmgpu.text.streams import ByteStream, Source
 
@@ -32,6 +36,7 @@ _BLOCK_BYTES = 1 << 20  # of a stream, read at a time
 _SPAN_BYTES = 2 << 20  # of a regular file, whose lines one thread reads and takes apart
 _TAIL_BYTES = 1 << 16  # read after a span at first, for the end of its last line
 _AHEAD = 12  # blocks or spans that are taken apart in threads before they are needed
+FIRST_ROWS = 1000  # if all of them lack the field, a file is refused
 LINE_BYTES = 1 << 30  # a longer line is refused: the memory a line takes is a multiple of it
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -44,6 +49,14 @@ _KINDS = {
     dict: "an object",
 }
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class BadRowError(InputError):
+    """A row is not an object, or what is in its field is not what it should be."""
+
+
+class MissingFieldError(InputError):
+    """A row lacks the field."""
 
 
 def jsonl_lines(
@@ -80,7 +93,51 @@ class _Block:
     after: int | None = None
 
 
-class JsonlFile(ByteStream):
+class JsonlStream(ByteStream):
+    """A file whose lines are objects, opened; null_rows: those left out without a value so far."""
+
+    def __init__(self, source: Source, field: str) -> None:
+        """Open the file; `field` of each line's object is what is read."""
+        super().__init__(source)
+        self._source, self._field = source, field
+        self._has_field = False  # any row
+        self._missing = 0  # rows before one that has it
+        self._first_missing = ""
+
+    def value(self, document: dict[str, object], where: str) -> object:
+        """Return what is in the field of a line, None to leave the line out."""
+        try:
+            found = find_field(document, where, self._field)
+        except MissingFieldError as error:
+            found = None
+            self._first_missing = self._first_missing or str(error)
+            self._missing += not self._has_field
+            if self._missing == FIRST_ROWS:
+                self.check_field()
+        else:
+            self._has_field = True
+        self.null_rows += found is None
+        return found
+
+    def check_field(self) -> None:
+        """Raise an InputError if all rows so far lack the field, and the file's first ones do."""
+        if self._has_field or not self._missing:
+            return
+        if self._source.span is not None:  # the other parts of the file have to agree
+            whole = JsonlStream(replace(self._source, span=None), self._field)
+            with io.BufferedReader(whole, _BLOCK_BYTES) as stream:
+                for number, line in jsonl_lines(stream, self.name):
+                    where = place_of_line(self.name, number, 0)
+                    with suppress(BadRowError):
+                        text = line.decode("utf-8", "surrogateescape")
+                        whole.value(parse_json_object(text, where), where)
+                    if whole._has_field:
+                        return
+                whole.check_field()
+        raise MissingFieldError(self._first_missing)
+
+
+class JsonlFile(JsonlStream):
     """A file of which each line is a document, opened."""
 
     may_be_compressed: ClassVar[bool] = True
@@ -92,24 +149,25 @@ class JsonlFile(ByteStream):
 
     def __init__(self, source: Source, text_field: str) -> None:
         """Open the file; `text_field` of each line's object is its text."""
-        super().__init__(source)
-        self._text_field = text_field
+        super().__init__(source, text_field)
         self._begin = source.begin
         self._lines = 0
         self._texts: JsonlTexts | None = None
         if library() is not None and _SURROGATE.search(text_field) is None:
             self._texts = JsonlTexts(text_field, LINE_BYTES)
 
-    def documents(self, policy: Utf8Policy) -> Iterator[Piece]:
+    def documents(self, policy: InputPolicy) -> Iterator[Piece]:
         """Yield the text of the lines; InputError names the file and the line."""
         if self._texts is None:
             for block in self._blocks():
                 yield from self._take(block, policy, None)
+            self.check_field()
             return
         for _, (block, taken) in self._ahead_of_turn:
             yield from self._take(block, policy, taken)
             if block.after is not None:
                 self.position = block.after
+        self.check_field()
         self.check_unchanged()
 
     def begin(self, *, is_next: bool) -> None:
@@ -183,7 +241,9 @@ class JsonlFile(ByteStream):
         if held:
             yield _Block(data, 0, held, is_last=True)
 
-    def _take(self, block: _Block, policy: Utf8Policy, taken: TakenTexts | None) -> Iterator[Piece]:
+    def _take(
+        self, block: _Block, policy: InputPolicy, taken: TakenTexts | None
+    ) -> Iterator[Piece]:
         """Yield the texts of a block: those that C has taken, and by `json` the others."""
         begin, end, lines = block.begin, block.end, b""
         while begin < end:
@@ -191,6 +251,8 @@ class JsonlFile(ByteStream):
                 taken = taken or self._texts.take(block.data, begin, end, is_last=block.is_last)
                 begin = taken.end
                 self._lines += taken.lines
+                self.null_rows += taken.nulls
+                self._has_field |= bool(len(taken.starts) or taken.nulls)
                 if len(taken.starts):
                     yield Piece(taken.text, taken.starts, closed=True)
                 taken = None
@@ -205,13 +267,24 @@ class JsonlFile(ByteStream):
             if self._lines == 1 and not self._begin:
                 line = line.removeprefix(_BYTE_ORDER_MARK)
             if not line.isspace() and line:
-                text = np.frombuffer(self._document(line, policy), np.uint8)
-                yield Piece(text, np.zeros(1, np.int64), closed=True)
+                document = self._document(line, policy)
+                if document is not None:
+                    text = np.frombuffer(document, np.uint8)
+                    yield Piece(text, np.zeros(1, np.int64), closed=True)
 
-    def _document(self, line: bytes, policy: Utf8Policy) -> bytes:
+    def _document(self, line: bytes, policy: InputPolicy) -> bytes | None:
+        """Return the text of a line, None if it is left out."""
         where = place_of_line(self.name, self._lines, self._begin)
         decoded, has_invalid = decode_line(line, where, policy)
-        return encode_text(_field(decoded, where, self._text_field), has_invalid, where, policy)
+        try:
+            text = self.value(parse_json_object(decoded, where), where)
+            if not isinstance(text, str | None):
+                what = f"is not a string but {kind_of_value(text)}"
+                raise BadRowError(f"{where}: field {quote(self._field)} {what}")
+        except BadRowError as error:
+            policy.leave_out(error)
+            return None
+        return None if text is None else encode_text(text, has_invalid, where, policy)
 
 
 def _after_last_newline(data: NDArray[np.uint8], begin: int, end: int) -> int:
@@ -232,13 +305,17 @@ def _too_long(name: str, number: int, most: int) -> InputError:
 
 
 def parse_json_object(text: str | bytes, where: str) -> dict[str, object]:
-    """Return the JSON object that `text` is; InputError says `where` it isn't one."""
+    """Return the JSON object that `text` is; BadRowError says `where` it isn't one."""
     try:
         value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadRowError(
+            f"{where}: not JSON ({error.msg} at character {error.pos + 1})"
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: not JSON ({error})") from error
+        raise BadRowError(f"{where}: not JSON ({error})") from error
     if not isinstance(value, dict):
-        raise InputError(f"{where}: not a JSON object but {kind_of_value(value)}")
+        raise BadRowError(f"{where}: not a JSON object but {kind_of_value(value)}")
     return value
 
 
@@ -247,21 +324,10 @@ def kind_of_value(value: object) -> str:
     return _KINDS.get(type(value), "null")
 
 
-def _field(line: str, where: str, text_field: str) -> str:
-    """Return the text in a field of an object."""
-    document = parse_json_object(line, where)
-    value = find_field(document, where, text_field)
-    if not isinstance(value, str):
-        raise InputError(
-            f"{where}: field {quote(text_field)} is not a string but {kind_of_value(value)}"
-        )
-    return value
-
-
 def find_field(document: dict[str, object], where: str, text_field: str) -> object:
     """Return what is in a field of an object, or in one of an object within it: "a.b".
 
-    Raises InputError, with the fields that there are, if it is missing.
+    Raises MissingFieldError, with the fields that there are, if it is missing.
     """
     names = [text_field] if text_field in document else text_field.split(".")
     value: object = document
@@ -270,14 +336,14 @@ def find_field(document: dict[str, object], where: str, text_field: str) -> obje
             fields = value if isinstance(value, dict) else {}
             present = ", ".join(sorted(map(repr, fields))[:10]) or "none"
             chat = " (conversations: --chat)" if "messages" in fields else ""
-            raise InputError(
+            raise MissingFieldError(
                 f"{where}: no field {quote(text_field)}; the fields are: {present}{chat}"
             )
         value = value[name]
     return value
 
 
-def decode_line(line: bytes, where: str, policy: Utf8Policy) -> tuple[str, bool]:
+def decode_line(line: bytes, where: str, policy: InputPolicy) -> tuple[str, bool]:
     """Return the line as text and whether invalid bytes are in it as surrogate escapes."""
     try:
         return line.decode(), False
@@ -295,7 +361,7 @@ def decode_line(line: bytes, where: str, policy: Utf8Policy) -> tuple[str, bool]
         ) from error
 
 
-def encode_text(text: str, has_invalid: bool, where: str, policy: Utf8Policy) -> bytes:
+def encode_text(text: str, has_invalid: bool, where: str, policy: InputPolicy) -> bytes:
     """Return the bytes of a text; has_invalid: surrogate escapes in it stand for bytes."""
     try:
         return text.encode("utf-8", "surrogateescape" if has_invalid else "strict")

@@ -22,7 +22,7 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 from llmgpu.processors import usable_processors
 from llmgpu.text.compressions import PYARROW, PYARROW_PARQUET
-from llmgpu.text.documents import NO_TEXT, Piece, Utf8Policy
+from llmgpu.text.documents import NO_TEXT, InputPolicy, Piece
 from llmgpu.text.read_ahead import BEGUN, InOrder
 from llmgpu.text.streams import FileContent, Source
 
@@ -103,7 +103,7 @@ class ParquetFile:
             self.close()
             raise self._damaged(error) from error
 
-    def documents(self, policy: Utf8Policy) -> Iterator[Piece]:
+    def documents(self, policy: InputPolicy) -> Iterator[Piece]:
         """Yield the text of rows; InputError for damage or, under "strict", invalid UTF-8."""
         rows = max(1, self._file.metadata.num_rows)
         number = first = self._rows[0]
@@ -118,7 +118,7 @@ class ParquetFile:
             self.position = min(self._size, self._size * (number - first) // rows)
         self.check_unchanged()
 
-    def _checked(self, array: Any, number: int, policy: Utf8Policy) -> Iterator[Piece]:
+    def _checked(self, array: Any, number: int, policy: InputPolicy) -> Iterator[Piece]:
         """Yield rows as the policy has them; number: of those before."""
         piece = _text_of(array)
         if _is_valid(piece):

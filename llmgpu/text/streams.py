@@ -33,7 +33,7 @@ from llmgpu.text.content import (
     looks_like_jsonl,
     read_mark,
 )
-from llmgpu.text.documents import Piece, Utf8Policy
+from llmgpu.text.documents import InputPolicy, Piece
 from llmgpu.text.read_ahead import Decompressor, ReadAhead, files_ahead, readers
 
 STANDARD_INPUT = "-"
@@ -123,7 +123,7 @@ class DocumentFile(Protocol):
     def __init__(self, source: Source, text_field: str) -> None:
         """Open the file; text_field: the part of each document that is its text."""
 
-    def documents(self, policy: Utf8Policy) -> Iterator[Piece]:
+    def documents(self, policy: InputPolicy) -> Iterator[Piece]:
         """Yield the text of whole documents, some at a time, each with one start or more.
 
         InputError names the file and the place in it.

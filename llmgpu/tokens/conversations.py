@@ -30,7 +30,7 @@ from llmgpu.input_files import quote
 from llmgpu.text.chat import PLAIN_TOKENS, Chat, Parts, PlainRenderer, Renderer, check_messages
 from llmgpu.text.composition import normalize, starts_unit
 from llmgpu.text.corpus import TextSource
-from llmgpu.text.jsonl import kind_of_value
+from llmgpu.text.jsonl import BadRowError, kind_of_value
 from llmgpu.text.normalizing import NFC, get_normalizer
 
 CHAT_TOKENS = SpecialOptions(allowed=(ALL,))  # of conversations
@@ -80,7 +80,7 @@ class Conversations(Closing):
         """
         check_messages(messages, where, self._is_role)
         if tools is not None and not isinstance(tools, list):
-            raise InputError(f"{where}: the tools are not a list but {kind_of_value(tools)}")
+            raise BadRowError(f"{where}: the tools are not a list but {kind_of_value(tools)}")
         found = cast("list[dict[str, Any]]", messages)
         parts = self._renderer.render(found, tools, where, prompt=prompt)
         return self._normalized(parts, where) if self._normalizes else parts

@@ -130,7 +130,7 @@ def test_conversations_of_a_table(llmgpu: Run, conversations: Path) -> None:
     assert llmgpu(*TOKENIZE, "-o", "t.bin").returncode == 0
     command = (*TOKENIZE[:-1], "c.parquet", "-o", "p.bin")
     done = llmgpu(*command)
-    assert done.returncode == 0 and b"1 rows without text" in done.stderr, done.stderr
+    assert done.returncode == 0 and b"1 row without text" in done.stderr, done.stderr
     for ending in ("", ".mask.npy"):
         made, expected = (conversations.parent / f"{name}.bin{ending}" for name in "pt")
         assert made.read_bytes() == expected.read_bytes()

@@ -104,6 +104,24 @@ def test_a_terminal_gets_lines_of_its_width(folder: Path) -> None:
     assert f"{counted(folder, 'corpus.txt')[0]:,}" in lines[1]
 
 
+def test_rows_without_text_are_counted_and_bad_ones_refused(llmgpu: Run, folder: Path) -> None:
+    rows = ['{"text": "low"}', '{"text": null}', '{"id": 3}', '{"text": 4}', "{", '{"text": "new"}']
+    (folder / "dirty.jsonl").write_text("\n".join(rows))
+    count = ("count", "--vocab", "v.bin", "--device", "cpu", "--json", "dirty.jsonl")
+    fails(llmgpu(*count), 1, "dirty.jsonl, line 4: field 'text' is not a string but a number")
+    done = llmgpu(*count, "--bad-rows", "skip")
+    assert (
+        b"note: 2 rows without text skipped\nnote: 2 bad rows skipped; the first: " in done.stderr
+    )
+    summary = json.loads(done.stdout)
+    found = [summary[name] for name in ("documents", "text_bytes", "left_out_rows", "bad_rows")]
+    assert found == [2, 6, 2, 2]
+    part = ("tokenize", "--vocab", "v.bin", "dirty.jsonl", "-o", "o-%P.bin", "--part", "1/1")
+    assert llmgpu(*part, "--bad-rows", "skip").returncode == 0
+    assert b"nothing to do" in llmgpu(*part, "--bad-rows", "skip").stderr
+    fails(llmgpu(*part), 1, "line 4: field")  # which is another job
+
+
 def test_folders_and_lists_may_have_any_files(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     folder = corpus.parent / "repo"
     (folder / "sub").mkdir(parents=True)

@@ -38,6 +38,9 @@ class PlainChat:
         raise NotImplementedError
 
 
+NARRATOR = b"<|im_start|>narrator\na<|im_end|>\n"
+
+
 def read(path: Path, chat: PlainChat, **options: Any) -> list[bytes]:
     chosen = {"text_field": "messages"} | options
     with Corpus([str(path)], CorpusOptions(**chosen, chat=chat)) as corpus:
@@ -61,7 +64,6 @@ def test_plain_text_of_a_conversation(tmp_path: Path) -> None:
     [
         ([], "line 2: there are no messages"),
         ("hi", "line 2: the messages are not a list but a string"),
-        (None, "line 2: the messages are not a list but null"),
         ([USER, 3], "line 2, message 2: not an object but a number"),
         ([{"content": "a"}], "line 2, message 1: no role; roles are system, developer, user"),
         ([USER, REPLY | {"role": "asistant"}], "line 2, message 2: unknown role 'asistant'"),
@@ -79,6 +81,16 @@ def test_unfit_messages_are_named(tmp_path: Path, messages: Any, message: str) -
         read(tmp_path / "c.jsonl", PlainChat())
     assert f"c.jsonl, {message}" in str(raised.value) or message in str(raised.value)
     assert "c.jsonl, line 2" in str(raised.value)
+    assert read(tmp_path / "c.jsonl", PlainChat(), bad_rows="skip") == [NARRATOR]
+
+
+def test_rows_without_messages_are_left_out(tmp_path: Path) -> None:
+    lines = [{}, {"messages": None}, {"messages": [USER | {"role": "narrator"}]}]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    options = CorpusOptions(text_field="messages", chat=PlainChat())
+    with Corpus([str(tmp_path / "c.jsonl")], options) as corpus:
+        assert read_documents(corpus) == [NARRATOR]
+        assert corpus.null_rows == 2
 
 
 def test_a_line_without_messages(tmp_path: Path) -> None:

@@ -20,10 +20,12 @@ from llmgpu.cpu.texts import JsonlTexts
 from llmgpu.errors import InputError
 from llmgpu.text import jsonl
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.documents import Utf8Policy
+from llmgpu.text.documents import InputPolicy
 from llmgpu.text.streams import Source
 from tests.conftest import examples
 from tests.text.reading import read_documents, split_lines, write
+
+Outcome = tuple[list[bytes], int, int, bool]  # see `read_texts`
 
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -53,18 +55,35 @@ def test_compressed_jsonl_with_separators(tmp_path: Path) -> None:
         (b"[1]", "not a JSON object but a list"),
         (b'"x"', "not a JSON object but a string"),
         (b"null", "not a JSON object but null"),
-        (b'{"txt": "x", "id": 1}', "no field 'text'; the fields are: 'id', 'txt'"),
-        (b"{}", "the fields are: none"),
         (b'{"text": 5}', "field 'text' is not a string but a number"),
-        (b'{"text": null}', "but null"),
         (b"[" * 100_000, "not JSON"),
         (b'{"text": ' + b"9" * 5000 + b"}", "not JSON"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
     path = write(tmp_path, "f.jsonl", b'{"text": "good"}\n\n' + line + b"\n")
-    with pytest.raises(InputError, match=re.escape(f"{path}, line 3: ") + f".*{message}"):
+    with pytest.raises(
+        InputError, match=re.escape(f"{path}, line 3: ") + f".*{message}.*--bad-row"
+    ):
         read_documents(Corpus([path]))
+    corpus = Corpus([path], CorpusOptions(bad_rows="skip"))
+    assert read_documents(corpus) == [b"good"]
+    assert (corpus.bad_rows, corpus.null_rows) == (1, 0)
+    assert corpus.notes[0].startswith(f"1 bad row skipped; the first: {path}, line 3: ")
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        (b'{"txt": "x", "id": 1}', "no field 'text'; the fields are: 'id', 'txt'"),
+        (b"{}", "no field 'text'; the fields are: none"),
+    ],
+)
+def test_a_field_that_no_row_has_is_refused(tmp_path: Path, line: bytes, message: str) -> None:
+    path = write(tmp_path, "f.jsonl", (b"\n" + line) * 3)
+    for policy in ("error", "skip"):
+        with pytest.raises(InputError, match=re.escape(f"{path}, line 2: {message}")):
+            read_documents(Corpus([path], CorpusOptions(bad_rows=policy)))
 
 
 @pytest.mark.parametrize(
@@ -151,22 +170,32 @@ others = st.sampled_from(["", " ", "x", "\x0c"])
 lines = st.lists(plain | containers(values) | others, max_size=5)
 
 
-def expected_texts(data: bytes, field: str) -> list[bytes]:
-    """The text of each line up to the first that has none."""
-    texts = []
+def expected_texts(data: bytes, field: str, skips: bool) -> Outcome:
+    """What `read_texts` returns."""
+    texts: list[bytes] = []
+    without = bad = 0
+    has_field = False
     for line in data.split(b"\n"):
         if not line.strip():
             continue
         try:
             value = json.loads(line.decode())
+            assert isinstance(value, dict)
             for name in [field] if field in value else field.split("."):
-                assert isinstance(value, dict)
-                value = value[name]
-            assert isinstance(value, str)
-        except (ValueError, RecursionError, KeyError, TypeError, AssertionError):
-            break
-        texts.append(value.encode("utf-8", "surrogatepass"))
-    return texts
+                is_there = isinstance(value, dict) and name in value
+                value = value[name] if is_there else None
+            has_field |= is_there
+            assert value is None or isinstance(value, str)
+        except (ValueError, RecursionError, AssertionError):
+            bad += 1
+            if not skips:
+                return texts, without, 0, True
+            continue
+        if value is None:
+            without += 1
+        else:
+            texts.append(value.encode("utf-8", "surrogatepass"))
+    return texts, without, bad, bool(without) and not has_field
 
 
 @settings(same_folder, max_examples=examples(60))
@@ -176,6 +205,7 @@ def expected_texts(data: bytes, field: str) -> list[bytes]:
     st.sampled_from(["\n", "\r\n"]),
     st.none() | changed_bytes,
     st.integers(30, 4000),
+    st.booleans(),
 )
 def test_texts_are_those_of_json(
     tmp_path: Path,
@@ -184,6 +214,7 @@ def test_texts_are_those_of_json(
     newline: str,
     change: tuple[int, int] | None,
     block: int,
+    skips: bool,
 ) -> None:
     data = bytearray(newline.join(lines).encode())
     if change and data:
@@ -193,20 +224,17 @@ def test_texts_are_those_of_json(
         patch.setattr(jsonl, "_BLOCK_BYTES", block)
         patch.setattr(jsonl, "_SPAN_BYTES", 1 + block // 9)
         patch.setattr(jsonl, "_TAIL_BYTES", 1 + block % 9)
-        outcomes = [read_texts(path, field)]
+        outcomes = [read_texts(path, field, skips)]
         patch.setattr(jsonl.JsonlFile, "reads_anywhere", False)  # as what is compressed
-        outcomes.append(read_texts(path, field))
+        outcomes.append(read_texts(path, field, skips))
         patch.setenv("LLMGPU_CPU", "numpy")
-        outcomes.append(read_texts(path, field))
+        outcomes.append(read_texts(path, field, skips))
     assert outcomes[0] == outcomes[1] == outcomes[2]
     try:
         data.decode()
     except UnicodeDecodeError:
         return
-    texts, failure = outcomes[0]
-    assert texts == expected_texts(bytes(data), field)
-    wanted = sum(bool(line.strip()) for line in data.split(b"\n"))
-    assert (len(texts) < wanted) == bool(failure)
+    assert outcomes[0] == expected_texts(bytes(data), field, skips)
 
 
 @pytest.mark.parametrize("tail", [1, 3, 100])
@@ -224,7 +252,7 @@ def test_parts_of_a_file_are_read_in_threads(
         source = Source(path, os.path.getsize(path), os.stat(path).st_mtime_ns, span=(begin, end))
         with closing(jsonl.JsonlFile(source, "t")) as file:
             file.begin(is_next=begin % 2 == 0)
-            for piece in file.documents(Utf8Policy("raw")):
+            for piece in file.documents(InputPolicy("raw")):
                 bounds = [*piece.starts.tolist(), piece.length]
                 found += [piece.text[a:b].tobytes() for a, b in pairwise(bounds)]
             assert file.position == end - begin
@@ -239,25 +267,26 @@ def test_a_long_line_is_refused_wherever_spans_end(
     monkeypatch.setattr(jsonl, "_TAIL_BYTES", 5)
     monkeypatch.setattr(jsonl, "LINE_BYTES", 30)
     path = write(tmp_path, "f.jsonl", b'{"t": "a"}\n' * 3 + b'{"t": "' + b"b" * 200 + b'"}\n')
-    texts, failure = read_texts(path, "t")
-    assert texts == [b"a"] * 3
-    assert failure == f"{path}, line 4: longer than 30 bytes: split the document"
+    with pytest.raises(InputError, match=f"{path}, line 4: longer than 30 bytes: split the docu"):
+        read_documents(Corpus([path], CorpusOptions(text_field="t", bad_rows="skip")))
 
 
-def read_texts(path: str, field: str) -> tuple[list[bytes], str]:
-    """Return the texts of a file, and what is said of the line after them."""
+def read_texts(path: str, field: str, skips: bool) -> Outcome:
+    """Return the texts of a file, its rows without text, bad rows, and whether it is refused."""
     file = jsonl.JsonlFile(Source(path, None), field)
+    policy = InputPolicy("raw", "skip" if skips else "error")
     texts = []
+    is_refused = False
     try:
-        for piece in file.documents(Utf8Policy("raw")):
+        for piece in file.documents(policy):
             bounds = [*piece.starts.tolist(), piece.length]
             assert bounds[0] == 0 and piece.closed
             texts += [piece.text[begin:end].tobytes() for begin, end in pairwise(bounds)]
-    except InputError as error:
-        return texts, str(error)
+    except InputError:
+        is_refused = True
     finally:
         file.close()
-    return texts, ""
+    return texts, file.null_rows, policy.bad_rows, is_refused
 
 
 @pytest.mark.skipif(library() is None, reason="there is no CPU engine")
@@ -266,12 +295,12 @@ def test_c_takes_plain_lines() -> None:
     texts = ["a", "", 'é"\\\n\t/\b\f\r', "\U0001f600", "x" * 1000, "語" * 30]
     plain = [json.dumps({"n": [1, 2.5e-3, {"a": None}], "text": t}) for t in texts]
     spelled = [json.dumps({"text": t, "b": True, "c": False}, ensure_ascii=False) for t in texts]
-    data = "\n".join([*plain, "", *spelled]).encode()
+    data = "\n".join([*plain, "", '{"text": null}', *spelled]).encode()
     padded = np.frombuffer(data + bytes(TEXT_PADDING), np.uint8).copy()
     taken = JsonlTexts("text", 1 << 20).take(padded, 0, len(data), is_last=True)
-    text, starts, used, lines = taken
+    text, starts, used, lines, nulls = taken
     assert (text.tobytes(), len(starts)) == ("".join(texts * 2).encode(), 2 * len(texts))
-    assert (used, lines) == (len(data), 2 * len(texts) + 1)
+    assert (used, lines, nulls) == (len(data), 2 * len(texts) + 2, 1)
 
 
 def test_the_other_ending_of_json_lines(tmp_path: Path) -> None:

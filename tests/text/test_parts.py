@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmgpu.errors import InputError
+from llmgpu.text import jsonl
 from llmgpu.text.content import binary_format
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.parts import CutText, Part, part_from_environment, split_by_position, take_part
@@ -73,12 +74,36 @@ def test_documents_of_all_parts_are_those_of_the_whole(
 def test_json_lines_are_cut_at_lines(
     tmp_path: Path, documents: list[str | None], count: int, mark: bytes, ends: bool
 ) -> None:
-    rows = [b"" if text is None else json.dumps({"text": text}).encode() for text in documents]
+    odd = [b"", b'{"text": null}', b'{"text": 5}', b"{"]
+    rows = [
+        odd[k % len(odd)] if text is None else json.dumps({"text": text}).encode()
+        for k, text in enumerate(documents)
+    ]
     data = mark + b"\n".join(rows) + (b"\n" if ends else b"")
     names = [write(tmp_path, "a.jsonl", data), write(tmp_path, "b.txt", b"b")]
-    options = CorpusOptions()
-    whole = read_documents(Corpus(names, options))
-    assert documents_of(parts_of(names, count, options), 64) == whole
+    options = CorpusOptions(bad_rows="skip")
+    whole = Corpus(names, options)
+    parts = parts_of(names, count, options)
+    assert documents_of(parts, 64) == read_documents(whole)
+    assert sum(part.null_rows for part in parts) == whole.null_rows
+    assert sum(part.bad_rows for part in parts) == whole.bad_rows
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_the_first_rows_say_whether_the_field_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    monkeypatch.setattr(jsonl, "FIRST_ROWS", 3)
+    rows = [b'{"x": 1}\n'] * first + [b'{"text": "a"}\n'] + [b'{"x": 1}\n'] * 9
+    path = write(tmp_path, "f.jsonl", b"".join(rows))
+    for count in (1, 2, 20):
+        corpora = parts_of([path], count, CorpusOptions())
+        if first == 3:
+            with pytest.raises(InputError, match="line 1: no field 'text'"):
+                documents_of(corpora, 64)
+        else:
+            assert documents_of(corpora, 64) == [b"a"]
+            assert sum(corpus.null_rows for corpus in corpora) == first + 9
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 40])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -64,13 +64,14 @@ def open_tokens(
     shard_tokens: int = SHARD_TOKENS,
     progress: Progress = no_progress,
     dtype: str | None = None,
+    told: Callable[[Corpus], None] = lambda text: None,
 ) -> TokenSource:
     """Open token files, or the tokens of texts.
 
     inputs: token files and manifests, or texts as `Corpus` takes them: files, folders, globs, "-";
         by name, or resolved before.
     vocabulary_name: what errors call the vocabulary. dtype: of the numbers in token files of other
-    tools that do not say it.
+    tools that do not say it. told: called with texts that were read, for what was left out of them.
 
     The other arguments are for texts. folder: receives the shards; made if needed. backend: where
     to encode. reading: how to read text. separator: the id or the text of the token to put after
@@ -94,7 +95,7 @@ def open_tokens(
             options = SpecialOptions(eos=eos)
         texts = _Texts(sources, reading, options, vocabulary, folder)
         if not texts.are_tokenized(resume):
-            texts.tokenize(backend, shard_tokens, resume, progress)
+            told(texts.tokenize(backend, shard_tokens, resume, progress))
         paths = _listed_files(texts.names.manifest)
     return open_token_files(paths, vocabulary, vocabulary_name, progress, dtype)
 
@@ -138,8 +139,8 @@ class _Texts:
 
     def tokenize(
         self, backend: Backend, shard_tokens: int, resume: bool, progress: Progress
-    ) -> None:
-        """Write the shards, and what they were made from."""
+    ) -> Corpus:
+        """Write the shards, and what they were made from; return the text, read to its end."""
         with output_errors(str(self._folder)):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._made_from.unlink(missing_ok=True)
@@ -165,6 +166,7 @@ class _Texts:
             encode_into(writer, encoder, text, progress)
         with atomic_output(self._made_from) as file:
             file.write(json.dumps(self._whole_key, indent=1).encode() + b"\n")
+        return text
 
     def _read_made_from(self) -> Run:
         try:
