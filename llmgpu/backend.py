@@ -83,7 +83,7 @@ def select_backend(
     if wanted == "cpu":
         return NUMPY
     if wanted == ALL:
-        raise DeviceError("all devices together only tokenize and count tokens: choose one")
+        raise DeviceError("device all is only for tokenizing and counting tokens: choose one")
     from llmgpu.gpu import chosen_driver, has_dawn
 
     chosen = chosen_driver()
@@ -96,7 +96,8 @@ def select_backend(
             if driver == "dawn":
                 raise DeviceError(
                     f"the run was started with Dawn, which can't be used here: {error}; install "
-                    "llmgpu[dawn], or use --device cpu or LLMGPU_DRIVER=wgpu, which round otherwise"
+                    "llmgpu[dawn], or use --device cpu or LLMGPU_DRIVER=wgpu, which round "
+                    "differently"
                 ) from error
             (note or _log.warning)(f"Dawn can't be used, so wgpu takes its place: {error}")
         else:

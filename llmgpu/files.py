@@ -227,5 +227,5 @@ def _replaced_mode(target: str) -> int | None:
     if not os.path.exists(target):
         return None
     if not os.access(target, os.W_OK):
-        raise PermissionError(errno.EACCES, "the file that is there is write-protected")
+        raise PermissionError(errno.EACCES, "the existing file is write-protected")
     return stat.S_IMODE(os.stat(target).st_mode)

@@ -158,7 +158,7 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         seen: set[str] = set()
         repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise VocabularyError(f"the key {quote(repeated)} is there twice")
+        raise VocabularyError(f"the key {quote(repeated)} is repeated")
     return made
 
 

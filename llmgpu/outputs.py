@@ -123,7 +123,7 @@ def check_outputs(
         other = taken.get(identity) if identity is not None else None
         if other and (output.kind, other.kind) != (None, None):
             raise OutputError(
-                f"{output.path} is named for two outputs{_also(other.path, output.path)}: "
+                f"{output.path} is given for two outputs{_also(other.path, output.path)}: "
                 "choose a file for each"
             )
         taken[identity] = output

@@ -76,7 +76,7 @@ def test_the_size_in_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch
 
 
 def test_all_devices_are_not_one() -> None:
-    with pytest.raises(DeviceError, match="all devices together only tokenize and count tokens"):
+    with pytest.raises(DeviceError, match="device all is only for tokenizing and counting tokens"):
         start_selecting("all")()
 
 

@@ -75,7 +75,7 @@ def test_files_are_compared_by_identity(tmp_path: Path) -> None:
         with pytest.raises(OutputError, match="is an input, the same file as"):
             check_outputs([Output(str(name), TEXT)], [str(text)], force=True)
     for name in (tmp_path / "there" / "new", tmp_path / "link" / "new"):
-        with pytest.raises(OutputError, match="named for two outputs, the same file as"):
+        with pytest.raises(OutputError, match="given for two outputs, the same file as"):
             check_outputs([Output(str(name), TEXT), Output(str(dangling), TEXT)])
     check_outputs([Output(str(tmp_path / "a"), TEXT), Output(str(tmp_path / "b"), TEXT)], ["-"])
 
@@ -93,7 +93,7 @@ def test_a_pipe_takes_one_output(tmp_path: Path) -> None:
     fifo = str(tmp_path / "fifo")
     os.mkfifo(fifo)
     check_outputs([Output(fifo, VOCABULARY)])
-    with pytest.raises(OutputError, match="named for two outputs"):
+    with pytest.raises(OutputError, match="given for two outputs"):
         check_outputs([Output(fifo, VOCABULARY), Output(fifo, VOCABULARY)])
     check_outputs([Output("/dev/null", VOCABULARY)] * 2)
 

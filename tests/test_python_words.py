@@ -45,7 +45,7 @@ def test_the_api_speaks_of_arguments(tmp_path: Path) -> None:
 
 def test_advice_names_nothing_that_the_api_lacks(tmp_path: Path) -> None:
     tokenizer = Tokenizer(byte_vocabulary("o200k", "hf"), "cpu")
-    with pytest.raises(VocabularyError, match="export it to huggingface instead"):
+    with pytest.raises(VocabularyError, match="export it to huggingface"):
         tokenizer.export("gpt2", tmp_path)
     tokenizer.save(tmp_path / "v.bin")
     with pytest.raises(VocabularyError, match="'x': this version supports greedy, bpe"):

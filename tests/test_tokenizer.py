@@ -172,7 +172,7 @@ def test_offsets_are_those_of_the_characters(text: str) -> None:
 def test_offsets_of_bytes_that_are_no_text(tokenizer: Tokenizer) -> None:
     ids, offsets = tokenizer.encode_with_offsets(b"\xa9a\xe2")
     assert (offsets >= 0).all() and len(offsets) == len(ids)
-    with pytest.raises(InputError, match="byte 0 of what the ids spell"):
+    with pytest.raises(InputError, match="not UTF-8, at byte 0"):
         tokenizer.decode_with_offsets(ids)
     assert tokenizer.encode_with_offsets("")[1].shape == (0, 2)
 
@@ -253,7 +253,7 @@ def test_training_on_counts(tmp_path: Path) -> None:
     in_bytes = {word.encode(): count for word, count in counts.items()}
     assert Tokenizer.train_from_counts(in_bytes, **arguments) == expected
     for word, count in ((b"", 1), (b"a", 0), (b"a", -1), (b"a", 1 << 63)):
-        with pytest.raises(InputError, match="counts are 1 or more"):
+        with pytest.raises(InputError, match="counts are from 1 to"):
             Tokenizer.train_from_counts({word: count}, **arguments)
     with pytest.raises(InputError, match="empty"):
         Tokenizer.train_from_counts({}, **arguments)
@@ -301,7 +301,7 @@ def test_what_is_refused(tokenizer: Tokenizer) -> None:
         tokenizer.encode("a☃", disallowed_special="all")
     with pytest.raises(VocabularyError, match="'nope' is not a special token"):
         tokenizer.encode("a", allowed_special={"nope"})
-    with pytest.raises(VocabularyError, match="no token 272"):
+    with pytest.raises(VocabularyError, match="id 272 is not in"):
         tokenizer.encode("a", eos=272)
     with pytest.raises(TypeError, match="str or bytes, not int"):
         tokenizer.encode(3)  # type: ignore[call-overload]
@@ -549,7 +549,7 @@ def test_conversations_by_a_template() -> None:
     odd = chatting("{{ messages | length }}{% if add_generation_prompt %}{% endif %}x")
     assert odd.render_chat_template(MESSAGES[:1], add_generation_prompt=True) == "1x"
     odd = chatting("{% if add_generation_prompt %}a{% endif %}b")
-    with pytest.raises(InputError, match="otherwise when a reply is asked for"):
+    with pytest.raises(InputError, match="differently when a reply is asked for"):
         odd.render_chat_template(MESSAGES[:1], add_generation_prompt=True)
 
 

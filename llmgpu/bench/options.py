@@ -56,7 +56,7 @@ class BenchOptions:
             raise LlmgpuError(f"unknown part {min(unknown)!r}; there are {', '.join(PARTS)}")
         for name, value in (("vocabulary", self.vocabulary), ("match rule", self.match)):
             if value is not None and TOKENIZE not in self.parts:
-                raise LlmgpuError(f"a {name} is for {TOKENIZE}, which is not to be measured")
+                raise LlmgpuError(f"a {name} is only for {TOKENIZE}, which is not measured here")
         if self.runs < 1:
             raise LlmgpuError(f"{self.runs} runs measure nothing; use 1 or more")
         if self.vocab_size < 257:

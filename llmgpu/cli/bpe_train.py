@@ -377,7 +377,7 @@ def _open_checkpoint(
         return
     checkpoint = Checkpoint.resume(path, run) if resume else None
     if resume:
-        lacks = f"the run of {path} is finished and was another"
+        lacks = f"the run in {path} is finished and had other options"
         if not os.path.lexists(path):
             lacks = f"there is no {path} to resume from"
         report.line(

@@ -418,6 +418,6 @@ def _print_summary(report: Reporter, summary: dict[str, Any], names: Sequence[st
         report.line(f"{name}: {tokens} in {number_of(part['documents'], 'document')}")
         if not part["documents"]:
             report.note(
-                f"no document was drawn for {name}: give a larger share, make documents of lines "
-                "(--line-documents), or cut the text where it is (--split-by position)"
+                f"{name} got no document: use a larger share, make each line a document "
+                "(--line-documents), or cut the text by position (--split-by position)"
             )

@@ -415,8 +415,8 @@ def _set_decayed_aside(folder: RunFolder, checkpoint: Checkpoint, report: Report
         with output_errors(str(renamed)):
             shutil.copyfile(folder.log, renamed / folder.log.name)
         report.note(
-            f"{path} is from the decay of the earlier schedule, which now starts later: it is kept "
-            f"as {renamed}, with its log"
+            f"{path} belongs to the decay of the earlier schedule; the decay now starts later, so "
+            f"it is kept as {renamed}, with its log"
         )
 
 

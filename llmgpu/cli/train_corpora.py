@@ -40,7 +40,7 @@ def corpus_lengths(
         return []
     count = weights.count(",") + 1
     if count != len(corpus):
-        raise InputError(f"--weights has {count} for {number_of(len(corpus), 'name')} of CORPUS")
+        raise InputError(f"--weights has {number_of(count, 'value')} for {len(corpus)} of CORPUS")
     corpora = [resolve_sources([name], selection) for name in corpus]
     return count_tokens(corpora, settings["token_dtype"])
 
@@ -63,7 +63,7 @@ def set_corpora(source: TokenSource, lengths: list[int], options: TrainOptions) 
         )
     if lengths and sum(lengths) != len(source):
         raise InputError(
-            f"the corpora have {sum(lengths):,} tokens, without files that are in two of them "
-            f"{len(source):,}: name each file once"
+            f"the corpora have {sum(lengths):,} tokens, but only {len(source):,} in different "
+            "files: name each file once"
         )
     source.corpora = lengths

@@ -109,7 +109,7 @@ class Commands:
         would end the process.
         """
         if self._submitted:
-            raise RuntimeError("these commands were submitted before; record new ones")
+            raise RuntimeError("these commands were already submitted; record new ones")
         submission = self._submit_part()
         self._submitted = True
         return submission

@@ -140,7 +140,9 @@ class Device(OpenedAdapter):
         """
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if len(flat) > buffer.nbytes:
-            raise ValueError(f"{len(flat)} bytes don't fit into {buffer.label}: {buffer.nbytes}")
+            raise ValueError(
+                f"{len(flat)} bytes don't fit in {buffer.label}, which has {buffer.nbytes}"
+            )
         if not len(flat):
             return  # the queue refuses empty writes
         if len(flat) <= SMALL_UPLOAD:

@@ -84,9 +84,9 @@ class RopeScaling:
         """Check the numbers."""
         if self.kind not in ROPE_SCALINGS:
             known = ", ".join(ROPE_SCALINGS)
-            raise InputError(f"the kind of rope_scaling is {self.kind}, use one of {known}")
+            raise InputError(f"the kind of rope_scaling is {self.kind}; use one of {known}")
         if not 1 <= self.factor < math.inf:
-            raise InputError(f"the factor of rope_scaling is {self.factor}, it must be 1 or more")
+            raise InputError(f"the factor of rope_scaling is {self.factor}, but must be 1 or more")
         if not 0 < self.low_freq_factor < self.high_freq_factor < math.inf:
             raise InputError(
                 f"low_freq_factor {self.low_freq_factor} of rope_scaling must be above 0 and below "
@@ -94,8 +94,8 @@ class RopeScaling:
             )
         if self.original_seq_len < 1:
             raise InputError(
-                f"original_seq_len of rope_scaling is {self.original_seq_len}, it must be at least "
-                "1"
+                f"original_seq_len of rope_scaling is {self.original_seq_len}, but must be at "
+                "least 1"
             )
 
 
@@ -133,12 +133,12 @@ class ModelConfig:
         """Check that the sizes fit together."""
         for name in ("vocab_size", "dim", "layers", "heads", "kv_heads", "ffn_dim", "seq_len"):
             if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}, it must be at least 1")
+                raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1")
         if self.qkv_bias + self.qk_norm + (not self.is_gated) > 1:
             raise InputError("qkv_bias, qk_norm and gelu can't be combined; use one of them")
         if self.max_positions is not None and self.max_positions < self.seq_len:
             raise InputError(
-                f"seq_len is {self.seq_len}, the model takes at most {self.max_positions}"
+                f"seq_len is {self.seq_len}, but the model takes at most {self.max_positions}"
             )
         if self.head_width is None and self.dim % self.heads:
             raise InputError(f"dim {self.dim} is not a multiple of heads {self.heads}")

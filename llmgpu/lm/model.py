@@ -250,7 +250,7 @@ class Model:
         """
         if half and not operations.has_half_precision:
             raise DeviceError(
-                "this adapter has no shader-f16, which half precision needs; use --precision f32"
+                "the device has no half-precision numbers (shader-f16); use --precision f32"
             )
         self.operations = operations
         self.config = config

@@ -135,11 +135,11 @@ class TrainOptions:
         ):
             if getattr(self, name) < least:
                 value = getattr(self, name)
-                raise InputError(f"{flag_of(name)} is {value}, it must be at least {least}")
+                raise InputError(f"{flag_of(name)} is {value}, but must be at least {least}")
         for name in ("beta1", "beta2", "label_smoothing", "evaluation_fraction", "outer_momentum"):
             if getattr(self, name) >= 1:
                 value = getattr(self, name)
-                raise InputError(f"{flag_of(name)} is {value}, it must be less than 1")
+                raise InputError(f"{flag_of(name)} is {value}, but must be less than 1")
         for name, choices in (
             ("precision", PRECISIONS),
             ("driver", DRIVER_NAMES),
@@ -149,7 +149,7 @@ class TrainOptions:
         ):
             if getattr(self, name) not in choices:
                 given = getattr(self, name)
-                raise InputError(f"{flag_of(name)} is {given}, use one of {', '.join(choices)}")
+                raise InputError(f"{flag_of(name)} is {given}; use one of {', '.join(choices)}")
         if self.decay_steps and self.schedule != "wsd":
             raise InputError("--decay-steps needs --schedule wsd")
         if self.lora_rank:
@@ -160,7 +160,7 @@ class TrainOptions:
             raise InputError(f"--sparse-embedding needs --optimizer {able}, not {self.optimizer}")
         self._check_rounds()
         if not 0 <= self.seed < 1 << 63:
-            raise InputError(f"--seed is {self.seed}, it must be from 0 to 2^63 - 1")
+            raise InputError(f"--seed is {self.seed}, but must be from 0 to 2^63 - 1")
         if self.min_learning_rate > self.learning_rate:
             raise InputError(
                 f"--min-lr is {self.min_learning_rate}, it must not be above --lr, "
@@ -181,7 +181,7 @@ class TrainOptions:
         for name in self.targets:
             if name not in LORA_TARGETS:
                 known = ", ".join(LORA_TARGETS)
-                raise InputError(f"--lora-targets has {quote(name)}, use some of {known}")
+                raise InputError(f"--lora-targets has {quote(name)}; use some of {known}")
         if not self.lora_alpha:
             raise InputError("--lora-alpha is 0, so adapters would change nothing; use 16")
         for name, clashes in (
@@ -200,7 +200,7 @@ class TrainOptions:
                 weight = 0.0
             if not 0 < weight < math.inf:
                 raise InputError(
-                    f"--weights has {quote(text)}, use numbers above 0, such as 0.7,0.3"
+                    f"--weights has {quote(text)}; use numbers above 0, such as 0.7,0.3"
                 )
 
     @property
@@ -223,7 +223,7 @@ class TrainOptions:
             ):
                 raise InputError(f"{field.name} is of type {type(value).__name__}")
             if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
-                raise InputError(f"{flag_of(field.name)} is {value}, it must be 0 or more")
+                raise InputError(f"{flag_of(field.name)} is {value}, but must be 0 or more")
 
     @property
     def is_mixed(self) -> bool:
@@ -326,17 +326,17 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         """Check each value."""
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InputError(f"--temperature is {self.temperature}, it must be 0 or more")
+            raise InputError(f"--temperature is {self.temperature}, but must be 0 or more")
         if self.top_k < 0:
-            raise InputError(f"--top-k is {self.top_k}, it must be 0 (all) or more")
+            raise InputError(f"--top-k is {self.top_k}, but must be 0 (all) or more")
         if not 0 < self.top_p <= 1:
-            raise InputError(f"--top-p is {self.top_p}, it must be above 0 and at most 1")
+            raise InputError(f"--top-p is {self.top_p}, but must be above 0 and at most 1")
         if not 1 <= self.repetition_penalty < math.inf:
             raise InputError(
-                f"--repetition-penalty is {self.repetition_penalty}, it must be 1 (none) or more"
+                f"--repetition-penalty is {self.repetition_penalty}, but must be 1 (none) or more"
             )
         if not 0 <= self.seed < 1 << 63:
-            raise InputError(f"--seed is {self.seed}, it must be from 0 to 2^63 - 1")
+            raise InputError(f"--seed is {self.seed}, but must be from 0 to 2^63 - 1")
 
     def numbered(self, number: int) -> SamplingOptions:
         """Return the same options with the seed of one of several texts."""

@@ -84,10 +84,11 @@ class Scorer:
         longest = model.config.seq_len
         if not 1 <= window <= longest:
             raise InputError(
-                f"--window is {window}, it must be from 1 to {longest}, the longest the model takes"
+                f"--window is {window}, but must be from 1 to {longest}, the longest the model "
+                "takes"
             )
         if not 1 <= stride <= window:
-            raise InputError(f"--stride is {stride}, it must be from 1 to --window, {window}")
+            raise InputError(f"--stride is {stride}, but must be from 1 to --window, {window}")
         self._model, self.window, self.stride = model, window, stride
         self._graphs: dict[int, tuple[LossGraph, Program]] = {}
 

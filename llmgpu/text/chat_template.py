@@ -77,7 +77,7 @@ class TemplateRenderer(Closing):
         text, spans = answer["text"], answer["spans"]
         edges = [0, *(edge for span in spans for edge in span), len(text)]
         if edges != sorted(edges):
-            raise InputError(f"{where}: the chat template has generation blocks in each other")
+            raise InputError(f"{where}: the chat template has nested generation blocks")
         return [(text[a:b], bool(i % 2)) for i, (a, b) in enumerate(pairwise(edges)) if a < b]
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class TemplateRenderer(Closing):
         try:
             line = json.dumps(request, ensure_ascii=False) + "\n"
         except RecursionError:
-            raise InputError(f"{what} can't be given what is nested this deep") from None
+            raise InputError(f"{what} can't take data that is nested this deep") from None
         try:
             self._process.stdin.write(line.encode("utf-8", "surrogatepass"))
             self._process.stdin.flush()
@@ -103,7 +103,11 @@ class TemplateRenderer(Closing):
         answer: dict[str, Any] = json.loads(data.decode("utf-8", "surrogatepass"))
         if "error" in answer:
             dated = "'strftime_now' is undefined" in answer["error"]
-            hint = f": set {DATE} to the second that it should take for now" if dated else ""
+            hint = (
+                f": set {DATE} to the time that it should use, in seconds since 1970"
+                if dated
+                else ""
+            )
             raise InputError(f"{what} fails: {answer['error']}{hint}")
         return answer
 
@@ -111,4 +115,4 @@ class TemplateRenderer(Closing):
         code = self._process.wait()
         if sys.platform != "win32" and code == -signal.SIGPROF:
             return "takes too long: more than 10 seconds of processor time for one conversation"
-        return f"has ended its process, with {code}"
+        return f"ended its process with {code}"

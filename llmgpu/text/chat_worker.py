@@ -93,7 +93,7 @@ class Template:
         if prompt:
             whole = self._render(cleaned, tools, prompt=True)
             if not whole.startswith(answer["text"]):
-                _raise("it renders the conversation otherwise when a reply is asked for")
+                _raise("it renders the conversation differently when a reply is asked for")
             answer["text"] = whole
         return answer
 
@@ -120,7 +120,7 @@ class Template:
         ):
             length += len(part)
             if length > RENDERED_CHARACTERS:
-                _raise(f"it makes more than {RENDERED_CHARACTERS} characters of one conversation")
+                _raise(f"it renders a conversation to more than {RENDERED_CHARACTERS} characters")
             parts.append(part)
         return "".join(parts)
 
@@ -137,8 +137,8 @@ class Template:
                 after = after.removesuffix(self._tokens.get("eos_token", ""))
             if not (text.startswith(after) and after.startswith(before)):
                 _raise(
-                    f"it renders message {index + 1} otherwise when others follow, so that what "
-                    "the assistant wrote can't be told: put {% generation %} blocks around it"
+                    f"it renders message {index + 1} differently when others follow, so what the "
+                    "assistant wrote can't be found: put {% generation %} blocks around it"
                 )
             spans.append((len(before), len(after)))
         return spans
@@ -204,7 +204,9 @@ def main() -> None:
             answer, template = _answer(request, template)
             data = json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass")
         except MemoryError:
-            data = json.dumps({"error": f"it takes more than {MEMORY_BYTES} bytes"}).encode()
+            data = json.dumps(
+                {"error": f"it takes more than {MEMORY_BYTES} bytes of memory"}
+            ).encode()
         except Exception as error:  # templates raise what they like
             reason = " ".join(str(error).split())[:_SHOWN] or type(error).__name__
             data = json.dumps({"error": reason}).encode()

@@ -41,7 +41,7 @@ LINE_BYTES = 1 << 30  # a longer line is refused: the memory a line takes is a m
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS = {
-    bool: "a truth value",
+    bool: "a boolean",
     int: "a number",
     float: "a number",
     str: "a string",

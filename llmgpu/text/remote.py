@@ -201,7 +201,7 @@ class RemoteFile(io.RawIOBase):
                 data: bytes = self._file.read(wanted)
             except ValueError:  # what fsspec says of a server that answers with the whole file
                 raise InputError(
-                    f"can't read {self.source.path}: its server does not send parts of files; "
+                    f"can't read {self.source.path}: its server does not support range requests; "
                     "download it"
                 ) from None
             if not data:

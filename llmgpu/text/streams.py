@@ -277,7 +277,7 @@ class ByteStream(io.RawIOBase):
             while done < len(data):
                 got = os.preadv(self._raw.fileno(), [data[done:].data], offset + done)
                 if not got:
-                    raise OSError("it ends before its end")
+                    raise OSError("it is shorter than it was")
                 done += got
         except OSError as error:
             self.check_unchanged()
@@ -328,7 +328,7 @@ def _begin_input(raw: BinaryIO, *, is_file: bool) -> tuple[BinaryIO, str]:
     """Return standard input from where it is, and the suffix of its compression."""
     head, compression = read_mark(raw.read)
     if compression and (package := COMPRESSIONS[compression].package):
-        package.require(f"standard input, which is compressed as {compression} files are")
+        package.require(f"standard input, which is {compression} data")
     if is_file:
         raw.seek(-len(head), os.SEEK_CUR)
         return raw, compression

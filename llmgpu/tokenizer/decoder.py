@@ -63,7 +63,9 @@ class Decoder:
         try:
             return data.decode(), character_spans(data, lengths)
         except UnicodeDecodeError as error:
-            raise InputError(f"byte {error.start} of what the ids spell is not UTF-8") from error
+            raise InputError(
+                f"the ids spell bytes that are not UTF-8, at byte {error.start}"
+            ) from error
 
     def decode_single_token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of an id; InputError if it is unknown."""

@@ -91,7 +91,9 @@ def bin_outputs(path: str | Path, layout: str = "raw", *, masked: bool = False) 
     ids = Output(str(path), TOKEN_FILE)
     if writes_directly(ids.path):
         if get_layout(layout).index is not None:
-            raise InputError(f"{path}: layout {layout} is two files, it can't be a pipe or device")
+            raise InputError(
+                f"{path}: layout {layout} is two files, so it can't be a pipe or device"
+            )
         return [ids]
     side = [ids, Output(side_path(path), SIDE_FILE)]
     if masked:
@@ -214,9 +216,7 @@ def describe_bin_file(
 
 def _check_dtype(name: str, kind: np.dtype[np.integer], asked: str | None) -> None:
     if asked not in (None, kind.name):
-        raise InputError(
-            f"{name}: its side file says that its numbers are {kind.name}, not {asked}"
-        )
+        raise InputError(f"{name}: by its side file, its numbers are {kind.name}, not {asked}")
 
 
 def matched_as(
@@ -236,19 +236,19 @@ def matched_as(
         if matched.fingerprint == made_with:
             return matched
     raise VocabularyError(
-        f"{name} was made with the vocabulary {made_with[:12]}, {vocabulary_name} is "
-        f"{vocabulary.fingerprint[:12]}; use the vocabulary it was made with"
+        f"{name} was made with vocabulary {made_with[:12]}, but {vocabulary_name} is "
+        f"{vocabulary.fingerprint[:12]}: use the vocabulary it was made with"
     )
 
 
 def _check_offsets(name: str, offsets: list[object], count: int) -> None:
     if set(map(type, offsets)) - {int}:
-        raise InputError(f"{name}: document_offsets holds something other than whole numbers")
+        raise InputError(f"{name}: document_offsets are not whole numbers")
     numbers = cast(list[int], offsets)
     if sorted(numbers) != numbers:
         raise InputError(f"{name}: document_offsets are not in ascending order")
     if numbers and not 0 <= numbers[0] <= numbers[-1] <= count:
-        raise InputError(f"{name}: a document starts outside of the {count} ids")
+        raise InputError(f"{name}: a document starts beyond the {count} ids")
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ def _known_facts(
             return _BinFacts(layout, None, None)
         if vocabulary_size is None:
             raise InputError(
-                f"{name}: a bin stream has no side file that says what its numbers are: use npy"
+                f"{name}: a bin stream has no side file, which records its integer type: use npy"
             )
         kind = np.dtype(dtype).newbyteorder("<") if dtype else id_dtype(vocabulary_size)
         return _BinFacts(layout, kind, None)
@@ -334,7 +334,7 @@ def _check_header(
     dtype = np.dtype(kind).newbyteorder("<")
     if facts.dtype is not None and (dtype, count) != (facts.dtype, facts.count):
         raise InputError(
-            f"{name}: its header says {count} ids of {dtype.itemsize} bytes, its side file "
+            f"{name}: its header says {count} ids of {dtype.itemsize} bytes, but its side file "
             f"{side_path(name)} does not"
         )
     return dtype, count

@@ -129,7 +129,7 @@ class Conversations(Closing):
         whole = normalize(segment)
         made = self._special.search(whole)
         if made:
-            raise InputError(f"{where}: normalizing the text makes {quote(made[0])} of it")
+            raise InputError(f"{where}: normalizing the text results in {quote(made[0])}")
         found: Parts = []
         done = edge = 0
         for (piece, is_reply), following in pairwise([*pieces, ("", False)]):
@@ -186,4 +186,4 @@ class MaskingEncoder:
             self.counted += int(mask.sum())
             yield replace(piece, mask=mask)
         if position != self._conversations.text_bytes:
-            raise AssertionError("ids and conversations have other lengths")
+            raise AssertionError("ids and conversations have different lengths")

@@ -40,7 +40,7 @@ def numbers_of(path: str, dtype: str | None = None) -> tuple[Layout, np.dtype[np
         found, count = _LLMC.parse_header(_head(path), path)
         layout = _LLMC
     if found and dtype and found != dtype:
-        raise InputError(f"{path} says that its numbers are {found}, not {dtype}")
+        raise InputError(f"{path}: by its header, its numbers are {found}, not {dtype}")
     if not (chosen := found or dtype):
         raise InputError(
             f"{path} has no side file that records its integer type: if another tool made it, use "
@@ -59,7 +59,7 @@ def numbers_of(path: str, dtype: str | None = None) -> tuple[Layout, np.dtype[np
 
 def note_of_foreign(names: Sequence[str], vocabulary_name: str) -> str:
     """Return what to tell of files that don't say of which vocabulary their ids are."""
-    return f"{listed(names)}: no side file, so the ids are taken for those of {vocabulary_name}"
+    return f"{listed(names)}: no side file, so the ids are assumed to be those of {vocabulary_name}"
 
 
 def _head(path: str) -> bytes:

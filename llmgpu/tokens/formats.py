@@ -187,7 +187,7 @@ def read_tokens(
     chosen, name = _get_format(format), str(path)
     get_layout(layout)
     if name != "-" and not os.path.exists(name):
-        hint = "; ids themselves are piped in" if name.isdecimal() else ""
+        hint = "; pipe ids into standard input" if name.isdecimal() else ""
         raise InputError(f"no such file: {name!r}{hint}")
     blocks: Iterator[NDArray[np.int64]] = imported(chosen.reader)(name, vocabulary_size, layout)
     return blocks

@@ -46,7 +46,7 @@ def merge_shards(
     for path in parts:
         for name, shard in read_manifest(path):
             if not is_whole(name, shard):
-                raise InputError(f"{name} is missing, or not as {path} says: do that part again")
+                raise InputError(f"{name} is missing or differs from {path}: do that part again")
             shards.append(shard)
     full = [shard for shard in shards if shard.count or shard.documents]
     contents = [describe_manifest(path) for path in parts]
@@ -70,7 +70,7 @@ def _in_order(manifests: Sequence[str | Path]) -> list[str | Path]:
                     f"{first['path']} and {path} are not parts of one job: {what} differs"
                 )
         if part.count != first["of"]:
-            raise InputError(f"{path} is part {part}, and {first['path']} one of {first['of']}")
+            raise InputError(f"{path} is part {part}, but {first['path']} one of {first['of']}")
         if part.number in by_number:
             raise InputError(f"{path} and {by_number[part.number]} are both part {part}")
         by_number[part.number] = path

@@ -361,8 +361,8 @@ class _KeptShard(TokenSink):
 
 def _differs(path: str) -> InputError:
     return InputError(
-        f"{path} does not hold what the text gives now: the text or the file has changed; remove "
-        "the file to have it and those after it written again"
+        f"{path} does not match the text: one of them has changed; remove the file to write it and "
+        "those after it again"
     )
 
 
@@ -384,7 +384,7 @@ def _read_progress(names: ShardNames, run: Run) -> list[Shard]:
     if not os.path.lexists(path):
         return []
     content, shards = read_progress(path)
-    check_same_run(f"{path} is that of another run", content.get("run", {}), run)
+    check_same_run(f"{path} belongs to another run", content.get("run", {}), run)
     whole = 0
     while whole < len(shards) and is_whole(names.shard(whole), shards[whole]):
         whole += 1

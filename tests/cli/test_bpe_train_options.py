@@ -100,7 +100,11 @@ def test_special_tokens_of_the_seed_are_not_counted(llmgpu: Run, tmp_path: Path)
         (["--vocab-size", "100,300"], 1, "the vocabulary size is 100"),
         (["--max-token-length", "0"], 2, "0 is not in the range x>=1"),
         (["--seed-vocab", "missing.bin"], 1, "can't read the vocabulary missing.bin"),
-        (["--seed-vocab", "v.bin", "--tie", "bytes"], 1, "has tie rule 'hf'"),
+        (
+            ["--seed-vocab", "v.bin", "--tie", "bytes"],
+            1,
+            "of the seed vocabulary is 'hf'",
+        ),
         (["--seed-vocab", "v.bin", "--vocab-size", "399"], 1, "it must be from 400"),
         (["--engine", "recount"], 1, "the recount engine needs a GPU adapter"),
         (["--engine", "steam"], 2, "steam"),

@@ -202,5 +202,5 @@ def test_what_began_with_another_version_of_unicode_keeps_it(llmgpu: Run, tmp_pa
     assert "Unicode version: 16.0\n" in facts
     exported = llmgpu("export", "counted.bin", "--to", "huggingface", "-o", "t.json")
     assert exported.returncode == 0
-    assert b"note: the pattern has the character classes of Unicode 18.0" in exported.stderr
+    assert b"note: the pattern uses the character classes of Unicode 18.0" in exported.stderr
     assert b"Unicode" not in llmgpu("export", "w.bin", "--to", "tiktoken", "-o", "r").stderr

@@ -224,7 +224,7 @@ def test_outputs_have_files_of_their_own(
     write = write.replace("--checkpoint kept -o out", "--checkpoint out")
     before = content_of(vocab.parent)
     for arguments in (write, write.replace(" out", " ./out", 1)):
-        fails(llmgpu(command, *options, *arguments.split()), 1, "is named for two outputs")
+        fails(llmgpu(command, *options, *arguments.split()), 1, "is given for two outputs")
     assert content_of(vocab.parent) == before
 
 

@@ -196,7 +196,7 @@ def test_parts_that_do_not_go_together(llmgpu: Run, vocab: Path, files: tuple[st
     (folder / "elsewhere").mkdir()
     fails(llmgpu("merge-shards", one, two, "-o", "elsewhere/all.json"), 1, "is not in the folder")
     (folder / "p-2-of-2-000000.bin").unlink()
-    fails(llmgpu(*merge, one, two), 1, "p-2-of-2-000000.bin is missing, or not as")
+    fails(llmgpu(*merge, one, two), 1, "p-2-of-2-000000.bin is missing or differs from")
 
 
 def test_a_part_does_not_replace_another(llmgpu: Run, vocab: Path, files: tuple[str, ...]) -> None:

@@ -91,7 +91,7 @@ def test_a_run_and_a_pipe(llmgpu: Run, corpus: Path, vocab: Path) -> None:
 
 
 def test_what_is_refused(llmgpu: Run, model: Path, documents: Path) -> None:
-    fails(llmgpu("score", "model", "d.jsonl", "--window", "65"), 1, "it must be from 1 to 64")
-    fails(llmgpu("score", "model", "d.jsonl", "--stride", "65"), 1, "--stride is 65, it must be")
+    fails(llmgpu("score", "model", "d.jsonl", "--window", "65"), 1, "but must be from 1 to 64")
+    fails(llmgpu("score", "model", "d.jsonl", "--stride", "65"), 1, "--stride is 65, but must be")
     fails(llmgpu("score", "gone", "d.jsonl"), 1, "gone: no such folder")
     fails(llmgpu("score", "model", "gone.txt"), 1, "gone.txt")

@@ -180,11 +180,11 @@ def test_token_files_of_other_tools(llmgpu: Run, vocab: Path) -> None:
     for names in (nano, ("c.bin",)):
         done = llmgpu(*back, *names)
         assert done.stdout == TEXT
-        assert b".bin': no side file, so the ids are taken for those of v.bin" in done.stderr
+        assert b".bin': no side file, so the ids are assumed to be those of v.bin" in done.stderr
         model = ("--dim", "16", "--layers", "1", "--heads", "1", "--seq-len", "8", "--steps", "1")
         run = ("train", "--vocab", "v.bin", *names, "-o", names[0][:1], *model, "--device", "cpu")
         done = llmgpu(*run)
-        assert done.returncode == 0 and b"are taken for those of v.bin" in done.stderr, done.stderr
+        assert done.returncode == 0 and b"assumed to be those of v.bin" in done.stderr, done.stderr
     done = llmgpu(*back, "--format", "bin", "--token-dtype", "uint32", stdin=b"a\0\0\0")
     assert done.stdout == b"a", done.stderr
     done = llmgpu("info", "c.bin", "--json")

@@ -148,7 +148,11 @@ def test_a_damaged_llmc_file(llmgpu: Run, vocab: Path, corpus: Path) -> None:
     (corpus.parent / "x.bin.json").write_text(json.dumps(side))
     fails(llmgpu(*decode, "x.bin"), 1, "x.bin: not a header of llm.c tokens (magic ")
     path.write_bytes(whole[:8] + b"\1\0\0\0" + whole[12:])
-    fails(llmgpu(*decode, "x.bin"), 1, "its header says 1 ids of 2 bytes, its side file x.bin.json")
+    fails(
+        llmgpu(*decode, "x.bin"),
+        1,
+        "1 ids of 2 bytes, but its side file x.bin.json",
+    )
     fails(llmgpu(*decode, stdin=whole[:99]), 1, "-: 99 bytes, but a header takes 1024")
     fails(llmgpu(*decode, stdin=whole[:-1]), 1, "ends after")
 

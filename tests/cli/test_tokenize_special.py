@@ -105,7 +105,7 @@ def test_lines_end_as_they_come(special_vocab: Vocabulary, corpus: Path) -> None
         (["--disallow-special", END, "--allowed-special", BEGIN], 1, "--allowed-special"),
         (["--allowed-special", "<|no|>"], 1, "'<|no|>' is not a special token"),
         (["--disallow-special", "<|no|>"], 1, "'<|end|>', '<|begin|>'"),
-        (["--bos", "300"], 1, "there is no token 300 in this vocabulary of 300"),
+        (["--bos", "300"], 1, "id 300 is not in this vocabulary of 300 tokens"),
         (["--eos", "two words"], 1, "'two words' is not a single token"),
         (["--decode", "--bos", "1"], 2, "--decode"),
     ],

@@ -385,7 +385,7 @@ def test_a_damaged_checkpoint_is_named(llmgpu: Run, corpus: Path, vocab: Path) -
     fails(llmgpu(*command, "--resume"), 1, "model.safetensors: damaged")
     shutil.copytree(model.parent, model.parent.with_name("step-00000001"))
     for reading in (("generate", "run", "--prompt", "a"), (*command, "--resume")):
-        fails(llmgpu(*reading), 1, "the one before is run")
+        fails(llmgpu(*reading), 1, "the previous checkpoint is run")
 
 
 def test_generating_repeats_with_a_seed_and_on_every_device(

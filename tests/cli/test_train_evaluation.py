@@ -62,4 +62,4 @@ def test_the_speed_is_logged_and_another_device_is_named(
     log.write_text(log.read_text().replace(json.dumps(device), json.dumps("another device"), 1))
     more = llmgpu("train", "-o", "run", "--resume", "--steps", "6")
     assert more.returncode == 0, more.stderr
-    assert f"its device was another device, and is {device} now".encode() in more.stderr
+    assert f"its device was another device and is {device} now".encode() in more.stderr

@@ -64,9 +64,9 @@ def test_a_run_begins_with_the_weights_of_a_model(llmgpu: Run, corpus: Path, mod
         (("--dim", "64"), "--dim is 64, but --init sets the size"),
         (("--untied",), "--tied is False, but --init sets the size"),
         (("--preset", "tiny"), "--preset can't be combined with --init"),
-        (("--seq-len", "65"), "seq_len is 65, the model takes at most 64"),
+        (("--seq-len", "65"), "seq_len is 65, but the model takes at most 64"),
         (("--vocab", "v.bin"), "the model in model needs "),
-        (("--init", "corpus.txt"), "corpus.txt: a file, not the folder of a run"),
+        (("--init", "corpus.txt"), "corpus.txt: a file, not a run folder"),
     ],
 )
 def test_what_does_not_fit_the_model(

@@ -68,7 +68,7 @@ def test_a_run_that_resumes_needs_the_same_model(llmgpu: Run, corpus: Path, mode
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--lora-targets", "q_proj,x"), "--lora-targets has 'x', use some of q_proj, k_proj"),
+        (("--lora-targets", "q_proj,x"), "--lora-targets has 'x'; use some of q_proj, k_proj"),
         (("--lora-alpha", "0"), "--lora-alpha is 0"),
         (("--optimizer", "muon"), "--optimizer muon can't be combined with --lora-rank"),
     ],

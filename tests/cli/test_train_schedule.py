@@ -52,11 +52,11 @@ def test_what_more_steps_do_to_a_cosine_is_said(llmgpu: Run, corpus: Path, vocab
     [
         (
             ("--warmup-steps", "50", "--steps", "5"),
-            "a warm-up of 50 steps does not fit in --steps 5",
+            "a warm-up of 50 steps can't fit in --steps 5",
         ),
         (
             ("--schedule", "wsd", "--steps", "10", "--warmup-steps", "5", "--decay-steps", "6"),
-            "a warm-up of 5 and a decay of 6 steps does not fit in --steps 10",
+            "a warm-up of 5 and a decay of 6 steps can't fit in --steps 10",
         ),
         (("--decay-steps", "6"), "needs --schedule wsd"),
         (("--beta2", "0"), "beta2 is 0"),

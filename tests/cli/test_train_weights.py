@@ -52,12 +52,12 @@ def test_a_killed_run_with_weights_is_resumed(llmgpu: Run, tokens: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("a.bin", "b.bin", "--weights", "1"), "--weights has 1 for 2 names of CORPUS"),
-        (("a.bin", "b.bin", "--weights", "1,x"), "--weights has 'x', use numbers above"),
-        (("a.bin", "b.bin", "--weights", "1,0"), "--weights has '0', use numbers above"),
-        (("a.bin", "b.bin", "--weights", "1,inf"), "--weights has 'inf', use numbers"),
+        (("a.bin", "b.bin", "--weights", "1"), "--weights has 1 value for 2 of CORPUS"),
+        (("a.bin", "b.bin", "--weights", "1,x"), "--weights has 'x'; use numbers above"),
+        (("a.bin", "b.bin", "--weights", "1,0"), "--weights has '0'; use numbers above"),
+        (("a.bin", "b.bin", "--weights", "1,inf"), "--weights has 'inf'; use numbers"),
         (("a.bin", "a.bin", "--weights", "1,1"), "name each file once"),
-        (("corpus.txt", "half.txt", "--weights", "1,1"), "is text, and weights are for token fi"),
+        (("corpus.txt", "half.txt", "--weights", "1,1"), "is text, but --weights takes token fi"),
     ],
 )
 def test_weights_that_do_not_fit(

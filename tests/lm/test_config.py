@@ -35,8 +35,8 @@ def test_every_weight_has_its_own_name_and_norms_do_not_decay() -> None:
         ({"dim": 100, "heads": 3}, "dim 100 is not a multiple of heads 3"),
         ({"heads": 4, "kv_heads": 3}, "heads 4 is not a multiple of kv_heads 3"),
         ({"dim": 12, "heads": 2, "kv_heads": 1}, r"= 6 numbers per head; .* multiple of 4"),
-        ({"layers": 0}, "layers is 0, it must be at least 1"),
-        ({"seq_len": 0}, "seq_len is 0, it must be at least 1"),
+        ({"layers": 0}, "layers is 0, but must be at least 1"),
+        ({"seq_len": 0}, "seq_len is 0, but must be at least 1"),
         ({"vocab_size": -1}, "vocab_size is -1"),
     ],
 )

@@ -70,12 +70,12 @@ def test_impossible_schedules(numbers: tuple[float, float, int, int]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": -1}, "--batch-size is -1, it must be at least 1"),
-        ({"seed": -1}, r"--seed is -1, it must be from 0 to 2\^63 - 1"),
+        ({"batch_size": -1}, "--batch-size is -1, but must be at least 1"),
+        ({"seed": -1}, r"--seed is -1, but must be from 0 to 2\^63 - 1"),
         ({"evaluation_fraction": 1.0}, r"--eval-fraction is 1.0, .* less than 1"),
         ({"evaluation_fraction": math.nan}, r"--eval-fraction is nan"),
-        ({"schedule": "linear"}, "--schedule is linear, use one of cosine, wsd"),
-        ({"initialisation": "zero"}, "--initialisation is zero, use one of normal, fan-in"),
+        ({"schedule": "linear"}, "--schedule is linear; use one of cosine, wsd"),
+        ({"initialisation": "zero"}, "--initialisation is zero; use one of normal, fan-in"),
     ],
 )
 def test_values_out_of_range(options: dict[str, Any], message: str) -> None:

@@ -98,9 +98,9 @@ def test_each_target_is_scored_once_after_enough_others() -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ((65, 1), "--window is 65, it must be from 1 to 64"),
+        ((65, 1), "--window is 65, but must be from 1 to 64"),
         ((0, 1), "window is 0"),
-        ((10, 11), "--stride is 11, it must be from 1 to --window, 10"),
+        ((10, 11), "--stride is 11, but must be from 1 to --window, 10"),
         ((10, 0), "stride is 0"),
     ],
 )

@@ -95,7 +95,7 @@ def test_what_a_template_sees() -> None:
             "fails: access to attribute 'append' of 'list' object is unsafe",
         ),
         ("{% include '/etc/passwd' %}", "line 1: the chat template fails: no loader"),
-        ("{{ messages | length }}", "it renders message 2 otherwise when others follow"),
+        ("{{ messages | length }}", "it renders message 2 differently when others follow"),
         ("{{ 1 // 0 }}", "line 1: the chat template fails: "),
         (
             "{% macro f() %}{% generation %}x{% endgeneration %}{% endmacro %}y{{ f() }}z{{ f() }}",
@@ -104,7 +104,7 @@ def test_what_a_template_sees() -> None:
         ("{% set x %}a{% generation %}b{% endgeneration %}{% endset %}", "is not where it was"),
         (
             "{% generation %}{% generation %}b{% endgeneration %}{% endgeneration %}",
-            "generation blocks in each other",
+            "nested generation blocks",
         ),
     ],
 )

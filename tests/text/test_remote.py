@@ -225,7 +225,7 @@ def test_http(tmp_path: Path) -> None:
             read(f"{root}/missing.txt")
     with (
         serve(tmp_path, Plain) as root,
-        pytest.raises(InputError, match="its server does not send parts of files; download it"),
+        pytest.raises(InputError, match="its server does not support range requests; download it"),
     ):
         read(f"{root}/a.txt")
 

@@ -118,6 +118,6 @@ def test_a_vocabulary_matches_by_the_rule_of_the_file(rule: str) -> None:
     assert matched_as("ids.bin", made_with, vocabulary, "v.bin").match == rule
     assert matched_as("ids.bin", "", vocabulary, "v.bin") is vocabulary
     with pytest.raises(
-        VocabularyError, match=r"^ids\.bin was made with the vocabulary 0{12}, v\.bin"
+        VocabularyError, match=r"^ids\.bin was made with vocabulary 0{12}, but v\.bin"
     ):
         matched_as("ids.bin", "0" * 64, vocabulary, "v.bin")

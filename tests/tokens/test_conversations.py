@@ -160,7 +160,7 @@ def test_a_special_token_that_normalizing_would_make_is_refused(tmp_path: Path) 
     special = vocabulary.special_tokens | {"\u00e9": len(tokens) - 1}
     vocabulary = dataclasses.replace(vocabulary, tokens=tokens, special_tokens=special)
     path = write(tmp_path, [[{"role": "user", "content": "e\u0301"}]])
-    with pytest.raises(InputError, match=r"c.jsonl, line 1: normalizing the text makes '\u00e9'"):
+    with pytest.raises(InputError, match=r"c.jsonl, line 1: .* text results in '\u00e9'"):
         encode(vocabulary, path)
 
 

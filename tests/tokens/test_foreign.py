@@ -40,7 +40,7 @@ def test_files_that_say_what_they_are(tmp_path: Path, kind: str) -> None:
         assert (layout.header_bytes, dtype, count) == (offset, np.dtype(kind), len(IDS))
         assert np.concatenate([*read_bin(path, None, "raw")]).tolist() == IDS.tolist()
         other = {"uint16": "uint32", "uint32": "uint16"}[kind]
-        with pytest.raises(InputError, match=f"says that its numbers are {kind}, not {other}"):
+        with pytest.raises(InputError, match=f"by its header, its numbers are {kind}, not {other}"):
             numbers_of(path, other)
         with pytest.raises(InputError, match=r"can't read .*the side file of"):
             describe_bin_file(path)  # one of our own lacks its side file
@@ -75,9 +75,9 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
 
 def test_a_side_file_wins(llmgpu_ids: str) -> None:
     assert describe_bin_file(llmgpu_ids, "uint16", may_be_foreign=True).fingerprint == "f"
-    with pytest.raises(InputError, match="its side file says that its numbers are uint16, not"):
+    with pytest.raises(InputError, match="by its side file, its numbers are uint16, not"):
         describe_bin_file(llmgpu_ids, "uint32", may_be_foreign=True)
-    with pytest.raises(InputError, match="its side file says that its numbers are uint16, not"):
+    with pytest.raises(InputError, match="by its side file, its numbers are uint16, not"):
         [*read_bin(llmgpu_ids, None, "raw", "uint32")]
 
 

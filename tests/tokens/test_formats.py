@@ -505,10 +505,10 @@ def written_bin(folder: Path) -> tuple[Path, dict[str, Any]]:
         ({"count": True}, "'count' is missing or not of type int"),
         ({"count": 4}, "has 12 bytes, but by its side file .* 4 ids of 4 bytes"),
         ({"dtype": "uint16"}, "has 12 bytes, but by its side file .* 3 ids of 2 bytes"),
-        ({"document_offsets": [0, "x"]}, "holds something other than whole numbers"),
+        ({"document_offsets": [0, "x"]}, "are not whole numbers"),
         ({"document_offsets": [2, 0]}, "not in ascending order"),
-        ({"document_offsets": [-1]}, "starts outside of the 3 ids"),
-        ({"document_offsets": [4]}, "starts outside of the 3 ids"),
+        ({"document_offsets": [-1]}, "starts beyond the 3 ids"),
+        ({"document_offsets": [4]}, "starts beyond the 3 ids"),
     ],
 )
 def test_wrong_side_files(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -535,7 +535,7 @@ def test_a_missing_side_file(tmp_path: Path) -> None:
 
 def test_a_bin_stream_needs_the_size_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\1\0\2\0\3")))
-    with pytest.raises(InputError, match="has no side file that says what its numbers are"):
+    with pytest.raises(InputError, match="has no side file, which records its integer type"):
         read_tokens("-", "bin")
     with pytest.raises(InputError, match="ends after 2 ids and 1 bytes"):
         read_all("-", "bin", vocabulary_size=300)

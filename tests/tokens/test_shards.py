@@ -221,7 +221,7 @@ def test_a_resumed_run_gives_the_same_bytes(tmp_path: Path, layout: str, done: i
 @pytest.mark.parametrize(
     ("options", "run", "message"),
     [
-        ({"tokens": 5}, {}, "progress.json is that of another run: shard tokens was 4 and is 5"),
+        ({"tokens": 5}, {}, "progress.json belongs to another run: shard tokens was 4 and is 5"),
         ({"layout": "llmc"}, {}, 'layout was "raw" and is "llmc" now'),
         ({"vocabulary": LARGE}, {}, "vocabulary was"),
         ({}, {"limit": 3}, "limit was null and is 3 now"),
@@ -252,7 +252,7 @@ def test_other_ids_than_those_of_the_kept_shards_are_refused(tmp_path: Path) -> 
         interrupted(tmp_path, list(range(9)))
         before = files_of(tmp_path)
         with (
-            pytest.raises(InputError, match=r"out-000000.bin does not hold what the text gives"),
+            pytest.raises(InputError, match=r"out-000000.bin does not match the text"),
             shards_in(tmp_path, resume=True) as writer,
         ):
             write_bytes(writer, values)

@@ -299,7 +299,7 @@ def _measure_torch(
 def _cases(job: EmbeddingJob, engine: Engine, ways: Ways) -> Iterator[KernelCase]:
     """Yield all ways as cases, with the reason where one can't be measured on an engine."""
     largest = open_operations(engine.backend.device).max_tensor_bytes
-    too_large = f"takes no table in parts, and a binding has at most {largest:,} bytes"
+    too_large = f"takes a table in one binding, which has at most {largest:,} bytes"
     for kind in KINDS:
         for way, record in ways[kind]:
             fits = record in IN_PARTS or job.table_bytes <= largest

@@ -108,12 +108,12 @@ def _why_not(
     if before is None:
         sizes = _other_sizes(key, old_results)
         if sizes is not None:
-            return f"the sizes differ, they were {sizes}"
+            return f"the sizes differ: they were {sizes}"
         return "only the new record has it" if result.seconds is not None else None
     if result.seconds is not None and before.seconds is None:
-        return "the old record has no time of it"
+        return "the old record has no time for it"
     if before.seconds is not None and result.seconds is None:
-        return f"no time of it now: {result.note or result.answer or 'unknown why'}"
+        return f"no time now: {result.note or result.answer or 'unknown why'}"
     digests = {record.text and record.text.sha256 for record in (old, new)}
     if result.text_bytes is not None and len(digests) > 1:
         return "the text differs"

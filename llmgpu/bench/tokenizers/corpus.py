@@ -112,7 +112,7 @@ def load_text(sources: Sequence[str], limit: int) -> BenchText:
     else:
         text = BenchText(", ".join(sources), _cut(_read(sources, limit + 1), limit))
     if not text.data:
-        raise InputError(f"there is no text to measure on in {text.source}")
+        raise InputError(f"{text.source}: no text to measure on")
     return text
 
 
@@ -121,7 +121,7 @@ def text_blocks(sources: Sequence[str], limit: int) -> Iterator[bytes]:
     if GENERATED not in sources:
         yield load_text(sources, limit).data
     elif len(sources) > 1:
-        raise InputError("generated text is of any size by itself: give no other sources with it")
+        raise InputError("generated text can't be combined with other sources")
     else:
         yield from generate_text(limit)
 

@@ -87,7 +87,7 @@ def _open_new(
         try:
             return open_matching_encoder(vocabulary, backend, slice_bytes, threads=threads)
         except CapacityError as error:
-            _log.warning("%s; the CPU does it", error)
+            _log.warning("%s; using the CPU", error)
             return open_host_encoder(vocabulary, slice_bytes, threads)
     if backend.device is None:
         return open_host_encoder(vocabulary, slice_bytes, threads)

@@ -182,7 +182,7 @@ def token_id(vocabulary: Vocabulary, token: int | str) -> int:
     if isinstance(token, int):
         if not 0 <= token < vocabulary.size or not vocabulary.tokens[token]:
             raise VocabularyError(
-                f"there is no token {token} in this vocabulary of {vocabulary.size:,}"
+                f"id {token} is not in this vocabulary of {vocabulary.size:,} tokens"
             )
         return token
     if token in vocabulary.special_tokens:

@@ -51,7 +51,7 @@ class _Split:
 
 
 _LLAMA3 = ("dbrx", "llama-bpe")
-_NEW_CHARACTERS = "letters and numbers that are new in Unicode 16, since it classes them as 15 does"
+_NEW_CHARACTERS = "letters and numbers that are new in Unicode 16, since it uses the classes of 15"
 _LONG_S = "the long s (U+017F) after an apostrophe"
 _SPLITS = {
     "gpt2": _Split("gpt-2"),
@@ -183,7 +183,7 @@ def _around(
     for ids, given in ((vocabulary.prefix_ids, bos_id), (vocabulary.suffix_ids, eos_id)):
         found.append(ids[0] if given is None and len(ids) == 1 else given)
         if ids not in ((), (found[-1],)):
-            note(f"{_TOOL} does not put the ids {', '.join(map(str, ids))} around a text")
+            note(f"{_TOOL} does not add the ids {', '.join(map(str, ids))} around a text")
     return found[0], found[1]
 
 
@@ -199,7 +199,7 @@ def _name_split(vocabulary: Vocabulary, made: int) -> str:
             f"{_TOOL} can't cut text by the pattern {quote(vocabulary.pattern)}; it can by {known}"
         )
     if vocabulary.normalized_tokens:
-        raise VocabularyError(f"{_TOOL} has no normalized special tokens")
+        raise VocabularyError(f"{_TOOL} does not support normalized special tokens")
     if missing := vocabulary.missing_bytes():
         raise VocabularyError(
             f"{len(missing)} bytes have no token, the first is 0x{missing[0]:02x}: {_TOOL} would "
@@ -212,8 +212,8 @@ def _name_split(vocabulary: Vocabulary, made: int) -> str:
         return split.merging
     if split.whole is None and (len(vocabulary.merges) or made < longer):
         raise VocabularyError(
-            f"with the pattern {vocabulary.pattern}, {_TOOL} never takes a pre-token that is a "
-            "token whole, as this vocabulary does (ignore_merges)"
+            f"with pattern {vocabulary.pattern}, {_TOOL} always applies merges, but this "
+            "vocabulary takes a pre-token that is a token as it is (ignore_merges)"
         )
     return split.whole or split.merging
 
@@ -225,8 +225,8 @@ def _note_differences(vocabulary: Vocabulary, note: Note, eos_id: int | None) ->
         differs.append(f"text that the normalizer {name} changes, which it does not have")
     if eos_id is None:
         note(
-            f"the vocabulary has no token that ends a text: {_TOOL} stops at id {_DEFAULT_END} in "
-            "its place. Train it with --special-token '<|endoftext|>'"
+            f"the vocabulary has no end-of-text token, so {_TOOL} stops at id {_DEFAULT_END}: "
+            "train it with --special-token '<|endoftext|>'"
         )
     for texts in filter(None, differs):
         note(f"{_TOOL} gives different ids for {texts}")

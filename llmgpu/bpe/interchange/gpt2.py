@@ -131,22 +131,20 @@ def write(
 def _check_expressible(vocabulary: Vocabulary, made: int) -> None:
     if vocabulary.pattern != "gpt2":
         raise VocabularyError(
-            "GPT-2's tokenizers cut by pattern gpt2 and would give other ids, because this "
-            f"vocabulary's is {quote(vocabulary.pattern)}: export it to huggingface instead"
+            "GPT-2's files are for pattern gpt2, but this vocabulary has "
+            f"{quote(vocabulary.pattern)}, so ids would differ: export it to huggingface"
         )
     if vocabulary.normalized_tokens:
-        raise VocabularyError("GPT-2's files have no normalized special tokens")
+        raise VocabularyError("GPT-2's files can't hold normalized special tokens")
     if vocabulary.normalizer is not None:
         raise VocabularyError(
-            f"GPT-2's files have no normalizer: {get_normalizer(vocabulary.normalizer).name}"
+            f"GPT-2's files can't hold a normalizer ({get_normalizer(vocabulary.normalizer).name})"
         )
     if vocabulary.unknown_token is not None and vocabulary.missing_bytes():
-        raise VocabularyError("GPT-2's files have no unknown token")
+        raise VocabularyError("GPT-2's files can't hold an unknown token")
     longer = int((vocabulary.token_lengths[vocabulary.ordinary_ids] > 1).sum())
     if vocabulary.ignore_merges and (len(vocabulary.merges) or made < longer):
-        raise VocabularyError(
-            "GPT-2's files have no ignore_merges, which takes a pre-token that is a token whole"
-        )
+        raise VocabularyError("GPT-2's files can't hold ignore_merges")
 
 
 def _find_special(

@@ -96,9 +96,9 @@ def read(
 ) -> Vocabulary:
     """Read a tokenizer.json, which holds everything; see `formats.Format.read`."""
     if merges_path is not None:
-        raise VocabularyError("a tokenizer.json holds its merges: merges.txt goes with gpt2")
+        raise VocabularyError("a tokenizer.json has its own merges; merges.txt is for gpt2")
     if pattern is not None or special_tokens:
-        raise VocabularyError("a tokenizer.json brings its own pattern and special tokens")
+        raise VocabularyError("a tokenizer.json has its own pattern and special tokens")
     with naming(path):
         content = _as_map("the file", parse_json(read_limited(path)))
         if "model" not in content:
@@ -117,7 +117,7 @@ def read(
         prefix_ids, suffix_ids = read_around(steps, note)
         for part in ("truncation", "padding"):
             if content.get(part) is not None:
-                note(f"{part} is not applied here")
+                note(f"{part} is not applied")
         added, normalized = _read_added(content.get("added_tokens"), note)
         if normalizer is not None:
             _check_different(added, normalized, get_normalizer(normalizer).apply)
@@ -305,9 +305,9 @@ def _refuse_sentencepiece(content: Mapping[str, Any]) -> None:
     kinds = [part.get("type") for part in parts if isinstance(part, dict)]
     if "Metaspace" in kinds or (isinstance(model, dict) and model.get("byte_fallback") is True):
         raise VocabularyError(
-            "a vocabulary of SentencePiece's kind (Metaspace, byte_fallback), as Llama 2's and "
-            "TinyLlama's are, is not byte-level: encode with the package tokenizers or "
-            "sentencepiece, and give the ids to train as token files"
+            "SentencePiece vocabularies (Metaspace, byte_fallback), such as those of Llama 2 and "
+            "TinyLlama, are not byte-level: encode with the package tokenizers or sentencepiece, "
+            "and train on the ids as token files"
         )
 
 

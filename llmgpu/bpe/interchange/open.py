@@ -114,7 +114,7 @@ def _missing(name: str) -> str:
     """Say what to do about a name of no file and no published encoding."""
     if re.fullmatch(r"[\w-]+/[\w.-]+", name) and not os.path.exists(os.path.dirname(name)):
         return (
-            "no such file, and nothing is downloaded: if it is a model of the Hugging Face hub, "
+            "no such file, and nothing is downloaded: if it is a model on the Hugging Face hub, "
             f"run hf download {name} tokenizer.json --local-dir FOLDER, and name the folder"
         )
     if re.fullmatch(r"[\w.-]+", name) and not os.path.splitext(name)[1][1:].isalpha():

@@ -42,7 +42,7 @@ def read_around(steps: Sequence[tuple[str, Mapping[str, Any]]], note: Note) -> A
     try:
         around = _read_template(step) if kind == _TEMPLATE else _read_named(step)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise VocabularyError(f"post_processor {kind} is not as the library writes it") from error
+        raise VocabularyError(f"post_processor {kind} is not what the library writes") from error
     if any(around):
         note(f"{kind} adds special tokens around a text; use --add-special-tokens for that")
     if kind in _NAMED:
@@ -54,7 +54,7 @@ def _read_template(step: Mapping[str, Any]) -> Around:
     pieces = [pair for piece in step["single"] for pair in piece.items()]
     texts = [place for place, (kind, _) in enumerate(pieces) if kind == "Sequence"]
     if len(texts) != 1 or pieces[texts[0]][1]["id"] != "A":
-        raise VocabularyError(f"post_processor {_TEMPLATE} does not have the text, $A, once")
+        raise VocabularyError(f"post_processor {_TEMPLATE} must have the text, $A, once")
     ids = {name: known["ids"] for name, known in step["special_tokens"].items()}
     before, after = (
         tuple(_id_of(each["id"], number) for _, each in part for number in ids[each["id"]])

@@ -46,7 +46,7 @@ def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
     kinds = [kind for kind, _ in steps]
     if kinds[-1:] != ["ByteLevel"] or "ByteLevel" in kinds[:-1]:
         raise VocabularyError(
-            f"pre_tokenizer {kinds[:5]}: it has to be a ByteLevel, which may come after Splits and "
+            f"pre_tokenizer is {kinds[:5]}, but must be a ByteLevel, optionally after Splits and "
             "Digits"
         )
     last = steps[-1][1]
@@ -67,7 +67,7 @@ def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
         if not is_isolated:
             raise VocabularyError(
                 "pre_tokenizer Split may be Removed and inverted only with the expression of a "
-                f"pattern here, not with {quote(expression)}"
+                f"known pattern, not with {quote(expression)}"
             )
     return pattern_of_expressions([expression for expression, _ in cuts], note)
 
@@ -88,8 +88,8 @@ def pattern_of_expressions(expressions: Sequence[str], note: Note) -> str:
         raise VocabularyError(str(error)) from error
     version = importlib.import_module("regex").__version__
     note(
-        f"text is cut by the package regex ({version}), whose character classes may be of another "
-        "version of Unicode than those of other tools"
+        f"text is cut by the package regex ({version}), which may follow another version of "
+        "Unicode than other tools"
     )
     return pattern.name
 
@@ -127,8 +127,8 @@ def check_portable(expression: str) -> None:
         end = found.end()
     if end < len(expression):
         raise VocabularyError(
-            f"the expression {quote(expression)} is not that of a pattern here, and from "
-            f"{quote(expression[end:])} on other engines may match something else"
+            f"the expression {quote(expression)} is not that of a known pattern, and other engines "
+            f"may match it differently from {quote(expression[end:])} on"
         )
 
 

@@ -44,9 +44,9 @@ def read(
 ) -> Vocabulary:
     """Read a tekken.json, which holds everything; see `formats.Reader.read`."""
     if merges_path is not None:
-        raise VocabularyError("a tekken.json has no merges: merges.txt goes with gpt2")
+        raise VocabularyError("a tekken.json has no merges; merges.txt is for gpt2")
     if pattern is not None or special_tokens:
-        raise VocabularyError("a tekken.json brings its own pattern and special tokens")
+        raise VocabularyError("a tekken.json has its own pattern and special tokens")
     with naming(path):
         content = parse_json(read_limited(path))
         config = content.get("config") if isinstance(content, dict) else None

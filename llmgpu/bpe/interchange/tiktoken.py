@@ -112,7 +112,7 @@ def read(
     replacing one of the same text or id.
     """
     if merges_path is not None:
-        raise VocabularyError("a tiktoken file has no merges: merges.txt goes with gpt2")
+        raise VocabularyError("a tiktoken file has no merges; merges.txt is for gpt2")
     with naming(path):
         ranks = _parse_ranks(read_limited(path))
         canonical = _dump_ranks(ranks)
@@ -183,10 +183,10 @@ def exportable_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
     """Return ids by token, ascending; VocabularyError unless ranks give the vocabulary's ids."""
     require_merging(vocabulary, "tiktoken")
     if vocabulary.normalized_tokens:
-        raise VocabularyError("tiktoken has no normalized special tokens")
+        raise VocabularyError("a tiktoken file can't hold normalized special tokens")
     if vocabulary.normalizer is not None:
         name = get_normalizer(vocabulary.normalizer).name
-        raise VocabularyError(f"tiktoken has no normalizer, this needs {name}")
+        raise VocabularyError(f"a tiktoken file can't hold a normalizer ({name})")
     ranks = ordinary_ranks(vocabulary)
     _check_bytes(ranks)
     if len(ranks) < np.count_nonzero(vocabulary.token_lengths[vocabulary.ordinary_ids]):
@@ -219,7 +219,7 @@ def _check_order(vocabulary: Vocabulary, ranks: Mapping[bytes, int]) -> None:
     longer = sum(len(token) > 1 for token in ranks)
     if len(needed) < longer and not vocabulary.ignore_merges:
         raise VocabularyError(
-            f"{longer - len(needed)} tokens are made by no merge: tiktoken would give their ids"
+            f"{longer - len(needed)} tokens are made by no merge, but tiktoken would give their ids"
         )
 
 
@@ -233,15 +233,15 @@ def _parse_ranks(data: bytes) -> dict[bytes, int]:
         try:
             if len(fields) != 2 or not _RANK.fullmatch(fields[1]):
                 raise VocabularyError(
-                    "not a line of a tiktoken file: a token in base64, a space and its rank"
+                    "not a token in base64, a space and its rank, as a tiktoken file has"
                 )
             encoded = b"" if fields[0] == _EMPTY else fields[0]
             token = binascii.a2b_base64(encoded, strict_mode=True)
             rank = check_id(f"token {quote(token)}", int(fields[1]))
             if token in ranks:
-                raise VocabularyError(f"token {quote(token)} has the rank {ranks[token]} already")
+                raise VocabularyError(f"token {quote(token)} already has rank {ranks[token]}")
             if rank in lines_by_rank:
-                raise VocabularyError(f"rank {rank} is that of line {lines_by_rank[rank]}")
+                raise VocabularyError(f"rank {rank} is already on line {lines_by_rank[rank]}")
         except binascii.Error as error:
             raise VocabularyError(
                 f"line {number}: {quote(fields[0])} is not base64: {error}"
@@ -322,12 +322,14 @@ def _read_side(path: str | Path, canonical: bytes, note: Note) -> _Encoding | No
         if content is None:
             return None
         if content.get("version") != SIDE_VERSION:
-            raise VocabularyError(f"not version {SIDE_VERSION}, the only one that can be read")
+            raise VocabularyError(
+                f"version {quote(content.get('version'))}, but this llmgpu reads {SIDE_VERSION}"
+            )
         if content.get("sha256") != hashlib.sha256(canonical).hexdigest():
-            note(f"{side} belongs to another vocabulary: not used")
+            note(f"{side} belongs to another vocabulary: ignored")
             return None
         pattern, special = content.get("pattern"), content.get("special_tokens")
         if not isinstance(pattern, str) or not isinstance(special, dict):
-            raise VocabularyError("there must be a pattern and special_tokens")
+            raise VocabularyError("pattern or special_tokens is missing")
     note(f"the pattern and {number_of(len(special), 'special token')} are from {side}")
     return _Encoding(side, pattern, special)

@@ -82,7 +82,7 @@ def find_end_of_text(special_tokens: Mapping[str, int]) -> str | None:
 def check_id(what: str, number: object) -> int:
     """Return `number` if it can be an id, else raise VocabularyError about `what`."""
     if type(number) is not int:
-        raise VocabularyError(f"{what} has a {type(number).__name__} as its id")
+        raise VocabularyError(f"the id of {what} is a {type(number).__name__}, not a whole number")
     if not 0 <= number < MAX_IDS:
         shown = quote(number)
         raise VocabularyError(f"{what} has id {shown}: ids are whole numbers below {MAX_IDS}")
@@ -105,8 +105,8 @@ def place_tokens(ordinary: Mapping[int, bytes], special: Mapping[str, int]) -> t
         if number in taken or number in ordinary:
             other = quote(taken[number] if number in taken else ordinary[number])
             raise VocabularyError(
-                f"special token {quote(text)} has the id {number} of {other}: an id has one text "
-                "here, so remove one of them"
+                f"special token {quote(text)} and {other} have the same id, {number}: remove one "
+                "of them"
             )
         taken[number] = text
         try:
@@ -151,7 +151,7 @@ def check_vocabulary_map(content: object) -> dict[str, int]:
         for text, number in content.items():
             if first.setdefault(number, text) != text:
                 raise VocabularyError(
-                    f"tokens {quote(first[number])} and {quote(text)} have one id, {number}"
+                    f"tokens {quote(first[number])} and {quote(text)} have the same id, {number}"
                 )
     return content
 
@@ -167,7 +167,7 @@ def number_merges(pairs: Iterable[tuple[str, str]], ids: Mapping[str, int]) -> N
         )
     except KeyError as error:
         raise VocabularyError(
-            f"a merge needs the token {quote(error.args[0])}: there is none"
+            f"a merge needs the token {quote(error.args[0])}, which is missing"
         ) from error
     merges = np.array(flat, np.uint32).reshape(-1, 3)
     keys = merges[:, 0].astype(np.uint64) << np.uint64(32) | merges[:, 1]
@@ -182,8 +182,8 @@ def require_merging(vocabulary: Vocabulary, tool: str) -> None:
     """Raise VocabularyError if the match rule is not that of a tool, which merges."""
     if vocabulary.match != "bpe":
         raise VocabularyError(
-            f"a vocabulary that matches greedily can't be exported: {tool} would merge, and give "
-            "other ids"
+            f"a vocabulary with greedy matching can't be exported: {tool} applies merges and would "
+            "give other ids"
         )
 
 
@@ -236,15 +236,15 @@ def note_unicode(vocabulary: Vocabulary, note: Note) -> None:
     version = vocabulary.classes_version
     if version not in (None, DEFAULT_VERSION):
         note(
-            f"the pattern has the character classes of Unicode {version}, others have those of "
-            f"{DEFAULT_VERSION}: they cut text with characters that changed between them otherwise"
+            f"the pattern uses the character classes of Unicode {version}, other tools those of "
+            f"{DEFAULT_VERSION}: text with characters that changed in between is split differently"
         )
 
 
 def note_around(vocabulary: Vocabulary, note: Note) -> None:
     """Note that a format has no place for what the vocabulary puts around a text."""
     if vocabulary.prefix_ids or vocabulary.suffix_ids:
-        note("these files don't record the tokens that --add-special-tokens adds around a text")
+        note("the format can't hold the tokens that --add-special-tokens adds around a text")
 
 
 _SHOWN = 400  # characters of an expression in a message
@@ -276,7 +276,7 @@ def name_of_huggingface(expression: str) -> str:
     if name is None or name not in PATTERNS:
         shown = expression if len(expression) <= _SHOWN else f"{expression[:_SHOWN]}..."
         shown = repr(shown).replace("\\\\", "\\")  # as it would be typed
-        raise VocabularyError(f"the expression {shown} is that of no known pattern")
+        raise VocabularyError(f"the expression {shown} is not that of a known pattern")
     return name
 
 

@@ -65,7 +65,9 @@ class GpuGreedyEncoder:
             ValueError: chunk_bytes is out of range.
         """
         if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:
-            raise ValueError(f"chunk_bytes is {chunk_bytes}, not from 1 to {MAX_CHUNK_BYTES}")
+            raise ValueError(
+                f"chunk_bytes is {chunk_bytes}, but must be from 1 to {MAX_CHUNK_BYTES}"
+            )
         self._device = device
         self._vocabulary = vocabulary
         self._chunk_bytes = chunk_bytes = min(

@@ -65,14 +65,14 @@ def train(
     tokens = 256 + options.merges
     if tokens > MAX_TOKENS:
         raise LlmgpuError(
-            f"the recount engine numbers tokens with 16 bits: {tokens} tokens asked for, the most "
-            f"are {MAX_TOKENS}; ask for fewer or use --device cpu"
+            f"the recount engine numbers tokens with 16 bits: {tokens} tokens asked for, but the "
+            f"limit is {MAX_TOKENS}; ask for fewer or use --device cpu"
         )
     most = most_text_bytes(device)
     if len(text) > most:
         raise DeviceError(
-            f"the corpus has more than {most} bytes, which is the most that {device.name} can "
-            f"train on; use --limit {most} or --device cpu"
+            f"the corpus has more than {most} bytes, the limit of {device.name}; use --limit "
+            f"{most} or --device cpu"
         )
     if count_tile is None:
         count_tile = SOFTWARE_COUNT_TILE if device.is_software else COUNT_TILE

@@ -75,7 +75,7 @@ def _check_cost(expression: str) -> None:
     length = len(expression.encode(errors="surrogatepass"))
     if length > MAX_EXPRESSION_BYTES:
         raise LlmgpuError(
-            f"the regular expression has {length} bytes, the limit is {MAX_EXPRESSION_BYTES}"
+            f"the regular expression has {length} bytes, but the limit is {MAX_EXPRESSION_BYTES}"
         )
     sizes = [0]  # items written out so far in each open group
     last = sets = 0  # items of the last part; sets that are open
@@ -166,8 +166,8 @@ class HostPattern(DocumentPattern):
     def _too_slow(self, length: int) -> LlmgpuError:
         return LlmgpuError(
             f"matching the regular expression {quote(self.expression)} took more than "
-            f"{_match_seconds:g} s of CPU time a megabyte, in a document of {length:,} characters: "
-            "use another expression, or allow more time"
+            f"{_match_seconds:g} s of CPU time per megabyte, in a document of {length:,} "
+            "characters: use another expression, or allow more time"
         )
 
 

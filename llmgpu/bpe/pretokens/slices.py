@@ -30,8 +30,8 @@ MAX_WORD_BYTES = 1 << 30
 def word_too_long(nbytes: int) -> InputError:
     """Return the error for a pre-token of at least `nbytes`, more than MAX_WORD_BYTES."""
     return InputError(
-        f"a pre-token has {nbytes:,} bytes or more, the limit is {MAX_WORD_BYTES:,}: cut the text "
-        "into smaller documents (--doc-separator, .jsonl, more files) or use another --pattern"
+        f"a pre-token has {nbytes:,} bytes or more, but the limit is {MAX_WORD_BYTES:,}: cut the "
+        "text into smaller documents (--doc-separator, .jsonl, more files) or use another --pattern"
     )
 
 

@@ -41,8 +41,8 @@ def check_version(version: object) -> None:
     """Raise LlmgpuError unless there is a table of this version of Unicode."""
     if version not in VERSIONS:
         raise LlmgpuError(
-            f"no character classes of Unicode {str(version)[:40]!r} here: this llmgpu has those of "
-            f"{' and '.join(VERSIONS)}"
+            f"there are no character classes of Unicode {str(version)[:40]!r}; this llmgpu has "
+            f"those of {' and '.join(VERSIONS)}"
         )
 
 

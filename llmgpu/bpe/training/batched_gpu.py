@@ -107,14 +107,14 @@ def unfit(device: Device, words: SymbolWords, merges: int) -> str | None:
     """Return why a device can't train on these words, None if it can."""
     symbols = len(words.lengths) + merges
     if symbols > MAX_SYMBOLS:
-        return f"on {device.name}, {symbols} tokens asked for, the most are {MAX_SYMBOLS}"
+        return f"{symbols} tokens asked for, but the limit of {device.name} is {MAX_SYMBOLS}"
     positions = _positions(words)
     most = device.max_binding_bytes // LINK_BYTES
     if positions > most:
-        words_take = f"on {device.name} the distinct pre-tokens take {positions} positions"
-        return f"{words_take}, the most are {most}"
+        words_take = f"the distinct pre-tokens take {positions} positions"
+        return f"{words_take}, but the limit of {device.name} is {most}"
     if words.total > NONE and _highest_count(words) > NONE:
-        return f"on {device.name} a pair occurs more than {NONE} times"
+        return f"a pair occurs more than {NONE} times, the limit of {device.name}"
     return None
 
 

@@ -35,12 +35,12 @@ def check_limits(words: SymbolWords, new_symbols: int) -> None:
     tokens = len(words.lengths) + new_symbols
     if tokens > MAX_SYMBOLS:
         raise LlmgpuError(
-            f"{tokens} tokens asked for, the trainer can number {MAX_SYMBOLS}; ask for fewer"
+            f"{tokens} tokens asked for, but the limit is {MAX_SYMBOLS}; ask for fewer"
         )
     positions = len(words.symbols) + len(words.counts) + 1
     if positions > MAX_POSITIONS:
         raise LlmgpuError(
-            f"the distinct pre-tokens take {positions} positions, the trainer can number "
+            f"the distinct pre-tokens take {positions} positions, but the limit is "
             f"{MAX_POSITIONS}; use --limit, or a pattern that makes shorter pre-tokens"
         )
 

@@ -175,16 +175,15 @@ class TrainingOptions:
         ):
             if own != given:
                 raise LlmgpuError(
-                    f"the seed vocabulary has {what} {quote(own)}, which training has to keep: "
-                    f"{quote(given)} is not possible"
+                    f"the {what} of the seed vocabulary is {quote(own)} and can't change to "
+                    f"{quote(given)}"
                 )
         for text in self.special_tokens:
             spelled = text.encode(errors="replace")
             is_part = any(spelled in token for token in seed.ordinary_tokens)
             if text in seed.special_tokens or is_part:
                 raise LlmgpuError(
-                    f"special token {quote(text)} is in the seed vocabulary already, as a "
-                    "token or as a "
+                    f"special token {quote(text)} is already a token of the seed vocabulary, or a "
                     "part of one: choose another text"
                 )
 

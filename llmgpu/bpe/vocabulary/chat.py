@@ -35,7 +35,9 @@ class ChatTemplate:
             except UnicodeEncodeError as error:
                 raise VocabularyError(f"the {name} is not valid Unicode") from error
             if size > MAX_TEXT_BYTES:
-                raise VocabularyError(f"the {name} has {size} bytes, the limit is {MAX_TEXT_BYTES}")
+                raise VocabularyError(
+                    f"the {name} has {size} bytes, but the limit is {MAX_TEXT_BYTES}"
+                )
 
     def entries(self) -> dict[str, str]:
         """Return what a file holds."""

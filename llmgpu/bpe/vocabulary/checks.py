@@ -29,7 +29,7 @@ def check_pattern(name: str, expression: str) -> None:
         fits = fits and (pattern.name == name) == (pattern.expression == expression)
     if not fits:
         raise VocabularyError(
-            f"pattern {quote(name)} does not go with expression {quote(expression)}"
+            f"pattern {quote(name)} does not have the expression {quote(expression)}"
         )
 
 
@@ -40,12 +40,14 @@ def check_training(training: Mapping[str, object], recorded: Mapping[str, str]) 
     """
     if len(training) > MAX_TRAINING_ENTRIES:
         raise VocabularyError(
-            f"{len(training)} entries of training data, the limit is {MAX_TRAINING_ENTRIES}"
+            f"{len(training)} entries of training data, but the limit is {MAX_TRAINING_ENTRIES}"
         )
     rules = (UNICODE, NORMALIZED_TOKENS, PREFIX_IDS, SUFFIX_IDS, chat.SOURCE, chat.TOKENS)
     for rule in rules:
         if rule in training:
-            raise VocabularyError(f"training data {quote(rule)}: this is a rule, give it by itself")
+            raise VocabularyError(
+                f"training data can't hold {quote(rule)}, which is an argument of its own"
+            )
     for rule, text in recorded.items():
         _check_text(f"the list of {rule}", text)
     for key, value in training.items():
@@ -53,17 +55,17 @@ def check_training(training: Mapping[str, object], recorded: Mapping[str, str]) 
         if isinstance(value, str):
             _check_text(f"training data {quote(key)}", value)
         elif isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise VocabularyError(f"training data {quote(key)} is neither a number nor a text")
+            raise VocabularyError(f"training data {quote(key)} is neither a number nor a string")
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise VocabularyError(f"training data {quote(key)} does not fit in 64 bits: {value}")
 
 
 def _check_text(what: str, text: object) -> None:
     if not isinstance(text, str):
-        raise VocabularyError(f"{what} is not a text")
+        raise VocabularyError(f"{what} is not a string")
     try:
         length = len(text.encode())
     except UnicodeEncodeError as error:
         raise VocabularyError(f"{what} is not valid Unicode") from error
     if length > MAX_TEXT_BYTES:
-        raise VocabularyError(f"{what} has {length} bytes, the limit is {MAX_TEXT_BYTES}")
+        raise VocabularyError(f"{what} has {length} bytes, but the limit is {MAX_TEXT_BYTES}")

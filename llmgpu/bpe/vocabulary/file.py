@@ -194,8 +194,8 @@ def pack_data(name: str, size: int, parts: Iterable[bytes]) -> Iterator[bytes]:
     """
     if size > _MOST_BYTES:
         raise VocabularyError(
-            f"{name} would have {size} bytes, a vocabulary file has up to {_MOST_BYTES}: make "
-            "shorter tokens (--max-token-length)"
+            f"{name} would have {size} bytes, but the limit is {_MOST_BYTES}: make shorter tokens "
+            "(--max-token-length)"
         )
     code, width = next((c, w) for c, w in ((0xC4, 1), (0xC5, 2), (0xC6, 4)) if size < 1 << 8 * w)
     yield bytes([code]) + size.to_bytes(width, "big")
@@ -239,7 +239,7 @@ def check_header(data: bytes) -> None:
         newer = isinstance(version, int) and version > FORMAT_VERSION
         hint = "; use a newer llmgpu" if newer else ""
         raise VocabularyError(
-            f"file format version {quote(version)}, this llmgpu reads version "
+            f"version {quote(version)} of the format, but this llmgpu reads version "
             f"{FORMAT_VERSION}{hint}"
         )
 
@@ -253,7 +253,7 @@ def _unpack_msgpack(read: Callable[[dict[str, Any]], Any], size: int) -> Any:
         maps += 1
         made = dict(pairs)
         if maps > _MAPS or len(made) < len(pairs):
-            raise VocabularyError("damaged: more maps than three, or keys of the same name")
+            raise VocabularyError("damaged: more than three maps, or a repeated key")
         return made
 
     limits = {
@@ -275,7 +275,7 @@ def _unpack_msgpack(read: Callable[[dict[str, Any]], Any], size: int) -> Any:
 def _check_fields(what: str, content: Any, types: dict[str, tuple[type, ...]]) -> None:
     """Check that a map has exactly the entries of `types`, each of one of the given types."""
     if not isinstance(content, dict) or content.keys() != types.keys():
-        raise VocabularyError(f"damaged: {what} does not have the entries it should")
+        raise VocabularyError(f"damaged: {what} has unexpected or missing entries")
     for name, value in content.items():
         if type(value) not in types[name]:
             raise VocabularyError(f"damaged: {name} in {what} is a {type(value).__name__}")
@@ -284,7 +284,7 @@ def _check_fields(what: str, content: Any, types: dict[str, tuple[type, ...]]) -
 def _unpack_table(name: str, data: bytes, columns: int) -> NDArray[np.uint32]:
     """Read 32-bit numbers as uint32 (rows, columns)."""
     if len(data) % (4 * columns):
-        raise VocabularyError(f"damaged: {name} has {len(data)} bytes, not {4 * columns} a row")
+        raise VocabularyError(f"damaged: {name} has {len(data)} bytes, not {4 * columns} per row")
     return np.frombuffer(data, "<u4").astype(np.uint32, copy=False).reshape(-1, columns)
 
 

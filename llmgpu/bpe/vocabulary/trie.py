@@ -74,7 +74,7 @@ def validate_trie(
     else:
         is_valid = _is_tree(trie) and _spells(trie, tokens, np.asarray(ids, np.int64))
     if not is_valid:
-        raise VocabularyError("the trie is not that of the tokens")
+        raise VocabularyError("the trie does not match the tokens")
 
 
 def _is_compiled(trie: Trie, tokens: SortedTokens) -> bool:

@@ -301,7 +301,7 @@ class Vocabulary:
             chat = take_chat_template(content.fields["training"])
             vocabulary = cls(**content.fields, unicode=unicode, chat=chat)
             if vocabulary.fingerprint != content.fingerprint:
-                raise VocabularyError("damaged: its fingerprint is not that of its content")
+                raise VocabularyError("damaged: its fingerprint does not match its content")
             if not _spells_each_token_once(content.trie, vocabulary):
                 validate_trie(content.trie, vocabulary.ordinary_tokens, vocabulary.ordinary_ids)
         except VocabularyError as error:
@@ -418,14 +418,17 @@ def _check_rules(vocabulary: Vocabulary) -> None:
         get_normalizer(vocabulary.normalizer)
     unknown = vocabulary.unknown_token
     if unknown is not None and not 0 <= unknown < vocabulary.size:
-        raise VocabularyError(f"the unknown token {unknown} is not below {vocabulary.size}")
+        raise VocabularyError(
+            f"the unknown token is {unknown}, but there are {vocabulary.size} tokens"
+        )
 
 
 def _check_special_tokens(vocabulary: Vocabulary) -> None:
     for text, token in vocabulary.special_tokens.items():
         if not 0 <= token < vocabulary.size:
             raise VocabularyError(
-                f"special token {quote(text)} has id {token} of {vocabulary.size}"
+                f"special token {quote(text)} has id {token}, but there are {vocabulary.size} "
+                "tokens"
             )
         if not text or vocabulary.tokens[token] != text.encode(errors="replace"):
             raise VocabularyError(f"special token {quote(text)} is not what id {token} spells")

@@ -111,7 +111,7 @@ def write_counts(
         }
     )
     if len(header) > _MAX_HEADER_BYTES:
-        raise OutputError(f"can't write {path}: the separators of documents are too long for it")
+        raise OutputError(f"can't write {path}: the document separators are too long")
     columns: tuple[Callable[[DistinctWords], NDArray[Any]], ...] = (
         lambda block: block.lengths.astype(_LENGTH),
         lambda block: block.counts.astype(_COUNT),
@@ -161,7 +161,7 @@ def load_counts(
     try:
         words = _read_words(memoryview(data)[length:-_HASH_BYTES], header)
         if hashlib.sha256(memoryview(data)[:-_HASH_BYTES]).digest() != data[-_HASH_BYTES:]:
-            raise _UnfitError("damaged: its SHA-256 is not that of its content")
+            raise _UnfitError("damaged: its SHA-256 does not match its content")
         _check_words(words)
         if words.text_bytes != header["text_bytes"]:
             raise _sum_error(header)
@@ -235,7 +235,7 @@ class CountsReader(Closing):
             digest.update(block)
             left -= len(block)
         if left or self._stream.read(_HASH_BYTES + 1) != digest.digest():
-            raise _UnfitError("damaged or cut short: its SHA-256 is not that of its content")
+            raise _UnfitError("damaged or cut short: its SHA-256 does not match its content")
         return header
 
     def _column(self, begin: int, dtype: np.dtype[Any], first: int, count: int) -> NDArray[Any]:
@@ -282,7 +282,7 @@ def check_counted_alike(counts: Sequence[WordCounts]) -> None:
         for what, one, other in (
             ("pattern", first.pattern, part.pattern),
             ("Unicode version", first.cut.unicode, part.cut.unicode),
-            ("separators of documents", first.separators, part.separators),
+            ("document separators", first.separators, part.separators),
         ):
             if one != other:
                 raise InputError(
@@ -339,7 +339,7 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
 def _check_header(header: dict[str, Any]) -> None:
     fields = _FIELDS_BY_VERSION[header["version"]]
     if list(header) != list(fields):
-        raise _UnfitError("damaged: its header has other entries than expected")
+        raise _UnfitError("damaged: its header has unexpected or missing entries")
     for name, kind in fields.items():
         if type(header[name]) is not kind:
             raise _UnfitError(f"damaged: {name} is a {type(header[name]).__name__}")
@@ -360,8 +360,7 @@ def _check_header(header: dict[str, Any]) -> None:
     if pattern is None or pattern.expression != expression:
         raise _UnfitError(
             f"its words were cut by pattern {quote(name)}, {quote(expression)}, of Unicode "
-            f"{unicode}, which "
-            "this llmgpu does not know: count the corpus again"
+            f"{unicode}, which this llmgpu does not know: count the corpus again"
         )
     if ("unicode" in header) != bool(_recorded(pattern)):
         raise _UnfitError("damaged: its header is not in canonical form")
@@ -407,7 +406,7 @@ def _check_words(words: DistinctWords) -> None:
     lengths = words.lengths
     # Lengths have 32 bits and there is a file's worth of them, so their sum can't have overflowed.
     if words.offsets[-1] != len(words.data):
-        raise _UnfitError("damaged: the lengths of its words are not those of its data")
+        raise _UnfitError("damaged: the lengths of its words do not match its data")
     if len(words) and not 1 <= lengths.min() <= lengths.max() <= MAX_WORD_BYTES:
         raise _UnfitError("damaged: a word has no bytes, or too many")
     if len(words) and words.counts.min() < 1:

@@ -75,13 +75,13 @@ def read_parquet(
         known = _known(file.schema_arrow.metadata or {}, path)
         if known is None and pattern is None:
             raise InputError(
-                f"{path} does not say by which pattern its words were cut: give --pattern"
+                f"{path} does not record the pattern that cut its words: give --pattern"
             )
         facts = known or {"documents": 0, "pattern": pattern, "separators": separators}
         return WordCounts(words, source=str(path), **facts)
     except (arrow.ArrowException, OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{path}: can't be read as word counts ({reason})") from error
+        raise InputError(f"can't read {path} as word counts: {reason}") from error
 
 
 def _known(metadata: dict[bytes, bytes], path: str | Path) -> dict[str, Any] | None:
@@ -97,7 +97,7 @@ def _known(metadata: dict[bytes, bytes], path: str | Path) -> dict[str, Any] | N
             "unicode": str(known["unicode"]),
         }
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{path}: damaged: its metadata is not that of word counts") from error
+        raise InputError(f"{path}: damaged: its metadata does not describe word counts") from error
     return facts
 
 
@@ -105,7 +105,7 @@ def _read_words(arrow: Any, file: Any, path: str | Path) -> DistinctWords:
     accumulator = WordAccumulator()
     for batch in file.iter_batches(batch_size=_ROWS, columns=["word", "count"]):
         if batch.num_columns < 2:
-            raise InputError(f"{path}: no columns word and count")
+            raise InputError(f"{path} has no columns word and count")
         words, counts = (batch.column(name) for name in ("word", "count"))
         if words.null_count or counts.null_count:
             raise InputError(f"{path}: a row has no word or no count")

@@ -106,9 +106,8 @@ def words_of(counts: Mapping[bytes, int]) -> DistinctWords:
     for word, count in counts.items():
         if not word or not 1 <= count <= MAX_TEXT_BYTES:
             raise InputError(
-                f"word {quote(word)} has the count {count}: words have 1 byte or more, counts "
-                "are 1 or "
-                f"more, up to {MAX_TEXT_BYTES:,}"
+                f"word {quote(word)} has the count {count}: words have 1 byte or more, counts are "
+                f"from 1 to {MAX_TEXT_BYTES:,}"
             )
     return add_up([list_words(counts)])
 
@@ -137,8 +136,8 @@ def add_up(pieces: Sequence[DistinctWords]) -> DistinctWords:
     """
     if sum(piece.text_bytes for piece in pieces) > MAX_TEXT_BYTES:
         raise InputError(
-            f"the words are of more than {MAX_TEXT_BYTES:,} bytes of text, more than counts can "
-            "hold: train on fewer of them"
+            f"the words stand for more than {MAX_TEXT_BYTES:,} bytes of text, which is the limit: "
+            "train on fewer of them"
         )
     words = join(pieces)
     if len(words) == 0:

@@ -47,8 +47,8 @@ def merge_counts(
         documents = sum(file.facts.documents * weight for file, weight in weighted)
         if max(text_bytes, documents) > MAX_TEXT_BYTES:
             raise InputError(
-                f"the words are of {text_bytes:,} bytes of text in {documents:,} documents with "
-                f"their weights, the limit is {MAX_TEXT_BYTES:,}: use smaller weights"
+                f"the weighted counts add up to {text_bytes:,} bytes of text in {documents:,} "
+                f"documents, but the limit is {MAX_TEXT_BYTES:,}: use smaller weights"
             )
         runs = [
             _weighted(file.blocks(block_bytes), weight)

@@ -191,9 +191,11 @@ def _check_arguments(
     given = {name: (source.dtype, source.shape) for name, source in weights.items()}
     if given != expected:
         names = [name for name in {**expected, **given} if expected.get(name) != given.get(name)]
-        raise ValueError(f"weights that do not fit the model's sizes: {', '.join(names)}")
+        raise ValueError(f"weights do not fit the model's sizes: {', '.join(names)}")
     if vocabulary.size > config.vocab_size:
-        raise ValueError(f"{vocabulary.size} tokens, the model has {config.vocab_size}")
+        raise ValueError(
+            f"the vocabulary has {vocabulary.size} tokens, but the model {config.vocab_size}"
+        )
     if keep < 1:
         raise ValueError("keep must be at least 1")
 
@@ -276,7 +278,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     if (folder / TRAINING).is_file() or _STEP.fullmatch(folder.name):
         return _load(folder)
     if not folder.is_dir():
-        what = "a file, not the folder of a run" if folder.exists() else "no such folder"
+        what = "a file, not a run folder" if folder.exists() else "no such folder"
         raise CheckpointError(f"{folder}: {what}")
     folders = list(list_checkpoints(folder).values())
     if not folders:
@@ -286,7 +288,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     except CheckpointError as error:
         if len(folders) == 1:
             raise
-        raise CheckpointError(f"{error}; the one before is {folders[-2]}") from error
+        raise CheckpointError(f"{error}; the previous checkpoint is {folders[-2]}") from error
 
 
 def _load(folder: Path) -> Checkpoint:
@@ -360,13 +362,13 @@ def _read_training(folder: Path) -> tuple[TrainingState, str]:
 
 def _check_version(content: dict[str, Any]) -> None:
     if content.get("format") != FORMAT_NAME:
-        raise CheckpointError("not the training state of a model")
+        raise CheckpointError("not the training state of a checkpoint")
     version = content.get("version")
     if version != FORMAT_VERSION:
         newer = isinstance(version, int) and version > FORMAT_VERSION
         hint = "; use a newer llmgpu" if newer else ""
         raise CheckpointError(
-            f"it has format version {quote(str(version))}, but this llmgpu reads version "
+            f"version {quote(str(version))} of the format, but this llmgpu reads version "
             f"{FORMAT_VERSION}{hint}"
         )
 

@@ -91,7 +91,7 @@ def _architecture(config: ModelConfig) -> str:
     scaling = config.rope_scaling
     if kind != _LLAMA and scaling is not None and scaling.kind == _LLAMA3:
         raise CheckpointError(
-            f"llama.cpp can't run a {kind} with rope_scaling of the kind {_LLAMA3}, only a llama"
+            f"llama.cpp applies rope_scaling of kind {_LLAMA3} only to llama models, not to {kind}"
         )
     return kind
 
@@ -148,7 +148,7 @@ def _convert(name: str, values: NDArray[np.float32], kind: str, package: Any) ->
     largest = float(np.abs(values).max(initial=0))
     if largest > float(np.finfo(np.float16).max):
         raise CheckpointError(
-            f"{name} has the weight {largest:g}, too large for {kind}: use --weights f32"
+            f"{name} has the weight {largest:g}, which is too large for {kind}: use --weights f32"
         )
     with np.errstate(under="ignore"):
         if kind == "f16":

@@ -176,7 +176,7 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
     found, allowed = content.get("vocab_size", config.vocab_size), _heights(config)
     if found not in allowed:
         raise CheckpointError(
-            f"vocab_size is {_show(found)}, with the other sizes it must be "
+            f"vocab_size is {_show(found)}, but by the other sizes it must be "
             f"{' or '.join(map(str, allowed))}"
         )
     return config
@@ -198,10 +198,12 @@ def _refuse_unsupported(name: str, content: Mapping[str, Any]) -> None:
         if content.get(key) not in values:
             raise CheckpointError(f"{key} is {_show(content[key])}, which is not supported")
     if name == "mistral" and "sliding_window" not in content:
-        raise CheckpointError("sliding_window is missing, which stands for one; null has none")
+        raise CheckpointError(
+            "sliding_window is missing, so the model would have one; null means it has none"
+        )
     layer_types = content.get("layer_types") or []
     if not isinstance(layer_types, list):
-        raise CheckpointError(f"layer_types is {_show(layer_types)}, it must be a list")
+        raise CheckpointError(f"layer_types is {_show(layer_types)}, but must be a list")
     for kind in layer_types:
         if kind != "full_attention":
             raise CheckpointError(f"layer_types has {_show(kind)}, which is not supported")
@@ -248,8 +250,8 @@ def _read_rope(content: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
         return theta, None
     if not isinstance(kind, str) or kind not in _SCALING_NUMBERS:
         raise CheckpointError(
-            f"rope_type of {where} is {_show(kind)}, which is not supported; default, "
-            f"{', '.join(_SCALING_NUMBERS)} are"
+            f"rope_type of {where} is {_show(kind)}, which is not supported; use default, "
+            f"{', '.join(_SCALING_NUMBERS)}"
         )
     numbers = {
         ours: _get(parameters, theirs, int if ours == "original_seq_len" else float)
@@ -268,9 +270,9 @@ def _get(content: Mapping[str, Any], name: str, kind: type) -> Any:
     value: Any = content[name]
     kinds = (int, float) if kind is float else (kind,)
     if type(value) not in kinds:
-        raise CheckpointError(f"{name} is {_show(value)}, it must be of type {kind.__name__}")
+        raise CheckpointError(f"{name} is {_show(value)}, but must be of type {kind.__name__}")
     if kind is float and not 0 < value < math.inf:
-        raise CheckpointError(f"{name} is {_show(value)}, it must be above 0")
+        raise CheckpointError(f"{name} is {_show(value)}, but must be above 0")
     return value
 
 

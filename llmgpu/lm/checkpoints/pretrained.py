@@ -107,19 +107,17 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
         expected = {weight.name: weight.used_shape for weight in config.weights()}
         for name, shape in expected.items():
             if name not in self._tensors:
-                raise CheckpointError(f"{self.folder}: no file has the tensor {quote(name)}")
+                raise CheckpointError(f"{self.folder}: tensor {quote(name)} is missing")
             found = self._tensors[name].shape
             if found != shape:
                 raise CheckpointError(
-                    f"{self._paths[name]}: tensor {quote(name)} is {list(found)}, with the sizes "
+                    f"{self._paths[name]}: tensor {quote(name)} is {list(found)}, but by the sizes "
                     f"in {CONFIG} it must be {list(shape)}"
                 )
         for name in self:
             unused = name.endswith(_COMPUTED) or (config.tied and name == OUTPUT_LAYER)
             if name not in expected and not unused:
-                raise CheckpointError(
-                    f"{self._paths[name]}: tensor {quote(name)} is not one of such a model"
-                )
+                raise CheckpointError(f"{self._paths[name]}: tensor {quote(name)} is unexpected")
 
 
 def has_model(path: str | Path) -> bool:
@@ -191,12 +189,12 @@ def _weight_files(folder: Path) -> dict[Path, list[str]]:
     path = _inside(folder, INDEX)
     table = _read_object(path).get("weight_map")
     if not isinstance(table, dict) or not table:
-        raise CheckpointError(f"{path}: it has no weight_map")
+        raise CheckpointError(f"{path}: weight_map is missing")
     files: dict[str, list[str]] = {}
     for name, file in table.items():
         if not isinstance(file, str) or not file.endswith(".safetensors"):
             raise CheckpointError(
-                f"{path}: the file of {quote(name)} is {quote(file)}, it must be a .safetensors"
+                f"{path}: the file of {quote(name)} is {quote(file)}, but must be a .safetensors"
             )
         if PurePath(file).name != file or "\\" in file:
             raise CheckpointError(

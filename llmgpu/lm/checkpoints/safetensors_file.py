@@ -94,7 +94,7 @@ class TensorFile:
             if (found.dtype, found.shape) != (np.dtype(dtype), shape):
                 raise CheckpointError(
                     f"{self.path}: tensor {quote(name)} is {found.dtype} {list(found.shape)}, "
-                    f"it must be {np.dtype(dtype)} {list(shape)}"
+                    f"but must be {np.dtype(dtype)} {list(shape)}"
                 )
         for name in self.tensors:
             if name not in expected:
@@ -192,7 +192,7 @@ def _open(path: str | Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
             limit = min(MAX_HEADER_BYTES, size - _LENGTH_BYTES)
             if length > limit:
                 raise CheckpointError(
-                    f"damaged or cut short: the header has {length} bytes, {limit} are possible"
+                    f"damaged or cut short: the header has {length} bytes, but at most {limit} fit"
                 )
             content = parse_json(stream.read(length))
             data = np.memmap(stream, np.uint8, mode="r")[_LENGTH_BYTES + length :]
@@ -206,7 +206,7 @@ def _open(path: str | Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
 
 def _read_metadata(content: object) -> dict[str, str]:
     if not isinstance(content, dict) or not all(isinstance(text, str) for text in content.values()):
-        raise CheckpointError(f"damaged: {METADATA} is not a map of texts")
+        raise CheckpointError(f"damaged: {METADATA} is not a map of strings")
     return content
 
 
@@ -222,8 +222,8 @@ def _map_tensors(content: dict[str, Any], data: NDArray[np.uint8]) -> dict[str, 
             raise CheckpointError(f"damaged: there is {what} tensor {quote(name)}")
         if end > len(data):
             raise CheckpointError(
-                f"damaged or cut short: tensor {quote(name)} ends at byte {end} of the data, "
-                f"there are {len(data)}"
+                f"damaged or cut short: tensor {quote(name)} ends at byte {end} of {len(data)} "
+                "bytes of data"
             )
         covered = end
         tensors[name] = np.asarray(data[begin:end]).view(_READ_DTYPES[kind]).reshape(shape)
@@ -240,11 +240,11 @@ def _read_entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...
     if not isinstance(kind, str) or kind not in _READ_DTYPES:
         shown = quote(kind) if isinstance(kind, str) else type(kind).__name__
         known = ", ".join(_READ_DTYPES)
-        raise CheckpointError(f"tensor {quote(name)} has the dtype {shown}: {known} can be read")
+        raise CheckpointError(f"tensor {quote(name)} has dtype {shown}; use one of {known}")
     shape = _read_numbers(name, "shape", entry["shape"])
     offsets = _read_numbers(name, "data_offsets", entry["data_offsets"])
     if len(offsets) != 2:
-        raise CheckpointError(f"damaged: data_offsets of tensor {quote(name)} are not two")
+        raise CheckpointError(f"damaged: data_offsets of tensor {quote(name)} are not two numbers")
     begin, end = offsets
     if math.prod(max(size, 1) for size in shape) >= _MAX_NUMBER:  # also where one size is 0
         raise CheckpointError(f"damaged: tensor {quote(name)} has the shape {list(shape)}")

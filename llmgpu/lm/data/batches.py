@@ -126,7 +126,7 @@ class Batches:
             count = (len(evaluation_source) - 1) // seq_len
             if count < 1:
                 raise InputError(
-                    f"the text to evaluate on has {len(evaluation_source):,} tokens, one sequence "
+                    f"the evaluation text has {len(evaluation_source):,} tokens, but one sequence "
                     f"takes {seq_len + 1:,}: use more text"
                 )
             self._evaluated = evaluation_source

@@ -198,8 +198,8 @@ def count_tokens(corpora: Sequence[Sources], dtype: str | None = None) -> list[i
         paths = _token_files(sources)
         if paths is None:
             raise InputError(
-                f"{sources.files[0].path} is text, and weights are for token files: write one of "
-                "each corpus by llmgpu tokenize"
+                f"{sources.files[0].path} is text, but --weights takes token files: write one of "
+                "each corpus with llmgpu tokenize"
             )
         files = [describe_bin_file(path, dtype, may_be_foreign=True) for path in paths]
         lengths.append(sum(file.count for file in files))
@@ -241,7 +241,7 @@ def _named_token_files(path: str) -> list[str] | None:
         return [masked]
     if suffix == ".npy":
         raise InputError(
-            f"{path}: an array of ids does not say of which vocabulary they are; write them with "
+            f"{path}: an array of ids does not record its vocabulary; write a token file with "
             "llmgpu tokenize --format bin"
         )
     format = _json_format(path)
@@ -269,7 +269,7 @@ def _listed_files(manifest: str) -> list[str]:
         count = describe_bin_file(path).count
         if count != shard.count:
             raise InputError(
-                f"{path} has {count} ids, but by {manifest} it has {shard.count}: it was replaced"
+                f"{path} has {count} ids, but {manifest} lists {shard.count}: it was replaced"
             )
         paths.append(path)
     return paths

@@ -87,8 +87,8 @@ class Generator:
         if needed > limit:
             raise DeviceError(
                 f"keys and values of {sequences} sequences of {config.seq_len} tokens take "
-                f"{needed:,} bytes a layer, the device binds at most {limit:,}; use a smaller "
-                "--batch-size or fewer --max-new-tokens"
+                f"{needed:,} bytes per layer, but the device binds at most {limit:,}; use a "
+                "smaller --batch-size or fewer --max-new-tokens"
             )
         caches = [
             model.operations.tensor(f"layer {layer} keys and values", shape)
@@ -243,7 +243,9 @@ class Generator:
         """
         self._check(ids)
         if len(ids) > self._config.seq_len:
-            raise InputError(f"{len(ids)} ids are too many; the model takes {self._config.seq_len}")
+            raise InputError(
+                f"the text has {len(ids)} ids, but the model takes at most {self._config.seq_len}"
+            )
         alone = [_Sequence(0, 0, Request(ids, 1, Sampler(SamplingOptions())), list(ids), 1)]
         self._take_in(alone)
         self._write_last(alone)

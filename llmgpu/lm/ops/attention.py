@@ -226,7 +226,7 @@ def check_width(shape: AttentionShape) -> None:
     """Raise DeviceError if the kernels don't take heads of this width."""
     if shape.head_dim % 4 or not 4 <= shape.head_dim <= MAX_HEAD_DIM:
         raise DeviceError(
-            f"heads are {shape.head_dim} wide, the kernels take multiples of 4 up to "
+            f"heads are {shape.head_dim} wide, but the kernels take multiples of 4 up to "
             f"{MAX_HEAD_DIM}; change the number of heads or use --device cpu"
         )
 

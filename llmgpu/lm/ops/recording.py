@@ -271,8 +271,8 @@ class GpuRecorder(Operations):
     def _require_half_precision(self) -> None:
         if not self.has_half_precision:
             raise DeviceError(
-                f"{self.device.name} has no half-precision numbers (feature shader-f16); "
-                "use single precision, another adapter or --device cpu"
+                f"{self.device.name} has no half-precision numbers (shader-f16); use float32, "
+                "another adapter or --device cpu"
             )
 
     def _append_kernel(

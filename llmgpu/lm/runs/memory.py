@@ -65,7 +65,7 @@ class _Measuring(Operations):
         largest, limit = self.largest, self.max_tensor_bytes
         if largest.nbytes > limit:
             raise DeviceError(
-                f"the model does not fit: {largest.name} takes {largest.nbytes:,} bytes, "
+                f"the model does not fit: {largest.name} takes {largest.nbytes:,} bytes, but "
                 f"{self.backend.description} binds at most {limit:,}; {SMALLER}, or --device cpu"
             )
 
@@ -131,5 +131,5 @@ def require_free(needed: int, free: int | None, qualifier: str = "") -> None:
     """Raise DeviceError if a run needs more bytes than are free; None: unknown."""
     if free is not None and needed > free:
         raise DeviceError(
-            f"the run needs {qualifier}{needed:,} bytes of memory, {free:,} are free; {SMALLER}"
+            f"the run needs {qualifier}{needed:,} bytes of memory, but {free:,} are free; {SMALLER}"
         )

@@ -189,8 +189,8 @@ class TrainingRun:
             before = begun.get(name, now if self._fixed_products else "not recorded")
             if before != now:
                 self._note(
-                    f"from here on the bits may not be those of an uninterrupted run: its {name} "
-                    f"was {before}, and is {now} now"
+                    "from here on the bits may differ from those of an uninterrupted run: its "
+                    f"{name} was {before} and is {now} now"
                 )
 
     def _token_facts(self) -> dict[str, Any]:

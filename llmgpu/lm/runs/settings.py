@@ -144,7 +144,7 @@ def _check_together(options: TrainOptions) -> None:
     if taken > options.steps:
         decay = f" and a decay of {options.decay_steps}" if options.decay_steps else ""
         raise InputError(
-            f"a warm-up of {options.warmup_steps}{decay} steps does not fit in --steps "
+            f"a warm-up of {options.warmup_steps}{decay} steps can't fit in --steps "
             f"{options.steps}: use a smaller --warmup-steps or more --steps"
         )
     if not options.beta2:
@@ -172,7 +172,7 @@ def explain_schedule(checkpoint: Checkpoint, options: TrainOptions) -> str | Non
     if step in (0, options.steps) or before.rate(step - 1) == options.rate(step - 1):
         return None
     return (
-        f"{options.steps:,} steps in place of {before.steps:,} change the learning rate: that of "
+        f"{options.steps:,} steps instead of {before.steps:,} change the learning rate: that of "
         f"step {step + 1:,} is {options.rate(step):.2e}, after {before.rate(step - 1):.2e}. The "
         f"weights are not those of a run planned for {options.steps:,} steps; runs with --schedule "
         "wsd can be extended without that"
@@ -226,7 +226,7 @@ def _stored_options(checkpoint: Checkpoint) -> TrainOptions:
     if options.is_mixed and options.f16_version != F16_VERSION:
         raise CheckpointError(
             f"{checkpoint.folder} was trained in f16 by another version of llmgpu, which rounds "
-            f"elsewhere (arithmetic {options.f16_version}, not {F16_VERSION}): resume it with that "
-            "version, or start a new run"
+            f"differently (arithmetic {options.f16_version}, not {F16_VERSION}): resume it with "
+            "that version, or start a new run"
         )
     return options

@@ -195,7 +195,7 @@ def test_tables_larger_than_a_binding_come_in_parts(small_bindings: Device) -> N
             assert result.correct is True
             assert result.seconds is not None
         else:
-            assert result.note == "takes no table in parts, and a binding has at most 49,152 bytes"
+            assert result.note == "takes a table in one binding, which has at most 49,152 bytes"
             assert result.seconds is None
 
 

@@ -147,4 +147,4 @@ def test_a_vocabulary_that_peers_cannot_have_is_a_line(tmp_path: Path) -> None:
     results = list(measure.measure_tokenizing(job, [NUMPY_ENGINE], True, no_progress, greedy))
     assert results[0].correct is True
     for result in results[1:]:
-        assert result.note.startswith(("left out: a vocabulary that matches greedily", "not in"))
+        assert result.note.startswith(("left out: a vocabulary with greedy matching", "not in"))

@@ -49,5 +49,5 @@ def test_empty_corpus(tmp_path: Path) -> None:
 
 
 def test_generated_text_stands_alone() -> None:
-    with pytest.raises(InputError, match="no other sources"):
+    with pytest.raises(InputError, match="with other sources"):
         load_text(["generated", "file"], 100)

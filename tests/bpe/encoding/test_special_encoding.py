@@ -298,8 +298,8 @@ def test_tokens_over_the_borders_of_files_and_blocks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("token", "message"),
     [
-        (-1, "there is no token -1 in this vocabulary of 272"),
-        (272, "no token 272"),
+        (-1, "id -1 is not in this vocabulary of 272 tokens"),
+        (272, "id 272 is not in"),
         ("abc", "'abc' is not a single token .* special tokens are '<|a|>', '<|b|>'"),
         ("", "'' is not a single token"),
         ("\ud800\ud800", "is not a single token"),

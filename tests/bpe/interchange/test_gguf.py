@@ -61,10 +61,10 @@ def test_tokens_around_a_text(tmp_path: Path) -> None:
         made = gguf.describe(vocabulary, notes.append, **given)
         names = ("bos_token_id", "eos_token_id", "add_bos_token", "add_eos_token")
         assert tuple(made[name] for name in names) == found
-    refused = [note for note in notes if "does not put the ids" in note]
+    refused = [note for note in notes if "does not add the ids" in note]
     assert refused == [
-        "llama.cpp does not put the ids 7 around a text",
-        "llama.cpp does not put the ids 5, 6 around a text",
+        "llama.cpp does not add the ids 7 around a text",
+        "llama.cpp does not add the ids 5, 6 around a text",
     ]
 
 
@@ -96,9 +96,15 @@ def test_ids_without_a_token(tmp_path: Path) -> None:
     [
         (cut_by("nanochat"), "can't cut text by the pattern 'nanochat'; it can by gpt2, llama3"),
         (cut_by("class"), "can't cut text by the pattern 'class'"),
-        (trained().with_match("greedy"), "llama.cpp would merge"),
-        (dataclasses.replace(trained(), ignore_merges=True), "never takes a pre-token that is"),
-        (rank_vocabulary(random_ranks(1), "gpt2"), "never takes a pre-token that is a token whole"),
+        (trained().with_match("greedy"), "llama.cpp applies merges"),
+        (
+            dataclasses.replace(trained(), ignore_merges=True),
+            "always applies merges",
+        ),
+        (
+            rank_vocabulary(random_ranks(1), "gpt2"),
+            "always applies merges",
+        ),
         (
             rank_vocabulary({b"a": 0, b"b": 1, b"ab": 2}, "llama3"),
             "254 bytes have no token, the first is 0x00",

@@ -206,7 +206,7 @@ class TestPatterns:
         # Oniguruma repeats {1,3} where other engines make it possessive.
         split = pre_tokenizers.Split(Regex(r"\p{N}{1,3}+"), "isolated")
         assert split.pre_tokenize_str("1234567") == [("1234567", (0, 7))]
-        with pytest.raises(VocabularyError, match="no known pattern"):
+        with pytest.raises(VocabularyError, match="not that of a known pattern"):
             name_of_huggingface(TIKTOKEN["cl100k"])
 
 
@@ -333,7 +333,10 @@ class TestRefused:
             (set_at("model", "vocab", "a", 10**400), "token 'a' has id"),
             (set_at("model", "vocab", "a", 1.0), "token 'a' has a float"),
             (set_at("model", "vocab", "a", True), "token 'a' has a bool"),
-            (set_at("model", "vocab", "a", 2), "'a' have one id, 2|'a' and .* have one id"),
+            (
+                set_at("model", "vocab", "a", 2),
+                "'a' have the same id, 2|'a' and .* the same id",
+            ),
             (set_at("model", "vocab", "a b", 600), "'a b' is not written in the byte-level"),
             (set_at("model", "vocab", "\u4e2d", 600), "not written in the byte-level"),
             (set_at("model", "vocab", "\ud800", 600), "not written in the byte-level"),
@@ -353,12 +356,12 @@ class TestRefused:
                 "not for a Regex",
             ),
             (set_at("normalizer", {}), "normalizer has no type"),
-            (set_at("pre_tokenizer", None), "it has to be a ByteLevel"),
+            (set_at("pre_tokenizer", None), "but must be a ByteLevel"),
             (set_at("pre_tokenizer", {"type": "Whitespace"}), "pre_tokenizer 'Whitespace'"),
             (set_at("pre_tokenizer", "add_prefix_space", True), "add_prefix_space"),
             (set_at("pre_tokenizer", {"type": "ByteLevel"}), "add_prefix_space"),
-            (set_at("pre_tokenizer", sequence(SPLIT)), "it has to be a ByteLevel"),
-            (set_at("pre_tokenizer", sequence(SPLIT, NO_REGEX, NO_REGEX)), "to be a ByteLevel"),
+            (set_at("pre_tokenizer", sequence(SPLIT)), "but must be a ByteLevel"),
+            (set_at("pre_tokenizer", sequence(SPLIT, NO_REGEX, NO_REGEX)), "must be a ByteLevel"),
             (set_at("pre_tokenizer", sequence(sequence(NO_REGEX))), "Sequence in a Sequence"),
             (
                 set_at("pre_tokenizer", {"type": "Sequence"}),
@@ -366,9 +369,9 @@ class TestRefused:
             ),
             (
                 set_at("pre_tokenizer", {"type": "Metaspace"}),
-                "SentencePiece's kind .* sentencepiece",
+                "SentencePiece vocabularies .* sentencepiece",
             ),
-            (set_at("model", "byte_fallback", True), "SentencePiece's kind"),
+            (set_at("model", "byte_fallback", True), "SentencePiece vocabularies"),
             (
                 set_at("pre_tokenizer", sequence(SPLIT | {"behavior": "Contiguous"}, NO_REGEX)),
                 "must be Isolated",
@@ -383,7 +386,7 @@ class TestRefused:
             ),
             (
                 set_at("pre_tokenizer", sequence(SPLIT | {"pattern": {"Regex": r"\w+"}}, NO_REGEX)),
-                r"the expression '\\\\w\+' is not that of a pattern here, and from '\\\\w\+' on",
+                r"the expression '\\\\w\+' is not that of a known pattern, .* from '\\\\w\+' on",
             ),
             (set_at("post_processor", {"type": "Other"}), "post_processor 'Other'"),
             (
@@ -441,8 +444,8 @@ class TestRefused:
             (b'{"!": 0}', "no model"),
             (b'{"model": NaN}', "NaN"),
             (b'{"model": {"dropout": -Infinity}}', "-Infinity"),
-            (b'{"model": {}, "model": {}}', "'model' is there twice"),
-            (b'{"model": {"vocab": {"a": 0, "a": 0}}}', "'a' is there twice"),
+            (b'{"model": {}, "model": {}}', "'model' is repeated"),
+            (b'{"model": {"vocab": {"a": 0, "a": 0}}}', "'a' is repeated"),
             (b'{"model":' + b"[" * 100_000, "nested too deep"),
             (b'{"model":' + b'{"a":' * 100_000, "nested too deep"),
             (b'{"model": 1' + b"0" * 10_000 + b"}", "not valid JSON"),
@@ -680,7 +683,7 @@ class TestFolder:
             ("tokenizer_config.json", "[1]", "tokenizer_config.json: not a JSON object"),
             ("tokenizer_config.json", "{", "tokenizer_config.json: not valid JSON"),
             ("tokenizer_config.json", '{"chat_template": "\\ud800"}', "not valid Unicode"),
-            ("chat_template.jinja", "x" * 65537, "has 65537 bytes, the limit is 65536"),
+            ("chat_template.jinja", "x" * 65537, "has 65537 bytes, but the limit is 65536"),
             ("chat_template.jinja", "\udcff", "chat_template.jinja: not UTF-8 at byte 0"),
         ],
     )

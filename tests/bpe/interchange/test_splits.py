@@ -148,7 +148,7 @@ def test_qwen3_is_a_pattern_here(tmp_path: Path) -> None:
     ],
 )
 def test_what_engines_may_read_otherwise_is_refused(expression: str) -> None:
-    with pytest.raises(VocabularyError, match="other engines may match something else"):
+    with pytest.raises(VocabularyError, match="other engines may match it differently"):
         check_portable(expression)
 
 

@@ -170,22 +170,22 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("data", "message"),
         [
-            (b"YQ==", "line 1: not a line of a tiktoken file"),
-            (b"YQ== 1 2", "line 1: not a line of a tiktoken file"),
-            (b"YQ== -1", "line 1: not a line of a tiktoken file"),
-            (b"YQ== 1_0", "line 1: not a line of a tiktoken file"),
-            (b"YQ== \xd9\xa1", "line 1: not a line of a tiktoken file"),
+            (b"YQ==", "line 1: not a token in base64"),
+            (b"YQ== 1 2", "line 1: not a token in base64"),
+            (b"YQ== -1", "line 1: not a token in base64"),
+            (b"YQ== 1_0", "line 1: not a token in base64"),
+            (b"YQ== \xd9\xa1", "line 1: not a token in base64"),
             (b"YQ== 4294967295", "line 1: token b'a' has id 4294967295"),
             (b"\nY!== 1", "line 2: .* not base64"),
             (b"YQ 1", "line 1: .* not base64"),
             (b"== 1", "line 1: .* not base64"),
-            (b"= 1\n= 2", "line 2: token b'' has the rank 1"),
-            (b"YQ== 1\nYg== 2\nYQ== 3", "line 3: token b'a' has the rank 1"),
-            (b"YQ== 1\nYg== 1", "line 2: rank 1 is that of line 1"),
+            (b"= 1\n= 2", "line 2: token b'' already has rank 1"),
+            (b"YQ== 1\nYg== 2\nYQ== 3", "line 3: token b'a' already has rank 1"),
+            (b"YQ== 1\nYg== 1", "line 2: rank 1 is already on line 1"),
             (b"", "it has no tokens"),
             (b"\n\n", "it has no tokens"),
             (rank_file(BYTES)[:-9], "1 bytes have no token, the first is 0xff"),
-            (b"\x00\xff" * 1000, "line 1: not a line of a tiktoken file"),
+            (b"\x00\xff" * 1000, "line 1: not a token in base64"),
         ],
     )
     def test_bad_files(self, tmp_path: Path, data: bytes, message: str) -> None:
@@ -196,8 +196,8 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("special", "message"),
         [
-            ({"x": 97}, "has the id 97 of b'a'"),
-            ({"x": 300, "y": 300}, "has the id 300 of 'x': an id has one text here, so remove"),
+            ({"x": 97}, "and b'a' have the same id, 97"),
+            ({"x": 300, "y": 300}, "and 'x' have the same id, 300: remove"),
             ({"x": -1}, "id -1"),
             ({"x": 2**40}, "below"),
             ({"": 300}, "special token ''"),

@@ -199,7 +199,7 @@ def test_trainings_on_one_device_do_not_disturb_one_another(device: Device) -> N
 
 
 def test_more_tokens_than_16_bits_number_are_refused(device: Device) -> None:
-    with pytest.raises(LlmgpuError, match=r"65537 tokens asked for, the most are 65536"):
+    with pytest.raises(LlmgpuError, match=r"65537 tokens asked for, but the limit is 65536"):
         train(device, [b"abc"], merges=65_537 - 256, pattern="class")
 
 

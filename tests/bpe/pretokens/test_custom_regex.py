@@ -95,7 +95,7 @@ def test_the_name_goes_with_the_expression() -> None:
     options = TrainingOptions(258, pattern_of_expression(r"\w+|\W"))
     vocabulary = train_vocabulary(corpus_from_bytes(b"aa aa"), options, NUMPY).vocabulary
     fields = {name: getattr(vocabulary, name) for name in ("tokens", "merges", "pattern")}
-    with pytest.raises(VocabularyError, match="does not go with"):
+    with pytest.raises(VocabularyError, match="does not have the expression"):
         Vocabulary(**fields, expression=r"\w+")
 
 
@@ -136,7 +136,7 @@ def test_recounting_marks_long_runs_on_the_host(device: Device) -> None:
         ("(?:" * 40 + "a" + "){2,3}" * 40, "repeats groups to more than 65536 items"),
         ("[[](?:(?:ab){999}){99}", "repeats groups to more than 65536 items"),
         ("(?V1)[[a]](?:(?:ab){999}){99}", "repeats groups to more than 65536 items"),
-        ("x" * 70_000, "has 70000 bytes, the limit is 65536"),
+        ("x" * 70_000, "has 70000 bytes, but the limit is 65536"),
         ("a{99999999999999}", "repeat count too big"),
         ("(?<n>a)\\g<zz>", "unknown group"),
         ("(" + "x" * 5000, "^'x{0}\\(x{1,60}'"),
@@ -162,7 +162,7 @@ def test_matching_takes_limited_time(expression: str) -> None:
     text = np.frombuffer(b"a" * 50_000 + b"c", np.uint8)
     limit_match_seconds(0.05)
     try:
-        with pytest.raises(LlmgpuError, match=r"took more than 0\.05 s of CPU time a megabyte"):
+        with pytest.raises(LlmgpuError, match=r"took more than 0\.05 s of CPU time per megabyte"):
             start_mask(text, name, np.zeros(1, np.int64))
     finally:
         limit_match_seconds(DEFAULT_MATCH_SECONDS)

@@ -80,7 +80,7 @@ def test_the_versions_differ_where_unicode_did() -> None:
         unicode_classes.LOWERCASE,
         unicode_classes.OTHER_LETTER,
     )
-    with pytest.raises(LlmgpuError, match=r"no character classes of Unicode '17.0' here: .* 16.0"):
+    with pytest.raises(LlmgpuError, match=r"no character classes of Unicode '17.0'; .* 16.0"):
         code_point_classes("17.0")
 
 

@@ -170,7 +170,7 @@ def test_too_many_merges_are_refused() -> None:
 def test_too_much_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linked_words, "MAX_POSITIONS", 8)
     assert len(train([b"abcdef"], 9, "none", "hf", 1).pairs) == 5  # and a separator at each end
-    with pytest.raises(LlmgpuError, match="9 positions, the trainer can number 8"):
+    with pytest.raises(LlmgpuError, match="9 positions, but the limit is 8"):
         train([b"abcdefg"], 9, "none", "hf", 1)
 
 

@@ -221,7 +221,7 @@ def test_what_can_not_be_numbered_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(LlmgpuError, match=r"1048577 tokens asked for.* 1048576"):
         merge_host.train(words, REPEATED, merges=(1 << 20) - 255)
     monkeypatch.setattr(linked_words, "MAX_POSITIONS", 7)
-    with pytest.raises(LlmgpuError, match="8 positions, the trainer can number 7"):
+    with pytest.raises(LlmgpuError, match="8 positions, but the limit is 7"):
         merge_host.train(words, REPEATED, merges=9)
 
 

@@ -356,7 +356,7 @@ class TestFile:
         assert byte_vocabulary("class", "hf").classes_version is None
         with pytest.raises(VocabularyError, match=r"unknown Unicode version '17.0'"):
             dataclasses.replace(one, unicode="17.0")
-        with pytest.raises(VocabularyError, match="this is a rule, give it by itself"):
+        with pytest.raises(VocabularyError, match="which is an argument of its own"):
             dataclasses.replace(one, training={"unicode": "16.0"})
 
     def test_order_of_dictionaries_does_not_matter(self) -> None:

@@ -65,6 +65,6 @@ def test_no_sum_overflows(word: bytes) -> None:
 
 
 def test_the_error_of_a_word_that_is_too_long_names_the_limit() -> None:
-    assert "1,073,741,825 bytes or more, the limit is 1,073,741,824" in str(
+    assert "1,073,741,825 bytes or more, but the limit is 1,073,741,824" in str(
         word_too_long((1 << 30) + 1)
     )

@@ -150,7 +150,7 @@ def test_weights_that_are_not_the_model_s(
     with pytest.raises(ValueError, match=message):
         save_checkpoint(tmp_path, config, vocabulary, weights, {}, state_of(1))
     smaller = dataclasses.replace(config, vocab_size=config.vocab_size - 1)
-    with pytest.raises(ValueError, match="263 tokens, the model has 262"):
+    with pytest.raises(ValueError, match="263 tokens, but the model 262"):
         save_checkpoint(
             tmp_path, smaller, vocabulary, sources(random_weights(smaller, 1)), {}, state_of(1)
         )
@@ -269,15 +269,15 @@ def use_larger_vocabulary(folder: Path) -> None:
 MISFITS: list[tuple[Callable[[Path], None], str]] = [
     (
         lambda folder: damage_training(folder, lambda content: content.update(version=2)),
-        r"training\.json: it has format version '2', .* reads version 1; use a newer llmgpu",
+        r"training\.json: version '2' of the format, .* reads version 1; use a newer llmgpu",
     ),
     (
         lambda folder: damage_training(folder, lambda content: content.update(version="0")),
-        r"training\.json: it has format version '0', but this llmgpu reads version 1$",
+        r"training\.json: version '0' of the format, but this llmgpu reads version 1$",
     ),
     (
         lambda folder: damage_training(folder, lambda content: content.update(format="x")),
-        r"training\.json: not the training state of a model",
+        r"training\.json: not the training state of a checkpoint",
     ),
     (
         lambda folder: damage_training(folder, lambda content: content.pop("files")),
@@ -309,7 +309,7 @@ MISFITS: list[tuple[Callable[[Path], None], str]] = [
     ),
     (
         lambda folder: change_config(folder, intermediate_size=44),
-        r"'model\.layers\.0\.mlp\.gate_proj\.weight' is float32 \[40, 32\], it must .* \[44, 32\]",
+        r"'model\.layers\.0\.mlp\.gate_proj\.weight' is float32 \[40, 32\], but must .* \[44, 32\]",
     ),
     (
         lambda folder: change_config(folder, tie_word_embeddings=False),
@@ -329,7 +329,7 @@ MISFITS: list[tuple[Callable[[Path], None], str]] = [
     ),
     (
         lambda folder: change_config(folder, hidden_size="x"),
-        r"config\.json: hidden_size is 'x', it must be of type int",
+        r"config\.json: hidden_size is 'x', but must be of type int",
     ),
     (
         lambda folder: replace_file(folder, "model.safetensors", b"\xff" * 9),
@@ -357,7 +357,9 @@ def test_what_does_not_fit_together(
 def test_nothing_older_is_taken_in_place_of_a_damaged_one(tmp_path: Path) -> None:
     before, newest = save(tmp_path, 1), save(tmp_path, 2)
     (newest / "model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=rf"{newest}.* damaged.*; the one before is {before}"):
+    with pytest.raises(
+        CheckpointError, match=rf"{newest}.* damaged.*; the previous .* is {before}"
+    ):
         load_checkpoint(tmp_path)
     assert load_checkpoint(before).state.step == 1
     shutil.rmtree(before)
@@ -392,7 +394,7 @@ def test_a_vocabulary_that_tokenizer_json_can_not_hold(tmp_path: Path) -> None:
     notes: list[str] = []
     folder = save_checkpoint(tmp_path, config, vocabulary, *given, note=notes.append)
     assert set(names(folder)) == FILES - {"tokenizer.json", "tokenizer_config.json"}
-    assert len(notes) == 1 and "no tokenizer.json: a vocabulary that matches greedily" in notes[0]
+    assert len(notes) == 1 and "no tokenizer.json: a vocabulary with greedy matching" in notes[0]
     assert load_checkpoint(folder).vocabulary.match == "greedy"
 
 

@@ -65,7 +65,7 @@ def test_models_that_it_can_not_hold(tmp_path: Path) -> None:
     (tmp_path / "biases").mkdir()
     stretched = RopeScaling("llama3", 8.0, 1.0, 4.0, 16)
     checkpoint, _ = make_checkpoint(tmp_path / "biases", qkv_bias=True, rope_scaling=stretched)
-    with pytest.raises(CheckpointError, match="a qwen2 with rope_scaling of the kind llama3"):
+    with pytest.raises(CheckpointError, match="kind llama3 only to llama models, not to qwen2"):
         write_model(checkpoint, tmp_path / "m.gguf")
     (tmp_path / "large").mkdir()
     checkpoint, _ = make_checkpoint(tmp_path / "large")

@@ -136,7 +136,7 @@ def test_files_of_another_vocabulary(tmp_path: Path) -> None:
     write_bin(tmp_path / "other.bin", random_ids(10) % 300, vocabulary=other)
     with pytest.raises(
         VocabularyError,
-        match=rf"other.bin was made with the vocabulary {other.fingerprint[:12]}, v.bin is",
+        match=rf"other.bin was made with vocabulary {other.fingerprint[:12]}, but v.bin is",
     ):
         opened(tmp_path, tmp_path / "own.bin", tmp_path / "other.bin")
 
@@ -196,11 +196,11 @@ def damaged(folder: Path, kind: str) -> str:
         ("cut short", r"out-000001.bin has 199 bytes, but by its side file .* 100 ids"),
         ("missing", r"no such file: '.*out-000001.bin'"),
         ("no side file", r"can't read .*out-000001.bin.json, the side file"),
-        ("replaced", r"out-000001.bin has 99 ids, but by .*out.json it has 100"),
+        ("replaced", r"out-000001.bin has 99 ids, but .*out.json lists 100"),
         ("manifest", r"out.json is not a list of token shards"),
         ("version", r"out.json: 'llmgpu-token-shards' version 2"),
         ("unfinished", r"out.progress.json: its tokens are not finished"),
-        ("npy", r"ids.npy: an array of ids does not say of which vocabulary"),
+        ("npy", r"ids.npy: an array of ids does not record its vocabulary"),
         ("device", r"no such file: '.*zero.bin'"),
     ],
 )

@@ -140,7 +140,7 @@ def test_devices_without_half_precision_say_so(portable_device: Device) -> None:
     operations = open_operations(portable_device)
     single = operations.tensor("single", (4,))
     half = operations.tensor("half", (4,), np.float16)
-    message = r"has no half-precision numbers \(feature shader-f16\); use single precision"
+    message = r"has no half-precision numbers \(shader-f16\); use float32"
     with pytest.raises(DeviceError, match=message):
         run(operations, lambda: operations.cast_f32_to_f16(single, half))
     with pytest.raises(DeviceError, match=message):

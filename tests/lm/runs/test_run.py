@@ -122,11 +122,11 @@ def test_a_resumed_run_says_that_its_bits_may_be_others(tmp_path: Path) -> None:
         assert facts["products"] == now
         for changes, said in (
             ({}, []),
-            ({"products": other}, [f"products was {other}, and is {now} now"]),
-            ({"engine": "C (arithmetic 0)"}, ["engine was C (arithmetic 0), and is "]),
+            ({"products": other}, [f"products was {other} and is {now} now"]),
+            ({"engine": "C (arithmetic 0)"}, ["engine was C (arithmetic 0) and is "]),
             ({"engine": None}, []),
-            ({"device": "a GPU"}, ["device was a GPU, and is "]),
-            ({"products": None, "fixed_products": False}, ["products was not recorded, and is "]),
+            ({"device": "a GPU"}, ["device was a GPU and is "]),
+            ({"products": None, "fixed_products": False}, ["products was not recorded and is "]),
         ):
             changed = {name: fact for name, fact in (facts | changes).items() if fact is not None}
             folder.log.write_text("".join([json.dumps(changed) + "\n", *rest]))
@@ -134,7 +134,7 @@ def test_a_resumed_run_says_that_its_bits_may_be_others(tmp_path: Path) -> None:
             with prepared(folder, heard, checkpoint, steps=4)._log:
                 assert len(heard) == len(said)
             for note, expected in zip(heard, said, strict=True):
-                assert expected in note and "may not be those of an uninterrupted run" in note
+                assert expected in note and "may differ from those of an uninterrupted run" in note
 
 
 def test_a_run_says_whether_threads_change_its_bits_and_resumes_so(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_runs_in_f16_keep_their_arithmetic_or_are_refused() -> None:
     begun = new(precision="f16")
     assert resume(begun) == begun
     assert not resume(begun, lacking=["f16_version", "half_weights_only"]).options.is_mixed
-    with pytest.raises(CheckpointError, match=r"rounds elsewhere \(arithmetic 1, not 3\)"):
+    with pytest.raises(CheckpointError, match=r"rounds differently \(arithmetic 1, not 3\)"):
         resume(begun, lacking=["f16_version"])
 
 
