@@ -66,7 +66,8 @@ class TrainOptions:
     the norm, of the whole table. padded_loss: the softmax runs over all rows of the table, those
     that stand for no token included, the training loss has label smoothing and z-loss in it, and
     checkpoints have all rows. half_weights_only: f16 rounds the weights in products and nothing
-    else, and does not scale the loss.
+    else, and does not scale the loss. Without stacked_steps Muon takes the steps of matrices one by
+    one, which on a GPU adds some sums in another order.
 
     lora_rank: the rank of adapters that are trained in place of the model's weights, 0: none.
     lora_alpha: they count lora_alpha / lora_rank times. lora_targets: the matrices that have one,
@@ -112,6 +113,7 @@ class TrainOptions:
     lora_targets: str = ""
     driver: DriverName = "wgpu"
     half_weights_only: bool = False
+    stacked_steps: bool = True
     f16_version: int = F16_VERSION
     document_mask: bool = True
     recompute: bool = False

@@ -138,6 +138,7 @@ class Updates:
         if self.rows is not None and self._options.dense_gradient:
             ops.embed_lookup(self.rows, self.gradients[EMBEDDING], self._row_gradient)
             updated[EMBEDDING] = self._row_gradient
+        steps = []
         for weight, tensor in self.trained.items():
             update = WeightUpdate(
                 tensor,
@@ -147,7 +148,8 @@ class Updates:
                 weight.decays,
                 self._model.half_copies.get(weight.name),
             )
-            self._optimizer.record(ops, self.states[weight.name], update)
+            steps.append((self.states[weight.name], update))
+        self._optimizer.record(ops, steps, self._options.stacked_steps)
 
     def bad_tensors(self) -> list[str]:
         """Return the weights whose gradients' norms were not finite in the last step."""

@@ -5,8 +5,8 @@
 // Muon's coefficients (K. Jordan et al., https://kellerjordan.github.io/posts/muon) bring singular
 // values of 1e-3 to 1 near 1 in five iterations.
 //
-// binding 0  gram    read        (n, n)
-// binding 1  square  read_write  (n, n)
+// binding 0  gram    read        (matrices, n, n)
+// binding 1  square  read_write  as gram
 // binding 2  dims    uniform     elements, n
 // dispatch: one thread an element
 //!include lm/elements.wgsl
@@ -27,7 +27,7 @@ fn newton_schulz(
 ) {
     let i = flat_element(workgroup, workgroups, local_index);
     if (i < dims.x) {
-        let diagonal = select(0.0, A, i / dims.y == i % dims.y);
+        let diagonal = select(0.0, A, i / dims.y % dims.y == i % dims.y);
         square[i] = diagonal + B * gram[i] + C * square[i];
     }
 }

@@ -1,11 +1,12 @@
 // reduce_norm_sq: sums of the squares of a gradient, the first step to the norm of all gradients.
 //
-// The workgroups stride over runs of 4 WORKGROUP_SIZE elements, and each writes one sum.
+// NORM_PARTIALS workgroups stride over runs of 4 WORKGROUP_SIZE elements, and each writes one sum.
+// Several matrices, one after the other, have a multiple of 4 elements and a row of partials each.
 //
 // binding 0  grad      read        any shape, taken as one list of elements
 // binding 1  partials  read_write  (tensors, NORM_PARTIALS)
-// binding 2  dims      uniform     elements, row of partials
-// dispatch: NORM_PARTIALS workgroups
+// binding 2  dims      uniform     elements of a matrix, first row of partials, matrices
+// dispatch: NORM_PARTIALS workgroups a matrix
 //!include common/reduce.wgsl
 //!include lm/live_elements.wgsl
 
@@ -18,17 +19,21 @@ override NORM_PARTIALS: u32 = 128u;
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn reduce_norm_sq(
     @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
+    let group = flat_group(workgroup, workgroups);
+    let matrix = group / NORM_PARTIALS;
+    let place = group % NORM_PARTIALS;
     var sums = vec4<f32>();
     let stride = NORM_PARTIALS * WORKGROUP_SIZE;
     let vectors = (dims.x + 3u) / 4u;
-    for (var i = workgroup.x * WORKGROUP_SIZE + local_index; i < vectors; i += stride) {
-        let g = select(vec4<f32>(), grad[i], live_elements(i, dims.x));
+    for (var i = place * WORKGROUP_SIZE + local_index; i < vectors; i += stride) {
+        let g = select(vec4<f32>(), grad[matrix * vectors + i], live_elements(i, dims.x));
         sums += g * g;
     }
     let total = workgroup_sum(sums.x + sums.y + sums.z + sums.w, local_index);
-    if (local_index == 0u) {
-        partials[dims.y * NORM_PARTIALS + workgroup.x] = total;
+    if (local_index == 0u && matrix < dims.z) {
+        partials[(dims.y + matrix) * NORM_PARTIALS + place] = total;
     }
 }

@@ -109,9 +109,8 @@ def muon_cases(s: Sizes) -> Iterator[KernelCase]:
     products = 2 * ITERATIONS * (2 * height * width**2 + width**3)
 
     def record(ops: Any, t: Tensors) -> None:
-        direction = ops.scratch("direction of a step", (height, width))
         update = _weight_update(t, half_copy=t.get("mirror"))
-        MUON.record(ops, Momentum(t["momentum"], direction), update)
+        MUON.record(ops, [(Momentum(t["momentum"]), update)], True)
 
     case = s.case(
         "muon_update",

@@ -113,6 +113,25 @@ class COperations(NumpyAttention, NumpyLayers, NumpyLinear, NumpyLoss, NumpyOpti
         else:
             super().linear_backward_weight(grad_out, x, grad_weight)
 
+    def multiply(
+        self,
+        left: Tensor,
+        right: Tensor,
+        product: Tensor,
+        *,
+        left_transposed: bool = False,
+        right_transposed: bool = False,
+    ) -> None:
+        turned = {"left_transposed": left_transposed, "right_transposed": right_transposed}
+        for k in range(product.shape[0]):
+            stacks = [each.rows(k, k + 1) for each in (left, right, product)]
+            x, y, out = (each.reshaped(*each.shape[1:]) for each in stacks)
+            if self._multiplies(x, y, out):
+                self._multiply_in_c(x, y, out, None, **turned)
+            else:
+                x, y, out = stacks
+                super().multiply(x, y, out, **turned)
+
     def _multiplies(self, left: Tensor, right: Tensor, out: Tensor) -> bool:
         # NumPy takes a function of its own for the product of a single row.
         return self._sgemm is not None and _are_single(left, right, out) and left.shape[0] > 1

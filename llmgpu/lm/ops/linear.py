@@ -78,6 +78,24 @@ class NumpyLinear(NumpyRecorder):
     def linear_backward_weight(self, grad_out: Tensor, x: Tensor, grad_weight: Tensor) -> None:
         grad_weight.array[...] += self._product(as_single(grad_out.array).T, as_single(x.array))
 
+    @recorded
+    def multiply(
+        self,
+        left: Tensor,
+        right: Tensor,
+        product: Tensor,
+        *,
+        left_transposed: bool = False,
+        right_transposed: bool = False,
+    ) -> None:
+        lefts, rights = as_single(left.array), as_single(right.array)
+        if left_transposed:
+            lefts = lefts.transpose(0, 2, 1)
+        if right_transposed:
+            rights = rights.transpose(0, 2, 1)
+        for factor, other, out in zip(lefts, rights, product.array, strict=True):
+            self._multiply(factor, other, out)
+
     def _store_product(self, left: FloatArray, right: FloatArray, out: Tensor) -> None:
         product = single_of(out.array)
         self._multiply(left, right, product)
@@ -97,7 +115,10 @@ class NumpyLinear(NumpyRecorder):
 
 @dataclass(frozen=True)
 class _Operands:
-    """A product of (rows, inner) and (inner, columns), either stored as it is or transposed."""
+    """A product of (rows, inner) and (inner, columns), either stored as it is or transposed.
+
+    All three may be stacks of matrices, with one more dimension in front.
+    """
 
     left: Tensor
     right: Tensor
@@ -110,8 +131,13 @@ class _Operands:
     @property
     def sizes(self) -> tuple[int, int, int]:
         """Rows, columns and inner dimension."""
-        rows, columns = self.product.shape
-        return rows, columns, self.left.size // rows
+        rows, columns = self.product.shape[-2:]
+        return rows, columns, self.left.size // (rows * self.stack)
+
+    @property
+    def stack(self) -> int:
+        """How many products there are."""
+        return self.product.shape[0] if len(self.product.shape) == 3 else 1
 
 
 class GpuLinear(GpuRecorder):
@@ -141,6 +167,27 @@ class GpuLinear(GpuRecorder):
         operands = _Operands(grad_out, x, grad_weight, left_transposed=True, accumulate=True)
         self._matrix_product("linear_backward_weight", operands)
 
+    def multiply(
+        self,
+        left: Tensor,
+        right: Tensor,
+        product: Tensor,
+        *,
+        left_transposed: bool = False,
+        right_transposed: bool = False,
+    ) -> None:
+        if product.shape[0] > 1:
+            operands = _Operands(left, right, product, left_transposed, right_transposed)
+            self._matrix_product("multiply", operands)
+            return
+        # A single product may be split, or have few rows.
+        left, right, product = (each.reshaped(*each.shape[1:]) for each in (left, right, product))
+        if right_transposed:
+            self.linear(left, right, product)
+        else:
+            operands = _Operands(left, right, product, left_transposed)
+            self._matrix_product("multiply", operands)
+
     def _few_rows(self, operands: _Operands) -> None:
         suffix = "_half" if operands.right.is_half else ""
         groups, constants = operands.product.size, {"WORKGROUP_SIZE": FEW_ROWS_WORKGROUP_SIZE}
@@ -166,11 +213,14 @@ class GpuLinear(GpuRecorder):
         # The largest power of two of floats that the device can bind at once.
         bindable = 1 << (self.device.max_binding_bytes // 4).bit_length() - 1
         software = self.device.is_software
+        rows, columns, inner = operands.sizes
         return choose_tiling(
             units.tiles if units is not None else SOFTWARE_TILES if software else TILES,
-            *operands.sizes,
+            operands.stack * rows,
+            columns,
+            inner,
             processors=os.cpu_count() or 1 if software else PROCESSORS,
-            most=min(MAX_PARTIALS, bindable),
+            most=min(MAX_PARTIALS, bindable) if operands.stack == 1 else 0,
         )
 
     def _matrix_product(self, name: str, operands: _Operands) -> None:
@@ -208,15 +258,16 @@ class GpuLinear(GpuRecorder):
         self, name: str, operands: _Operands, tiling: Tiling, units: MatrixUnits | None
     ) -> None:
         rows, columns, inner = operands.sizes
+        stacked = operands.stack > 1
         bindings: dict[str, Tensor | NDArray[np.uint32]] = {
             "left": operands.left,
             "right": operands.right,
             "product": operands.product,
-            "dims": dims(rows, columns, inner, tiling.inner),
+            "dims": dims(rows, columns, inner, operands.stack if stacked else tiling.inner),
         }
         if operands.residual is not None:
             bindings["residual"] = operands.residual
-        groups = tiling.tile.count(rows, columns) * tiling.parts
+        groups = tiling.tile.count(rows, columns) * (operands.stack if stacked else tiling.parts)
         if units is not None:
             text = subgroup_matrix_source(_product_of_halves(name, operands, tiling, units))
         else:
@@ -236,6 +287,7 @@ def _product(name: str, operands: _Operands, tiling: Tiling) -> MatrixProduct:
         whole_inner=inner % tiling.tile.inner == 0,
         accumulate=operands.accumulate,
         residual=operands.residual is not None,
+        stacked=operands.stack > 1,
     )
 
 
@@ -260,6 +312,7 @@ def _product_of_halves(
         accumulate=operands.accumulate,
         residual=operands.residual is not None,
         half=operands.product.is_half,
+        stacked=operands.stack > 1,
     )
 
 

@@ -19,9 +19,11 @@ layout, tile and kind of sizes.
   one variable for each row and four columns.
 - Where a product has few tiles, several workgroups take a part of the inner dimension each and
   leave partial sums (03_add_partials.wgsl).
+- Products of stacks of matrices are computed at once, each whole.
 
 Bindings: left (rows, inner), right (inner, columns), product (rows, columns), dims (rows, columns,
-inner, inner of a part) and, if one is added, residual (rows, columns).
+inner, inner of a part) and, if one is added, residual (rows, columns). Stacks have one more
+dimension, and in dims the number of their matrices stands last.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ class MatrixProduct:
     whole_inner: whether the inner dimension is a multiple of the tile's, so that no load has to be
         compared with its end.
     accumulate: adds to what is in the product. residual: adds another matrix.
+    stacked: products of matrices in stacks.
     """
 
     name: str
@@ -76,6 +79,7 @@ class MatrixProduct:
     whole_inner: bool
     accumulate: bool
     residual: bool
+    stacked: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class _Side:
     """One of the factors as a kernel's text has it.
 
     outer: component of `dims` that is not the inner dimension. first: variable with the tile's
-    first row or column. width: rows or columns of the tile.
+    first row or column. width: rows or columns of the tile. stacked: see `MatrixProduct`.
     """
 
     name: str
@@ -91,14 +95,30 @@ class _Side:
     outer: str
     first: str
     width: int
+    stacked: bool
+
+    def line(self, index: str) -> str:
+        """Return the index of a line in memory, from one within the factor."""
+        lines = self.outer if self.factor.inner_contiguous else "z"
+        return f"({index} + part * dims.{lines})" if self.stacked else index
 
 
 def _sides(product: MatrixProduct) -> tuple[_Side, _Side]:
-    tile = product.tile
+    tile, stacked = product.tile, product.stacked
     return (
-        _Side("left", product.left, "x", "row0", tile.rows),
-        _Side("right", product.right, "y", "column0", tile.columns),
+        _Side("left", product.left, "x", "row0", tile.rows, stacked),
+        _Side("right", product.right, "y", "column0", tile.columns, stacked),
     )
+
+
+def part_of_product(*, stacked: bool) -> tuple[str, str, str]:
+    """Return how many parts there are, and the first term and the end of the workgroup's part.
+
+    The parts of a product of stacks are their matrices, with all terms.
+    """
+    if stacked:
+        return "dims.w", "0u", "dims.z"
+    return "(dims.z + dims.w - 1u) / dims.w", "part * dims.w", "min(part * dims.w + dims.w, dims.z)"
 
 
 @cache
@@ -123,7 +143,7 @@ def _bindings(product: MatrixProduct) -> Iterator[str]:
     yield f"@group(0) @binding(0) var<storage, read> left: array<{product.left.element}>;"
     yield f"@group(0) @binding(1) var<storage, read> right: array<{product.right.element}>;"
     yield f"@group(0) @binding(2) var<storage, read_write> product: array<{out}>;"
-    # Rows, columns, inner dimension, and how many of its terms a part adds.
+    # Rows, columns, inner dimension, and how many of its terms a part adds, or a stack's matrices.
     yield "@group(0) @binding(3) var<uniform> dims: vec4<u32>;"
     if product.residual:
         yield f"@group(0) @binding(4) var<storage, read> residual: array<{out}>;"
@@ -175,12 +195,13 @@ def _entry_point(product: MatrixProduct) -> Iterator[str]:
     yield "    @builtin(num_workgroups) workgroups: vec3<u32>,"
     yield "    @builtin(local_invocation_index) local_index: u32,"
     yield ") {"
-    yield from _place(tile)
+    parts, first, end = part_of_product(stacked=product.stacked)
+    yield from _place(tile, parts)
     # The last workgroups of a dispatch that is split over two dimensions may have nothing to do.
     yield "if (part < parts) {"
     yield from _variables(product)
-    yield "    let first = part * dims.w;"
-    yield "    let end = min(first + dims.w, dims.z);"
+    yield f"    let first = {first};"
+    yield f"    let end = {end};"
     yield from _load_tiles(product, "first")
     yield from _store_tiles(product)
     yield "    workgroupBarrier();"
@@ -192,7 +213,7 @@ def _entry_point(product: MatrixProduct) -> Iterator[str]:
     yield "}"
 
 
-def _place(tile: Tile) -> Iterator[str]:
+def _place(tile: Tile, parts: str) -> Iterator[str]:
     """Write which block of the product is this workgroup's, and which of that this thread's.
 
     Workgroups that follow one another go along the dimension with fewer tiles, so that what they
@@ -201,7 +222,7 @@ def _place(tile: Tile) -> Iterator[str]:
     yield "    let group = workgroup.y * workgroups.x + workgroup.x;"
     yield f"    let tiles_down = (dims.x + {tile.rows - 1}u) / {tile.rows}u;"
     yield f"    let tiles_across = (dims.y + {tile.columns - 1}u) / {tile.columns}u;"
-    yield "    let parts = (dims.z + dims.w - 1u) / dims.w;"
+    yield f"    let parts = {parts};"
     yield "    let part = group / (tiles_down * tiles_across);"
     yield "    let place = group % (tiles_down * tiles_across);"
     yield "    let down = tiles_down < tiles_across;"
@@ -233,7 +254,7 @@ def _variables(product: MatrixProduct) -> Iterator[str]:
             yield f"    var {side.name}_{q} = vec4<f32>();"
             if side.factor.inner_contiguous:
                 row = f"min({side.first} + {outer}, dims.{side.outer} - 1u)"
-                yield f"    let {side.name}_row_{q} = {row} * dims.z;"
+                yield f"    let {side.name}_row_{q} = {side.line(row)} * dims.z;"
             else:
                 column = f"{side.first} + 4u * ({outer})"
                 if side.factor.vectors:
@@ -282,7 +303,7 @@ def _load_tiles(product: MatrixProduct, term: str) -> Iterator[str]:
                 place = f"{side.name}_row_{q}, {column}"
             else:
                 row = f"({term} + {inner})" if whole else f"min({term} + {inner}, dims.z - 1u)"
-                place = f"{row} * dims.{side.outer}, {side.name}_column_{q}"
+                place = f"{side.line(row)} * dims.{side.outer}, {side.name}_column_{q}"
             yield f"    {side.name}_{q} = load_{side.name}({place});"
     if not whole:
         yield f"    if ({term} + {tile.inner}u > dims.z) {{"

@@ -60,6 +60,11 @@ class Operations(ABC):
 
     @property
     @abstractmethod
+    def stack_elements(self) -> int:
+        """How many numbers of matrices it is best to compute with at once; 0: of one matrix."""
+
+    @property
+    @abstractmethod
     def has_half_precision(self) -> bool:
         """Whether tensors of half-precision numbers can be computed with."""
 
@@ -254,6 +259,21 @@ class Operations(ABC):
     @abstractmethod
     def linear_backward_weight(self, grad_out: Tensor, x: Tensor, grad_weight: Tensor) -> None:
         """Add grad_out^T x to grad_weight (O, I)."""
+
+    @abstractmethod
+    def multiply(
+        self,
+        left: Tensor,
+        right: Tensor,
+        product: Tensor,
+        *,
+        left_transposed: bool = False,
+        right_transposed: bool = False,
+    ) -> None:
+        """Write the products (S, N, O) of S matrices (N, I) and S matrices (I, O).
+
+        Factors are float32 or float16 and may be stored transposed, one of them at most.
+        """
 
     @abstractmethod
     def add_bias(self, x: Tensor, bias: Tensor) -> None:
@@ -454,12 +474,9 @@ class Operations(ABC):
         """Take an optimizer's step of one weight; nothing changes in a bad step."""
 
     @abstractmethod
-    def scale_to_norm(self, matrix: Tensor, partials: Tensor) -> None:
-        """Divide a matrix by the root of the sum of partials (1, NORM_PARTIALS), if that is not 0.
-
-        partials: the sums that `reduce_norm_sq` made of the matrix.
-        """
+    def scale_to_norm(self, matrices: Tensor) -> None:
+        """Divide each of S matrices (S, N, O) by its Frobenius norm, if that is not 0."""
 
     @abstractmethod
     def newton_schulz(self, gram: Tensor, square: Tensor) -> None:
-        """Square = a I + b gram + c square, both (n, n); Muon's coefficients."""
+        """Square = a I + b gram + c square, both (S, n, n); Muon's coefficients."""

@@ -8,7 +8,7 @@ steps then change nothing until the host clears the mark.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,10 +26,13 @@ CLIP_EPSILON = 1e-6
 NORM_EPSILON = 1e-12  # least norm that a matrix is divided by
 NEWTON_SCHULZ = np.float32(3.4445), np.float32(-4.775), np.float32(2.0315)
 
+Steps = Sequence[tuple[WeightState, WeightUpdate]]  # of all weights
 
-def update_alone(operations: Operations, state: WeightState, update: WeightUpdate) -> None:
-    """Record a step that takes nothing but the kernel of the state."""
-    operations.update_weight(state, update)
+
+def update_each(operations: Operations, steps: Steps, stacked: bool) -> None:
+    """Record steps that take nothing but the kernels of the states."""
+    for state, update in steps:
+        operations.update_weight(state, update)
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,15 @@ class Optimizer:
     make: makes the state of a weight. make_rows: makes the state of a table of which a step updates
     only some rows, given their numbers (uint32, those beyond the table are skipped); None if the
     optimizer can't do that. make_hidden: makes the state of a matrix inside a layer; None: `make`.
-    record: records the step of a weight. keeps_codes: its moments are not all float32.
+    record: records the steps of all weights, with `stacked` those of several matrices at once.
+    keeps_codes: its moments are not all float32.
     """
 
     name: str
     make: Callable[[TensorMaker, Tensor], WeightState]
     make_rows: Callable[[TensorMaker, Tensor, Tensor], WeightState] | None = None
     make_hidden: Callable[[TensorMaker, Tensor], WeightState] | None = None
-    record: Callable[[Operations, WeightState, WeightUpdate], None] = update_alone
+    record: Callable[[Operations, Steps, bool], None] = update_each
     keeps_codes: bool = False
 
 
@@ -90,28 +94,39 @@ class NumpyOptimizer(NumpyRecorder):
         if update.stats.array[BAD] == 0:
             state.compute(update)
 
+    def scale_to_norm(self, matrices: Tensor) -> None:
+        partials = self.scratch("squares of a matrix", (1, NORM_PARTIALS))
+        for k in range(matrices.shape[0]):
+            self.reduce_norm_sq(matrices.rows(k, k + 1), partials, 0)
+            self._divide_by_norm(matrices.rows(k, k + 1), partials)
+
     @recorded
-    def scale_to_norm(self, matrix: Tensor, partials: Tensor) -> None:
+    def _divide_by_norm(self, matrix: Tensor, partials: Tensor) -> None:
         matrix.array[...] /= max(np.sqrt(partials.array.sum()), np.float32(NORM_EPSILON))
 
     @recorded
     def newton_schulz(self, gram: Tensor, square: Tensor) -> None:
         a, b, c = NEWTON_SCHULZ
         square.array[...] = b * gram.array + c * square.array
-        square.array[np.diag_indices(len(gram.array))] += a
+        side = np.arange(gram.shape[-1])
+        square.array[:, side, side] += a
 
 
 class GpuOptimizer(GpuRecorder):
     """The operations as kernels."""
 
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> None:
+        self._norms(grad, partials, index, 1)
+
+    def _norms(self, grad: Tensor, partials: Tensor, index: int, count: int) -> None:
+        """Append the sums of a tensor, or of each of `count` matrices in a row."""
         self.dispatch(
             "lm/12_reduce_norm_sq.wgsl",
-            NORM_PARTIALS,
+            count * NORM_PARTIALS,
             {"NORM_PARTIALS": NORM_PARTIALS},
             grad=grad,
             partials=partials,
-            dims=dims(grad.size, index),
+            dims=dims(grad.size // count, index, count),
         )
 
     def finalize_grad_stats(
@@ -132,13 +147,18 @@ class GpuOptimizer(GpuRecorder):
         call = state.kernel(update)
         self.dispatch(call.file, call.groups, call.constants, **call.bindings)
 
-    def scale_to_norm(self, matrix: Tensor, partials: Tensor) -> None:
+    def scale_to_norm(self, matrices: Tensor) -> None:
+        count = matrices.shape[0]
+        size = matrices.size // count
+        partials = self.scratch("squares of matrices", (count, NORM_PARTIALS))
+        self._norms(matrices, partials, 0, count)
+        groups = workgroups(-(-size // 4))
         self.dispatch(
             "lm/12_scale_to_norm.wgsl",
-            workgroups(-(-matrix.size // 4)),
-            matrix=matrix,
+            count * groups,
+            matrices=matrices,
             partials=partials,
-            dims=dims(matrix.size, NORM_PARTIALS),
+            dims=dims(size, NORM_PARTIALS, groups, count),
         )
 
     def newton_schulz(self, gram: Tensor, square: Tensor) -> None:
@@ -147,5 +167,5 @@ class GpuOptimizer(GpuRecorder):
             workgroups(gram.size),
             gram=gram,
             square=square,
-            dims=dims(gram.size, gram.shape[0]),
+            dims=dims(gram.size, gram.shape[-1]),
         )

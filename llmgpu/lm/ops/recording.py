@@ -52,6 +52,7 @@ def recorded(
 class NumpyRecorder(Operations):
     """Programs of functions on arrays."""
 
+    stack_elements = 0
     has_half_precision = True
     max_tensor_bytes = sys.maxsize
 
@@ -129,6 +130,8 @@ class NumpyRecorder(Operations):
 
 class GpuRecorder(Operations):
     """Programs of bound kernels with their numbers of workgroups."""
+
+    stack_elements = 1 << 25  # 128 MiB: enough to keep a large device busy
 
     def __init__(self, device: Device) -> None:
         """Start without tensors on an open device."""

@@ -13,7 +13,8 @@ matrices, tensor cores).
 - Tiles that reach beyond the product are stored element by element by way of workgroup memory.
 
 Bindings: left, right (8 halves an element, or 1 where a line is not a multiple of 8), product,
-dims (rows, columns, inner, inner of a part) and, if one is added, residual.
+dims (rows, columns, inner, inner of a part) and, if one is added, residual; of stacks of matrices
+as in `matrix_source`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from llmgpu.lm.ops.matrix_source import part_of_product
 from llmgpu.lm.ops.subgroup_matrix_tiling import (
     HALVES,
     PADDING,
@@ -45,7 +47,7 @@ class _Side:
 
     outer: component of `dims` that is not the inner dimension. first: variable with the tile's
     first row or column. width: rows or columns of the tile, and `inner` its terms. whole: the
-    outer dimension is a multiple of the tile's.
+    outer dimension is a multiple of the tile's. stacked: see `SubgroupMatrixProduct`.
     """
 
     name: str
@@ -55,6 +57,7 @@ class _Side:
     width: int
     inner: int
     whole: bool
+    stacked: bool
 
     @property
     def lines(self) -> int:
@@ -71,14 +74,18 @@ class _Side:
         """Vectors from one line to the next."""
         return self.vectors + PADDING // HALVES
 
+    def line(self, index: str) -> str:
+        """Return the index of a line in memory, from one within the factor."""
+        lines = self.outer if self.factor.inner_contiguous else "z"
+        return f"({index} + part * dims.{lines})" if self.stacked else index
+
 
 def _sides(product: SubgroupMatrixProduct) -> tuple[_Side, _Side]:
-    tile = product.tile
+    tile, stacked = product.tile, product.stacked
+    rows, columns = (tile.rows, tile.inner), (tile.columns, tile.inner)
     return (
-        _Side("left", product.left, "x", "row0", tile.rows, tile.inner, product.whole_rows),
-        _Side(
-            "right", product.right, "y", "column0", tile.columns, tile.inner, product.whole_columns
-        ),
+        _Side("left", product.left, "x", "row0", *rows, product.whole_rows, stacked),
+        _Side("right", product.right, "y", "column0", *columns, product.whole_columns, stacked),
     )
 
 
@@ -115,7 +122,7 @@ def _declarations(product: SubgroupMatrixProduct) -> Iterator[str]:
         yield f"@group(0) @binding({index}) var<storage, read> {side.name}: array<{element}>;"
     element = "u32" if product.half else "f32"
     yield f"@group(0) @binding(2) var<storage, read_write> product: array<{element}>;"
-    # Rows, columns, inner dimension, and how many of its terms a part adds.
+    # Rows, columns, inner dimension, and how many of its terms a part adds, or a stack's matrices.
     yield "@group(0) @binding(3) var<uniform> dims: vec4<u32>;"
     if product.residual:
         yield "@group(0) @binding(4) var<storage, read> residual: array<f32>;"
@@ -157,7 +164,7 @@ def _store_function(product: SubgroupMatrixProduct) -> Iterator[str]:
         yield f"        let at = subgroup * {rows * columns}u + i;"
         yield "        if (r < dims.x && c < dims.y) {"
         yield "            let pair = vec2<f32>(sums_tile[at], sums_tile[at + 1u]);"
-        yield "            product[(r * dims.y + c) / 2u] = two_halves(pair);"
+        yield "            product[((part * dims.x + r) * dims.y + c) / 2u] = two_halves(pair);"
         yield "        }"
         yield "    }"
         yield "}"
@@ -186,11 +193,12 @@ def _entry_point(product: SubgroupMatrixProduct) -> Iterator[str]:
     yield "    @builtin(subgroup_id) subgroup: u32,"
     yield "    @builtin(subgroup_invocation_id) lane: u32,"
     yield ") {"
-    yield from _place(tile)
+    parts, begin, end = part_of_product(stacked=product.stacked)
+    yield from _place(tile, parts)
     # The last workgroups of a dispatch that is split over two dimensions may have nothing to do.
     yield "if (part < parts) {"
-    yield "    let begin = part * dims.w;"
-    yield "    let end = min(begin + dims.w, dims.z);"
+    yield f"    let begin = {begin};"
+    yield f"    let end = {end};"
     yield f"    let last = begin + (end - begin - 1u) / {tile.inner}u * {tile.inner}u;"
     yield from _variables(product)
     yield from _start_sums(product)
@@ -214,7 +222,7 @@ def _steps(product: SubgroupMatrixProduct) -> Iterator[str]:
     yield "    }"
 
 
-def _place(tile: MatrixTile) -> Iterator[str]:
+def _place(tile: MatrixTile, parts: str) -> Iterator[str]:
     """Write which tile of the product is this workgroup's, and which part of that the subgroup's.
 
     Workgroups that follow one another go down a band of rows, so that what they load is shared.
@@ -223,7 +231,7 @@ def _place(tile: MatrixTile) -> Iterator[str]:
     yield "    let group = workgroup.y * workgroups.x + workgroup.x;"
     yield f"    let tiles_down = (dims.x + {tile.rows - 1}u) / {tile.rows}u;"
     yield f"    let tiles_across = (dims.y + {tile.columns - 1}u) / {tile.columns}u;"
-    yield "    let parts = (dims.z + dims.w - 1u) / dims.w;"
+    yield f"    let parts = {parts};"
     yield "    let part = group / (tiles_down * tiles_across);"
     yield "    let place = group % (tiles_down * tiles_across);"
     yield f"    let band_row = place / ({BAND}u * tiles_across) * {BAND}u;"
@@ -287,7 +295,7 @@ def _variables(product: SubgroupMatrixProduct) -> Iterator[str]:
                 row = f"({side.first} + {line})"
                 if not side.whole:
                     row = f"min({row}, dims.{side.outer} - 1u)"
-                yield f"    let {side.name}_start_{q} = {row} * dims.z;"
+                yield f"    let {side.name}_start_{q} = {side.line(row)} * dims.z;"
             else:
                 column = f"{side.first} + {vector} * {HALVES}u"
                 if side.factor.vectors and not side.whole:
@@ -313,7 +321,7 @@ def _load_tiles(product: SubgroupMatrixProduct, term: str) -> Iterator[str]:
                 row = f"{term} + {line}"
                 inside = f"{row} < dims.z"
                 row = f"({row})" if whole else f"min({row}, dims.z - 1u)"
-                place = f"{row} * dims.{side.outer}, {side.name}_start_{q}"
+                place = f"{side.line(row)} * dims.{side.outer}, {side.name}_start_{q}"
             yield f"    {variable} = load_{side.name}({place});"
             if whole:
                 continue

@@ -89,7 +89,8 @@ class SubgroupMatrixProduct:
     a subgroup. whole_rows, whole_columns, whole_inner: which dimensions are multiples of the
     tile's. aligned: the product's columns are a multiple of 4, so that the units can store it.
     accumulate: adds to what is in the product. residual: adds another matrix. half: the product is
-    in half precision, two numbers a word; its columns are even, and nothing is added.
+    in half precision, two numbers a word; its columns are even, and nothing is added. stacked:
+    products of matrices in stacks.
     """
 
     name: str
@@ -105,6 +106,7 @@ class SubgroupMatrixProduct:
     accumulate: bool
     residual: bool
     half: bool = False
+    stacked: bool = False
 
     @property
     def edges(self) -> bool:

@@ -9,14 +9,17 @@ arXiv 2502.16982).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.optimizer import NORM_PARTIALS, Optimizer
+from llmgpu.lm.ops.optimizer import Optimizer, Steps
 from llmgpu.lm.ops.recording import dims, saturate_to_half, workgroups
-from llmgpu.lm.ops.tensor import Tensor, TensorMaker
+from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, Tensor, TensorMaker
 from llmgpu.lm.ops.weight_state import KernelCall, WeightState, WeightUpdate
 from llmgpu.lm.optimizers.adamw import Moments, RowMoments
 
@@ -29,17 +32,16 @@ ITERATIONS = 5
 class Momentum(WeightState):
     """Mean of a matrix's gradients, in float32; a step writes it and `direction`.
 
-    direction: of the step, not yet orthogonal; memory that all matrices of a shape share.
+    direction: of a step, not yet orthogonal; given where the step is recorded.
     """
 
     momentum: Tensor
-    direction: Tensor
+    direction: Tensor | None = None
 
     @classmethod
     def make(cls, maker: TensorMaker, weight: Tensor) -> Momentum:
         """Make the momentum of a matrix, zeros at first."""
-        momentum = maker.tensor(f"{weight.name}.momentum", weight.shape)
-        return cls(momentum, maker.scratch("direction of a step", weight.shape))
+        return cls(maker.tensor(f"{weight.name}.momentum", weight.shape))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -48,6 +50,7 @@ class Momentum(WeightState):
 
     def compute(self, update: WeightUpdate) -> None:
         """Update all elements."""
+        assert self.direction is not None
         momentum = self.momentum.array
         gradient = update.gradient.array * update.clip_scale
         momentum += np.float32(1 - MOMENTUM) * (gradient - momentum)
@@ -56,6 +59,7 @@ class Momentum(WeightState):
 
     def kernel(self, update: WeightUpdate) -> KernelCall:
         """Return the kernel that updates four elements a thread."""
+        assert self.direction is not None
         size = update.gradient.size
         return KernelCall(
             "lm/12_muon_momentum.wgsl",
@@ -103,56 +107,89 @@ class OrthogonalStep(WeightState):
         )
 
 
-def record_orthogonal(operations: Operations, matrix: Tensor, *, half: bool = False) -> Tensor:
-    """Record that a matrix (rows, columns) becomes nearly orthogonal; return the result.
+def record_orthogonal(
+    operations: Operations, matrices: Tensor, *, half: bool = False, memory: int = 0
+) -> Tensor:
+    """Record that matrices (S, rows, columns) become nearly orthogonal; return the results.
 
-    The matrix is overwritten. Singular values below about 1e-3 of the largest stay below 1.
+    The matrices are overwritten. Singular values below about 1e-3 of the largest stay below 1.
     half: the factors of products are rounded to half precision, as those of the model are.
+    memory: numbers that the scratch memory has, which all who name as many share.
     """
+
+    def scratch(role: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
+        return _scratch(operations, role, shape, max(memory, matrices.size), dtype)
 
     def factor(single: Tensor, role: str) -> Tensor:
         if not half:
             return single
-        rounded = operations.scratch(f"{role} in half", single.shape, np.float16)
+        rounded = scratch(f"{role} in half", single.shape, np.float16)
         operations.round_to_half(single, rounded)
         return rounded
 
-    rows, columns = matrix.shape
-    side = min(rows, columns)
-    gram, square = (
-        operations.scratch(f"{role} of a direction", (side, side)) for role in ("gram", "square")
-    )
-    partials = operations.scratch("squares of a direction", (1, NORM_PARTIALS))
-    x, other = matrix, operations.scratch("next direction", matrix.shape)
-    operations.reduce_norm_sq(x, partials, 0)
-    operations.scale_to_norm(x, partials)
+    count, rows, columns = matrices.shape
+    side, is_wide = min(rows, columns), rows <= columns
+    gram, square = (scratch(role, (count, side, side)) for role in ("grams", "squares of grams"))
+    x, other = matrices, scratch("next directions", matrices.shape)
+    operations.scale_to_norm(x)
     for _ in range(ITERATIONS):
-        # The smaller of the two products of the matrix and its transpose, and the polynomial of it.
-        own = factor(x, "direction")
-        if rows <= columns:
-            operations.linear(own, own, gram)
-        else:
-            operations.fill_zero(gram)
-            operations.linear_backward_weight(own, own, gram)
-        of_gram = factor(gram, "gram")
-        operations.linear(of_gram, of_gram, square)
+        # The smaller of the two products of a matrix and its transpose, and the polynomial of it.
+        own = factor(x, "directions")
+        operations.multiply(own, own, gram, left_transposed=not is_wide, right_transposed=is_wide)
+        of_gram = factor(gram, "grams")
+        operations.multiply(of_gram, of_gram, square, right_transposed=True)
         operations.newton_schulz(gram, square)
-        polynomial = factor(square, "polynomial")
-        if rows <= columns:
-            operations.linear_backward_input(polynomial, own, other, accumulate=False)
-        else:
-            operations.linear_backward_input(own, polynomial, other, accumulate=False)
+        polynomial = factor(square, "polynomials")
+        operations.multiply(*((polynomial, own) if is_wide else (own, polynomial)), other)
         x, other = other, x
     return x
 
 
-def _record(operations: Operations, state: WeightState, update: WeightUpdate) -> None:
-    """Record the step of a weight."""
-    operations.update_weight(state, update)
-    if isinstance(state, Momentum):
-        half = update.half_copy is not None
-        step = OrthogonalStep(record_orthogonal(operations, state.direction, half=half))
-        operations.update_weight(step, update)
+def _scratch(
+    operations: Operations, role: str, shape: tuple[int, ...], memory: int, dtype: DTypeLike
+) -> Tensor:
+    whole = operations.scratch(role, (memory,), dtype)
+    return whole.part(0, math.prod(shape)).reshaped(*shape)
+
+
+HiddenStep = tuple[Momentum, WeightUpdate]
+
+
+def _record(operations: Operations, steps: Steps, stacked: bool) -> None:
+    """Record the steps of all weights; stacked: of several matrices of one shape at once."""
+    by_shape: dict[tuple[int, ...], list[HiddenStep]] = {}
+    for state, update in steps:
+        if isinstance(state, Momentum):
+            by_shape.setdefault(update.parameter.shape, []).append((state, update))
+        else:
+            operations.update_weight(state, update)
+    most = operations.stack_elements if stacked else 0
+    stacks = [stack for equal in by_shape.values() for stack in _stacks(equal, most)]
+    memory = max((len(stack) * stack[0][1].parameter.size for stack in stacks), default=0)
+    for stack in stacks:
+        _record_stack(operations, stack, memory)
+
+
+def _stacks(steps: Sequence[HiddenStep], elements: int) -> Iterator[Sequence[HiddenStep]]:
+    """Yield steps of matrices of one shape, up to `elements` numbers or one matrix at a time."""
+    size = steps[0][1].parameter.size
+    # A device can bind a matrix of a stack only where it starts at a multiple.
+    most = 1 if size % PACKED_ELEMENTS else max(1, elements // size)
+    count = -(-len(steps) // -(-len(steps) // most))  # about as many in each
+    for start in range(0, len(steps), count):
+        yield steps[start : start + count]
+
+
+def _record_stack(operations: Operations, stack: Sequence[HiddenStep], memory: int) -> None:
+    shape, half = stack[0][1].parameter.shape, stack[0][1].half_copy is not None
+    directions = _scratch(operations, "directions", (len(stack), *shape), memory, np.float32)
+    for k, (state, update) in enumerate(stack):
+        direction = directions.rows(k, k + 1).reshaped(*shape)
+        operations.update_weight(replace(state, direction=direction), update)
+    orthogonal = record_orthogonal(operations, directions, half=half, memory=memory)
+    for k, (_, update) in enumerate(stack):
+        direction = orthogonal.rows(k, k + 1).reshaped(*shape)
+        operations.update_weight(OrthogonalStep(direction), update)
 
 
 MUON = Optimizer("muon", Moments.make, RowMoments.make_rows, Momentum.make, _record)

@@ -24,6 +24,7 @@ FORMER_OPTIONS: dict[str, Any] = {
     "dense_gradient": True,
     "driver": "wgpu",
     "half_weights_only": True,
+    "stacked_steps": False,
     "f16_version": 1,
     "schedule": "cosine",
     "decay_steps": 0,

@@ -190,3 +190,27 @@ def test_results_repeat_bit_for_bit(operations: Operations) -> None:
         run(operations, lambda grad=grad: operations.linear_backward_weight(*tensors, grad))
     first, second = (operations.read(grad) for grad in grads)
     assert first.tobytes() == second.tobytes()
+
+
+@np.errstate(under="ignore")
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("sizes", [(16, 8, 12), (40, 64, 48), (9, 5, 7)])
+def test_products_of_stacks(
+    operations: Operations, sizes: Sizes, transposed: tuple[bool, bool], stack: int, half: bool
+) -> None:
+    require_half_precision(operations, half)
+    n, i, o = sizes
+    rng = np.random.default_rng(n)
+    left, right = weights(rng, half, stack, n, i), weights(rng, half, stack, i, o)
+    stored = [
+        each.transpose(0, 2, 1) if turned else each
+        for each, turned in zip((left, right), transposed, strict=True)
+    ]
+    factors = [tensor_of(operations, "factor", np.ascontiguousarray(each)) for each in stored]
+    out = poisoned(operations, "product", (stack, n, o))
+    turns = dict(zip(("left_transposed", "right_transposed"), transposed, strict=True))
+    run(operations, lambda: operations.multiply(*factors, out, **turns))
+    expected = left.astype(np.float64) @ right.astype(np.float64)
+    assert_close(operations.read(out), expected)

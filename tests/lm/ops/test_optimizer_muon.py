@@ -28,10 +28,11 @@ def matrix(rng: np.random.Generator, *shape: int) -> NDArray[np.float64]:
 
 
 def orthogonal(operations: Operations, values: NDArray[Any], *, half: bool = False) -> NDArray[Any]:
-    tensor = tensor_of(operations, "matrix", values)
+    stack = values.reshape(-1, *values.shape[-2:])
+    tensor = tensor_of(operations, "matrices", stack)
     made: list[Tensor] = []
     run(operations, lambda: made.append(record_orthogonal(operations, tensor, half=half)))
-    return operations.read(made[0])
+    return operations.read(made[0]).reshape(values.shape)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -51,6 +52,20 @@ def test_products_may_round_their_factors(operations: Operations, shape: tuple[i
     np.testing.assert_allclose(found, reference.orthogonal(values), atol=1e-2)
 
 
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("shape", [(4, 16, 8), (3, 16, 24), (2, 96, 64), (5, 40, 40)])
+def test_matrices_of_a_stack_become_orthogonal_each(
+    operations: Operations, shape: tuple[int, int, int], half: bool
+) -> None:
+    if half:
+        require_half_precision(operations)
+    rng = np.random.default_rng(shape[1])
+    values = np.stack([10.0**k * matrix(rng, *shape[1:]) for k in range(shape[0])])
+    found = orthogonal(operations, values, half=half)
+    expected = [reference.orthogonal(each) for each in values]
+    np.testing.assert_allclose(found, expected, atol=1e-2 if half else 2e-4)
+
+
 @pytest.mark.parametrize("scale", [0.0, 1e-25, 1e-10, 1e15])
 def test_matrices_of_any_size(operations: Operations, scale: float) -> None:
     values = scale * matrix(np.random.default_rng(1), 12, 20)
@@ -64,7 +79,7 @@ def step(
     operations: Operations, steps: Steps, state: Momentum, *, decay: bool, half: Tensor | None
 ) -> None:
     update = steps.update(decay=decay, half_copy=half)
-    run(operations, lambda: MUON.record(operations, state, update))
+    run(operations, lambda: MUON.record(operations, [(state, update)], True))
 
 
 @pytest.mark.parametrize("shape", [(24, 7), (33, 65), (64, 64)])
@@ -82,6 +97,25 @@ def test_muon(operations: Operations, shape: tuple[int, int], decay: bool) -> No
         expected = reference.muon(expected, 0.5 * gradient, OPTIONS, LEARNING_RATE, decay=decay)
     np.testing.assert_allclose(operations.read(steps.parameter), expected[0], atol=2e-5)
     np.testing.assert_allclose(operations.read(state.momentum), expected[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_matrices_of_several_shapes(operations: Operations, stacked: bool) -> None:
+    rng = np.random.default_rng(5)
+    shapes = [(16, 24), (8, 16), (16, 24), (7, 9), (8, 16), (16, 24), (7, 9)]
+    steps, states, expected = [], [], []
+    for shape in shapes:
+        values, gradient = matrix(rng, *shape), matrix(rng, *shape)
+        steps.append(Steps(operations, values))
+        states.append(Momentum.make(operations, steps[-1].parameter))
+        steps[-1].begin(OPTIONS, 0, gradient)
+        before = values, np.zeros(shape)
+        expected.append(reference.muon(before, gradient, OPTIONS, LEARNING_RATE, decay=True)[0])
+    updates = [each.update(decay=True, half_copy=None) for each in steps]
+    taken = list(zip(states, updates, strict=True))
+    run(operations, lambda: MUON.record(operations, taken, stacked))
+    for each, values in zip(steps, expected, strict=True):
+        np.testing.assert_allclose(operations.read(each.parameter), values, atol=2e-5)
 
 
 @pytest.mark.parametrize("with_half_copy", [False, True])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from llmgpu.gpu import Device, load_driver
 from llmgpu.lm.ops.matrix_source import Factor, MatrixProduct, matrix_product_source
@@ -48,29 +49,42 @@ def product_of(
     return replace(made, **changes)
 
 
+def turned(matrices: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(matrices.transpose(0, 2, 1))
+
+
 @np.errstate(under="ignore")
 def run(
-    device: Device, made: SubgroupMatrixProduct, sizes: tuple[int, int, int], part: int
+    device: Device,
+    made: SubgroupMatrixProduct,
+    sizes: tuple[int, int, int],
+    part: int = 0,
+    stack: int = 1,
 ) -> None:
-    """Compute a product into a poisoned buffer with room around it; compare it with float64."""
+    """Compute a product into a poisoned buffer with room around it; compare it with float64.
+
+    part: terms of each part of the inner dimension; 0: all. stack: how many products there are.
+    """
     rows, columns, inner = sizes
+    part = part or inner
     random = np.random.default_rng(rows * columns + inner)
     left, right = (
-        random.standard_normal(s).astype(np.float16) for s in ((rows, inner), (inner, columns))
+        random.standard_normal((stack, *s)).astype(np.float16)
+        for s in ((rows, inner), (inner, columns))
     )
     addend = random.standard_normal((rows, columns)).astype(np.float32)
-    parts = -(-inner // part)
+    parts = stack if made.stacked else -(-inner // part)
     kind = np.float16 if made.half else np.float32
     room = np.full((parts * rows * columns + 64,), 6e4, kind)
     if made.accumulate:
         room[: rows * columns] = addend.reshape(-1)
     buffers = {
-        "left": device.upload("left", left if made.left.inner_contiguous else left.T),
-        "right": device.upload("right", right.T if made.right.inner_contiguous else right),
+        "left": device.upload("left", left if made.left.inner_contiguous else turned(left)),
+        "right": device.upload("right", turned(right) if made.right.inner_contiguous else right),
         "product": device.upload("product", room),
         "dims": device.create_uniform("dims", 16),
     }
-    device.write(buffers["dims"], dims(rows, columns, inner, part))
+    device.write(buffers["dims"], dims(rows, columns, inner, stack if made.stacked else part))
     if made.residual:
         buffers["residual"] = device.upload("residual", addend)
     text = subgroup_matrix_source(made)
@@ -82,8 +96,8 @@ def run(
     assert (found[parts * rows * columns :] == kind(6e4)).all()
     sums = found[: parts * rows * columns].reshape(parts, rows, columns)
     for k in range(parts):
-        terms = slice(k * part, min((k + 1) * part, inner))
-        expected = left[:, terms].astype(np.float64) @ right[terms]
+        own, terms = (k, slice(None)) if made.stacked else (0, slice(k * part, (k + 1) * part))
+        expected = left[own, :, terms].astype(np.float64) @ right[own, terms]
         if made.accumulate or made.residual:
             expected += addend
         rtol = 1e-3 if made.half else 1e-4
@@ -98,7 +112,7 @@ def run(
 def test_products_are_those_of_float64(
     device: Device, sizes: tuple[int, int, int], transposed: tuple[bool, bool]
 ) -> None:
-    run(device, product_of(*sizes, transposed), sizes, part=sizes[2])
+    run(device, product_of(*sizes, transposed), sizes)
 
 
 @pytest.mark.slow
@@ -106,19 +120,19 @@ def test_products_are_those_of_float64(
 def test_neighbours_store_into_lines_apart(device: Device, transposed: tuple[bool, bool]) -> None:
     tile = MatrixTile(32, 32, 16, 8, 8)
     assert "% 4u * 2u" in subgroup_matrix_source(product_of(32, 64, 40, (False, True), tile=tile))
-    run(device, product_of(32, 64, 40, transposed, tile=tile), (32, 64, 40), part=40)
+    run(device, product_of(32, 64, 40, transposed, tile=tile), (32, 64, 40))
 
 
 def test_a_product_with_edges_is_that_of_float64(device: Device) -> None:
     tile = MatrixTile(8, 16, 8, 8, 8)
-    run(device, product_of(9, 20, 11, (False, True), tile=tile), (9, 20, 11), part=11)
+    run(device, product_of(9, 20, 11, (False, True), tile=tile), (9, 20, 11))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(16, 32, 32), (40, 48, 24), (9, 5, 11)])
 @pytest.mark.parametrize("added", ["accumulate", "residual"])
 def test_another_matrix_is_added(device: Device, sizes: tuple[int, int, int], added: str) -> None:
-    run(device, product_of(*sizes, (False, True), **{added: True}), sizes, part=sizes[2])
+    run(device, product_of(*sizes, (False, True), **{added: True}), sizes)
 
 
 @pytest.mark.slow
@@ -126,7 +140,7 @@ def test_another_matrix_is_added(device: Device, sizes: tuple[int, int, int], ad
 def test_a_product_is_rounded_to_half_precision(
     device: Device, sizes: tuple[int, int, int]
 ) -> None:
-    run(device, product_of(*sizes, (False, True), half=True), sizes, part=sizes[2])
+    run(device, product_of(*sizes, (False, True), half=True), sizes)
 
 
 @pytest.mark.slow
@@ -134,6 +148,16 @@ def test_a_product_is_rounded_to_half_precision(
 def test_parts_of_the_inner_dimension_are_summed_apart(device: Device, inner: int) -> None:
     sizes = (24, 32, inner)
     run(device, product_of(*sizes, (True, False)), sizes, part=32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transposed", NAMES, ids=NAMES.values())
+@pytest.mark.parametrize("sizes", [(16, 32, 32), (24, 48, 24), (9, 6, 11)])
+@pytest.mark.parametrize("half", [False, True])
+def test_products_of_stacks(
+    device: Device, sizes: tuple[int, int, int], transposed: tuple[bool, bool], half: bool
+) -> None:
+    run(device, product_of(*sizes, transposed, stacked=True, half=half), sizes, stack=3)
 
 
 def test_a_tile_that_can_not_be_divided_is_refused() -> None:
@@ -145,7 +169,13 @@ def test_a_tile_that_can_not_be_divided_is_refused() -> None:
 def test_tint_compiles_every_kind(null_device: Any, tile: MatrixTile) -> None:
     for transposed in NAMES:
         for sizes in ((256, 256, 256), (130, 77, 45)):
-            for added in ({}, {"accumulate": True}, {"residual": True}, {"half": True}):
+            for added in (
+                {},
+                {"accumulate": True},
+                {"residual": True},
+                {"half": True},
+                {"stacked": True},
+            ):
                 changes = {"unit": (16, 16, 16), "lanes": 32, **added}
                 made = product_of(*sizes, transposed, tile=tile, **changes)
                 text = subgroup_matrix_source(made)
@@ -168,6 +198,7 @@ def test_tint_compiles_the_products_of_float32_kernels(
                 whole_inner=whole,
                 accumulate=added,
                 residual=not added,
+                stacked=added,
             )
             text = matrix_product_source(made)
             load_driver("dawn").create_shader_module(null_device, text, "product")
@@ -175,7 +206,9 @@ def test_tint_compiles_the_products_of_float32_kernels(
 
 @pytest.mark.parametrize("sizes", [(256, 384, 320), (200, 136, 72), (130, 77, 45), (9, 50, 3)])
 @pytest.mark.parametrize(
-    "added", [{}, {"accumulate": True}, {"residual": True}, {"half": True}], ids=str
+    "added",
+    [{}, {"accumulate": True}, {"residual": True}, {"half": True}, {"stacked": True}],
+    ids=str,
 )
 def test_matrix_units_compute_what_float64_does(
     dawn_device: Device, sizes: tuple[int, int, int], added: dict[str, bool]
@@ -188,4 +221,5 @@ def test_matrix_units_compute_what_float64_does(
     for transposed in NAMES:
         for tile in units.tiles:
             changes = {"tile": tile, "unit": units.unit, "lanes": units.lanes, **added}
-            run(dawn_device, product_of(*sizes, transposed, **changes), sizes, part=sizes[2])
+            made = product_of(*sizes, transposed, **changes)
+            run(dawn_device, made, sizes, stack=3 if made.stacked else 1)

@@ -90,6 +90,7 @@ def test_options_that_a_checkpoint_lacks_are_those_of_earlier_versions() -> None
         padded_loss=True,
         dense_gradient=True,
         half_weights_only=True,
+        stacked_steps=False,
         f16_version=1,
         document_mask=False,
         evaluation_parts=1,
