@@ -114,7 +114,7 @@ def text_mutants(module: str) -> Iterator[Mutant]:
             line = text.count("\n", 0, found.start()) + 1
             column = found.start() - (text.rfind("\n", 0, found.start()) + 1)
             what = described(text.splitlines()[line - 1], column, f"{old.strip()} -> {new}")
-            function = "llmgpu/cpu/" if module.endswith(".c") else ""
+            function = "llmgpu/cpu/" if module.endswith((".c", ".h")) else ""
             yield Mutant(module, line, what, found.start(), len(old), new, function)
 
 

@@ -49,6 +49,7 @@ RECORD_SECONDS = 900  # a file of tests without a change
 FUZZ_ROUNDS = "40"  # of random texts in C and NumPy
 MEMORY_BYTES = 6 << 30  # of a child: a change may ask for any amount
 NOT_COMPILED = 100  # exit code of a child
+NOT_IMPORTED = 4  # exit code of pytest, where conftest.py fails; 2 where a module of tests does
 ENGINE = "llmgpu/cpu/"
 COPIED = ("llmgpu", "tests", "wgsl", "docs", "scripts", "vocab_samples", "pyproject.toml")
 # What is imported already can't be prepared for good messages, which nobody reads.
@@ -64,6 +65,11 @@ _ENCODING = (
 )
 _PRETOKENS = (
     "bpe/pretokens/test_pattern.py bpe/pretokens/test_pattern_families.py cpu/test_library.py"
+)
+_OPERATIONS = (
+    "lm/ops/test_c_operations.py lm/ops/test_layers_norm.py lm/ops/test_layers_activation.py "
+    "lm/ops/test_layers_rotary.py lm/ops/test_attention.py lm/ops/test_linear.py "
+    "lm/ops/test_loss.py lm/ops/test_optimizer.py"
 )
 
 # By module: the tests named for it, the fastest first.
@@ -87,8 +93,8 @@ TESTS = {
     "llmgpu/bpe/vocabulary/recovery.py": "bpe/vocabulary/test_recovery.py",
     "llmgpu/tokens/ids.py": "tokens/test_formats.py",
     "llmgpu/tokens/npy.py": "tokens/test_formats.py",
-    "llmgpu/tokens/bin.py": "tokens/test_bin.py tokens/test_formats.py tokens/test_layouts.py "
-    "tokens/test_shards.py",
+    "llmgpu/tokens/bin.py": "tokens/test_bin.py tokens/test_foreign.py tokens/test_formats.py "
+    "tokens/test_layouts.py tokens/test_shards.py",
     "llmgpu/tokens/manifest.py": "tokens/test_shards.py",
     "llmgpu/tokens/shards.py": "tokens/test_shards.py",
     "llmgpu/tokens/layouts.py": "tokens/test_layouts.py tokens/test_shards.py",
@@ -122,6 +128,16 @@ TESTS = {
     "llmgpu/cpu/matching.c": "bpe/encoding/test_pair_ranks.py "
     + _ENCODING
     + " bpe/encoding/test_matching.py",
+    "llmgpu/cpu/tokens.c": "bpe/vocabulary/test_trie.py bpe/vocabulary/test_spelling.py "
+    "bpe/vocabulary/test_vocabulary.py",
+    "llmgpu/cpu/decimals.c": "tokens/test_formats.py",
+    "llmgpu/cpu/transfers.c": "cpu/test_transfers.py",
+    "llmgpu/cpu/generated.c": "text/test_generated.py",
+    "llmgpu/cpu/jsonl.c": "text/test_jsonl.py",
+    "llmgpu/cpu/rows.c": _OPERATIONS,
+    "llmgpu/cpu/row_kernels.h": _OPERATIONS,
+    "llmgpu/cpu/products.c": _OPERATIONS,
+    "llmgpu/cpu/threads.c": _OPERATIONS,
 }
 KERNEL_TESTS = {
     "wgsl/words": "bpe/words/test_word_table_gpu.py bpe/words/test_count_gpu.py",
@@ -174,7 +190,7 @@ class Recorder:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leave out tests on another backend."""
         if not self.on_devices:
-            items[:] = [one for one in items if not DEVICES & set(getattr(one, "fixturenames", ()))]
+            items[:] = [one for one in items if not needs_device(one)]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -201,6 +217,14 @@ class Recorder:
         """Keep in mind what does not pass."""
         if report.outcome != "passed":
             self.other[report.nodeid] = report.outcome
+
+
+def needs_device(item: pytest.Item) -> bool:
+    """Tell whether a test takes a device, or operations on one."""
+    made = getattr(item, "callspec", None)
+    operations = made.params.get("operations") if made else None
+    names = {*getattr(item, "fixturenames", ()), f"{operations}_device"}
+    return bool(DEVICES & names) or operations == "full"
 
 
 def function_name(code: CodeType) -> str:
@@ -262,7 +286,7 @@ class Task:
 def change(folder: Path, module: str, text: str) -> bool:
     """Change a module in a copy of the repository; False if it can't be compiled."""
     write(folder, module, text)
-    if not module.endswith(".c"):
+    if not module.endswith((".c", ".h")):
         return True
     code = "from llmgpu.cpu import build; build.build(build.LIBRARY, ['-O1'])"
     return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
@@ -349,7 +373,7 @@ class Children:
             os.waitpid(child, 0)
         if task.mutant:
             write(folder, task.mutant.module, read_module(task.mutant.module))
-            if task.mutant.module.endswith(".c"):
+            if task.mutant.module.endswith((".c", ".h")):
                 shutil.copy(ROOT / "llmgpu/cpu/engine.so", folder / "llmgpu/cpu/engine.so")
         self._idle.append(folder)
 
@@ -437,7 +461,7 @@ def run(
         mutant = task.mutant
         if mutant is None or code == NOT_COMPILED:
             continue
-        if code > 2:  # 2: a module that can't be imported
+        if code > 2 and code != NOT_IMPORTED:
             output = (folder / "output").read_text(errors="replace")
             raise SystemExit(f"{mutant}: exit code {code}: {output[-2000:]}")
         tried[mutant.module] += 1

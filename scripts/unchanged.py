@@ -20,7 +20,7 @@ RULES: dict[str, list[str]] = {
         # A limit of memory or of time, but for one byte or one step.
         r"\b_?(?:MOST|MAX)_(?:STEPS|TABLE_\w+|BATCH)\b.* \| \d+: (?:> -> >=|>= -> >|.*\d -> \d+)$",
         # The same of limits that take gigabytes to reach.
-        r"^MAX_POSITIONS = .*: 1 -> 2$",
+        r"^MAX_(?:POSITIONS|WORD_BYTES) = .*: \d+ -> ",
         r"NO_PAIR \|\| \| \d+: ",
         # Sizes of blocks, and estimates of memory, which have a margin.
         r"^_?(?:(?:NUMPY_|ENGINE_)?COSTS|SLICE_BYTES|BLOCK|WORD_BYTES|LEAST_BLOCK)\b.*: \d+ -> ",
@@ -43,9 +43,13 @@ RULES: dict[str, list[str]] = {
         r"heap\.count > 0\) \| \d+: (?:0 -> 1|> -> >=)$",  # one pair is in order
         # Time alone: how often a cut is tried.
         r"eighths >= LAST_CUT",
+        # The same: beyond the limit, words are merged whole.
+        r"length >= MOST_STEPS \|\| ",
         # Without stages, windows that go together gave the ids of whole words, too: 245,100 words
         # of random vocabularies, none of them other. That is no proof, so the code has stages.
         r"^if \((?:left|right) == NO_ID\) \| \d+: == -> !=",
+        r"\btoken_id\(vocabulary, token \+ cut, length - cut\)",
+        r"^(?:if \()?ranks_after\(vocabulary, token",
         r"^for \(uint64_t at = 0; at <= vocabulary->pair_mask; .*: <= -> <$",
         r"^made\[pair->result\] = ",
         r"^if \(scratch->stages == STAGES\) \{",
@@ -69,10 +73,13 @@ RULES: dict[str, list[str]] = {
         r"^if \(trainer->sizes\[pair\] < 0\) \{ \| \d+: < -> <=",  # an empty list is in order
     ],
     "llmgpu/cpu/pairs.c": [
+        # No list begins at 1, and positions in a list that hold another pair are passed over.
+        r"^trainer->pairs\[pair\]\.(?:begin|size) = 0; .*: 0 -> 1$",
         # The place after the last holds the candidate that is moved, which ends the loop as well.
         r"^if \(child \+ 1 < trainer->heap_used && \| \d+: (?:< -> <=|\+ -> -)",
     ],
     "llmgpu/cpu/pretokens.c": [
+        r"^for \(int byte = 0; byte < 128; .*(?:< -> <=|128 -> 129)$",  # set by the next loop
         r"^if \(load64\(\*p \+ 1\) & TOPS\)",  # time alone: whether it is worth a try
         r"^if \(p == end \|\| \*p < 0x80 \|\|",  # neither the padding nor ASCII is a letter there
         r"^\} while \(p < end && \*p >= 0x80\); .*: >= -> >$",  # no character begins with 0x80
@@ -116,6 +123,7 @@ RULES: dict[str, list[str]] = {
     ],
     "llmgpu/bpe/encoding/special_search.py": [
         r"len\(text\) > len\(rest\) and .*: len\(text\) > len\(rest\) -> ",  # waits once more
+        r"^if depth == _MOST_NESTED: ",  # the same
         r"^branches = .*depth \+ 1\).*: 1 -> 2$",  # time alone: which texts are one branch
     ],
     "llmgpu/bpe/interchange/tiktoken.py": [
@@ -163,6 +171,9 @@ RULES: dict[str, list[str]] = {
         r"^if len\(buffer\) < 2 \* len\(self\._tail\)",  # time alone: when a buffer grows
         r"^buffer, oversized = .*: .* - PADDING$",  # the same
         r"length >= 2 \* searched: ",  # time alone: how often a cut is looked for
+    ],
+    "llmgpu/bpe/pretokens/characters.py": [
+        r"^self\._by_class = np\.full\(7, .*: 7 -> 8$",  # of a class that no character has
     ],
     "llmgpu/bpe/pretokens/expressions.py": [
         r"^_FIRST = |^wanted \*= 2 ",  # time alone: how much is looked at first, and next

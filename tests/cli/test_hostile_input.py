@@ -68,11 +68,11 @@ def test_bytes_that_are_no_text_are_wrong_usage(
 
 
 def in_little_memory(
-    folder: Path, megabytes: int, arguments: tuple[str, ...]
+    folder: Path, megabytes: int, arguments: tuple[str, ...], threads: int = 1
 ) -> subprocess.CompletedProcess[bytes]:
     limit = f"ulimit -v {megabytes << 10} && exec {shlex.join((*COMMAND, *arguments))}"
     # A stack and a heap for each thread of OpenBLAS count, too.
-    child = environment() | {"OPENBLAS_NUM_THREADS": "1"}
+    child = environment() | {"OPENBLAS_NUM_THREADS": str(threads)}
     return subprocess.run(
         ["sh", "-c", limit], cwd=folder, env=child, capture_output=True, timeout=100
     )
@@ -118,9 +118,9 @@ def test_too_little_address_space_is_an_error_in_one_line(vocab: Path, megabytes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["", "numpy"])
+@pytest.mark.parametrize(("engine", "threads"), [("", 1), ("", 2), ("numpy", 1), ("numpy", 2)])
 def test_training_in_too_little_address_space_ends_in_one_line(
-    vocab: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+    vocab: Path, monkeypatch: pytest.MonkeyPatch, engine: str, threads: int
 ) -> None:
     """The libraries that it opens, and OpenBLAS, don't end it in words of their own."""
     monkeypatch.setenv("LLMGPU_CPU", engine)
@@ -128,13 +128,14 @@ def test_training_in_too_little_address_space_ends_in_one_line(
     options = ("--steps", "2", "--dim", "32", "--force")
     codes = []
     for megabytes in (225, 250, 275, 300, 325, 350, 400, 2000):
-        done = in_little_memory(vocab.parent, megabytes, (*arguments, *options))
+        done = in_little_memory(vocab.parent, megabytes, (*arguments, *options), threads)
         codes.append(done.returncode)
         assert b"Traceback" not in done.stderr, (megabytes, done.stderr)
         errors = [line for line in done.stderr.splitlines() if b"error" in line]
         assert len(errors) == done.returncode
         assert all(line.startswith(b"error: ") and len(line) < 200 for line in errors)
-    assert codes == sorted(codes, reverse=True)
+    # The heap of a second thread takes more addresses where there are more.
+    assert threads > 1 or codes == sorted(codes, reverse=True)
     assert codes[0] == 1 and codes[-1] == 0
 
 

@@ -9,6 +9,7 @@ from llmgpu.bpe.plain.recount_gpu import STATE
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import BoundKernel, Device, Download, Staging, select_adapter
 from llmgpu.gpu.commands import MAX_GROUPS, split_groups
+from tests.conftest import require_adapter
 
 
 def boundary_kernel(device: Device, size: int) -> BoundKernel:
@@ -69,12 +70,14 @@ def test_an_upload_is_a_buffer_with_the_array(device: Device) -> None:
 
 
 def test_buffers_beyond_the_limits_are_refused() -> None:
+    require_adapter()
     small = Device(limits={"max-storage-buffer-binding-size": 1 << 20})
     with pytest.raises(DeviceError, match=r"text needs 1048832 bytes, .* binds at most 1048576"):
         small.create_buffer("text", (1 << 20) + 1)
 
 
 def test_limits_above_the_adapter_s_are_refused() -> None:
+    require_adapter()
     with pytest.raises(DeviceError, match="can't open"):
         Device(limits={"max-compute-invocations-per-workgroup": 1 << 30})
 

@@ -149,13 +149,12 @@ def compared_file(path: Path) -> Compared:
 
 def compared(name: str, vocabulary: Vocabulary, folder: Path) -> Compared:
     """Open a vocabulary in all packages."""
-    if name in PUBLISHED:
-        encoding = tiktoken.get_encoding(name)
-    else:
-        ranks = ordinary_ranks(vocabulary)
-        encoding = tiktoken.Encoding(
-            name, pat_str=TIKTOKEN[vocabulary.pattern], mergeable_ranks=ranks, special_tokens={}
-        )
+    encoding = tiktoken.Encoding(
+        name,
+        pat_str=TIKTOKEN[vocabulary.pattern],
+        mergeable_ranks=ordinary_ranks(vocabulary),
+        special_tokens={},
+    )
     path = folder / f"{name}.json"
     huggingface.write(vocabulary, path)
     encoders = {

@@ -15,7 +15,13 @@ import pytest
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
-from llmgpu.tokens.bin import describe_bin_file, matched_as, read_bin, sample_digest
+from llmgpu.tokens.bin import (
+    describe_bin_file,
+    masked_file,
+    matched_as,
+    read_bin,
+    sample_digest,
+)
 from llmgpu.tokens.formats import open_writer
 from tests.tokens.killed_token_file import NEW, OLD, write_ids
 
@@ -121,3 +127,11 @@ def test_a_vocabulary_matches_by_the_rule_of_the_file(rule: str) -> None:
         VocabularyError, match=r"^ids\.bin was made with vocabulary 0{12}, but v\.bin"
     ):
         matched_as("ids.bin", "0" * 64, vocabulary, "v.bin")
+
+
+def test_the_file_of_a_loss_mask(tmp_path: Path) -> None:
+    ids, mask = str(tmp_path / "ids.bin"), str(tmp_path / "ids.bin.mask.npy")
+    assert masked_file(mask) is None
+    Path(f"{ids}.json").touch()
+    assert masked_file(mask) == ids
+    assert masked_file(ids) is None

@@ -44,7 +44,9 @@ def test_files_that_say_what_they_are(tmp_path: Path, kind: str) -> None:
             numbers_of(path, other)
         with pytest.raises(InputError, match=r"can't read .*the side file of"):
             describe_bin_file(path)  # one of our own lacks its side file
-        assert describe_bin_file(path, may_be_foreign=True).fingerprint == ""
+        described = describe_bin_file(path, may_be_foreign=True)
+        assert (described.count, described.text_bytes) == (len(IDS), 0)
+        assert (described.fingerprint, described.has_mask) == ("", False)
 
 
 def test_a_file_that_says_nothing(tmp_path: Path) -> None:
@@ -61,6 +63,9 @@ def test_a_file_that_says_nothing(tmp_path: Path) -> None:
 
 def test_what_does_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "c.bin"
+    for may_be_foreign in (False, True):
+        with pytest.raises(InputError, match=r"^no such file: '"):
+            describe_bin_file(path, may_be_foreign=may_be_foreign)
     path.write_bytes(llmc("uint16")[:-2])
     with pytest.raises(InputError, match="10 bytes of ids, not 6 of 2 bytes each: it is cut short"):
         numbers_of(str(path))

@@ -181,6 +181,15 @@ def test_a_closed_document_is_written_at_once(format: str, after: bytes) -> None
     os.close(read_end)
 
 
+@pytest.mark.parametrize("format", ["ids", "jsonl"])
+def test_a_document_whose_ids_come_late(tmp_path: Path, format: str) -> None:
+    with opened(tmp_path / "out", format) as writer:
+        for ids, starts in (([], [0]), ([1, 2], []), ([3], []), ([], [0]), ([], [0]), ([4], [])):
+            writer.write(EncodedSlice(ids_of(*ids), starts_of(*starts)))
+    expected = expected_text([[1, 2, 3], [], [4]], format)
+    assert (tmp_path / "out").read_bytes() == expected
+
+
 @pytest.mark.parametrize("size, dtype", [(1, "uint16"), (65_536, "uint16"), (65_537, "uint32")])
 @pytest.mark.parametrize("format", ["npy", "bin"])
 def test_the_number_of_ids_sets_the_dtype(

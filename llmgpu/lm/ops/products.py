@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,7 +32,7 @@ ALIGNMENT = 64  # rows or columns of a part: a multiple of what OpenBLAS compute
 LEAST_PART = 1 << 24  # multiplications: below, a part costs less than handing it to a thread
 _BUFFER_BYTES = 36 << 20  # that OpenBLAS takes for a thread, and some
 LEAST_ELEMENTS = 1 << 15  # the same of work on rows
-_claimed = threading.local()  # whether OpenBLAS has this thread's memory
+_claimed = [0]  # for how many threads OpenBLAS has its memory
 
 T = TypeVar("T")
 
@@ -41,8 +40,8 @@ T = TypeVar("T")
 class _OpenBlas(NamedTuple):
     """Functions of NumPy's OpenBLAS.
 
-    They are its number of threads, whose processors' kernels run, how it was built, and CBLAS's
-    product of matrices.
+    They are its number of threads, whose processors' kernels run, how it was built, CBLAS's product
+    of matrices, and what takes the memory of a product and gives it back.
     """
 
     get_threads: Callable[[], int]
@@ -50,6 +49,8 @@ class _OpenBlas(NamedTuple):
     processor: Callable[[], bytes]
     config: Callable[[], bytes]
     sgemm: Callable[..., None]
+    take_memory: Callable[[int], int]
+    give_back: Callable[[ctypes.c_void_p], None]
 
 
 @cache
@@ -65,10 +66,14 @@ def _openblas() -> _OpenBlas | None:
             continue
         for prefix, suffix in product(("scipy_", ""), ("64_", "")):
             verbs = ("get_num_threads", "set_num_threads", "get_corename", "get_config")
-            names = [*(f"openblas_{verb}" for verb in verbs), "cblas_sgemm"]
-            functions = [getattr(library, f"{prefix}{name}{suffix}", None) for name in names]
+            names = [
+                *(f"{prefix}openblas_{verb}{suffix}" for verb in verbs),
+                *(f"{prefix}cblas_sgemm{suffix}", "blas_memory_alloc", "blas_memory_free"),
+            ]
+            functions = [getattr(library, name, None) for name in names]
             if None not in functions:
                 found = _OpenBlas(*functions)  # type: ignore[arg-type]
+                found.take_memory.restype = ctypes.c_void_p  # type: ignore[attr-defined]
                 for text in (found.processor, found.config):
                     text.restype = ctypes.c_char_p  # type: ignore[attr-defined]
                 return found
@@ -123,7 +128,7 @@ class FixedProducts:
             return
         before = blas.get_threads()
         blas.set_threads(1)
-        _claim_buffer()
+        _claim_memory(self.threads)
         try:
             yield
         finally:
@@ -167,23 +172,24 @@ class FixedProducts:
         return [each() for each in work[:1]] + [other.result() for other in others]
 
 
-def _claim_buffer() -> None:
-    """Let OpenBLAS take this thread's memory if addresses are few: without, it ends the process.
+def _claim_memory(threads: int) -> None:
+    """Let OpenBLAS take its memory if addresses are few: without, it ends the process.
 
     Raises MemoryError if there are too few.
     """
-    if getattr(_claimed, "yes", False) or not has_limited_address_space():
+    blas = _openblas()
+    if blas is None or threads <= _claimed[0] or not has_limited_address_space():
         return
     try:
-        mmap.mmap(-1, _BUFFER_BYTES).close()
+        mmap.mmap(-1, threads * _BUFFER_BYTES).close()
     except OSError as error:
         raise MemoryError from error
-    square = np.ones((512, 512), np.float32)
-    np.matmul(square, square)
-    _claimed.yes = True
+    taken = [ctypes.c_void_p(blas.take_memory(0)) for _ in range(threads)]
+    for memory in taken:  # which it keeps for the next products
+        blas.give_back(memory)
+    _claimed[0] = threads
 
 
 def _quietly(work: Callable[[], T]) -> T:
-    _claim_buffer()
     with np.errstate(all="ignore"):  # each thread has its own
         return work()

@@ -72,6 +72,11 @@ def test_a_token_beside_a_cut() -> None:
         assert encode(vocabulary, text, 99) == reference.bpe_encode(vocabulary, text)
 
 
+@pytest.mark.parametrize("match", ["bpe", "greedy"])
+def test_the_first_of_all_tokens_is_not_cut(match: str) -> None:
+    assert encode(make_vocabulary([b"ab", *BYTES], match), b"abba" * 9, 1 << 20) == [0, 99, 98] * 9
+
+
 def test_no_cut_makes_a_piece_that_no_merges_lead_to() -> None:
     vocabulary = make_vocabulary([*BYTES, b"abc", b"\xe4\xb8\x80"], "bpe")
     for end in (b"abc\xc3\xa4", b"x\xe4\xb8\x80", b"abc"):

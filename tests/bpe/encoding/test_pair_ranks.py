@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding import encoder_gpu
+from llmgpu.bpe.encoding import pair_ranks as ranking
 from llmgpu.bpe.encoding.encoder_c import make_c_vocabulary
 from llmgpu.bpe.encoding.pair_ranks import NO_RANK, pair_ranks
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import insert_pairs, library
+from llmgpu.errors import VocabularyError
 
 BYTES = [bytes([value]) for value in range(256)]
 TOKEN = st.lists(st.sampled_from(b"ab\x00\xff"), min_size=1, max_size=9).map(bytes)
@@ -51,6 +55,18 @@ def assert_all_cuts(tokens: list[bytes]) -> None:
     if library() is not None:
         engine_pairs = make_c_vocabulary(make_vocabulary(tokens)).pairs()
         assert [tuple(pair) for pair in engine_pairs.tolist()] == all_cuts(tokens)
+
+
+@pytest.mark.parametrize("merges", [0, 3])
+def test_no_more_tokens_than_ranks(monkeypatch: pytest.MonkeyPatch, merges: int) -> None:
+    vocabulary = make_vocabulary([*BYTES, b"ab"])
+    table = np.array([[97, 98, 256]] * merges, np.uint32).reshape(-1, 3)
+    vocabulary = replace(vocabulary, merges=table)
+    monkeypatch.setattr(ranking, "NO_RANK", 257)
+    assert len(pair_ranks(vocabulary).left) == 1
+    monkeypatch.setattr(ranking, "NO_RANK", 256)
+    with pytest.raises(VocabularyError, match="more than 256 tokens or merges"):
+        pair_ranks(vocabulary)
 
 
 @settings(deadline=None)

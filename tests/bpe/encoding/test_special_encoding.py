@@ -214,6 +214,25 @@ def test_documents_that_are_announced_early(
     assert sum(len(piece.document_starts) for piece in pieces) == len(documents)
 
 
+class Waiting(Announcing):
+    """A source that knows where a document ends before the next one begins."""
+
+    def __init__(self, documents: list[str]) -> None:
+        data = [text.encode() for text in documents]
+        self._fills = [(text, [0] * bool(text), True) for text in data]
+
+
+def test_the_end_of_a_document_is_told_at_once() -> None:
+    documents = ["<|a|>b", "x<|a|><|b|>y", "y", "<|b|>z"]
+    pieces = list(special_encoder(["<|a|>", "<|b|>"], eos=1).encode(Waiting(documents)))
+    expected = encode(special_encoder(["<|a|>", "<|b|>"], eos=1), documents)
+    ends, closed = np.cumsum([len(piece.ids) for piece in pieces]), [p.closed for p in pieces]
+    assert np.concatenate([piece.ids for piece in pieces]).tolist() == [
+        i for d in expected for i in d
+    ]
+    assert ends[closed].tolist() == np.cumsum([len(ids) for ids in expected]).tolist()
+
+
 def test_all_means_all() -> None:
     text = "x<|a|><|b|>aab☃|>< <|"
     expected = split_ids(text, SPECIAL)

@@ -19,6 +19,7 @@ from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.encoding.test_encoder_numpy import BYTES, make_vocabulary
 from tests.bpe.plain.test_recount_gpu import words
+from tests.conftest import require_adapter
 from tests.reference import bpe as reference
 
 LETTERS = b"abs \n0!'\x00\xe4\xb8"
@@ -166,6 +167,7 @@ def test_timing_covers_every_kernel_and_changes_nothing(device: Device) -> None:
 
 
 def test_a_vocabulary_larger_than_the_adapter_takes_is_refused() -> None:
+    require_adapter()
     small = Device(limits={"max-storage-buffer-binding-size": 1 << 16})
     pairs = [bytes([a, b]) for a in range(97, 123) for b in range(256)]
     vocabulary = make_vocabulary([*BYTES, *pairs], "class")

@@ -22,6 +22,7 @@ from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.word_lists import byte_ids
+from tests.conftest import require_adapter
 from tests.reference import bpe as reference
 
 KERNELS = 14  # the recount folder's, and that which marks where pre-tokens start
@@ -204,6 +205,7 @@ def test_more_tokens_than_16_bits_number_are_refused(device: Device) -> None:
 
 
 def test_a_text_larger_than_the_adapter_takes_is_refused() -> None:
+    require_adapter()
     small = Device(limits={"max-storage-buffer-binding-size": 1 << 20})
     with pytest.raises(DeviceError, match=r"more than 262144 bytes.*--limit 262144"):
         train(small, [b"a" * 262_145], merges=1, pattern="none")

@@ -24,7 +24,7 @@ from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.plain.test_recount_gpu import words
 from tests.bpe.training.test_batched_numpy import DOCUMENTS, PATTERNS, TIES
 from tests.bpe.vocabularies import build_vocabulary
-from tests.conftest import examples
+from tests.conftest import examples, require_adapter
 from tests.reference import bpe as reference
 
 
@@ -52,6 +52,7 @@ def test_every_backend_makes_the_same_file(any_device: Device, pattern: str, tie
 
 @pytest.mark.parametrize("size", [1 << 16, 1 << 23], ids=["at the start", "as buffers grow"])
 def test_what_does_not_fit_the_device_is_merged_on_the_cpu(size: int, tmp_path: Path) -> None:
+    require_adapter()
     options = TrainingOptions(280)
     counts = count_corpus(corpus_from_bytes(b"a" * 300_000), make_plan(options, NUMPY))
     expected = train_vocabulary(counts, options, NUMPY)

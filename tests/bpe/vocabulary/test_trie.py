@@ -163,6 +163,25 @@ def any_change_is_found(data: st.DataObject) -> None:
         validate_trie(Trie(trie.nodes[:-1], trie.edges[:-1], longest), tokens, range(4))
 
 
+@pytest.mark.parametrize(("table", "place", "value"), [("edges", 0, 256), ("nodes", 5, 9)])
+def test_numbers_beyond_bytes_and_ids_are_found(table: str, place: int, value: int) -> None:
+    tokens = [b"\0", b"\0a"]
+    trie = compile_trie(tokens, [0, 1])
+    validate_trie(trie, tokens, [0, 1])
+    changed = {"nodes": trie.nodes.copy(), "edges": trie.edges.copy()}
+    changed[table].flat[place] = value
+    with pytest.raises(VocabularyError, match="trie"):
+        validate_trie(Trie(changed["nodes"], changed["edges"], trie.longest), tokens, [0, 1])
+
+
+def test_a_node_that_is_its_own_child_is_found() -> None:
+    nodes = np.array([[0, 1, NO_TOKEN], [0, 0, 0], [1, 1, NO_TOKEN]], np.uint32)
+    edges = np.array([[97, 1], [98, 2]], np.uint32)
+    validate_trie(Trie(nodes[:2], edges[:1], 1), [b"a"], [0])
+    with pytest.raises(VocabularyError, match="trie"):
+        validate_trie(Trie(nodes, edges, 1), [b"a"], [0])
+
+
 def test_an_empty_token_has_no_node() -> None:
     tokens = [b"", b"", b"a\xff"]
     trie = compile_trie([b"\xff", b"a\xff"], [1, 2])
