@@ -147,3 +147,24 @@ def generating_cases(s: Sizes) -> Iterator[KernelCase]:
         tolerance=0,
         record=lambda ops, t: ops.find_largest(t["logits"], config.vocab_size, k, t["found"]),
     )
+    values = s.normal(k)
+    pairs = np.zeros((1, 1 + k, 2), np.uint32)
+    pairs[0, 0, 0], pairs[0, 1:, 0] = k, np.arange(k)
+    # Positive numbers, in the order that `find_largest` writes.
+    pairs[0, 1:, 1] = ~(np.abs(values).view(np.uint32) | np.uint32(1 << 31))
+    yield s.case(
+        "draw_largest",
+        "*found draws *tokens places",
+        0,
+        lambda: {
+            "found": pairs.copy(),
+            "draws": np.array([[[0.5, 1, 1, k]]], np.float32),
+            "tokens": np.zeros(1, np.uint32),
+            "places": last,
+        },
+        sizes=f"{k} logits",
+        tolerance=0,
+        record=lambda ops, t: ops.draw_largest(
+            t["found"], t["draws"], NewRows(t["tokens"], t["places"], 0), 0
+        ),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -17,6 +18,22 @@ from llmgpu.lm.ops.tensor import AnyArray, Tensor
 
 MAX_STEPS = 16  # in a submission
 TIES = 55  # ids, beside those with the largest logits, that there is room for
+PAIRS = 32  # whose bytes are a multiple of what a device can bind at
+
+
+@dataclass(frozen=True)
+class Largest:
+    """What a step found and drew for its rows.
+
+    drawn: (rows,). ids, logits: the largest, (rows, k), in descending order, of equal ones the
+    smallest ids. decides: (rows,), whether these decide what is drawn: not if there was no room for
+    all that are equal, or one is NaN.
+    """
+
+    drawn: AnyArray
+    ids: NDArray[np.int64]
+    logits: NDArray[np.float32]
+    decides: NDArray[np.bool_]
 
 
 class CachedRows:
@@ -59,8 +76,9 @@ class CachedRows:
             ops.rms_norm(self._norm(FINAL_NORM), config.norm_epsilon)
             ops.linear(self._normed, model.output_weight, self.logits)
         self._to_logits = Program("to logits", self._layers.steps + output.steps)
-        self._likeliest: dict[int, Program] = {}
-        self._largest: dict[int, tuple[Program, Tensor]] = {}
+        self._draws = ops.tensor("draws", (MAX_STEPS, rows, 4))
+        self._found: dict[int, Tensor] = {}  # by how many are wanted
+        self._programs: dict[tuple[object, ...], Program] = {}
 
     def _operand(self, name: str, width: int) -> Tensor:
         """Make a tensor that products take."""
@@ -125,50 +143,72 @@ class CachedRows:
         self._ops.run(self._to_logits)
         # The next ones are recorded while the device is at work.
         self._ops.prepare(self._to_logits)
-        return self.read_logits()
-
-    def read_logits(self) -> NDArray[np.float32]:
-        """Return the logits that were found last, (rows, tokens)."""
         logits: NDArray[np.float32] = self._ops.read(self.logits)
         return logits[:, : self._ids]
 
-    def find_largest(self, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
-        """Add the rows to the cache; return the k largest logits after each, and their ids.
+    def take_drawn(self, k: int, draws: AnyArray) -> Callable[[], list[Largest]]:
+        """Start to add the rows to the cache and draw the ids after them, again and again.
 
-        Returns ids and logits, (rows, k), in descending order, of equal ones the smallest ids. None
-        if too many are equal or one is NaN: then `read_logits` has all.
+        k: how many of the largest logits are found. draws: float32 (steps, rows, 4), as
+        `Operations.draw_largest` takes them.
+        Returns what waits for what was found and drawn, a step each.
         """
-        if k not in self._largest:
-            shape = (self.rows, 1 + k + TIES, 2)
-            found = self._ops.tensor("largest logits", shape, np.uint32)
-            with self._ops.record("largest logits") as choice:
-                self._ops.find_largest(self.logits, self._ids, k, found)
-            self._largest[k] = Program("step", self._to_logits.steps + choice.steps), found
-        program, found = self._largest[k]
-        self._ops.run(program)
-        self._ops.prepare(program)
-        pairs = np.ascontiguousarray(self._ops.read(found)).view("<u8")[..., 0]
-        ascending = np.sort(pairs[:, 1:], axis=1)[:, :k]
-        has_nan = (ascending[:, 0] >> np.uint64(32) == 0).any()
-        if has_nan or (pairs[:, 0] > k + TIES).any():
-            return None
-        ids = (ascending & np.uint64(0xFFFFFFFF)).astype(np.int64)
-        return ids, logits_of((ascending >> np.uint64(32)).astype(np.uint32))
+        found = self._found_of(k)
+
+        def record(step: int) -> None:
+            part = found.rows(step, step + 1).reshaped(*found.shape[1:])
+            self._ops.find_largest(self.logits, self._ids, k, part)
+            self._ops.draw_largest(part, self._draws, self._new, step)
+
+        steps = len(draws)
+        padded = np.zeros(self._draws.shape, np.float32)
+        padded[:steps] = draws
+        self._ops.write(self._draws, padded)
+        self._run_steps(("drawn", k), steps, record)
+        finish = self._ops.begin_read(found.rows(0, steps))
+        return lambda: [_largest_of(pairs, k) for pairs in finish()]
+
+    def _found_of(self, k: int) -> Tensor:
+        if k not in self._found:
+            # Each step's starts where a device can bind it.
+            pairs = -(-(1 + k + TIES) // PAIRS) * PAIRS
+            shape = (MAX_STEPS, self.rows, pairs, 2)
+            self._found[k] = self._ops.tensor("largest logits", shape, np.uint32)
+        return self._found[k]
 
     def take_likeliest(self, steps: int) -> Callable[[], AnyArray]:
         """Start to add the rows to the cache and take the likeliest ids after them, `steps` times.
 
         Returns what waits for the ids, uint32 (steps, rows).
         """
-        if steps not in self._likeliest:
-            programs = [self._likeliest_program(step) for step in range(steps)]
-            joined = [step for program in programs for step in program.steps]
-            self._likeliest[steps] = Program(f"{steps} likeliest ids", joined)
-        self._ops.run(self._likeliest[steps])
+
+        def record(step: int) -> None:
+            self._ops.take_likeliest(self.logits, self._ids, self._new, self._chosen, step)
+
+        self._run_steps(("likeliest",), steps, record)
         finish = self._ops.begin_read(self._chosen)
         return lambda: finish()[:steps]
 
-    def _likeliest_program(self, step: int) -> Program:
-        with self._ops.record("likeliest ids") as choice:
-            self._ops.take_likeliest(self.logits, self._ids, self._new, self._chosen, step)
-        return Program("step", self._to_logits.steps + choice.steps)
+    def _run_steps(
+        self, kind: tuple[object, ...], steps: int, record: Callable[[int], None]
+    ) -> None:
+        """Run a pass to the logits and what `record` adds for the step, for each step."""
+        key = (*kind, steps)
+        if key not in self._programs:
+            joined = []
+            for step in range(steps):
+                with self._ops.record("choice") as choice:
+                    record(step)
+                joined += self._to_logits.steps + choice.steps
+            self._programs[key] = Program(f"{steps} ids", joined)
+        self._ops.run(self._programs[key])
+
+
+def _largest_of(pairs: AnyArray, k: int) -> Largest:
+    """Return what was found of each row's logits, (rows, 1 + capacity, 2)."""
+    drawn = pairs[:, 0, 1]
+    ascending = np.sort(np.ascontiguousarray(pairs).view("<u8")[:, 1:, 0], axis=1)[:, :k]
+    inverted = (ascending >> np.uint64(32)).astype(np.uint32)
+    ids = (ascending & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    decides = (pairs[:, 0, 0] < pairs.shape[1]) & (inverted[:, 0] != 0)
+    return Largest(drawn, ids, logits_of(inverted), decides)

@@ -4,8 +4,10 @@ Keys and values of all ids so far are kept (a cache), so that a new id costs one
 through in blocks of rows. When the longest sequence of the model is reached, the cache is filled
 again from the last half of the ids, and generation continues.
 
-The likeliest ids are chosen on the device, several steps ahead of what the host has read; what is
-drawn at random is drawn on the host.
+Ids are chosen on the device, several steps ahead of what the host has read. What is drawn at
+random is drawn on the host as well, in float64, from the largest logits: that is what counts, and
+steps that followed another id are dropped. Where more than the largest decide, the host reads all
+logits.
 """
 
 from __future__ import annotations
@@ -14,22 +16,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.lm.data.token_source import check_ids
-from llmgpu.lm.generating.cached_rows import MAX_STEPS, CachedRows
+from llmgpu.lm.generating.cached_rows import MAX_STEPS, CachedRows, Largest
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import Model
-from llmgpu.lm.ops.tensor import AnyArray
+from llmgpu.lm.ops.generating import MOST_LARGEST
 from llmgpu.lm.options import SamplingOptions
 
 PROMPT_ROWS = 64  # ids of prompts that go through at a time
-MOST_LARGEST = 1000  # logits that are looked for on the device: of more, all are read
 AHEAD = 2  # submissions of steps that are under way
 STEPS_SECONDS = 0.02  # aim for a submission
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -101,6 +105,7 @@ class Generator:
         if rows != sequences:
             self._block = CachedRows(model, caches, rows, self._ids)
         self._steps = 1  # in the next submission
+        self._needs_all = False  # logits, for the next step
 
     def generate(self, prompt: Sequence[int], count: int, sampler: Sampler) -> Iterator[int]:
         """Yield `count` ids that follow `prompt`, each drawn by `sampler` from the model's logits.
@@ -132,10 +137,14 @@ class Generator:
             for sequence in working:
                 self._restart_if_full(sequence)
             self._take_in(working)
+            largest = self._largest_wanted(working)
             if all(s.request.sampler.is_greedy for s in working):
                 yield from self._likeliest(working)
-            else:
+            elif largest is None or self._needs_all:
+                self._needs_all = False
                 yield from self._drawn(working)
+            else:
+                yield from self._drawn_ahead(working, largest)
 
     def _admit(
         self, waiting: Iterator[tuple[int, Request]], working: list[_Sequence]
@@ -181,48 +190,86 @@ class Generator:
         self._step.write(*zip(*rows, strict=True))
 
     def _drawn(self, working: Sequence[_Sequence]) -> Iterator[tuple[int, int]]:
-        """Yield the next id of each sequence, drawn from its logits."""
+        """Yield the next id of each sequence, drawn from all its logits."""
         self._write_last(working)
-        for s, token in zip(working, self._draw(working), strict=True):
+        logits = self._step.find_logits()
+        for s, token in [(s, s.request.sampler.draw(logits[s.row])) for s in working]:
             s.done = len(s.ids)
             if s.add(token):
                 yield s.number, token
 
-    def _draw(self, working: Sequence[_Sequence]) -> list[int]:
-        """Draw an id for each sequence; where the largest logits decide, only these are read."""
+    def _largest_wanted(self, working: Sequence[_Sequence]) -> int | None:
+        """Return how many of the largest logits decide what all of them draw; None if too many."""
         wanted = [s.request.sampler.largest_wanted(self._ids) for s in working]
         most = max(MOST_LARGEST + 1 if k is None else k for k in wanted)
-        if most > MOST_LARGEST:
-            logits = self._step.find_logits()
-        else:
-            found = self._step.find_largest(most)
-            if found is not None:
-                ids, values = found
-                return [s.request.sampler.draw_largest(ids[s.row], values[s.row]) for s in working]
-            logits = self._step.read_logits()
-        return [s.request.sampler.draw(logits[s.row]) for s in working]
+        return most if most <= MOST_LARGEST else None
+
+    def _drawn_ahead(self, working: Sequence[_Sequence], k: int) -> Iterator[tuple[int, int]]:
+        """Yield ids of step after step that the device drew from the k largest logits.
+
+        What the sampler draws counts: where that is another id, the sequence's steps from there on
+        are dropped. So are all from where the largest logits don't decide: `_drawn` is next.
+        """
+        given = 0
+
+        def start(steps: int) -> Callable[[], list[Largest]]:
+            nonlocal given
+            draws = np.zeros((steps, self._sequences, 4), np.float32)
+            for s in working:
+                draws[:, s.row] = s.request.sampler.draws_ahead(given, steps)
+            given += steps
+            return self._step.take_drawn(k, draws)
+
+        following = list(working)
+        for found in self._ahead(working, start, lambda: len(following) == len(working)):
+            given -= 1
+            if not all(found.decides[s.row] for s in following):
+                self._needs_all = True
+                following.clear()
+            for s in following:
+                token = s.request.sampler.draw_largest(found.ids[s.row], found.logits[s.row])
+                s.done = len(s.ids)
+                if s.add(token):
+                    yield s.number, token
+            following[:] = [s for s in following if s.left and s.ids[-1] == found.drawn[s.row]]
 
     def _likeliest(self, working: Sequence[_Sequence]) -> Iterator[tuple[int, int]]:
         """Yield the likeliest ids of step after step, until a sequence ends or is full."""
+        for ids in self._ahead(
+            working, self._step.take_likeliest, lambda: all(s.left for s in working)
+        ):
+            chosen = ids.tolist()
+            for s in working:
+                # Steps that were under way when a sequence ended are for the others.
+                if s.left:
+                    s.done = len(s.ids)
+                    if s.add(chosen[s.row]):
+                        yield s.number, s.ids[-1]
+
+    def _ahead(
+        self,
+        working: Sequence[_Sequence],
+        start: Callable[[int], Callable[[], Iterable[T]]],
+        is_wanted: Callable[[], bool],
+    ) -> Iterator[T]:
+        """Yield what steps give, some submissions of which are under way.
+
+        start: submits a number of steps; returns what waits for them. is_wanted: asked after each
+            submission whether further steps are.
+        """
         self._write_last(working)
         room = min(min(s.left, self._config.seq_len - len(s.ids) + 1) for s in working)
-        ahead: deque[Callable[[], AnyArray]] = deque()
+        ahead: deque[Callable[[], Iterable[T]]] = deque()
         last = time.perf_counter()
         while True:
             while room and len(ahead) < AHEAD:
                 steps = min(self._steps, room)
-                ahead.append(self._step.take_likeliest(steps))
+                ahead.append(start(steps))
                 room -= steps
             if not ahead:
                 return
-            for ids in ahead.popleft()().tolist():
-                for s in working:
-                    # Steps that were under way when a sequence ended are for the others.
-                    if s.left:
-                        s.done = len(s.ids)
-                        if s.add(ids[s.row]):
-                            yield s.number, s.ids[-1]
-            if not all(s.left for s in working):
+            yield from ahead.popleft()()
+            if not is_wanted():
                 room = 0
             now = time.perf_counter()
             self._pace(now - last)

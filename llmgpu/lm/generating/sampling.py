@@ -6,12 +6,16 @@ below 0 is multiplied by it (N. S. Keskar et al., CTRL, arXiv 1909.05858).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.lm.options import SamplingOptions
+
+LARGEST_FACTOR = 3e38  # of logits, in float32
 
 
 class Sampler:
@@ -24,6 +28,7 @@ class Sampler:
         """Start from the seed."""
         self._options = options
         self._random = np.random.Generator(np.random.Philox(options.seed))
+        self._uniform: deque[float] = deque()  # made before they are used
         self._seen: set[int] = set()
         self.log_probabilities: list[float] = []
 
@@ -80,7 +85,25 @@ class Sampler:
         # As NumPy's `choice` does, whose checks take longer than all the rest.
         ends = np.cumsum(probabilities)
         ends /= ends[-1]
-        return int(np.searchsorted(ends, self._random.random(), side="right"))
+        return int(np.searchsorted(ends, self._next_uniform(), side="right"))
+
+    def _next_uniform(self) -> float:
+        return self._uniform.popleft() if self._uniform else self._random.random()
+
+    def draws_ahead(self, skip: int, count: int) -> NDArray[np.float64]:
+        """Return what decides `count` draws from the largest logits, after the next `skip`.
+
+        That is (count, 4): a number from 0 to 1, what logits are multiplied by, top_p and top_k.
+        """
+        options, missing = self._options, skip + count - len(self._uniform)
+        draws = np.ones((count, 4))
+        if self.is_greedy:
+            return draws
+        if missing > 0:
+            self._uniform.extend(self._random.random(missing).tolist())
+        draws[:, 0] = list(islice(self._uniform, skip, skip + count))
+        draws[:, 1:] = min(1 / options.temperature, LARGEST_FACTOR), options.top_p, options.top_k
+        return draws
 
     def _penalised(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits with those of ids that came up lowered."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.kernel_source import struct_dtype
+from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.lm.ops.arguments import AttentionShape, HeadTensors, NewRows, Norm, Rotation
 from llmgpu.lm.ops.attention import attention_params, check_width
 from llmgpu.lm.ops.linear import FEW_ROWS, FOUR, LEAST_ROW_THREADS, LOADS
@@ -35,6 +35,8 @@ HEADS = struct_dtype("lm/head_places.wgsl", "HeadParams")
 INNER = struct_dtype("lm/inner_params.wgsl", "InnerParams")
 LARGEST = struct_dtype("lm/13_find_largest.wgsl", "LargestParams")
 CHOICE = struct_dtype("lm/13_take_likeliest.wgsl", "ChoiceParams")
+DRAW = struct_dtype("lm/13_draw_largest.wgsl", "DrawParams")
+MOST_LARGEST = constant("lm/13_draw_largest.wgsl", "MOST")  # of the logits that ids are drawn from
 
 
 class Generating(Operations):
@@ -122,8 +124,7 @@ class NumpyGenerating(Generating, NumpyRecorder):
     ) -> None:
         rows.tokens.array[...] = logits.array[:, :count].argmax(1)
         chosen.array[step] = rows.tokens.array
-        positions, starts = rows.places.array
-        positions += starts < rows.idle
+        self._advance(rows)
 
     @recorded
     def find_largest(self, logits: Tensor, count: int, k: int, found: Tensor) -> None:
@@ -134,6 +135,25 @@ class NumpyGenerating(Generating, NumpyRecorder):
             target[0] = len(ids), 0
             ids = ids[: len(target) - 1]
             target[1 : 1 + len(ids)] = np.stack([ids, ~order[ids]], 1)
+
+    @recorded
+    def draw_largest(self, found: Tensor, draws: Tensor, rows: NewRows, step: int) -> None:
+        for row, (uniform, inverse, top_p, k) in enumerate(draws.array[step].tolist()):
+            count, capacity = int(found.array[row, 0, 0]), found.shape[1] - 1
+            pairs = found.array[row, 1 : 1 + min(count, capacity)]
+            pairs = pairs[np.lexsort(pairs.T)[: max(1, int(k))]]
+            logits = logits_of(pairs[:, 1]).astype(np.float64)
+            ends = np.cumsum(np.exp((logits - logits[0]) * inverse))
+            ends = ends[: np.searchsorted(ends, top_p * ends[-1]) + 1]
+            place = np.searchsorted(ends, uniform * ends[-1], side="right")
+            rows.tokens.array[row] = pairs[min(place, len(ends) - 1), 0]
+        found.array[:, 0, 1] = rows.tokens.array
+        self._advance(rows)
+
+    @staticmethod
+    def _advance(rows: NewRows) -> None:
+        positions, starts = rows.places.array
+        positions += starts < rows.idle
 
 
 def _order_of(logits: FloatArray) -> NDArray[np.uint32]:
@@ -281,6 +301,18 @@ class GpuGenerating(Generating, GpuRecorder):
             params=np.array([sizes], LARGEST),
             logits=logits,
             found=found,
+        )
+
+    def draw_largest(self, found: Tensor, draws: Tensor, rows: NewRows, step: int) -> None:
+        sizes = (found.shape[0], found.shape[1] - 1, step, rows.idle)
+        self.dispatch(
+            "lm/13_draw_largest.wgsl",
+            found.shape[0],
+            params=np.array([sizes], DRAW),
+            draws=draws,
+            found=found,
+            tokens=rows.tokens,
+            places=rows.places,
         )
 
 

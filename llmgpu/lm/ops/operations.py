@@ -414,6 +414,16 @@ class Operations(ABC):
         logit, see `logits_of`, of as many as there is room for, in no order; the rest has all bits.
         """
 
+    @abstractmethod
+    def draw_largest(self, found: Tensor, draws: Tensor, rows: NewRows, step: int) -> None:
+        """Make one of the ids that `find_largest` found the row's token, at its next position.
+
+        draws: (steps, N, 4), of which row `step` counts: a number from 0 to 1 that the id is drawn
+            by, what logits are multiplied by, top_p, and k, up to `MOST_LARGEST`.
+        found: the id is put beside the number of those found. It is what `Sampler` draws, but where
+            that is a matter of rounding.
+        """
+
     # Loss and updates
 
     @abstractmethod

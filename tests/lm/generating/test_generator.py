@@ -115,6 +115,65 @@ def test_a_seed_repeats_what_was_drawn(operations: Operations) -> None:
     assert runs[0] == runs[1] != runs[2]
 
 
+class FromAllLogits(Sampler):
+    """Draws as `Sampler` does, from all logits."""
+
+    def largest_wanted(self, count: int) -> int | None:
+        return None
+
+
+class Misled(Sampler):
+    """Tells the device other numbers than it draws by, so that most of its ids are others."""
+
+    def draws_ahead(self, skip: int, count: int) -> np.ndarray:
+        draws = super().draws_ahead(skip, count)
+        draws[:, 0] = 1 - draws[:, 0]
+        return draws
+
+
+DRAWN = (
+    SamplingOptions(temperature=4, top_k=9, seed=1),
+    SamplingOptions(temperature=2, top_k=40, top_p=0.7, seed=2),
+    SamplingOptions(temperature=0),
+    SamplingOptions(temperature=9, top_k=3, seed=4),
+)
+
+
+@pytest.mark.parametrize("sampler", [Sampler, Misled])
+def test_ids_drawn_ahead_are_those_drawn_from_all_logits(
+    operations: Operations, sampler: type[Sampler]
+) -> None:
+    model = make_model(operations)
+    alone = [
+        list(Generator(model).generate(IDS[k : k + 5], 14, FromAllLogits(options)))
+        for k, options in enumerate(DRAWN)
+    ]
+    assert [
+        list(Generator(model).generate(IDS[k : k + 5], 14, sampler(options)))
+        for k, options in enumerate(DRAWN)
+    ] == alone
+    requests = [Request(IDS[k : k + 5], 14, sampler(options)) for k, options in enumerate(DRAWN)]
+    made: list[list[int | None]] = [[] for _ in requests]
+    for number, token in Generator(model, sequences=3).continue_all(requests):
+        made[number].append(token)
+    assert made == [[*ids, None] for ids in alone]
+
+
+@pytest.mark.parametrize("logit", [0.0, np.nan])
+def test_where_the_largest_logits_do_not_decide_all_are_read(
+    operations: Operations, logit: float
+) -> None:
+    model = make_model(operations)
+    values = read_weights(model)
+    values["model.norm.weight"][:] = logit  # all logits are equal, or none is a number
+    model.load(values.__getitem__)
+    options = SamplingOptions(temperature=1, top_k=200, seed=3)
+    ids = [
+        list(Generator(model).generate([1], 6, kind(options))) for kind in (Sampler, FromAllLogits)
+    ]
+    assert ids[0] == ids[1]
+
+
 @pytest.mark.parametrize("dim", [20, 32])
 def test_a_batch_of_prompts(operations: Operations, dim: int) -> None:
     # More prompts than the batch has room for, some longer than a block, one than the model takes.

@@ -173,3 +173,21 @@ def test_ids_are_drawn_as_numpy_chooses() -> None:
         logits = rng.standard_normal(50).astype(np.float32)
         ids, probabilities = sampler.candidates(logits)
         assert sampler.draw(logits) == ids[random.choice(len(ids), p=probabilities)]
+
+
+def test_numbers_made_ahead_are_those_drawn_by() -> None:
+    values = -np.sort(-np.random.default_rng(0).standard_normal(50)).astype(np.float32)
+    options = SamplingOptions(temperature=0.7, top_k=50, top_p=0.9, seed=5)
+    plain, ahead = Sampler(options), Sampler(options)
+    ids = np.arange(50)
+    drawn = [plain.draw_largest(ids, values) for _ in range(9)]
+    numbers = np.random.Generator(np.random.Philox(5)).random(9)
+    assert [ahead.draw_largest(ids, values) for _ in range(2)] == drawn[:2]
+    first = ahead.draws_ahead(1, 3)
+    np.testing.assert_array_equal(first[:, 0], numbers[3:6])
+    np.testing.assert_allclose(first[:, 1:], [[1 / 0.7, 0.9, 50]] * 3)
+    np.testing.assert_array_equal(ahead.draws_ahead(0, 1)[:, 0], numbers[2:3])
+    assert [ahead.draw_largest(ids, values) for _ in range(7)] == drawn[2:]
+    tiny = Sampler(SamplingOptions(temperature=1e-300)).draws_ahead(0, 1).astype(np.float32)
+    assert np.isfinite(tiny).all()
+    assert Sampler(SamplingOptions(temperature=0)).draws_ahead(3, 2).tolist() == [[1] * 4] * 2

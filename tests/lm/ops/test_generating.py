@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops.arguments import AttentionShape, HeadTensors, NewRows, Norm, Rotation
-from llmgpu.lm.ops.generating import logits_of
+from llmgpu.lm.ops.generating import MOST_LARGEST, logits_of
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import Packed, Tensor, make_packed
@@ -191,6 +193,70 @@ def test_more_equal_logits_than_there_is_room_for(operations: Operations) -> Non
     pairs = operations.read(found)
     assert pairs[:, 0].tolist() == [[600, 0], [600, 0]]
     assert pairs[1, 1:, 1].tolist().count(0) <= 1
+
+
+@pytest.mark.parametrize("k", [1, 200, MOST_LARGEST])
+def test_ids_are_drawn_from_the_largest_logits(operations: Operations, k: int) -> None:
+    rng = np.random.default_rng(k)
+    count, rows = 3000, 6
+    logits = (rng.standard_normal((rows, count)) * 4).astype(np.float32)
+    logits[1] = np.rint(logits[1] / 4)  # many are equal
+    logits[2, ::2] = -np.inf
+    given = tensor_of(operations, "logits", logits)
+    places = np.array([[3, 0, 7, 1, 0, 2], [0, 10, 20, 30, 99, 40]], np.uint32)
+    new = NewRows(
+        tensor_of(operations, "tokens", np.full(rows, 9, np.uint32)),
+        tensor_of(operations, "places", places),
+        99,
+    )
+    found = tensor_of(operations, "found", np.full((rows, 1 + count, 2), 7, np.uint32))
+    factors, top_p = np.array([1, 2, 0.3, 1e30, 0.7, 1]), np.array([1, 0.9, 0.5, 1, 1e-9, 0.999])
+    for step, uniform in enumerate(np.linspace(0, 1 - 2**-24, 5)):
+        draws = np.zeros((5, rows, 4))
+        draws[step] = np.stack([np.full(rows, uniform), factors, top_p, np.full(rows, k)], 1)
+        drawn = tensor_of(operations, "draws", draws)
+        run(operations, lambda: operations.find_largest(given, count, k, found))
+        run(operations, lambda: operations.draw_largest(found, drawn, new, step))  # noqa: B023
+        ids = operations.read(new.tokens)
+        assert operations.read(found)[:, 0, 1].tolist() == ids.tolist()
+        for row, token in enumerate(ids):
+            options = (factors[row], top_p[row], k)
+            assert token in drawn_ids(logits[row].astype(np.float64), uniform, *options)
+    moved = places + np.array([[5], [0]], np.uint32) * (places[1] < 99)
+    np.testing.assert_array_equal(operations.read(new.places), moved)
+
+
+def drawn_ids(logits: Array, uniform: float, factor: float, top_p: float, k: int) -> set[int]:
+    """Return the ids that may be drawn: one, or several where sums are within rounding."""
+    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))[:k]
+    weights = [math.exp((logits[i] - logits[order[0]]) * factor) for i in order]
+    ids = set()
+    for error in (-1e-5, 0, 1e-5):
+        head, kept = 0.0, 0
+        while kept < len(order) and (kept == 0 or head < top_p * sum(weights) * (1 + error)):
+            head += weights[kept]
+            kept += 1
+        for shift in (-1e-5, 0, 1e-5):
+            end, place = 0.0, 0
+            while place < kept and end + weights[place] <= (uniform + shift) * head:
+                end += weights[place]
+                place += 1
+            ids.add(order[min(place, kept - 1)])
+    return ids
+
+
+def test_more_equal_logits_than_fit_still_give_an_id(operations: Operations) -> None:
+    given = tensor_of(operations, "logits", np.zeros((1, 600), np.float32))
+    found = tensor_of(operations, "found", np.zeros((1, 6, 2), np.uint32))
+    new = NewRows(
+        tensor_of(operations, "tokens", np.full(1, 700, np.uint32)),
+        tensor_of(operations, "places", np.zeros((2, 1), np.uint32)),
+        99,
+    )
+    draws = tensor_of(operations, "draws", np.array([[[0.5, 1, 1, 3]]]))
+    run(operations, lambda: operations.find_largest(given, 600, 3, found))
+    run(operations, lambda: operations.draw_largest(found, draws, new, 0))
+    assert operations.read(new.tokens)[0] < 600
 
 
 def test_packed_matrices_start_where_a_device_can_bind_them(operations: Operations) -> None:
