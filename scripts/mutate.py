@@ -140,6 +140,8 @@ TESTS = {
     "llmgpu/cpu/threads.c": _OPERATIONS,
 }
 KERNEL_TESTS = {
+    "wgsl/common": "bpe/encoding/test_subgroups.py bpe/plain/test_recount_gpu.py "
+    "bpe/plain/test_greedy_gpu.py",
     "wgsl/words": "bpe/words/test_word_table_gpu.py bpe/words/test_count_gpu.py",
     "wgsl/count": "bpe/words/test_count_gpu.py bpe/test_engines.py",
     "wgsl/encode": "bpe/encoding/test_encoder_gpu.py bpe/test_engines.py",

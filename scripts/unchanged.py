@@ -22,6 +22,8 @@ RULES: dict[str, list[str]] = {
         # The same of limits that take gigabytes to reach.
         r"^MAX_(?:POSITIONS|WORD_BYTES) = .*: \d+ -> ",
         r"NO_PAIR \|\| \| \d+: ",
+        # WGSL: who dispatches a kernel takes the numbers of its bindings from its text.
+        r"^@group\(0\) @binding\(\d+\) .*\| 19: ",
         # Sizes of blocks, and estimates of memory, which have a margin.
         r"^_?(?:(?:NUMPY_|ENGINE_)?COSTS|SLICE_BYTES|BLOCK|WORD_BYTES|LEAST_BLOCK)\b.*: \d+ -> ",
     ],
@@ -50,6 +52,8 @@ RULES: dict[str, list[str]] = {
         r"^if \((?:left|right) == NO_ID\) \| \d+: == -> !=",
         r"\btoken_id\(vocabulary, token \+ cut, length - cut\)",
         r"^(?:if \()?ranks_after\(vocabulary, token",
+        r"^uint32_t rank = slot->value\[0\]; .*: 0 -> 1$",
+        r"^for \(int64_t cut = 1; cut < length; .*: < -> <=$",  # the empty text is no token
         r"^for \(uint64_t at = 0; at <= vocabulary->pair_mask; .*: <= -> <$",
         r"^made\[pair->result\] = ",
         r"^if \(scratch->stages == STAGES\) \{",
@@ -83,6 +87,26 @@ RULES: dict[str, list[str]] = {
         r"^if \(load64\(\*p \+ 1\) & TOPS\)",  # time alone: whether it is worth a try
         r"^if \(p == end \|\| \*p < 0x80 \|\|",  # neither the padding nor ASCII is a letter there
         r"^\} while \(p < end && \*p >= 0x80\); .*: >= -> >$",  # no character begins with 0x80
+    ],
+    "llmgpu/cpu/threads.c": [
+        # Time alone: how long a thread looks for work, and which work is shared.
+        r"\bLOOKS\b|^pause_briefly\(|^__builtin_ia32_pause",
+        r"^if \(__atomic_load_n\(&threads->(?:started|inside), __ATOMIC_\w+\) [!=]= ",
+        r"^if \(threads->others == 0 \|\| count <= step\)",
+        r"^return step > 0 \? step : 1; .*: 1 -> 2$",
+        r"^int64_t step = LEAST_ELEMENTS .*: (?:0 -> 1|1 -> 2)$",
+        r"^pthread_(?:mutex|cond)_init\(",  # memory of zeros is one already
+        r"^threads->is_open = 0; ",  # who comes then finds nothing to do, either
+    ],
+    "llmgpu/cpu/transfers.c": [
+        # Time alone: how many threads there are.
+        r"^int64_t pieces = transfer|^while \(started < threads - 1 .*(?:1 -> 2|< -> <=)$",
+        r"^pthread_mutex_(?:init|destroy)\(",  # memory of zeros is one already
+    ],
+    "llmgpu/cpu/products.c": [
+        # Time alone: how many parts a product has.
+        r"^int64_t parts = rows \* columns \* inner / LEAST_PART; ",
+        r"^(?:if \()?parts (?:=|>) (?:thread_count\(|longer / ALIGNMENT)",
     ],
     "llmgpu/cpu/trainer.c": [
         r"^int64_t at = 1, word = 0; ",  # both are set once more before they are read
