@@ -36,15 +36,9 @@ fn attention(
     @builtin(local_invocation_index) local_index: u32,
 ) {
     let group = flat_group(workgroup, workgroups);
-    let blocks = (params.seq + BLOCK_ROWS - 1u) / BLOCK_ROWS;
-    let columns = params.workgroups / blocks; // B * H
     if (group < params.workgroups) {
-        let head = group % params.heads;
-        let sequence = group % columns / params.heads * params.seq;
-        let first = (blocks - 1u - group / columns) * BLOCK_ROWS;
-        let query = Corner(sequence, params.heads, head, first, 0u);
-        let kv_head = head / (params.heads / params.kv_heads);
-        attend(query, Corner(sequence, params.kv_heads, kv_head, 0u, 0u), local_index);
+        let query = query_block(group);
+        attend(query, keys_of(query), local_index);
     }
 }
 

@@ -11,10 +11,8 @@
 // binding 7  norm_weight  read        (C,), four an element
 // binding 8  weight       read        (rows, C), four an element
 // dispatch: for each row, one workgroup for WORKGROUP_SIZE / ROW_THREADS pairs of columns
-//!include lm/head_places.wgsl
-//!include lm/normed_pairs.wgsl
+//!include lm/normed_heads.wgsl
 
-@group(0) @binding(7) var<storage, read> norm_weight: array<vec4<f32>>;
 @group(0) @binding(8) var<storage, read> weight: array<vec4<f32>>;
 
 fn four_weights(i: u32) -> vec4<f32> {
@@ -27,15 +25,5 @@ fn normed_heads(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
-    let group = flat_group(workgroup, workgroups);
-    let of_workgroup = WORKGROUP_SIZE / ROW_THREADS;
-    let groups = (pairs_of_row() + of_workgroup - 1u) / of_workgroup;
-    let row = group / groups;
-    let pair = group % groups * of_workgroup + local_index / ROW_THREADS;
-    let inside = row < params.rows && pair < pairs_of_row();
-    let sums =
-        normed_sums(row, weight_rows(pair), inside, params.width, params.epsilon, local_index);
-    if (inside && local_index % ROW_THREADS == 0u) {
-        store_pair(row, pair, sums);
-    }
+    store_normed_heads(flat_group(workgroup, workgroups), local_index);
 }

@@ -9,12 +9,8 @@
 // binding 3  norm_weight  read        (C,), four an element
 // binding 4  weight       read        (rows, C), half precision, four an element
 // dispatch: for each row, one workgroup for WORKGROUP_SIZE / ROW_THREADS columns
-//!include lm/inner_params.wgsl
-//!include lm/normed_pairs.wgsl
-//!include lm/activations.wgsl
+//!include lm/normed_swiglu.wgsl
 
-@group(0) @binding(2) var<storage, read_write> out: array<f32>;
-@group(0) @binding(3) var<storage, read> norm_weight: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read> weight: array<vec2<u32>>;
 
 fn four_weights(i: u32) -> vec4<f32> {
@@ -27,15 +23,5 @@ fn normed_swiglu_half(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
-    let group = flat_group(workgroup, workgroups);
-    let of_workgroup = WORKGROUP_SIZE / ROW_THREADS;
-    let groups = (params.width + of_workgroup - 1u) / of_workgroup;
-    let row = group / groups;
-    let column = group % groups * of_workgroup + local_index / ROW_THREADS;
-    let inside = row < params.rows && column < params.width;
-    let rows = vec2<u32>(column, params.up_start + column);
-    let sums = normed_sums(row, rows, inside, params.quads, params.epsilon, local_index);
-    if (inside && local_index % ROW_THREADS == 0u) {
-        out[row * params.width + column] = sums.x * sigmoid(sums.x) * sums.y;
-    }
+    store_normed_swiglu(flat_group(workgroup, workgroups), local_index);
 }

@@ -46,6 +46,21 @@ struct Corner {
     quad: u32,
 }
 
+// The block of queries of a workgroup: the last rows of all sequences, which see most keys, come first.
+fn query_block(group: u32) -> Corner {
+    let blocks = (params.seq + BLOCK_ROWS - 1u) / BLOCK_ROWS;
+    let columns = params.workgroups / blocks; // B * H
+    let sequence = group % columns / params.heads * params.seq;
+    let first = (blocks - 1u - group / columns) * BLOCK_ROWS;
+    return Corner(sequence, params.heads, group % params.heads, first, 0u);
+}
+
+// The first keys and values of the sequence that queries belong to.
+fn keys_of(query: Corner) -> Corner {
+    let kv_head = query.head / (params.heads / params.kv_heads);
+    return Corner(query.sequence, params.kv_heads, kv_head, 0u, 0u);
+}
+
 // The corner moved down and right.
 fn moved(corner: Corner, rows: u32, quads: u32) -> Corner {
     return Corner(
