@@ -11,7 +11,7 @@ import json
 import statistics
 import types
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, astuple, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, astuple, dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
 from llmgpu.bench.units import quantity
@@ -299,10 +299,22 @@ def read_record(plain: Any) -> Record:
         raise ValueError(f"is a record of version {version!r}; this llmgpu reads 1 to {VERSION}")
     try:
         record: Record = _read(Record, plain, "")
+        _name_startup(record)
         _check_numbers(record)
     except ValueError as error:
         raise ValueError(f"is damaged: {error}") from error
     return record
+
+
+def _name_startup(record: Record) -> None:
+    """Name the CPU engine of start-up, NumPy in earlier versions, as the other results do."""
+    if any(result.engine == C_ENGINE for result in record.results):
+        record.results[:] = [
+            replace(result, engine=C_ENGINE)
+            if (result.what, result.engine) == (STARTUP, NUMPY_ENGINE)
+            else result
+            for result in record.results
+        ]
 
 
 def _check_numbers(record: Record) -> None:

@@ -40,15 +40,15 @@ def measure_startup(
         device = "cpu" if engine.backend is NUMPY else engine.name
         with TemporaryDirectory(prefix="llmgpu-bench-") as folder:
             for job, arguments in _commands(Path(folder)):
-                progress(f"{STARTUP}: {engine.name}, {job}", 0, None)
+                progress(f"{STARTUP}: {engine.host_name}, {job}", 0, None)
                 times, printed = run("-m", "llmgpu", *arguments, "--device", device, "--json")
                 said = list(map(_phases, printed))
                 phases = {name: Times.of([one[name] for one in said]) for name in said[0]}
                 phases = {"python and NumPy": floor} | phases
                 rest = times.median - sum(phase.median for phase in phases.values())
                 phases["the rest"] = Times.of([max(0.0, rest)])
-                result = Result(STARTUP, engine.name, correct=True, job=job, answer="exit code 0")
-                yield replace(result, seconds=times, phases=phases)
+                result = Result(STARTUP, engine.host_name, correct=True, job=job)
+                yield replace(result, answer="exit code 0", seconds=times, phases=phases)
 
 
 def _commands(folder: Path) -> Iterator[tuple[str, list[str]]]:

@@ -62,6 +62,16 @@ def test_the_slowest_comes_first() -> None:
     assert [c.name for c in compare(old, new).slower] == [f"NumPy, {k}" for k in "cba"]
 
 
+def test_the_start_up_of_the_c_engine_under_the_name_that_it_had() -> None:
+    """It was called NumPy in records whose other results name the engine."""
+    c_engine, start_up = result(engine="llmgpu in C"), result("startup")
+    new = record(c_engine, result("startup", "llmgpu in C", 2.0))
+    comparison = compare(record(c_engine, start_up), new)
+    assert [change.name for change in comparison.slower] == ["llmgpu in C"]
+    assert not comparison.not_compared
+    assert compare(record(start_up), record(start_up)).changes[0].name == "NumPy"
+
+
 @pytest.mark.parametrize("mark", [{"engine": "torch 2.13 (cpu)"}, {"peer": True}])
 def test_peers_are_shown_and_do_not_count(mark: dict[str, Any]) -> None:
     comparison = compare(record(result(**mark)), record(result(median=3.0, **mark)))
