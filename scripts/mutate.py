@@ -439,15 +439,21 @@ def record(todo: list[Mutant], children: Children, on_devices: bool) -> dict[str
     return tests
 
 
+def file_of(test: str) -> str:
+    return test.partition("::")[0]
+
+
 def task_of(mutant: Mutant, tests: dict[str, Test], on_devices: bool) -> Task:
     """Return the task of trying a change."""
     files = test_files(mutant.module)
     chosen = {
         name: test.seconds
         for name, test in tests.items()
-        if name.partition("::")[0] in files and test.covers(mutant)
+        if file_of(name) in files and test.covers(mutant)
     }
-    files = [file for file in files if any(name.startswith(f"{file}::") for name in chosen)]
+    if not chosen:  # what is called while modules are imported
+        chosen = {name: one.seconds for name, one in tests.items() if file_of(name) in files}
+    files = [file for file in files if file in map(file_of, chosen)]
     return Task(files, on_devices, mutant, chosen)
 
 

@@ -79,11 +79,13 @@ RULES: dict[str, list[str]] = {
     "llmgpu/cpu/pairs.c": [
         # No list begins at 1, and positions in a list that hold another pair are passed over.
         r"^trainer->pairs\[pair\]\.(?:begin|size) = 0; .*: 0 -> 1$",
+        r"^trainer->pairs\[pair\]\.begin = 0; .*-> ;$",  # it keeps its place in the pool
         # The place after the last holds the candidate that is moved, which ends the loop as well.
         r"^if \(child \+ 1 < trainer->heap_used && \| \d+: (?:< -> <=|\+ -> -)",
     ],
     "llmgpu/cpu/pretokens.c": [
-        r"^for \(int byte = 0; byte < 128; .*(?:< -> <=|128 -> 129)$",  # set by the next loop
+        # A byte of 0 is decoded then; the next loop sets 128.
+        r"^for \(int byte = 0; byte < 128; .*(?:0 -> 1|< -> <=|128 -> 129)$",
         r"^if \(load64\(\*p \+ 1\) & TOPS\)",  # time alone: whether it is worth a try
         r"^if \(p == end \|\| \*p < 0x80 \|\|",  # neither the padding nor ASCII is a letter there
         r"^\} while \(p < end && \*p >= 0x80\); .*: >= -> >$",  # no character begins with 0x80
@@ -173,6 +175,13 @@ RULES: dict[str, list[str]] = {
     ],
     "llmgpu/bpe/training/batched_numpy.py": [
         r"^self\._key = -1 .*: 1 -> 2$",  # any negative number
+    ],
+    "wgsl/batched/06_select_batch.wgsl": [
+        r"^state\.equal_parts = .*: 1 -> 2$",  # it is compared with 0
+    ],
+    "wgsl/words/text.wgsl": [
+        # Time alone: which hash a word has, whose bytes are compared.
+        r"^for \(var done = 0u; |^let four = |^[ab] \^?= |^var [ab] = ",
     ],
     "llmgpu/bpe/encoding/encoder_shared.py": [
         # Time alone: which device takes what.

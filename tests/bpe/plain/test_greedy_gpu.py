@@ -80,6 +80,15 @@ def test_ids_are_those_of_a_plain_loop(
     assert encode(encoder, documents) == expected(vocabulary, documents)
 
 
+@pytest.mark.parametrize("children", [1, 2, 3, 7])
+def test_every_child_of_a_node_is_found(any_device: Device, children: int) -> None:
+    letters = bytes(range(children))
+    pairs = [b"a" + bytes([letter]) for letter in letters]
+    vocabulary = make_vocabulary([*BYTES, *pairs, b"a\0a", b"a\0z"], "none")
+    text = letters + b"za" + b"".join(pairs) + b"a\0za\0aaay"
+    assert encode(GpuGreedyEncoder(any_device, vocabulary), text) == expected(vocabulary, [text])
+
+
 CHINESE = "天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋收冬藏".encode()
 LONG_TEXTS = {
     "words": words(1, 150_000, 5_000),

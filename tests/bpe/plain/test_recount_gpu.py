@@ -157,6 +157,17 @@ def test_numpy_makes_the_same_merges(device: Device, tie: str) -> None:
     assert on_gpu.symbols == on_cpu.symbols
 
 
+def test_sums_of_more_blocks_than_a_tile_scans(device: Device) -> None:
+    blocks = recount_gpu.SCAN_TILE + 300
+    text = np.random.default_rng(3).choice(np.frombuffer(b"aab", np.uint8), 256 * blocks).tobytes()
+    options = TrainingOptions(258, pattern="none", tie="bytes")
+    symbols = byte_symbols(count_words(corpus_from_bytes(text), "none"), byte_ranks("bytes"))
+    on_cpu = batched_numpy.train(symbols, options, merges=2)
+    on_gpu = train(device, [text], merges=2, pattern="none", tie="bytes")
+    np.testing.assert_array_equal(on_gpu.counts, on_cpu.counts)
+    assert on_gpu.symbols == on_cpu.symbols
+
+
 @pytest.mark.slow
 def test_more_than_65535_blocks_and_2_to_the_24_symbols(device: Device) -> None:
     rng = np.random.default_rng(4)
