@@ -71,6 +71,11 @@ def listed(texts: Sequence[str]) -> str:
     return f"{shown} and {rest:,} more" if rest > 0 else shown
 
 
+def source_name(path: str) -> str:
+    """Return what people call a source of text: "standard input", or its path."""
+    return "standard input" if path == "-" else path
+
+
 def number_of(count: int, noun: str) -> str:
     """Format a count with what is counted, by its regular plural: 1 document, 2 documents."""
     ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"

@@ -36,7 +36,6 @@ LINE_SECONDS = 5.0  # between plain progress lines
 _WIDEST_TEXT = 64  # columns of a phase's name and `progress_text`
 _LEAST_BAR, _MOST_BAR = 8, 40
 LEFT_OUT = {
-    "invalid_sequences": ("invalid UTF-8 sequence", "replaced"),
     "left_out_files": ("hidden or special file", "skipped"),
     "left_out_rows": ("row", "without text skipped"),
 }

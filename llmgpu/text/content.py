@@ -96,7 +96,7 @@ class Rewound(io.RawIOBase):
 
 def binary_format(head: bytes) -> str | None:
     """Return what a file is, in a few words, if it is surely not text; head: its first bytes."""
-    if _is_clean(head):  # most files are
+    if look_at_text(head)[0]:  # most files are
         return None
     if _is_wide(head):
         return "text in UTF-16, not UTF-8"
@@ -127,6 +127,11 @@ def check_text(head: bytes, name: str) -> None:
 def note_of_zeros(names: Sequence[str]) -> str:
     """Return what to tell of files that have zero bytes."""
     return f"NUL bytes in {listed(names)}, which may not be text; --exclude GLOB skips files"
+
+
+def note_of_marks(names: Sequence[str]) -> str:
+    """Return what to tell of files that begin with a byte order mark."""
+    return f"a byte order mark (3 bytes) at the start of {listed(names)} was kept as text"
 
 
 def note_of_jsonl(names: Sequence[str]) -> str:
@@ -164,10 +169,10 @@ def _is_wide(head: bytes) -> bool:
     return 4 * int(np.count_nonzero(units < 0x80)) >= max(len(units), 1)
 
 
-def _is_clean(head: bytes) -> bool:
-    """Whether bytes may be the beginning of a text in UTF-8."""
+def look_at_text(head: bytes) -> tuple[bool, bool]:
+    """Return whether bytes may begin a text in UTF-8, and whether they are valid UTF-8 at least."""
     try:
         codecs.utf_8_decode(head, "strict", False)
     except UnicodeDecodeError:
-        return False
-    return len(head.translate(None, _CONTROL)) == len(head)
+        return False, False
+    return len(head.translate(None, _CONTROL)) == len(head), True

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError
-from llmgpu.input_files import number_of
+from llmgpu.input_files import source_name
 from llmgpu.text.chat import Chat, ChatFile, ChatTable
-from llmgpu.text.content import note_of_jsonl, note_of_zeros
+from llmgpu.text.content import note_of_jsonl, note_of_marks, note_of_zeros
 from llmgpu.text.documents import (
     NO_TEXT,
     DocumentSplitter,
@@ -147,8 +147,11 @@ class Corpus(Closing):
         self._reader: _Reader | None = None
         self._finished_bytes = 0
         self._finished_null_rows = 0
-        self._with_zeros: list[str] = []
-        self._as_jsonl: list[str] = []
+        self._told: dict[Callable[[Sequence[str]], str], list[str]] = {
+            note_of_zeros: [],
+            note_of_marks: [],
+            note_of_jsonl: [],
+        }
         self._closed = True
         self._ended = not self._remaining
         self._most_ahead = files_ahead()
@@ -161,11 +164,8 @@ class Corpus(Closing):
     @property
     def notes(self) -> list[str]:
         """What is to be told of what was read so far."""
-        zeros = [note_of_zeros(self._with_zeros)] if self._with_zeros else []
-        jsonl = [note_of_jsonl(self._as_jsonl)] if self._as_jsonl else []
-        bad = number_of(self.bad_rows, "bad row")
-        rows = [f"{bad} skipped; the first: {self._policy.first_bad_row}"] if self.bad_rows else []
-        return [*self.sources.notes, *zeros, *jsonl, *rows]
+        told = [tell(names) for tell, names in self._told.items() if names]
+        return [*self.sources.notes, *told, *self._policy.notes]
 
     @property
     def bytes_read(self) -> int:
@@ -174,7 +174,7 @@ class Corpus(Closing):
 
     @property
     def invalid_sequences(self) -> int:
-        """Invalid UTF-8 sequences replaced so far."""
+        """Invalid UTF-8 sequences so far: replaced, or kept where they were looked for."""
         return self._policy.invalid_sequences
 
     @property
@@ -209,9 +209,9 @@ class Corpus(Closing):
         if self._file:
             self._finished_bytes, self._finished_null_rows = self.bytes_read, self.null_rows
             if isinstance(self._file, ByteStream):
-                name = "standard input" if self._file.name == STANDARD_INPUT else self._file.name
-                self._with_zeros += [name] if self._file.has_zeros else []
-                self._as_jsonl += [name] if self._file.is_jsonl else []
+                found = self._file.has_zeros, self._file.has_mark, self._file.is_jsonl
+                for names, is_found in zip(self._told.values(), found, strict=True):
+                    names += [source_name(self._file.name)] if is_found else []
             if isinstance(self._file, (ChatFile, ChatTable)) and self._file.collector.is_full:
                 self._remaining.clear()
             self._file.close()
@@ -250,8 +250,7 @@ class Corpus(Closing):
         if index < 0:
             return "", offset
         begin, _, path, skipped = self.begun[index]
-        name = "standard input" if path == STANDARD_INPUT else path
-        return name, offset - begin + skipped
+        return source_name(path), offset - begin + skipped
 
     def _next_is_ready(self, length: int, deadline: float) -> bool:
         if self._ended:
@@ -325,6 +324,8 @@ class Corpus(Closing):
     def _text_pieces(self, stream: ByteStream) -> Iterator[Piece]:
         policy = self._policy
         for block in read_blocks(stream, _BLOCK_BYTES):
+            if stream.is_invalid and policy.policy == "raw":
+                policy.count(block, final=False)
             yield self._splitter.feed(policy.apply(block, final=False), final=False)
         yield self._splitter.feed(policy.apply(b"", final=True), final=True)
 
@@ -400,6 +401,8 @@ class _DirectReader:
             view[:count] = text
         if self._policy.policy == "strict":
             self._policy.check(text, end)
+        elif self._stream.is_invalid:
+            self._policy.count(text.tobytes(), end)
         if self._lines:
             piece = self._lines.find(text)
             return Piece(view[:count], piece.starts, piece.closed or end, end)

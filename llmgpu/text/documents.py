@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import InputError
-from llmgpu.input_files import quote
+from llmgpu.input_files import listed, number_of, quote, source_name
 
 ENCODING_POLICIES = ("strict", "replace", "raw")
 ROW_POLICIES = ("error", "skip")
@@ -111,8 +111,8 @@ class InputPolicy:
     Invalid UTF-8: "strict" refuses it, "replace" puts U+FFFD, "raw" keeps it. Rows that can't be
     understood: "error" refuses them, "skip" leaves them out.
 
-    invalid_sequences: how many were replaced, over all files. bad_rows: how many were left out.
-    first_bad_row: what is wrong with the first of them.
+    invalid_sequences: how many were replaced, or kept and counted, over all files. bad_rows: how
+    many were left out.
     """
 
     def __init__(self, policy: str, rows: str = "error") -> None:
@@ -122,7 +122,7 @@ class InputPolicy:
             raise InputError(f"unknown policy for bad rows {quote(rows)}: use one of {known}")
         self._rows = rows
         self.bad_rows = 0
-        self.first_bad_row = ""
+        self._first_bad_row = ""
         if policy not in ENCODING_POLICIES:
             known = ", ".join(ENCODING_POLICIES)
             raise InputError(
@@ -130,7 +130,23 @@ class InputPolicy:
             )
         self.policy = policy
         self.invalid_sequences = 0
+        self._invalid_in: dict[str, None] = {}  # files in which they were kept
         self.begin("")
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be told of what was not clean so far."""
+        notes = []
+        invalid = number_of(self.invalid_sequences, "invalid UTF-8 sequence")
+        if self._invalid_in:
+            kept = f"{invalid} kept as bytes in {listed([*self._invalid_in])}"
+            notes.append(f"{kept}; --encoding-errors strict or replace does not keep them")
+        elif self.invalid_sequences:
+            notes.append(f"{invalid} replaced by U+FFFD")
+        if self.bad_rows:
+            bad = number_of(self.bad_rows, "bad row")
+            notes.append(f"{bad} skipped; the first: {self._first_bad_row}")
+        return notes
 
     def begin(self, name: str, offset: int = 0) -> None:
         """Start with the byte at an offset in the file `name`."""
@@ -142,7 +158,7 @@ class InputPolicy:
         """Count a row that can't be understood; raise its error unless such rows are left out."""
         if self._rows == "error":
             raise InputError(f"{error}; --bad-rows skip skips such rows") from error
-        self.first_bad_row = self.first_bad_row or str(error)
+        self._first_bad_row = self._first_bad_row or str(error)
         self.bad_rows += 1
 
     def apply(self, block: bytes, final: bool) -> bytes:
@@ -153,6 +169,11 @@ class InputPolicy:
         if self.policy == "strict":
             self.check(np.frombuffer(block, np.uint8), final)
         return self.replace(block, final) if self.policy == "replace" else block
+
+    def count(self, block: bytes, final: bool) -> None:
+        """Count what is invalid in a file's next bytes, which are kept; `final`: no more come."""
+        self._invalid_in[source_name(self._name)] = None
+        self.replace(block, final)
 
     def check(self, text: NDArray[np.uint8], final: bool) -> None:
         """Raise InputError where the file's next bytes are invalid; `final`: no more will come."""

@@ -349,12 +349,10 @@ def decode_line(line: bytes, where: str, policy: InputPolicy) -> tuple[str, bool
         return line.decode(), False
     except UnicodeDecodeError as error:
         if policy.policy == "raw":
+            policy.count(line, final=True)
             return line.decode("utf-8", "surrogateescape"), True
         if policy.policy == "replace":
-            text = line.decode("utf-8", "replace")
-            present = line.count(REPLACEMENT.encode())
-            policy.invalid_sequences += text.count(REPLACEMENT) - present
-            return text, False
+            return policy.replace(line, final=True).decode(), False
         raise InputError(
             f"{where}: invalid UTF-8 at byte {error.start} of the line: repair it, or "
             "use --encoding-errors replace (or raw)"

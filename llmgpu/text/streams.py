@@ -6,6 +6,7 @@ Compression goes by suffix, and that of standard input by its first bytes, see
 
 from __future__ import annotations
 
+import codecs
 import io
 import lzma
 import os
@@ -24,12 +25,14 @@ from numpy.typing import NDArray
 
 from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError
+from llmgpu.input_files import source_name
 from llmgpu.text.compressions import COMPRESSIONS
 from llmgpu.text.content import (
     HEAD_BYTES,
     Rewound,
     check_text,
     has_zero_bytes,
+    look_at_text,
     looks_like_jsonl,
     read_mark,
 )
@@ -184,7 +187,9 @@ class ByteStream(io.RawIOBase):
 
     position: bytes of the source on disk that were consumed.
     null_rows: none; for `DocumentFile`.
-    has_zeros, is_jsonl: it was read as text, and begins with zero bytes in it, or as JSON Lines do.
+    has_zeros, has_mark, is_jsonl: its text begins with zero bytes in it, a byte order mark, or as
+        JSON Lines do.
+    is_invalid: there is invalid UTF-8 in the first bytes of its text.
     """
 
     def __init__(self, source: Source) -> None:
@@ -195,7 +200,7 @@ class ByteStream(io.RawIOBase):
         self._content: FileContent | Remote | None = None
         self.position = 0
         self.null_rows = 0
-        self.has_zeros = self.is_jsonl = False
+        self.has_zeros = self.has_mark = self.is_jsonl = self.is_invalid = False
         self._format = source.format
         self._is_begin = source.begin == 0 and not source.continues
         self._pollable: int | None = None  # the descriptor of a pipe, a terminal or a device
@@ -257,11 +262,17 @@ class ByteStream(io.RawIOBase):
 
     def _inspect(self, head: bytes) -> None:
         """Raise an InputError if a file of text begins as others do; say what it may be instead."""
-        if self._format != AUTO or type(self) is not ByteStream:
+        if self._format not in (AUTO, TEXT) or type(self) is not ByteStream:
             return
         is_input = self.name == STANDARD_INPUT
-        check_text(head, "standard input" if is_input else self.name)
-        self.has_zeros = has_zero_bytes(head)
+        self.has_mark = head.startswith(codecs.BOM_UTF8)
+        is_clean, is_valid = look_at_text(head)
+        self.is_invalid = not is_valid
+        if self._format == TEXT:
+            return
+        if not is_clean:
+            check_text(head, source_name(self.name))
+            self.has_zeros = has_zero_bytes(head)
         self.is_jsonl = looks_like_jsonl(head, 1 if is_input else 2)
 
     @property

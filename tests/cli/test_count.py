@@ -122,6 +122,34 @@ def test_rows_without_text_are_counted_and_bad_ones_refused(llmgpu: Run, folder:
     fails(llmgpu(*part), 1, "line 4: field")  # which is another job
 
 
+def test_bytes_that_are_not_text_are_told(llmgpu: Run, folder: Path) -> None:
+    latin = "größer als öde\n" * 400
+    (folder / "latin.txt").write_bytes(latin.encode("latin-1"))
+    (folder / "mark.txt").write_bytes(b"\xef\xbb\xbflow")
+    (folder / "l.jsonl").write_bytes(b'{"text": "\xff\xffa\xe4"}\n')
+    (folder / "good.txt").write_text(latin)
+    files = ("latin.txt", "mark.txt", "l.jsonl", "good.txt")
+    replaced = llmgpu("count", "--vocab", "v.bin", *files, "--encoding-errors", "replace", "--json")
+    found = json.loads(replaced.stdout)["invalid_sequences"]
+    assert found == 3 * 400 + 3
+    for command in (
+        ("count",),
+        ("tokenize", "--count"),
+        ("tokenize", "--count", "--line-documents"),
+    ):
+        done = llmgpu(*command, "--vocab", "v.bin", "--device", "cpu", *files, "--json")
+        notes = json.loads(done.stdout)["notes"]
+        assert notes[0] == "a byte order mark (3 bytes) at the start of 'mark.txt' was kept as text"
+        assert notes[1].startswith(
+            "1,203 invalid UTF-8 sequences kept as bytes in 'latin.txt', 'l.j"
+        )
+        assert b"\nnote: 1,203 invalid" in done.stderr
+    trained = llmgpu(
+        "bpe-train", "-o", "w.bin", "--vocab-size", "260", stdin=latin.encode("latin-1")
+    )
+    assert b"note: 1,200 invalid UTF-8 sequences kept as bytes in 'standard i" in trained.stderr
+
+
 def test_folders_and_lists_may_have_any_files(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     folder = corpus.parent / "repo"
     (folder / "sub").mkdir(parents=True)
