@@ -56,6 +56,7 @@ COPIED = ("llmgpu", "tests", "wgsl", "docs", "scripts", "vocab_samples", "pyproj
 PYTEST_OPTIONS = (
     *("-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist"),
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
+    *("-o", "timeout=0"),  # a test takes long beside others; what hangs is ended here
 )
 IMPORTED = ("numpy", "hypothesis", "regex", "tiktoken", "tokenizers", "click", "rich", "msgpack")
 DEVICES = {"device", "portable_device", "any_device", "dawn_device"}  # fixtures
@@ -210,9 +211,10 @@ class Recorder:
         done = yield
         sys.setprofile(None)
         threading.setprofile(None)
-        self.seconds[item.nodeid] = time.process_time() - started
+        seconds = time.process_time() - started
         names = [function_name(code) for code in called]
         self.functions[item.nodeid] = None if self._started else [one for one in names if one]
+        self.seconds[item.nodeid] = seconds
         return done
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
