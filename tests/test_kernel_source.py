@@ -143,7 +143,7 @@ def test_structs_of_the_loops_have_the_expected_sizes() -> None:
     state = struct_dtype("batched/state.wgsl", "BatchState")
     assert offsets(state)[-1] == 31 * 4 and state.itemsize == 31 * 4 + 128 * 16
     assert struct_dtype("recount/iter_state.wgsl", "IterState").itemsize == 44
-    assert struct_dtype("words/state.wgsl", "WordState").itemsize == 56
+    assert struct_dtype("words/state.wgsl", "WordState").itemsize == 60
     names = [f"STATE_{name}" for name in ("CARRY", "TOTAL", "UNMATCHED", "UNMATCHED_BYTE")]
     assert [constant("trie/params.wgsl", name) for name in names] == [0, 1, 2, 3]
 

@@ -14,6 +14,7 @@ import ctypes
 import os
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ from llmgpu.processors import usable_processors
 VARIABLE = "LLMGPU_CPU"
 TEXT_PADDING = 16
 MOST_NUMPY_THREADS = 4  # by default: between NumPy's operations only one can run
+PAIR_PARTS = 32  # of a vocabulary, whose pairs are found at a time
 MANY_IDS = 1 << 22  # whose copy would take too much memory
 RULES = ("none", "class", "gpt2", "cl100k", "o200k", "marks")  # in the order of engine.h
 
@@ -309,12 +311,17 @@ class CVocabulary(EngineObject):
 
         They ascend by token, then by cut. Of equal tokens only the lowest id counts.
         """
-        _, offsets, tokens, _ = self._tokens
-        lengths = offsets[tokens + 1] - offsets[tokens]
-        found = np.empty((int(np.maximum(lengths - 1, 0).sum()), 3), np.uint32)
-        plain = map(as_argument, self._tokens)
-        count = self._library.llmgpu_vocabulary_pairs(self.address, *plain, address_of(found))
-        return found[:count]
+        data, offsets, tokens, _ = self._tokens
+
+        def find(tokens: NDArray[np.int64]) -> NDArray[np.uint32]:
+            lengths = offsets[tokens + 1] - offsets[tokens]
+            found = np.empty((int(np.maximum(lengths - 1, 0).sum()), 3), np.uint32)
+            plain = map(as_argument, (data, offsets, tokens, len(tokens)))
+            count = self._library.llmgpu_vocabulary_pairs(self.address, *plain, address_of(found))
+            return found[:count]
+
+        with ThreadPoolExecutor(min(8, usable_processors())) as threads:
+            return np.concatenate(list(threads.map(find, np.array_split(tokens, PAIR_PARTS))))
 
 
 def insert_pairs(pairs: NDArray[np.uint32], table: NDArray[np.uint32], empty: int) -> bool:

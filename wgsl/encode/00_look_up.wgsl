@@ -31,6 +31,7 @@ fn found(start: u32, number: u32) {
 
 fn too_long(start: u32) {
     words[start] = LONG_WORD;
+    words[start + 1u] = atomicExchange(&state.last_long, start); // one that was found before
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)

@@ -1,8 +1,10 @@
 // encode_merge: byte pair encoding of the words that are new in the table.
 //
 // A thread merges a word: of all pairs of neighbouring symbols the one of the lowest rank, the
-// leftmost of several, until no pair has a rank. A symbol is where its first byte is; a link says
-// how many bytes it has, so where the next one is, and the rank of the two.
+// leftmost of several, until no pair has a rank. Several of one rank are merged on the way from the
+// first to the last of them, as long as no merge makes a pair that has to come before the next. A
+// symbol is where its first byte is; a link says how many bytes it has, so where the next one is, and
+// the rank of the two.
 //
 // binding 0  text     read        (length)
 // binding 1  fresh    read        (fresh_capacity) key, start
@@ -39,6 +41,7 @@ struct Best {
     rank: u32,
     place: u32,
     before: u32, // NONE: the pair is the first
+    count: u32,  // pairs of this rank, the best included
 }
 
 const NONE: u32 = 0xFFFFFFFFu;
@@ -62,6 +65,10 @@ fn look_up(left: u32, right: u32) -> vec2<u32> {
     return vec2<u32>(NO_RANK, 0u);
 }
 
+fn rank_at(place: u32) -> u32 {
+    return links[place] >> BYTE_BITS;
+}
+
 // Sets the link of the symbol at a place of a word that ends at `end`.
 fn set_link(place: u32, bytes: u32, end: u32) {
     var rank = NO_RANK;
@@ -72,13 +79,14 @@ fn set_link(place: u32, bytes: u32, end: u32) {
 }
 
 fn find_best(start: u32, end: u32) -> Best {
-    var best = Best(NO_RANK, start, NONE);
+    var best = Best(NO_RANK, start, NONE, 0u);
     var before = NONE;
     for (var place = start; place < end; ) {
         let link = links[place];
         if (link >> BYTE_BITS < best.rank) {
-            best = Best(link >> BYTE_BITS, place, before);
+            best = Best(link >> BYTE_BITS, place, before, 0u);
         }
+        best.count += u32(link >> BYTE_BITS == best.rank);
         before = place;
         place += link & BYTE_MASK;
     }
@@ -92,6 +100,24 @@ fn merge(best: Best, end: u32) {
     set_link(best.place, left_bytes + (links[right] & BYTE_MASK), end);
     if (best.before != NONE) {
         set_link(best.before, links[best.before] & BYTE_MASK, end);
+    }
+}
+
+// Merges the pairs of the lowest rank from the left, unless a new pair comes before those left.
+fn merge_all(first: Best, end: u32) {
+    var best = first;
+    loop {
+        // A pair that overlaps with this one is gone with it.
+        let right = best.place + (links[best.place] & BYTE_MASK);
+        best.count -= 1u + u32(rank_at(right) == best.rank);
+        merge(best, end);
+        if (best.count == 0u || rank_at(best.place) <= best.rank) { return; }
+        if (best.before != NONE && rank_at(best.before) <= best.rank) { return; }
+        while (best.place < end && rank_at(best.place) != best.rank) {
+            best.before = best.place;
+            best.place += links[best.place] & BYTE_MASK;
+        }
+        if (best.place >= end) { return; }
     }
 }
 
@@ -126,7 +152,7 @@ fn encode_merge(
     }
     var best = find_best(start, end);
     while (best.rank != NO_RANK) {
-        merge(best, end);
+        merge_all(best, end);
         best = find_best(start, end);
     }
     entries[number] = Tokens(start, gather(start, end));

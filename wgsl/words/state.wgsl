@@ -24,6 +24,7 @@ struct WordState {
     slot_capacity: u32,      // a power of two, twice word_capacity or more
     data_capacity: u32,
     fresh_capacity: u32,
+    last_long: atomic<u32>,  // encoding: where one of the long words starts
 }
 
 struct SliceParams {

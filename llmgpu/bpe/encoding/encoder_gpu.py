@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 from weakref import proxy
@@ -38,12 +39,14 @@ from llmgpu.bpe.words.word_table_gpu import (
 )
 from llmgpu.cpu.library import insert_pairs, library
 from llmgpu.gpu import Buffer, Commands, Device, Download, Kernel, parallel_copy
-from llmgpu.kernel_source import constant
+from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.text.corpus import TextSource
 
 LONGEST = 512  # bytes of a word that the device merges: the steps grow with the square
 SOFTWARE_LONGEST = 256  # a longer one would take more steps than a thread may there
 LONG_WORD = constant("encode/params.wgsl", "LONG_WORD")
+LISTED = constant("encode/08_long_words.wgsl", "LISTED")
+LISTED_WORD = struct_dtype("encode/08_long_words.wgsl", "LongWord")
 BYTE_VECTORS = constant("encode/02_merge.wgsl", "BYTE_VECTORS")
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 32 << 20, 2 << 20
 MORE_IDS = 1.05  # ids copied with a slice, as a multiple of those expected from the last one
@@ -77,25 +80,28 @@ class GpuEncoder:
         self._slice_bytes = min(max(slice_bytes, 64), device.max_binding_bytes // 4)
         self._longest = SOFTWARE_LONGEST if device.is_software else LONGEST
         self._wg = workgroup_size
-        with ThreadPoolExecutor(1, thread_name_prefix="llmgpu-pack") as packer:
-            packing = packer.submit(lambda: pack_pairs(vocabulary, ranked_pairs(vocabulary)))
+        # All of it at a time: compiling, packing and getting memory each take long.
+        with ThreadPoolExecutor(2, thread_name_prefix="llmgpu-pack") as threads:
+            packing = threads.submit(lambda: pack_pairs(vocabulary, ranked_pairs(vocabulary)))
+            making = threads.submit(lambda: _Slot(self))
             self._kernels = self._prepare_kernels(hash_mask)
-        self._table = GpuWordTable(
-            device,
-            self._kernels,
-            self._slice_bytes,
-            first_words,
-            table_bytes,
-            word_arrays={"entries": 8},
-            data_arrays={"ids": 16},
-        )
+            self._table = GpuWordTable(
+                device,
+                self._kernels,
+                self._slice_bytes,
+                first_words,
+                table_bytes,
+                word_arrays={"entries": 8},
+                data_arrays={"ids": 16},
+            )
+            self._table.buffers |= self._make_shared_buffers(packing.result())
         whole = ("whole_tokens",) if vocabulary.takes_whole_tokens else ()
         merging = (*INSERTION, *whole, "merge", "store")
-        emitting = ("count_tokens", "scan_groups", "emit", "document_starts")
-        self.steps = ("look_up", *merging, *emitting)  # kernels of a slice, in order
+        emitting = ("count_tokens", "scan_groups", "emit", "long_words", "document_starts")
+        # Kernels of a slice, in order.
+        self.steps = ("begin_slice", "look_up", *merging, *emitting)
         self._lock = threading.Lock()  # of the table: submitting and growing exclude one another
-        self._shared = self._make_shared_buffers(packing.result())
-        self._idle: list[_Slot] = []  # kept from one text to the next
+        self._idle = [making.result()]  # kept from one text to the next
         self._empty = True
         self._ids_per_byte = 0.0  # of the slice fetched last
 
@@ -112,6 +118,7 @@ class GpuEncoder:
                 "encode/05_scan_groups": {},
                 "encode/06_emit": {},
                 "encode/07_document_starts": {},
+                "encode/08_long_words": {},
             },
             hash_mask,
         )
@@ -178,9 +185,11 @@ class GpuEncoder:
     ) -> EncodedSlice:
         tokens = int(state["tokens"])
         self._ids_per_byte = tokens / max(1, piece.main_end)
-        words = slot.read_long_words(self._longest) if state["long"] else []
-        matches = self._host.match_words(words) if words else []
-        ids, starts = slot.fetch(tokens, allocate, matches)
+        long_words = LongWords([], None)
+        if state["long"]:
+            long_words = slot.take_long_words(int(state["long"]), self._longest)
+            long_words.ids = self._host.match_words(long_words.texts)
+        ids, starts = slot.fetch(tokens, allocate, long_words)
         if self._has_gaps and (ids == NO_TOKEN).any():
             # The tokens before the byte span the text before it.
             before = ids[: np.argmax(ids == NO_TOKEN)]
@@ -198,21 +207,34 @@ class GpuEncoder:
         return bool((byte_ids(self._vocabulary) < 0).any())
 
 
+@dataclass
+class LongWords:
+    """The words of a slice that the host encodes, in order.
+
+    texts: uint8, their bytes. places: int64, where LONG_WORD stands for them among the slice's ids;
+        None: wherever it does. ids: uint32, theirs.
+    """
+
+    texts: list[NDArray[np.uint8]]
+    places: NDArray[np.int64] | None
+    ids: list[NDArray[np.uint32]] = field(default_factory=list)
+
+
 class _Slot(WordSlot):
     """One slice that is encoded."""
 
     def __init__(self, encoder: GpuEncoder) -> None:
         super().__init__(encoder._device, encoder._vocabulary.cut, encoder._slice_bytes)
         self._encoder: GpuEncoder = proxy(encoder)  # which keeps its slots
-        self.buffers |= encoder._shared
         self.buffers["output"] = self.device.create_buffer("output", 4 * encoder._slice_bytes)
         self.buffers["documents"] = self.device.create_buffer("documents", 4)
-        self._begin = encoder._kernels["begin_slice"].bind(
-            state=encoder._table.buffers["state"], undecided=self.buffers["undecided"]
-        )
+        nbytes = LISTED * LISTED_WORD.itemsize
+        self.buffers["long_words"] = self.device.create_buffer("long words", nbytes)
         self._ids_copy, self._starts_copy = Download(self.device), Download(self.device)
+        self._long_copy = Download(self.device)
         self._documents = 0  # of the slice submitted last
         self._copied = 0  # ids of it whose copy was submitted with it
+        self._ids_copy.reserve(encoder._slice_bytes * 3 // 2)  # 4 bytes an id, for 3 or 4
 
     def submit(self, piece: Slice) -> None:
         """Submit the slice that was read into the staging memory."""
@@ -243,11 +265,11 @@ class _Slot(WordSlot):
 
     def _record(self, commands: Commands) -> None:
         encoder, table = self._encoder, self._encoder._table
-        look_up, *insertion, merge, store, count, scan, emit, document_starts = self.bound(
+        begin, look_up, *insertion, merge, store, count, scan, emit, long, starts = self.bound(
             table, encoder.steps
         )
         groups = -(-self.main_end // (32 * encoder._wg))
-        commands.dispatch(self._begin, 1)
+        commands.dispatch(begin, 1)
         commands.dispatch(look_up, groups)
         for kernel in insertion:
             commands.dispatch(kernel, table.groups)
@@ -256,19 +278,35 @@ class _Slot(WordSlot):
         commands.dispatch(count, groups)
         commands.dispatch(scan, 1)
         commands.dispatch(emit, groups)
+        commands.dispatch(long, 1)
         if self._documents:
-            commands.dispatch(document_starts, -(-self._documents // encoder._wg))
+            commands.dispatch(starts, -(-self._documents // encoder._wg))
         self._copied = encoder.expected_ids(self.main_end)
-        if self.main_end > encoder._slice_bytes // 4:  # a long text: others will be as long
-            self._ids_copy.reserve(encoder._slice_bytes * 3 // 2)  # 4 bytes an id, for 3 or 4
         self._ids_copy.record(commands, self.buffers["output"], 4 * self._copied)
         self._starts_copy.record(commands, self.buffers["documents"], 4 * self._documents)
+        long_words = self.buffers["long_words"]
+        self._long_copy.record(commands, long_words, LISTED * LISTED_WORD.itemsize)
         self.submit_with_state(commands, table)
         self._ids_copy.begin()
         self._starts_copy.begin()
 
+    def take_long_words(self, count: int, longest: int) -> LongWords:
+        """Return the `count` words of more than `longest` bytes, 1 or more, without their ids.
+
+        Reading any that are not listed waits for the slices that were submitted after this one.
+        """
+        if count <= LISTED:
+            listed = np.empty(count, LISTED_WORD)
+            self._long_copy.begin()
+            self._long_copy.finish(listed.view(np.uint8))
+            listed = listed[np.argsort(listed["start"])]
+            if listed["length"].all():
+                texts = [word["text"].view(np.uint8)[: word["length"]] for word in listed]
+                return LongWords(texts, listed["place"].astype(np.int64))
+        return LongWords(self.read_long_words(longest), None)
+
     def fetch(
-        self, tokens: int, allocate: Allocate, long_words: Sequence[NDArray[np.uint32]]
+        self, tokens: int, allocate: Allocate, long_words: LongWords
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Return the slice's ids, in memory from `allocate`, and where in them documents start.
 
@@ -277,20 +315,24 @@ class _Slot(WordSlot):
         if tokens > self._copied:  # more than expected: copy again
             self._ids_copy.cancel()
             self._ids_copy.start(self.buffers["output"], 4 * tokens)
-        found = np.empty(self._documents, np.uint32)
-        self._starts_copy.finish(found.view(np.uint8))
-        starts = found.astype(np.int64)
-        if not long_words:
+        positions = np.empty(self._documents, np.uint32)
+        self._starts_copy.finish(positions.view(np.uint8))
+        starts = positions.astype(np.int64)
+        if not long_words.ids:
             ids = allocate(tokens)
             self._ids_copy.finish(ids.view(np.uint8))
             return ids, starts
         # gained[k]: by how many ids the first k long words lengthen the result.
-        gained = np.cumsum([0, *(len(ids) - 1 for ids in long_words)])
+        gained = np.cumsum([0, *(len(ids) - 1 for ids in long_words.ids)])
         ids = allocate(tokens + int(gained[-1]))
 
         def insert(copied: NDArray[np.uint8]) -> None:
             nonlocal starts
-            places = insert_long_words(ids, copied.view(np.uint32)[:tokens], long_words)
+            found = copied.view(np.uint32)[:tokens]
+            places = long_words.places
+            if places is None:
+                places = np.flatnonzero(found == LONG_WORD)
+            insert_long_words(ids, found, long_words.ids, places)
             starts += gained[np.searchsorted(places, starts)]
 
         self._ids_copy.take(insert)
@@ -298,10 +340,12 @@ class _Slot(WordSlot):
 
 
 def insert_long_words(
-    out: NDArray[np.uint32], ids: NDArray[np.uint32], long_words: Sequence[NDArray[np.uint32]]
-) -> NDArray[np.int64]:
-    """Copy ids with long words, each in the next place of LONG_WORD; return these places."""
-    places = np.flatnonzero(ids == LONG_WORD)
+    out: NDArray[np.uint32],
+    ids: NDArray[np.uint32],
+    long_words: Sequence[NDArray[np.uint32]],
+    places: NDArray[np.int64],
+) -> None:
+    """Copy ids, with the ids of each long word instead of the one in its place."""
     pieces: list[NDArray[np.uint32]] = []
     after = 0  # the last long word replaced
     for place, word in zip(places.tolist(), long_words, strict=True):
@@ -311,7 +355,6 @@ def insert_long_words(
     for piece in [*pieces, ids[after:]]:
         parallel_copy(out[at : at + len(piece)].view(np.uint8), piece.view(np.uint8))
         at += len(piece)
-    return places
 
 
 def ranked_pairs(vocabulary: Vocabulary) -> PairRanks:
@@ -329,13 +372,15 @@ def pack_pairs(vocabulary: Vocabulary, pairs: PairRanks) -> NDArray[np.uint32]:
     """
     # The kernel takes the buffer's size for the table's, and buffers come in units of 256 bytes.
     slots = 2 << max(len(pairs.ranks), 8).bit_length()
-    table = np.full((slots, 4), FREE, np.uint32)
-    columns = pairs.left, pairs.right, pairs.ranks, pairs.results[pairs.ranks]
-    entries = np.stack([column.astype(np.uint32) for column in columns], axis=1)
+    packed = np.full((BYTE_VECTORS + slots, 4), FREE, np.uint32)
+    packed[:BYTE_VECTORS] = byte_ids(vocabulary).reshape(BYTE_VECTORS, 4)
+    table = packed[BYTE_VECTORS:]
+    entries = np.empty((len(pairs.ranks), 4), np.uint32)
+    for k, column in enumerate((pairs.left, pairs.right, pairs.ranks, pairs.results[pairs.ranks])):
+        entries[:, k] = column
     if not insert_pairs(entries, table, FREE):
         _insert_pairs(entries, table)
-    byte_tokens = byte_ids(vocabulary).astype(np.uint32).reshape(BYTE_VECTORS, 4)
-    return np.concatenate([byte_tokens, table])
+    return packed
 
 
 def _insert_pairs(entries: NDArray[np.uint32], table: NDArray[np.uint32]) -> None:

@@ -11,17 +11,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pytest import MonkeyPatch
 
 from llmgpu.backend import Backend
 from llmgpu.bpe.encoding import encoder_gpu
 from llmgpu.bpe.encoding.encoder import RESERVED_FROM, CollectedIds, Encoder
-from llmgpu.bpe.encoding.encoder_gpu import LONGEST, GpuEncoder
+from llmgpu.bpe.encoding.encoder_gpu import LISTED, LONGEST, GpuEncoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.pair_ranks import NO_RANK, pair_ranks
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.bpe.words.word_table_gpu import WordSlot
 from llmgpu.cpu.library import library
 from llmgpu.errors import InputError
 from llmgpu.gpu import Device
@@ -31,6 +34,7 @@ from tests.bpe.encoding.test_matching import merge_vocabularies, rank_vocabulari
 from tests.bpe.words.test_count_gpu import PARTS
 from tests.reference import encoding as reference
 
+LISTED_BYTES = constant("encode/08_long_words.wgsl", "LISTED_BYTES")
 DOCUMENT = st.lists(
     st.sampled_from([*PARTS, b"ab", b"ba", b"abc", b"c" * 300, b"abc" * 90]), max_size=40
 ).map(b"".join)
@@ -171,9 +175,41 @@ def test_long_words_take_their_places(numbers: list[int], data: st.DataObject) -
         expected += next(left) if number == 3 else [number]
     out = np.empty(len(expected), np.uint32)
     arrays = [np.array(word, np.uint32) for word in words]
-    places = encoder_gpu.insert_long_words(out, np.array(ids, np.uint32), arrays)
+    places = np.array([place for place, number in enumerate(numbers) if number == 3], np.int64)
+    encoder_gpu.insert_long_words(out, np.array(ids, np.uint32), arrays, places)
     assert out.tolist() == expected
-    assert places.tolist() == [place for place, number in enumerate(numbers) if number == 3]
+
+
+@pytest.mark.parametrize(
+    ("words", "longest", "is_listed"),
+    [
+        (3, 700, True),
+        (LISTED, LISTED_BYTES, True),
+        (LISTED + 1, 600, False),
+        (3, LISTED_BYTES + 1, False),
+    ],
+)
+def test_long_words_between_documents(
+    any_device: Device, monkeypatch: MonkeyPatch, words: int, longest: int, is_listed: bool
+) -> None:
+    """The device lists their text, or the host reads it where there is too much of it."""
+    read: list[int] = []
+    read_long_words = WordSlot.read_long_words
+
+    def recorded(slot: WordSlot, longest: int) -> list[NDArray[np.uint8]]:
+        read.append(longest)
+        return read_long_words(slot, longest)
+
+    monkeypatch.setattr(WordSlot, "read_long_words", recorded)
+    rng = np.random.default_rng(words)
+    lengths = [*rng.integers(500, longest + 1, words - 1).tolist(), longest]
+    texts = [b"abc" * (length // 3) + b"a" * (length % 3) for length in lengths]
+    documents = [b"a bc\n" * int(rng.integers(9)) + text for text in texts] + [b"", b"abc a"]
+    vocabulary = train(b"abc abcabc a bc " * 500)
+    expected = encode(NumpyEncoder(vocabulary), documents)
+    encoder = GpuEncoder(any_device, vocabulary, 1 << 19)
+    assert encode(encoder, documents) == encode(encoder, documents) == expected
+    assert bool(read) != is_listed
 
 
 def test_no_text(device: Device) -> None:
