@@ -177,26 +177,7 @@ class LayerActivations:
             out=tensor("attention", config.query_dim, half=in_half),
             log_sum_exp=tensor("attention's normaliser", config.heads),
         )
-        projections = Projections(attention.q, attention.k, attention.v)
-        if packed is not None and packs_heads(operations, config):
-            shape = (rows, packed.heads)
-            together = operations.scratch("heads side by side", shape, np.float16)
-            projections = replace(projections, packed=together)
-        elif in_half:
-            projections = Projections(
-                operations.scratch("queries", (rows, config.query_dim)),
-                operations.scratch("keys", (rows, config.kv_dim)),
-                operations.scratch("values", (rows, config.kv_dim)),
-            )
-        if config.qk_norm:
-            q_norm, k_norm = (
-                HeadNorm(
-                    tensor(f"{role} before their norm", heads * config.head_dim),
-                    tensor(f"scale of the norm of {role}", heads),
-                )
-                for role, heads in (("queries", config.heads), ("keys", config.kv_heads))
-            )
-            projections = replace(projections, q_norm=q_norm, k_norm=k_norm)
+        projections = _make_projections(operations, config, name, attention, packed)
         attended = attention.out
         if mixed and not in_half:
             attended = tensor("attention in half", config.query_dim, half=True)
@@ -223,6 +204,40 @@ class LayerActivations:
             else tensor("activation", config.ffn_dim),
             out=out,
         )
+
+
+def _make_projections(
+    operations: Operations,
+    config: ModelConfig,
+    name: str,
+    heads: AttentionTensors,
+    packed: PackedWidths | None,
+) -> Projections:
+    """Make the tensors before positions enter; heads: those after it, which serve in float32."""
+    rows = heads.q.shape[0]
+    projections = Projections(heads.q, heads.k, heads.v)
+    if packed is not None and packs_heads(operations, config):
+        together = operations.scratch("heads side by side", (rows, packed.heads), np.float16)
+        projections = replace(projections, packed=together)
+    elif heads.q.is_half:
+        projections = Projections(
+            operations.scratch("queries", heads.q.shape),
+            operations.scratch("keys", heads.k.shape),
+            operations.scratch("values", heads.v.shape),
+        )
+    if config.qk_norm:
+        q_norm, k_norm = (
+            HeadNorm(
+                operations.tensor(f"{name} {role} before their norm", (rows, of.shape[1])),
+                operations.tensor(f"{name} scale of the norm of {role}", (rows, count)),
+            )
+            for role, of, count in (
+                ("queries", heads.q, config.heads),
+                ("keys", heads.k, config.kv_heads),
+            )
+        )
+        projections = replace(projections, q_norm=q_norm, k_norm=k_norm)
+    return projections
 
 
 class Model:

@@ -89,9 +89,15 @@ def generating_cases(s: Sizes) -> Iterator[KernelCase]:
     """A new token's way through a layer, and the choice of the next."""
     for rows, half in ((1, False), (1, True), (MANY_ROWS, False)):
         yield from _layer_cases(s, rows, half=half)
+    last = np.array([[s.config.seq_len - 1], [0]], np.uint32)
+    yield from _cache_cases(s, last)
+    yield from _choice_cases(s, last)
+
+
+def _cache_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
+    """Attention of one token to those before it, and filling their cache. last: its place."""
     config = s.config
     length, shape = config.seq_len, (config.heads, config.kv_heads, config.head_dim)
-    last = np.array([[length - 1], [0]], np.uint32)
     yield s.case(
         "attention_cached",
         "q cache places +out",
@@ -120,6 +126,11 @@ def generating_cases(s: Sizes) -> Iterator[KernelCase]:
         record=lambda ops, t: ops.cache_append(t["x"], t["cache"], t["places"], config.kv_dim),
         bytes=8 * length * config.kv_dim + 4 * length,
     )
+
+
+def _choice_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
+    """The choice of the next token from the logits. last: its place."""
+    config = s.config
     yield s.case(
         "take_likeliest",
         "logits:1V *tokens *chosen places",

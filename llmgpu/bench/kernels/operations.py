@@ -223,45 +223,16 @@ def _products(s: Sizes, outputs: str, where: str) -> Iterator[KernelCase]:
 def attention_cases(s: Sizes) -> Iterator[KernelCase]:
     """Rotation and attention, forward and backward."""
     config = s.config
+    sizes = f"{config.heads} heads of {config.head_dim}, {by(s.sequences, config.seq_len)} tokens"
+    yield from _rotation_cases(s, sizes)
     heads = (config.heads, config.kv_heads, config.head_dim)
     shape = AttentionShape(s.sequences, config.seq_len, *heads)
-    sizes = f"{config.heads} heads of {config.head_dim}, {by(s.sequences, config.seq_len)} tokens"
     # How many keys all queries of all heads see together: a query sees those up to its own.
     pairs = shape.batch * shape.heads * shape.seq * (shape.seq + 1) // 2
-
-    def angles() -> dict[str, Array]:
-        cosines, sines = rotary_tables(config.seq_len, scaled_frequencies(config))
-        return {"cosines": cosines, "sines": sines, "positions": s.positions()}
-
-    def rotation(t: Mapping[str, Tensor]) -> Rotation:
-        return Rotation(t["cosines"], t["sines"], t["positions"], config.head_dim)
-
-    def rotate(ops: Operations, t: Mapping[str, Tensor]) -> None:
-        ops.rotary(t["x"], rotation(t), t.get("out"))
-
-    columns = (0, config.dim, config.dim + config.kv_dim)
-
-    def split(ops: Operations, t: Mapping[str, Tensor]) -> None:
-        heads = AttentionTensors(t["q"], t["k"], t["v"], t["q"], t["q"])  # it writes no others
-        ops.split_heads(t["x"], columns, rotation(t), heads)
-
-    def join(ops: Operations, t: Mapping[str, Tensor]) -> None:
-        grad = AttentionGradients(t["q"], t["k"], t["v"], t["q"])
-        ops.join_heads(grad, rotation(t), t["grad_x"], columns)
 
     def starts() -> dict[str, Array]:
         return {"starts": np.zeros(s.rows, np.uint32)}
 
-    operations, tables = 3 * s.rows * config.dim, "cosines sines positions"
-    yield s.case("rotary", f"*x:NC {tables}", operations, angles, sizes=sizes, record=rotate)
-    if config.head_dim % 8 == 0:
-        operands = f"x:NC {tables} +out:NC:h"
-        more: dict[str, Any] = {"sizes": sizes, **HALVES}
-        yield s.case("rotary", operands, operations, angles, record=rotate, **more)
-        operands = f"x:NP:h {tables} +q:NC:h +k:NK:h +v:NK:h"
-        yield s.case("split_heads", operands, operations, angles, record=split, **more)
-        operands = f"q:NC k:NK v:NK {tables} +grad_x:NP:h"
-        yield s.case("join_heads", operands, operations, angles, record=join, **more)
     yield s.case(
         "attention",
         "q:NC k:NK v:NK +out:NC +log_sum_exp:NH starts",
@@ -287,6 +258,41 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
             shape,
         ),
     )
+
+
+def _rotation_cases(s: Sizes, sizes: str) -> Iterator[KernelCase]:
+    config = s.config
+
+    def angles() -> dict[str, Array]:
+        cosines, sines = rotary_tables(config.seq_len, scaled_frequencies(config))
+        return {"cosines": cosines, "sines": sines, "positions": s.positions()}
+
+    def rotation(t: Mapping[str, Tensor]) -> Rotation:
+        return Rotation(t["cosines"], t["sines"], t["positions"], config.head_dim)
+
+    def rotate(ops: Operations, t: Mapping[str, Tensor]) -> None:
+        ops.rotary(t["x"], rotation(t), t.get("out"))
+
+    columns = (0, config.dim, config.dim + config.kv_dim)
+
+    def split(ops: Operations, t: Mapping[str, Tensor]) -> None:
+        heads = AttentionTensors(t["q"], t["k"], t["v"], t["q"], t["q"])  # it writes no others
+        ops.split_heads(t["x"], columns, rotation(t), heads)
+
+    def join(ops: Operations, t: Mapping[str, Tensor]) -> None:
+        grad = AttentionGradients(t["q"], t["k"], t["v"], t["q"])
+        ops.join_heads(grad, rotation(t), t["grad_x"], columns)
+
+    operations, tables = 3 * s.rows * config.dim, "cosines sines positions"
+    yield s.case("rotary", f"*x:NC {tables}", operations, angles, sizes=sizes, record=rotate)
+    if config.head_dim % 8 == 0:
+        operands = f"x:NC {tables} +out:NC:h"
+        more: dict[str, Any] = {"sizes": sizes, **HALVES}
+        yield s.case("rotary", operands, operations, angles, record=rotate, **more)
+        operands = f"x:NP:h {tables} +q:NC:h +k:NK:h +v:NK:h"
+        yield s.case("split_heads", operands, operations, angles, record=split, **more)
+        operands = f"q:NC k:NK v:NK {tables} +grad_x:NP:h"
+        yield s.case("join_heads", operands, operations, angles, record=join, **more)
 
 
 def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:

@@ -45,6 +45,69 @@ _DERIVED = (
     "corpus_weights",
 )  # their defaults follow from others
 
+_PRESET_STEPS, _PRESET_BATCHES = (
+    ", ".join(f"{name}: {count}" for name, count in of_preset.items())
+    for of_preset in (PRESET_STEPS, PRESET_BATCHES)
+)
+_OPTIMIZERS = "; ".join(f"{name} {summary}" for name, summary in OPTIMIZERS.summaries.items())
+
+# Names, fields of `TrainOptions`, types and help.
+_TRAINING_OPTIONS = (
+    ("--steps", "steps", COUNT,
+     f"Number of optimizer steps.  [default: {TrainOptions.steps}; {_PRESET_STEPS}]"),
+    ("--batch-size", "batch_size", COUNT,
+     f"Sequences per batch.  [default: {TrainOptions.batch_size}; {_PRESET_BATCHES}]"),
+    ("--grad-accum", "grad_accum", COUNT,
+     "Batches per step; more tokens per step in the same memory."),
+    ("--lr", "learning_rate", click.FLOAT,
+     "Peak learning rate.  [default: 0.5 / --dim, up to 0.01]"),
+    ("--min-lr", "min_learning_rate", click.FLOAT,
+     "Final learning rate.  [default: 0]"),
+    ("--schedule", "schedule", click.Choice(SCHEDULES),
+     "Learning-rate schedule: cosine decay, or constant until the last --decay-steps (wsd)."),
+    ("--decay-steps", "decay_steps", COUNT,
+     "Length of the decay, for wsd.  [default: a fifth of --steps]"),
+    ("--initialisation", "initialisation", click.Choice(INITIALISATIONS),
+     "Initial weights: one scale for all, or scaled by fan-in, output projections zero."),
+    ("--sync-every", "sync_every", click.IntRange(min=0),
+     "Steps each worker takes on its own between exchanges; 0: exchange in every step."),
+    ("--outer-lr", "outer_learning_rate", click.FLOAT,
+     "With --sync-every, learning rate of the outer step."),
+    ("--outer-momentum", "outer_momentum", click.FLOAT,
+     "With --sync-every, momentum of the outer step."),
+    ("--warmup-steps", "warmup_steps", click.IntRange(min=0),
+     "Linear warm-up steps.  [default: a tenth of --steps, up to 100]"),
+    ("--weight-decay", "weight_decay", click.FLOAT, "Weight decay, applied to matrices only."),
+    ("--beta1", "beta1", click.FLOAT, "Decay of the mean of gradients."),
+    ("--beta2", "beta2", click.FLOAT, "Decay of the mean of squared gradients."),
+    ("--grad-clip", "grad_clip", click.FLOAT,
+     "Clip the global gradient norm to this; 0 disables it."),
+    ("--label-smoothing", "label_smoothing", click.FLOAT,
+     "Share of each target's probability to spread over all tokens."),
+    ("--z-loss", "z_loss", click.FLOAT,
+     "Weight of the penalty on the squared log-sum-exp of logits."),
+    ("--optimizer", "optimizer", click.Choice(list(OPTIMIZERS)),
+     f"{_OPTIMIZERS}.  [default: muon; with --init adamw]"),
+    ("--lora-rank", "lora_rank", click.IntRange(min=0),
+     "With --init, train adapters of this rank instead of the weights; 0: no adapters."),
+    ("--lora-alpha", "lora_alpha", click.FLOAT,
+     "Scale adapters by this divided by --lora-rank.  [default: twice --lora-rank]"),
+    ("--lora-targets", "lora_targets", TEXT,
+     f"Matrices to adapt, separated by commas: {', '.join(LORA_TARGETS)}.  [default: all]"),
+    ("--precision", "precision", click.Choice(PRECISIONS),
+     "f16 uses half-precision matrix products (needs shader-f16; fast with llmgpu[dawn])."),
+    ("--weights", "corpus_weights", TEXT,
+     "Shares in which to draw sequences from the token files of CORPUS: 0.7,0.3."),
+    ("--seed", "seed", click.IntRange(min=0),
+     "Random seed for the initial weights and the order of the text."),
+    ("--eval-fraction", "evaluation_fraction", click.FLOAT,
+     "Share of the text to hold out for evaluation."),
+    ("--eval-parts", "evaluation_parts", COUNT,
+     "Take the held-out text from up to this many places."),
+    ("--eval-batches", "evaluation_batches", COUNT,
+     "Evaluate on at most this many batches."),
+)  # fmt: skip
+
 
 def _model_options(command: Decorated) -> Decorated:
     """Add the sizes of the model; the preset gives those that are left out."""
@@ -68,69 +131,6 @@ def _model_options(command: Decorated) -> Decorated:
 
 def _training_options(command: Decorated) -> Decorated:
     """Add how the model is trained; the defaults are those of `TrainOptions`."""
-    number = click.FLOAT
-    steps, batches = (
-        ", ".join(f"{name}: {count}" for name, count in of_preset.items())
-        for of_preset in (PRESET_STEPS, PRESET_BATCHES)
-    )
-    optimizers = "; ".join(f"{name} {summary}" for name, summary in OPTIMIZERS.summaries.items())
-    table = (
-        ("--steps", "steps", COUNT,
-         f"Number of optimizer steps.  [default: {TrainOptions.steps}; {steps}]"),
-        ("--batch-size", "batch_size", COUNT,
-         f"Sequences per batch.  [default: {TrainOptions.batch_size}; {batches}]"),
-        ("--grad-accum", "grad_accum", COUNT,
-         "Batches per step; more tokens per step in the same memory."),
-        ("--lr", "learning_rate", number,
-         "Peak learning rate.  [default: 0.5 / --dim, up to 0.01]"),
-        ("--min-lr", "min_learning_rate", number,
-         "Final learning rate.  [default: 0]"),
-        ("--schedule", "schedule", click.Choice(SCHEDULES),
-         "Learning-rate schedule: cosine decay, or constant until the last --decay-steps (wsd)."),
-        ("--decay-steps", "decay_steps", COUNT,
-         "Length of the decay, for wsd.  [default: a fifth of --steps]"),
-        ("--initialisation", "initialisation", click.Choice(INITIALISATIONS),
-         "Initial weights: one scale for all, or scaled by fan-in, output projections zero."),
-        ("--sync-every", "sync_every", click.IntRange(min=0),
-         "Steps each worker takes on its own between exchanges; 0: exchange in every step."),
-        ("--outer-lr", "outer_learning_rate", number,
-         "With --sync-every, learning rate of the outer step."),
-        ("--outer-momentum", "outer_momentum", number,
-         "With --sync-every, momentum of the outer step."),
-        ("--warmup-steps", "warmup_steps", click.IntRange(min=0),
-         "Linear warm-up steps.  [default: a tenth of --steps, up to 100]"),
-        ("--weight-decay", "weight_decay", number, "Weight decay, applied to matrices only."),
-        ("--beta1", "beta1", number, "Decay of the mean of gradients."),
-        ("--beta2", "beta2", number, "Decay of the mean of squared gradients."),
-        ("--grad-clip", "grad_clip", number,
-         "Clip the global gradient norm to this; 0 disables it."),
-        ("--label-smoothing", "label_smoothing", number,
-         "Share of each target's probability to spread over all tokens."),
-        ("--z-loss", "z_loss", number,
-         "Weight of the penalty on the squared log-sum-exp of logits."),
-        ("--optimizer", "optimizer", click.Choice(list(OPTIMIZERS)),
-         f"{optimizers}.  [default: muon; with --init adamw]"),
-        ("--lora-rank", "lora_rank", click.IntRange(min=0),
-         "With --init, train adapters of this rank instead of the weights; 0: no adapters."),
-        ("--lora-alpha", "lora_alpha", number,
-         "Scale adapters by this divided by --lora-rank.  [default: twice --lora-rank]"),
-        ("--lora-targets", "lora_targets", TEXT,
-         f"Matrices to adapt, separated by commas: {', '.join(LORA_TARGETS)}.  [default: all]"),
-        ("--precision", "precision", click.Choice(PRECISIONS),
-         "f16 uses half-precision matrix products (needs shader-f16; fast with llmgpu[dawn])."),
-        ("--weights", "corpus_weights", TEXT,
-         "Shares in which to draw sequences from the token files of CORPUS: 0.7,0.3."),
-        ("--seed", "seed", click.IntRange(min=0),
-         "Random seed for the initial weights and the order of the text."),
-    )  # fmt: skip
-    evaluation = (
-        ("--eval-fraction", "evaluation_fraction", number,
-         "Share of the text to hold out for evaluation."),
-        ("--eval-parts", "evaluation_parts", COUNT,
-         "Take the held-out text from up to this many places."),
-        ("--eval-batches", "evaluation_batches", COUNT,
-         "Evaluate on at most this many batches."),
-    )  # fmt: skip
     sparse = click.option(
         "--sparse-embedding",
         is_flag=True,
@@ -147,7 +147,7 @@ def _training_options(command: Decorated) -> Decorated:
         is_flag=True,
         help="Recompute activations in the backward pass: less memory, more time, same result.",
     )
-    options = options_of(TrainOptions, (*table, *evaluation), _DERIVED)
+    options = options_of(TrainOptions, _TRAINING_OPTIONS, _DERIVED)
     return add_options(command, [*options, sparse, mask, recompute])
 
 
