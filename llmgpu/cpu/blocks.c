@@ -42,15 +42,9 @@ static inline uint64_t equal(__m128i bytes, char byte)
 static inline Classes classify(const uint8_t *p, int size)
 {
     Classes classes = {0, 0, 0, 0, 0, 0, 0, size};
-    uint64_t beyond = 0;
-    uint8_t copy[64];
+    uint64_t beyond = size < 64 ? ~bits_below(size) : 0;
 
-    if (size < 64) {
-        memset(copy, 0, sizeof copy);
-        p = memcpy(copy, p, (size_t)size);
-    }
-
-    for (int at = 0; at < 64; at += 16) {
+    for (int at = 0; at < 64 && at < size; at += 16) { /* up to 15 bytes of padding are read */
         __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)(p + at));
         __m128i folded = _mm_or_si128(bytes, _mm_set1_epi8(0x20));
         classes.letters |= in_range(folded, 'a', 26) << at;
@@ -62,8 +56,7 @@ static inline Classes classify(const uint8_t *p, int size)
         beyond |= (uint64_t)(unsigned)_mm_movemask_epi8(bytes) << at;
     }
     if (beyond) {
-        int known = __builtin_ctzll(beyond);
-        classes.known = known < size ? known : size;
+        classes.known = __builtin_ctzll(beyond);
         uint64_t ascii = bits_below(classes.known);
         classes.letters &= ascii;
         classes.numbers &= ascii;

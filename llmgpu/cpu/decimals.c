@@ -1,4 +1,4 @@
-/* Ids as decimal text.
+/* Ids and positions as decimal text.
  *
  * How an id is spelled is looked up: its cell is a number of which the lowest byte is the separator
  * before an id, those after it are the digits, and the highest byte is how many of these bytes there
@@ -38,4 +38,25 @@ API int64_t llmgpu_format_ids(const uint64_t *cells, const uint32_t *ids, int64_
             at += (cell >> SIZE_SHIFT) - 1;
         }
     }
+}
+
+/* Write numbers, none negative, with ", " between them; return how many bytes that took.
+ *
+ * out: room for two bytes more a number than the longest has digits. */
+API int64_t llmgpu_format_numbers(const int64_t *numbers, int64_t count, uint8_t *out)
+{
+    uint8_t *at = out;
+
+    for (int64_t k = 0; k < count; k++) {
+        uint8_t digits[20], *first = digits + sizeof digits;
+        uint64_t left = (uint64_t)numbers[k];
+        do
+            *--first = (uint8_t)('0' + left % 10);
+        while (left /= 10);
+        size_t length = (size_t)(digits + sizeof digits - first);
+        memcpy(at, first, length);
+        memcpy(at + length, ", ", 2);
+        at += length + 2;
+    }
+    return count ? at - 2 - out : 0;
 }

@@ -53,20 +53,34 @@ static int64_t encode_new(Encoder *encoder, const Word *word, uint32_t *out)
     return count;
 }
 
-/* Words that wait to be looked up. */
+/* Words that wait to be looked up, and the ids of those before them. */
 typedef struct {
     Word words[BATCH];
     int count;
     const SharedSlots *table; /* where they probably are */
+    uint32_t *ids;
+    int64_t written;
+    /* Of documents, how many ids come before them; of those from `settled` up to `due`, which begin
+     * among the words, how many of these do. */
+    int64_t *starts, settled, due;
 } Batch;
 
-static int64_t write_batch(Encoder *encoder, Batch *batch, uint32_t *out)
+static inline void begin_batch(Batch *batch, const Encoder *encoder, uint32_t *ids, int64_t *starts)
+{
+    batch->count = 0;
+    batch->table = shared_table(encoder->shared);
+    batch->ids = ids;
+    batch->starts = starts;
+    batch->written = batch->settled = batch->due = 0;
+}
+
+/* Write the ids of the words from `first` to `stop`; return 0, or NO_MEMORY. */
+static inline int64_t write_words(Encoder *encoder, Batch *batch, int64_t first, int64_t stop)
 {
     const SharedSlots *table = shared_table(encoder->shared);
-    uint32_t *at = out;
+    uint32_t *at = batch->ids + batch->written;
 
-    for (int k = 0; k < batch->count; k++) {
-        const Word *word = batch->words + k;
+    for (const Word *word = batch->words + first; word < batch->words + stop; word++) {
         const Slot *slot = table->slots + (word->hash & table->mask);
         if (UNLIKELY(__atomic_load_n(&slot->high, __ATOMIC_ACQUIRE) != word->high ||
                      slot->low != word->low)) {
@@ -91,9 +105,25 @@ static int64_t write_batch(Encoder *encoder, Batch *batch, uint32_t *out)
         }
         at += count;
     }
+    batch->written = at - batch->ids;
+    return 0;
+}
+
+static int64_t write_batch(Encoder *encoder, Batch *batch)
+{
+    int64_t done = 0, failure;
+
+    for (; batch->settled < batch->due; batch->settled++) {
+        int64_t *start = batch->starts + batch->settled;
+        if ((failure = write_words(encoder, batch, done, *start)) != 0)
+            return failure;
+        done = *start;
+        *start = batch->written;
+    }
+    failure = write_words(encoder, batch, done, batch->count);
     batch->count = 0;
     batch->table = shared_table(encoder->shared);
-    return at - out;
+    return failure;
 }
 
 static inline void add_word(Batch *batch, const uint8_t *start, int64_t length)
@@ -104,60 +134,52 @@ static inline void add_word(Batch *batch, const uint8_t *start, int64_t length)
     __builtin_prefetch(batch->table->slots + (word->hash & batch->table->mask));
 }
 
-/* Write the ids of the words in the batch and of a pre-token after them, part by part. */
-static int64_t encode_parts(Encoder *encoder, Batch *batch, const uint8_t *start, int64_t length,
-                            uint32_t *out)
+/* Take a pre-token part by part. */
+static int64_t add_parts(Encoder *encoder, Batch *batch, const uint8_t *start, int64_t length)
 {
-    int64_t count = 0, more;
+    int64_t failure;
 
     while (length > 0) {
         int64_t part = first_part(encoder->vocabulary, start, length);
-        if (batch->count == BATCH || part > LONGEST_KEPT) {
-            if ((more = write_batch(encoder, batch, out + count)) < 0)
-                return more;
-            count += more;
-        }
+        if ((batch->count == BATCH || part > LONGEST_KEPT) &&
+            (failure = write_batch(encoder, batch)) != 0)
+            return failure;
         if (part > LONGEST_KEPT) {
-            more = match_word(encoder->vocabulary, &encoder->scratch, start, part, out + count);
+            int64_t more = match_word(encoder->vocabulary, &encoder->scratch, start, part,
+                                      batch->ids + batch->written);
             if (more < 0)
                 return more;
-            count += more;
+            batch->written += more;
         } else {
             add_word(batch, start, part);
         }
         start += part;
         length -= part;
     }
-    return count;
+    return 0;
 }
 
-/* Write the ids of the pre-tokens of a document that start from `at` on and before `stop`. */
-static int64_t encode_document(Encoder *encoder, const uint8_t *text, const uint8_t *marks,
-                               int64_t at, int64_t limit, int64_t stop, uint32_t *out)
+/* Take the pre-tokens of a document that start from `at` on and before `stop`; return 0, or
+ * NO_MEMORY. */
+static int64_t add_document(Encoder *encoder, Batch *batch, const uint8_t *text,
+                            const uint8_t *marks, int64_t at, int64_t limit, int64_t stop)
 {
-    int64_t ends[BATCH], count = 0, more;
-    Batch batch;
+    int64_t ends[BATCH], failure;
 
-    batch.count = 0;
-    batch.table = shared_table(encoder->shared);
     while (at < stop) {
         int64_t found = pretoken_ends(encoder->pattern, text, marks, at, limit, stop, ends, BATCH);
         for (int64_t k = 0; k < found; k++) {
             int64_t length = ends[k] - at;
-            if (LIKELY(length <= LONGEST_INLINE && batch.count < BATCH)) {
-                add_word(&batch, text + at, length);
-            } else {
-                if ((more = encode_parts(encoder, &batch, text + at, length, out + count)) < 0)
-                    return more;
-                count += more;
-            }
+            if (UNLIKELY(batch->count == BATCH) && (failure = write_batch(encoder, batch)) != 0)
+                return failure;
+            if (LIKELY(length <= LONGEST_INLINE))
+                add_word(batch, text + at, length);
+            else if ((failure = add_parts(encoder, batch, text + at, length)) != 0)
+                return failure;
             at = ends[k];
         }
-        if ((more = write_batch(encoder, &batch, out + count)) < 0)
-            return more;
-        count += more;
     }
-    return count;
+    return 0;
 }
 
 /* Write the ids of the words that start in a slice; return how many, or NO_MEMORY.
@@ -176,32 +198,37 @@ API int64_t llmgpu_encode(Encoder *encoder, SharedWords *shared, const uint8_t *
                           int64_t num_starts, int64_t own_starts, int64_t *token_starts,
                           uint32_t *ids, int64_t *stopped)
 {
-    int64_t at = entry, next = 0, count = 0, more;
+    int64_t at = entry, next = 0, failure;
     int anywhere = encoder->pattern->rule == RULE_NONE && is_greedy(encoder->vocabulary);
+    Batch batch;
 
     encoder->shared = shared;
+    begin_batch(&batch, encoder, ids, token_starts);
     for (;;) {
         for (; next < num_starts && starts[next] <= at; next++)
             if (next < own_starts)
-                token_starts[next] = count;
+                token_starts[batch.due++] = batch.count;
         if (at >= main_end)
             break;
         int64_t limit = next < num_starts ? starts[next] : length;
         int64_t stop = limit < main_end ? limit : main_end;
         if (anywhere) {
-            count += match_greedily(encoder->vocabulary, text, &at, stop, limit, ids + count);
+            if ((failure = write_batch(encoder, &batch)) != 0)
+                return failure;
+            batch.written += match_greedily(encoder->vocabulary, text, &at, stop, limit,
+                                            ids + batch.written);
             continue;
         }
-        more = encode_document(encoder, text, marks, at, limit, stop, ids + count);
-        if (more < 0)
-            return more;
-        count += more;
+        failure = add_document(encoder, &batch, text, marks, at, limit, stop);
+        if (failure != 0)
+            return failure;
         at = stop;
     }
     for (; next < own_starts; next++)
-        token_starts[next] = count;
+        token_starts[batch.due++] = batch.count;
     *stopped = at;
-    return count;
+    failure = write_batch(encoder, &batch);
+    return failure ? failure : batch.written;
 }
 
 /* Write the ids of one document without padding, as `llmgpu_encode` does. */
@@ -209,6 +236,7 @@ API int64_t llmgpu_encode_document(Encoder *encoder, SharedWords *shared, const 
                                    int64_t length, uint32_t *ids)
 {
     void *padded = encoder->padded;
+    Batch batch;
 
     if (grow(&padded, &encoder->padded_room, length + TEXT_PADDING, 1) != 0)
         return NO_MEMORY;
@@ -220,5 +248,9 @@ API int64_t llmgpu_encode_document(Encoder *encoder, SharedWords *shared, const 
         int64_t at = 0;
         return match_greedily(encoder->vocabulary, encoder->padded, &at, length, length, ids);
     }
-    return encode_document(encoder, encoder->padded, NULL, 0, length, length, ids);
+    begin_batch(&batch, encoder, ids, NULL);
+    int64_t failure = add_document(encoder, &batch, encoder->padded, NULL, 0, length, length);
+    if (failure == 0)
+        failure = write_batch(encoder, &batch);
+    return failure ? failure : batch.written;
 }

@@ -41,6 +41,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "pattern_free": (None, c_void_p),
     "pretoken_ends": (c_int64, c_void_p, c_void_p, c_int64, c_void_p),
     "valid_utf8": (c_int64, c_void_p, c_int64),
+    "line_starts": (c_int64, c_void_p, c_int64, c_void_p, c_int64),
     "copy": (None, c_void_p, c_void_p, c_int64, c_int),
     "read": (c_int64, c_int, c_void_p, c_int64, c_int64, c_int),
     "spelled_tokens": (
@@ -65,6 +66,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
         *(c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64),
         *(c_char_p, c_int64, c_void_p),
     ),
+    "format_numbers": (c_int64, c_void_p, c_int64, c_void_p),
     "generate_blocks": (None, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
     "jsonl_texts": (
         *(c_int64, c_void_p, c_int64, c_int, c_int64, c_char_p, c_int64),

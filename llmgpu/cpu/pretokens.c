@@ -457,3 +457,29 @@ API int64_t llmgpu_valid_utf8(const uint8_t *text, int64_t length)
     }
     return p - text;
 }
+
+/* Set the top bits of bytes that are newlines. */
+static inline uint64_t newline_tops(uint64_t bytes)
+{
+    uint64_t others = bytes ^ ONES * '\n';
+
+    return ~(((others & ~TOPS) + ~TOPS) | others) & TOPS;
+}
+
+/* Write the first positions after newlines, and return how many there are in all.
+ *
+ * starts: int64_t (room,). No padding is read. */
+API int64_t llmgpu_line_starts(const uint8_t *text, int64_t length, int64_t *starts, int64_t room)
+{
+    int64_t count = 0, at = 0;
+
+    for (; length - at >= 8; at += 8) {
+        for (uint64_t found = newline_tops(load64(text + at)); found; found &= found - 1, count++)
+            if (LIKELY(count < room))
+                starts[count] = at + bytes_before(found) + 1;
+    }
+    for (; at < length; at++)
+        if (text[at] == '\n' && count++ < room)
+            starts[count - 1] = at + 1;
+    return count;
+}

@@ -1,4 +1,4 @@
-"""Texts made and taken apart in C: ids as decimals, generated text, the texts of JSON Lines."""
+"""Texts made and taken apart in C: decimals, lines, generated text, the texts of JSON Lines."""
 
 from __future__ import annotations
 
@@ -42,6 +42,33 @@ def format_ids(
     arrays = address_of(cells), address_of(ids), len(ids), address_of(starts), len(starts)
     length = loaded.llmgpu_format_ids(*arrays, border, len(border), address_of(text))
     return text[:length].data
+
+
+def format_numbers(numbers: NDArray[np.int64]) -> bytes | memoryview:
+    """Return numbers, none negative, as text: decimals with ", " between them.
+
+    `json` takes long for millions of them.
+    """
+    loaded = library()
+    if loaded is None:
+        return str(numbers.tolist())[1:-1].encode()
+    numbers = np.ascontiguousarray(numbers, np.int64)
+    width = len(str(numbers.max())) if len(numbers) else 0
+    text = np.empty((width + 2) * len(numbers), np.uint8)
+    length = loaded.llmgpu_format_numbers(address_of(numbers), len(numbers), address_of(text))
+    return text[:length].data
+
+
+def line_starts(text: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return the positions after newlines, int64 (n,); the last may be the end of the text."""
+    loaded = library()
+    if loaded is None:
+        return np.flatnonzero(text == ord("\n")) + 1
+    find, given = loaded.llmgpu_line_starts, (address_of(text), len(text))
+    starts = np.empty(len(text) // 16, np.int64)
+    while (count := find(*given, address_of(starts), len(starts))) > len(starts):
+        starts = np.empty(count, np.int64)
+    return starts[:count]
 
 
 def is_valid_utf8(text: NDArray[np.uint8]) -> bool:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.cpu.texts import line_starts
 from llmgpu.errors import InputError
 from llmgpu.input_files import listed, number_of, quote, source_name
 
@@ -28,7 +29,6 @@ ENCODING_POLICIES = ("strict", "replace", "raw")
 ROW_POLICIES = ("error", "skip")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-_NEWLINE = 0x0A
 _CHECK_BYTES = 1 << 20  # UTF-8 is checked in pieces: decoded text takes up to four times the bytes
 
 
@@ -228,7 +228,7 @@ class LineStarts:
 
         A position at the end of the text is kept for the next byte, if there is one.
         """
-        starts = np.flatnonzero(text == _NEWLINE) + 1
+        starts = line_starts(text)
         if len(cuts):
             starts = np.union1d(starts, cuts)
         if self.fresh and not (len(starts) and starts[0] == 0):

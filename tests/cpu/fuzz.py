@@ -30,7 +30,7 @@ from llmgpu.bpe.vocabulary.trie import compile_trie
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.cpu import library
-from llmgpu.cpu.texts import JsonlTexts, format_ids, spell_cells
+from llmgpu.cpu.texts import JsonlTexts, format_ids, format_numbers, line_starts, spell_cells
 from llmgpu.cpu.tokens import append_merges, lay_out_trie, merges_spell, spelled_tokens
 from llmgpu.lm.ops.arguments import AttentionShape
 from llmgpu.lm.ops.backends import open_operations
@@ -220,6 +220,15 @@ def check_spelling(rng: random.Random) -> None:
     expected += border * starts.count(len(ids))
     made = format_ids(spell_cells(count, b","), np.array(ids, np.uint32), np.array(starts), border)
     assert bytes(made) == expected, (ids, starts, border)
+    numbers = [rng.randrange(10 ** rng.randint(1, 18)) for _ in ids]
+    assert bytes(format_numbers(np.array(numbers, np.int64))) == str(numbers)[1:-1].encode()
+
+
+def check_lines(rng: random.Random) -> None:
+    letters = rng.choice([b"\n", b"a\n", b"\n\x0b\x8a\x00" + b"a" * 40])
+    text = bytes(rng.choices(letters, k=rng.randrange(70)))
+    expected = [place + 1 for place, byte in enumerate(text) if byte == ord("\n")]
+    assert line_starts(np.frombuffer(text, np.uint8)).tolist() == expected, text
 
 
 def check_tensors(rng: random.Random) -> None:
@@ -263,6 +272,7 @@ def main() -> None:
         check_merged_tokens(rng)
         check_jsonl(rng, documents)
         check_spelling(rng)
+        check_lines(rng)
         check_tensors(rng)
     print(f"{rounds} rounds")
 

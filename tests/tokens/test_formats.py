@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.cpu.library import library
-from llmgpu.cpu.texts import CELL_IDS, format_ids, spell_cells
+from llmgpu.cpu.texts import CELL_IDS, format_ids, format_numbers, spell_cells
 from llmgpu.errors import InputError, OutputError
 from llmgpu.text import jsonl
 from llmgpu.tokens import ids as decimal_text
@@ -575,6 +575,11 @@ def test_every_id_is_spelled() -> None:
     cells = spell_cells(CELL_IDS, b",")
     text = bytes(format_ids(cells, np.arange(CELL_IDS, dtype=np.uint32), starts_of(0), b"["))
     assert text == b"[" + ",".join(map(str, range(CELL_IDS))).encode()
+
+
+@pytest.mark.parametrize("numbers", [[], [0], [0, 9, 10, 99, 100], [0, 10**18, 2**63 - 1]])
+def test_document_offsets_are_written_as_json_does(numbers: list[int]) -> None:
+    assert bytes(format_numbers(np.array(numbers, np.int64))) == json.dumps(numbers)[1:-1].encode()
 
 
 @pytest.mark.parametrize("block", [3, 1 << 20])
