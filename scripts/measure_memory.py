@@ -13,9 +13,11 @@ a bound that says something if the peak is between 0.4 and 1.0 of it.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -123,7 +125,11 @@ TEXTS: dict[str, Callable[[random.Random], Parts]] = {
     "digits": _digits,
     "long words": _long_words,
     "short documents": _short_documents,
+    "compressed": _english,
+    "compressed letters": _repeated(b"a"),
+    "many files": _english,
 }
+FILE_BYTES = 5_000  # of each of many files
 LONG: dict[str, Callable[[random.Random], Parts]] = {
     "one letter": _repeated(b"a"),
     "zeros": _repeated(b"\0"),
@@ -142,7 +148,7 @@ MODELS: dict[str, list[str]] = {
 
 def write(path: Path, parts: Iterable[bytes], size: int) -> None:
     """Write `size` bytes of text."""
-    with path.open("wb") as file:
+    with gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb") as file:
         for part in parts:
             if file.tell() + len(part) >= size:
                 part = part[: size - file.tell()]
@@ -189,11 +195,18 @@ class Table:
 
 
 def text(folder: Path, name: str, megabytes: float, kinds: dict[str, Callable[..., Parts]]) -> str:
-    """Return the path of a text of a kind, made in a child so that this process stays small."""
-    path = folder / f"{name.replace(' ', '-')}.{'jsonl' if 'documents' in name else 'txt'}"
+    """Return the path of a text, or folder, of a kind, made in a child so that this stays small."""
+    suffix = ".jsonl" if "documents" in name else ".gz" if "compressed" in name else ".txt"
+    path = folder / (name.replace(" ", "-") + suffix * ("files" not in name))
     child = os.fork()
     if child == 0:
-        write(path, kinds[name](random.Random(name)), int(megabytes * 1e6))
+        parts, size = kinds[name](random.Random(name)), int(megabytes * 1e6)
+        if "files" in name:
+            path.mkdir()
+            for number in range(size // FILE_BYTES):
+                write(path / f"{number}.txt", parts, FILE_BYTES)
+        else:
+            write(path, parts, size)
         os._exit(0)
     if os.waitpid(child, 0)[1]:
         raise SystemExit(f"{path} could not be written")
@@ -238,7 +251,7 @@ def main() -> None:
                 for command, options in commands.items():
                     if asked.only in (None, "long", command):
                         table.measure(name, size, *options, path)
-                os.unlink(path)
+                shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
         for name, options in MODELS.items() if asked.only in (None, "train") else ():
             if asked.input and asked.input not in name:
                 continue
