@@ -291,7 +291,7 @@ class TestNotExported:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"match": "greedy"}, "greedily"),
+            ({"match": "greedy"}, "greedy matching"),
             ({"normalizer": "NFC"}, "NFC"),
             ({"special_tokens": {"a": 97}}, "1 bytes have no token"),
             ({"pattern": "own", "expression": "x"}, "'own' has no spelling"),
