@@ -11,7 +11,9 @@ _FIRST, _LAST = 200, 100
 
 
 class LlmgpuError(Exception):
-    """Base of all errors that llmgpu raises on purpose."""
+    """Base of all errors that llmgpu raises on purpose; exit_code: of a command that it ends."""
+
+    exit_code = 1
 
     def __str__(self) -> str:
         """Return the message, cut in the middle if it quotes a long input."""
@@ -37,6 +39,12 @@ class TextError(InputError):
         text = f"the text in {source}" if source else "the text"
         super().__init__(f"{what} at offset {offset} of {text} {why}")
         self.what, self.offset, self.why = what, offset, why
+
+
+class BudgetError(LlmgpuError):
+    """There are more tokens than a budget allows."""
+
+    exit_code = 3
 
 
 class OutputError(LlmgpuError):

@@ -3,8 +3,8 @@
 `commands` declares options and help, and imports neither NumPy nor what a command does; that is in
 the module of the same name here, imported when the command runs.
 
-Data goes to stdout and everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 128
-plus the number of the signal that interrupted it.
+Data goes to stdout and everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage,
+3 over a budget, 128 plus the number of the signal that interrupted it.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ def main() -> None:
     except (LlmgpuError, OSError) as error:  # OSError: the summary can't be printed
         if debug:
             raise
-        code = _fail(f"error: {shorten(printable(' '.join(str(error).split())))}", 1)
+        number = error.exit_code if isinstance(error, LlmgpuError) else 1
+        code = _fail(f"error: {shorten(printable(' '.join(str(error).split())))}", number)
     except click.ClickException as error:
         code = _refuse(error)
     except (KeyboardInterrupt, click.Abort) as error:

@@ -8,8 +8,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import click
@@ -18,6 +19,8 @@ from llmgpu.backend import start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.open import open_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
 from llmgpu.cli.console import Reporter, left_out_of, print_json, print_table
 from llmgpu.cli.given import refuse_given
 from llmgpu.cli.options import (
@@ -30,15 +33,16 @@ from llmgpu.cli.options import (
 )
 from llmgpu.cli.parts import PartJob
 from llmgpu.cli.source_options import listed_files, resolve_texts, take_selection
-from llmgpu.errors import InputError
+from llmgpu.errors import BudgetError
 from llmgpu.files import STANDARD_OUTPUT
-from llmgpu.input_files import number_of
+from llmgpu.input_files import number_of, source_name
 from llmgpu.text.content import read_mark
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.parts import Part
 from llmgpu.text.sources import Selection, Sources
 from llmgpu.text.streams import STANDARD_INPUT
-from llmgpu.tokens.counting import count_files
+from llmgpu.tokens.conversations import CHAT_TOKENS, Conversations, MaskingEncoder
+from llmgpu.tokens.counting import DocumentLengths, count_files
 from llmgpu.tokens.tokenizing import GPU_FROM
 
 _ALL = Selection()
@@ -66,6 +70,7 @@ def count(
     per: str,
     sort: str | None,
     budget: int | None,
+    budget_per_file: int | None,
     threads: int | None,
     part: Part | str | None,
     device: str,
@@ -77,53 +82,63 @@ def count(
     bos: str | None,
     eos: str | None,
     add_special_tokens: bool,
+    chat: bool,
+    chat_template: str | None,
     **reading: Any,
 ) -> None:
     """Count the tokens of files, folders or globs, or of a pipe."""
     report = Reporter(quiet=quiet)
     paths, listed = _named_paths(paths, reading.pop("files_from"), report)
-    if per == "total":
-        refuse_given(("sort",), "has no effect with --per total")
-    selection = replace(take_selection(reading), lenient_field=reading["text_field"], listed=listed)
+    if per in ("document", "total"):
+        refuse_given(("sort",), f"has no effect with --per {per}")
+    selection = take_selection(reading)
     special = make_special_options(allowed_special, disallow_special, bos, eos)
+    check_chat(chat, chat_template, special)
     options = make_corpus_options(**reading)
+    lenient = None if chat else options.text_field
+    selection = replace(selection, lenient_field=lenient, listed=listed)
     job = PartJob(part, STANDARD_OUTPUT, report)
     begin = time.perf_counter()
     with keep_input(paths, len(vocabs), selection) as (sources, kept):
         sources = job.take(sources, options)
         selected = start_selecting(device, sources.total_bytes, gpu_from(GPU_FROM), joins=True)
-        vocabularies = [open_vocabulary(name, note=report.note) for name in vocabs]
-        backend = selected()
-        encoders = [
-            open_encoder(
-                vocabulary,
-                backend,
-                special=put_around(add_special_tokens, special, vocabulary, report),
-                threads=threads,
-            )
-            for vocabulary in vocabularies
+        vocabularies = [
+            with_chat_template(open_vocabulary(name, note=report.note), chat_template)
+            for name in vocabs
         ]
-        rows, summary = _count(encoders, sources, options, report)
+        backend = selected()
+        encoders = []
+        for vocabulary in vocabularies:
+            marks = put_around(add_special_tokens, special, vocabulary, report)
+            marks = CHAT_TOKENS if chat else marks
+            encoder = open_encoder(vocabulary, backend, special=marks, threads=threads)
+            encoders.append((vocabulary, encoder))
+        lengths = [DocumentLengths() for _ in vocabs] if per == "document" else None
+        rows, summary = _count(encoders, sources, options, report, lengths, chat=chat)
     rows = [row._replace(path=STANDARD_INPUT) if row.path == kept else row for row in rows]
+    largest = max(rows, key=lambda row: max(row.tokens), default=None)
     if per == "folder":
         rows = _by_folder(rows)
     if sort:
         rows.sort(key=ORDERS[sort])
     total = Row("total", summary["text_bytes"], summary["tokens"])
     report.note_left_out(summary)
-    if not as_json:
-        _print_counts(labels_of(vocabs), [] if per == "total" else rows, total)
+    facts = {
+        "vocabularies": list(vocabs),
+        "fingerprints": [vocabulary.fingerprint for vocabulary in vocabularies],
+        "device": backend.description,
+        "seconds": round(time.perf_counter() - begin, 3),
+    }
+    if per in ("file", "folder"):
+        facts[f"{per}s"] = [row._asdict() for row in rows]
+    if as_json:
+        print_json(summary | facts, to_stderr=False)
+    elif lengths:
+        _print_lengths(labels_of(vocabs), summary["document_tokens"])
     else:
-        summary |= {
-            "vocabularies": list(vocabs),
-            "fingerprints": [vocabulary.fingerprint for vocabulary in vocabularies],
-            "device": backend.description,
-            "seconds": round(time.perf_counter() - begin, 3),
-        }
-        if per != "total":
-            names = {"file": "files", "folder": "folders"}
-            summary[names[per]] = [row._asdict() for row in rows]
-        print_json(summary, to_stderr=False)
+        _print_counts(labels_of(vocabs), [] if per == "total" else rows, total)
+    if largest:
+        _check_budget(budget_per_file, vocabs, largest, f"{source_name(largest.path)}: ")
     _check_budget(budget, vocabs, total)
 
 
@@ -167,14 +182,26 @@ def keep_input(
 
 
 def _count(
-    encoders: Sequence[Encoder], sources: Sources, options: CorpusOptions, report: Reporter
+    encoders: Sequence[tuple[Vocabulary, Encoder]],
+    sources: Sources,
+    options: CorpusOptions,
+    report: Reporter,
+    lengths: Sequence[DocumentLengths] | None,
+    *,
+    chat: bool,
 ) -> tuple[list[Row], dict[str, Any]]:
-    """Return a row for each file, and the summary of all."""
+    """Return a row for each file, and the summary of all.
+
+    lengths: take the tokens of documents, for each encoder. chat: documents are conversations.
+    """
     passes = []
     try:
-        for encoder in encoders:
-            with Corpus(sources, options) as text:
-                passes.append(count_files(encoder, text, report))
+        for (vocabulary, encoder), taken in zip(encoders, lengths or repeat(None), strict=False):
+            with Conversations(vocabulary) if chat else nullcontext() as conversations:
+                if conversations:
+                    encoder = MaskingEncoder(encoder, conversations, vocabulary)
+                with Corpus(sources, with_chat(options, conversations)) as text:
+                    passes.append(count_files(encoder, text, report, lengths=taken))
     finally:
         report.close()
     rows = [
@@ -186,6 +213,7 @@ def _count(
         "text_bytes": text.text_bytes,
         "documents": text.documents,
         **left_out_of(text),
+        **({"document_tokens": [taken.summary() for taken in lengths]} if lengths else {}),
     }
 
 
@@ -201,17 +229,41 @@ def _by_folder(rows: Sequence[Row]) -> list[Row]:
 
 
 def _print_counts(labels: Sequence[str], rows: Sequence[Row], total: Row) -> None:
-    """Print the counts, the sum and the bytes per token."""
+    """Print the counts and the bytes per token, and the sum."""
     shown = [*rows, *([total] if len(rows) != 1 else [])]
-    lines: list[list[int | str]] = [[*row.tokens, row.text_bytes, row.path] for row in shown]
-    ratios = [f"{total.text_bytes / count:.3f}" if count else "-" for count in total.tokens]
-    print_table([*labels, "bytes", ""], [*lines, [*ratios, "", "bytes per token"]])
+    lines: list[list[int | str]] = []
+    for row in shown:
+        ratios = [f"{row.text_bytes / count:.3f}" if count else "-" for count in row.tokens]
+        lines.append([*row.tokens, row.text_bytes, *ratios, row.path])
+    heads = ["B/token"] if len(labels) == 1 else [f"B/{label}" for label in labels]
+    print_table([*labels, "bytes", *heads, ""], lines)
 
 
-def _check_budget(budget: int | None, vocabs: Sequence[str], total: Row) -> None:
-    """Raise InputError if there are more tokens than that, by any of the vocabularies."""
+def _print_lengths(labels: Sequence[str], found: Sequence[dict[str, Any]]) -> None:
+    """Print how many tokens documents have, by each vocabulary."""
+    names = {
+        "documents": "documents",
+        "min": "shortest",
+        "median": "median",
+        "p90": "90th percentile",
+        "p99": "99th percentile",
+        "max": "longest",
+    }
+    lines: list[list[int | str]] = [
+        [*(lengths.get(name, "-") for lengths in found), text] for name, text in names.items()
+    ]
+    for power in max((lengths.get("above", {}) for lengths in found), key=len):
+        shares = [
+            f"{lengths['above'].get(power, 0) / lengths['documents']:.1%}" for lengths in found
+        ]
+        lines.append([*shares, f"above {power}"])
+    print_table([*labels, ""], lines)
+
+
+def _check_budget(budget: int | None, vocabs: Sequence[str], total: Row, what: str = "") -> None:
+    """Raise BudgetError if there are more tokens than that, by any of the vocabularies."""
     for vocab, tokens in zip(vocabs, total.tokens, strict=True):
         if budget is not None and tokens > budget:
             by = f" by {vocab}" if len(vocabs) > 1 else ""
-            over = f"{tokens:,} tokens{by} are {tokens - budget:,} more than the budget"
-            raise InputError(f"{over} of {budget:,}")
+            over = f"{what}{tokens:,} tokens{by} are {tokens - budget:,} more than the budget"
+            raise BudgetError(f"{over} of {budget:,}")

@@ -6,8 +6,10 @@ begins a document, so the encoder's document starts tell where in the ids a file
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,17 +29,69 @@ class FileCount:
     tokens: int
 
 
+class DocumentLengths:
+    """How many documents have each number of tokens; `add` takes the ids in order."""
+
+    def __init__(self) -> None:
+        """Start without documents."""
+        self._documents: Counter[int] = Counter()  # by number of tokens
+        self._open: int | None = None  # tokens so far of the document that is not closed
+
+    def add(self, starts: NDArray[np.int64], count: int) -> None:
+        """Take the next `count` ids; documents begin at `starts`, ascending."""
+        edges = [*starts[:1].tolist(), count]
+        if self._open is not None:
+            self._open += edges[0]
+        if len(starts):
+            self.close()
+            lengths, documents = np.unique(np.diff(starts), return_counts=True)
+            self._documents.update(dict(zip(lengths.tolist(), documents.tolist(), strict=True)))
+            self._open = count - int(starts[-1])
+
+    def close(self) -> None:
+        """End the last document."""
+        if self._open is not None:
+            self._documents[self._open] += 1
+        self._open = None
+
+    def summary(self) -> dict[str, Any]:
+        """Return the least number of tokens of a document, the greatest, and those between.
+
+        pN: the least number that N % of the documents don't exceed. above: documents with more
+        than each power of two from 128 on.
+        """
+        self.close()
+        lengths = sorted(self._documents)
+        if not lengths:
+            return {"documents": 0}
+        documents = np.cumsum([self._documents[length] for length in lengths])
+        total = int(documents[-1])
+        ranks = {"median": 50, "p90": 90, "p99": 99}
+        found = {
+            name: lengths[int(np.searchsorted(documents, -(-total * rank // 100)))]
+            for name, rank in ranks.items()
+        }
+        powers = (1 << bits for bits in range(7, lengths[-1].bit_length()))
+        above = {
+            str(power): sum(n for length, n in self._documents.items() if length > power)
+            for power in powers
+        }
+        return {"documents": total, "min": lengths[0], **found, "max": lengths[-1], "above": above}
+
+
 def count_files(
     encoder: Encoder,
     text: Corpus,
     progress: Progress = no_progress,
     *,
     used: NDArray[np.int64] | None = None,
+    lengths: DocumentLengths | None = None,
 ) -> list[FileCount]:
     """Return the counts of the files of a corpus, in the order they are read.
 
     progress: called with the bytes read from the sources, phase "tokenizing". used: int64
         (vocabulary size,), to which the number of times that each id occurs is added.
+    lengths: takes the tokens of each document.
 
     Raises what the encoder and the corpus raise.
     """
@@ -57,6 +111,8 @@ def count_files(
         documents += len(starts)
         if used is not None:
             used += np.bincount(piece.ids, minlength=len(used))
+        if lengths is not None:
+            lengths.add(starts, len(piece.ids))
         progress("tokenizing", text.bytes_read, text.total_bytes)
     tokens += [0] * (len(text.begun) - len(tokens))  # files without a document, at the end
     ends = [*(begin.offset for begin in text.begun), text.text_bytes]

@@ -34,9 +34,10 @@ def test_a_line_for_each_file_and_the_sum(llmgpu: Run, folder: Path) -> None:
     done = llmgpu("count", "--vocab", "v.bin", "n", "--device", "cpu")
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.decode().splitlines()]
-    assert lines[0] == ["tokens", "bytes"] and lines[-1][1:] == ["bytes", "per", "token"]
-    assert [line[2] for line in lines[1:-1]] == ["n/a.txt", "n/b.txt", "n/deep/c.txt", "total"]
-    assert [int(line[0]) for line in lines[1:-1]] == [*tokens, sum(tokens)]
+    assert lines[0] == ["tokens", "bytes", "B/token"]
+    assert [line[3] for line in lines[1:]] == ["n/a.txt", "n/b.txt", "n/deep/c.txt", "total"]
+    assert [int(line[0]) for line in lines[1:]] == [*tokens, sum(tokens)]
+    assert [line[2] for line in lines[2:4]] == ["-", f"{45 / last:.3f}"]
     by_size = llmgpu("count", "--vocab", "v.bin", "n", "--sort", "tokens", "--json")
     summary = json.loads(by_size.stdout)
     assert [file["tokens"] for file in summary["files"]] == [[first], [last], [0]]
@@ -55,15 +56,17 @@ def test_several_vocabularies_and_a_pipe(llmgpu: Run, folder: Path, corpus_text:
     both = ("--vocab", "v.bin", "--vocab", "w.bin", "--device", "cpu")
     expected = [counted(folder, "corpus.txt", vocab=name)[0] for name in ("v.bin", "w.bin")]
     named = llmgpu("count", *both, "corpus.txt").stdout.decode().splitlines()
-    assert named[0].split() == ["v.bin", "w.bin", "bytes"] and len(named) == 3
-    assert named[1].split() == [*map(str, expected), str(len(corpus_text)), "corpus.txt"]
+    assert named[0].split() == ["v.bin", "w.bin", "bytes", "B/v.bin", "B/w.bin"]
+    ratios = [f"{len(corpus_text) / tokens:.3f}" for tokens in expected]
+    (row,) = named[1:]
+    assert row.split() == [*map(str, expected), str(len(corpus_text)), *ratios, "corpus.txt"]
     piped = llmgpu("count", *both, "--json", stdin=corpus_text)
     assert json.loads(piped.stdout)["files"] == [
         {"path": "-", "text_bytes": len(corpus_text), "tokens": expected}
     ]
     assert piped.stderr == b"reading standard input\n"
     total = llmgpu("count", *both, "--per", "total", "-q", stdin=corpus_text).stdout.decode()
-    assert total.splitlines()[1].split()[-1] == "total" and len(total.splitlines()) == 3
+    assert total.splitlines()[1].split()[-1] == "total" and len(total.splitlines()) == 2
 
 
 def test_a_budget_is_for_scripts(llmgpu: Run, folder: Path) -> None:
@@ -71,9 +74,63 @@ def test_a_budget_is_for_scripts(llmgpu: Run, folder: Path) -> None:
     budget = ("count", "--vocab", "v.bin", "corpus.txt", "--budget")
     assert llmgpu(*budget, str(tokens)).returncode == 0
     over = llmgpu(*budget, str(tokens - 1))
-    fails(over, 1, f"{tokens:,} tokens are 1 more than the budget of {tokens - 1:,}")
+    fails(over, 3, f"{tokens:,} tokens are 1 more than the budget of {tokens - 1:,}")
     assert str(tokens) in over.stdout.decode()
     fails(llmgpu(*budget, "0"), 2, "less than one token")
+    per_file = (
+        "count",
+        "--vocab",
+        "v.bin",
+        "n",
+        "corpus.txt",
+        "--per",
+        "folder",
+        "--budget-per-file",
+    )
+    assert llmgpu(*per_file, str(tokens)).returncode == 0
+    fails(llmgpu(*per_file, str(tokens - 1)), 3, f": {tokens:,} tokens are 1 more than")
+
+
+def test_lengths_of_documents(llmgpu: Run, folder: Path) -> None:
+    texts = ["", *("low " * (k % 90) for k in range(300)), "newest " * 2000, "x"]
+    (folder / "d.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tokenizer = Tokenizer.load(folder / "v.bin", "cpu")
+    lengths = sorted(tokenizer.count(text) for text in texts)
+    count = ("count", "--vocab", "v.bin", "--device", "cpu", "d.jsonl", "--per", "document")
+    (found,) = json.loads(llmgpu(*count, "--json").stdout)["document_tokens"]
+    above = found.pop("above")
+    assert found == {
+        "documents": len(texts),
+        "min": 0,
+        "median": lengths[151],
+        "p90": lengths[-(-303 * 90 // 100) - 1],
+        "p99": lengths[-(-303 * 99 // 100) - 1],
+        "max": lengths[-1],
+    }
+    assert above == {
+        str(1 << bits): sum(length > 1 << bits for length in lengths)
+        for bits in range(7, 20)
+        if 1 << bits < lengths[-1]
+    }
+    shown = llmgpu(*count).stdout.decode().splitlines()
+    assert [line.split()[0] for line in shown[1:3]] == [str(len(texts)), "0"]
+    assert shown[-1].split()[1:] == ["above", [*above][-1]]
+    (folder / "none.jsonl").write_text("")
+    assert b"0  documents" in llmgpu(*count[:-3], "none.jsonl", "--per", "document").stdout
+
+
+def test_conversations_are_counted_as_they_are_tokenized(llmgpu: Run, folder: Path) -> None:
+    Tokenizer.train(
+        folder / "corpus.txt",
+        vocab_size=300,
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        device="cpu",
+    ).save(folder / "chat.bin")
+    messages = [{"role": "user", "content": "low"}, {"role": "assistant", "content": "new"}]
+    (folder / "c.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    chat = ("--vocab", "chat.bin", "--device", "cpu", "--chat", "c.jsonl")
+    tokens = int(llmgpu("tokenize", *chat, "--count").stdout)
+    assert json.loads(llmgpu("count", *chat, "--json").stdout)["tokens"] == [tokens]
 
 
 def test_nothing_to_read_is_wrong_usage(folder: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from llmgpu.backend import select_early
+from llmgpu.cli.chat_options import chat_options
 from llmgpu.cli.options import (
     VOCAB_HELP,
     corpus_options,
@@ -31,10 +32,11 @@ from llmgpu.cli.values import THREADS, TokenCount
 )
 @click.option(
     "--per",
-    type=click.Choice(["file", "folder", "total"]),
+    type=click.Choice(["file", "folder", "document", "total"]),
     default="file",
     show_default=True,
-    help="Print one line per file or folder, or only the total.",
+    help="Print one line per file or folder, or only the total; document prints how long documents "
+    "are: median, 90th and 99th percentile, and the share above powers of two.",
 )
 @click.option(
     "--sort",
@@ -46,7 +48,13 @@ from llmgpu.cli.values import THREADS, TokenCount
     "--budget",
     type=TokenCount(),
     metavar="N",
-    help="Exit with code 1 if there are more than N tokens in total (50K, 2M).",
+    help="Exit with code 3 if there are more than N tokens in total (50K, 2M).",
+)
+@click.option(
+    "--budget-per-file",
+    type=TokenCount(),
+    metavar="N",
+    help="Exit with code 3 if a file has more than N tokens.",
 )
 @click.option(
     "--threads",
@@ -56,6 +64,7 @@ from llmgpu.cli.values import THREADS, TokenCount
 )
 @part_option
 @special_options
+@chat_options
 @source_options
 @corpus_options
 @device_option
@@ -67,6 +76,7 @@ def count(**options: Any) -> None:
     Example:
       llmgpu count --vocab v.bin corpus.txt
       llmgpu count --vocab cl100k --vocab o200k src --per folder --sort tokens
+      llmgpu count --vocab v.bin corpus.jsonl --per document
       git diff | llmgpu count --vocab o200k --budget 8K
     """
     select_early(options["device"])
