@@ -11,8 +11,7 @@ from tokenizers import Tokenizer
 
 from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from tests.bpe.interchange.samples import cl100k_path, trained
-from tests.bpe.interchange.test_huggingface import assert_same_ids, train_peer
+from tests.bpe.interchange.samples import assert_same_ids, cl100k_path, train_peer, trained
 from tests.cli.conftest import Run, fails
 from tests.lm.pretrained_folders import kind_of_model, weights_of, write_folder
 from tests.lm.samples import save

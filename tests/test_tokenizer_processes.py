@@ -1,0 +1,80 @@
+"""A Tokenizer in child processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.bpe.encoding.test_special_encoding import vocabulary
+from tests.cli.conftest import environment
+from tests.conftest import require_adapter
+from tests.test_tokenizer import long_text
+
+CHILDREN = """
+import multiprocessing, os, pickle, sys
+from llmgpu import Tokenizer
+from llmgpu.errors import DeviceError
+
+def encode(tokenizer, text):
+    try:
+        return tokenizer.encode(text).tolist()
+    except DeviceError as error:
+        return str(error)
+
+def encode_file(tokenizer, path):
+    try:
+        return tokenizer.encode_file(path).tolist()
+    except DeviceError as error:
+        return str(error)
+
+def main(device, method, path):
+    tokenizer = Tokenizer.load("v.bin", device)
+    text = open(path).read()
+    expected = tokenizer.encode_file(path).tolist()
+    assert tokenizer.encode(text).tolist() == expected
+    short = tokenizer.encode(text[:100]).tolist()
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        jobs = [pool.apply_async(encode, (tokenizer, text)),
+                pool.apply_async(encode, (tokenizer, text[:100])),
+                pool.apply_async(encode_file, (tokenizer, path))]
+        long, few, file = [job.get(timeout=150) for job in jobs]
+    assert few == short
+    if (device, method) == ("gpu", "fork"):
+        assert "spawn" in long and 'device="cpu"' in long and file == long, long[:100]
+    else:
+        assert long == expected and file == expected
+    if method == "fork":
+        child = os.fork()
+        if not child:
+            same = encode(tokenizer, text) == long and encode(tokenizer, text[:100]) == short
+            os._exit(0 if same else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("device", ["auto", "cpu", "gpu"])
+def test_child_processes(tmp_path: Path, device: str, method: str) -> None:
+    if sys.platform == "win32" and method == "fork":
+        pytest.skip("this system has no fork")
+    if device == "gpu":
+        require_adapter()
+    vocabulary().save(tmp_path / "v.bin")
+    (tmp_path / "corpus.txt").write_text(long_text() * 30)  # is read by several threads
+    (tmp_path / "children.py").write_text(CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "children.py", device, method, "corpus.txt"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr

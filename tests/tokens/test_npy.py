@@ -1,0 +1,71 @@
+"""Ids in NumPy's files: numbers of any kind, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmgpu.errors import InputError
+from tests.tokens.test_formats import read_all
+
+
+def saved(path: Path, array: NDArray[Any], **options: Any) -> Path:
+    with path.open("wb") as stream:
+        np.save(stream, array, **options)
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["<u1", "<u2", ">u4", "<i4", "<i8", "<u8"])
+def test_whole_numbers_of_any_kind(tmp_path: Path, dtype: str) -> None:
+    path = saved(tmp_path / "f", np.array([0, 1, 127], dtype))
+    assert read_all(path, "npy") == [0, 1, 127]
+
+
+def test_the_largest_id(tmp_path: Path) -> None:
+    assert read_all(saved(tmp_path / "f", np.array([2**32 - 1])), "npy") == [2**32 - 1]
+
+
+@pytest.mark.parametrize(
+    "array, message",
+    [
+        (np.array([1.0]), "array of float64"),
+        (np.array([True]), "array of bool"),
+        (np.array([[1]]), r"shape \(1, 1\)"),
+        (np.array(1), r"shape \(\)"),
+        (np.array([{}], object), "array of object"),
+        (np.array([5, -1]), "number 1: -1 is not a token id"),
+        (np.array([2**32 - 1, 2**32]), "number 1: 4294967296 is not a token id"),
+        (np.array([0, 2**32 - 1, -1]), "number 2: -1 is not a token id"),
+        (np.array([2**32]), "number 0: 4294967296 is not a token id"),
+        (np.array([2**64 - 1], np.uint64), "is not a token id"),
+    ],
+)
+def test_arrays_that_are_no_ids(tmp_path: Path, array: NDArray[Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_all(saved(tmp_path / "f", array), "npy")
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda data: b"", "not an npy file"),
+        (lambda data: b"PK" + data, "not an npy file"),
+        (lambda data: data[:50], "not an npy file"),
+        (lambda data: data[:6] + b"\x09" + data[7:], "version 9.0"),
+        (lambda data: data.replace(b"(3,)", b"(-3,)"), "not an npy file|shape"),
+        (lambda data: data.replace(b"(3,), ", b"(9**99"), "not an npy file"),
+        (lambda data: data[:-1], "ends after 2 ids and 7 bytes, not 3 ids"),
+        (lambda data: data[:-8], "ends after 2 ids and 0 bytes, not 3 ids"),
+        (lambda data: data + data, "more bytes than its 3 ids take"),
+    ],
+)
+def test_damaged_npy_files(tmp_path: Path, change: Callable[[bytes], bytes], message: str) -> None:
+    path = saved(tmp_path / "f", np.arange(3))
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(InputError, match=message):
+        read_all(path, "npy")
