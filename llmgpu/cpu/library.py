@@ -180,14 +180,6 @@ def out_of_memory() -> LlmgpuError:
     return InputError("not enough memory for the words of the text: use fewer threads (--threads)")
 
 
-def valid_utf8(text: bytes) -> int:
-    """Return where the first invalid sequence of a text begins (RFC 3629), or its length."""
-    loaded = library()
-    assert loaded is not None, "there is no CPU engine"
-    valid: int = loaded.llmgpu_valid_utf8(text, len(text))
-    return valid
-
-
 class EngineObject:
     """An object of the library, freed with this one; keeps alive what it refers to."""
 

@@ -85,9 +85,9 @@ fn batched_count_changes(
         }
         let second = links[first].following;
         let before = links[first].preceding;
-        let behind = links[second].following;
+        let after = links[second].following;
         let symbol_before = units[before].symbol;
-        let symbol_behind = units[behind].symbol;
+        let symbol_after = units[after].symbol;
         let weight = units[first].weight;
         var made = vec4<u32>(UNCHANGED, 0u, UNCHANGED, 0u);
         if (symbol_before != SEPARATOR && !is_merged(links[before].preceding)) {
@@ -96,10 +96,10 @@ fn batched_count_changes(
             made.x = gained.x;
             made.y = gained.y;
         }
-        if (symbol_behind != SEPARATOR) {
-            var other = symbol_behind;
-            if (is_merged(behind)) {
-                other = state.batch[slots[behind] ^ MARK].new_symbol;
+        if (symbol_after != SEPARATOR) {
+            var other = symbol_after;
+            if (is_merged(after)) {
+                other = state.batch[slots[after] ^ MARK].new_symbol;
             }
             let key = entry_key(k, LEFT_IS_NEW, other);
             let gained = change(slots[second], key, weight);

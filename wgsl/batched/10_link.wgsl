@@ -45,7 +45,7 @@ fn batched_link(
         let member = state.batch[member_of(i)];
         let first = position_list[member.first + i - member.start];
         let second = links[first].following;
-        let behind = links[second].following;
+        let after = links[second].following;
         if (change.x != UNCHANGED) {
             // Only a merge that ends here writes this link, and then there is no change.
             list_position(links[first].preceding, change.x, change.y);
@@ -57,7 +57,7 @@ fn batched_link(
         }
         slots[second] = NO_SLOT;
         units[first].symbol = member.new_symbol;
-        links[first].following = behind;
-        links[behind].preceding = first;
+        links[first].following = after;
+        links[after].preceding = first;
     }
 }

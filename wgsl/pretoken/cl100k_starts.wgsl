@@ -24,7 +24,7 @@ fn is_sign(category: u32) -> bool {
 fn letters_end(begin: i32) -> i32 {
     var position = begin;
     while (position < stop) {
-        let own = character_behind(position);
+        let own = character_after(position);
         if (!is_letter(own.x)) { break; }
         position += i32(own.y);
     }
@@ -34,11 +34,11 @@ fn letters_end(begin: i32) -> i32 {
 fn signs_end(begin: i32) -> i32 {
     var position = begin;
     while (position < stop) {
-        let own = character_behind(position);
+        let own = character_after(position);
         if (!is_sign(own.x)) { break; }
         position += i32(own.y);
     }
-    while (position < stop && newline_behind(position)) {
+    while (position < stop && newline_after(position)) {
         position++;
     }
     return position;
@@ -46,17 +46,17 @@ fn signs_end(begin: i32) -> i32 {
 
 fn match_end(start: i32) -> i32 {
     let own = character_at(start);
-    let behind = start + i32(own.y);
-    if (is_letter(own.x)) { return letters_end(behind); }
-    if (own.x == NUMBER_CATEGORY) { return number_end(behind, DIGITS - 1u); }
+    let after = start + i32(own.y);
+    if (is_letter(own.x)) { return letters_end(after); }
+    if (own.x == NUMBER_CATEGORY) { return number_end(after, DIGITS - 1u); }
     let byte = text_byte(start);
     if (byte == APOSTROPHE) {
         let length = contraction_length(start);
         if (length > 0) { return start + length; }
     }
-    let next = character_behind(behind);
-    if (is_letter(next.x) && !is_newline(byte)) { return letters_end(behind + i32(next.y)); }
-    if (is_sign(own.x) || (byte == PLAIN_SPACE && is_sign(next.x))) { return signs_end(behind); }
+    let next = character_after(after);
+    if (is_letter(next.x) && !is_newline(byte)) { return letters_end(after + i32(next.y)); }
+    if (is_sign(own.x) || (byte == PLAIN_SPACE && is_sign(next.x))) { return signs_end(after); }
     return space_end(start, WHOLE_AT_END != 0u);
 }
 

@@ -28,7 +28,7 @@ fn class_of(byte: u32) -> u32 {
     return PUNCTUATION;
 }
 
-fn starts_behind(left: u32, right: u32) -> bool {
+fn starts_after(left: u32, right: u32) -> bool {
     if (left == NEWLINE || right == NEWLINE) { return true; }
     return left != right && !(left == SPACE && right <= DIGIT);
 }
@@ -51,7 +51,7 @@ fn pretoken_class_starts(
         var four = text[segment * 8u + w];
         for (var i = 0u; i < 4u; i++) {
             let right = class_of(four & 0xFFu);
-            bits |= select(0u, 1u << (w * 4u + i), starts_behind(left, right));
+            bits |= select(0u, 1u << (w * 4u + i), starts_after(left, right));
             left = right;
             four >>= 8u;
         }

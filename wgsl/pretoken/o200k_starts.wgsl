@@ -34,7 +34,7 @@ fn with_contraction(end: i32) -> i32 {
 fn small_end(begin: i32) -> i32 {
     var position = begin;
     while (position < stop) {
-        let own = character_behind(position);
+        let own = character_after(position);
         if (own.x != LOWERCASE && !is_neutral(own.x)) { return with_contraction(position); }
         position += i32(own.y);
     }
@@ -44,9 +44,9 @@ fn small_end(begin: i32) -> i32 {
 // The end of U*S+ or U+S* and the contraction after it, or the position itself if neither is
 // there. first: the character at the position. A neutral one may be before it: then S+ matches that
 // at least.
-fn word_end(begin: i32, first: vec2<u32>, behind_neutral: bool) -> i32 {
+fn word_end(begin: i32, first: vec2<u32>, after_neutral: bool) -> i32 {
     var position = begin;
-    var neutral_end = select(-1, begin, behind_neutral);
+    var neutral_end = select(-1, begin, after_neutral);
     var own = first;
     while (own.x == UPPERCASE || is_neutral(own.x)) {
         position += i32(own.y);
@@ -57,7 +57,7 @@ fn word_end(begin: i32, first: vec2<u32>, behind_neutral: bool) -> i32 {
             too_far = true;
             return stop;
         }
-        own = character_behind(position);
+        own = character_after(position);
     }
     if (own.x == LOWERCASE) { return small_end(position + i32(own.y)); }
     if (neutral_end >= 0) { return with_contraction(neutral_end); }
@@ -67,7 +67,7 @@ fn word_end(begin: i32, first: vec2<u32>, behind_neutral: bool) -> i32 {
 fn signs_end(begin: i32) -> i32 {
     var position = begin;
     while (position < stop) {
-        let own = character_behind(position);
+        let own = character_after(position);
         if (own.x != OTHER_CATEGORY && own.x != MARK) { break; }
         position += i32(own.y);
     }
@@ -81,23 +81,23 @@ fn signs_end(begin: i32) -> i32 {
 
 fn match_end(start: i32) -> i32 {
     let own = character_at(start);
-    let behind = start + i32(own.y);
+    let after = start + i32(own.y);
     if (is_letter(own.x)) { return word_end(start, own, false); }
-    if (own.x == NUMBER_CATEGORY) { return number_end(behind, 2u); }
+    if (own.x == NUMBER_CATEGORY) { return number_end(after, 2u); }
     let byte = text_byte(start);
     if (!is_newline(byte)) {
-        let next = character_behind(behind);
-        let end = word_end(behind, next, own.x == MARK);
-        if (end > behind || own.x == MARK) { return end; }
-        if (is_sign(own.x)) { return signs_end(behind); }
-        if (byte == PLAIN_SPACE && is_sign(next.x)) { return signs_end(behind); }
+        let next = character_after(after);
+        let end = word_end(after, next, own.x == MARK);
+        if (end > after || own.x == MARK) { return end; }
+        if (is_sign(own.x)) { return signs_end(after); }
+        if (byte == PLAIN_SPACE && is_sign(next.x)) { return signs_end(after); }
     }
     return space_end(start, false);
 }
 
 // The positions up to 3 after those of a set.
-fn soon_behind(before: u32, own: u32) -> u32 {
-    return behind(before, own) | (own << 2u) | (before >> 30u) | (own << 3u) | (before >> 29u);
+fn soon_after(before: u32, own: u32) -> u32 {
+    return after(before, own) | (own << 2u) | (before >> 30u) | (own << 3u) | (before >> 29u);
 }
 
 // Slashes after newlines, and apostrophes so close to each other that contractions may touch.
@@ -105,9 +105,9 @@ fn is_special(near: Near) -> bool {
     let before = near.before;
     let own = near.own;
     let slashes = (before.slash & (before.newline << 1u))
-        | (own.slash & behind(before.newline, own.newline));
-    let apostrophes = (before.apostrophe & soon_behind(0u, before.apostrophe))
-        | (own.apostrophe & soon_behind(before.apostrophe, own.apostrophe));
+        | (own.slash & after(before.newline, own.newline));
+    let apostrophes = (before.apostrophe & soon_after(0u, before.apostrophe))
+        | (own.apostrophe & soon_after(before.apostrophe, own.apostrophe));
     let long = countLeadingZeros(~others(before)) + 1u >= BESIDE_BYTES;
     return (slashes | apostrophes) != 0u || long;
 }
@@ -135,11 +135,11 @@ fn with_contractions(runs: u32, segment: u32, near: Near) -> u32 {
     let before = near.before;
     let own = near.own;
     let opened_before = before.apostrophe & (before.letter << 1u) & LAST_BITS;
-    let opened = own.apostrophe & behind(before.letter, own.letter);
+    let opened = own.apostrophe & after(before.letter, own.letter);
     let found = contractions(opened_before, first - 32, segment)
         | contractions(opened, first, segment);
     let small_before = before.letter & ~before.capital;
-    let humps = own.capital & behind(small_before, own.letter & ~own.capital);
+    let humps = own.capital & after(small_before, own.letter & ~own.capital);
     return ((runs | humps) & ~found.x) | (found.y & own.letter);
 }
 

@@ -64,7 +64,7 @@ fn others(sets: Sets) -> u32 {
 }
 
 // The set of bytes after those of a set.
-fn behind(before: u32, own: u32) -> u32 {
+fn after(before: u32, own: u32) -> u32 {
     return (own << 1u) | (before >> 31u);
 }
 
@@ -103,22 +103,22 @@ fn space_starts(near: Near) -> u32 {
     let taken_before = newlines_before > 0u
         && ((others(before) << newlines_before) & 0x80000000u) != 0u;
     let taken_begins = own.newline
-        & (behind(others(before), others(own)) | select(0u, 1u, taken_before));
+        & (after(others(before), others(own)) | select(0u, 1u, taken_before));
     let taken = runs_from(own.newline, taken_begins);
     let rest = own.space & ~taken;
     let rest_before = select(before.space, before.space & 0x7FFFFFFFu, taken_before);
-    var starts = rest & ~behind(rest_before, rest);
+    var starts = rest & ~after(rest_before, rest);
 
     let other_space = own.space & ~own.newline;
     let solid = (~own.space >> 1u) | (~next.space << 31u);
     starts |= other_space & solid;
 
-    // Behind the last newline of a run: none follows the other white space from there on.
+    // After the last newline of a run: none follows the other white space from there on.
     let next_space = next.space & ~next.newline;
     let newline_next = (next.newline >> countTrailingZeros(~next_space)) & 1u;
     let at_newline = other_space & ((own.newline >> 1u) | (newline_next << 31u));
     let joined = reverseBits(runs_from(reverseBits(other_space), reverseBits(at_newline)));
-    return starts | (other_space & behind(before.newline, own.newline) & ~joined);
+    return starts | (other_space & after(before.newline, own.newline) & ~joined);
 }
 
 // The other characters at which a pre-token starts; of the bytes before, only the last few hold.
@@ -127,7 +127,7 @@ fn other_starts(near: Near) -> vec2<u32> {
     let own = others(near.own);
     return vec2<u32>(
         before & ~((before | near.before.plain_space) << 1u),
-        own & ~behind(before | near.before.plain_space, own | near.own.plain_space),
+        own & ~after(before | near.before.plain_space, own | near.own.plain_space),
     );
 }
 
@@ -136,7 +136,7 @@ fn run_starts(near: Near) -> u32 {
     let before = near.before;
     let own = near.own;
     let other = other_starts(near);
-    let joined = behind(
+    let joined = after(
         before.letter | other.x | (before.space & ~before.newline),
         own.letter | other.y | (own.space & ~own.newline),
     );

@@ -57,7 +57,7 @@ fn character_at(position: i32) -> vec2<u32> {
 }
 
 // The same at a position that begins no pre-token by itself: nothing if the document ends there.
-fn character_behind(position: i32) -> vec2<u32> {
+fn character_after(position: i32) -> vec2<u32> {
     if (ends_before(position)) { return vec2<u32>(NOTHING, 0u); }
     return character_at(position);
 }
@@ -81,7 +81,7 @@ fn is_newline(byte: u32) -> bool {
 }
 
 // Whether a newline is at a position; none is if the document ends there.
-fn newline_behind(position: i32) -> bool {
+fn newline_after(position: i32) -> bool {
     return !ends_before(position) && is_newline(text_byte(position));
 }
 
@@ -103,7 +103,7 @@ fn contraction_length(apostrophe: i32) -> i32 {
 fn number_end(begin: i32, more: u32) -> i32 {
     var position = begin;
     for (var k = 0u; k < more; k++) {
-        let own = character_behind(position);
+        let own = character_after(position);
         if (own.x != NUMBER_CATEGORY) { break; }
         position += i32(own.y);
     }
@@ -114,7 +114,7 @@ fn number_end(begin: i32, more: u32) -> i32 {
 // \s+, whichever comes first.
 fn space_end(start: i32, whole_at_end: bool) -> i32 {
     var position = start;
-    var behind_newline = start;
+    var after_newline = start;
     var last = start;
     var own = character_at(start);
     while (own.x == WHITE_SPACE) {
@@ -125,20 +125,20 @@ fn space_end(start: i32, whole_at_end: bool) -> i32 {
         last = position;
         position += i32(own.y);
         if (is_newline(text_byte(last))) {
-            behind_newline = position;
+            after_newline = position;
             if (position >= stop) { return position; }
         }
-        own = character_behind(position);
+        own = character_after(position);
     }
     if (own.x == NOTHING && whole_at_end) { return position; }
-    if (behind_newline > start) { return behind_newline; }
+    if (after_newline > start) { return after_newline; }
     return select(last, position, own.x == NOTHING || last == start);
 }
 
 // Whether white space at a position inside of a document is the last of several.
 fn is_last_space(position: i32) -> bool {
     if (category_before(position) != WHITE_SPACE) { return false; }
-    let next = character_behind(position + i32(character_at(position).y)).x;
+    let next = character_after(position + i32(character_at(position).y)).x;
     return next != WHITE_SPACE && next != NOTHING;
 }
 
