@@ -1,14 +1,14 @@
 // fill_zero: write zeros into memory of any type.
 //
-// binding 0  words  read_write  the tensor as 4-byte words
+// binding 0  words  read_write  the tensor as 4-byte words, four an element
 // binding 1  dims   uniform     words of the tensor, bits to keep in the last of them
-// dispatch: one thread a word
+// dispatch: one thread four words
 //
 // A tensor of 1-byte or 2-byte elements can end inside a word. The rest of that word is not part of
 // the tensor, so the bits to keep are left as they are.
 //!include lm/elements.wgsl
 
-@group(0) @binding(0) var<storage, read_write> words: array<u32>;
+@group(0) @binding(0) var<storage, read_write> words: array<vec4<u32>>;
 @group(0) @binding(1) var<uniform> dims: vec4<u32>;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
@@ -18,9 +18,15 @@ fn fill_zero(
     @builtin(local_invocation_index) local_index: u32,
 ) {
     let i = flat_element(workgroup, workgroups, local_index);
-    if (i + 1u < dims.x) {
-        words[i] = 0u;
-    } else if (i + 1u == dims.x) {
-        words[i] &= dims.y;
+    if (4u * i + 4u < dims.x) {
+        words[i] = vec4<u32>();
+        return;
+    }
+    for (var word = 4u * i; word < dims.x; word++) {
+        if (word + 1u == dims.x) {
+            words[i][word % 4u] &= dims.y;
+        } else {
+            words[i][word % 4u] = 0u;
+        }
     }
 }

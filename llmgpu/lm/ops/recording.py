@@ -228,7 +228,7 @@ class GpuRecorder(Operations):
         words, rest = -(-tensor.nbytes // 4), tensor.nbytes % 4
         kept = 0xFFFFFFFF << 8 * rest & 0xFFFFFFFF if rest else 0
         self.dispatch(
-            "lm/00_fill_zero.wgsl", workgroups(words), words=tensor, dims=dims(words, kept)
+            "lm/00_fill_zero.wgsl", workgroups(-(-words // 4)), words=tensor, dims=dims(words, kept)
         )
 
     def cast_f32_to_f16(self, source: Tensor, target: Tensor) -> None:

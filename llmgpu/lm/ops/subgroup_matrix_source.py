@@ -33,6 +33,7 @@ from llmgpu.lm.ops.subgroup_matrix_tiling import (
 )
 
 BAND = 8  # rows of tiles that workgroups go down before they move to the next column
+SUMS = 4  # in a vector
 BANKS = 8  # of workgroup memory, as wide as a vector
 
 # What half precision does not hold, NaN too, becomes infinite: the overflow is to be seen.
@@ -128,10 +129,15 @@ def _declarations(product: SubgroupMatrixProduct) -> Iterator[str]:
         yield "@group(0) @binding(4) var<storage, read> residual: array<f32>;"
     for side in _sides(product):
         size = side.lines * side.stride
+        if _stores_elements(product):
+            size = max(size, product.tile.subgroups * _block_vectors(product))
         yield f"var<workgroup> {side.name}_tile: array<vec4<u32>, {size}>;"
-    if _stores_elements(product):
-        size = product.tile.subgroups * rows * columns
-        yield f"var<workgroup> sums_tile: array<f32, {size}>;"
+
+
+def _block_vectors(product: SubgroupMatrixProduct) -> int:
+    """Return the vectors of 4 sums that a matrix has."""
+    rows, columns, _ = product.unit
+    return rows * columns // SUMS
 
 
 def _load_function(side: _Side) -> Iterator[str]:
@@ -152,33 +158,24 @@ def _load_function(side: _Side) -> Iterator[str]:
 
 
 def _store_function(product: SubgroupMatrixProduct) -> Iterator[str]:
-    """Write the function that stores a subgroup's matrix from workgroup memory."""
-    rows, columns, _ = product.unit
+    """Write the function that stores 4 sums from a row and a column on, if they are inside."""
     if product.half:
         yield TWO_HALVES
-    yield "fn store(part: u32, row: u32, column: u32, subgroup: u32, lane: u32) {"
-    if product.half:
-        yield f"    for (var i = 2u * lane; i < {rows * columns}u; i += {2 * product.lanes}u) {{"
-        yield f"        let r = row + i / {columns}u;"
-        yield f"        let c = column + i % {columns}u;"
-        yield f"        let at = subgroup * {rows * columns}u + i;"
-        yield "        if (r < dims.x && c < dims.y) {"
-        yield "            let pair = vec2<f32>(sums_tile[at], sums_tile[at + 1u]);"
-        yield "            product[((part * dims.x + r) * dims.y + c) / 2u] = two_halves(pair);"
+    yield "fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {"
+    yield "    if (row < dims.x) {"
+    yield "        let first = (part * dims.x + row) * dims.y + column;"
+    step = 2 if product.half else 1
+    for j in range(0, SUMS, step):
+        yield f"        if (column + {j}u < dims.y) {{"
+        if product.half:
+            pair = f"two_halves(vec2<f32>(sums[{j}], sums[{j + 1}]))"
+            yield f"            product[(first + {j}u) / 2u] = {pair};"
+        else:
+            value = f"sums[{j}]"
+            value += f" + product[first + {j}u]" if product.accumulate else ""
+            value += f" + residual[first + {j}u]" if product.residual else ""
+            yield f"            product[first + {j}u] = {value};"
         yield "        }"
-        yield "    }"
-        yield "}"
-        return
-    yield f"    for (var i = lane; i < {rows * columns}u; i += {product.lanes}u) {{"
-    yield f"        let r = row + i / {columns}u;"
-    yield f"        let c = column + i % {columns}u;"
-    yield "        if (r < dims.x && c < dims.y) {"
-    yield "            let index = (part * dims.x + r) * dims.y + c;"
-    value = f"sums_tile[subgroup * {rows * columns}u + i]"
-    value += " + product[index]" if product.accumulate else ""
-    value += " + residual[index]" if product.residual else ""
-    yield f"            product[index] = {value};"
-    yield "        }"
     yield "    }"
     yield "}"
 
@@ -203,6 +200,8 @@ def _entry_point(product: SubgroupMatrixProduct) -> Iterator[str]:
     yield from _variables(product)
     yield from _start_sums(product)
     yield from _load_tiles(product, "begin")
+    yield from _store_tiles(product)
+    yield "    workgroupBarrier();"
     yield from _steps(product)
     yield from _store_sums(product)
     yield "}"
@@ -210,14 +209,18 @@ def _entry_point(product: SubgroupMatrixProduct) -> Iterator[str]:
 
 
 def _steps(product: SubgroupMatrixProduct) -> Iterator[str]:
-    """Write the loop over the inner dimension."""
+    """Write the loop over the inner dimension.
+
+    What a round loads it also stores: compilers move loads to the round that uses them, where
+    nothing would hide how long they take.
+    """
     step = product.tile.inner
     yield f"    for (var term = begin; term < end; term += {step}u) {{"
-    yield from _store_tiles(product)
-    yield "    workgroupBarrier();"
     yield f"    let next = min(term + {step}u, last);"
     yield from _load_tiles(product, "next")
     yield from _multiply(product)
+    yield "    workgroupBarrier();"
+    yield from _store_tiles(product)
     yield "    workgroupBarrier();"
     yield "    }"
 
@@ -428,12 +431,21 @@ def _store_matrices(product: SubgroupMatrixProduct) -> Iterator[str]:
 
 
 def _store_elements(product: SubgroupMatrixProduct) -> Iterator[str]:
-    """Write the stores of matrices into workgroup memory, and from there of those inside."""
-    rows, columns, _ = product.unit
-    for i, j in product.blocks:
+    """Write the stores of matrices into workgroup memory, and from there of what is inside.
+
+    The two tiles take turns: a barrier is enough before what was stored is read, and by the next
+    but one all have read it.
+    """
+    _, columns, _ = product.unit
+    size, line = _block_vectors(product), columns // SUMS
+    for turn, (i, j) in enumerate(product.blocks):
         row, column = _corner(product, i, j)
-        place = f"&sums_tile, subgroup * {rows * columns}u, sums_{i}_{j}, {columns}u"
+        tile = f"{_sides(product)[turn % 2].name}_tile"
+        place = f"&{tile}, subgroup * {size}u, sums_{i}_{j}, {line}u"
         yield f"    subgroupMatrixStore<row_major>({place});"
         yield "    workgroupBarrier();"
-        yield f"    store(part, {row}, {column}, subgroup, lane);"
-        yield "    workgroupBarrier();"
+        yield f"    for (var v = lane; v < {size}u; v += {product.lanes}u) {{"
+        yield f"        let four = bitcast<vec4<f32>>({tile}[subgroup * {size}u + v]);"
+        place = f"part, {row} + v / {line}u, {column} + v % {line}u * {SUMS}u"
+        yield f"        store({place}, four);"
+        yield "    }"

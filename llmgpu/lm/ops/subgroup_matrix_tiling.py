@@ -49,9 +49,10 @@ class MatrixTile:
 
     def memory(self, unit: tuple[int, int, int]) -> int:
         """Return the bytes of workgroup memory that a kernel takes at most."""
+        sums = 4 * self.subgroups * unit[0] * unit[1]  # by way of either factor's tile
         left = max(self.rows * (self.inner + PADDING), self.inner * (self.rows + PADDING))
         right = max(self.columns * (self.inner + PADDING), self.inner * (self.columns + PADDING))
-        return 2 * (left + right) + 4 * self.subgroups * unit[0] * unit[1]
+        return max(2 * left, sums) + max(2 * right, sums)
 
     def fits(self, unit: tuple[int, int, int], threads: int) -> bool:
         """Whether it can be divided evenly among matrices of a unit, and copied by threads."""

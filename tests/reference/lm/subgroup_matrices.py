@@ -74,6 +74,9 @@ def _multiply(inner: int, rows: int, columns: int) -> str:
 
 def _copy(name: str, array: str, rows: int, columns: int, *, load: bool) -> str:
     place, held = f"{array}[offset + i / {columns}u * stride + i % {columns}u]", "sums[first + i]"
+    if array.endswith("_tile"):  # vectors, which offset and stride count
+        place = f"{array}[offset + i / {columns}u * stride + i % {columns}u / 4u][i % 4u]"
+        held = f"bitcast<u32>({held})"
     target, source = (held, place) if load else (place, held)
     return f"""fn {name}(offset: u32, first: u32, stride: u32) {{
     for (var i = 0u; i < {rows * columns}u; i++) {{
