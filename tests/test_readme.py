@@ -233,6 +233,8 @@ def test_precisions_and_generating_are_those_of_the_recorded_runs() -> None:
         rates.setdefault(result["machine"], []).append(str(result["tokens_per_second"]))
     assert {row[0]: row[1:] for row in table_rows(3)} == rates
     text = BENCHMARKS.read_text(encoding="utf-8")
+    for result in record["generating"]["half_precision"]["results"]:
+        assert f" {result['tokens_per_second']}" in text
     losses = [result["held_out_loss"] for result in record["training"]["results"]]
     assert max(losses) < 1.005 * min(losses)
     for loss in losses:

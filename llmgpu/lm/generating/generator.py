@@ -104,6 +104,8 @@ class Generator:
         self._block = self._step
         if rows != sequences:
             self._block = CachedRows(model, caches, rows, self._ids)
+        # Steps ahead of the host gain nothing where it computes them itself.
+        self._ahead_most = AHEAD if model.operations.is_asynchronous else 1
         self._steps = 1  # in the next submission
         self._needs_all = False  # logits, for the next step
 
@@ -262,7 +264,7 @@ class Generator:
         ahead: deque[Callable[[], Iterable[T]]] = deque()
         last = time.perf_counter()
         while True:
-            while room and len(ahead) < AHEAD:
+            while room and len(ahead) < self._ahead_most:
                 steps = min(self._steps, room)
                 ahead.append(start(steps))
                 room -= steps
@@ -279,7 +281,7 @@ class Generator:
         """Choose the steps of the next submission by the time that one took."""
         if took > STEPS_SECONDS:
             self._steps = max(1, self._steps // 2)
-        else:
+        elif self._ahead_most > 1:
             self._steps = min(2 * self._steps, MAX_STEPS)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:

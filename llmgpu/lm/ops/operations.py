@@ -70,6 +70,11 @@ class Operations(ABC):
 
     @property
     @abstractmethod
+    def is_asynchronous(self) -> bool:
+        """Whether `run` returns before its program has been carried out."""
+
+    @property
+    @abstractmethod
     def max_tensor_bytes(self) -> int:
         """Size of the largest tensor that can be made."""
 

@@ -54,6 +54,7 @@ class NumpyRecorder(Operations):
 
     stack_elements = 0
     has_half_precision = True
+    is_asynchronous = False
     max_tensor_bytes = sys.maxsize
 
     def __init__(self, products: FixedProducts | None = None) -> None:
@@ -130,6 +131,8 @@ class NumpyRecorder(Operations):
 
 class GpuRecorder(Operations):
     """Programs of bound kernels with their numbers of workgroups."""
+
+    is_asynchronous = True
 
     stack_elements = 1 << 25  # 128 MiB: enough to keep a large device busy
 
