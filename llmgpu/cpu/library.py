@@ -29,6 +29,7 @@ from llmgpu.processors import usable_processors
 
 VARIABLE = "LLMGPU_CPU"
 TEXT_PADDING = 16
+SHORT_TEXT = 1 << 10  # bytes, up to which memory for ids is kept
 MOST_NUMPY_THREADS = 4  # by default: between NumPy's operations only one can run
 PAIR_PARTS = 32  # of a vocabulary, whose pairs are found at a time
 MANY_IDS = 1 << 22  # whose copy would take too much memory
@@ -349,6 +350,8 @@ class CEncoder(EngineObject):
     def __init__(self, pattern: CPattern, vocabulary: CVocabulary) -> None:
         """Make an encoder."""
         super().__init__("encoder", pattern, vocabulary)
+        self._room = np.empty(SHORT_TEXT + 3, np.uint32)  # for ids of short texts
+        self._room_address = self._room.ctypes.data  # which takes longer than encoding a few words
 
     def encode(
         self,
@@ -399,13 +402,15 @@ class CEncoder(EngineObject):
 
     def encode_document(self, words: CSharedWords, text: bytes) -> NDArray[np.uint32]:
         """Return the ids of a document, uint32 (n,); not for the pattern "marks"."""
-        ids = np.empty(len(text) + 3, np.uint32)
+        is_short = len(text) <= SHORT_TEXT
+        ids = self._room if is_short else np.empty(len(text) + 3, np.uint32)
+        address = self._room_address if is_short else ids.ctypes.data
         count = self._library.llmgpu_encode_document(
-            self.address, words.address, text, len(text), ids.ctypes.data
+            self.address, words.address, text, len(text), address
         )
         if count < 0:
             raise out_of_memory()
-        ids = _shortened(ids, count)
+        ids = ids[:count] if is_short else _shortened(ids, count)
         return ids if ids.base is None else ids.copy()
 
 

@@ -10,11 +10,13 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions
+from llmgpu.bpe.encoding.special_encoding import NO_SPECIAL_TOKENS, SpecialOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 
 Token = int | str
+
+_NONE: Collection[str] = ()
 
 
 class SpecialArguments(TypedDict, total=False):
@@ -29,13 +31,16 @@ class SpecialArguments(TypedDict, total=False):
 
 def special_options(
     vocabulary: Vocabulary,
-    allowed_special: Collection[str] = (),
-    disallowed_special: Collection[str] = (),
+    allowed_special: Collection[str] = _NONE,
+    disallowed_special: Collection[str] = _NONE,
     bos: Token | None = None,
     eos: Token | None = None,
     add_special_tokens: bool = False,
 ) -> SpecialOptions:
     """Return options that can be compared and hashed."""
+    given = bos is not None or eos is not None or add_special_tokens
+    if allowed_special is _NONE and disallowed_special is _NONE and not given:
+        return NO_SPECIAL_TOKENS  # at once: it is what most calls want
     allowed, disallowed = (
         frozenset([texts] if isinstance(texts, str) else texts)
         for texts in (allowed_special, disallowed_special)
