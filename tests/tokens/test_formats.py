@@ -461,7 +461,7 @@ def test_every_id_is_spelled() -> None:
 
 @pytest.mark.parametrize("numbers", [[], [0], [0, 9, 10, 99, 100], [0, 10**18, 2**63 - 1]])
 def test_document_offsets_are_written_as_json_does(numbers: list[int]) -> None:
-    assert bytes(format_numbers(np.array(numbers, np.int64))) == json.dumps(numbers)[1:-1].encode()
+    assert bytes(format_numbers(np.array(numbers, np.int64))) == str(numbers)[1:-1].encode()
 
 
 @pytest.mark.parametrize("block", [3, 1 << 20])
