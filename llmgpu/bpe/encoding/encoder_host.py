@@ -130,6 +130,7 @@ class Workers:
     """Threads that each read a slice, one at a time, and encode it.
 
     So a slice is encoded where it was just read, while the caller takes the ids of earlier ones.
+    A helper that wants to read comes next, however many threads wait, since it encodes far more.
     """
 
     def __init__(
@@ -150,6 +151,8 @@ class Workers:
         self._reader, self._slices = reader, slices
         self._slice_bytes = slice_bytes
         self._reading = threading.Lock()
+        self._next = threading.Lock()  # held by who reads next
+        self._thread_next = threading.Lock()  # held by the thread that reads or would read next
         self._given = 0  # slices
         self._ahead_of_turn: Allocate | None = None  # allocates in any order of the slices
         self._ahead = 0  # slices encoded elsewhere, with memory for their ids before their turn
@@ -157,7 +160,7 @@ class Workers:
         self._threads: list[threading.Thread] = []
         self._most_threads = threads
         self._helpers: list[Callable[[], None]] = []
-        self._helpers_from = self._read_bytes = 0
+        self._helpers_from = self._read_bytes = self._own_bytes = 0
         self._collected = collected
         self._working = threading.Event()
         self._working.set()
@@ -174,9 +177,9 @@ class Workers:
         self._helpers, self._helpers_from = list(helpers), nbytes
 
     @property
-    def read_bytes(self) -> int:
-        """Bytes of text in all slices so far."""
-        return self._read_bytes
+    def own_bytes(self) -> int:
+        """Bytes of text in the slices that the threads took so far, without those of helpers."""
+        return self._own_bytes
 
     def rest(self) -> None:
         """Let the threads take no more slices until `work`, as a helper is so much faster."""
@@ -235,9 +238,10 @@ class Workers:
 
     def _run(self) -> None:
         while memory := self._idle.get():
-            self._working.wait()
             task = Task(memory)
-            piece = self.read(memory.text, task)
+            with self._thread_next:
+                self._working.wait()
+                piece = self.read(memory.text, task)
             if piece is None:
                 return
             try:
@@ -248,30 +252,38 @@ class Workers:
 
     def read(self, buffer: NDArray[np.uint8], task: Task) -> Slice | None:
         """Return the next slice, in `buffer` if it fits, whose ids `task` gets; None at the end."""
-        with self._reading:
-            if self._ended:
-                return None
-            try:
-                piece = self._reader.read(buffer)
-            except BaseException as error:
-                task.encoded.set_exception(error)
-                self._order.put(task)
-                piece = None
-            if piece is None:
-                self._ended = True
-                self._order.put(None)
-                return None
-            task.number = self._given
-            self._given += 1
-            with self._placing:
-                allocate = self._ahead_of_turn
-                if allocate and task.device and self._ahead < _MOST_AHEAD:
-                    self._ahead += 1
-                    task.allocate.set_result(allocate)
+        with self._next:
+            self._reading.acquire()
+        try:
+            return self._read(buffer, task)
+        finally:
+            self._reading.release()
+
+    def _read(self, buffer: NDArray[np.uint8], task: Task) -> Slice | None:
+        if self._ended:
+            return None
+        try:
+            piece = self._reader.read(buffer)
+        except BaseException as error:
+            task.encoded.set_exception(error)
             self._order.put(task)
-            self._read_bytes += piece.main_end
-            self._start_more()
-            return piece
+            piece = None
+        if piece is None:
+            self._ended = True
+            self._order.put(None)
+            return None
+        task.number = self._given
+        self._given += 1
+        with self._placing:
+            allocate = self._ahead_of_turn
+            if allocate and task.device and self._ahead < _MOST_AHEAD:
+                self._ahead += 1
+                task.allocate.set_result(allocate)
+        self._order.put(task)
+        self._read_bytes += piece.main_end
+        self._own_bytes += 0 if task.device else piece.main_end
+        self._start_more()
+        return piece
 
     def allocate(self, task: Task, count: int) -> NDArray[np.uint32]:
         """Return memory for the ids of a slice that is encoded elsewhere; may wait for others."""

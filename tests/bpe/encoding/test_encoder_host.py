@@ -7,6 +7,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -14,9 +15,11 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding import encoder, encoder_host
-from llmgpu.bpe.encoding.encoder import RESERVED_FROM, CollectedIds
-from llmgpu.bpe.encoding.encoder_host import HostEncoder
+from llmgpu.bpe.encoding.encoder import RESERVED_FROM, CollectedIds, EncodedSlice, new_ids
+from llmgpu.bpe.encoding.encoder_host import HostEncoder, Task, Workers
+from llmgpu.bpe.encoding.open import open_host_encoder
 from llmgpu.bpe.pretokens.pattern import get_pattern
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import corpus_from_bytes
@@ -139,3 +142,53 @@ def test_the_threads_that_there_are_encode_where_no_more_can_start(
     # In a thread, since it is waiting for ever that this test is about.
     threading.Thread(target=encode, daemon=True).start()
     assert found.get(timeout=60) == len(text)
+
+
+class ReadInTurns(SliceReader):
+    """Slices of a text, one of which waits for `proceed`; who read them, by name."""
+
+    def __init__(self, slices: int, waits_at: int) -> None:
+        super().__init__(corpus_from_bytes([b" letters" * slices]), VOCABULARY.cut)
+        self.names: list[str] = []
+        self.waiting, self.proceed = threading.Event(), threading.Event()
+        self._waits_at = waits_at
+
+    def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
+        self.names.append(threading.current_thread().name)
+        if len(self.names) == self._waits_at:
+            self.waiting.set()
+            assert self.proceed.wait(20)
+        return super().read(buffer[: 16 + encoder_host.PADDING])
+
+
+def test_a_helper_reads_next_and_threads_that_rest_do_not_read() -> None:
+    threads, waits_at = 8, 100
+    reader = ReadInTurns(2000, waits_at)
+    host = open_host_encoder(VOCABULARY, 64, threads)
+    workers = Workers(reader, host.slices, 64, threads)
+    encoded: list[EncodedSlice] = []
+    taker = threading.Thread(
+        target=lambda: encoded.extend(piece for piece, _ in workers.results(new_ids))
+    )
+    taker.start()
+    assert reader.waiting.wait(20)
+    time.sleep(0.1)  # for the other threads, which wait for their turns
+    workers.rest()
+
+    def help_once() -> None:
+        task = Task(device=1)
+        piece = workers.read(np.empty(64, np.uint8), task)
+        assert piece is not None
+        workers.finish(task, host.slices.encode(piece, 0)[0])
+
+    helper = threading.Thread(target=help_once, name="helper")
+    helper.start()
+    time.sleep(0.1)  # it waits for its turn as well
+    reader.proceed.set()
+    helper.join(20)
+    time.sleep(0.1)  # for those that should not read
+    assert reader.names[waits_at:] == ["helper"]
+    workers.work()
+    taker.join(20)
+    ids = np.concatenate([piece.ids for piece in encoded])
+    assert bytes(ids.astype(np.uint8)) == b" letters" * 2000
