@@ -32,11 +32,11 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import source_name
 from llmgpu.text.chat import Chat, ChatFile, ChatTable
 from llmgpu.text.content import note_of_jsonl, note_of_marks, note_of_zeros
+from llmgpu.text.direct_reader import DirectReader
 from llmgpu.text.documents import (
     NO_TEXT,
     DocumentSplitter,
     InputPolicy,
-    LineStarts,
     Piece,
     PieceReader,
 )
@@ -44,7 +44,14 @@ from llmgpu.text.jsonl import JsonlFile
 from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.read_ahead import files_ahead
 from llmgpu.text.sources import Sources, format_of, resolve_sources
-from llmgpu.text.streams import STANDARD_INPUT, ByteStream, DocumentFile, Source, read_blocks
+from llmgpu.text.streams import (
+    STANDARD_INPUT,
+    ByteStream,
+    DocumentFile,
+    FileBytes,
+    Source,
+    read_blocks,
+)
 
 PATIENCE_SECONDS = 0.02
 LEAST_PART = 16  # 1 / 16 of a text tells something about the rest
@@ -244,6 +251,18 @@ class Corpus(Closing):
                 self._ended = not self._remaining
         return self._hand_over(buffer[:length], np.concatenate(starts))
 
+    def upcoming(self, nbytes: int) -> FileBytes | None:
+        """Return the next bytes of the text unread; None unless a document of a file has more."""
+        if self.options.limit is not None or not isinstance(self._reader, DirectReader):
+            return None
+        return self._reader.upcoming(nbytes)
+
+    def skip(self, nbytes: int) -> None:
+        """Take the bytes that `upcoming` returned."""
+        assert isinstance(self._file, ByteStream)
+        self._file.skip(nbytes)
+        self.text_bytes += nbytes
+
     def place(self, offset: int) -> tuple[str, int]:
         """Return whose text an offset is in ("" for memory), and the offset in that text."""
         index = bisect_right(self.begun, offset, key=itemgetter(0)) - 1
@@ -315,7 +334,7 @@ class Corpus(Closing):
             return PieceReader(self._text_pieces(stream), stream.wait)
         inspects = options.line_documents or options.encoding_errors == "strict"
         block = self._block if inspects else None
-        return _DirectReader(stream, self._policy, options.line_documents, block, continues)
+        return DirectReader(stream, self._policy, options.line_documents, block, continues)
 
     @cached_property
     def _block(self) -> NDArray[np.uint8]:
@@ -365,50 +384,6 @@ def _check_chat(sources: Sources, options: CorpusOptions) -> None:
     for source in sources.files:
         if source.path != STANDARD_INPUT and format_of(source) is None:
             raise InputError(f"{source.path}: --chat reads .jsonl or .parquet files")
-
-
-class _DirectReader:
-    """Reads a file into the caller's buffer: its text is the file's bytes as they are.
-
-    The buffer may be mapped memory of a device, which is slow to read: text that has to be
-    inspected is read into ordinary memory first.
-    """
-
-    def __init__(
-        self,
-        stream: ByteStream,
-        policy: InputPolicy,
-        line_documents: bool,
-        block: NDArray[np.uint8] | None,
-        continues: bool,
-    ) -> None:
-        """Read `stream`; block: memory to inspect text in, None if nothing has to be inspected.
-
-        continues: it begins inside a document.
-        """
-        self._stream = stream
-        self._policy = policy
-        self._lines = LineStarts() if line_documents else None
-        self._block = block
-        self._begun = continues
-        self.wait = stream.wait
-
-    def read(self, view: NDArray[np.uint8]) -> Piece:
-        block = view if self._block is None else self._block[: len(view)]
-        count = self._stream.readinto(block)
-        text, end = block[:count], count == 0
-        if self._block is not None:
-            view[:count] = text
-        if self._policy.policy == "strict":
-            self._policy.check(text, end)
-        elif self._stream.is_invalid:
-            self._policy.count(text.tobytes(), end)
-        if self._lines:
-            piece = self._lines.find(text)
-            return Piece(view[:count], piece.starts, piece.closed or end, end)
-        starts = NO_TEXT.starts if self._begun else _FIRST
-        self._begun = True
-        return Piece(view[:count], starts, end, end)
 
 
 class _MemoryCorpus(Corpus):

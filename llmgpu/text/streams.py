@@ -171,7 +171,7 @@ class FileContent:
             return cls(source.path, status.st_size, status.st_mtime_ns)
         return cls(source.path, source.size, source.changed_ns)
 
-    def check(self, file: BinaryIO) -> None:
+    def check(self, file: BinaryIO | FileBytes) -> None:
         """Raise an InputError if the file is not as it was."""
         status = os.fstat(file.fileno())
         if (status.st_size, status.st_mtime_ns) != (self.size, self.changed_ns):
@@ -281,18 +281,40 @@ class ByteStream(io.RawIOBase):
         is_file = isinstance(self._content, FileContent) and self.name != STANDARD_INPUT
         return is_file and not self._compression and _HAS_PREADV
 
-    def read_at(self, data: NDArray[np.uint8], offset: int) -> None:
-        """Fill `data` with the bytes of the file from `offset` on; any number of threads may."""
+    def read_at(self, data: NDArray[np.uint8], offset: int, other: FileBytes | None = None) -> None:
+        """Fill `data` with the bytes of the file from `offset` on; any number of threads may.
+
+        other: has the file open, where the stream may be closed.
+        """
+        file = other or self._raw
         done = 0
         try:
             while done < len(data):
-                got = os.preadv(self._raw.fileno(), [data[done:].data], offset + done)
+                got = _read_parts(file.fileno(), data[done:].data, offset + done)
                 if not got:
                     raise OSError("it is shorter than it was")
                 done += got
         except OSError as error:
-            self.check_unchanged()
+            if self._content is not None:
+                self._content.check(file)
             raise InputError(self._describe(error)) from error
+
+    def upcoming(self, nbytes: int) -> FileBytes | None:
+        """Return the next bytes unread; None unless there are more, in a file as it is on disk."""
+        if self._is_begin or not self.reads_anywhere:
+            return None
+        begin = self._raw.tell()
+        if begin + nbytes >= self._end_of_file:
+            return None
+        try:
+            return FileBytes(self, os.dup(self._raw.fileno()), begin)
+        except OSError:  # no descriptor is left
+            return None
+
+    def skip(self, nbytes: int) -> None:
+        """Pass over bytes that are there."""
+        self._raw.seek(nbytes, os.SEEK_CUR)
+        self.position += nbytes
 
     def check_unchanged(self) -> None:
         """Raise an InputError if a regular file was changed after it was found."""
@@ -309,7 +331,10 @@ class ByteStream(io.RawIOBase):
         large = len(view) >= 2 * _PART_BYTES
         is_file = isinstance(self._content, FileContent)
         if large and not self._compression and is_file and _HAS_PREADV:
-            return _read_parts(self._raw, view)
+            first = self._raw.tell()
+            count = _read_parts(self._raw.fileno(), view, first)
+            self._raw.seek(first + count)
+            return count
         return self._stream.readinto(view)
 
     def wait(self, seconds: float | None) -> bool:
@@ -335,6 +360,26 @@ class ByteStream(io.RawIOBase):
         return f"can't read {self.name}: {reason}"
 
 
+class FileBytes:
+    """Bytes of a file that any thread reads when it needs them, be their stream closed by then."""
+
+    def __init__(self, stream: ByteStream, descriptor: int, begin: int) -> None:
+        """Take what follows `begin` in the file of `descriptor`, and close that at the end."""
+        self._stream, self._descriptor, self._begin = stream, descriptor, begin
+
+    def __del__(self) -> None:
+        """Close the descriptor."""
+        os.close(self._descriptor)
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
+    def read(self, data: NDArray[np.uint8], first: int) -> None:
+        """Fill `data` with those from number `first` on; InputError if that fails."""
+        self._stream.read_at(data, self._begin + first, self)
+
+
 def _begin_input(raw: BinaryIO, *, is_file: bool) -> tuple[BinaryIO, str]:
     """Return standard input from where it is, and the suffix of its compression."""
     head, compression = read_mark(raw.read)
@@ -355,9 +400,10 @@ def _open_raw(path: str) -> BinaryIO:
     return cast(BinaryIO, getattr(buffered, "raw", buffered))
 
 
-def _read_parts(file: BinaryIO, view: memoryview) -> int:
-    """Read from a regular file with several threads: one alone is slower than memory."""
-    first, descriptor = file.tell(), file.fileno()
+def _read_parts(descriptor: int, view: memoryview, first: int) -> int:
+    """Read much of a regular file with several threads: one alone is slower than memory."""
+    if len(view) < 2 * _PART_BYTES:
+        return os.preadv(descriptor, [view], first)
     loaded = library()
     if loaded is not None:  # whose threads don't wait for Python's lock
         data = np.frombuffer(view, np.uint8)
@@ -366,7 +412,6 @@ def _read_parts(file: BinaryIO, view: memoryview) -> int:
         )
         if count < 0:
             raise OSError(-count, os.strerror(-count))
-        file.seek(first + count)
         return count
 
     def read(start: int) -> int:
@@ -377,7 +422,6 @@ def _read_parts(file: BinaryIO, view: memoryview) -> int:
     for start, got in zip(starts, readers(os.getpid()).map(read, starts), strict=True):
         if count == start:  # what follows a short part is not in sequence: read it again
             count += got
-    file.seek(first + count)
     return count
 
 

@@ -255,15 +255,33 @@ class Workers:
         with self._next:
             self._reading.acquire()
         try:
-            return self._read(buffer, task)
+            taken = self._take(buffer, task)
         finally:
             self._reading.release()
+        if taken is None:
+            return None
+        piece, read_text = taken
+        try:  # where it can, while others take the next ones
+            read_text()
+        except BaseException as error:
+            self._ended = True
+            task.encoded.set_exception(error)
+            return None
+        return piece
 
-    def _read(self, buffer: NDArray[np.uint8], task: Task) -> Slice | None:
+    def _take(
+        self, buffer: NDArray[np.uint8], task: Task
+    ) -> tuple[Slice, Callable[[], None]] | None:
+        """Return the next slice, and what reads its text if it is not there yet."""
         if self._ended:
             return None
+        piece: Slice | None
+        read_text: Callable[[], None] = _nothing
         try:
-            piece = self._reader.read(buffer)
+            if taken := self._reader.take(buffer):
+                piece, read_text = taken
+            else:
+                piece = self._reader.read(buffer)
         except BaseException as error:
             task.encoded.set_exception(error)
             self._order.put(task)
@@ -283,7 +301,7 @@ class Workers:
         self._read_bytes += piece.main_end
         self._own_bytes += 0 if task.device else piece.main_end
         self._start_more()
-        return piece
+        return piece, read_text
 
     def allocate(self, task: Task, count: int) -> NDArray[np.uint32]:
         """Return memory for the ids of a slice that is encoded elsewhere; may wait for others."""
@@ -359,6 +377,10 @@ class Workers:
             # Not a daemon: the process may not end while it is in a driver.
             threading.Thread(target=self._helpers[0], name="llmgpu-help").start()
             del self._helpers[0]
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _settled(encoded: EncodedSlice, allocate: Allocate) -> EncodedSlice:

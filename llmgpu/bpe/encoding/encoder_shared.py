@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -143,47 +143,17 @@ class _DeviceShare:
         self._spare: list[NDArray[np.uint8]] = []  # memory of slices that are done
         self._lock = threading.Lock()
         self._begin = self._encoded = 0.0
-        self._ahead: Future[Slice | None] | None = None
         self.is_closed = False
 
     def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
         """Return the next slice that is not empty, see `SliceSource`; None after `close`, too.
 
-        It is read into memory of its own first: reading a device's staging memory takes long. While
-        it is copied there, the one after it is read.
+        It is read into memory of its own first: reading a device's staging memory takes long.
         """
         from llmgpu.gpu import parallel_copy
 
-        piece = self._take(len(buffer)) if self._ahead is None else self._ahead.result()
-        if piece is None:
-            return None
-        self._ahead = self._take_in_thread(len(buffer))
-        if piece.oversized:
-            return piece
-        text = buffer[: piece.length]
-        parallel_copy(text, piece.text)
-        return replace(piece, text=text, buffer=buffer)
-
-    def _take_in_thread(self, nbytes: int) -> Future[Slice | None] | None:
-        """Begin to take the next slice; return None where the system has no thread."""
-        taken: Future[Slice | None] = Future()
-
-        def take() -> None:
-            try:
-                taken.set_result(self._take(nbytes))
-            except BaseException as error:
-                taken.set_exception(error)
-
-        try:  # a daemon: one that waits for a pipe does not keep the process from ending
-            threading.Thread(target=take, name="llmgpu-ahead", daemon=True).start()
-        except RuntimeError:
-            return None
-        return taken
-
-    def _take(self, nbytes: int) -> Slice | None:
-        """Return the next slice that is not empty, of up to `nbytes` if it is not oversized."""
         with self._lock:
-            memory = self._memory(nbytes)
+            memory = self._memory(len(buffer))
             while not self.is_closed:
                 task = Task(device=self._number)
                 piece = self._workers.read(memory, task)
@@ -196,7 +166,11 @@ class _DeviceShare:
                 self._kept.append((task, piece))
                 if self.is_closed:  # by `cancel`, which did not see this one
                     _release(task)
-                return piece
+                if piece.oversized:
+                    return piece
+                text = buffer[: piece.length]
+                parallel_copy(text, piece.text)
+                return replace(piece, text=text, buffer=buffer)
             return None
 
     def _memory(self, nbytes: int) -> NDArray[np.uint8]:

@@ -21,7 +21,7 @@ from llmgpu.bpe.pretokens.expressions import long_pretoken_end, mark_starts
 _BLOCK = 1 << 19  # bytes looked up at once: of fewer, threads would mostly wait for each other
 _LONGEST_BLOCK = 1 << 22
 _WINDOW = 1 << 12  # bytes at the end of a text in which a start is looked for first
-_PLAIN_WINDOW = 1 << 8  # bytes at the end in which first of all a plain start is looked for
+PLAIN_WINDOW = 1 << 8  # bytes at the end in which first of all a plain start is looked for
 _PLAIN_START = re.compile(rb" (?=[A-Za-z])")  # from the end on
 _INCOMPLETE = 3  # bytes at the end of a text that may be the beginning of a character
 
@@ -65,6 +65,13 @@ class Pattern(ABC):
         text: uint8 (n,), n > 0. begin: where its last document begins, less than n; or 0, where a
         pre-token starts. closed: whether that document ends with the text.
         """
+
+    def last_plain_start(self, end: Text) -> int:
+        """Return how far before its end a text has its last certain start; 0: `end` can't tell.
+
+        end: uint8, the last bytes of the text, in which no document begins.
+        """
+        return 0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -111,9 +118,14 @@ class RulePattern(Pattern):
         mask[0] = True
         return end + (end == limit < len(data))  # an edge is passed over
 
+    def last_plain_start(self, end: Text) -> int:
+        """Return where a space follows an ASCII letter last: most texts have many."""
+        found = _PLAIN_START.search(end.tobytes()[::-1])
+        return found.start() + 1 if found else 0
+
     def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
         """Look in windows that grow from the end of the text, then in blocks from its start on."""
-        plain = _last_plain_start(text[max(begin, len(text) - _PLAIN_WINDOW) :])
+        plain = self.last_plain_start(text[max(begin, len(text) - PLAIN_WINDOW) :])
         if plain:
             return len(text) - plain
         size = _WINDOW
@@ -166,16 +178,6 @@ class DocumentPattern(Pattern):
     def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
         """Return where the last document begins."""
         return begin
-
-
-def _last_plain_start(end: NDArray[np.uint8]) -> int:
-    """Return how far before the end of a text a space follows an ASCII letter last, 0 if none does.
-
-    A pre-token certainly starts at such a space, and most texts have many.
-    """
-    window = end.tobytes()
-    found = _PLAIN_START.search(window[::-1])
-    return found.start() + 1 if found else 0
 
 
 def last_set(flags: NDArray[np.bool_]) -> int:

@@ -11,17 +11,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING
-from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.pattern import last_start
+from llmgpu.bpe.pretokens.blocks import PLAIN_WINDOW, Pattern
+from llmgpu.bpe.pretokens.pattern import as_pattern, last_start
 from llmgpu.errors import InputError
-from llmgpu.text.corpus import TextSource
+from llmgpu.text.corpus import Corpus, TextSource
 from llmgpu.text.documents import NO_TEXT, Piece
 
 MAX_WORD_BYTES = 1 << 30
@@ -81,7 +83,7 @@ class SliceReader:
         lookahead: cut anywhere instead, with this many bytes of the next slice after each.
         """
         self._source = source
-        self._pattern = pattern
+        self._pattern = as_pattern(pattern)
         self._lookahead = lookahead
         self._tail = NO_TEXT.text  # read already, not yet in any main part
         self._tail_starts = NO_TEXT.starts  # where documents begin in it
@@ -119,6 +121,30 @@ class SliceReader:
             if piece.length > MAX_WORD_BYTES:
                 raise word_too_long(piece.length)
         return None
+
+    def take(self, buffer: NDArray[np.uint8]) -> tuple[Slice, Callable[[], None]] | None:
+        """Return the next slice, whose text is not there yet, and what reads it into `buffer`.
+
+        That may be called in any thread, and raises InputError as `read` does. Returns None where a
+        slice has to be read to know where it ends; such a one is left to `read`.
+        """
+        room, tail, source = buffer[:-PADDING], self._tail, self._source
+        nbytes = len(room) - len(tail)
+        if len(self._tail_starts) or self._lookahead is not None or nbytes < 2 * PLAIN_WINDOW:
+            return None
+        if not isinstance(source, Corpus) or (bytes_ahead := source.upcoming(nbytes)) is None:
+            return None
+        end = room[-PLAIN_WINDOW:]
+        bytes_ahead.read(end, nbytes - len(end))
+        plain = self._pattern.last_plain_start(end)
+        if not plain:
+            return None
+        source.skip(nbytes)
+        room[: len(tail)] = tail
+        cut, starts = len(room) - plain, NO_TEXT.starts
+        found = Slice(room, starts, closed=False, buffer=buffer, main_end=cut, offset=self._offset)
+        self._keep(found, starts)
+        return found, partial(bytes_ahead.read, room[len(tail) :], 0)
 
     def _fill(self, room: NDArray[np.uint8]) -> tuple[Piece, int]:
         """Put the tail into `room` and read on until there is a place to cut, or no room.

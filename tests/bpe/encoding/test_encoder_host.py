@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding import encoder, encoder_host
 from llmgpu.bpe.encoding.encoder import RESERVED_FROM, CollectedIds, EncodedSlice, new_ids
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, Task, Workers
@@ -22,8 +24,10 @@ from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
-from llmgpu.text.corpus import corpus_from_bytes
+from llmgpu.text import streams
+from llmgpu.text.corpus import Corpus, corpus_from_bytes
 from llmgpu.text.documents import Piece
+from llmgpu.text.streams import FileBytes
 from tests.bpe.host_encoders import HOST_ENCODERS
 
 BYTES = tuple(bytes([value]) for value in range(256))
@@ -158,7 +162,7 @@ class ReadInTurns(SliceReader):
         if len(self.names) == self._waits_at:
             self.waiting.set()
             assert self.proceed.wait(20)
-        return super().read(buffer[: 16 + encoder_host.PADDING])
+        return super().read(buffer[: 16 + PADDING])
 
 
 def test_a_helper_reads_next_and_threads_that_rest_do_not_read() -> None:
@@ -192,3 +196,30 @@ def test_a_helper_reads_next_and_threads_that_rest_do_not_read() -> None:
     taker.join(20)
     ids = np.concatenate([piece.ids for piece in encoded])
     assert bytes(ids.astype(np.uint8)) == b" letters" * 2000
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_text_that_threads_cannot_read_is_an_error_in_its_place(
+    tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slices of a file are read by several threads at a time, one of which finds it shorter."""
+    path = tmp_path / "text"
+    path.write_bytes(b" letters" * 10_000)
+    whole = list(open_host_encoder(VOCABULARY, 1000, threads).encode(Corpus([str(path)])))
+    assert b"".join(bytes(piece.ids.tolist()) for piece in whole) == path.read_bytes()
+
+    class Shorter(FileBytes):
+        def read(self, data: NDArray[np.uint8], first: int) -> None:
+            if first == 0 and self._begin > 40_000:
+                os.truncate(path, 10_000)
+            super().read(data, first)
+
+    monkeypatch.setattr(streams, "FileBytes", Shorter)
+    found = []
+    with Corpus([str(path)]) as corpus, pytest.raises(InputError, match=r"changed|shorter"):
+        for piece in open_host_encoder(VOCABULARY, 1000, threads).encode(corpus):
+            found.append(piece)
+    assert (
+        b"".join(bytes(piece.ids.tolist()) for piece in found)
+        == (b" letters" * 10_000)[: sum(len(piece.ids) for piece in found)]
+    )

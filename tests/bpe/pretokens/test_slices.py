@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import threading
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +17,7 @@ from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.errors import InputError
-from llmgpu.text.corpus import corpus_from_bytes
+from llmgpu.text.corpus import Corpus, corpus_from_bytes
 from tests.reference import bpe as reference
 
 LETTERS = b"ab1 \n\t'.s\x00\xc3\xa9\xff"
@@ -101,3 +105,71 @@ def test_a_pre_token_beyond_the_limit_is_an_error(monkeypatch: pytest.MonkeyPatc
 def test_no_documents() -> None:
     (piece,) = read_all([], 4, "class")
     assert (piece.length, piece.main_end, piece.document_starts.tolist()) == (0, 0, [])
+
+
+LINES = [
+    b"the cat sat",
+    b" on a mat, ",
+    b"\n",
+    b"0123456789" * 30,
+    b"\xc3\xa9" * 400,
+    b" \x00b",
+]
+
+
+def files_of(folder: Path, chance: random.Random) -> tuple[list[str], bytes]:
+    """Write files of text in which some places certainly are cuts, and long ones are not."""
+    texts = [b"".join(chance.choices(LINES, [9, 9, 3, 1, 1, 1], k=k)) for k in (900, 0, 3, 700)]
+    for number, text in enumerate(texts):
+        (folder / f"{number}.txt").write_bytes(text)
+    return [str(folder / f"{number}.txt") for number in range(len(texts))], b"".join(texts)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("pattern", ["cl100k", "gpt2", "class", "none"])
+def test_text_that_is_read_later_is_that_of_slices_read_at_once(
+    tmp_path: Path, seed: int, pattern: str
+) -> None:
+    chance = random.Random(seed)
+    files, text = files_of(tmp_path, chance)
+    size = chance.choice([520, 700, 3000, 9000])
+    expected, found, left = [], [], []
+    with Corpus(files) as corpus:
+        reader = SliceReader(corpus, pattern)
+        while (piece := reader.read(np.zeros(size + PADDING, np.uint8))) is not None:
+            expected.append(piece)
+    with Corpus(files) as corpus:
+        reader = SliceReader(corpus, pattern)
+        while True:
+            buffer = np.zeros(size + PADDING, np.uint8)
+            if taken := reader.take(buffer):
+                piece, read_text = taken
+                left.append(read_text)
+            elif (piece := reader.read(buffer)) is None:
+                break
+            found.append(piece)
+        counts = corpus.text_bytes, corpus.documents, corpus.bytes_read
+    assert counts == (len(text), len(files), len(text))
+    assert bool(left) == (pattern in ("cl100k", "gpt2"))
+    chance.shuffle(left)  # and the corpus is closed
+    for thread in [threading.Thread(target=read_text) for read_text in left]:
+        thread.start()
+        thread.join()
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.text, other.text)
+        np.testing.assert_array_equal(one.document_starts, other.document_starts)
+        for name in ("main_end", "offset", "end", "closed", "continues", "oversized"):
+            assert getattr(one, name) == getattr(other, name)
+
+
+def test_text_that_is_gone_when_it_is_read_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"the cat sat on a mat " * 500)
+    with Corpus([str(path)]) as corpus:
+        reader = SliceReader(corpus, "cl100k")
+        assert reader.read(np.zeros(1000 + PADDING, np.uint8)) is not None
+        taken = reader.take(np.zeros(2000 + PADDING, np.uint8))
+        assert taken is not None
+        path.write_bytes(b"the cat")
+        with pytest.raises(InputError, match=r"changed while it was read|shorter than it was"):
+            taken[1]()
