@@ -8,7 +8,7 @@
     ids = tokenizer.encode("hello world")  # uint32 (n,)
     tokenizer.decode(ids)  # "hello world"
 
-Errors are an `llmgpu.errors.LlmgpuError`, which speaks of arguments, not of options.
+Errors are `llmgpu.errors.LlmgpuError`; their messages name arguments, not command-line options.
 """
 
 from llmgpu.tokenizer.parts import count_words, merge_counts, tokenize_part

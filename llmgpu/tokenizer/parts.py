@@ -1,7 +1,7 @@
 """Parts of a job as calls that an engine can send to its workers: Ray, Spark, datatrove and others.
 
-All arguments and results are plain, so that they can be pickled. The results are files, which are
-byte for byte those of the command line, and of one call for all parts together.
+All arguments and results can be pickled. The files are byte for byte those of the command line, and
+together those of a single call for the whole job.
 """
 
 from __future__ import annotations

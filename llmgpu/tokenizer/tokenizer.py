@@ -443,7 +443,7 @@ class Tokenizer(Decoder):
         overlap: how many of its last ids a chunk shares with the next one. A character that ids of
         two chunks share is in both. A vocabulary's normalizer is applied.
 
-        Raises InputError unless 0 <= overlap < tokens, and as `encode`.
+        Raises InputError unless 0 <= overlap < tokens, and like `encode`.
         """
         if not 0 <= overlap < tokens:
             raise InputError(f"chunks of {tokens} tokens can't overlap by {overlap} tokens")

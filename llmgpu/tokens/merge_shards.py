@@ -29,13 +29,13 @@ _OWN = ("format", "version", "part", "work_sha256", "shards")  # of the manifest
 def merge_shards(
     manifests: Sequence[str | Path], output: str | Path, *, force: bool = False
 ) -> dict[str, Any]:
-    """Write one manifest of the shards of all parts; return what it says of them together.
+    """Write one manifest of the shards of all parts; return its content.
 
     manifests: of the parts, in any order, each once. output: the manifest, in the folder of the
         shards. force: replace even a file of another kind.
 
     Raises:
-        InputError: a manifest is not of a part, the parts are not all there or not of one job, or
+        InputError: a manifest is not that of a part, parts are missing or of different jobs, or
             a shard is missing or damaged.
         OutputError: the output would replace a file of another kind, or can't be written.
     """
