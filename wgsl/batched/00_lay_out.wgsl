@@ -12,7 +12,7 @@
 // binding 6  slots          read_write  (positions)
 // binding 7  places         read_write  (positions) number of the occurrence among those of its pair
 // binding 8  entries        read_write  (distinct pairs) count and size
-// dispatch: one thread a position
+// dispatch: one thread per position
 //!include common/workgroup.wgsl
 //!include batched/state.wgsl
 

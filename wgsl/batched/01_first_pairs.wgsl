@@ -7,7 +7,7 @@
 // binding 4  lengths      read        (symbols) bytes of each symbol
 // binding 5  state        read_write  BatchState
 // binding 6  params       uniform     LayOutParams
-// dispatch: one thread a distinct pair
+// dispatch: one thread per distinct pair
 //!include common/workgroup.wgsl
 //!include batched/make_pair.wgsl
 

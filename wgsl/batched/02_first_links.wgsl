@@ -6,7 +6,7 @@
 // binding 3  slots          read_write  (positions) 1 + entry in, slot out
 // binding 4  position_list  read_write  (list_capacity)
 // binding 5  params         uniform     LayOutParams
-// dispatch: one thread a position
+// dispatch: one thread per position
 //!include common/workgroup.wgsl
 //!include batched/state.wgsl
 

@@ -97,7 +97,7 @@ const MARK: u32 = 0x80000000u;      // slot of a position that member k of the b
 const NONE: u32 = 0xFFFFFFFFu;
 const HOT_CAPACITY: u32 = 4096u;
 
-// Pairs of up to 20 bits a symbol, in a batch of 128: 1 + 28 bits.
+// Pairs of up to 20 bits per symbol, in a batch of 128: 1 + 28 bits.
 const LEFT_IS_NEW: u32 = 0u;
 const RIGHT_IS_NEW: u32 = 1u;
 

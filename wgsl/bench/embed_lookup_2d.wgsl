@@ -6,7 +6,7 @@
 // binding 1  table   read        (V, C)
 // binding 2  out     read_write  (N, C)
 // binding 3  dims    uniform     N, C, V
-// dispatch: one workgroup TILE_TOKENS tokens by TILE_COLUMNS columns, tiles of a token next to each
+// dispatch: one workgroup per TILE_TOKENS tokens by TILE_COLUMNS columns, tiles of a token next to each
 //           other; tiles are numbered, so that neither direction ends at 65 535
 //!include common/workgroup.wgsl
 

@@ -1,4 +1,4 @@
-// embed_lookup_rows_scalar: rows of a table for token ids, one workgroup a token, by 4 bytes.
+// embed_lookup_rows_scalar: rows of a table for token ids, one workgroup per token, by 4 bytes.
 //
 //   out[s, d] = table[tokens[s], d], 0 where tokens[s] >= V
 //
@@ -6,7 +6,7 @@
 // binding 1  table   read        (V, C)
 // binding 2  out     read_write  (N, C)
 // binding 3  dims    uniform     N, C, V
-// dispatch: one workgroup a token
+// dispatch: one workgroup per token
 //!include bench/copy_row.wgsl
 
 @compute @workgroup_size(WORKGROUP_SIZE)

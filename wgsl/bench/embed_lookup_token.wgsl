@@ -1,4 +1,4 @@
-// embed_lookup_token: rows of a table for token ids, one thread a token.
+// embed_lookup_token: rows of a table for token ids, one thread per token.
 //
 //   out[s, d] = table[tokens[s], d], 0 where tokens[s] >= V
 //
@@ -6,7 +6,7 @@
 // binding 1  table   read        (V, C)
 // binding 2  out     read_write  (N, C)
 // binding 3  dims    uniform     N, C, V
-// dispatch: one thread a token; neighbouring threads are C elements apart in memory, which is slow
+// dispatch: one thread per token; neighbouring threads are C elements apart in memory, which is slow
 //           and shows what the other kernels gain
 //!include bench/copy_row.wgsl
 

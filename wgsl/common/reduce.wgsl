@@ -1,4 +1,4 @@
-// Sum and maximum of one f32 a thread, over a workgroup or over runs of its threads, in workgroup
+// Sum and maximum of one f32 per thread, over a workgroup or over runs of its threads, in workgroup
 // memory.
 //
 // The order of additions is fixed, so results do not depend on the device's subgroups. WORKGROUP_SIZE

@@ -14,7 +14,7 @@
 // binding 5  links    read_write  (length) rank << BYTE_BITS | bytes
 // binding 6  entries  read_write  (word_capacity) in: 0 tokens, else the word is done; out: start, count
 // binding 7  state    read_write  WordState
-// dispatch: one thread a fresh word
+// dispatch: one thread per fresh word
 //!include common/workgroup.wgsl
 //!include words/state.wgsl
 //!include words/fresh.wgsl

@@ -8,7 +8,7 @@
 // binding 5  group_sums  read        (workgroups) tokens of the workgroups before
 // binding 6  documents   read_write  (documents) positions, each in [0, main_end]
 // binding 7  state       read_write  WordState
-// dispatch: one thread a document
+// dispatch: one thread per document
 //!include common/workgroup.wgsl
 //!include words/state.wgsl
 //!include encode/tokens.wgsl

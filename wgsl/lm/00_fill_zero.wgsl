@@ -1,8 +1,8 @@
 // fill_zero: write zeros into memory of any type.
 //
-// binding 0  words  read_write  the tensor as 4-byte words, four an element
+// binding 0  words  read_write  the tensor as 4-byte words, four per element
 // binding 1  dims   uniform     words of the tensor, bits to keep in the last of them
-// dispatch: one thread four words
+// dispatch: one thread per four words
 //
 // A tensor of 1-byte or 2-byte elements can end inside a word. The rest of that word is not part of
 // the tensor, so the bits to keep are left as they are.

@@ -6,7 +6,7 @@
 // binding 1  grad_out    read        (N, C)
 // binding 2  grad_table  read_write  (V, C), f32 as its bits
 // binding 3  dims        uniform     N, C, V
-// dispatch: one thread an element
+// dispatch: one thread per element
 //!include lm/atomic_gradient.wgsl
 
 @compute @workgroup_size(WORKGROUP_SIZE)

@@ -7,7 +7,7 @@
 // binding 4  dims      uniform     N, C, V, slices
 // binding 5  order     read        (N,) position in the batch of each sorted position
 // binding 6  grad_out  read        (N, C)
-// dispatch: one thread a slice and column
+// dispatch: one thread per slice and column
 //!include lm/grouped_gradient.wgsl
 
 @group(0) @binding(5) var<storage, read> order: array<u32>;

@@ -5,7 +5,7 @@
 // binding 2  sums    read_write  (V, C) added to
 // binding 3  pieces  read_write  (slices, 2, C) as embed_backward_grouped leaves them
 // binding 4  dims    uniform     N, C, V, slices
-// dispatch: one thread a slice and column, for the group that starts in the slice and ends after it
+// dispatch: one thread per slice and column, for the group that starts in the slice and ends after it
 //!include lm/grouped_gradient.wgsl
 
 @compute @workgroup_size(WORKGROUP_SIZE)

@@ -6,7 +6,7 @@
 // binding 1  table   read        (V, C)
 // binding 2  out     read_write  (N, C)
 // binding 3  dims    uniform     N, C, V, first token of this part of the table
-// dispatch: one thread an element
+// dispatch: one thread per element
 //!include lm/single_elements.wgsl
 //!include lm/lookup.wgsl
 

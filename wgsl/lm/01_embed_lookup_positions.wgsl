@@ -10,7 +10,7 @@
 // binding 3  positions       read        (N,)
 // binding 4  position_table  read        (P, C)
 // binding 5  dims            uniform     N, C, V, P
-// dispatch: one thread an element
+// dispatch: one thread per element
 //!include lm/elements.wgsl
 
 @group(0) @binding(0) var<storage, read> tokens: array<u32>;

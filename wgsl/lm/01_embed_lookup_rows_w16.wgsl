@@ -6,7 +6,7 @@
 // binding 1  table   read        (V, C / 4) vectors, half precision
 // binding 2  out     read_write  (N, C / 4) vectors
 // binding 3  dims    uniform     N, C, V, first token of this part of the table
-// dispatch: LANES threads a token, WORKGROUP_SIZE / LANES tokens a workgroup; C is a multiple of 4
+// dispatch: LANES threads per token, WORKGROUP_SIZE / LANES tokens per workgroup; C is a multiple of 4
 //!include lm/half_elements.wgsl
 //!include lm/lookup_rows.wgsl
 

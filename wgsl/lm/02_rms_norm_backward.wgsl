@@ -5,7 +5,7 @@
 //   grad_weight += sum over all rows of grad_out * x * r
 //
 // A workgroup has the rows that start at its number times dims.z, and takes them in blocks of
-// BLOCK_ROWS. WORKGROUP_SIZE / BLOCK_ROWS threads a row find d first; then each thread walks down a
+// BLOCK_ROWS. WORKGROUP_SIZE / BLOCK_ROWS threads per row find d first; then each thread walks down a
 // column of the block, so that one register holds the column's part of grad_weight.
 //
 // binding 0  x            read        (N, C)

@@ -2,9 +2,9 @@
 //
 //   r = 1 / sqrt(mean(x^2) + epsilon),  out = x * r * weight
 //
-// binding 0  x            read        (N, C), four an element; C is a multiple of 4
-// binding 1  weight       read        (C,), four an element
-// binding 2  out          read_write  (N, C), half precision, four an element
+// binding 0  x            read        (N, C), four per element; C is a multiple of 4
+// binding 1  weight       read        (C,), four per element
+// binding 2  out          read_write  (N, C), half precision, four per element
 // binding 3  inverse_rms  read_write  (N,)
 // binding 4  dims         uniform     N, C / 4
 // binding 5  params       uniform     epsilon

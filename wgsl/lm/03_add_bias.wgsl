@@ -5,7 +5,7 @@
 // binding 0  x     read_write  (N, O)
 // binding 1  bias  read        (O,)
 // binding 2  dims  uniform     elements, O
-// dispatch: one thread an element
+// dispatch: one thread per element
 //!include lm/elements.wgsl
 
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;

@@ -7,7 +7,7 @@
 // binding 1  residual  read        (elements); anything where it is not added
 // binding 2  product   read_write  (elements)
 // binding 3  dims      uniform     elements, parts, what to add
-// dispatch: one thread an element
+// dispatch: one thread per element
 //!include lm/addend.wgsl
 //!include lm/elements.wgsl
 

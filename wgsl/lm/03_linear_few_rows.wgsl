@@ -7,7 +7,7 @@
 // binding 2  residual  read        (N, O); anything where it is not added
 // binding 3  out       read_write  (N, O)
 // binding 4  dims      uniform     N, O, I, what to add
-// dispatch: one workgroup an element of out
+// dispatch: one workgroup per element of out
 //!include lm/single_elements.wgsl
 //!include lm/few_rows.wgsl
 

@@ -2,8 +2,8 @@
 //
 //   out = x weight^T (+ residual); products and sums are f32
 //
-// binding 0  x         read        (N, I), four an element; I is a multiple of 4
-// binding 1  weight    read        (O, I), four an element
+// binding 0  x         read        (N, I), four per element; I is a multiple of 4
+// binding 1  weight    read        (O, I), four per element
 // binding 2  residual  read        (N, O); anything where it is not added
 // binding 3  out       read_write  (N, O)
 // binding 4  dims      uniform     N, O, I / 4, what to add

@@ -2,15 +2,15 @@
 //
 //   x[i], x[i + D/2] = q[i] cos + q[i + D/2] sin, q[i + D/2] cos - q[i] sin; so of k; x = v
 //
-// binding 0  grad_q     read        (N, H * D), four an element
-// binding 1  grad_k     read        (N, K * D), four an element
-// binding 2  grad_v     read        (N, K * D), four an element
-// binding 3  cosines    read        (positions, D/2), four an element
-// binding 4  sines      read        (positions, D/2), four an element
+// binding 0  grad_q     read        (N, H * D), four per element
+// binding 1  grad_k     read        (N, K * D), four per element
+// binding 2  grad_v     read        (N, K * D), four per element
+// binding 3  cosines    read        (positions, D/2), four per element
+// binding 4  sines      read        (positions, D/2), four per element
 // binding 5  positions  read        (N,)
-// binding 6  grad_x     read_write  (N, R), half precision, four an element
+// binding 6  grad_x     read_write  (N, R), half precision, four per element
 // binding 7  params     uniform     sizes
-// dispatch: one thread four pairs of columns; D is a multiple of 8
+// dispatch: one thread per four pairs of columns; D is a multiple of 8
 //!include lm/packed_heads.wgsl
 //!include lm/half_bits.wgsl
 

@@ -10,7 +10,7 @@
 // binding 2  sines      read        (positions, D/2)
 // binding 3  positions  read        (N,)
 // binding 4  params     uniform     sizes
-// dispatch: one thread a pair of columns
+// dispatch: one thread per pair of columns
 //!include lm/elements.wgsl
 
 struct RotaryParams {

@@ -6,9 +6,9 @@
 // binding 1  cosines    read        (positions, D/2)
 // binding 2  sines      read        (positions, D/2)
 // binding 3  positions  read        (N,)
-// binding 4  out        read_write  (N, heads * D), half precision, four an element
+// binding 4  out        read_write  (N, heads * D), half precision, four per element
 // binding 5  params     uniform     sizes, of four pairs each
-// dispatch: one thread four pairs of columns; D is a multiple of 8
+// dispatch: one thread per four pairs of columns; D is a multiple of 8
 //!include lm/elements.wgsl
 //!include lm/half_bits.wgsl
 

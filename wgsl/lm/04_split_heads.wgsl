@@ -2,15 +2,15 @@
 //
 //   q[i], q[i + D/2] = x[i] cos - x[i + D/2] sin, x[i + D/2] cos + x[i] sin; so k; v = x
 //
-// binding 0  x          read        (N, R), half precision, four an element
-// binding 1  cosines    read        (positions, D/2), four an element
-// binding 2  sines      read        (positions, D/2), four an element
+// binding 0  x          read        (N, R), half precision, four per element
+// binding 1  cosines    read        (positions, D/2), four per element
+// binding 2  sines      read        (positions, D/2), four per element
 // binding 3  positions  read        (N,)
-// binding 4  q          read_write  (N, H * D), half precision, four an element
-// binding 5  k          read_write  (N, K * D), half precision, four an element
-// binding 6  v          read_write  (N, K * D), half precision, four an element
+// binding 4  q          read_write  (N, H * D), half precision, four per element
+// binding 5  k          read_write  (N, K * D), half precision, four per element
+// binding 6  v          read_write  (N, K * D), half precision, four per element
 // binding 7  params     uniform     sizes
-// dispatch: one thread four pairs of columns; D is a multiple of 8
+// dispatch: one thread per four pairs of columns; D is a multiple of 8
 //!include lm/packed_heads.wgsl
 //!include lm/half_bits.wgsl
 

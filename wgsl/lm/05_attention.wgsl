@@ -14,7 +14,7 @@
 // binding 4  out          read_write  (N, H * D)
 // binding 5  log_sum_exp  read_write  (N, H)
 // binding 6  starts       read        (N,) first position that a row sees; ascends in a sequence
-// dispatch: one workgroup a block of BLOCK_ROWS queries of a head, the longest ones first
+// dispatch: one workgroup per block of BLOCK_ROWS queries of a head, the longest ones first
 //!include lm/attention_tiles.wgsl
 
 const LOWEST: f32 = -3.0e38; // the score of what is not to be seen

@@ -10,7 +10,7 @@
 // binding 2  cache   read        (L, 2 * K * D), keys and values
 // binding 3  places  read        (2, N), positions and starts
 // binding 4  out     read_write  (N, H * D)
-// dispatch: one workgroup a head of a row
+// dispatch: one workgroup per head of a row
 //!include common/reduce.wgsl
 //!include lm/attention_sizes.wgsl
 

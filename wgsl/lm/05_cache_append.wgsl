@@ -4,7 +4,7 @@
 // binding 1  cache   read_write  (L, 2 * K * D), keys and values
 // binding 2  places  read        (2, N), positions and the rows of the cache where sequences start
 // binding 3  dims    uniform     N, K * D, 2 * K * D, first column
-// dispatch: one thread an element
+// dispatch: one thread per element
 //!include lm/elements.wgsl
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;

@@ -5,7 +5,7 @@
 // binding 0  x     read        (N, F)
 // binding 1  out   read_write  (N, F)
 // binding 2  dims  uniform     elements
-// dispatch: one thread an element
+// dispatch: one thread per element
 //!include lm/elements.wgsl
 //!include lm/activations.wgsl
 

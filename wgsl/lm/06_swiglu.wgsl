@@ -6,7 +6,7 @@
 // binding 1  up    read        (N, F)
 // binding 2  out   read_write  (N, F)
 // binding 3  dims  uniform     elements
-// dispatch: one thread an element
+// dispatch: one thread per element
 //!include lm/elements.wgsl
 //!include lm/activations.wgsl
 

@@ -2,10 +2,10 @@
 //
 //   out = gate * sigmoid(gate) * up
 //
-// binding 0  x     read        (N, R), half precision, four an element; gate comes first, up last
-// binding 1  out   read_write  (N, F), half precision, four an element
+// binding 0  x     read        (N, R), half precision, four per element; gate comes first, up last
+// binding 1  out   read_write  (N, F), half precision, four per element
 // binding 2  dims  uniform     N * F/4, F/4, R/4
-// dispatch: one thread four elements of out; F is a multiple of 4, and so is R
+// dispatch: one thread per four elements of out; F is a multiple of 4, and so is R
 //!include lm/elements.wgsl
 //!include lm/activations.wgsl
 //!include lm/half_bits.wgsl

@@ -7,7 +7,7 @@
 // binding 0  logits  read        (N, V)
 // binding 1  out     read_write  (N,)
 // binding 2  dims    uniform     N, V, W
-// dispatch: one workgroup a row; its threads stride over the logits
+// dispatch: one workgroup per row; its threads stride over the logits
 //!include common/workgroup.wgsl
 
 @group(0) @binding(0) var<storage, read> logits: array<f32>;

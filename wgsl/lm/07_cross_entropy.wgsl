@@ -27,7 +27,7 @@
 // binding 4  params     uniform     inv_norm (0 where all rows are ignored), alpha, beta, 1 / W
 // binding 5  smoothing  read_write  (N,)
 // binding 6  z_losses   read_write  (N,)
-// dispatch: one workgroup a row; its threads stride over the logits
+// dispatch: one workgroup per row; its threads stride over the logits
 //!include lm/cross_entropy.wgsl
 
 @group(0) @binding(0) var<storage, read_write> logits: array<f32>;

@@ -8,8 +8,8 @@
 // binding 4  params     uniform     inv_norm (0 where all rows are ignored), alpha, beta, 1 / W
 // binding 5  smoothing  read_write  (N,)
 // binding 6  z_losses   read_write  (N,)
-// binding 7  gradient   read_write  (N, V), half precision, four an element
-// dispatch: one workgroup a row; its threads stride over the logits
+// binding 7  gradient   read_write  (N, V), half precision, four per element
+// dispatch: one workgroup per row; its threads stride over the logits
 //!include lm/cross_entropy.wgsl
 //!include lm/half_bits.wgsl
 

@@ -3,7 +3,7 @@
 // binding 0  halves   read        elements of any shape, f16
 // binding 1  singles  read_write  elements, f32
 // binding 2  n        uniform     elements
-// dispatch: one thread an element
+// dispatch: one thread per element
 enable f16;
 //!include lm/elements.wgsl
 

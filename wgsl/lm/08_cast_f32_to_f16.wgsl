@@ -8,7 +8,7 @@
 // binding 0  src  read        elements of any shape, f32
 // binding 1  dst  read_write  elements, f16
 // binding 2  n    uniform     elements
-// dispatch: one thread an element
+// dispatch: one thread per element
 //!include lm/half.wgsl
 //!include lm/elements.wgsl
 

@@ -4,9 +4,9 @@
 // infinite, and NaN stays NaN. The last word keeps its upper half where the number of elements is odd.
 //
 // binding 0  singles  read        elements of any shape, f32, four at a time
-// binding 1  words    read_write  elements, f16, two a word
+// binding 1  words    read_write  elements, f16, two per word
 // binding 2  n        uniform     elements
-// dispatch: one thread four elements
+// dispatch: one thread per four elements
 //!include lm/elements.wgsl
 //!include lm/half_bits.wgsl
 

@@ -6,7 +6,7 @@
 // binding 1  out     read_write  elements
 // binding 2  n       uniform     elements
 // binding 3  params  uniform     factor
-// dispatch: one thread an element
+// dispatch: one thread per element
 //!include lm/elements.wgsl
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;

@@ -7,7 +7,7 @@
 // binding 1  grad_out  read        (N, F)
 // binding 2  grad_x    read_write  (N, F)
 // binding 3  dims      uniform     elements
-// dispatch: one thread an element
+// dispatch: one thread per element
 //!include lm/elements.wgsl
 //!include lm/activations.wgsl
 

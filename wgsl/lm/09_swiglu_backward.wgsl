@@ -9,7 +9,7 @@
 // binding 3  grad_gate  read_write  (N, F)
 // binding 4  grad_up    read_write  (N, F)
 // binding 5  dims       uniform     elements
-// dispatch: one thread an element
+// dispatch: one thread per element
 //!include lm/elements.wgsl
 //!include lm/activations.wgsl
 

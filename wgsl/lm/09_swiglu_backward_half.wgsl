@@ -3,11 +3,11 @@
 //   with s = sigmoid(gate):
 //   grad_gate = grad_out * up * s * (1 + gate * (1 - s)),  grad_up = grad_out * gate * s
 //
-// binding 0  x         read        (N, R), half precision, four an element; gate comes first, up last
-// binding 1  grad_out  read        (N, F), half precision, four an element
-// binding 2  grad_x    read_write  (N, R), half precision, four an element
+// binding 0  x         read        (N, R), half precision, four per element; gate comes first, up last
+// binding 1  grad_out  read        (N, F), half precision, four per element
+// binding 2  grad_x    read_write  (N, R), half precision, four per element
 // binding 3  dims      uniform     N * F/4, F/4, R/4
-// dispatch: one thread four elements of grad_out; F is a multiple of 4, and so is R
+// dispatch: one thread per four elements of grad_out; F is a multiple of 4, and so is R
 //!include lm/elements.wgsl
 //!include lm/activations.wgsl
 //!include lm/half_bits.wgsl

@@ -14,7 +14,7 @@
 // binding 6  delta        read        (N, H), then (N,) first positions that rows see
 // binding 7  grad_k       read_write  (N, K * D)
 // binding 8  grad_v       read_write  (N, K * D)
-// dispatch: one workgroup 64 columns of a block of BLOCK_ROWS keys of a key/value head, the longest
+// dispatch: one workgroup per 64 columns of a block of BLOCK_ROWS keys of a key/value head, the longest
 // ones first; scores of wider heads are computed twice, which keeps accumulators in registers
 //!include lm/attention_gradients.wgsl
 

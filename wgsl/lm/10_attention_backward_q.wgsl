@@ -12,7 +12,7 @@
 // binding 5  log_sum_exp  read        (N, H)
 // binding 6  delta        read        (N, H), then (N,) first positions that rows see
 // binding 7  grad_q       read_write  (N, H * D)
-// dispatch: one workgroup a block of BLOCK_ROWS queries of a head, the longest ones first
+// dispatch: one workgroup per block of BLOCK_ROWS queries of a head, the longest ones first
 //!include lm/attention_gradients.wgsl
 
 @group(0) @binding(7) var<storage, read_write> grad_q: array<vec4<f32>>;

@@ -6,7 +6,7 @@
 // binding 2  delta     read_write  (N, H), then (N,) starts as numbers
 // binding 3  starts    read        (N,)
 // binding 4  dims      uniform     heads of all rows, 0, N
-// dispatch: one thread a head of a row
+// dispatch: one thread per head of a row
 //!include lm/elements.wgsl
 
 override HEAD_QUADS: u32 = 16u; // head width / 4

@@ -1,11 +1,11 @@
 // attention_delta_half: 10_attention_delta.wgsl of half-precision rows.
 //
-// binding 0  out       read        (N, H * D), half precision, 8 an element
-// binding 1  grad_out  read        (N, H * D), half precision, 8 an element
+// binding 0  out       read        (N, H * D), half precision, 8 per element
+// binding 1  grad_out  read        (N, H * D), half precision, 8 per element
 // binding 2  delta     read_write  (N, H), then (N,) starts as numbers
 // binding 3  starts    read        (N,)
 // binding 4  dims      uniform     heads of all rows, D / 8, N
-// dispatch: one thread a head of a row
+// dispatch: one thread per head of a row
 //!include lm/elements.wgsl
 
 @group(0) @binding(0) var<storage, read> out: array<vec4<u32>>;

@@ -9,7 +9,7 @@
 // binding 6  second_codes   read_write  (blocks, BLOCK / 4) four unsigned bytes each
 // binding 7  second_scales  read_write  (blocks,)
 // binding 8  dims           uniform     elements, 1 if the tensor decays
-// dispatch: one workgroup a block, one thread four elements
+// dispatch: one workgroup per block, one thread per four elements
 //!include lm/adamw_8bit.wgsl
 
 @compute @workgroup_size(WORKGROUP_SIZE)

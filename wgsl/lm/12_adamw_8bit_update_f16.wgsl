@@ -10,7 +10,7 @@
 // binding 7  second_scales  read_write  (blocks,)
 // binding 8  dims           uniform     elements, 1 if the tensor decays
 // binding 9  half_copy      read_write  as parameter, f16
-// dispatch: one workgroup a block, one thread four elements
+// dispatch: one workgroup per block, one thread per four elements
 //!include lm/half.wgsl
 //!include lm/adamw_8bit.wgsl
 

@@ -7,7 +7,7 @@
 // binding 4  hyper      uniform     Hyper
 // binding 5  stats      read        (4,)
 // binding 6  dims       uniform     elements, 1 if the tensor decays
-// dispatch: one thread four elements
+// dispatch: one thread per four elements
 //!include lm/adamw_tensors.wgsl
 
 @compute @workgroup_size(WORKGROUP_SIZE)

@@ -8,7 +8,7 @@
 // binding 5  stats      read        (4,)
 // binding 6  dims       uniform     elements, 1 if the tensor decays
 // binding 7  half_copy  read_write  as parameter, f16
-// dispatch: one thread four elements
+// dispatch: one thread per four elements
 //!include lm/half.wgsl
 //!include lm/adamw_tensors.wgsl
 

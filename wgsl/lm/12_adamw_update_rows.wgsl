@@ -9,7 +9,7 @@
 // binding 5  stats      read        (4,)
 // binding 6  rows       read        (U,)
 // binding 7  dims       uniform     U C, C, V, 1 if the table decays
-// dispatch: one thread an element of a listed row
+// dispatch: one thread per element of a listed row
 //!include lm/adamw_rows.wgsl
 
 @compute @workgroup_size(WORKGROUP_SIZE)

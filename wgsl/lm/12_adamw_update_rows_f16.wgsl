@@ -9,7 +9,7 @@
 // binding 6  rows       read        (U,)
 // binding 7  dims       uniform     U C, C, V, 1 if the table decays
 // binding 8  half_copy  read_write  (V, C), f16
-// dispatch: one thread an element of a listed row
+// dispatch: one thread per element of a listed row
 //!include lm/half.wgsl
 //!include lm/adamw_rows.wgsl
 

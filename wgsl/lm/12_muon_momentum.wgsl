@@ -10,7 +10,7 @@
 // binding 2  direction  read_write  as gradient
 // binding 3  stats      read        (4,)
 // binding 4  dims       uniform     elements
-// dispatch: one thread four elements
+// dispatch: one thread per four elements
 //!include lm/live_elements.wgsl
 
 const MOMENTUM: f32 = 0.95;

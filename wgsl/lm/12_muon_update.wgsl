@@ -5,7 +5,7 @@
 // binding 2  hyper      uniform     Hyper
 // binding 3  stats      read        (4,)
 // binding 4  dims       uniform     elements, 1 if the tensor decays, max(rows, columns)
-// dispatch: one thread four elements
+// dispatch: one thread per four elements
 //!include lm/muon.wgsl
 
 @compute @workgroup_size(WORKGROUP_SIZE)

@@ -6,7 +6,7 @@
 // binding 3  stats      read        (4,)
 // binding 4  dims       uniform     elements, 1 if the tensor decays, max(rows, columns)
 // binding 5  half_copy  read_write  as parameter, f16
-// dispatch: one thread four elements
+// dispatch: one thread per four elements
 //!include lm/half.wgsl
 //!include lm/muon.wgsl
 

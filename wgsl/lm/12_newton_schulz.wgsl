@@ -8,7 +8,7 @@
 // binding 0  gram    read        (matrices, n, n)
 // binding 1  square  read_write  as gram
 // binding 2  dims    uniform     elements, n
-// dispatch: one thread an element
+// dispatch: one thread per element
 //!include lm/elements.wgsl
 
 const A: f32 = 3.4445;

@@ -7,7 +7,7 @@
 // binding 0  grad      read        any shape, taken as one list of elements
 // binding 1  partials  read_write  (tensors, NORM_PARTIALS)
 // binding 2  dims      uniform     elements of a matrix, first row of partials, matrices
-// dispatch: NORM_PARTIALS workgroups a matrix
+// dispatch: NORM_PARTIALS workgroups per matrix
 //!include common/reduce.wgsl
 //!include lm/live_elements.wgsl
 

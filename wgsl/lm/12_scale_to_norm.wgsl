@@ -5,7 +5,7 @@
 // binding 0  matrices  read_write  (matrices, rows, columns), taken as lists of elements
 // binding 1  partials  read        (matrices, NORM_PARTIALS) sums of squares, by reduce_norm_sq
 // binding 2  dims      uniform     elements of a matrix, NORM_PARTIALS, workgroups, matrices
-// dispatch: for each matrix as many workgroups as make one thread four elements
+// dispatch: for each matrix as many workgroups as make one thread per four elements
 //!include common/reduce.wgsl
 //!include lm/live_elements.wgsl
 

@@ -14,7 +14,7 @@
 //                                id is put beside their number
 // binding 3  tokens  read_write  (N,)
 // binding 4  places  read_write  (2, N), positions and the rows of the cache where sequences start
-// dispatch: one workgroup a row
+// dispatch: one workgroup per row
 //!include lm/order.wgsl
 
 const MOST: u32 = 1024u; // largest k

@@ -6,9 +6,9 @@
 // loads four vectors at a time: one workgroup has to keep enough loads under way.
 //
 // binding 0  params  uniform     sizes
-// binding 1  logits  read        (N, columns), four an element; the first `tokens` stand for tokens
+// binding 1  logits  read        (N, columns), four per element; the first `tokens` stand for tokens
 // binding 2  found   read_write  (N, 1 + capacity) pairs: the number of ids; id and inverted order
-// dispatch: one workgroup a row
+// dispatch: one workgroup per row
 //!include lm/order.wgsl
 
 const BINS: u32 = 2048u; // of a digit

@@ -3,7 +3,7 @@
 // binding 0  dims     uniform     N, columns, tokens, parts
 // binding 1  logits   read        (N, columns), of which the first `tokens` stand for tokens
 // binding 2  partial  read_write  (N, parts), order of the logit and id
-// dispatch: one workgroup a part
+// dispatch: one workgroup per part
 //!include lm/likeliest.wgsl
 
 @group(0) @binding(0) var<uniform> dims: vec4<u32>;

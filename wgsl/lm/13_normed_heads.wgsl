@@ -2,14 +2,14 @@
 // projections by weights in single precision, the rotation, and the cache.
 //
 // binding 0  params       uniform     sizes
-// binding 1  x            read        (N, C), four an element
+// binding 1  x            read        (N, C), four per element
 // binding 2  cosines      read        (positions, D/2)
 // binding 3  sines        read        (positions, D/2)
 // binding 4  places       read        (2, N), positions and the rows of the cache where sequences start
 // binding 5  q            read_write  (N, H * D), rotated
 // binding 6  cache        read_write  (L, 2 * K * D), rotated keys and values
-// binding 7  norm_weight  read        (C,), four an element
-// binding 8  weight       read        (rows, C), four an element
+// binding 7  norm_weight  read        (C,), four per element
+// binding 8  weight       read        (rows, C), four per element
 // dispatch: for each row, one workgroup for WORKGROUP_SIZE / ROW_THREADS pairs of columns
 //!include lm/normed_heads.wgsl
 

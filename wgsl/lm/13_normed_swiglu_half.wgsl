@@ -4,10 +4,10 @@
 //   out = gate * sigmoid(gate) * up
 //
 // binding 0  params       uniform     sizes
-// binding 1  x            read        (N, C), four an element
+// binding 1  x            read        (N, C), four per element
 // binding 2  out          read_write  (N, F)
-// binding 3  norm_weight  read        (C,), four an element
-// binding 4  weight       read        (rows, C), half precision, four an element
+// binding 3  norm_weight  read        (C,), four per element
+// binding 4  weight       read        (rows, C), half precision, four per element
 // dispatch: for each row, one workgroup for WORKGROUP_SIZE / ROW_THREADS columns
 //!include lm/normed_swiglu.wgsl
 

@@ -5,7 +5,7 @@
 // binding 0  params  uniform     sizes
 // binding 1  x       read        (N, products)
 // binding 2  out     read_write  (N, F)
-// dispatch: one thread an element of out
+// dispatch: one thread per element of out
 //!include lm/elements.wgsl
 //!include lm/activations.wgsl
 //!include lm/inner_params.wgsl

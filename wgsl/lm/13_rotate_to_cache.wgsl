@@ -7,7 +7,7 @@
 // binding 4  places   read        (2, N), positions and the rows of the cache where sequences start
 // binding 5  q        read_write  (N, H * D), rotated
 // binding 6  cache    read_write  (L, 2 * K * D), rotated keys and values
-// dispatch: one thread a pair of columns
+// dispatch: one thread per pair of columns
 //!include lm/elements.wgsl
 //!include lm/head_places.wgsl
 

@@ -7,7 +7,7 @@
 // binding 2  tokens   read_write  (N,)
 // binding 3  places   read_write  (2, N), positions and the rows of the cache where sequences start
 // binding 4  chosen   read_write  (steps, N)
-// dispatch: one workgroup a row
+// dispatch: one workgroup per row
 //!include lm/likeliest.wgsl
 
 struct ChoiceParams {

@@ -1,4 +1,4 @@
-// Products of tiles, one 8 x 4 block of the result a thread, which the attention kernels share.
+// Products of tiles, one 8 x 4 block of the result per thread, which the attention kernels share.
 //
 // A workgroup owns BLOCK_ROWS rows (queries, or keys in the gradient of keys and values) and walks
 // over blocks of as many rows of the other kind. It has BLOCK_ROWS / 8 groups of LANES threads. Thread

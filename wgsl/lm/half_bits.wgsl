@@ -21,7 +21,7 @@ fn half_bits(value: f32) -> u32 {
     return sign | ((rounded - 0x38000000u) >> 13u);
 }
 
-// Four of them, two a word.
+// Four of them, two per word.
 fn four_halves(values: vec4<f32>) -> vec2<u32> {
     return vec2<u32>(
         half_bits(values.x) | (half_bits(values.y) << 16u),

@@ -1,5 +1,5 @@
 // Products of a normalised row with pairs of rows of weights, which mostly load weights: ROW_THREADS
-// threads a pair, each four neighbouring weights of either row at once. The kernel declares
+// threads per pair, each four neighbouring weights of either row at once. The kernel declares
 // `norm_weight`, its weights, and `four_weights`.
 //
 //   sums = (x * norm_weight) weight^T / sqrt(mean(x^2) + epsilon)

@@ -5,12 +5,12 @@
 // The seed decides here where pre-tokens start; that is the work of wgsl/pretoken, which knows more
 // patterns and serves tokenizing as well.
 //
-// binding 0  text        read        packed bytes, 4 a word
-// binding 1  start_bits  read        one bit a byte: a pre-token starts here
+// binding 0  text        read        packed bytes, 4 per word
+// binding 1  start_bits  read        one bit per byte: a pre-token starts here
 // binding 2  byte_ranks  read        (256) rank of each byte under the tie rule
 // binding 3  symbols     read_write  (symbol_count)
 // binding 4  state       read        IterState
-// dispatch: ceil(symbol_count / WORKGROUP_SIZE), one thread a byte
+// dispatch: ceil(symbol_count / WORKGROUP_SIZE), one thread per byte
 //!include common/workgroup.wgsl
 //!include recount/iter_state.wgsl
 

@@ -6,7 +6,7 @@
 // binding 2  state          read_write  IterState
 // binding 3  table_status   read_write  (2) overflowed, slots used
 // binding 4  dispatch_args  read_write  (ARGS_COUNT_OF, 3)
-// dispatch: ceil(table_size / WORKGROUP_SIZE), one thread a slot
+// dispatch: ceil(table_size / WORKGROUP_SIZE), one thread per slot
 //!include common/workgroup.wgsl
 //!include recount/iter_state.wgsl
 

@@ -11,7 +11,7 @@
 // binding 2  block_sums  read_write  (blocks)
 // binding 3  state       read        IterState
 // binding 4  run_starts  read        (blocks) only read when a symbol is merged with itself
-// dispatch: ARGS_BLOCKS = ceil(symbol_count / WORKGROUP_SIZE), one thread a symbol
+// dispatch: ARGS_BLOCKS = ceil(symbol_count / WORKGROUP_SIZE), one thread per symbol
 //!include scan
 //!include common/scan_max.wgsl
 //!include recount/iter_state.wgsl

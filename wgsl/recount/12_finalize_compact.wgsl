@@ -5,7 +5,7 @@
 // binding 2  input_symbols   read        (symbol_count)
 // binding 3  output_symbols  read_write  (next_symbol_count)
 // binding 4  state           read        IterState
-// dispatch: ARGS_BLOCKS = ceil(symbol_count / WORKGROUP_SIZE), one thread a symbol
+// dispatch: ARGS_BLOCKS = ceil(symbol_count / WORKGROUP_SIZE), one thread per symbol
 //!include scan
 //!include recount/iter_state.wgsl
 

@@ -4,16 +4,16 @@
 // before the chunk, reaches the first token in it. A chunk in a longer pre-token gets
 // its entry from trie_long_exit and trie_long_chain, which run no workgroup if no chunk needs them.
 //
-// binding 0  input          read        packed bytes, 4 a word
+// binding 0  input          read        packed bytes, 4 per word
 // binding 1  nodes          read        (nodes, 3) first_child, num_children, token_id
 // binding 2  edges          read        (nodes - 1, 2) byte, target node
 // binding 3  chunk_entries  read_write  (2, chunk_count) the first row is written here
 // binding 4  slice_state    read_write  (4) STATE_*
 // binding 5  params         uniform     TrieParams
-// binding 6  start_bits     read        one bit a byte: a pre-token starts here
+// binding 6  start_bits     read        one bit per byte: a pre-token starts here
 // binding 7  long_args      read_write  (3) workgroups of trie_long_exit, (3) of trie_long_chain;
 //                                       x is 0 before
-// dispatch: ceil(chunk_count / WORKGROUP_SIZE), one thread a chunk
+// dispatch: ceil(chunk_count / WORKGROUP_SIZE), one thread per chunk
 //!include trie/match.wgsl
 
 override LOOK_BACK: u32 = 256u;

@@ -6,14 +6,14 @@
 // only for a chunk whose successor lies in a pre-token too long to look back in; the exits are kept
 // in token_output, where the chunk's tokens will be written later.
 //
-// binding 0  input          read        packed bytes, 4 a word
+// binding 0  input          read        packed bytes, 4 per word
 // binding 1  nodes          read        (nodes, 3)
 // binding 2  edges          read        (nodes - 1, 2)
 // binding 3  token_output   read_write  (chunk_count, chunk_size) exits by position
 // binding 4  chunk_entries  read        (2, chunk_count)
 // binding 5  params         uniform     TrieParams
-// binding 6  start_bits     read        one bit a byte: a pre-token starts here
-// dispatch: long_args[0..3] = chunk_count or none, one workgroup a chunk
+// binding 6  start_bits     read        one bit per byte: a pre-token starts here
+// dispatch: long_args[0..3] = chunk_count or none, one workgroup per chunk
 //!include trie/match.wgsl
 
 const MAX_CHUNK: u32 = 1024u;

@@ -1,18 +1,18 @@
-// trie_tokenizer_chunked: greedy longest match, one thread a chunk.
+// trie_tokenizer_chunked: greedy longest match, one thread per chunk.
 //
 // Each chunk emits the tokens that start in it, from its entry on. It has two bindings more than the
 // seed, which begins a token at every chunk, so that its output depends on the size of chunks.
 //
-// binding 0  input          read        packed bytes, 4 a word
+// binding 0  input          read        packed bytes, 4 per word
 // binding 1  nodes          read        (nodes, 3) first_child, num_children, token_id
 // binding 2  edges          read        (nodes - 1, 2) byte, target node
 // binding 3  token_output   read_write  (chunk_count, max_tokens_per_chunk) ids
 // binding 4  chunk_counts   read_write  (chunk_count) tokens of each chunk
 // binding 5  params         uniform     TrieParams
-// binding 6  start_bits     read        one bit a byte: a pre-token starts here
+// binding 6  start_bits     read        one bit per byte: a pre-token starts here
 // binding 7  chunk_entries  read        (2, chunk_count)
 // binding 8  slice_state    read_write  (4) STATE_*
-// dispatch: ceil(chunk_count / WORKGROUP_SIZE), one thread a chunk
+// dispatch: ceil(chunk_count / WORKGROUP_SIZE), one thread per chunk
 //!include trie/match.wgsl
 
 @group(0) @binding(0) var<storage, read> input: array<u32>;

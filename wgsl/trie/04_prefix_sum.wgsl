@@ -5,7 +5,7 @@
 // binding 2  slice_state    read_write  (4) STATE_TOTAL is written
 // binding 3  params         uniform     TrieParams
 // binding 4  input          read        packed bytes: the byte that has no token is named
-// dispatch: 1 workgroup; it scans a tile of 4 counts a thread at a time
+// dispatch: 1 workgroup; it scans a tile of 4 counts per thread at a time
 //!include scan
 //!include trie/params.wgsl
 

@@ -1,4 +1,4 @@
-// trie_tokenizer_compact: moves the chunks' tokens together, one workgroup a chunk, coalesced.
+// trie_tokenizer_compact: moves the chunks' tokens together, one workgroup per chunk, coalesced.
 //
 // binding 0  token_output    read        (chunk_count, max_tokens_per_chunk)
 // binding 1  chunk_counts    read        (chunk_count)
