@@ -1,4 +1,4 @@
-"""Measuring generation: tokens a second of a sequence alone, and of a batch of them.
+"""Measuring generation: tokens per second of a sequence alone, and of a batch of them.
 
 The likeliest ids are taken, with random weights, after the ids that a tiny model gives were
 compared with NumPy's. All weights have to be read for each token of a sequence alone, and once for

@@ -171,7 +171,7 @@ def runs_within(runs: int, budget: float) -> Iterator[int]:
 
 
 def measure_limits(backend: Backend) -> Limits:
-    """Return the bytes that a copy reads and writes a second, and the float32 operations a second.
+    """Return the bytes per second that a copy reads and writes, and float32 operations per second.
 
     A multiply-add counts as two operations. On NumPy they are those of a matrix product, the only
     multiply-adds that NumPy has.

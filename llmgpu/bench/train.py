@@ -1,4 +1,4 @@
-"""Measuring training steps of a language model: tokens a second, and the time of each kernel.
+"""Measuring training steps of a language model: tokens per second, and the time of each kernel.
 
 A job fixes the model, its first weights and the batches, so that losses can be compared; times are
 given only after that. Ids are random, but as unevenly frequent as words are. Steps that would take

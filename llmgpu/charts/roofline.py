@@ -1,8 +1,8 @@
 """Rooflines: what memory and arithmetic allow, and what kernels reach.
 
-Across: operations for each byte that has to be moved. Up: operations a second. No kernel is above
-the roof, which is the lower of bandwidth times operations a byte and the arithmetic's rate. Places
-across are in per cent, so that text has one size on all screens.
+Across: operations per byte that has to be moved. Up: operations per second. No kernel is above the
+roof, which is the lower of bandwidth times operations per byte and the arithmetic's rate. Places
+across are in per cent, so that text has the same size on all screens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Dot = tuple[float, float]  # a kernel: operations for each byte, and a second
 
 @dataclass(frozen=True)
 class Roof:
-    """The limits: bandwidth in bytes a second, rate in operations a second."""
+    """The limits: bandwidth in bytes per second, rate in operations per second."""
 
     bandwidth: float
     rate: float
@@ -34,7 +34,7 @@ class Roof:
 
 def draw_roofline(dots: Sequence[Dot], roof: Roof, title: str, caption: str) -> list[str]:
     """Return the chart as lines of HTML; dots are numbered from 1."""
-    edge = roof.rate / roof.bandwidth  # operations a byte from which on arithmetic is the limit
+    edge = roof.rate / roof.bandwidth  # operations per byte from which on arithmetic is the limit
     corners = [(edge / _MARGIN, roof.rate / _MARGIN), (edge * _MARGIN, roof.rate)]
     across, up = np.array([*dots, *corners]).T
     x, y = value_axis(across, 0, 100), value_axis(up / _GIGA, _BOTTOM, _TOP)

@@ -44,7 +44,7 @@ def flag_of(name: str) -> str:
 class TrainOptions:
     """Everything that decides what a run computes: equal options and tokens make equal runs.
 
-    batch_size: sequences at a time. grad_accum: batches a step. steps: optimizer steps in all.
+    batch_size: sequences at a time. grad_accum: batches per step. steps: optimizer steps in all.
     learning_rate rises over warmup_steps and falls to min_learning_rate: by a cosine over all other
     steps, or with schedule "wsd" over the last decay_steps alone (warm-up, stable, decay).
     initialisation: of the matrices inside layers, see `llmgpu.lm.model.initial_values`.

@@ -234,7 +234,7 @@ class _Slot(WordSlot):
         self._long_copy = Download(self.device)
         self._documents = 0  # of the slice submitted last
         self._copied = 0  # ids of it whose copy was submitted with it
-        self._ids_copy.reserve(encoder._slice_bytes * 3 // 2)  # 4 bytes an id, for 3 or 4
+        self._ids_copy.reserve(encoder._slice_bytes * 3 // 2)  # 4 bytes per id, for 3 or 4
 
     def submit(self, piece: Slice) -> None:
         """Submit the slice that was read into the staging memory."""

@@ -86,7 +86,7 @@ class GpuEmbedding(GpuRecorder):
     def embed_lookup_elements(
         self, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor
     ) -> None:
-        """Do `embed_lookup` with one thread an element."""
+        """Do `embed_lookup` with one thread per element."""
         self._look_up_parts("01_embed_lookup", workgroups(out.size), {}, tokens, table, out)
 
     def embed_lookup_rows(

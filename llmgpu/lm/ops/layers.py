@@ -369,7 +369,7 @@ class GpuLayers(GpuRecorder):
     def _elements(
         self, kernel: str, inputs: Mapping[str, Tensor], outs: Mapping[str, Tensor]
     ) -> None:
-        """Dispatch a kernel of one thread an element, in float32."""
+        """Dispatch a kernel of one thread per element, in float32."""
         size = next(iter(outs.values())).size
         singles = {name: self.single(name, tensor) for name, tensor in inputs.items()}
         record = partial(

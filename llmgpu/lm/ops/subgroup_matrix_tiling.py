@@ -90,7 +90,7 @@ class SubgroupMatrixProduct:
     a subgroup. whole_rows, whole_columns, whole_inner: which dimensions are multiples of the
     tile's. aligned: the product's columns are a multiple of 4, so that the units can store it.
     accumulate: adds to what is in the product. residual: adds another matrix. half: the product is
-    in half precision, two numbers a word; its columns are even, and nothing is added. stacked:
+    in half precision, two numbers per word; its columns are even, and nothing is added. stacked:
     products of matrices in stacks.
     """
 

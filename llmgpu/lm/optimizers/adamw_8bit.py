@@ -89,7 +89,7 @@ def _nearest_codes(
 
 @dataclass(frozen=True)
 class CodedMoments(WeightState):
-    """Moments in 8 bits an element; `second` holds codes of the square root."""
+    """Moments in 8 bits per element; `second` holds codes of the square root."""
 
     first: BlockCodes
     second: BlockCodes
