@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import proxy
 
@@ -79,17 +80,15 @@ class GpuWordCounter:
         most = min(device.max_binding_bytes, COUNT_LIMIT // 2)
         self._slice_bytes = min(slice_bytes, most)
         self._wg = workgroup_size
-        self._kernels = prepare_kernels(
-            device,
-            workgroup_size,
-            {
-                "count/00_look_up": {"MAX_WORD": MAX_WORD},
-                "count/01_count_fresh": {},
-                "count/02_lengths": {},
-                "count/03_pack": {},
-            },
-            hash_mask,
-        )
+        files: dict[str, dict[str, int]] = {
+            "count/00_look_up": {"MAX_WORD": MAX_WORD},
+            "count/01_count_fresh": {},
+            "count/02_lengths": {},
+            "count/03_pack": {},
+        }
+        with ThreadPoolExecutor(1, thread_name_prefix="llmgpu-slot") as thread:
+            making = thread.submit(lambda: _Slot(self))  # while kernels are compiled
+            self._kernels = prepare_kernels(device, workgroup_size, files, hash_mask)
         self._lock = threading.Lock()  # of the table: submitting and growing exclude one another
         self.table = GpuWordTable(
             device,
@@ -102,7 +101,7 @@ class GpuWordCounter:
         )
         self._text_counted = 0
         self._carried = np.zeros(0, np.int64)  # counts moved to the host, by word number
-        self._slots: list[_Slot] = []
+        self._slots = [making.result()]
 
     def count(
         self,
@@ -214,9 +213,6 @@ class _Slot(WordSlot):
     def __init__(self, counter: GpuWordCounter) -> None:
         super().__init__(counter._device, counter._pattern, counter._slice_bytes)
         self._counter: GpuWordCounter = proxy(counter)  # which keeps its slots
-        self._begin = counter._kernels["begin_slice"].bind(
-            state=counter.table.buffers["state"], undecided=self.buffers["undecided"]
-        )
 
     def submit(self, piece: Slice) -> None:
         """Submit the slice that was read into the staging memory."""
@@ -234,8 +230,10 @@ class _Slot(WordSlot):
     def submit_count(self, commands: Commands) -> None:
         """Record counting the words that are pending, and submit."""
         counter, table = self._counter, self._counter.table
-        look_up, *others = self.bound(table, ("look_up", *INSERTION, "count_fresh"))
-        commands.dispatch(self._begin, 1)
+        begin, look_up, *others = self.bound(
+            table, ("begin_slice", "look_up", *INSERTION, "count_fresh")
+        )
+        commands.dispatch(begin, 1)
         commands.dispatch(look_up, -(-self.main_end // (32 * counter._wg)))
         for kernel in others:
             commands.dispatch(kernel, table.groups)
