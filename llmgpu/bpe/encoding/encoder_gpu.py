@@ -24,7 +24,7 @@ from llmgpu.bpe.encoding.encoder_c import host_slices, make_c_vocabulary
 from llmgpu.bpe.encoding.encoder_host import HostSlices
 from llmgpu.bpe.encoding.matching import BpeMatcher
 from llmgpu.bpe.encoding.pair_ranks import PairRanks, byte_ids, pair_ranks
-from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
+from llmgpu.bpe.pretokens.slice_pipeline import begin_slots, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -81,9 +81,9 @@ class GpuEncoder:
         self._longest = SOFTWARE_LONGEST if device.is_software else LONGEST
         self._wg = workgroup_size
         # All of it at a time: compiling, packing and getting memory each take long.
-        with ThreadPoolExecutor(2, thread_name_prefix="llmgpu-pack") as threads:
+        with ThreadPoolExecutor(thread_name_prefix="llmgpu-pack") as threads:
             packing = threads.submit(lambda: pack_pairs(vocabulary, ranked_pairs(vocabulary)))
-            making = threads.submit(lambda: _Slot(self))
+            slots = begin_slots(device, threads, lambda: _Slot(self))
             self._kernels = self._prepare_kernels(hash_mask)
             self._table = GpuWordTable(
                 device,
@@ -101,7 +101,7 @@ class GpuEncoder:
         # Kernels of a slice, in order.
         self.steps = ("begin_slice", "look_up", *merging, *emitting)
         self._lock = threading.Lock()  # of the table: submitting and growing exclude one another
-        self._idle = [making.result()]  # kept from one text to the next
+        self._idle = [slot.result() for slot in slots]  # kept from one text to the next
         self._empty = True
         self._ids_per_byte = 0.0  # of the slice fetched last
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.slices import Slice, SliceSource
-from llmgpu.gpu import Staging
+from llmgpu.gpu import Device, Staging
 
 
 class SliceSlot(Protocol):
@@ -31,6 +32,16 @@ class SliceSlot(Protocol):
 
 SLOTS = 3  # slices in flight: one being read, one computed, one fetched
 _Slot = TypeVar("_Slot", bound=SliceSlot)
+
+
+def begin_slots(
+    device: Device, threads: Executor, make_slot: Callable[[], _Slot]
+) -> list[Future[_Slot]]:
+    """Make the slots of a pipeline in `threads`: all of them where their memory takes long to get.
+
+    On a software adapter it doesn't, so there is one.
+    """
+    return [threads.submit(make_slot) for _ in range(1 if device.is_software else SLOTS)]
 
 
 def submitted_slices(

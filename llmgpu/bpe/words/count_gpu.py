@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import offsets_of
 from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.slice_pipeline import SLOTS, submitted_slices
+from llmgpu.bpe.pretokens.slice_pipeline import SLOTS, begin_slots, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.words.count_host import count_slice
 from llmgpu.bpe.words.distinct_words import DistinctWords
@@ -86,8 +86,8 @@ class GpuWordCounter:
             "count/02_lengths": {},
             "count/03_pack": {},
         }
-        with ThreadPoolExecutor(1, thread_name_prefix="llmgpu-slot") as thread:
-            making = thread.submit(lambda: _Slot(self))  # while kernels are compiled
+        with ThreadPoolExecutor(thread_name_prefix="llmgpu-slot") as threads:
+            slots = begin_slots(device, threads, lambda: _Slot(self))  # while kernels are compiled
             self._kernels = prepare_kernels(device, workgroup_size, files, hash_mask)
         self._lock = threading.Lock()  # of the table: submitting and growing exclude one another
         self.table = GpuWordTable(
@@ -101,7 +101,7 @@ class GpuWordCounter:
         )
         self._text_counted = 0
         self._carried = np.zeros(0, np.int64)  # counts moved to the host, by word number
-        self._slots = [making.result()]
+        self._slots = [slot.result() for slot in slots]
 
     def count(
         self,
