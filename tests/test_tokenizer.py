@@ -288,6 +288,9 @@ def test_tensors(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("abab ab", dtype=torch.int64)
     assert ids.dtype == torch.int64 and ids.tolist() == tokenizer.encode("abab ab").tolist()
     assert torch.nn.Embedding(tokenizer.n_vocab, 4)(ids).shape == (len(ids), 4)
+    for_torch = tokenizer.encode("abab ab", dtype="pt")
+    assert for_torch.dtype == torch.int64 and torch.equal(for_torch, ids)
+    assert tokenizer.encode("abab ab", dtype="np").dtype == np.int64
     batch = tokenizer.encode_batch(["ab", ""], dtype=torch.int32)
     assert [(one.dtype, len(one)) for one in batch] == [(torch.int32, 1), (torch.int32, 0)]
     with pytest.raises(TypeError, match="ids are integers"):
@@ -426,13 +429,16 @@ def test_chunks_of_a_text() -> None:
     tokenizer = chatting()
     text = "newest low déjà 漢字 user " * 9
     ids = tokenizer.encode(text)
-    for tokens, overlap in ((7, 0), (7, 3), (1, 0), (len(ids), 2), (len(ids) + 1, 0)):
+    for tokens, overlap in ((7, 0), (7, 3), (8, 7), (1, 0), (len(ids), 2), (len(ids) + 1, 0)):
         chunks = tokenizer.chunks(text, tokens, overlap=overlap)
-        begins = range(0, max(len(ids) - overlap, 1), tokens - overlap)
-        assert len(chunks) == len(begins)
-        for begin, chunk in zip(begins, chunks, strict=True):
-            whole = tokenizer.decode_bytes(ids[begin : begin + tokens])
-            assert whole in chunk.encode() and len(chunk.encode()) - len(whole) <= 4
+        end = least = 0
+        for chunk in chunks:
+            assert tokenizer.count(chunk) <= tokens or len(chunk) == 1
+            begin = text.index(chunk, least)  # where it is the first one that may follow
+            assert begin <= end and (overlap or begin == end)
+            least, end = begin + 1, max(end, begin + len(chunk))
+        assert end == len(text)
+        assert len(chunks) <= 2 * -(-len(ids) // (tokens - overlap))
     assert "".join(tokenizer.chunks("newest low " * 9, 5)) == "newest low " * 9
     assert tokenizer.chunks("", 5) == []
     for tokens, overlap in ((0, 0), (3, 3), (3, -1)):

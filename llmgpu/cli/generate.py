@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,13 +84,17 @@ def generate(
             print_json({**sums, **where}, to_stderr=True)
         return
     one = Continuation(saved.vocabulary, wanted[0][1], Sampler(options), ends)
-    _print_text(texts[0].text, one, generator)
+    if as_json:
+        deque(generator.continue_all([one.request()]), maxlen=0)
+    else:
+        _print_text(texts[0].text, one, generator)
     seconds = time.perf_counter() - start
     _report_rate(report, len(one.ids), seconds)
     if as_json:
         facts = {"seconds": round(seconds, 3), "device": backend.description}
-        summary = {"prompt_ids": one.prompt_ids, **one.describe(), **facts}
-        print_json(summary | {"checkpoint": str(saved.folder)}, to_stderr=True)
+        given = {"prompt": texts[0].printed(), "prompt_ids": one.prompt_ids}
+        summary = {**given, **one.describe(), **facts}
+        print_json(summary | {"checkpoint": str(saved.folder)}, to_stderr=False)
 
 
 def _given_prompts(

@@ -8,7 +8,7 @@ from llmgpu.bpe.words.merge_counts import merge_counts
 from llmgpu.cli.console import Reporter, human_bytes, print_json
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import number_of
-from llmgpu.outputs import COUNTS, Output, check_outputs
+from llmgpu.outputs import COUNTS, PART_RECORD, SIDE_FILE, Output, check_outputs, kind_of
 from llmgpu.tokens import merge_shards as shards
 
 
@@ -56,6 +56,12 @@ def merge_shards(
 ) -> None:
     """Write one manifest for the shards of all parts; the shards stay as they are."""
     report = Reporter(quiet=quiet)
+    kinds = [kind_of(name) for name in manifests]
+    beside = sum(kind in (SIDE_FILE, PART_RECORD) for kind in kinds)
+    if 0 < beside < len(manifests):  # which p-*.json takes, too
+        report.note(f"{number_of(beside, 'side file')} of shards and parts skipped")
+        chosen = zip(manifests, kinds, strict=True)
+        manifests = tuple(name for name, kind in chosen if kind not in (SIDE_FILE, PART_RECORD))
     content = shards.merge_shards(manifests, output, force=force)
     report.line(
         f"{output}: {number_of(len(content['shards']), 'shard')} of "

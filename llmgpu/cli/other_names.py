@@ -6,6 +6,8 @@ Megatron-LM, llama.cpp and transformers, with dashes.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 import click
 
 COMMAND_NAMES = {
@@ -28,19 +30,22 @@ _FILES = frozenset(
     ("corpus", "data", "dataset", "file", "files", "in", "infile", "input", "text", "train-file")
 )
 OPTION_NAMES = {  # ours, and what others call it
+    "--bad-rows": "on-bad-row on-error skip-errors",
     "--batch-size": "device-batch-size micro-batch-size",
     "--disallow-special": "disallowed-special",
+    "--budget": "fail-above limit-tokens max max-tokens",
     "--device": "cpu cuda gpu",
     "--dim": "d-model hidden-size model-dim n-embd",
-    "--eos": "append-eod",
+    "--eos": "append-eod append-eos",
     "--eval-batches": "eval-iters",
     "--eval-fraction": "val val-fraction valid",
+    "--force": "overwrite yes",
     "--grad-accum": "gradient-accumulation-steps",
     "--heads": "n-head num-heads num-attention-heads",
     "--kv-heads": "n-kv-head num-key-value-heads",
     "--layers": "depth n-layer num-hidden-layers num-layers",
     "--lr": "learning-rate",
-    "--max-new-tokens": "max-tokens n-predict num-predict",
+    "--max-new-tokens": "max-length max-tokens n n-predict num-predict",
     "--max-token-length": "max-sentencepiece-length",
     "--min-frequency": "min-count",
     "--output": "log-dir model model-prefix out out-dir outfile output-prefix",
@@ -54,17 +59,22 @@ OPTION_NAMES = {  # ours, and what others call it
     "--special-token": "control-symbols special-tokens user-defined-symbols",
     "--split": "val val-fraction val-split valid validation-split",
     "--steps": "epochs iters max-iters max-steps num-epochs num-iterations",
-    "--temperature": "temp",
-    "--text-field": "column field json-keys text-column",
-    "--threads": "n-threads num-threads workers",
+    "--temperature": "do-sample temp",
+    "--text-field": "column field json-keys key text-column",
+    "--threads": "jobs n-jobs n-threads num-proc num-threads num-workers workers",
     "--to": "format",
     "--vocab": "encoding model tokenizer tokenizer-model vocab-file",
     "--vocab-size": "num-merges",
     "--warmup-steps": "warmup-iters",
     "--weights": "outtype quantize",
 }
+_NEAR = 0.8  # of 1: an option that is spelled otherwise by a letter or two
 _NOT_HERE = {  # what others have, and what there is in place of it
+    "csv": "--json prints the same numbers",
     "dropout": "there is no dropout; --weight-decay regularizes",
+    "greedy": "--temperature 0 takes the likeliest token",
+    "num-return-sequences": "repeat the line in --prompts: each has a seed of its own",
+    "recursive": "folders are read with all their subfolders",
     "tensorboard": "the folder has log.jsonl and loss.svg",
     "wandb": "the folder has log.jsonl and loss.svg",
 }
@@ -89,4 +99,10 @@ def suggest_option(error: click.NoSuchOption) -> click.UsageError:
     if name in _FILES and takes_files and error.ctx:
         hint = f"files need no option: {error.ctx.command_path} FILE"
         return click.UsageError(f"No such option {error.option_name!r}; {hint}", error.ctx)
-    return error
+    if error.option_name.startswith("-") and not error.option_name.startswith("--"):
+        return error
+    longer = (ours for ours in sorted(known) if ours.startswith(f"--{name}"))
+    near = get_close_matches(f"--{name}", sorted(known), cutoff=_NEAR)  # click's may be far off
+    return click.NoSuchOption(
+        error.option_name, possibilities=[*dict.fromkeys([*longer, *near])], ctx=error.ctx
+    )

@@ -114,6 +114,12 @@ def train(
     """Train a Llama-style language model on CORPUS: text, or token files written by `tokenize`."""
     workers = start_workers()
     report = Reporter(quiet=quiet or not workers.is_first)
+    if workers.count == 1 and os.environ.get("WORLD_SIZE", "1") != "1":
+        number = os.environ["WORLD_SIZE"]
+        report.note(
+            f"WORLD_SIZE={number} has no effect: to train on several GPUs use mpiexec -n {number} "
+            "llmgpu train"
+        )
     with workers.all_or_none():
         corpus = named_files(corpus, settings.pop("files_from"))
         if resume and not (corpus or os.path.lexists(output)):

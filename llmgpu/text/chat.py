@@ -117,6 +117,10 @@ def check_messages(messages: object, where: str, is_role: Callable[[str], bool])
             raise BadRowError(f"{what}: not an object but {kind_of_value(message)}")
         role = message.get("role")
         if not isinstance(role, str):
+            if "from" in message:
+                raise BadRowError(
+                    f"{what}: ShareGPT's from and value are not read: make them role and content"
+                )
             raise BadRowError(f"{what}: no role; roles are {', '.join(ROLES)}")
         if role not in ROLES and not is_role(role):
             raise BadRowError(f"{what}: unknown role {quote(role)}; roles are {', '.join(ROLES)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -76,12 +77,16 @@ def to_bytes(text: Any) -> bytes:
 def as_asked(ids: NDArray[np.uint32], dtype: Any) -> Any:
     """Return ids as a list if `dtype` is ``list``, a tensor if it is PyTorch's, else an array.
 
+    "pt" and "np" are int64, as transformers returns them.
+
     Raises TypeError for a type that has no integers, InputError for an id that does not fit in it.
     """
     if dtype is None:
         return ids
     if dtype is list:
         return ids.tolist()
+    if isinstance(dtype, str) and dtype in ("pt", "np"):
+        dtype = importlib.import_module("torch" if dtype == "pt" else "numpy").int64
     if type(dtype).__module__ == "torch":
         import torch
 

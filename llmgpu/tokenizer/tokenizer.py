@@ -39,7 +39,7 @@ from llmgpu.tokenizer.arguments import (
     to_bytes,
 )
 from llmgpu.tokenizer.chatting import ChatEncoder, Message
-from llmgpu.tokenizer.decoder import Decoder
+from llmgpu.tokenizer.decoder import Decoder, chunks_of
 from llmgpu.tokens.process_encoders import HOST_BYTES, ProcessEncoders
 
 _log = logging.getLogger("llmgpu")
@@ -438,20 +438,17 @@ class Tokenizer(Decoder):
         return ""
 
     def chunks(self, text: str, tokens: int, *, overlap: int = 0) -> list[str]:
-        """Return a text in chunks of at most this many of its ids, for retrieval.
+        """Return a text in chunks of at most this many ids each, encoded alone, for retrieval.
 
-        overlap: how many of its last ids a chunk shares with the next one. A character that ids of
-        two chunks share is in both. A vocabulary's normalizer is applied.
+        overlap: how many of its last ids a chunk shares with the next one, about: cuts are between
+        characters. A character of more ids is a chunk. A vocabulary's normalizer is applied.
 
         Raises InputError unless 0 <= overlap < tokens, and like `encode`.
         """
         if not 0 <= overlap < tokens:
             raise InputError(f"chunks of {tokens} tokens can't overlap by {overlap} tokens")
         ids, spans = self.encode_with_offsets(text)
-        whole = self.decode(ids)
-        begins = range(0, max(len(ids) - overlap, 1), tokens - overlap) if len(ids) else ()
-        ends = [min(begin + tokens, len(ids)) for begin in begins]
-        return [whole[spans[a, 0] : spans[b - 1, 1]] for a, b in zip(begins, ends, strict=True)]
+        return [*chunks_of(self.decode(ids), spans, tokens, overlap, self.count)]
 
     def __repr__(self) -> str:
         pattern = self._vocabulary.pattern

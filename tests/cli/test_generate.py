@@ -39,9 +39,10 @@ def test_prompts_in_batches_are_those_alone(llmgpu: Run, trained: Path) -> None:
         assert (len(each["ids"]), len(each["logprobs"]), each["finish"]) == (8, 8, "length")
         assert max(each["logprobs"]) <= 0
     alone = llmgpu(*GENERATE, *options, "--prompt", "the end of", "--json")
-    assert alone.stdout.decode() == f"the end of{found[2]['text']}\n"
-    summary = json.loads(alone.stderr.splitlines()[-1])
-    assert summary["ids"] == found[2]["ids"]
+    summary = json.loads(alone.stdout)
+    assert (summary["prompt"], summary["ids"]) == ("the end of", found[2]["ids"])
+    shown = llmgpu(*GENERATE, *options[:-1], "--prompt", "the end of")
+    assert shown.stdout.decode() == f"the end of{summary['text']}\n"
     of_json = llmgpu(*GENERATE, *options, "--prompts", "p.jsonl", "--prompt-field", "q", "--json")
     summary = json.loads(of_json.stderr.splitlines()[-1])
     assert (summary["prompts"], summary["tokens"]) == (5, 40)
@@ -57,7 +58,7 @@ def test_weights_in_half_precision_change_little(llmgpu: Run, trained: Path) -> 
         options = ("--temperature", "0", "--logprobs", "--json", "--precision", precision)
         done = llmgpu(*GENERATE, *options, "--prompt", "the end")
         assert done.returncode == 0, done.stderr
-        found.append(json.loads(done.stderr.splitlines()[-1])["logprobs"][0])
+        found.append(json.loads(done.stdout)["logprobs"][0])
     assert found[0] != found[1]
     assert abs(found[0] - found[1]) < 0.02
 
@@ -66,11 +67,12 @@ def test_a_text_ends_before_a_string(llmgpu: Run, trained: Path) -> None:
     whole = llmgpu(*GENERATE, "--prompt", "the", "--seed", "5", "--quiet")
     text = whole.stdout.decode().removesuffix("\n").removeprefix("the")
     stop = text[3:5]
-    ended = llmgpu(*GENERATE, "--prompt", "the", "--seed", "5", "--stop", stop, "--json")
-    assert ended.returncode == 0, ended.stderr
+    stopping = (*GENERATE, "--prompt", "the", "--seed", "5", "--stop", stop)
     expected = text[: text.index(stop)]
-    assert ended.stdout.decode() == f"the{expected}\n"
-    summary = json.loads(ended.stderr.splitlines()[-1])
+    assert llmgpu(*stopping).stdout.decode() == f"the{expected}\n"
+    ended = llmgpu(*stopping, "--json")
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads(ended.stdout)
     assert (summary["text"], summary["finish"]) == (expected, "stop")
     (trained / "p.txt").write_text("the\n")
     of_file = llmgpu(*GENERATE, "--prompts", "p.txt", "--seed", "5", "--stop", stop)

@@ -95,9 +95,7 @@ def test_a_run_carries_the_rule(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     arguments = ("generate", "run", "--prompt", prompt, "--max-new-tokens", "1", "--json")
     done = llmgpu(*arguments, "--device", "cpu")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stderr.splitlines()[-1])["prompt_ids"] == greedy_ids(
-        kept, prompt.encode()
-    )
+    assert json.loads(done.stdout)["prompt_ids"] == greedy_ids(kept, prompt.encode())
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -83,6 +83,10 @@ def test_shards_of_all_parts_are_those_of_the_whole(
     whole, summary = json.loads((folder / "whole.json").read_text()), json.loads(done.stdout)
     for fact in ("count", "bytes", "documents", "fingerprint"):
         assert summary[fact] == whole[fact]
+    every = sorted(path.name for path in folder.glob("p-*.json"))  # as a shell's p-*.json
+    done = llmgpu("merge-shards", *every, "-o", "same.json")
+    assert f"note: {len(every) - count} side files".encode() in done.stderr
+    assert (folder / "same.json").read_bytes() == (folder / "all.json").read_bytes()
 
 
 def test_a_finished_part_is_skipped(llmgpu: Run, vocab: Path, files: tuple[str, ...]) -> None:

@@ -74,11 +74,11 @@ def test_a_model_whose_texts_begin_with_a_token(llmgpu: Run, tmp_path: Path) -> 
     np.testing.assert_allclose(line["log_likelihoods"], -losses, rtol=1e-4)
     generate = ("generate", "model", "--device", "cpu", "--temperature", "0", "--json")
     done = llmgpu(*generate, "--max-new-tokens", "1", "--ignore-eos", "--prompt", "abc")
-    summary = json.loads(done.stderr.splitlines()[-1])
+    summary = json.loads(done.stdout)
     assert summary["prompt_ids"] == ids.tolist()
     assert summary["ids"] == [int(logits[-1, : vocabulary.size].argmax())]
     done = llmgpu(*generate, "--max-new-tokens", "1")
-    assert json.loads(done.stderr.splitlines()[-1])["prompt_ids"] == [261, 10]
+    assert json.loads(done.stdout)["prompt_ids"] == [261, 10]
 
 
 def test_a_run_and_a_pipe(llmgpu: Run, corpus: Path, vocab: Path) -> None:

@@ -338,6 +338,14 @@ def test_what_cannot_work_is_one_clear_line(
     fails(done, 1, message)
 
 
+def test_a_launcher_of_others_is_told_of(
+    llmgpu: Run, corpus: Path, vocab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = llmgpu(*TRAIN, "--steps", "2", "--device", "cpu", "--lr", "-1")
+    assert b"note: WORLD_SIZE=2 has no effect: to train on several GPUs use mpiexec" in done.stderr
+
+
 def test_tokens_of_another_vocabulary_are_refused(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     llmgpu("tokenize", "--vocab", "v.bin", "corpus.txt", "--format", "bin", "-o", "ids.bin")
     llmgpu("bpe-train", "corpus.txt", "-o", "other.bin", "--vocab-size", "300")
@@ -392,11 +400,12 @@ def test_generating_repeats_with_a_seed_and_on_every_device(
     llmgpu: Run, corpus: Path, vocab: Path, device_name: str
 ) -> None:
     assert llmgpu(*TRAIN, "--steps", "20", "--lr", "1e-2", "--device", "cpu").returncode == 0
-    command = ("generate", "run", "--prompt", "a", "--max-new-tokens", "12", "--json")
+    command = ("generate", "run", "--prompt", "a", "--max-new-tokens", "12")
     texts = [llmgpu(*command, "--device", d, "--seed", "5") for d in ("cpu", device_name)]
     assert texts[0].stdout == texts[1].stdout
-    ids = json.loads(texts[0].stderr.splitlines()[-1])["ids"]
-    assert 0 < len(ids) <= 12
+    found = json.loads(llmgpu(*command, "--device", "cpu", "--seed", "5", "--json").stdout)
+    assert 0 < len(found["ids"]) <= 12
+    assert texts[0].stdout.decode() == f"a{found['text']}\n"
     texts[0].stdout.decode()  # whole characters only
     piped = [word if word != "a" else "-" for word in (*command, "--device", "cpu", "--seed", "5")]
     assert llmgpu(*piped, stdin=b"a\n").stdout == texts[0].stdout

@@ -69,6 +69,7 @@ def test_plain_text_of_a_conversation(tmp_path: Path) -> None:
         ([USER, REPLY | {"role": "asistant"}], "line 2, message 2: unknown role 'asistant'"),
         ([REPLY | {"role": ""}], "line 2, message 1: unknown role ''"),
         ([{"role": "user"}], "line 2, message 1: no content"),
+        ([{"from": "human", "value": "a"}], "message 1: ShareGPT's from and value are not read"),
         ([USER | {"content": None}], "line 2, message 1: no content"),
         ([USER | {"content": ["a"]}], "message 1: the content is not a string but a list"),
         ([{"role": "assistant", "tool_calls": [1]}], "the content is not a string but null"),
