@@ -60,9 +60,13 @@ RULES: dict[str, list[str]] = {
         r"^return id >= rank && has_parts\(.*: && -> \|\|$",
         # From an earlier token on, or up to a later one: the same answer, later.
         r"after->tokens\[1\]\.begin : after->size\); \| 63: 1 -> 2$",
-        r"^last = window\.first \+ window\.tokens\[cut - 1\]\.begin; .*-> ;$",
+        r"^last = window\.first \+ window\.tokens\[cut - 1\]\.begin; .*-> (?:;|2)$",
+        r"^window\.size \*= 2; ",  # time alone: the size of windows
     ],
     "llmgpu/cpu/matching.c": [
+        # Time alone: words are cut in fewer places.
+        r"^if \(merged == 1 && ids\[0\] != .*&& -> \|\|$",
+        r"^for \(int64_t k = 1; k < length; k\+\+\) \{ \| 17: 1 -> 2$",
         # Bytes that are kept together although no token needs it, and a look at the padding.
         r"^for \(int64_t k = 1; k < length; k\+\+\) \{ \| \d+: < -> <=",
         r"slots < 1 << 28 \? ",  # of more tokens than there are ids
@@ -70,6 +74,8 @@ RULES: dict[str, list[str]] = {
         r"^while \(table\[4 \* \(size_t\)at \+ 2\] != empty\) \| \d+: 2 -> 3$",
     ],
     "llmgpu/cpu/merging.c": [
+        r"^needed \+= pair == NO_PAIR \? 0 : .*: 0 -> 1$",  # room to spare
+        r"trainer->pairs\[pair\]\.count > 0 && .*> -> >=$",  # a pair that does not occur
         r"^int is_new = result >= trainer->next; .*>= -> >",  # room to spare
         r"^return is_new \? needed : 2 \* needed; .*: 2 -> 3$",  # the same
         r"^if \(size > 0\) \{ \| \d+: > -> >=",  # a list of none is copied, and sorted in vain
@@ -77,6 +83,7 @@ RULES: dict[str, list[str]] = {
         r"^if \(trainer->sizes\[pair\] < 0\) \{ \| \d+: < -> <=",  # an empty list is in order
     ],
     "llmgpu/cpu/pairs.c": [
+        r"^grow\(.*trainer->num_pairs \+ 1, .*1 -> 2$",  # room to spare
         # No list begins at 1, and positions in a list that hold another pair are passed over.
         r"^trainer->pairs\[pair\]\.(?:begin|size) = 0; .*: 0 -> 1$",
         r"^trainer->pairs\[pair\]\.begin = 0; .*-> ;$",  # it keeps its place in the pool
@@ -84,13 +91,23 @@ RULES: dict[str, list[str]] = {
         r"^if \(child \+ 1 < trainer->heap_used && \| \d+: (?:< -> <=|\+ -> -)",
     ],
     "llmgpu/cpu/pretokens.c": [
+        r"^while \(end - p >= 8 && .*8 -> 9$",  # time alone: bytes looked at together
         # A byte of 0 is decoded then; the next loop sets 128.
         r"^for \(int byte = 0; byte < 128; .*(?:0 -> 1|< -> <=|128 -> 129)$",
         r"^if \(load64\(\*p \+ 1\) & TOPS\)",  # time alone: whether it is worth a try
         r"^if \(p == end \|\| \*p < 0x80 \|\|",  # neither the padding nor ASCII is a letter there
         r"^\} while \(p < end && \*p >= 0x80\); .*: >= -> >$",  # no character begins with 0x80
     ],
+    "llmgpu/cpu/jsonl.c": [
+        r"^return 1; .*1 -> 2$|^string->is_escaped = 1; .*1 -> 2$",  # they are compared with 0
+        # A limit, but for one level.
+        r"depth < MOST_DEPTH\b|read_object\(&line, 0, 1\)",
+    ],
+    "llmgpu/cpu/rows.c": [
+        r"p->rows - row < NORM_ROWS \? .*< -> <=$",  # of two equal numbers, either one
+    ],
     "llmgpu/cpu/threads.c": [
+        r"^free\(threads\);",  # memory alone
         # Time alone: how long a thread looks for work, and which work is shared.
         r"\bLOOKS\b|^pause_briefly\(|^__builtin_ia32_pause",
         r"^if \(__atomic_load_n\(&threads->(?:started|inside), __ATOMIC_\w+\) [!=]= ",
@@ -106,6 +123,9 @@ RULES: dict[str, list[str]] = {
         r"^pthread_mutex_(?:init|destroy)\(",  # memory of zeros is one already
     ],
     "llmgpu/cpu/products.c": [
+        r"^if \(parts < 1\) ",  # the same
+        r"a->seq - first < BLOCK \? .*< -> <=$",  # of two equal numbers, either one
+        r"TRANSPOSED = 112 .*112 -> 113$",  # transposed and conjugated: the same for real numbers
         # Time alone: how many parts a product has.
         r"^int64_t parts = rows \* columns \* inner / LEAST_PART; ",
         r"^(?:if \()?parts (?:=|>) (?:thread_count\(|longer / ALIGNMENT)",
@@ -115,6 +135,10 @@ RULES: dict[str, list[str]] = {
         r"inside \+ 1 < length; inside\+\+\) \| \d+: < -> <=",  # overwritten by the next line
     ],
     "llmgpu/cpu/shared_words.c": [
+        # Time alone: a word that is not found is encoded again.
+        r"^if \(word->length <= LONGEST_INLINE\) .*<= -> <$",
+        r"^for \(uint64_t k = 0; k <= from->mask; .*<= -> <$",
+        r"^__atomic_fetch_add\(&words->bytes, ",  # a limit of memory, but for older tables
         r"^bytes = \(bytes \+ 7\) & ~INT64_C\(7\); .*-> ;$",  # processors here read anywhere
         # Time alone: when a table grows, and when a chunk or the memory is full.
         r"2 \* known > shared_table\(words\)->mask\) \| \d+: (?:2 -> 3|> -> >=)",
@@ -123,6 +147,8 @@ RULES: dict[str, list[str]] = {
         r"taken > words->most_bytes - CHUNK_BYTES .*\| \d+: > -> >=",
     ],
     "llmgpu/cpu/words.c": [
+        r"^if \(bytes < HUGE_PAGE\)",  # the same bytes from either
+        r"^for \(int64_t at = 0; at < length - 8; at \+= 8\) ",  # of a hash; bytes are compared
         r"^madvise\(",  # advice
         # In any direction and steps, in a table that is half free.
         r"^for \(;; at = \(at \+ 1\) & table->mask\) \{ \| \d+: (?:\+ -> -|1 -> 2)",
@@ -140,6 +166,7 @@ RULES: dict[str, list[str]] = {
         r"made\[pairs\.\w+\]\).*: (.*) > (.*) -> \1 >= \2$",  # no token is its own part
         r"list\(range\(1, end \+ 1\)\) \| 62: 1 -> 2$",  # room to spare
         r"^made = np\.full\(int\(symbols\) \+ 1, .*: 1 -> 2$",  # the same
+        r"^last, first, size = first \+ int\(begins\[cut - 1\]\).*45: 1 -> 2$",  # as `end` above
     ],
     "llmgpu/bpe/encoding/special_encoding.py": [
         r"^values\[:, 1\] = self\._bos or 0 .*: 0 -> 1$",  # what is not present is not taken
@@ -158,6 +185,7 @@ RULES: dict[str, list[str]] = {
     "llmgpu/bpe/words/counts_file.py": [
         r"^most = max\(1, block_bytes ",  # time alone: how many counts are in a block
         r"^max_buffer_size=size \+ 1,.*: 1 -> 2$",  # the same, but for one byte
+        r"^most = status\.st_size \+ 1 if ",  # how much is read at once
         r"^max_map_len=",  # a limit of memory, but for one field
     ],
     "llmgpu/bpe/words/count_host.py": [
@@ -166,9 +194,11 @@ RULES: dict[str, list[str]] = {
         r"^if 4 \* self\._slices > 5 \* self\.measured\[2\]: ",  # how often an estimate is made
     ],
     "llmgpu/bpe/words/number_words.py": [
+        r"\| last << 4 \| lengths\[middle\]\).*4 -> 5$",  # they are numbers below 2 to the 31st
         r"\b_SLOT_BITS\b",  # time alone: how many keys share a slot
     ],
     "llmgpu/bpe/training/merge_host.py": [
+        r"^SLICE_OCCURRENCES = ",  # how often progress is told
         r"^is_too_much = .*: (.*) > (.*) -> \1 >= \2$",  # a limit of memory, but for one byte
         r"trainer\.train\(min\(.*: min -> max$",  # the trainer makes no more than asked for, anyway
         r"^trainer = _open\(words, most - len\(words\.lengths\)\) .*: .* - .* -> ",  # room to spare
@@ -183,6 +213,15 @@ RULES: dict[str, list[str]] = {
         # Time alone: which hash a word has, whose bytes are compared.
         r"^for \(var done = 0u; |^let four = |^[ab] \^?= |^var [ab] = ",
     ],
+    "llmgpu/lm/generating/sampling.py": [
+        r"^if penalty == 1 or not self\._seen: ",  # nothing is lowered then, either
+    ],
+    "llmgpu/bpe/encoding/encoder_numpy.py": [
+        r"^self\._table = table ",  # time alone: words are matched again
+    ],
+    "llmgpu/bpe/encoding/pair_ranks.py": [
+        r"\.reshape\(-1, 3\)\.T .*1 -> 2$",  # any negative number
+    ],
     "llmgpu/bpe/encoding/encoder_shared.py": [
         # Time alone: which device takes what.
         r"^self\._encoded \+= ",
@@ -193,6 +232,8 @@ RULES: dict[str, list[str]] = {
         r"^listed = max\(.*, 1\) \| 73: 1 -> 2$",  # time alone: how many pairs are listed
         r"^before\[before >= 0\] &= _NUMBER .*: 0 -> 1$",  # symbol 0 is 0 as it is
         r"^begun = .*: -2 \+ taken -> -2 - taken$",  # only whether it is even counts
+        r"^for first in range\(0, len\(cells\) - 1, CHUNK\): .*\+ 1$",  # a chunk without pairs
+        r"^after\[after >= _MERGING\] = .*: .* > _MERGING$",  # no merge makes symbol 0
         r"^total, waiting, size = ",  # time alone: when pairs are added up
     ],
     "llmgpu/bpe/words/spilling.py": [
@@ -202,13 +243,15 @@ RULES: dict[str, list[str]] = {
     ],
     "llmgpu/bpe/pretokens/slices.py": [
         r"^if len\(buffer\) < 2 \* len\(self\._tail\)",  # time alone: when a buffer grows
-        r"^buffer, oversized = .*: .* - PADDING$",  # the same
+        r"^buffer, oversized = .*: (?:.* - PADDING|2 -> 3)$",  # the same
         r"length >= 2 \* searched: ",  # time alone: how often a cut is looked for
     ],
     "llmgpu/bpe/pretokens/characters.py": [
         r"^self\._by_class = np\.full\(7, .*: 7 -> 8$",  # of a class that no character has
     ],
     "llmgpu/bpe/pretokens/expressions.py": [
+        r"^_INCOMPLETE = .*: 3 -> 4$",  # the same
+        r"^if character <= block\[0\]: ",  # found in the next block, at its beginning
         r"^_FIRST = |^wanted \*= 2 ",  # time alone: how much is looked at first, and next
     ],
     "llmgpu/tokens/shards.py": [
@@ -222,6 +265,7 @@ RULES: dict[str, list[str]] = {
         r"^time\.sleep\(",  # time alone
     ],
     "llmgpu/tokens/ids.py": [
+        r"^if len\(pending\) >= _BLOCK_IDS_READ .*: .* > ",  # the same
         r"stream\.wait\(0\): \| \d+: 0 -> 1$",  # time alone
         r"^if self\._vocabulary_size <= CELL_IDS .*<= .* -> .* < ",  # two ways, one answer
     ],

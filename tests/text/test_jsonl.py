@@ -259,6 +259,29 @@ def test_parts_of_a_file_are_read_in_threads(
     assert found == [b"x" * (k * 37 % 50) for k in range(40)]
 
 
+@pytest.mark.skipif(library() is None, reason="the CPU engine is not used")
+@pytest.mark.parametrize(
+    ("line", "field", "is_taken"),
+    [
+        (b'\t {\t"a"\r:\t1.5e3 , "t" : "x" }\t', "t", True),
+        (b'{"a.b": "x"}', "a.b", True),
+        (b'{"a": {"c": 1, "b": "x"}}', "a.b", True),
+        (b'{"a": , "t": "x"}', "t", False),
+        (b'{"a": 1., "t": "x"}', "t", False),
+        (b'{"a": 1e, "t": "x"}', "t", False),
+        (b'{"t": "x", "a": ', "t", False),
+        (b'{"a": {"c": "x"}}', "a.bc", False),
+        (rb'{"t": "\ud800\ue000"}', "t", False),
+        (rb'{"t": "\ud800\udbff"}', "t", False),
+    ],
+)
+def test_lines_that_c_takes(line: bytes, field: str, is_taken: bool) -> None:
+    padded = np.frombuffer(line + b"\n" + bytes(TEXT_PADDING), np.uint8).copy()
+    taken = JsonlTexts(field, 1 << 20).take(padded, 0, len(line) + 1, is_last=True)
+    assert taken.end == (len(line) + 1) * is_taken
+    assert taken.text.tobytes() == b"x" * is_taken
+
+
 @pytest.mark.parametrize("span", [3, 1 << 20])
 def test_a_long_line_is_refused_wherever_spans_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, span: int

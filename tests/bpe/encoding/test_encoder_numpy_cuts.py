@@ -77,6 +77,35 @@ def test_the_first_of_all_tokens_is_not_cut(match: str) -> None:
     assert encode(make_vocabulary([b"ab", *BYTES], match), b"abba" * 9, 1 << 20) == [0, 99, 98] * 9
 
 
+@pytest.mark.parametrize("by_merges", [False, True])
+def test_long_words_of_many_pairs(by_merges: bool) -> None:
+    rng = np.random.default_rng(8)
+    letters = [bytes([byte]) for byte in b"abcdefgh"]
+    pairs = [left + right for left in letters for right in letters]
+    longer = [letter + pair for letter in letters for pair in pairs]
+    tokens = [*BYTES, *(some[k] for some in (pairs, longer) for k in rng.permutation(len(some)))]
+    ids = {token: number for number, token in enumerate(tokens)}
+    merges = [
+        (ids[token[:cut]], ids[token[cut:]], number)
+        for token, number in ids.items()
+        for cut in range(1, len(token))
+    ]
+    order = rng.permutation(len(merges)) if by_merges else []
+    vocabulary = make_vocabulary(list(ids), "bpe", [merges[k] for k in order])
+    for length in (20, 47, 48, 49, 300, 700):
+        text = rng.choice(np.frombuffer(b"abcdefgh", np.uint8), length).tobytes()
+        assert encode(vocabulary, text, 1 << 20) == reference.bpe_encode(vocabulary, text)
+
+
+def test_windows_of_few_long_tokens() -> None:
+    doubled = [b"a" * (1 << k) for k in range(1, 13)]
+    vocabulary = make_vocabulary([*BYTES, *doubled], "bpe")
+    word = b"b" + b"a" * 70_000 + b"c"
+    found = encode(vocabulary, word, 1 << 20)
+    assert vocabulary.decode(found) == word
+    assert found[:18] == [98, *[267] * 17] and len(found) < 26
+
+
 def test_no_cut_makes_a_piece_that_no_merges_lead_to() -> None:
     vocabulary = make_vocabulary([*BYTES, b"abc", b"\xe4\xb8\x80"], "bpe")
     for end in (b"abc\xc3\xa4", b"x\xe4\xb8\x80", b"abc"):

@@ -293,6 +293,7 @@ class TestNotExported:
         [
             ({"match": "greedy"}, "greedy matching"),
             ({"normalizer": "NFC"}, "NFC"),
+            ({"special_tokens": {"a": 97}, "normalized_tokens": (97,)}, "normalized special"),
             ({"special_tokens": {"a": 97}}, "1 bytes have no token"),
             ({"pattern": "own", "expression": "x"}, "'own' has no spelling"),
         ],
@@ -329,3 +330,16 @@ class TestCl100k:
 def test_the_token_that_is_not_base64_is_named() -> None:
     with pytest.raises(VocabularyError, match=r"^line 2: b'\*\*' is not base64"):
         tiktoken._parse_ranks(b"YQ== 0\n** 1\n")
+
+
+def test_special_tokens_of_published_ranks() -> None:
+    end, prompt = "<|endoftext|>", "<|endofprompt|>"
+    middle = {
+        f"<|fim_{part}|>": 100258 + k for k, part in enumerate(("prefix", "middle", "suffix"))
+    }
+    assert {one.name: one.special_tokens for one in tiktoken.ENCODINGS.values()} == {
+        "r50k_base": {end: 50256},
+        "p50k_base": {end: 50256},
+        "cl100k_base": {end: 100257, **middle, prompt: 100276},
+        "o200k_base": {end: 199999, prompt: 200018},
+    }

@@ -52,6 +52,13 @@ def assert_same(trained: Merges, expected: Merges) -> None:
     assert (trained.pairs.dtype, trained.counts.dtype) == (np.uint32, np.int64)
 
 
+def test_the_first_pair_is_found_after_the_table_grows() -> None:
+    text = np.random.default_rng(1).integers(0, 256, 60_000, np.uint8).tobytes()
+    words = symbol_words([b"\0\0" + text + b" \0\0" * 99], "none")
+    options = TrainingOptions(256)
+    assert_same(*(one.train(words, options, merges=3) for one in (merge_host, batched_numpy)))
+
+
 def assert_same_words(words: SymbolWords, expected: SymbolWords) -> None:
     for name in ("symbols", "offsets", "counts", "lengths"):
         given, wanted = getattr(words, name), getattr(expected, name)

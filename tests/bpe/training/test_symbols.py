@@ -131,6 +131,9 @@ def test_a_merge_of_what_does_not_exist_yet() -> None:
         ([[98, 99], [97, 98]], [4, 3], True),
         ([[98, 99], [97, 256]], [3, 3], True),  # the merge before has made it
         ([[98, 99], [97, 257]], [3, 3], False),
+        ([[97, 98], [97, 99]], [3, 3], True),
+        ([[97, 98], [100, 101], [97, 257]], [3, 3, 3], True),
+        ([[97, 98], [100, 101], [97, 256]], [3, 3, 3], False),  # that was one merge earlier
         ([[97, 98], [98, 99]], [3, 4], False),
         ([[97, 98], [98, 99]], [3, 2], False),  # less often than asked for
         ([[97, 98]], [3], True),
