@@ -30,7 +30,14 @@ from llmgpu.bpe.vocabulary.trie import compile_trie
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.cpu import library
-from llmgpu.cpu.texts import JsonlTexts, format_ids, format_numbers, line_starts, spell_cells
+from llmgpu.cpu.texts import (
+    JsonlTexts,
+    format_ids,
+    format_numbers,
+    is_valid_utf8,
+    line_starts,
+    spell_cells,
+)
 from llmgpu.cpu.tokens import append_merges, lay_out_trie, merges_spell, spelled_tokens
 from llmgpu.lm.ops.arguments import AttentionShape
 from llmgpu.lm.ops.backends import open_operations
@@ -182,7 +189,7 @@ def check_merged_tokens(rng: random.Random) -> None:
 
 
 def check_text(text: bytes, pattern: str) -> None:
-    assert library.valid_utf8(text) == len(text) or not is_utf8(text)
+    assert is_valid_utf8(np.frombuffer(text, np.uint8)) or not is_utf8(text)
     if pattern == REGEX or not text:
         return
     starts: NDArray[np.int64] = np.zeros(1, np.int64)

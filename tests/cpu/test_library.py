@@ -148,13 +148,15 @@ def test_pretokens_of_blocks_end_where_numpy_says(text: bytes, name: str) -> Non
     st.text(max_size=40),
 )
 def test_utf8_is_valid_up_to_where_python_says(some: bytes, valid: str) -> None:
+    engine = library.library()
+    assert engine is not None
     for text in (some, valid.encode(errors="replace") + some):
         try:
             text.decode()
             expected = len(text)
         except UnicodeDecodeError as error:
             expected = error.start
-        assert library.valid_utf8(text) == expected
+        assert engine.llmgpu_valid_utf8(text, len(text)) == expected
 
 
 @needs_engine
