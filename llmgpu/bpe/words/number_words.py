@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-_SHORT, _MIDDLE = 7, 15  # bytes of the longest words that are one number, and two
+_SHORT = 7  # bytes of the longest words that are one number
 _MASKS = np.array([(1 << 8 * length) - 1 for length in range(_SHORT + 1)], np.uint64)
 _SLOT_BITS = 18
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the golden ratio: an odd constant with well mixed bits
@@ -43,21 +43,14 @@ def number_words(
     sizes = lengths[short]
     keys = loads[starts[short]] & _MASKS[sizes] | sizes.view(np.uint64) << np.uint64(56)
     numbers[short] = _number(keys)
-    count = int(numbers[short].max(initial=-1)) + 1
-    # Others are told apart by their first and their last eight bytes, and their length.
-    middle = np.flatnonzero((lengths > _SHORT) & (lengths <= _MIDDLE))
-    first, last = _number(loads[starts[middle]]), _number(loads[ends[middle] - 8])
-    keys = (first << 36 | last << 4 | lengths[middle]).view(np.uint64)
-    numbers[middle] = _number(keys) + count
-    count = max(count, int(numbers[middle].max(initial=-1)) + 1)
-    examples = np.empty(count, np.int64)
-    examples[numbers[short]], examples[numbers[middle]] = short, middle
-    # Long ones are looked up in a dictionary.
+    examples = np.empty(int(numbers[short].max(initial=-1)) + 1, np.int64)
+    examples[numbers[short]] = short
+    # Others are looked up in a dictionary.
     text = padded[: bounds[-1]].tobytes()
-    long = np.flatnonzero(lengths > _MIDDLE)
+    long = np.flatnonzero(lengths > _SHORT)
     spans = map(slice, starts[long].tolist(), ends[long].tolist())
     long_words = Numbers()
-    numbers[long] = long_words.of(map(text.__getitem__, spans), len(long)) + count
+    numbers[long] = long_words.of(map(text.__getitem__, spans), len(long)) + len(examples)
     spans = map(slice, starts[examples].tolist(), ends[examples].tolist())
     return [*map(text.__getitem__, spans), *long_words], numbers
 
