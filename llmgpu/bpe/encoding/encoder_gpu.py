@@ -24,7 +24,7 @@ from llmgpu.bpe.encoding.encoder_c import host_slices, make_c_vocabulary
 from llmgpu.bpe.encoding.encoder_host import HostSlices
 from llmgpu.bpe.encoding.matching import BpeMatcher
 from llmgpu.bpe.encoding.pair_ranks import PairRanks, byte_ids, pair_ranks
-from llmgpu.bpe.pretokens.slice_pipeline import begin_slots, submitted_slices
+from llmgpu.bpe.pretokens.slice_pipeline import begin_slots, made_slots, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -101,7 +101,7 @@ class GpuEncoder:
         # Kernels of a slice, in order.
         self.steps = ("begin_slice", "look_up", *merging, *emitting)
         self._lock = threading.Lock()  # of the table: submitting and growing exclude one another
-        self._idle = [slot.result() for slot in slots]  # kept from one text to the next
+        self._idle = made_slots(slots)  # kept from one text to the next
         self._empty = True
         self._ids_per_byte = 0.0  # of the slice fetched last
 

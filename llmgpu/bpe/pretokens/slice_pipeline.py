@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from typing import Generic, Protocol, TypeVar
 
@@ -42,6 +42,15 @@ def begin_slots(
     On a software adapter it doesn't, so there is one.
     """
     return [threads.submit(make_slot) for _ in range(1 if device.is_software else SLOTS)]
+
+
+def made_slots(slots: Sequence[Future[_Slot]]) -> list[_Slot]:
+    """Return the slots of `begin_slots`: the first, and of the others those that there was room for.
+
+    A short text needs no others. Raises what making the first raised.
+    """
+    others = [slot.result() for slot in slots[1:] if slot.exception() is None]
+    return [slots[0].result(), *others]
 
 
 def submitted_slices(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import offsets_of
 from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.slice_pipeline import SLOTS, begin_slots, submitted_slices
+from llmgpu.bpe.pretokens.slice_pipeline import SLOTS, begin_slots, made_slots, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.words.count_host import count_slice
 from llmgpu.bpe.words.distinct_words import DistinctWords
@@ -101,7 +101,7 @@ class GpuWordCounter:
         )
         self._text_counted = 0
         self._carried = np.zeros(0, np.int64)  # counts moved to the host, by word number
-        self._slots = [slot.result() for slot in slots]
+        self._slots = made_slots(slots)
 
     def count(
         self,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Future
 from functools import partial
 
 import pytest
 
-from llmgpu.bpe.pretokens.slice_pipeline import SLOTS, submitted_slices
+from llmgpu.bpe.pretokens.slice_pipeline import SLOTS, made_slots, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
+from llmgpu.errors import CapacityError
 from llmgpu.gpu import Device, Staging
 from llmgpu.text.corpus import corpus_from_bytes
 
@@ -45,6 +47,21 @@ def test_a_short_text_takes_one_slot(device: Device) -> None:
     slots: list[SlowSlot] = []
     assert len(list(submitted_slices(reader, slots, partial(SlowSlot, device), 4096))) == 1
     assert len(slots) == 1
+
+
+def test_slots_that_do_not_fit_beside_the_first_are_left_out(device: Device) -> None:
+    def future(content: SlowSlot | CapacityError) -> Future[SlowSlot]:
+        made: Future[SlowSlot] = Future()
+        if isinstance(content, CapacityError):
+            made.set_exception(content)
+        else:
+            made.set_result(content)
+        return made
+
+    first, full = SlowSlot(device), CapacityError("out of memory")
+    assert made_slots([future(first), future(full), future(full)]) == [first]
+    with pytest.raises(CapacityError, match="out of memory"):
+        made_slots([future(full), future(first)])
 
 
 @pytest.mark.parametrize("taken", range(4))
