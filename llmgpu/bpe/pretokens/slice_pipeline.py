@@ -45,7 +45,7 @@ def begin_slots(
 
 
 def made_slots(slots: Sequence[Future[_Slot]]) -> list[_Slot]:
-    """Return the slots of `begin_slots`: the first, and of the others those that there was room for.
+    """Return the slots of `begin_slots`: the first, and others that there was room for.
 
     A short text needs no others. Raises what making the first raised.
     """
