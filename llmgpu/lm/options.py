@@ -47,6 +47,7 @@ class TrainOptions:
     batch_size: sequences at a time. grad_accum: batches per step. steps: optimizer steps in all.
     learning_rate rises over warmup_steps and falls to min_learning_rate: by a cosine over all other
     steps, or with schedule "wsd" over the last decay_steps alone (warm-up, stable, decay).
+    table_rate: times it, the learning rate of the embedding table and of the output layer.
     initialisation: of the matrices inside layers, see `llmgpu.lm.model.initial_values`.
     weight_decay: on matrices only. grad_clip: global norm that gradients are clipped to; 0 disables
     clipping. precision: "f16" rounds the factors of matrix products to half precision and scales
@@ -121,6 +122,7 @@ class TrainOptions:
     sync_every: int = 0
     outer_learning_rate: float = 0.7
     outer_momentum: float = 0.9
+    table_rate: float = 1.0
 
     def __post_init__(self) -> None:
         """Check each value, and that they fit together."""

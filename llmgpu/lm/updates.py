@@ -72,6 +72,7 @@ class Updates:
         self.history = ops.tensor("history", (slots, 8))
         self.loss_sums = ops.tensor("loss sums", (LOSS_PARTS * options.grad_accum, SUM_WIDTH))
         self._hyper = ops.parameters("hyperparameters", (), HYPER)
+        self._table_hyper = ops.parameters("hyperparameters of tables", (), HYPER)
         self.loss_scaling = LossScaling(ops) if options.is_mixed else None
 
     def _make_state(self, weight: Weight, tensor: Tensor) -> WeightState:
@@ -120,6 +121,8 @@ class Updates:
             inverse_scale=1 / self.scale,
         )
         self._model.operations.write(self._hyper, hyper)
+        hyper["learning_rate"] = learning_rate * options.table_rate
+        self._model.operations.write(self._table_hyper, hyper)
 
     def record_clear(self) -> None:
         """Record that all gradients become zero."""
@@ -144,7 +147,7 @@ class Updates:
                 tensor,
                 updated[weight.name],
                 self.stats,
-                self._hyper,
+                self._table_hyper if weight.is_table else self._hyper,
                 weight.decays,
                 self._model.half_copies.get(weight.name),
             )

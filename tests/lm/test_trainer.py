@@ -352,6 +352,19 @@ def test_a_batch_without_targets_changes_only_by_decay(operations: Operations) -
         np.testing.assert_array_equal(values, before[name])
 
 
+def test_tables_have_a_learning_rate_of_their_own(operations: Operations) -> None:
+    def after_a_step(rate: float, **options: Any) -> dict[str, Any]:
+        trainer = reference_trainer(operations, **options)
+        trainer.take_step([reference_setup().batches[0]], rate)
+        return read_weights(trainer.model)
+
+    found, slow, fast = after_a_step(1e-3, table_rate=3.0), after_a_step(1e-3), after_a_step(3e-3)
+    for name, values in found.items():
+        is_table = name in ("model.embed_tokens.weight", "lm_head.weight")
+        np.testing.assert_array_equal(values, (fast if is_table else slow)[name], err_msg=name)
+        assert not np.array_equal(slow[name], fast[name])
+
+
 @pytest.mark.slow
 def test_moments_in_eight_bits_train_as_well(operations: Operations) -> None:
     losses = losses_of(reference_trainer(operations, optimizer="adamw-8bit"), 40)

@@ -43,6 +43,7 @@ _DERIVED = (
     "lora_alpha",
     "lora_targets",
     "corpus_weights",
+    "table_rate",
 )  # their defaults follow from others
 
 _PRESET_STEPS, _PRESET_BATCHES = (
@@ -63,6 +64,9 @@ _TRAINING_OPTIONS = (
      "Peak learning rate.  [default: 0.5 / --dim, up to 0.01]"),
     ("--min-lr", "min_learning_rate", click.FLOAT,
      "Final learning rate.  [default: 0]"),
+    ("--table-rate", "table_rate", click.FLOAT,
+     "Learning rate of the embedding table and output layer, as a multiple of --lr.  "
+     "[default: 10 with muon, else 1; with --init 1]"),
     ("--schedule", "schedule", click.Choice(SCHEDULES),
      "Learning-rate schedule: cosine decay, or constant until the last --decay-steps (wsd)."),
     ("--decay-steps", "decay_steps", COUNT,

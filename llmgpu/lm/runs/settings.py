@@ -39,6 +39,7 @@ FORMER_OPTIONS: dict[str, Any] = {
     "outer_learning_rate": 0.7,
     "outer_momentum": 0.9,
     "corpus_weights": "",
+    "table_rate": 1.0,
 }
 
 # When a run is resumed.
@@ -48,6 +49,7 @@ FINE_TUNING_LENGTH = 1024  # default of --seq-len where the model's longest sequ
 # 1 / width (docs/language-models.md); half of it loses 1 % and leaves room.
 RATE_TIMES_WIDTH = 0.5
 LARGEST_RATE = 1e-2
+MUON_TABLE_RATE = 10.0  # the best of 1, 3 and 10 for widths of 128 and 384
 DECAY_SHARE = 5  # of all steps, the part that the decay of the schedule "wsd" takes
 
 
@@ -87,6 +89,8 @@ def new_settings(
         # The better one for new weights at equal tokens and equal time (docs/language-models.md).
         "optimizer": "muon" if model is None else TrainOptions.optimizer,
     }
+    if model is None and options.get("optimizer") in ("muon", None):
+        preset_defaults["table_rate"] = MUON_TABLE_RATE
     _fill_in(options, preset_defaults, config.dim)
     if options.get("lora_rank") and model is None:
         raise InputError("--lora-rank needs a trained model: use --init FOLDER")
@@ -135,6 +139,8 @@ def _fill_in(options: dict[str, Any], defaults: Mapping[str, Any], dim: int) -> 
         if options.get("lora_targets") is None:
             options["lora_targets"] = ",".join(LORA_TARGETS)
     options["corpus_weights"] = options.get("corpus_weights") or ""
+    if options.get("table_rate") is None:
+        options["table_rate"] = TrainOptions.table_rate
     if options.get("min_learning_rate") is None:
         options["min_learning_rate"] = 0.0
 

@@ -34,10 +34,13 @@ def test_the_batch_is_that_of_the_preset_and_the_optimizer_by_where_weights_come
     assert of_presets == {"tiny": 8, "small": 32, "gpt2": 8}
     assert new(preset="small", batch_size=4).options.batch_size == 4
     assert new().options.optimizer == "muon" and new(optimizer="adamw").options.optimizer == "adamw"
+    assert new().options.table_rate == 10 and new(optimizer="adamw").options.table_rate == 1
+    assert new(table_rate=2.0).options.table_rate == 2
     model = replace(new().config, max_positions=1024)
     for asked in ({}, {"lora_rank": 2}):
         tuned = new_settings({"preset": "tiny", **asked}, 300, model)
         assert (tuned.options.optimizer, tuned.options.batch_size) == ("adamw", 8)
+        assert tuned.options.table_rate == 1
 
 
 def test_the_learning_rate_is_by_width_unless_given() -> None:
@@ -91,6 +94,7 @@ def test_options_that_a_checkpoint_lacks_are_those_of_earlier_versions() -> None
         dense_gradient=True,
         half_weights_only=True,
         stacked_steps=False,
+        table_rate=1.0,
         f16_version=1,
         document_mask=False,
         evaluation_parts=1,
