@@ -42,7 +42,7 @@ def test_what_more_steps_do_to_a_cosine_is_said(llmgpu: Run, corpus: Path, vocab
     assert llmgpu(*TRAIN, "-o", "run", "--steps", "4").returncode == 0
     more = llmgpu("train", "-o", "run", "--resume", "--steps", "8")
     assert more.returncode == 0, more.stderr
-    assert b"8 steps in place of 4 change the learning rate: that of step 5 is " in more.stderr
+    assert b"8 steps instead of 4 change the learning rate: that of step 5 is " in more.stderr
     again = llmgpu("train", "-o", "run", "--resume")
     assert b"change the learning rate" not in again.stderr
 
