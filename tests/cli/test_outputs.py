@@ -30,6 +30,7 @@ INPUTS = {
     ("compare-vocabs", "first"): [],  # nothing is written
     ("compare-vocabs", "second"): [],
     ("compare-vocabs", "texts"): [],
+    ("count", "chat_template"): [],  # nothing is written
     ("count", "files_from"): [],
     ("count", "paths"): [],
     ("count", "vocabs"): [],
