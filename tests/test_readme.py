@@ -252,6 +252,19 @@ def test_recipes_are_those_of_the_recorded_runs() -> None:
     assert shown == found
 
 
+def test_long_runs_are_those_recorded() -> None:
+    path = RECORDED / "recipes" / "nvidia-h200-long.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    values = [{step: bits for step, bits, _ in run["bits_per_byte"]} for run in record["runs"]]
+    for after, *shown in table_rows(3, LANGUAGE_MODELS)[:5]:
+        step = int(after.removesuffix(" steps").replace(" ", "")) if "steps" in after else None
+        of_runs = [v[step] if step else v[max(v)] for v in values]
+        assert shown == [f"{bits:.3f}" for bits in of_runs]
+    text = LANGUAGE_MODELS.read_text(encoding="utf-8")
+    for result in record["table_rates"]:
+        assert all(f"{bits:.3f}" in text for bits in result["bits_per_byte"].values())
+
+
 def test_the_comparison_in_the_readme_is_that_of_the_recorded_runs() -> None:
     records = recorded_results()
     shown = {
