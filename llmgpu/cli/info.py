@@ -102,7 +102,7 @@ def _show(facts: dict[str, Any], as_json: bool) -> None:
         return
     for name, value in facts.items():
         if isinstance(value, dict):
-            print_result(f"{name}:")
+            print_result(printable(f"{name}:"))
             for key, item in value.items():
                 print_result(printable(f"  {key}: {item}"))
         else:

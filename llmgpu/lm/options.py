@@ -291,7 +291,9 @@ class Intervals:
     peak_teraflops: float = 0.0
 
     def check(self, options: TrainOptions) -> None:
-        """Raise InputError if something is due while the workers' weights differ."""
+        """Raise InputError for no real speed, or steps at which the workers' weights differ."""
+        if not math.isfinite(self.peak_teraflops):
+            raise InputError(f"--peak-tflops is {self.peak_teraflops}, but must be finite")
         for name, steps in (
             ("eval_interval", self.evaluation),
             ("save_interval", self.save),

@@ -96,6 +96,10 @@ def test_info_of_counts_and_files_of_ids(llmgpu: Run, corpus: Path, vocab: Path)
     assert (shards["count"], shards["shards"]) == (made["tokens"], -(-made["tokens"] // 1000))
     llmgpu(*encode, "-o", "ids.npy")
     assert json.loads(llmgpu("info", "ids.npy", "--json").stdout)["count"] == made["tokens"]
+    side = corpus.parent / "ids.bin.json"
+    side.write_text(json.dumps(json.loads(side.read_text()) | {"\x1b[2J": {"\x1b": 1}}))
+    shown = llmgpu("info", "ids.bin").stdout
+    assert b"[2J:" in shown and b"\x1b" not in shown
     with open(corpus.parent / "ids.bin", "ab") as file:
         file.write(b"x")
     fails(llmgpu("info", "ids.bin"), 1, "they don't belong together")

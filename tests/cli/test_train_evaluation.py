@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from llmgpu.lm.runs.records import read_log
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, fails
 from tests.cli.test_train import SIZES, STEPS, assert_same_weights
 
 TRAIN = ("train", "--vocab", "v.bin", "corpus.txt", *SIZES, *STEPS, "--device", "cpu")
@@ -63,3 +65,9 @@ def test_the_speed_is_logged_and_another_device_is_named(
     more = llmgpu("train", "-o", "run", "--resume", "--steps", "6")
     assert more.returncode == 0, more.stderr
     assert f"its device was another device and is {device} now".encode() in more.stderr
+
+
+@pytest.mark.parametrize("speed", ["inf", "nan", "1e400"])
+def test_a_speed_that_is_not_finite(llmgpu: Run, corpus: Path, vocab: Path, speed: str) -> None:
+    done = llmgpu(*TRAIN, "-o", "run", "--steps", "1", "--peak-tflops", speed)
+    fails(done, 1, f"--peak-tflops is {float(speed)}, but must be finite")
