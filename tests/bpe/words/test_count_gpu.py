@@ -67,6 +67,14 @@ def test_counts_are_those_of_the_expression(
     assert as_counter(words) == expected(documents, pattern)
 
 
+def test_words_that_differ_in_one_byte(any_device: Device) -> None:
+    words = [b"a" * length for length in range(1, 18)]
+    words += [word[:k] + b"b" + word[k + 1 :] for word in words for k in range(len(word))]
+    counter = GpuWordCounter(any_device, "class", WordAccumulator(1 << 26))
+    found = counter.count(corpus_from_bytes([word for word in words for _ in range(2)]))
+    assert as_counter(found) == dict.fromkeys(words, 2)
+
+
 def test_many_words_make_the_table_grow_and_spill(device: Device) -> None:
     rng = np.random.default_rng(11)
     numbers = rng.zipf(1.3, 60_000) % 40_000
