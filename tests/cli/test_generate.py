@@ -43,7 +43,8 @@ def test_prompts_in_batches_are_those_alone(llmgpu: Run, trained: Path) -> None:
     assert (summary["prompt"], summary["ids"]) == ("the end of", found[2]["ids"])
     shown = llmgpu(*GENERATE, *options[:-1], "--prompt", "the end of")
     assert shown.stdout.decode() == f"the end of{summary['text']}\n"
-    of_json = llmgpu(*GENERATE, *options, "--prompts", "p.jsonl", "--prompt-field", "q", "--json")
+    of_objects = ("--prompts", "p.jsonl", "--prompt-field", "q", "--batch-size", "2")
+    of_json = llmgpu(*GENERATE, *options, *of_objects, "--json")
     summary = json.loads(of_json.stderr.splitlines()[-1])
     assert (summary["prompts"], summary["tokens"]) == (5, 40)
     assert of_json.returncode == 0, of_json.stderr
