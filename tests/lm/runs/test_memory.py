@@ -34,7 +34,7 @@ KINDS = [
     ),
 ]
 NAMES = ["plain", "8 bits", "rows", "adapters"]
-UNIFORM_BYTES = 64  # of the parameters, which are no storage buffers
+UNIFORM_BYTES = 112  # of the parameters, which are in uniform buffers
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=NAMES)

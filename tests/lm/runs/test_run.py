@@ -99,7 +99,7 @@ def test_rates_and_times_left_are_of_this_process_but_for_its_first_step(
 
 def test_a_summary_is_json_for_any_losses(tmp_path: Path) -> None:
     with open_run_folder(tmp_path / "run") as folder:
-        run = prepared(folder, [], steps=6, learning_rate=100.0, warmup_steps=0, grad_clip=1.0)
+        run = prepared(folder, [], steps=6, learning_rate=10.0, warmup_steps=0, grad_clip=1.0)
         summary = run.run()
     assert summary["validation_loss"] > 710  # e to that is more than a float can be
     assert summary["perplexity"] is None
