@@ -20,6 +20,10 @@ from llmgpu.python_words import in_python_words
         ("use --force (in Python, force=True)", "use force=True"),
         ("--lr or --doc-separator", "learning_rate or separators"),
         ("a -- b, '--'", "a -- b, '--'"),
+        (
+            "run hf download a/b --local-dir X, or --lr",
+            "run hf download a/b --local-dir X, or learning_rate",
+        ),
     ],
 )
 def test_options_become_arguments(message: str, expected: str) -> None:

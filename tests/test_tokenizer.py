@@ -306,6 +306,10 @@ def test_what_is_refused(tokenizer: Tokenizer) -> None:
         tokenizer.encode("a", allowed_special={"nope"})
     with pytest.raises(VocabularyError, match="id 272 is not in"):
         tokenizer.encode("a", eos=272)
+    with pytest.raises(TypeError, match="not a bool"):
+        tokenizer.encode("a", eos=True)
+    with pytest.raises(TypeError, match="a vocabulary size is an int, not str"):
+        Tokenizer.train_from_iterator(["a"], vocab_size="300")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="str or bytes, not int"):
         tokenizer.encode(3)  # type: ignore[call-overload]
     with pytest.raises(DeviceError):

@@ -35,6 +35,7 @@ from llmgpu.cli.parts import PartJob
 from llmgpu.cli.source_options import listed_files, resolve_texts, take_selection
 from llmgpu.errors import BudgetError
 from llmgpu.files import STANDARD_OUTPUT
+from llmgpu.input_files import listed as in_words
 from llmgpu.input_files import number_of, source_name
 from llmgpu.text.content import read_mark
 from llmgpu.text.corpus import Corpus, CorpusOptions
@@ -153,9 +154,10 @@ def _named_paths(
         return paths, frozenset()
     listed = listed_files(paths, files_from)
     there = [name for name in listed if os.path.lexists(name)]
-    missing = len(listed) - len(there)
+    missing = [name for name in listed if not os.path.lexists(name)]
     if missing:  # as after git diff --name-only
-        report.note(f"{number_of(missing, 'listed file')} not found: skipped")
+        count = number_of(len(missing), "listed file")
+        report.note(f"{count} not found, skipped: {in_words(missing)}")
     return (*paths, *there), frozenset(listed)
 
 

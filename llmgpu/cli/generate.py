@@ -12,6 +12,8 @@ from typing import Any
 import click
 
 from llmgpu.backend import select_backend
+from llmgpu.bpe.encoding.special_encoding import NO_SPECIAL_TOKENS
+from llmgpu.cli.chat import check_chat, with_chat_template
 from llmgpu.cli.console import Reporter, is_terminal, print_json, print_result
 from llmgpu.cli.given import refuse_given
 from llmgpu.cli.options import READING_INPUT, piped_input
@@ -27,6 +29,7 @@ from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.options import Precision, SamplingOptions
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokenizer import Tokenizer
+from llmgpu.tokenizer.chatting import ChatEncoder
 
 
 def generate(
@@ -36,6 +39,7 @@ def generate(
     prompt_field: str | None,
     batch_size: int,
     chat: bool,
+    chat_template: str | None,
     max_new_tokens: int,
     stop: tuple[str, ...],
     precision: Precision,
@@ -51,10 +55,14 @@ def generate(
     options = SamplingOptions(**sampling)
     if "" in stop:
         raise click.UsageError("--stop must not be empty")
+    check_chat(chat, chat_template, NO_SPECIAL_TOKENS)
     texts = _given_prompts(prompt, prompts, prompt_field, report, chat=chat)
     saved = open_model(run, report.note)
-    tokenizer = Tokenizer(saved.vocabulary, device="cpu")
-    wanted = [(each, prompt_ids(tokenizer, each, saved)) for each in texts]
+    tokenizer = Tokenizer(with_chat_template(saved.vocabulary, chat_template), device="cpu")
+    conversations = ChatEncoder(  # whose errors name options, unlike those of the tokenizer
+        tokenizer.vocabulary, lambda data: tokenizer.encode(data, allowed_special=("all",))
+    )
+    wanted = [(each, prompt_ids(tokenizer, conversations, each, saved)) for each in texts]
     backend = select_backend(device, matrices=True, note=report.note)
     report.line(f"generating on {backend.description} with {saved.folder}")
     longest = max(len(ids) for _, ids in wanted)

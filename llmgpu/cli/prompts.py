@@ -21,6 +21,7 @@ from llmgpu.text.chat import MESSAGES, check_messages
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokenizer import Tokenizer
+from llmgpu.tokenizer.chatting import ChatEncoder
 
 JSON_ENDINGS = (".jsonl", ".ndjson")
 
@@ -90,14 +91,16 @@ def _of_json(found: dict[str, object], name: str, where: str, *, chat: bool) -> 
     return Prompt(content, found)
 
 
-def prompt_ids(tokenizer: Tokenizer, prompt: Prompt, model: SavedModel) -> list[int]:
+def prompt_ids(
+    tokenizer: Tokenizer, conversations: ChatEncoder, prompt: Prompt, model: SavedModel
+) -> list[int]:
     """Return a prompt's ids: of a conversation, with what begins a reply.
 
     Those of a text follow what the model's vocabulary puts before one. Without any of these, return
     the token between documents; InputError if there is none.
     """
     if prompt.messages is not None:
-        answered, _ = tokenizer.apply_chat_template(prompt.messages, add_generation_prompt=True)
+        answered, _ = conversations.encode(prompt.messages, None, True)
         return list(map(int, answered))
     ids = [*model.vocabulary.prefix_ids, *tokenizer.encode(prompt.text).tolist()]
     if ids:

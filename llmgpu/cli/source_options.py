@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -87,8 +88,19 @@ def listed_files(paths: Sequence[str], files_from: str | None) -> tuple[str, ...
                 data = file.read()
     except (OSError, AttributeError) as error:
         raise InputError(f"can't read {name}: {getattr(error, 'strerror', error)}") from error
-    listed = data.split(b"\0") if b"\0" in data else data.splitlines()
+    listed = data.split(b"\0") if b"\0" in data else [*map(_unquoted, data.splitlines())]
     return tuple(line.decode("utf-8", "surrogateescape") for line in listed if line)
+
+
+def _unquoted(name: bytes) -> bytes:
+    """Return a name without the quotation that git puts around one with special characters."""
+    if not (len(name) > 2 and name.startswith(b'"') and name.endswith(b'"')):
+        return name
+    try:
+        plain = name[1:-1].decode("unicode_escape").encode("latin-1")  # escapes are of bytes
+    except UnicodeError:
+        return name
+    return name if os.path.lexists(name) else plain
 
 
 def lists_of_files() -> list[str]:

@@ -42,6 +42,8 @@ def special_options(
     given = bos is not None or eos is not None or add_special_tokens
     if allowed_special is _NONE and disallowed_special is _NONE and not given:
         return NO_SPECIAL_TOKENS  # at once: it is what most calls want
+    if isinstance(bos, bool) or isinstance(eos, bool):
+        raise TypeError("bos and eos are an id or the text of a token, not a bool")
     allowed, disallowed = (
         frozenset([texts] if isinstance(texts, str) else texts)
         for texts in (allowed_special, disallowed_special)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -190,6 +191,14 @@ def test_a_model_answers(llmgpu: Run, conversations: Path) -> None:
     for content, options in (("ping\ntick", ()), ("\n".join(asked), ("--prompt-field", "m"))):
         done = llmgpu(*answer, "--prompts", "-", *options, stdin=content.encode())
         assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ["a b", "c d"]
+    (folder / "upper.jinja").write_text(
+        "{{ '<|im_start|>user\n' + (messages[0].content | lower) }}"
+        "{{ '<|im_end|>\n<|im_start|>assistant\n' }}"
+    )
+    other = ("--chat-template", "upper.jinja", "-p", "PING")
+    if importlib.util.find_spec("jinja2"):
+        assert llmgpu(*answer, *other).stdout == b"a b\n"
+    fails(llmgpu("generate", "run", *other), 2, "--chat-template needs --chat")
     fails(llmgpu(*answer), 2, "--chat needs --prompt or --prompts")
     wrong = llmgpu(
         *answer, "--prompts", "-", "--prompt-field", "m", stdin=b'{"m": [{"role": "user"}]}'

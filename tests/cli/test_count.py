@@ -224,7 +224,7 @@ def test_folders_and_lists_may_have_any_files(llmgpu: Run, corpus: Path, vocab: 
     assert found == {f"repo/{name}": size for name, size in sizes.items()}
     names = [f"repo/{name}" for name in (*sizes, "p.png", "sub/u.txt", "gone.py")]
     listed = llmgpu(*count, "--files-from", "-", stdin="\n".join(names).encode())
-    assert b"1 listed file not found: skipped" in listed.stderr
+    assert b"1 listed file not found, skipped: 'repo/gone.py'" in listed.stderr
     assert json.loads(listed.stdout)["tokens"] == json.loads(whole.stdout)["tokens"]
     for nothing in (b"", b"repo/p.png\n", b"repo/gone.py"):
         done = llmgpu(*count, "--files-from", "-", "--budget", "1", stdin=nothing)

@@ -148,7 +148,9 @@ def test_vocabularies_of_others_are_taken_everywhere(llmgpu: Run, v_bin: Path) -
     done = llmgpu("tokenize", "text", "--vocab", "hf", "-o", "hf/tokenizer.json", "--force")
     fails(done, 1, "hf/tokenizer.json is an input")
     fails(llmgpu("info", "o300k"), 1, "can't read the vocabulary o300k: no such file, and no publi")
-    fails(llmgpu("info", "Qwen/Qwen2"), 1, "hf download Qwen/Qwen2 tokenizer.json")
+    for name in ("Qwen/Qwen2", "Qwen/Qwen2.5-0.5B"):
+        fails(llmgpu("info", name), 1, f"hf download {name} tokenizer.json --local-dir FOLDER")
+    fails(llmgpu("info", "runs/v.bin"), 1, "runs/v.bin: No such file or directory\n")
 
 
 def test_a_published_vocabulary_by_name(

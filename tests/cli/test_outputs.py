@@ -44,6 +44,7 @@ INPUTS = {
     ("info", "texts"): ["v.bin --on {}"],
     ("merge-shards", "manifests"): ["{}"],
     ("merge-word-counts", "counts"): ["{} counts"],
+    ("generate", "chat_template"): [],  # nothing is written
     ("score", "files_from"): [],  # nothing is written
     ("score", "model"): [],
     ("score", "paths"): [],

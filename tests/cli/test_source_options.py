@@ -117,6 +117,17 @@ def test_a_list_of_files(llmgpu: Run, vocab: Path) -> None:
     assert len(json.loads(done.stdout)["files"]) == 2
 
 
+def test_names_as_git_quotes_them(llmgpu: Run, vocab: Path) -> None:
+    names = ["\u00fc \u00f6.txt", 'a"b\\c.txt', "tab\t.txt", '"kept"']
+    for name in names:
+        (vocab.parent / name).write_bytes(TEXT)
+    quoted = (rb'"\303\274 \303\266.txt"', rb'"a\"b\\c.txt"', rb'"tab\t.txt"', b'"kept"')
+    done = llmgpu(*COUNT, "--files-from", "-", "--json", stdin=b"\n".join(quoted))
+    assert [file["path"] for file in json.loads(done.stdout)["files"]] == names, done.stderr
+    done = llmgpu(*COUNT, "--files-from", "-", stdin=b'"\\x"\n"\\u1234"')
+    assert b"2 listed files not found, skipped: " in done.stderr
+
+
 def test_gitignore_and_exclude(llmgpu: Run, vocab: Path) -> None:
     folder = vocab.parent / "src"
     for name in ("a.txt", "b.txt", "build/c.txt"):

@@ -112,12 +112,14 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
 
 def _missing(name: str) -> str:
     """Say what to do about a name of no file and no published encoding."""
+    if os.path.splitext(name)[1][1:].isalpha():  # a version such as -1.5 is of a model's name
+        return "No such file or directory"
     if re.fullmatch(r"[\w-]+/[\w.-]+", name) and not os.path.exists(os.path.dirname(name)):
         return (
             "no such file, and nothing is downloaded: if it is a model on the Hugging Face hub, "
             f"run hf download {name} tokenizer.json --local-dir FOLDER, and name the folder"
         )
-    if re.fullmatch(r"[\w.-]+", name) and not os.path.splitext(name)[1][1:].isalpha():
+    if re.fullmatch(r"[\w.-]+", name):
         return (
             "no such file, and no published encoding; those are cl100k, o200k, o200k_harmony, "
             "gpt2, p50k and names of models that tiktoken knows, such as gpt-4o-mini"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 from llmgpu.bpe.pretokens.blocks import Pattern
@@ -83,7 +84,9 @@ class TrainingOptions:
         if self.match not in (None, *MATCH_RULES):
             known = ", ".join(MATCH_RULES)
             raise LlmgpuError(f"unknown match rule {quote(self.match)}: use one of {known}")
-        for size in self.sizes:
+        for size in (*self.smaller_sizes, self.vocab_size):
+            if not isinstance(size, Integral):
+                raise TypeError(f"a vocabulary size is an int, not {type(size).__name__}")
             self._check_size(size)
         if self.min_frequency < 0:
             raise LlmgpuError(f"the minimum frequency is {self.min_frequency}; use 0 or more")

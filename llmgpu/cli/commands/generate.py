@@ -78,6 +78,11 @@ def _sampling_options(command: Decorated) -> Decorated:
     help="The prompt is what a user says, or the messages of --prompts; print the reply alone.",
 )
 @click.option(
+    "--chat-template",
+    metavar="FILE",
+    help="Jinja template for --chat.  [default: the model's, else ChatML]",
+)
+@click.option(
     "--stop",
     type=TEXT,
     multiple=True,
