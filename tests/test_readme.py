@@ -274,15 +274,24 @@ def test_the_comparison_in_the_readme_is_that_of_the_recorded_runs() -> None:
     }
     cores, h200 = records["two-cpu-cores"], records["nvidia-h200"]
     host_of_32 = records["nvidia-h200-32-cores"]
+    half, autocast = "llmgpu, f16", "torch 2.11.0, bfloat16 autocast"
+    steps = precise_steps(tokens=8192)
+    own, eager, compiled = (
+        f"{steps[half]:.1f}",
+        f"{steps[autocast]:.1f}",
+        steps[f"{autocast}, compiled"],
+    )
     assert shown == {
         "train, two CPU cores, MB/s": best_rates(cores, "bpe-train"),
         "train, H200 and 32 cores, MB/s": best_rates(host_of_32, "bpe-train"),
         "tokenize, two CPU cores, MB/s": best_rates(cores, "tokenize"),
         "tokenize, H200 and 16 cores, MB/s": best_rates(h200, "tokenize"),
         "tokenize 3 GB, H200 and 16 cores, GB/s": large_rates(large_text_results()),
-        "step of gpt2, H200, ms": step_times(h200, "gpt2"),
+        "step of gpt2, H200, float32, ms": step_times(h200, "gpt2"),
+        "step of gpt2, H200, tensor cores, ms": [own, *[NOTHING] * 4, eager],
         "step of tiny, two CPU cores, ms": step_times(cores, "tiny"),
     }
+    assert f"\n  {compiled / float(own):.2f} of the time" in README.read_text(encoding="utf-8")
 
 
 COLUMNS = ("llmgpu", "tokenizers", "tiktoken", "rustbpe", "gigatoken", "torch")
@@ -313,6 +322,13 @@ def large_rates(results: list[dict[str, Any]]) -> list[str]:
         if (r["text"], r["text_bytes"]) == ("English", 3_000_000_000)
     }
     return [f"{rates[column]:.1f}" if column in rates else NOTHING for column in COLUMNS]
+
+
+def precise_steps(tokens: int) -> dict[str, float]:
+    """Return the milliseconds of a step on an H200 by engine and precision."""
+    record = json.loads((RECORDED / "precision" / "nvidia-h200.json").read_text(encoding="utf-8"))
+    steps = [result for result in record["steps"] if result["tokens"] == tokens]
+    return {result["engine"]: result["milliseconds"]["median"] for result in steps}
 
 
 def step_times(results: list[dict[str, Any]], preset: str) -> list[str]:

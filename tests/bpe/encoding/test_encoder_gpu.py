@@ -202,7 +202,7 @@ def test_long_words_between_documents(
 
     monkeypatch.setattr(WordSlot, "read_long_words", recorded)
     rng = np.random.default_rng(words)
-    lengths = [*rng.integers(500, longest + 1, words - 1).tolist(), longest]
+    lengths = [*rng.integers(LONGEST + 1, longest + 1, words - 1).tolist(), longest]
     texts = [b"abc" * (length // 3) + b"a" * (length % 3) for length in lengths]
     documents = [b"a bc\n" * int(rng.integers(9)) + text for text in texts] + [b"", b"abc a"]
     vocabulary = train(b"abc abcabc a bc " * 500)
