@@ -11,6 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -37,11 +38,13 @@ class ConfiguredCommand(click.Command):
     """A command with --config, and with an --output that keeps the options of its run.
 
     folder_option: the parameter that names the folder. names_files: those by whose names a run that
-    was started elsewhere finds its files. not_kept: those that are not kept.
+    was started elsewhere finds its files, if the folder that it was started in is gone. all_files:
+    all that name files to read. not_kept: those that are not kept.
     """
 
     folder_option = "output"
     names_files = frozenset(("corpus", "vocab"))
+    all_files = names_files | {"init", "eval_corpus", "chat_template", "config", "files_from"}
     not_kept = frozenset(("config", "output", "resume", "force", "as_json", "quiet", "debug"))
 
     def takes_kept(self, asked: Mapping[str, Any]) -> bool:
@@ -58,12 +61,16 @@ class ConfiguredCommand(click.Command):
         asked = {name: value for name, value in asked.items() if isinstance(value, plain)}
         asked = {name: value for name, value in asked.items() if value != ()}
         found: dict[str, Any] = {}
+        started_in = None
         folder = asked.get(self.folder_option)
         kept = Path(str(folder or "")) / OPTIONS_NAME
         if asked.get("resume") is True and folder and kept.is_file() and self.takes_kept(asked):
             found |= _read(self, kept)
             found_in = str(found.pop(_STARTED_IN, os.getcwd()))
-            if found_in != os.getcwd() and not self.names_files <= asked.keys():
+            elsewhere = found_in != os.getcwd() and not self.names_files <= asked.keys()
+            if elsewhere and os.path.isdir(found_in) and not asked.keys() & self.all_files:
+                started_in = found_in
+            elif elsewhere:
                 named = (param for param in self.params if param.name in self.names_files)
                 names = (max(param.opts, key=len) for param in named)
                 both = " and ".join(name if name[0] == "-" else name.upper() for name in names)
@@ -73,7 +80,12 @@ class ConfiguredCommand(click.Command):
         if isinstance(asked.get("config"), str):
             found |= _read(self, Path(asked["config"]))
         ctx.default_map = found
-        return super().parse_args(ctx, args)
+        left = super().parse_args(ctx, args)
+        if started_in is not None and not ctx.resilient_parsing:  # files are named from there
+            ctx.params[self.folder_option] = os.path.abspath(str(folder))
+            ctx.call_on_close(partial(os.chdir, os.getcwd()))
+            os.chdir(started_in)
+        return left
 
 
 class CheckpointedCommand(ConfiguredCommand):

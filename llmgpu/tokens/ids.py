@@ -11,8 +11,9 @@ import json
 import re
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,9 @@ from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.cpu.library import library
 from llmgpu.cpu.texts import CELL_IDS, format_ids, spell_cells
 from llmgpu.errors import InputError
+from llmgpu.text.content import Rewound
 from llmgpu.text.jsonl import jsonl_lines, parse_json_object
-from llmgpu.text.streams import STANDARD_INPUT, read_blocks
+from llmgpu.text.streams import STANDARD_INPUT, ByteStream, read_blocks
 from llmgpu.tokens.sinks import (
     BLOCK_BYTES,
     MAX_ID,
@@ -44,11 +46,16 @@ _WORD = re.compile(rb"[^%b]+" % re.escape(_SPACES))
 def read_decimals(
     name: str, vocabulary_size: int | None, layout: str
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield the ids of a file in blocks; those of a pipe as they arrive."""
+    """Yield the ids of a file in blocks; those of a pipe, also in JSON lines, as they arrive."""
     with open_stream(name) as stream:
+        blocks = read_blocks(stream, BLOCK_BYTES)
+        first = bytes(next(blocks, b""))
+        if name == STANDARD_INPUT and first.startswith(b"{"):
+            yield from _ids_of_lines(Rewound(first, cast(BinaryIO, stream)), stream, name)
+            return
         line = 1
         rest = b""  # a number that may continue in the next block
-        for block in read_blocks(stream, BLOCK_BYTES):
+        for block in chain([first], blocks):
             text = rest + block
             cut = 1 + max(text.rfind(space) for space in _SPACES)
             if len(text) - cut > _MAX_DIGITS:  # too long for an id already
@@ -182,15 +189,20 @@ class JsonlWriter(TextWriter):
 def read_jsonl(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
     """Yield the ids of a file in blocks; those of a pipe as they arrive."""
     with open_stream(name) as stream:
-        pending: list[int] = []  # of short lines, unless the next one must be waited for
-        for number, line in jsonl_lines(io.BufferedReader(stream, BLOCK_BYTES), name):
-            pending += _line_ids(line, f"{name}, line {number}")
-            if len(pending) >= _BLOCK_IDS_READ or not stream.wait(0):
-                for begin in range(0, len(pending), _BLOCK_IDS_READ):
-                    yield np.array(pending[begin : begin + _BLOCK_IDS_READ], np.int64)
-                pending = []
-        if pending:
-            yield np.array(pending, np.int64)
+        yield from _ids_of_lines(stream, stream, name)
+
+
+def _ids_of_lines(raw: io.RawIOBase, stream: ByteStream, name: str) -> Iterator[NDArray[np.int64]]:
+    """Yield the ids of JSON lines in `raw`, which are those of `stream`."""
+    pending: list[int] = []  # of short lines, unless the next one must be waited for
+    for number, line in jsonl_lines(io.BufferedReader(raw, BLOCK_BYTES), name):
+        pending += _line_ids(line, f"{name}, line {number}")
+        if len(pending) >= _BLOCK_IDS_READ or not stream.wait(0):
+            for begin in range(0, len(pending), _BLOCK_IDS_READ):
+                yield np.array(pending[begin : begin + _BLOCK_IDS_READ], np.int64)
+            pending = []
+    if pending:
+        yield np.array(pending, np.int64)
 
 
 def _line_ids(line: bytes, where: str) -> list[int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmgpu.lm.runs.records import read_log
-from tests.cli.conftest import Run, fails
+from tests.cli.conftest import Run, fails, run_process
 
 SIZES = {"dim": 32, "layers": 1, "heads": 2, "seq-len": 32, "steps": 3}
 OPTIONS = [word for name, value in SIZES.items() for word in (f"--{name}", str(value))]
@@ -77,6 +77,12 @@ def test_resuming_needs_only_the_folder(
     finished = llmgpu("train", "-o", "run", "--resume")
     assert b"nothing to do: 5 of 5 steps" in finished.stderr
     fails(llmgpu("train", "-o", "run", "--resume", "--dim", "64"), 1, "dim is 64")
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    done = run_process(elsewhere, ("train", "-o", "../run", "--resume", "--steps", "6"), b"")
+    assert done.returncode == 0 and losses(folder / "run")[-1][0] == 6, done.stderr
+    refused = run_process(elsewhere, ("train", "-o", "../run", "--resume", "--vocab", "v.bin"), b"")
+    fails(refused, 2, f"the run was started in {folder}: resume it there, or name")
     kept = folder / "run" / "options.toml"
     kept.write_text(kept.read_text().replace(str(folder), "/elsewhere"))
     fails(llmgpu("train", "-o", "run", "--resume"), 2, "the run was started in /elsewhere")
