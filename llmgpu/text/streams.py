@@ -316,10 +316,13 @@ class ByteStream(io.RawIOBase):
         self._raw.seek(nbytes, os.SEEK_CUR)
         self.position += nbytes
 
-    def check_unchanged(self) -> None:
-        """Raise an InputError if a regular file was changed after it was found."""
+    def check_unchanged(self, other: FileBytes | None = None) -> None:
+        """Raise an InputError if a regular file was changed after it was found.
+
+        other: has the file open, where the stream may be closed.
+        """
         if self._content is not None:
-            self._content.check(self._raw)
+            self._content.check(other or self._raw)
 
     @property
     def _end_of_file(self) -> int:
@@ -376,8 +379,12 @@ class FileBytes:
         return self._descriptor
 
     def read(self, data: NDArray[np.uint8], first: int) -> None:
-        """Fill `data` with those from number `first` on; InputError if that fails."""
+        """Fill `data` with those from number `first` on; InputError if that fails.
+
+        The stream may have ended, and checked the file, long before: it is checked again.
+        """
         self._stream.read_at(data, self._begin + first, self)
+        self._stream.check_unchanged(self)
 
 
 def _begin_input(raw: BinaryIO, *, is_file: bool) -> tuple[BinaryIO, str]:

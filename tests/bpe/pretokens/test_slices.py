@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from pathlib import Path
@@ -173,3 +174,21 @@ def test_text_that_is_gone_when_it_is_read_is_an_error(tmp_path: Path) -> None:
         path.write_bytes(b"the cat")
         with pytest.raises(InputError, match=r"changed while it was read|shorter than it was"):
             taken[1]()
+
+
+def test_text_that_changes_after_the_last_slice_and_before_it_is_read_is_an_error(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"the cat sat on a mat " * 500)
+    with Corpus([str(path)]) as corpus:
+        reader = SliceReader(corpus, "cl100k")
+        assert reader.read(np.zeros(1000 + PADDING, np.uint8)) is not None
+        taken = reader.take(np.zeros(2000 + PADDING, np.uint8))
+        assert taken is not None
+        while reader.read(np.zeros(5000 + PADDING, np.uint8)) is not None:
+            pass
+    path.write_bytes(b"the dog sat on a mat " * 500)
+    os.utime(path, (1, 1))
+    with pytest.raises(InputError, match="was changed while it was read"):
+        taken[1]()
