@@ -75,7 +75,8 @@ def _sampling_options(command: Decorated) -> Decorated:
 @click.option(
     "--chat",
     is_flag=True,
-    help="The prompt is what a user says, or the messages of --prompts; print the reply alone.",
+    help="Treat each prompt as a user message, or as the messages in --prompts, and print only "
+    "the reply.",
 )
 @click.option(
     "--chat-template",
