@@ -452,9 +452,9 @@ def test_chunks_of_a_text() -> None:
 
 def test_habits_that_are_errors() -> None:
     """Each says what to do."""
-    with pytest.raises(TypeError, match=r"made of a Vocabulary: Tokenizer.load reads a file"):
+    with pytest.raises(TypeError, match=r"takes a Vocabulary; use Tokenizer.load"):
         Tokenizer("v.bin")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="expected several texts"):
+    with pytest.raises(TypeError, match="expected a list of texts"):
         Tokenizer.train_from_iterator(["a"], vocab_size=300, special_tokens="<|end|>")
     with pytest.raises(VocabularyError, match="no such folder: 'gpt2'; nothing is downloaded"):
         Tokenizer.from_pretrained("gpt2")

@@ -140,7 +140,7 @@ class InputPolicy:
         invalid = number_of(self.invalid_sequences, "invalid UTF-8 sequence")
         if self._invalid_in:
             kept = f"{invalid} kept as bytes in {listed([*self._invalid_in])}"
-            notes.append(f"{kept}; --encoding-errors strict or replace does not keep them")
+            notes.append(f"{kept}; use --encoding-errors strict or replace to change this")
         elif self.invalid_sequences:
             notes.append(f"{invalid} replaced by U+FFFD")
         if self.bad_rows:
@@ -157,7 +157,7 @@ class InputPolicy:
     def leave_out(self, error: InputError) -> None:
         """Count a row that can't be understood; raise its error unless such rows are left out."""
         if self._rows == "error":
-            raise InputError(f"{error}; --bad-rows skip skips such rows") from error
+            raise InputError(f"{error}; use --bad-rows skip to skip such rows") from error
         self._first_bad_row = self._first_bad_row or str(error)
         self.bad_rows += 1
 

@@ -55,7 +55,7 @@ def special_options(
 def several(texts: Iterable[str | bytes]) -> Iterable[str | bytes]:
     """Return several texts; TypeError for a single one, whose characters would be texts."""
     if isinstance(texts, (str, bytes)):
-        raise TypeError("expected several texts; put a single one in a list")
+        raise TypeError("expected a list of texts, but got a single one")
     return texts
 
 

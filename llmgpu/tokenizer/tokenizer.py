@@ -65,7 +65,7 @@ class Tokenizer(Decoder):
         Raises DeviceError if there is no such device.
         """
         if not isinstance(vocabulary, Vocabulary):
-            raise TypeError("a Tokenizer is made of a Vocabulary: Tokenizer.load reads a file")
+            raise TypeError("Tokenizer() takes a Vocabulary; use Tokenizer.load to open a file")
         self._vocabulary = vocabulary
         self._device = device
         self._encoders = ProcessEncoders(vocabulary, device)
