@@ -70,8 +70,13 @@ RULES: dict[str, list[str]] = {
         # Bytes that are kept together although no token needs it, and a look at the padding.
         r"^for \(int64_t k = 1; k < length; k\+\+\) \{ \| \d+: < -> <=",
         r"slots < 1 << 28 \? ",  # of more tokens than there are ids
+        r"^if \(best \+ 1 < count\) ",  # nobody looks at the rank of the last part
+        r"^if \(status == 0\) ",  # as above: without cuts
         # A slot that is free has no result, either.
         r"^while \(table\[4 \* \(size_t\)at \+ 2\] != empty\) \| \d+: 2 -> 3$",
+    ],
+    "llmgpu/cpu/tokens.c": [
+        r"branches\[order\[at - 1\]\]\.label > .*> -> >=$",  # the labels of siblings differ
     ],
     "llmgpu/cpu/merging.c": [
         r"^needed \+= pair == NO_PAIR \? 0 : .*: 0 -> 1$",  # room to spare
@@ -83,6 +88,9 @@ RULES: dict[str, list[str]] = {
         r"^if \(trainer->sizes\[pair\] < 0\) \{ \| \d+: < -> <=",  # an empty list is in order
     ],
     "llmgpu/cpu/pairs.c": [
+        # Time alone: how many pairs wait in the heap. It is filled again when none is left there.
+        r"^for \(int64_t k = 0; k < trainer->num_pairs; k\+\+\) \| \d+: 0 -> 1$",
+        r"^if \(trainer->pairs\[k\]\.count > largest\) \| \d+: > -> >=$",  # the same number
         r"^grow\(.*trainer->num_pairs \+ 1, .*1 -> 2$",  # room to spare
         # No list begins at 1, and positions in a list that hold another pair are passed over.
         r"^trainer->pairs\[pair\]\.(?:begin|size) = 0; .*: 0 -> 1$",
@@ -226,6 +234,7 @@ RULES: dict[str, list[str]] = {
         # Time alone: which device takes what.
         r"^self\._encoded \+= ",
         r"^self\._expects_enough = ",
+        r"^host_rate = ",
     ],
     "llmgpu/bpe/training/scanned_words.py": [
         r"^self\._most_positions = ",  # time alone: when positions are dropped

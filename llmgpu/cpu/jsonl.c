@@ -103,20 +103,19 @@ static int read_number(Line *line)
     const uint8_t *p = line->at + (*line->at == '-'), *digits = p;
 
     p = *p == '0' ? p + 1 : skip_digits(p);
-    if (p == digits)
-        return 0;
+    int is_number = p > digits;
     if (*p == '.') {
         digits = p + 1;
-        if ((p = skip_digits(digits)) == digits)
-            return 0;
+        p = skip_digits(digits);
+        is_number &= p > digits;
     }
     if ((*p | 32) == 'e') {
         digits = p + 1;
         digits += *digits == '+' || *digits == '-';
-        if ((p = skip_digits(digits)) == digits)
-            return 0;
+        p = skip_digits(digits);
+        is_number &= p > digits;
     }
-    if (p - line->at > LONGEST_NUMBER)
+    if (!is_number || p - line->at > LONGEST_NUMBER)
         return 0;
     line->at = p;
     return 1;

@@ -157,9 +157,9 @@ static int lower_threshold(Trainer *trainer)
 {
     int64_t largest = 0;
 
-    for (int64_t pair = 0; pair < trainer->num_pairs; pair++)
-        if (trainer->pairs[pair].count > largest)
-            largest = trainer->pairs[pair].count;
+    for (int64_t k = 0; k < trainer->num_pairs; k++)
+        if (trainer->pairs[k].count > largest)
+            largest = trainer->pairs[k].count;
     trainer->threshold = largest / 2 > trainer->least ? largest / 2 : trainer->least;
     for (int64_t pair = 0; pair < trainer->num_pairs; pair++)
         if (trainer->pairs[pair].count >= trainer->threshold &&

@@ -8,18 +8,23 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
 from llmgpu.bpe.pretokens.unicode_classes import VERSIONS
+from llmgpu.bpe.words import count_host
 from llmgpu.cpu import build, library
 from llmgpu.errors import LlmgpuError
+from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.word_lists import listed
 from tests.conftest import examples
 from tests.cpu.texts import CHARACTERS, MOSTLY_ASCII
 
@@ -139,6 +144,17 @@ def test_pretokens_of_blocks_end_where_numpy_says(text: bytes, name: str) -> Non
     mask = start_mask(np.frombuffer(text, np.uint8), name, np.zeros(1, np.int64))
     expected = [*np.flatnonzero(mask).tolist()[1:], len(text)]
     assert make_c_pattern(get_pattern(name)).ends(text).tolist() == expected
+
+
+@needs_engine
+def test_marks_beyond_the_text_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mark(*arguments: Any, **options: Any) -> NDArray[np.bool_]:
+        mask = start_mask(*arguments, **options)
+        return np.append(mask, [False, True])[: len(mask)]
+
+    monkeypatch.setattr(count_host, "start_mask", mark)
+    words = count_host.count_words(corpus_from_bytes([b"ab cd"]), r"regex:\w+|\W+")
+    assert sorted(listed(words)) == [(b" ", 1), (b"ab", 1), (b"cd", 1)]
 
 
 @needs_engine

@@ -176,6 +176,7 @@ def test_a_shard_is_read_as_llm_c_does(
 def test_more_tokens_than_a_header_can_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"shards of 2147483648 tokens: .* is 2147483647"):
         shards_in(tmp_path, tokens=2**31, layout="llmc")
+    shards_in(tmp_path, tokens=2**31 - 1, layout="llmc").abort()
     with pytest.raises(InputError, match="shards of 0 tokens"):
         shards_in(tmp_path, tokens=0)
     monkeypatch.setitem(LAYOUTS, "llmc", replace(LAYOUTS["llmc"], max_tokens=5))
@@ -371,6 +372,28 @@ def test_what_can_not_be_written(tmp_path: Path) -> None:
         InputError, match="unknown layout 'x': use one of raw, llmc, megatron, nanogpt"
     ):
         shards_in(tmp_path, layout="x")
+
+
+def test_a_shard_does_not_replace_a_file_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "out-000001.bin").write_text("precious")
+    with (
+        pytest.raises(OutputError, match=r"out-000001\.bin is text, and"),
+        shards_in(tmp_path) as writer,
+    ):
+        write_documents(writer, DOCUMENTS, [])
+    assert (tmp_path / "out-000001.bin").read_text() == "precious"
+    with shards_in(tmp_path, force=True) as writer:
+        write_documents(writer, DOCUMENTS, [])
+    assert read_shards(tmp_path)[1] == DOCUMENTS
+
+
+def test_a_mask_ends_with_the_ids(tmp_path: Path) -> None:
+    """Also where an empty document is the last."""
+    with shards_in(tmp_path, masked=True) as writer:
+        mask = np.array([True, False, True])
+        writer.write(EncodedSlice(ids_of(1, 2, 3), starts_of(0, 3), 3, mask=mask))
+    found = np.load(tmp_path / "out-000000.bin.mask.npy")
+    assert found.tolist() == [True, False, True]
 
 
 def test_only_one_job_writes_the_shards_of_an_output(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import CancelledError
 from functools import cached_property, partial
 from itertools import pairwise
 
@@ -17,14 +18,21 @@ from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.encoding import encoder_shared
-from llmgpu.bpe.encoding.encoder import Allocate, CollectedIds, EncodedSlice, Encoder
+from llmgpu.bpe.encoding.encoder import (
+    Allocate,
+    CollectedIds,
+    EncodedSlice,
+    Encoder,
+    new_ids,
+)
 from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
-from llmgpu.bpe.encoding.encoder_host import HostEncoder
-from llmgpu.bpe.encoding.encoder_shared import DeviceSlices, SharedEncoder
+from llmgpu.bpe.encoding.encoder_host import HostEncoder, Workers
+from llmgpu.bpe.encoding.encoder_shared import DeviceSlices, SharedEncoder, _DeviceShare
 from llmgpu.bpe.encoding.open import open_host_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
-from llmgpu.bpe.pretokens.slices import Slice, SliceSource
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
+from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.gpu import Device
@@ -230,6 +238,33 @@ def test_a_caller_that_stops_ends_all_threads(device: Device) -> None:
             time.sleep(0.001)
         thread.join(20)
         assert not thread.is_alive()
+
+
+def two_shares(
+    text: list[bytes], collected: CollectedIds | None
+) -> tuple[Workers, list[_DeviceShare]]:
+    host = open_host_encoder(byte_vocabulary("gpt2", "hf"), 2048, threads=1)
+    reader = SliceReader(corpus_from_bytes(text), host.pattern)
+    workers = Workers(reader, host.slices, host.slice_bytes, 1, collected)
+    return workers, [_DeviceShare(workers, number) for number in (1, 2)]
+
+
+def test_a_device_that_is_not_needed_any_more_waits_for_no_memory() -> None:
+    """Neither for its turn, nor for where its ids begin, which another device would say."""
+    for collected in (None, CollectedIds(1 << 20)):
+        _, shares = two_shares([b"a b " * 3000], collected)
+        for share in shares:
+            assert share.read(np.empty(2048, np.uint8)) is not None
+            share.cancel()
+        with pytest.raises(CancelledError):
+            shares[1].allocate(5)
+
+
+def test_a_slice_without_text_is_done_by_who_reads_it() -> None:
+    workers, (share, _) = two_shares([], None)
+    assert share.read(np.empty(2048, np.uint8)) is None
+    ((encoded, device),) = workers.results(new_ids)
+    assert (len(encoded.ids), encoded.text_bytes, device) == (0, 0, 1)
 
 
 @pytest.mark.parametrize(("join_from", "opened"), [(10**9, 0), (20_000, 1)])

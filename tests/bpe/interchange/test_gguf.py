@@ -131,6 +131,9 @@ def test_what_differs_is_noted() -> None:
     notes: list[str] = []
     gguf.describe(cut_by("gpt2"), notes.append)
     assert len(notes) == 1 and "new in Unicode 16" in notes.pop()
+    gguf.describe(dataclasses.replace(cut_by("gpt2"), unicode="18.0"), notes.append)
+    assert len(notes) == 2 and "the character classes of Unicode 18" in notes[1]
+    notes.clear()
     given = dataclasses.replace(cut_by("cl100k"), normalizer="NFC", special_tokens={})
     gguf.describe(given, notes.append)
     assert len(notes) == 4 and "llama.cpp stops at id 11" in notes[0]

@@ -84,6 +84,16 @@ def test_code_points_between_others(pattern: str) -> None:
     np.testing.assert_array_equal(mask_of([text], pattern), expected_mask([text], pattern))
 
 
+def test_the_first_and_last_characters_of_each_length() -> None:
+    """One that is no letter goes with those after it; the bytes of none would be several."""
+    for point in (0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x10FFFF):
+        text = f"{chr(point)}a".encode()
+        assert mask_of([text], "cl100k").tolist() == [True] + [False] * (len(text) - 1)
+    for surrogate in ("\ud800", "\udfff"):
+        text = f"{surrogate}a".encode(errors="surrogatepass")
+        assert mask_of([text], "cl100k").tolist() == [True, False, False, True]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", FAMILIES)
 def test_every_code_point_alone(pattern: str) -> None:

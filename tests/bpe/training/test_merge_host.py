@@ -194,7 +194,9 @@ def test_a_result_for_which_there_is_no_room_is_refused() -> None:
     trainer.merge(np.array([[97, 98, 256]], np.uint32))
 
 
-@pytest.mark.parametrize("merges", [[0, 1, 2], [97, 300, 256], [97, 98, 256, 97, 256, 256]])
+@pytest.mark.parametrize(
+    "merges", [[0, 1, 2], [97, 300, 256], [97, 98, 256, 97, 256, 256], [97, 98, 257, 97, 256, 257]]
+)
 def test_a_result_of_other_bytes_is_refused(merges: list[int]) -> None:
     words = symbol_words([b"abab"], "class")
     with pytest.raises(ValueError, match="a merge has a symbol that does not exist"):

@@ -57,6 +57,23 @@ def test_the_same_merges(
     assert made.symbols == expected.symbols
 
 
+def test_positions_are_kept_until_they_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of merged pairs are not kept, and stale ones are dropped once there is no room."""
+    monkeypatch.setattr(scanned_words, "LISTED_SHARE", 1)
+    words = byte_symbols(as_words({b"abcabdabc" * 3: 1}), byte_ranks("hf"))
+    pairs = scanned_words.ScannedWords(words, 3, lambda keys, counts: counts > 0)
+    for made, drops in ((256, False), (257, True), (258, True)):
+        best = max(pairs.live(1).tolist(), key=lambda slot: pairs.counts.values[slot])
+        if drops:
+            pairs._most_positions = 0
+        pairs.merge_batch(np.array([best]), np.array([made]))
+        assert len(pairs._positions[0]) == len(pairs._positions[best]) == 0
+        sizes = [len(positions) for positions in pairs._positions]
+        assert pairs._kept_positions == sum(sizes)
+        if drops:
+            assert sizes == pairs.counts.values.tolist()
+
+
 def one_word(letters: bytes, size: int) -> SymbolWords:
     data = np.random.default_rng(3).choice(np.frombuffer(letters, np.uint8), size)
     words = DistinctWords(data, np.array([0, size]), np.ones(1, np.int64))

@@ -15,6 +15,8 @@ from llmgpu.bpe.vocabulary.trie import (
     validate_trie,
 )
 from llmgpu.bpe.vocabulary.trie_levels import _FEW_BYTES, sort_tokens
+from llmgpu.cpu import library
+from llmgpu.cpu.tokens import spelled_tokens
 from llmgpu.errors import VocabularyError
 from tests.conftest import examples
 from tests.reference import bpe as reference
@@ -187,3 +189,15 @@ def test_an_empty_token_has_no_node() -> None:
     trie = compile_trie([b"\xff", b"a\xff"], [1, 2])
     with pytest.raises(VocabularyError, match="trie"):
         validate_trie(trie, tokens, range(3))
+
+
+@pytest.mark.skipif(library.library() is None, reason="the CPU engine is not built")
+def test_what_is_around_the_arrays_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There it would say that the path "b" spells "ab", and that id 1 is a token."""
+    monkeypatch.setattr(np, "empty", np.zeros)  # the root would have itself for a parent
+    edges = np.array([[97, 0], [98, 1]], np.uint32)[1:]
+    data, offsets = np.frombuffer(b"abb", np.uint8), np.array([0, 2, 3], np.int64)
+    is_ordinary = np.ones(2, np.bool_)[:1]
+    for token in (0, 1):
+        nodes = np.array([[0, 1, NO_TOKEN], [0, 0, token]], np.uint32)
+        assert spelled_tokens(nodes, edges, data, offsets, is_ordinary) == -1

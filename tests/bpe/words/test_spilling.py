@@ -179,6 +179,13 @@ def test_default_memory_is_a_share_of_what_is_free(
     assert default_memory_bytes() == 10_000
 
 
+def test_blocks_are_a_share_of_the_memory_within_limits() -> None:
+    least, most = spilling._LEAST_BLOCK, spilling._MOST_BLOCK
+    share = spilling._WORKING_COPIES * spilling._MOST_MERGED
+    for total_bytes, block in ((0, least), (share * (least + 1), least + 1), (1 << 40, most)):
+        assert WordAccumulator(total_bytes)._block_bytes == block
+
+
 def test_blocks_have_the_size_asked_for() -> None:
     """But for a single word that has more."""
     words = as_words({b"!" * 900: 1} | {b"%05d" % k: 1 for k in range(200)})

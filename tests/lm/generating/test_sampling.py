@@ -175,6 +175,13 @@ def test_ids_are_drawn_as_numpy_chooses() -> None:
         assert sampler.draw(logits) == ids[random.choice(len(ids), p=probabilities)]
 
 
+def test_the_largest_number_draws_the_last_id() -> None:
+    """Ten times 0.1 adds up to just that number."""
+    one = sampler(temperature=1, top_k=10)
+    one._uniform.append(np.nextafter(1, 0))
+    assert one.draw_largest(np.arange(10), np.zeros(10, np.float32)) == 9
+
+
 def test_numbers_made_ahead_are_those_drawn_by() -> None:
     values = -np.sort(-np.random.default_rng(0).standard_normal(50)).astype(np.float32)
     options = SamplingOptions(temperature=0.7, top_k=50, top_p=0.9, seed=5)
