@@ -267,6 +267,8 @@ def test_parts_of_a_file_are_read_in_threads(
         (b'{"a.b": "x"}', "a.b", True),
         (b'{"a": {"c": 1, "b": "x"}}', "a.b", True),
         (b'{"a": , "t": "x"}', "t", False),
+        (b'{"a": 10, "b": 0, "t": "x"}', "t", True),
+        (b'{"a": 01, "t": "x"}', "t", False),
         (b'{"a": 1., "t": "x"}', "t", False),
         (b'{"a": 1e, "t": "x"}', "t", False),
         (b'{"t": "x", "a": ', "t", False),
