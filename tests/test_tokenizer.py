@@ -235,9 +235,9 @@ def test_training_on_an_iterator(tmp_path: Path) -> None:
     expected = Tokenizer.train(path, device="cpu", **options)
     made = Tokenizer.train_from_iterator(iter(documents), device="cpu", **options)
     assert made == expected
-    with pytest.raises(TypeError, match="a single one in a list"):
+    with pytest.raises(TypeError, match="expected a list of texts"):
         Tokenizer.train_from_iterator("text", vocab_size=300)
-    with pytest.raises(TypeError, match="a single one in a list"):
+    with pytest.raises(TypeError, match="expected a list of texts"):
         made.encode_batch("text")
     with pytest.raises(InputError):
         Tokenizer.train_from_iterator([], vocab_size=300, device="cpu")
