@@ -18,6 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _OPTION = re.compile(r"--(?P<name>[a-z][a-z-]*)(?: (?P<value>cpu|gpu|greedy|bpe|f32|bin)\b)?")
+_PIPE = "pipe it in"  # a text
 _DOWNLOAD = re.compile(r"(\bhf download [^,;:]*)")  # a command of the shell, also from Python
 _BOTH = re.compile(r"--[a-z-]+ \(in Python, (?P<argument>[^)]*)\)")
 _ARGUMENTS = {  # whose name here is another
@@ -34,6 +35,7 @@ def in_python_words(message: str) -> str:
         name = _ARGUMENTS.get(found["name"], found["name"].replace("-", "_"))
         return name if found["value"] is None else f'{name}="{found["value"]}"'
 
+    message = message.replace(_PIPE, "use train_from_iterator, or encode")
     return "".join(
         part if _DOWNLOAD.match(part) else _OPTION.sub(argument, _BOTH.sub(r"\g<argument>", part))
         for part in _DOWNLOAD.split(message)

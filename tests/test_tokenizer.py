@@ -306,6 +306,13 @@ def test_what_is_refused(tokenizer: Tokenizer) -> None:
         tokenizer.encode("a", allowed_special={"nope"})
     with pytest.raises(VocabularyError, match="id 272 is not in"):
         tokenizer.encode("a", eos=272)
+    for limited in (tokenizer.truncate, tokenizer.chunks):
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            limited("a", "5")  # type: ignore[operator]
+    with pytest.raises(InputError, match="a chunk has 1 token or more, not 0"):
+        tokenizer.chunks("a", 0)
+    with pytest.raises(InputError, match="text itself, use train_from_iterator"):
+        Tokenizer.train("a text", vocab_size=300)
     with pytest.raises(TypeError, match="not a bool"):
         tokenizer.encode("a", eos=True)
     with pytest.raises(TypeError, match="a vocabulary size is an int, not str"):
@@ -445,7 +452,7 @@ def test_chunks_of_a_text() -> None:
         assert len(chunks) <= 2 * -(-len(ids) // (tokens - overlap))
     assert "".join(tokenizer.chunks("newest low " * 9, 5)) == "newest low " * 9
     assert tokenizer.chunks("", 5) == []
-    for tokens, overlap in ((0, 0), (3, 3), (3, -1)):
+    for tokens, overlap in ((3, 3), (3, -1)):
         with pytest.raises(InputError, match=f"of {tokens} tokens can't overlap by {overlap}"):
             tokenizer.chunks("a", tokens, overlap=overlap)
 

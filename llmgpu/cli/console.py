@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llmgpu.tokens.shown import Style
 
 LOG_FORMAT = "llmgpu.log_format"  # where a command's context has it
-_LEAST_COLUMN, _LEAST_NAME = 8, 10  # characters in tables
+_LEAST_COLUMN, _LEAST_NAME = 8, 20  # characters in tables
 _MUCH_MEMORY = 1_000_000_000  # bytes; that less of it is needed is good to know
 LINE_SECONDS = 5.0  # between plain progress lines
 _WIDEST_TEXT = 64  # columns of a phase's name and `progress_text`

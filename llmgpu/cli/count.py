@@ -69,6 +69,7 @@ def count(
     paths: tuple[str, ...],
     vocabs: tuple[str, ...],
     per: str,
+    line_documents: bool,
     sort: str | None,
     budget: int | None,
     budget_per_file: int | None,
@@ -95,7 +96,7 @@ def count(
     selection = take_selection(reading)
     special = make_special_options(allowed_special, disallow_special, bos, eos)
     check_chat(chat, chat_template, special)
-    options = make_corpus_options(**reading)
+    options = make_corpus_options(line_documents=line_documents, **reading)
     lenient = None if chat else options.text_field
     selection = replace(selection, lenient_field=lenient, listed=listed)
     job = PartJob(part, STANDARD_OUTPUT, report)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -324,9 +326,13 @@ def _print_rows(
 
 
 def _searched(search: str | None) -> re.Pattern[str]:
+    """Compile a search, with the package regex where there is one: it knows scripts, too."""
+    engine: Any = importlib.import_module("regex" if importlib.util.find_spec("regex") else "re")
     try:
-        return re.compile(search or "")
-    except re.error as error:
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            found: re.Pattern[str] = engine.compile(search or "")
+            return found
+    except engine.error as error:
         raise click.UsageError(f"--search {quote(search or '')}: {error}") from error
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from llmgpu.errors import InputError
-from llmgpu.input_files import listed
+from llmgpu.input_files import listed, quote
 from llmgpu.outputs import TOKEN_FILE, kind_of
 from llmgpu.text.compressions import COMPRESSIONS
 from llmgpu.text.content import (
@@ -158,13 +158,14 @@ class _Found:
         self.sources: list[Source] = []
         self.binaries: list[str] = []
         self._left_out = 0
+        self._notes: list[str] = []
         self._selection = selection
         self._remotes: dict[str, str] = {}
 
     def resolved(self) -> Sources:
         """Return them all."""
-        notes = (note_of_binaries(self.binaries),) if self.binaries else ()
-        return Sources(self.sources, self._left_out, notes)
+        notes = [note_of_binaries(self.binaries)] if self.binaries else []
+        return Sources(self.sources, self._left_out, (*self._notes, *notes))
 
     def add_remote(self, name: str) -> None:
         """Add the files that a URL stands for."""
@@ -178,6 +179,14 @@ class _Found:
     def add_local(self, name: str) -> None:
         """Add the files that a name stands for."""
         chosen = self._selection
+        if os.path.isdir(name):
+            folder = f"{name.rstrip('/')}/"
+            self._notes += [
+                f"--exclude {quote(glob)} is matched with paths within {folder}: try "
+                f"{quote(glob.removeprefix(folder))}"
+                for glob in chosen.exclude
+                if glob.startswith(folder) and glob != folder
+            ]
         paths, skipped = _expand(name, chosen)
         self._left_out += skipped
         is_named = paths == [name] and name not in chosen.listed

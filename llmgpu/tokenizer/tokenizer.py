@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
+from operator import index
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -426,7 +427,7 @@ class Tokenizer(Decoder):
 
         Raises InputError for a number below 0, and like `encode`.
         """
-        if tokens < 0:
+        if index(tokens) < 0:
             raise InputError(f"can't truncate to {tokens} tokens; use 0 or more")
         ids = self.encode(text)
         if len(ids) <= tokens:
@@ -445,6 +446,8 @@ class Tokenizer(Decoder):
 
         Raises InputError unless 0 <= overlap < tokens, and like `encode`.
         """
+        if index(tokens) < 1:
+            raise InputError(f"a chunk has 1 token or more, not {tokens}")
         if not 0 <= overlap < tokens:
             raise InputError(f"chunks of {tokens} tokens can't overlap by {overlap} tokens")
         ids, spans = self.encode_with_offsets(text)

@@ -116,6 +116,9 @@ def test_lengths_of_documents(llmgpu: Run, folder: Path) -> None:
     assert [line.split()[0] for line in shown[1:3]] == [str(len(texts)), "0"]
     assert shown[-1].split()[1:] == ["above", [*above][-1]]
     (folder / "none.jsonl").write_text("")
+    (folder / "lines").write_bytes(b"a b\nc\n\n")
+    by_line = (*count[:-3], "lines", "--per", "document", "--line-documents")
+    assert b"3  documents" in llmgpu(*by_line).stdout
     assert b"0  documents" in llmgpu(*count[:-3], "none.jsonl", "--per", "document").stdout
 
 

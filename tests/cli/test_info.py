@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -72,6 +73,10 @@ def test_tokens_by_id_and_by_expression(llmgpu: Run, vocab: Path) -> None:
     ]
     assert [json.loads(line)["id"] for line in found] == expected
     assert llmgpu("info", "v.bin", "--search", r"^\\xff$").stdout == b"255\t\\xff\n"
+    if importlib.util.find_spec("regex"):
+        for letters in (r"^\p{Latin}$", "^[[:alpha:]]$"):
+            done = llmgpu("info", "v.bin", "--search", letters)
+            assert len(done.stdout.splitlines()) == 52 and not done.stderr
     fails(llmgpu("info", "v.bin", "--search", "("), 2, "--search '(': missing )")
 
 

@@ -138,6 +138,8 @@ def test_gitignore_and_exclude(llmgpu: Run, vocab: Path) -> None:
     assert files == ["src/a.txt", "src/b.txt"]
     files = json.loads(counted(llmgpu, "src", "src/*.txt", "--exclude", "b.txt"))["files"]
     assert [file["path"] for file in files] == ["src/a.txt", "src/build/c.txt", "src/a.txt"]
+    told = llmgpu(*COUNT, "src/", "--exclude", "src/b.txt").stderr
+    assert b"--exclude 'src/b.txt' is matched with paths within src/: try 'b.txt'" in told
     fails(llmgpu(*COUNT, "src/a.txt", "--exclude", "a.*"), 1, "is excluded: no file is left")
 
 

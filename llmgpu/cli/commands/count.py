@@ -38,6 +38,7 @@ from llmgpu.cli.values import THREADS, TokenCount
     help="Print one line per file or folder, or only the total; document prints how long documents "
     "are: median, 90th and 99th percentile, and the share above powers of two.",
 )
+@click.option("--line-documents", is_flag=True, help="Make each line a document.")
 @click.option(
     "--sort",
     type=click.Choice(["path", "tokens", "bytes"]),
