@@ -23,7 +23,7 @@ from llmgpu.errors import InputError, OutputError
 from llmgpu.tokens.bin import read_side_file
 from llmgpu.tokens.formats import open_writer, read_tokens
 from llmgpu.tokens.layouts import LAYOUTS
-from llmgpu.tokens.shards import ShardWriter, finished_job
+from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
 from llmgpu.tokens.sinks import TokenSink
 from tests.conftest import examples
 from tests.tokens.test_formats import (
@@ -372,6 +372,15 @@ def test_what_can_not_be_written(tmp_path: Path) -> None:
         InputError, match="unknown layout 'x': use one of raw, llmc, megatron, nanogpt"
     ):
         shards_in(tmp_path, layout="x")
+
+
+def test_shards_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with shards_in(Path()) as writer:
+        write_documents(writer, DOCUMENTS, [])
+    assert read_shards(Path())[1] == DOCUMENTS
+    listed = [output.path for output in ShardNames("out.bin").outputs()]
+    assert sorted(listed) == sorted(["out.progress.json", *os.listdir()])
 
 
 def test_a_shard_does_not_replace_a_file_of_another_kind(tmp_path: Path) -> None:

@@ -24,9 +24,7 @@ from llmgpu.cli.values import COUNT
     type=COUNT,
     help="Tokens between the starts of two windows.  [default: half of --window]",
 )
-@click.option(
-    "--per-token", is_flag=True, help="Also write each token's id and log-likelihood."
-)
+@click.option("--per-token", is_flag=True, help="Also write each token's id and log-likelihood.")
 @source_options
 @corpus_options
 @device_option
