@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -22,7 +23,7 @@ from llmgpu.bpe.encoding.encoder import (
     ReusedMemory,
     new_ids,
 )
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader, UnreadSlice
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import TextSource
@@ -161,9 +162,11 @@ class Workers:
         self._most_threads = threads
         self._helpers: list[Callable[[], None]] = []
         self._helpers_from = self._read_bytes = self._own_bytes = 0
+        self._own_seconds = 0.0  # of all threads
         self._collected = collected
         self._working = threading.Event()
         self._working.set()
+        self._faster: set[object] = set()  # helpers for which the threads rest
         self._placing = threading.Lock()
         self._unplaced: dict[int, tuple[int, Callable[[int], None]]] = {}
         self._placed = 0  # slices
@@ -177,19 +180,24 @@ class Workers:
         self._helpers, self._helpers_from = list(helpers), nbytes
 
     @property
-    def own_bytes(self) -> int:
-        """Bytes of text in the slices that the threads took so far, without those of helpers."""
-        return self._own_bytes
+    def own_rate(self) -> float:
+        """Bytes of text that the threads encode in a second of work, all together."""
+        with self._placing:
+            return len(self._threads) * self._own_bytes / max(self._own_seconds, 1e-9)
 
-    def rest(self) -> None:
+    def rest(self, helper: object) -> None:
         """Let the threads take no more slices until `work`, as a helper is so much faster."""
         with self._placing:
             if not self._ended:
+                self._faster.add(helper)
                 self._working.clear()
 
-    def work(self) -> None:
-        """Let the threads take slices again."""
-        self._working.set()
+    def work(self, helper: object) -> None:
+        """Let the threads take slices again, unless they rest for another helper."""
+        with self._placing:
+            self._faster.discard(helper)
+            if not self._faster:
+                self._working.set()
 
     def _start_thread(self) -> None:
         self._idle.put(_Memory(self._slice_bytes))
@@ -241,7 +249,9 @@ class Workers:
             task = Task(memory)
             with self._thread_next:
                 self._working.wait()
-                piece = self.read(memory.text, task)
+                taken = self.take(task, memory.text)
+            begin = time.perf_counter()
+            piece = self.fill(task, taken, memory.text)
             if piece is None:
                 return
             try:
@@ -249,44 +259,49 @@ class Workers:
                 self.finish(task, encoded)
             except BaseException as error:
                 task.encoded.set_exception(error)
+            with self._placing:
+                self._own_bytes += piece.main_end
+                self._own_seconds += time.perf_counter() - begin
 
-    def read(self, buffer: NDArray[np.uint8], task: Task) -> Slice | None:
-        """Return the next slice, in `buffer` if it fits, whose ids `task` gets; None at the end."""
+    def take(self, task: Task, buffer: NDArray[np.uint8]) -> Slice | UnreadSlice | None:
+        """Return the next slice, whose ids `task` gets; None at the end.
+
+        Where it can, it leaves reading the text to `fill`, so that others take the next ones. Else
+        the text is in `buffer` if it fits.
+        """
         with self._next:
             self._reading.acquire()
         try:
-            taken = self._take(buffer, task)
+            return self._take(task, buffer)
         finally:
             self._reading.release()
-        if taken is None:
-            return None
-        piece, read_text = taken
-        try:  # where it can, while others take the next ones
-            read_text()
+
+    def fill(
+        self, task: Task, taken: Slice | UnreadSlice | None, buffer: NDArray[np.uint8]
+    ) -> Slice | None:
+        """Return what `take` returned, with its text, in `buffer` if it was not read yet.
+
+        None if it can't be read; the text ends there.
+        """
+        if not isinstance(taken, UnreadSlice):
+            return taken
+        try:
+            return taken.read(buffer)
         except BaseException as error:
             self._ended = True
             task.encoded.set_exception(error)
             return None
-        return piece
 
-    def _take(
-        self, buffer: NDArray[np.uint8], task: Task
-    ) -> tuple[Slice, Callable[[], None]] | None:
-        """Return the next slice, and what reads its text if it is not there yet."""
+    def _take(self, task: Task, buffer: NDArray[np.uint8]) -> Slice | UnreadSlice | None:
         if self._ended:
             return None
-        piece: Slice | None
-        read_text: Callable[[], None] = _nothing
+        taken: Slice | UnreadSlice | None = None
         try:
-            if taken := self._reader.take(buffer):
-                piece, read_text = taken
-            else:
-                piece = self._reader.read(buffer)
+            taken = self._reader.take(len(buffer)) or self._reader.read(buffer)
         except BaseException as error:
             task.encoded.set_exception(error)
             self._order.put(task)
-            piece = None
-        if piece is None:
+        if taken is None:
             self._ended = True
             self._order.put(None)
             return None
@@ -298,10 +313,9 @@ class Workers:
                 self._ahead += 1
                 task.allocate.set_result(allocate)
         self._order.put(task)
-        self._read_bytes += piece.main_end
-        self._own_bytes += 0 if task.device else piece.main_end
+        self._read_bytes += taken.main_end
         self._start_more()
-        return piece, read_text
+        return taken
 
     def allocate(self, task: Task, count: int) -> NDArray[np.uint32]:
         """Return memory for the ids of a slice that is encoded elsewhere; may wait for others."""
@@ -377,10 +391,6 @@ class Workers:
             # Not a daemon: the process may not end while it is in a driver.
             threading.Thread(target=self._helpers[0], name="llmgpu-help").start()
             del self._helpers[0]
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def _settled(encoded: EncodedSlice, allocate: Allocate) -> EncodedSlice:

@@ -1,13 +1,15 @@
 """Encoding on the host and on devices together: all take slices from one text.
 
-The host's threads start at once; a device joins them when it is open, if there is text left. Each
-has a word table of its own. The ids are taken in the order of the text, so they don't depend on who
-encoded what. A device that fails gives its slices back to the host.
+The host's threads start at once; a device joins them when it is open, if there is text left. They
+rest until it has a rate, and for as long as it is much faster, since they would be in its way. Each
+side has a word table of its own. The ids are taken in the order of the text, so they don't depend
+on who encoded what. A device that fails gives its slices back to the host.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -21,15 +23,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding.encoder import Allocate, CollectedIds, EncodedSlice, new_ids
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, Task, Workers
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource, UnreadSlice
 from llmgpu.errors import DeviceError
 from llmgpu.text.corpus import TextSource
 
 _log = logging.getLogger("llmgpu")
-MUCH_FASTER = 2.0  # than the host: its threads would rather be in the way of such a device
-RATED_FROM = 64 << 20  # bytes of text that a device encodes before its rate is taken
+MUCH_FASTER = 2.0  # than all threads of the host
+RATED_BYTES, RATED_SECONDS = 64 << 20, 0.25  # of encoding, after which a device is rated again
 OPENED_FROM = 16 << 20  # bytes of text from which a device that is open already is worth waking
 
 
@@ -79,9 +82,8 @@ class SharedEncoder:
         collected = allocate if isinstance(allocate, CollectedIds) else None
         workers = Workers(reader, host.slices, host.slice_bytes, host.threads, collected)
         shares = [_DeviceShare(workers, number + 1) for number in range(len(self._open_devices))]
-        begin = time.perf_counter()
         helpers = [
-            partial(self._work_on_device, share, workers, open_device, begin)
+            partial(self._work_on_device, share, workers, open_device)
             for share, open_device in zip(shares, self._open_devices, strict=True)
         ]
         workers.expect_help(helpers, 0 if self._expects_enough else self._join_from)
@@ -96,32 +98,33 @@ class SharedEncoder:
                 share.cancel()
 
     def _work_on_device(
-        self, share: _DeviceShare, workers: Workers, open_device: OpenDevice, begin: float
+        self, share: _DeviceShare, workers: Workers, open_device: OpenDevice
     ) -> None:
         try:
             device = None if share.is_closed else open_device()
             if device is None:
                 return
             self._join_from = min(self._join_from, OPENED_FROM)
+            share.begin()
             with closing(device.encode_slices(share, share.allocate)) as slices:
                 for encoded in slices:
                     share.finish(encoded)
-                    host_rate = workers.own_bytes / (time.perf_counter() - begin)
-                    if share.rate > MUCH_FASTER * host_rate:
-                        workers.rest()
         except CancelledError:
             pass  # nobody waits for the ids any more
         except DeviceError as error:
             _log.warning("%s; the CPU does the rest", error)
-            for task, piece in share.close():
-                self._encode_on_host(task, piece, workers)
+            for task, taken in share.close():
+                self._encode_on_host(task, taken, workers)
         except BaseException as error:
             share.fail(error)
         finally:
-            workers.work()  # at the end of the text, too, which only reading on shows
+            workers.work(share)  # at the end of the text, too, which only reading on shows
 
-    def _encode_on_host(self, task: Task, piece: Slice, workers: Workers) -> None:
+    def _encode_on_host(self, task: Task, taken: Slice | UnreadSlice, workers: Workers) -> None:
         try:
+            piece = taken
+            if isinstance(piece, UnreadSlice):
+                piece = piece.read(np.empty(piece.length + PADDING, np.uint8))
             encoded, _ = self._host.slices.encode(piece, 0)
             if encoded.ids.base is not None:  # a part of a larger array, which need not be kept
                 encoded = replace(encoded, ids=encoded.ids.copy())
@@ -139,69 +142,72 @@ class _DeviceShare:
     def __init__(self, workers: Workers, number: int) -> None:
         """Take slices from those of `workers`; number: of the device, from 1."""
         self._workers, self._number = workers, number
-        self._kept: deque[tuple[Task, Slice]] = deque()
-        self._spare: list[NDArray[np.uint8]] = []  # memory of slices that are done
+        self._kept: deque[tuple[Task, Slice | UnreadSlice]] = deque()
         self._lock = threading.Lock()
-        self._begin = self._encoded = 0.0
+        self._rate = math.inf  # bytes of text a second
+        self._is_warm = False  # its first slices were slower: all words were new
+        self._since, self._encoded = 0.0, 0  # seconds and bytes of text, for the next rate
         self.is_closed = False
 
     def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
         """Return the next slice that is not empty, see `SliceSource`; None after `close`, too.
 
-        It is read into memory of its own first: reading a device's staging memory takes long.
+        What can't be read again is kept in memory of its own: a device that fails loses `buffer`.
         """
         from llmgpu.gpu import parallel_copy
 
         with self._lock:
-            memory = self._memory(len(buffer))
             while not self.is_closed:
                 task = Task(device=self._number)
-                piece = self._workers.read(memory, task)
-                if piece is None:
+                own = np.empty(len(buffer), np.uint8)
+                taken = self._workers.take(task, own)
+                piece = self._workers.fill(task, taken, buffer)
+                if taken is None or piece is None:
                     break
                 if not piece.main_end and not len(piece.document_starts):
                     none = np.empty(0, np.uint32), np.empty(0, np.int64)
                     self._workers.finish(task, EncodedSlice(*none, 0, piece.closed))
                     continue
-                self._kept.append((task, piece))
+                self._kept.append((task, taken))
                 if self.is_closed:  # by `cancel`, which did not see this one
                     _release(task)
-                if piece.oversized:
+                if piece.oversized or piece.buffer is buffer:
                     return piece
                 text = buffer[: piece.length]
                 parallel_copy(text, piece.text)
                 return replace(piece, text=text, buffer=buffer)
             return None
 
-    def _memory(self, nbytes: int) -> NDArray[np.uint8]:
-        for k, memory in enumerate(self._spare):
-            if len(memory) == nbytes:
-                return self._spare.pop(k)
-        self._spare.clear()  # of the first slices, which are shorter
-        return np.empty(nbytes, np.uint8)
-
     def allocate(self, count: int) -> NDArray[np.uint32]:
         """Return memory for the ids of the device's next slice; may wait for those before it."""
         return self._workers.allocate(self._kept[0][0], count)
 
+    def begin(self) -> None:
+        """Let the host's threads rest until the device has a rate."""
+        self._since = time.perf_counter()
+        self._decide()
+
     def finish(self, encoded: EncodedSlice) -> None:
         """Hand in the ids of the device's next slice."""
-        task, piece = self._kept.popleft()
-        self._spare.append(piece.buffer)
-        if self._begin:
-            self._encoded += encoded.text_bytes
-        else:
-            self._begin = time.perf_counter()
+        task, _ = self._kept.popleft()
         self._workers.finish(task, encoded)
+        self._encoded += encoded.text_bytes
+        seconds = time.perf_counter() - self._since
+        if self._encoded >= RATED_BYTES or seconds >= RATED_SECONDS:
+            if self._is_warm or seconds >= RATED_SECONDS:
+                self._rate = self._encoded / seconds
+                self._decide()
+            self._is_warm, self._encoded = True, 0
+            self._since += seconds
 
-    @property
-    def rate(self) -> float:
-        """Bytes of text a second since the first slice; 0 until there are enough of them."""
-        if self._encoded < RATED_FROM:
-            return 0.0
-        return self._encoded / (time.perf_counter() - self._begin)
+    def _decide(self) -> None:
+        """Let the host's threads rest or work."""
+        if self._rate > MUCH_FASTER * self._workers.own_rate:
+            self._workers.rest(self)
+        else:
+            self._workers.work(self)
 
-    def close(self) -> list[tuple[Task, Slice]]:
+    def close(self) -> list[tuple[Task, Slice | UnreadSlice]]:
         """Take no more slices; return those that were not encoded."""
         self.is_closed = True
         with self._lock:

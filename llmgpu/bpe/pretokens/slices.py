@@ -11,9 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +23,7 @@ from llmgpu.bpe.pretokens.pattern import as_pattern, last_start
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import Corpus, TextSource
 from llmgpu.text.documents import NO_TEXT, Piece
+from llmgpu.text.streams import FileBytes
 
 MAX_WORD_BYTES = 1 << 30
 
@@ -62,6 +61,38 @@ class Slice(Piece):
         if self.end:
             return self.starts
         return self.starts[: np.searchsorted(self.starts, self.main_end, side="left")]
+
+
+@dataclass(frozen=True, eq=False)
+class UnreadSlice:
+    """A slice within a document of a file, whose text is not read yet.
+
+    head: uint8, its first bytes. rest: in the file, those after them. length: bytes of its text.
+    main_end, offset: as of `Slice`.
+    """
+
+    head: NDArray[np.uint8]
+    rest: FileBytes
+    length: int
+    main_end: int
+    offset: int
+
+    def read(self, buffer: NDArray[np.uint8]) -> Slice:
+        """Return the slice with its text in `buffer`, uint8; in any thread, any number of times.
+
+        Raises InputError as `SliceReader.read` does.
+        """
+        text, begin = buffer[: self.length], len(self.head)
+        text[:begin] = self.head
+        self.rest.read(text[begin:], 0)
+        return Slice(
+            text,
+            NO_TEXT.starts,
+            closed=False,
+            buffer=buffer,
+            main_end=self.main_end,
+            offset=self.offset,
+        )
 
 
 class SliceSource(Protocol):
@@ -122,29 +153,28 @@ class SliceReader:
                 raise word_too_long(piece.length)
         return None
 
-    def take(self, buffer: NDArray[np.uint8]) -> tuple[Slice, Callable[[], None]] | None:
-        """Return the next slice, whose text is not there yet, and what reads it into `buffer`.
+    def take(self, nbytes: int) -> UnreadSlice | None:
+        """Return the next slice, for a buffer of `nbytes`, without reading it.
 
-        That may be called in any thread, and raises InputError as `read` does. Returns None where a
-        slice has to be read to know where it ends; such a one is left to `read`.
+        Returns None where a slice has to be read to know where it ends; it is left to `read`.
         """
-        room, tail, source = buffer[:-PADDING], self._tail, self._source
-        nbytes = len(room) - len(tail)
-        if len(self._tail_starts) or self._lookahead is not None or nbytes < 2 * PLAIN_WINDOW:
+        length, tail, source = nbytes - PADDING, self._tail, self._source
+        more = length - len(tail)
+        if len(self._tail_starts) or self._lookahead is not None or more < 2 * PLAIN_WINDOW:
             return None
-        if not isinstance(source, Corpus) or (bytes_ahead := source.upcoming(nbytes)) is None:
+        if not isinstance(source, Corpus) or (bytes_ahead := source.upcoming(more)) is None:
             return None
-        end = room[-PLAIN_WINDOW:]
-        bytes_ahead.read(end, nbytes - len(end))
+        end = np.empty(PLAIN_WINDOW, np.uint8)
+        bytes_ahead.read(end, more - len(end))
         plain = self._pattern.last_plain_start(end)
         if not plain:
             return None
-        source.skip(nbytes)
-        room[: len(tail)] = tail
-        cut, starts = len(room) - plain, NO_TEXT.starts
-        found = Slice(room, starts, closed=False, buffer=buffer, main_end=cut, offset=self._offset)
-        self._keep(found, starts)
-        return found, partial(bytes_ahead.read, room[len(tail) :], 0)
+        source.skip(more)
+        found = UnreadSlice(tail, bytes_ahead, length, length - plain, self._offset)
+        self._tail = end[len(end) - plain :]
+        self._offset += found.main_end
+        self._continues = False
+        return found
 
     def _fill(self, room: NDArray[np.uint8]) -> tuple[Piece, int]:
         """Put the tail into `room` and read on until there is a place to cut, or no room.

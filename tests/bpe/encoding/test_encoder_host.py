@@ -177,12 +177,13 @@ def test_a_helper_reads_next_and_threads_that_rest_do_not_read() -> None:
     taker.start()
     assert reader.waiting.wait(20)
     time.sleep(0.1)  # for the other threads, which wait for their turns
-    workers.rest()
+    workers.rest("helper")
+    workers.rest("another")
 
     def help_once() -> None:
         task = Task(device=1)
-        piece = workers.read(np.empty(64, np.uint8), task)
-        assert piece is not None
+        piece = workers.take(task, np.empty(64, np.uint8))
+        assert isinstance(piece, Slice)
         workers.finish(task, host.slices.encode(piece, 0)[0])
 
     helper = threading.Thread(target=help_once, name="helper")
@@ -192,7 +193,10 @@ def test_a_helper_reads_next_and_threads_that_rest_do_not_read() -> None:
     helper.join(20)
     time.sleep(0.1)  # for those that should not read
     assert reader.names[waits_at:] == ["helper"]
-    workers.work()
+    workers.work("helper")
+    time.sleep(0.1)
+    assert reader.names[waits_at:] == ["helper"]
+    workers.work("another")
     taker.join(20)
     ids = np.concatenate([piece.ids for piece in encoded])
     assert bytes(ids.astype(np.uint8)) == b" letters" * 2000

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError
 from functools import cached_property, partial
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,11 +37,17 @@ from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.gpu import Device
-from llmgpu.text.corpus import corpus_from_bytes
+from llmgpu.text.corpus import Corpus, corpus_from_bytes
 from llmgpu.tokens import process_encoders
-from tests.bpe.encoding.test_encoder_gpu import encode, hostile_text, train
+from tests.bpe.encoding.test_encoder_gpu import encode, hostile_text, train, with_pattern
 
 HOST, DEVICE = False, True
+
+
+@pytest.fixture(autouse=True)
+def _both_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the host never rest, so that both sides take slices at all times."""
+    monkeypatch.setattr(encoder_shared, "MUCH_FASTER", np.inf)
 
 
 class Delays:
@@ -169,11 +176,53 @@ def test_ids_are_put_where_the_caller_says(
     np.testing.assert_array_equal(collected.take(), expected)
 
 
+def test_what_a_failed_device_took_from_a_file_is_read_again(
+    device: Device, tmp_path: Path
+) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"".join(documents(6)).replace(b"a" * 300, b" letters"))
+    vocabulary = with_pattern(train(path.read_bytes()), "gpt2")
+    expected = ids_of_file(open_host_encoder(vocabulary, threads=1), path)
+    for slices in (0, 3):
+        encoder, shares = shared(device, vocabulary, slices, fail_after=slices)
+        np.testing.assert_array_equal(ids_of_file(encoder, path), expected)
+        assert shares.text_bytes[HOST] > 0
+
+
+def ids_of_file(encoder: Encoder, path: Path) -> NDArray[np.uint32]:
+    with Corpus([str(path)]) as corpus:
+        return np.concatenate([piece.ids for piece in encoder.encode(corpus)])
+
+
+@pytest.mark.parametrize(
+    ("much_faster", "seconds", "rests"),
+    [(2, 1e9, True), (0, 0, True), (1e9, 0, False)],
+    ids=["not rated yet", "faster", "slower"],
+)
+def test_the_host_rests_until_a_device_has_a_rate_and_while_it_is_much_faster(
+    device: Device,
+    monkeypatch: pytest.MonkeyPatch,
+    much_faster: float,
+    seconds: float,
+    rests: bool,
+) -> None:
+    monkeypatch.setattr(encoder_shared, "MUCH_FASTER", much_faster)
+    monkeypatch.setattr(encoder_shared, "RATED_SECONDS", seconds)
+    texts = documents(9)
+    vocabulary = train(texts[0])
+    host, shares = open_host_encoder(vocabulary, 2048, threads=2), Shares()
+    host.slices = DelayedHost(host, Delays(9, 0.02))
+    opened = DelayedDevice(GpuEncoder(device, vocabulary, 2048), Delays(9, 0.1))
+    ids = encode(SharedEncoder(host, [lambda: opened], shares), texts)
+    assert ids == encode(open_host_encoder(vocabulary, threads=1), texts)
+    assert (shares.text_bytes[HOST] < shares.text_bytes[DEVICE]) == rests
+
+
 @pytest.mark.slow
 def test_a_device_that_is_much_faster_is_left_alone(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoder_shared, "RATED_FROM", 1)
+    monkeypatch.setattr(encoder_shared, "RATED_BYTES", 1)
     monkeypatch.setattr(encoder_shared, "MUCH_FASTER", 0)
     texts = documents(4) * 3
     vocabulary = train(texts[0])

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens import slices
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import start_mask
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader, UnreadSlice
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import Corpus, corpus_from_bytes
 from tests.reference import bpe as reference
@@ -134,7 +135,8 @@ def test_text_that_is_read_later_is_that_of_slices_read_at_once(
     chance = random.Random(seed)
     files, text = files_of(tmp_path, chance)
     size = chance.choice([520, 700, 3000, 9000])
-    expected, found, left = [], [], []
+    expected, left = [], []
+    found: list[Slice | None] = []
     with Corpus(files) as corpus:
         reader = SliceReader(corpus, pattern)
         while (piece := reader.read(np.zeros(size + PADDING, np.uint8))) is not None:
@@ -143,20 +145,28 @@ def test_text_that_is_read_later_is_that_of_slices_read_at_once(
         reader = SliceReader(corpus, pattern)
         while True:
             buffer = np.zeros(size + PADDING, np.uint8)
-            if taken := reader.take(buffer):
-                piece, read_text = taken
-                left.append(read_text)
-            elif (piece := reader.read(buffer)) is None:
+            if taken := reader.take(len(buffer)):
+                left.append((len(found), taken, buffer))
+                found.append(None)
+            elif (piece := reader.read(buffer)) is not None:
+                found.append(piece)
+            else:
                 break
-            found.append(piece)
         counts = corpus.text_bytes, corpus.documents, corpus.bytes_read
     assert counts == (len(text), len(files), len(text))
     assert bool(left) == (pattern in ("cl100k", "gpt2"))
     chance.shuffle(left)  # and the corpus is closed
-    for thread in [threading.Thread(target=read_text) for read_text in left]:
+
+    def read(number: int, taken: UnreadSlice, buffer: NDArray[np.uint8]) -> None:
+        assert taken.read(np.zeros(len(buffer), np.uint8)).offset == taken.offset  # and once more
+        found[number] = taken.read(buffer)
+
+    for unread in left:
+        thread = threading.Thread(target=read, args=unread)
         thread.start()
         thread.join()
     for one, other in zip(found, expected, strict=True):
+        assert one is not None
         np.testing.assert_array_equal(one.text, other.text)
         np.testing.assert_array_equal(one.document_starts, other.document_starts)
         for name in ("main_end", "offset", "end", "closed", "continues", "oversized"):
@@ -169,11 +179,11 @@ def test_text_that_is_gone_when_it_is_read_is_an_error(tmp_path: Path) -> None:
     with Corpus([str(path)]) as corpus:
         reader = SliceReader(corpus, "cl100k")
         assert reader.read(np.zeros(1000 + PADDING, np.uint8)) is not None
-        taken = reader.take(np.zeros(2000 + PADDING, np.uint8))
+        taken = reader.take(2000 + PADDING)
         assert taken is not None
         path.write_bytes(b"the cat")
         with pytest.raises(InputError, match=r"changed while it was read|shorter than it was"):
-            taken[1]()
+            taken.read(np.zeros(2000 + PADDING, np.uint8))
 
 
 def test_text_that_changes_after_the_last_slice_and_before_it_is_read_is_an_error(
@@ -184,11 +194,11 @@ def test_text_that_changes_after_the_last_slice_and_before_it_is_read_is_an_erro
     with Corpus([str(path)]) as corpus:
         reader = SliceReader(corpus, "cl100k")
         assert reader.read(np.zeros(1000 + PADDING, np.uint8)) is not None
-        taken = reader.take(np.zeros(2000 + PADDING, np.uint8))
+        taken = reader.take(2000 + PADDING)
         assert taken is not None
         while reader.read(np.zeros(5000 + PADDING, np.uint8)) is not None:
             pass
     path.write_bytes(b"the dog sat on a mat " * 500)
     os.utime(path, (1, 1))
     with pytest.raises(InputError, match="was changed while it was read"):
-        taken[1]()
+        taken.read(np.zeros(2000 + PADDING, np.uint8))
