@@ -1,9 +1,13 @@
-"""What may be changed in a module: Python by its syntax tree, C and WGSL by their text."""
+"""Which modules are changed, by which tests that is to be seen, and what may be changed in them.
+
+Python is changed by its syntax tree, C and WGSL by their text.
+"""
 
 from __future__ import annotations
 
 import ast
 import copy
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +16,85 @@ from pathlib import Path
 from unchanged import RULES
 
 ROOT = Path(__file__).parents[1]
+
+ENGINE = "llmgpu/cpu/"
+SANITIZERS = "tests/cpu/test_sanitizers.py"
+
+_ENCODING = (
+    "bpe/encoding/test_encoder_numpy.py bpe/test_engines.py bpe/encoding/test_encoder_numpy_cuts.py"
+)
+_PRETOKENS = (
+    "bpe/pretokens/test_pattern.py bpe/pretokens/test_pattern_families.py cpu/test_library.py"
+)
+_OPERATIONS = (
+    "lm/ops/test_c_operations.py lm/ops/test_layers_norm.py lm/ops/test_layers_activation.py "
+    "lm/ops/test_layers_rotary.py lm/ops/test_attention.py lm/ops/test_linear.py "
+    "lm/ops/test_loss.py lm/ops/test_optimizer.py"
+)
+_MERGING = (
+    "bpe/training/test_merge_host.py bpe/training/test_batched_numpy.py bpe/training/test_train.py"
+)
+_SHARDS = "tokens/test_layouts.py tokens/test_shards.py"
+_ALONE = (
+    "bpe/words/number_words.py bpe/encoding/encoder_shared.py bpe/encoding/special_encoding.py "
+    "bpe/training/batched_numpy.py bpe/training/merge_host.py bpe/training/scanned_words.py "
+    "bpe/vocabulary/trie.py bpe/vocabulary/recovery.py bpe/interchange/gguf.py "
+    "bpe/interchange/tekken.py bpe/interchange/tiktoken.py tokens/shards.py text/remote.py "
+    "lm/generating/sampling.py cpu/transfers.c"
+)
+
+# By module: its tests besides the file that is named after it.
+TESTS = {
+    **dict.fromkeys(_ALONE.split(), ""),
+    "bpe/words/spilling.py": "bpe/words/test_count_host.py",
+    "bpe/words/counts_file.py": "bpe/words/test_merge_counts.py",
+    "bpe/words/count_host.py": "bpe/test_engines.py",
+    "bpe/encoding/pair_ranks.py": "bpe/encoding/test_matching.py",
+    "bpe/encoding/matching.py": "bpe/encoding/test_encoder_numpy.py",
+    "bpe/encoding/encoder_numpy.py": _ENCODING,
+    "bpe/encoding/long_words.py": _ENCODING,
+    "bpe/encoding/special_search.py": "bpe/encoding/test_special_encoding.py",
+    "bpe/plain/greedy_matching.py": "bpe/encoding/test_encoder_numpy.py",
+    "bpe/pretokens/expressions.py": _PRETOKENS,
+    "bpe/pretokens/characters.py": "bpe/pretokens/test_gpt2.py " + _PRETOKENS,
+    "bpe/pretokens/slices.py": _PRETOKENS,
+    "bpe/training/linked_words.py": _MERGING,
+    "bpe/training/symbols.py": "bpe/training/test_train.py",
+    "tokens/ids.py": "tokens/test_formats.py",
+    "tokens/npy.py": "tokens/test_formats.py",
+    "tokens/bin.py": "tokens/test_foreign.py tokens/test_formats.py " + _SHARDS,
+    "tokens/manifest.py": "tokens/test_shards.py",
+    "tokens/layouts.py": "tokens/test_shards.py",
+    "tokens/megatron.py": _SHARDS,
+    "tokens/counting.py": "cli/test_count.py",
+    **dict.fromkeys(("cpu/merging.c", "cpu/pairs.c", "cpu/trainer.c"), _MERGING),
+    "cpu/long_words.c": _ENCODING,
+    "cpu/pretokens.c": _PRETOKENS + " bpe/test_engines.py",
+    "cpu/blocks.c": _PRETOKENS,
+    "cpu/shared_words.c": _ENCODING,
+    "cpu/words.c": "bpe/words/test_count_host.py " + _ENCODING,
+    "cpu/encode.c": "bpe/encoding/test_special_encoding.py " + _ENCODING,
+    "cpu/matching.c": "bpe/encoding/test_pair_ranks.py bpe/encoding/test_matching.py " + _ENCODING,
+    "cpu/tokens.c": "bpe/vocabulary/test_trie.py bpe/vocabulary/test_spelling.py "
+    "bpe/vocabulary/test_vocabulary.py",
+    "cpu/decimals.c": "tokens/test_formats.py",
+    "cpu/generated.c": "text/test_generated.py",
+    "cpu/jsonl.c": "text/test_jsonl.py",
+    **dict.fromkeys(
+        ("cpu/rows.c", "cpu/row_kernels.h", "cpu/products.c", "cpu/threads.c"), _OPERATIONS
+    ),
+}
+KERNEL_TESTS = {
+    "wgsl/common": "bpe/encoding/test_subgroups.py bpe/plain/test_recount_gpu.py "
+    "bpe/plain/test_greedy_gpu.py",
+    "wgsl/words": "bpe/words/test_word_table_gpu.py bpe/words/test_count_gpu.py",
+    "wgsl/count": "bpe/words/test_count_gpu.py bpe/test_engines.py",
+    "wgsl/encode": "bpe/encoding/test_encoder_gpu.py bpe/test_engines.py",
+    "wgsl/pretoken": "bpe/pretokens/test_pretoken_gpu.py bpe/pretokens/test_pretoken_walk_gpu.py",
+    "wgsl/batched": "bpe/training/test_batched_gpu.py",
+    "wgsl/recount": "bpe/plain/test_recount_gpu.py",
+    "wgsl/trie": "bpe/plain/test_greedy_gpu.py",
+}
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -114,7 +197,7 @@ def text_mutants(module: str) -> Iterator[Mutant]:
             line = text.count("\n", 0, found.start()) + 1
             column = found.start() - (text.rfind("\n", 0, found.start()) + 1)
             what = described(text.splitlines()[line - 1], column, f"{old.strip()} -> {new}")
-            function = "llmgpu/cpu/" if module.endswith((".c", ".h")) else ""
+            function = ENGINE if module.endswith((".c", ".h")) else ""
             yield Mutant(module, line, what, found.start(), len(old), new, function)
 
 
@@ -160,3 +243,25 @@ def is_left_out(mutant: Mutant) -> bool:
     """Tell whether a rule says that a change alters no result."""
     rules = [*RULES[""], *RULES.get(mutant.module, ())]
     return any(re.search(rule, mutant.what) for rule in rules)
+
+
+def test_files(module: str) -> list[str]:
+    """Return the files of a module's tests."""
+    folder, name = os.path.split(module.removeprefix("llmgpu/"))
+    named = (KERNEL_TESTS[folder] if "wgsl" in folder else TESTS[f"{folder}/{name}"]).split()
+    own = f"{folder}/test_{Path(name).stem}.py"
+    if (ROOT / "tests" / own).exists():
+        named.insert(0, own)
+    if module.startswith(ENGINE):
+        named.append("cpu/test_allocations.py")
+    return [f"tests/{name}" for name in named] + [SANITIZERS] * module.startswith(ENGINE)
+
+
+def all_mutants(part: str) -> list[Mutant]:
+    """Return the changes that may alter a result, of modules whose name has this in it."""
+    kernels = sorted(
+        str(path.relative_to(ROOT)) for name in KERNEL_TESTS for path in (ROOT / name).glob("*")
+    )
+    modules = [*(f"llmgpu/{name}" for name in TESTS), *(kernels if "wgsl" in part else ())]
+    found = [one for module in modules if part in module for one in mutants(module)]
+    return [one for one in found if not is_left_out(one)]

@@ -11,7 +11,7 @@ with --module wgsl: a kernel that never ends may take a graphics driver with it.
 
 The tests run in children of this process, which has imported the large packages. They run once as
 they are, and which functions each calls is recorded; then, for a change, those that call the
-changed function, the fastest first, until one fails.
+changed function, the fastest first, until one fails. What C survives is built with sanitizers, too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import random
 import resource
@@ -39,7 +40,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 import pytest
-from mutants import ROOT, Mutant, is_left_out, mutants, read_module
+from mutants import ENGINE, ROOT, SANITIZERS, Mutant, all_mutants, read_module, test_files
 
 LEAST_SCORE = 0.95
 SLOWER = 5  # a test that takes this many times as long, and CPU_SECONDS, hangs
@@ -50,7 +51,7 @@ FUZZ_ROUNDS = "40"  # of random texts in C and NumPy
 MEMORY_BYTES = 6 << 30  # of a child: a change may ask for any amount
 NOT_COMPILED = 100  # exit code of a child
 NOT_IMPORTED = 4  # exit code of pytest, where conftest.py fails; 2 where a module of tests does
-ENGINE = "llmgpu/cpu/"
+NO_TESTS = 5  # the same, where none is chosen
 COPIED = ("llmgpu", "tests", "wgsl", "docs", "scripts", "vocab_samples", "pyproject.toml")
 # What is imported already can't be prepared for good messages, which nobody reads.
 PYTEST_OPTIONS = (
@@ -61,105 +62,6 @@ PYTEST_OPTIONS = (
 IMPORTED = ("numpy", "hypothesis", "regex", "tiktoken", "tokenizers", "click", "rich", "msgpack")
 SHARED = "tests/bpe/encoding/test_encoder_shared.py"  # takes a device, which may be in software
 DEVICES = {"device", "portable_device", "any_device", "dawn_device"}  # fixtures
-
-_ENCODING = (
-    "bpe/encoding/test_encoder_numpy.py bpe/test_engines.py bpe/encoding/test_encoder_numpy_cuts.py"
-)
-_PRETOKENS = (
-    "bpe/pretokens/test_pattern.py bpe/pretokens/test_pattern_families.py cpu/test_library.py"
-)
-_OPERATIONS = (
-    "lm/ops/test_c_operations.py lm/ops/test_layers_norm.py lm/ops/test_layers_activation.py "
-    "lm/ops/test_layers_rotary.py lm/ops/test_attention.py lm/ops/test_linear.py "
-    "lm/ops/test_loss.py lm/ops/test_optimizer.py"
-)
-
-# By module: the tests named for it, the fastest first.
-TESTS = {
-    "llmgpu/bpe/words/number_words.py": "bpe/words/test_number_words.py",
-    "llmgpu/bpe/words/spilling.py": "bpe/words/test_spilling.py bpe/words/test_count_host.py",
-    "llmgpu/bpe/words/counts_file.py": "bpe/words/test_counts_file.py "
-    "bpe/words/test_merge_counts.py",
-    "llmgpu/bpe/encoding/pair_ranks.py": "bpe/encoding/test_pair_ranks.py "
-    "bpe/encoding/test_matching.py",
-    "llmgpu/bpe/encoding/matching.py": "bpe/encoding/test_matching.py "
-    "bpe/encoding/test_encoder_numpy.py",
-    "llmgpu/bpe/encoding/encoder_numpy.py": "bpe/encoding/test_encoder_numpy.py "
-    "bpe/encoding/test_encoder_numpy_cuts.py bpe/test_engines.py",
-    "llmgpu/bpe/plain/greedy_matching.py": "bpe/encoding/test_encoder_numpy.py",
-    "llmgpu/bpe/training/linked_words.py": "bpe/training/test_batched_numpy.py "
-    "bpe/training/test_merge_host.py bpe/training/test_train.py",
-    "llmgpu/bpe/training/batched_numpy.py": "bpe/training/test_batched_numpy.py",
-    "llmgpu/bpe/training/symbols.py": "bpe/training/test_symbols.py bpe/training/test_train.py",
-    "llmgpu/bpe/vocabulary/trie.py": "bpe/vocabulary/test_trie.py",
-    "llmgpu/bpe/vocabulary/recovery.py": "bpe/vocabulary/test_recovery.py",
-    "llmgpu/tokens/ids.py": "tokens/test_formats.py",
-    "llmgpu/tokens/npy.py": "tokens/test_formats.py",
-    "llmgpu/tokens/bin.py": "tokens/test_bin.py tokens/test_foreign.py tokens/test_formats.py "
-    "tokens/test_layouts.py tokens/test_shards.py",
-    "llmgpu/tokens/manifest.py": "tokens/test_shards.py",
-    "llmgpu/tokens/shards.py": "tokens/test_shards.py",
-    "llmgpu/tokens/layouts.py": "tokens/test_layouts.py tokens/test_shards.py",
-    "llmgpu/tokens/megatron.py": "tokens/test_layouts.py tokens/test_shards.py",
-    "llmgpu/tokens/counting.py": "tokens/test_counting.py cli/test_count.py",
-    "llmgpu/text/remote.py": "text/test_remote.py",
-    "llmgpu/bpe/interchange/tekken.py": "bpe/interchange/test_tekken.py",
-    "llmgpu/bpe/interchange/gguf.py": "bpe/interchange/test_gguf.py",
-    "llmgpu/bpe/encoding/encoder_shared.py": "bpe/encoding/test_encoder_shared.py",
-    "llmgpu/bpe/training/scanned_words.py": "bpe/training/test_scanned_words.py",
-    "llmgpu/lm/generating/sampling.py": "lm/generating/test_sampling.py",
-    "llmgpu/bpe/encoding/long_words.py": "bpe/encoding/test_long_words.py " + _ENCODING,
-    "llmgpu/bpe/encoding/special_encoding.py": "bpe/encoding/test_special_encoding.py",
-    "llmgpu/bpe/encoding/special_search.py": "bpe/encoding/test_special_search.py "
-    "bpe/encoding/test_special_encoding.py",
-    "llmgpu/bpe/words/count_host.py": "bpe/words/test_count_host.py bpe/test_engines.py",
-    "llmgpu/bpe/pretokens/expressions.py": "bpe/pretokens/test_expressions.py " + _PRETOKENS,
-    "llmgpu/bpe/pretokens/characters.py": "bpe/pretokens/test_gpt2.py " + _PRETOKENS,
-    "llmgpu/bpe/pretokens/slices.py": "bpe/pretokens/test_slices.py " + _PRETOKENS,
-    "llmgpu/bpe/interchange/tiktoken.py": "bpe/interchange/test_tiktoken.py",
-    "llmgpu/bpe/training/merge_host.py": "bpe/training/test_merge_host.py",
-    "llmgpu/cpu/merging.c": "bpe/training/test_merge_host.py",
-    "llmgpu/cpu/pairs.c": "bpe/training/test_merge_host.py",
-    "llmgpu/cpu/trainer.c": "bpe/training/test_merge_host.py",
-    "llmgpu/cpu/long_words.c": "cpu/test_long_words.py " + _ENCODING,
-    "llmgpu/cpu/pretokens.c": _PRETOKENS + " bpe/test_engines.py",
-    "llmgpu/cpu/blocks.c": _PRETOKENS,
-    "llmgpu/cpu/shared_words.c": "cpu/test_shared_words.py " + _ENCODING,
-    "llmgpu/cpu/words.c": "bpe/words/test_count_host.py " + _ENCODING,
-    "llmgpu/cpu/encode.c": _ENCODING + " bpe/encoding/test_special_encoding.py",
-    "llmgpu/cpu/matching.c": "bpe/encoding/test_pair_ranks.py "
-    + _ENCODING
-    + " bpe/encoding/test_matching.py",
-    "llmgpu/cpu/tokens.c": "bpe/vocabulary/test_trie.py bpe/vocabulary/test_spelling.py "
-    "bpe/vocabulary/test_vocabulary.py",
-    "llmgpu/cpu/decimals.c": "tokens/test_formats.py",
-    "llmgpu/cpu/transfers.c": "cpu/test_transfers.py",
-    "llmgpu/cpu/generated.c": "text/test_generated.py",
-    "llmgpu/cpu/jsonl.c": "text/test_jsonl.py",
-    "llmgpu/cpu/rows.c": _OPERATIONS,
-    "llmgpu/cpu/row_kernels.h": _OPERATIONS,
-    "llmgpu/cpu/products.c": _OPERATIONS,
-    "llmgpu/cpu/threads.c": _OPERATIONS,
-}
-KERNEL_TESTS = {
-    "wgsl/common": "bpe/encoding/test_subgroups.py bpe/plain/test_recount_gpu.py "
-    "bpe/plain/test_greedy_gpu.py",
-    "wgsl/words": "bpe/words/test_word_table_gpu.py bpe/words/test_count_gpu.py",
-    "wgsl/count": "bpe/words/test_count_gpu.py bpe/test_engines.py",
-    "wgsl/encode": "bpe/encoding/test_encoder_gpu.py bpe/test_engines.py",
-    "wgsl/pretoken": "bpe/pretokens/test_pretoken_gpu.py bpe/pretokens/test_pretoken_walk_gpu.py",
-    "wgsl/batched": "bpe/training/test_batched_gpu.py",
-    "wgsl/recount": "bpe/plain/test_recount_gpu.py",
-    "wgsl/trie": "bpe/plain/test_greedy_gpu.py",
-}
-
-
-def test_files(module: str) -> list[str]:
-    """Return the files of a module's tests."""
-    named = (TESTS.get(module) or KERNEL_TESTS[os.path.dirname(module)]).split()
-    if module.startswith(ENGINE):
-        named.append("cpu/test_allocations.py")
-    return [f"tests/{name}" for name in named]
 
 
 @dataclass(frozen=True)
@@ -276,6 +178,11 @@ class Task:
         if self.mutant is None:
             recorder = Recorder(self.on_devices)
             pytest.main([*options, *self.files], plugins=[recorder])
+            if self.files == [SANITIZERS]:
+                recorder.seconds[SANITIZERS] = math.inf
+                recorder.functions[SANITIZERS] = None
+                if not sanitize(folder):
+                    recorder.other[SANITIZERS] = "failed"
             made = recorder.seconds, recorder.functions, recorder.other
             (folder / "made.json").write_text(json.dumps(made))
             return 0
@@ -285,7 +192,10 @@ class Task:
             fuzz(folder)
         if not self.files:
             return 0
-        return pytest.main([*options, "-x", *self.files], plugins=[Chosen(self.tests or {})])
+        code = pytest.main([*options, "-x", *self.files], plugins=[Chosen(self.tests or {})])
+        if code in (0, NO_TESTS) and SANITIZERS in self.files:
+            return not sanitize(folder)
+        return code
 
 
 def change(folder: Path, module: str, text: str) -> bool:
@@ -309,6 +219,19 @@ def fuzz(folder: Path) -> None:
     signal.setitimer(signal.ITIMER_PROF, 20 * CPU_SECONDS)
     sys.argv = ["fuzz", str(folder / "llmgpu/cpu/engine.so"), "1", FUZZ_ROUNDS]
     importlib.import_module("tests.cpu.fuzz").main()
+
+
+def sanitize(folder: Path) -> bool:
+    """Tell whether no access is out of bounds on random texts; False without sanitizers, too."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    tests = importlib.import_module("tests.cpu.test_sanitizers")
+    try:
+        engine = tests.build_checked(folder / "tmp", *tests.SMALL)
+    except pytest.skip.Exception:
+        return False
+    done = tests.run(engine, ["-m", "tests.cpu.fuzz", str(engine), "2", FUZZ_ROUNDS])
+    return bool(done.returncode == 0)
 
 
 class Children:
@@ -389,7 +312,8 @@ def prepare(folder: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, hard))
     os.chdir(folder)
     with open("output", "wb") as output:
         os.dup2(output.fileno(), 1)
@@ -413,15 +337,6 @@ def copy_repository(folder: Path) -> None:
         else:
             folder.mkdir(exist_ok=True)
             shutil.copy(source, folder / name)
-
-
-def all_mutants(part: str) -> list[Mutant]:
-    kernels = sorted(
-        str(path.relative_to(ROOT)) for name in KERNEL_TESTS for path in (ROOT / name).glob("*")
-    )
-    modules = [*TESTS, *(kernels if "wgsl" in part else ())]
-    found = [one for module in modules if part in module for one in mutants(module)]
-    return [one for one in found if not is_left_out(one)]
 
 
 def record(todo: list[Mutant], children: Children, on_devices: bool) -> dict[str, Test]:

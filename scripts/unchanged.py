@@ -12,11 +12,11 @@ RULES: dict[str, list[str]] = {
         r"^(?:static |const )*\w+ \*?\w+\[[\w +*]+\](?: = \{\D*\})?; \| \d+: \d+ -> \d+$",
         # C: memory for one more than is needed.
         r"\b[cm]alloc\(.*: 1 -> 2$",
-        r"^uint8_t room\[.*: \+ -> -$",
+        r"^uint8_t (?:room|word)\[.*: (?:\+ -> -|\d+ -> \d+)$",
         # Python: results do not depend on the number of threads.
         r"\bthreads: int = 1\b.*: 1 -> 2$",
         # C: of two equal numbers, either one.
-        r"\b(\w+) [<>] (\w+) \? (?:\1 : \2|\2 : \1)\b.* \| \d+: (?:< -> <=|> -> >=)$",
+        r"(?<!\S)(\S+) [<>] (\S+) \? (?:\1 : \2|\2 : \1)[;,].* \| \d+: (?:< -> <=|> -> >=)$",
         # A limit of memory or of time, but for one byte or one step.
         r"\b_?(?:MOST|MAX)_(?:STEPS|TABLE_\w+|BATCH)\b.* \| \d+: (?:> -> >=|>= -> >|.*\d -> \d+)$",
         # The same of limits that take gigabytes to reach.
@@ -62,6 +62,7 @@ RULES: dict[str, list[str]] = {
         r"after->tokens\[1\]\.begin : after->size\); \| 63: 1 -> 2$",
         r"^last = window\.first \+ window\.tokens\[cut - 1\]\.begin; .*-> (?:;|2)$",
         r"^window\.size \*= 2; ",  # time alone: the size of windows
+        r"^if \(window->size > length - window->first\) .*> -> >=$",  # of two equal numbers
     ],
     "llmgpu/cpu/matching.c": [
         # Time alone: words are cut in fewer places.
@@ -99,6 +100,7 @@ RULES: dict[str, list[str]] = {
         r"^if \(child \+ 1 < trainer->heap_used && \| \d+: (?:< -> <=|\+ -> -)",
     ],
     "llmgpu/cpu/pretokens.c": [
+        r"\bcontraction_end\(p, end, 1\);.*: 1 -> 2$",  # it is compared with 0
         r"^while \(end - p >= 8 && .*8 -> 9$",  # time alone: bytes looked at together
         # A byte of 0 is decoded then; the next loop sets 128.
         r"^for \(int byte = 0; byte < 128; .*(?:0 -> 1|< -> <=|128 -> 129)$",
@@ -134,6 +136,7 @@ RULES: dict[str, list[str]] = {
     ],
     "llmgpu/cpu/products.c": [
         r"^if \(parts < 1\) ",  # the same
+        r"^multiply\(.*\(Matrix\)\{[^}]*, 1, .*: 1 -> 2$",  # it is compared with 0
         r"a->seq - first < BLOCK \? .*< -> <=$",  # of two equal numbers, either one
         r"TRANSPOSED = 112 .*112 -> 113$",  # transposed and conjugated: the same for real numbers
         # Time alone: how many parts a product has.

@@ -9,6 +9,9 @@
 #define PLACE_MASK ((UINT64_C(1) << 56) - 1)
 #define FIRST_SLOTS 4096
 #define BATCH 128 /* words whose slots are fetched at a time */
+#ifndef LEAST_ROOM
+#define LEAST_ROOM 1024 /* items for which memory is taken at first */
+#endif
 
 #define LOWEST(bytes) ((UINT64_C(1) << 8 * (bytes)) - 1)
 #define ALL UINT64_MAX
@@ -25,8 +28,8 @@ int grow(void **items, int64_t *room, int64_t needed, size_t size)
     if (needed <= *room)
         return 0;
     int64_t more = needed > 2 * *room ? needed : 2 * *room;
-    if (more < 1024)
-        more = 1024;
+    if (more < LEAST_ROOM)
+        more = LEAST_ROOM;
     if ((uint64_t)more > SIZE_MAX / size)
         return NO_MEMORY;
     void *larger = realloc(*items, (size_t)more * size);

@@ -14,6 +14,8 @@ from tests.conftest import examples
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+# So that words have windows, and what is taken from the heap has no room to spare.
+SMALL = ("-DMOST_AT_ONCE=48", "-DWINDOW=16", "-DLEAST_ROOM=1")
 
 
 def sanitizer() -> str:
@@ -28,23 +30,28 @@ def sanitizer() -> str:
     return path
 
 
+def build_checked(folder: Path, *flags: str) -> Path:
+    """Build the library in a folder, to stop at the first mistake; skips without sanitizers."""
+    sanitizer()
+    path = folder / "engine.so"
+    build.build(path, [*FLAGS, *flags])
+    return path
+
+
 def run(library: Path, program: list[str]) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
         "LD_PRELOAD": sanitizer(),
-        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=4096",
         "PYTHONPATH": str(ROOT),
     }
     command = [sys.executable, *program]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
 
 
-@pytest.fixture(scope="module", params=[(), ("-DLLMGPU_PLAIN",)], ids=["blocks", "plain"])
+@pytest.fixture(scope="module", params=[SMALL, ("-DLLMGPU_PLAIN",)], ids=["blocks", "plain"])
 def checked(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """The library, built to stop at the first mistake, with blocks of text and without."""
-    sanitizer()
-    path = tmp_path_factory.mktemp("engine") / "engine.so"
-    build.build(path, [*FLAGS, *request.param])
-    return path
+    """The library with blocks of text and without."""
+    return build_checked(tmp_path_factory.mktemp("engine"), *request.param)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ _VALID = [
     *"\u0301\u0903\u200d\u20dd",  # marks, and what joins them
     *"٣Ⅷ½𝟗",
     *" \n\r\t\x0b\x1c\x00\x85\xa0\u1680\u2028\u3000\u180e",
-    *"😀𝔄𝔞𐐀€\ufeff\ue000\U0010ffff",
+    *"😀𝔄𝔞𐐀€\ufeff\ue000\U00100000\U0010ffff",
     *("'s", "'LL", "'re", "'ſ", "  ", "\r\n", "123", "''"),
 ]
 _INVALID = [

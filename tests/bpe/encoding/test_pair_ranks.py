@@ -17,6 +17,7 @@ from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import insert_pairs, library
 from llmgpu.errors import VocabularyError
+from llmgpu.kernel_source import constant
 
 BYTES = [bytes([value]) for value in range(256)]
 TOKEN = st.lists(st.sampled_from(b"ab\x00\xff"), min_size=1, max_size=9).map(bytes)
@@ -55,6 +56,10 @@ def assert_all_cuts(tokens: list[bytes]) -> None:
     if library() is not None:
         engine_pairs = make_c_vocabulary(make_vocabulary(tokens)).pairs()
         assert [tuple(pair) for pair in engine_pairs.tolist()] == all_cuts(tokens)
+
+
+def test_kernels_have_the_same_number_for_no_rank() -> None:
+    assert constant("encode/02_merge.wgsl", "NO_RANK") == NO_RANK
 
 
 @pytest.mark.parametrize("merges", [0, 3])
