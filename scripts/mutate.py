@@ -222,16 +222,16 @@ def fuzz(folder: Path) -> None:
 
 
 def sanitize(folder: Path) -> bool:
-    """Tell whether no access is out of bounds on random texts; False without sanitizers, too."""
+    """Tell whether sanitizers find nothing in random texts and threads; False without them, too."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
     tests = importlib.import_module("tests.cpu.test_sanitizers")
     try:
         engine = tests.build_checked(folder / "tmp", *tests.SMALL)
-    except pytest.skip.Exception:
+        done = tests.run(engine, ["-m", "tests.cpu.fuzz", str(engine), "2", FUZZ_ROUNDS])
+        return done.returncode == 0 and tests.run_threads(folder / "tmp").returncode == 0
+    except (pytest.skip.Exception, subprocess.CalledProcessError):
         return False
-    done = tests.run(engine, ["-m", "tests.cpu.fuzz", str(engine), "2", FUZZ_ROUNDS])
-    return bool(done.returncode == 0)
 
 
 class Children:

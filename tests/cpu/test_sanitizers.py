@@ -48,6 +48,19 @@ def run(library: Path, program: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
 
 
+def run_threads(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Build and run threads.c with the library under ThreadSanitizer; skips without it."""
+    sanitizer()
+    sources = [str(path) for path in build.sources() if path.suffix == ".c"]
+    compiler = os.environ.get("CC", "cc").split()
+    flags = ["-g", "-O1", "-fsanitize=thread", "-pthread", f"-I{build.FOLDER}"]
+    program = str(folder / "threads")
+    files = [str(Path(__file__).with_name("threads.c")), *sources, *build.LIBRARIES]
+    subprocess.run([*compiler, *flags, "-o", program, *files], check=True)
+    environment = os.environ | {"TSAN_OPTIONS": "halt_on_error=1"}
+    return subprocess.run([program], capture_output=True, text=True, env=environment)
+
+
 @pytest.fixture(scope="module", params=[SMALL, ("-DLLMGPU_PLAIN",)], ids=["blocks", "plain"])
 def checked(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """The library with blocks of text and without."""
@@ -82,14 +95,5 @@ def test_the_sanitizer_sees_a_text_without_padding(checked: Path) -> None:
 
 @pytest.mark.slow
 def test_threads_that_share_words_or_work(tmp_path: Path) -> None:
-    sanitizer()
-    sources = [str(path) for path in build.sources() if path.suffix == ".c"]
-    compiler = os.environ.get("CC", "cc").split()
-    flags = ["-g", "-O1", "-fsanitize=thread", "-pthread", f"-I{build.FOLDER}"]
-    program = str(tmp_path / "threads")
-    harness = str(Path(__file__).with_name("threads.c"))
-    files = [harness, *sources, *build.LIBRARIES]
-    subprocess.run([*compiler, *flags, "-o", program, *files], check=True)
-    environment = os.environ | {"TSAN_OPTIONS": "halt_on_error=1"}
-    done = subprocess.run([program], capture_output=True, text=True, env=environment)
+    done = run_threads(tmp_path)
     assert (done.returncode, done.stdout) == (0, "0 mistakes\n"), done.stderr[-3000:]

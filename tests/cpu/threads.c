@@ -1,6 +1,6 @@
 /* Threads that share one table of words, under ThreadSanitizer: each encodes texts of random words, and
  * compares what its ids spell with the text. The table grows, or is full, or has hardly any room.
- * Threads that share the items of jobs do each once. */
+ * Threads that share the items of jobs do each once. Threads that read a file all find its end. */
 #include <pthread.h>
 #include <stdio.h>
 
@@ -10,11 +10,15 @@
 #define TEXT_BYTES 300000
 #define PAIRS 26 /* tokens of a space and a letter, after those of single bytes */
 
+#define PIECES_BYTES (16 << 20) /* several pieces of a file */
+
 #define ITEMS 100
 #define JOBS 3000
 
 Threads *llmgpu_threads_new(int64_t count);
 void llmgpu_threads_free(Threads *threads);
+
+int64_t llmgpu_read(int descriptor, uint8_t *target, int64_t length, int64_t offset, int threads);
 
 typedef struct Encoder Encoder;
 Pattern *llmgpu_pattern_new(int rule, int digits, int whole_at_end, const uint8_t *classes);
@@ -102,6 +106,19 @@ static void make_text(void)
     }
 }
 
+static void check_reading(void)
+{
+    FILE *file = tmpfile();
+    uint8_t *target = malloc(PIECES_BYTES);
+
+    if (fwrite(text, 1, 10, file) != 10 || fflush(file) != 0)
+        mistakes++;
+    for (int times = 0; times < 20; times++)
+        mistakes += llmgpu_read(fileno(file), target, PIECES_BYTES, 0, THREADS) != 10;
+    free(target);
+    fclose(file);
+}
+
 static void count_items(const void *arguments, int64_t start, int64_t stop, int64_t thread)
 {
     (void)thread;
@@ -139,6 +156,7 @@ int main(void)
         llmgpu_shared_words_free(words);
     }
     check_jobs();
+    check_reading();
     printf("%d mistakes\n", mistakes);
     return mistakes != 0;
 }
