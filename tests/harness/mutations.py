@@ -21,6 +21,7 @@ from tests.harness.samples import CHECKPOINTED, MODEL, SHARDED, TRAINED, fresh_c
 
 CPU = ("--device", "cpu")
 V = ("--vocab", "in/v.bin", *CPU)
+TRAINING = ("train", *V[:2], *MODEL, "--steps", "1", "-o", "out/model")
 HOSTILE: tuple[Any, ...] = (
     *(None, True, False, -1, 0, 1, 2, 255, 256, 2**31 - 1, 2**31, 2**32, 2**53, 2**63, 10**400),
     *(0.5, -0.0, 1e308, float("nan"), float("inf"), "", "x", "x" * 5000, "\ud800", "\x1b[2J\0"),
@@ -49,42 +50,21 @@ def _targets() -> list[Target]:
             ("tokenize", "in/corpus.txt", *V, "--count"),
             ("tokenize", "in/ids.ids", *V, "--decode", "-o", "out/text"),
             ("bpe-train", "in/corpus.txt", "--seed-vocab", "in/v.bin", "-o", "out/v.bin", *CPU),
-            ("export", "in/v.bin", "--to", "tiktoken", "-o", "out/t"),
-            ("export", "in/v.bin", "--to", "huggingface", "-o", "out/t"),
-            ("export", "in/v.bin", "--to", "gpt2", "-o", "out/t"),
+            *(
+                ("export", "in/v.bin", "--to", name, "-o", "out/t")
+                for name in ("tiktoken", "huggingface", "gpt2", "gguf")
+            ),
         )
     ]
     found += [Target("in/counts", ("bpe-train", "--from-counts", "in/counts", "-o", "out/v", *CPU))]
-    for name in ("ids", "jsonl", "npy", "bin"):
-        decode = ("tokenize", f"in/ids.{name}", *V, "--decode", "--format", name, "-o", "out/text")
-        found.append(Target(f"in/ids.{name}", decode))
     record = ("bench", "--from", "in/record.json")
-    training = ("train", *V[:2], *MODEL, "--steps", "1", "-o", "out/model")
     found += [
-        Target("in/ids.bin.json", decode),
-        Target("in/ids.bin.json", (*training, "in/ids.bin")),
-        Target("in/ids.bin", (*training, "in/ids.bin")),
         *(
-            Target(f"in/shards{end}", (*training, "in/shards.json"))
-            for end in (".json", "-000001.bin", "-000000.bin.json")
+            Target(f"in/{name}", ("import", f"in/{name}", "-o", "out/v.bin"))
+            for name in ("t.json", "ranks", "tekken.json", "v.gguf")
         ),
-        Target("in/t.json", ("import", "in/t.json", "-o", "out/v.bin")),
-        Target("in/ranks", ("import", "in/ranks", "-o", "out/v.bin")),
-        Target("in/tekken.json", ("import", "in/tekken.json", "-o", "out/v.bin")),
         Target("in/tekken.json", ("tokenize", "in/corpus.txt", "--vocab", "in/tekken.json", *CPU)),
-        Target("in/v.gguf", ("import", "in/v.gguf", "-o", "out/v.bin")),
-        Target("in/v.gguf", ("info", "in/v.gguf")),
-        Target("in/run.toml", (*training[:1], "--config", "in/run.toml", *training[3:])),
-        *(
-            Target(f"in/megatron.{end}", command)
-            for end in ("bin", "bin.json", "idx")
-            for command in (
-                (*training, "in/megatron.bin"),
-                ("tokenize", "in/megatron.bin", *V, "--decode", "-o", "out/text"),
-                ("info", "in/megatron.bin"),
-            )
-        ),
-        *(Target(f"in/nanogpt.bin{end}", (*training, "in/nanogpt.bin")) for end in ("", ".json")),
+        Target("in/run.toml", (*TRAINING[:1], "--config", "in/run.toml", *TRAINING[3:])),
         Target("in/ranks.json", ("import", "in/ranks", "-o", "out/v.bin")),
         *(
             Target(f"in/gpt2/{name}", ("import", *GPT2, "-o", "out/v.bin"))
@@ -96,16 +76,42 @@ def _targets() -> list[Target]:
     for name in ("c.jsonl", "c.parquet", "c.txt.gz", "c.txt.bz2", "c.txt.xz", "c.txt.zst"):
         found.append(Target(f"in/{name}", ("tokenize", f"in/{name}", *V, "-o", "out/ids")))
         found.append(Target(f"in/{name}", ("bpe-train", f"in/{name}", "-o", "out/v.bin", *CPU)))
-    found += _conversations()
+    found += [*_token_files(), *_conversations()]
     compare = ("compare-vocabs", "in/v.bin", "in/t.json", "--on", "in/corpus.txt", *CPU)
     return [
         *found,
         *_unfinished(),
         *(Target(f"in/{name}", compare) for name in ("v.bin", "t.json")),
+        *(Target(f"in/{name}", ("info", f"in/{name}")) for name in ("counts", "v.gguf")),
         Target("in/v.bin", ("count", "in/corpus.txt", *V, "--per", "total")),
-        Target("in/v.bin", ("export", "in/v.bin", "--to", "gguf", "-o", "out/t")),
-        Target("in/counts", ("info", "in/counts")),
         Target("in/counts", ("merge-word-counts", "in/counts", "in/counts", "-o", "out/all")),
+    ]
+
+
+def _token_files() -> list[Target]:
+    found = []
+    for name in ("ids", "jsonl", "npy", "bin"):
+        decode = ("tokenize", f"in/ids.{name}", *V, "--decode", "--format", name, "-o", "out/text")
+        found.append(Target(f"in/ids.{name}", decode))
+    return [
+        *found,
+        Target("in/ids.bin.json", decode),
+        Target("in/ids.bin.json", (*TRAINING, "in/ids.bin")),
+        Target("in/ids.bin", (*TRAINING, "in/ids.bin")),
+        *(
+            Target(f"in/shards{end}", (*TRAINING, "in/shards.json"))
+            for end in (".json", "-000001.bin", "-000000.bin.json")
+        ),
+        *(
+            Target(f"in/megatron.{end}", command)
+            for end in ("bin", "bin.json", "idx")
+            for command in (
+                (*TRAINING, "in/megatron.bin"),
+                ("tokenize", "in/megatron.bin", *V, "--decode", "-o", "out/text"),
+                ("info", "in/megatron.bin"),
+            )
+        ),
+        *(Target(f"in/nanogpt.bin{end}", (*TRAINING, "in/nanogpt.bin")) for end in ("", ".json")),
         Target("in/ids.bin", ("info", "in/ids.bin", "--json")),
     ]
 
