@@ -101,7 +101,6 @@ def bench(
     force: bool,
     as_json: bool,
     quiet: bool,
-    debug: bool,
     **measuring: Any,
 ) -> None:
     """Measure this machine, or read what was measured; show it, write it and compare it."""

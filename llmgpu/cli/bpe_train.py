@@ -74,7 +74,6 @@ def bpe_train(
     force: bool,
     as_json: bool,
     quiet: bool,
-    debug: bool,
     **settings: Any,
 ) -> None:
     """Train a byte-level BPE vocabulary on CORPUS: files, folders, globs, or a pipe."""

@@ -1,18 +1,66 @@
-"""What --chat and --chat-template mean for the commands that tokenize."""
+"""What the options about special tokens and conversations mean for the commands that tokenize."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import click
 
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 from llmgpu.bpe.vocabulary.chat import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cli.console import Reporter
 from llmgpu.cli.given import was_given
+from llmgpu.cli.options import id_or_text
 from llmgpu.input_files import decode_text, naming, read_limited
 from llmgpu.text.chat import MESSAGES, Chat
 from llmgpu.text.corpus import CorpusOptions
+from llmgpu.tokens.conversations import CHAT_TOKENS, Conversations
+
+
+@dataclass(frozen=True)
+class EncodingOptions:
+    """The values of `special_options` and `chat_options`.
+
+    Raises click.UsageError for some that can't be combined.
+    """
+
+    allowed_special: tuple[str, ...]
+    disallow_special: tuple[str, ...]
+    bos: str | None
+    eos: str | None
+    add_special_tokens: bool
+    chat: bool
+    chat_template: str | None
+
+    def __post_init__(self) -> None:
+        check_chat(self.chat, self.chat_template, self._special)
+
+    @property
+    def _special(self) -> SpecialOptions:
+        around = id_or_text(self.bos), id_or_text(self.eos)
+        return SpecialOptions(self.allowed_special, self.disallow_special, *around)
+
+    def special_tokens(self, vocabulary: Vocabulary, report: Reporter) -> SpecialOptions:
+        """Return how special tokens are encoded, with what a vocabulary puts around if asked."""
+        if self.chat:
+            return CHAT_TOKENS
+        if not self.add_special_tokens:
+            return self._special
+        if not (vocabulary.prefix_ids or vocabulary.suffix_ids):
+            report.note(
+                "--add-special-tokens has no effect: the vocabulary adds no tokens around a text"
+            )
+        return self._special.around(vocabulary)
+
+    def conversations(self, vocabulary: Vocabulary) -> AbstractContextManager[Conversations | None]:
+        """Return what renders conversations; None is opened where text is no conversation."""
+        return Conversations(vocabulary) if self.chat else nullcontext()
+
+    def with_template(self, vocabulary: Vocabulary) -> Vocabulary:
+        """Return a vocabulary with the chat template that was given, if one was."""
+        return with_chat_template(vocabulary, self.chat_template)
 
 
 def check_chat(chat: bool, template: str | None, special: SpecialOptions) -> None:

@@ -33,7 +33,6 @@ def compare_vocabs(
     device: str,
     as_json: bool,
     quiet: bool,
-    debug: bool,
     **reading: Any,
 ) -> None:
     """Compare two vocabularies."""

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -20,16 +20,15 @@ from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
+from llmgpu.cli.chat import EncodingOptions, with_chat
 from llmgpu.cli.console import Reporter, left_out_of, print_json, print_table
 from llmgpu.cli.given import refuse_given
 from llmgpu.cli.options import (
     gpu_from,
     labels_of,
     make_corpus_options,
-    make_special_options,
     piped_input,
-    put_around,
+    take_group,
 )
 from llmgpu.cli.parts import PartJob
 from llmgpu.cli.source_options import listed_files, resolve_texts, take_selection
@@ -42,7 +41,7 @@ from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.parts import Part
 from llmgpu.text.sources import Selection, Sources
 from llmgpu.text.streams import STANDARD_INPUT
-from llmgpu.tokens.conversations import CHAT_TOKENS, Conversations, MaskingEncoder
+from llmgpu.tokens.conversations import MaskingEncoder
 from llmgpu.tokens.counting import DocumentLengths, count_files
 from llmgpu.tokens.tokenizing import GPU_FROM
 
@@ -78,26 +77,17 @@ def count(
     device: str,
     as_json: bool,
     quiet: bool,
-    debug: bool,
-    allowed_special: tuple[str, ...],
-    disallow_special: tuple[str, ...],
-    bos: str | None,
-    eos: str | None,
-    add_special_tokens: bool,
-    chat: bool,
-    chat_template: str | None,
     **reading: Any,
 ) -> None:
     """Count the tokens of files, folders or globs, or of a pipe."""
     report = Reporter(quiet=quiet)
+    encoding = take_group(EncodingOptions, reading)
     paths, listed = _named_paths(paths, reading.pop("files_from"), report)
     if per in ("document", "total"):
         refuse_given(("sort",), f"has no effect with --per {per}")
     selection = take_selection(reading)
-    special = make_special_options(allowed_special, disallow_special, bos, eos)
-    check_chat(chat, chat_template, special)
     options = make_corpus_options(line_documents=line_documents, **reading)
-    lenient = None if chat else options.text_field
+    lenient = None if encoding.chat else options.text_field
     selection = replace(selection, lenient_field=lenient, listed=listed)
     job = PartJob(part, STANDARD_OUTPUT, report)
     begin = time.perf_counter()
@@ -105,18 +95,16 @@ def count(
         sources = job.take(sources, options)
         selected = start_selecting(device, sources.total_bytes, gpu_from(GPU_FROM), joins=True)
         vocabularies = [
-            with_chat_template(open_vocabulary(name, note=report.note), chat_template)
-            for name in vocabs
+            encoding.with_template(open_vocabulary(name, note=report.note)) for name in vocabs
         ]
         backend = selected()
         encoders = []
         for vocabulary in vocabularies:
-            marks = put_around(add_special_tokens, special, vocabulary, report)
-            marks = CHAT_TOKENS if chat else marks
-            encoder = open_encoder(vocabulary, backend, special=marks, threads=threads)
+            special = encoding.special_tokens(vocabulary, report)
+            encoder = open_encoder(vocabulary, backend, special=special, threads=threads)
             encoders.append((vocabulary, encoder))
         lengths = [DocumentLengths() for _ in vocabs] if per == "document" else None
-        rows, summary = _count(encoders, sources, options, report, lengths, chat=chat)
+        rows, summary = _count(encoders, sources, options, encoding, report, lengths)
     rows = [row._replace(path=STANDARD_INPUT) if row.path == kept else row for row in rows]
     largest = max(rows, key=lambda row: max(row.tokens), default=None)
     if per == "folder":
@@ -154,8 +142,9 @@ def _named_paths(
             raise click.UsageError("give PATH: files, folders or globs, or - for standard input")
         return paths, frozenset()
     listed = listed_files(paths, files_from)
-    there = [name for name in listed if os.path.lexists(name)]
-    missing = [name for name in listed if not os.path.lexists(name)]
+    found = set(filter(os.path.lexists, listed))
+    there = [name for name in listed if name in found]
+    missing = [name for name in listed if name not in found]
     if missing:  # as after git diff --name-only
         count = number_of(len(missing), "listed file")
         report.note(f"{count} not found, skipped: {in_words(missing)}")
@@ -188,19 +177,18 @@ def _count(
     encoders: Sequence[tuple[Vocabulary, Encoder]],
     sources: Sources,
     options: CorpusOptions,
+    encoding: EncodingOptions,
     report: Reporter,
     lengths: Sequence[DocumentLengths] | None,
-    *,
-    chat: bool,
 ) -> tuple[list[Row], dict[str, Any]]:
     """Return a row for each file, and the summary of all.
 
-    lengths: take the tokens of documents, for each encoder. chat: documents are conversations.
+    lengths: take the tokens of documents, for each encoder.
     """
     passes = []
     try:
         for (vocabulary, encoder), taken in zip(encoders, lengths or repeat(None), strict=False):
-            with Conversations(vocabulary) if chat else nullcontext() as conversations:
+            with encoding.conversations(vocabulary) as conversations:
                 if conversations:
                     encoder = MaskingEncoder(encoder, conversations, vocabulary)
                 with Corpus(sources, with_chat(options, conversations)) as text:

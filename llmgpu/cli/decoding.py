@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter
+from llmgpu.cli.token_output import TokenOutput
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output
 from llmgpu.outputs import MANIFEST, kind_of
@@ -40,16 +41,15 @@ def decode_files(
     sources: Sequence[tuple[str, str]],
     vocabulary: Vocabulary,
     vocab: str,
-    output: str,
-    layout: str,
+    target: TokenOutput,
     dtype: str | None,
     report: Reporter,
 ) -> dict[str, Any]:
     """Decode files of ids, each with its format; return the summary.
 
-    vocab: the vocabulary's name. output: gets the text, documents one after the other; JSON Lines,
-    by its name, have an object for each document. layout: of a pipe. dtype: of numbers in token
-    files that do not say it.
+    vocab: the vocabulary's name. target: gets the text, documents one after the other; JSON Lines,
+    by its name, have an object for each document. Its layout is that of ids in a pipe. dtype: of
+    numbers in token files that do not say it.
     """
     tokens, text_bytes = 0, 0
 
@@ -63,10 +63,10 @@ def decode_files(
                 matched_as(source, made_with, vocabulary, vocab)
             elif source != STANDARD_INPUT:
                 report.note(note_of_foreign([source], vocab))
-            yield from read_bin(source, vocabulary.size, layout, dtype)
+            yield from read_bin(source, vocabulary.size, target.layout, dtype)
 
-    in_lines = format_by_name(output) == "jsonl"
-    with atomic_output(output) as file:
+    in_lines = format_by_name(target.name) == "jsonl"
+    with atomic_output(target.name) as file:
         for ids in _documents(blocks(), _starts(sources)) if in_lines else blocks():
             data = vocabulary.decode(ids)
             file.write(_json_line(data) if in_lines else data)

@@ -47,7 +47,6 @@ def generate(
     device: str,
     as_json: bool,
     quiet: bool,
-    debug: bool,
     **sampling: Any,
 ) -> None:
     """Continue prompts with the model in FOLDER: of a run, a checkpoint or Hugging Face's kind."""

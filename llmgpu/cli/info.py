@@ -47,7 +47,6 @@ def info(
     force: bool,
     as_json: bool,
     quiet: bool,
-    debug: bool,
 ) -> None:
     """Show the adapters of this machine, or facts about a file."""
     lists = bool(tokens or merges or first or search or ids)

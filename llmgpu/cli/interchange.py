@@ -39,7 +39,6 @@ def import_vocabulary(
     force: bool,
     as_json: bool,
     quiet: bool,
-    debug: bool,
 ) -> None:
     """Import a vocabulary of another tool, with exactly the same ids."""
     report = Reporter(quiet=quiet)
@@ -80,7 +79,6 @@ def export_vocabulary(
     force: bool,
     as_json: bool,
     quiet: bool,
-    debug: bool,
 ) -> None:
     """Export the vocabulary VOCAB for another tool, with exactly the same ids."""
     report = Reporter(quiet=quiet)

@@ -19,7 +19,6 @@ def merge_word_counts(
     force: bool,
     as_json: bool,
     quiet: bool,
-    debug: bool,
 ) -> None:
     """Add up files of word counts, as bpe-train --counts-only writes them."""
     report = Reporter(quiet=quiet)
@@ -52,7 +51,6 @@ def merge_shards(
     force: bool,
     as_json: bool,
     quiet: bool,
-    debug: bool,
 ) -> None:
     """Write one manifest for the shards of all parts; the shards stay as they are."""
     report = Reporter(quiet=quiet)

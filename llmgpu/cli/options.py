@@ -7,6 +7,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -16,8 +17,6 @@ from llmgpu.cli.values import TEXT, ByteSize, PatternExpression, PatternName
 from llmgpu.errors import InputError
 
 if TYPE_CHECKING:
-    from llmgpu.bpe.encoding.special_encoding import SpecialOptions
-    from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
     from llmgpu.cli.console import Reporter
     from llmgpu.text.corpus import CorpusOptions
 
@@ -29,7 +28,7 @@ VOCAB_HELP = (
 )
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
+Group = TypeVar("Group")
 
 _MOST_LABEL = 14  # characters of a column's head
 _METAVARS = {type(click.INT): "N", click.IntRange: "N", click.FloatRange: "FLOAT"}
@@ -76,6 +75,12 @@ def add_options(
     for option in reversed(options):  # the one that is added last is listed first
         command = option(command)
     return command
+
+
+def take_group(kind: type[Group], options: dict[str, Any]) -> Group:
+    """Take the options that are fields of a dataclass out of those of a command, and make one."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: options.pop(name) for name in names})
 
 
 def options_of(
@@ -176,7 +181,9 @@ def output_options(command: Decorated) -> Decorated:
             callback=_set_log_format,
             help="Format of progress and notes on stderr; json writes an object per line.",
         ),
-        click.option("--debug", is_flag=True, help="Show a traceback on errors."),
+        click.option(
+            "--debug", is_flag=True, expose_value=False, help="Show a traceback on errors."
+        ),
     )
     return add_options(command, options)
 
@@ -273,7 +280,7 @@ def make_corpus_options(
 
 
 def special_options(command: Decorated) -> Decorated:
-    """Add the options about special tokens; `make_special_options` takes them."""
+    """Add the options about special tokens; see `llmgpu.cli.chat.EncodingOptions`."""
     options = (
         click.option(
             "--allowed-special",
@@ -310,31 +317,6 @@ def special_options(command: Decorated) -> Decorated:
         ),
     )
     return add_options(command, options)
-
-
-def make_special_options(
-    allowed_special: tuple[str, ...],
-    disallow_special: tuple[str, ...],
-    bos: str | None,
-    eos: str | None,
-) -> SpecialOptions:
-    """Turn the values of `special_options` into the library's."""
-    from llmgpu.bpe.encoding.special_encoding import SpecialOptions
-
-    return SpecialOptions(allowed_special, disallow_special, id_or_text(bos), id_or_text(eos))
-
-
-def put_around(
-    asked: bool, special: SpecialOptions, vocabulary: Vocabulary, report: Reporter
-) -> SpecialOptions:
-    """Return the options with what a vocabulary puts around a text, if that was asked for."""
-    if not asked:
-        return special
-    if not (vocabulary.prefix_ids or vocabulary.suffix_ids):
-        report.note(
-            "--add-special-tokens has no effect: the vocabulary adds no tokens around a text"
-        )
-    return special.around(vocabulary)
 
 
 def id_or_text(token: str | None) -> int | str | None:

@@ -67,7 +67,6 @@ def run(
     cpus: int,
     as_json: bool,
     quiet: bool,
-    debug: bool,
 ) -> None:
     """Run a command in parts on a Ray cluster, and put the parts together."""
     report = Reporter(quiet=quiet)

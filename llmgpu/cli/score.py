@@ -40,7 +40,6 @@ def score(
     device: str,
     as_json: bool,
     quiet: bool,
-    debug: bool,
     **reading: Any,
 ) -> None:
     """Score documents with the model in FOLDER."""

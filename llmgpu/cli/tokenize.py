@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -18,7 +17,7 @@ from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, ids_around
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
+from llmgpu.cli.chat import EncodingOptions, with_chat
 from llmgpu.cli.console import (
     Reporter,
     human_bytes,
@@ -32,8 +31,7 @@ from llmgpu.cli.options import (
     READING_INPUT,
     gpu_from,
     make_corpus_options,
-    make_special_options,
-    put_around,
+    take_group,
 )
 from llmgpu.cli.parts import PartJob
 from llmgpu.cli.source_options import lists_of_files, named_files, resolve_texts, take_selection
@@ -47,7 +45,7 @@ from llmgpu.text.normalizing import get_normalizer
 from llmgpu.text.parts import Part, is_one_document, split_by_position
 from llmgpu.text.sources import Sources
 from llmgpu.tokens.chunks import Chunks
-from llmgpu.tokens.conversations import CHAT_TOKENS, Conversations, MaskingEncoder
+from llmgpu.tokens.conversations import MaskingEncoder
 from llmgpu.tokens.formats import (
     SHOWN,
     check_ending,
@@ -85,6 +83,7 @@ _OF_OUTPUT = (
     *("output", "format_name", "layout", "shard_tokens", "split", "seed", "shuffle"),
     *("split_by", "resume", "force"),
 )
+_TO_OUTPUT = ("layout", "shard_tokens", "resume", "force", "seed", "shuffle", "split_by")
 
 
 @dataclass(frozen=True)
@@ -110,80 +109,70 @@ def tokenize(
     count: bool,
     line_documents: bool,
     threads: int | None,
-    shard_tokens: int | None,
-    layout: str,
-    split: tuple[tuple[str, float], ...],
-    seed: int,
-    shuffle: bool,
     max_tokens: int | None,
-    resume: bool,
     part: Part | str | None,
-    force: bool,
     device: str,
     as_json: bool,
     quiet: bool,
-    debug: bool,
-    allowed_special: tuple[str, ...],
-    disallow_special: tuple[str, ...],
-    bos: str | None,
-    eos: str | None,
-    add_special_tokens: bool,
-    chat: bool,
-    chat_template: str | None,
-    split_by: str,
     chunk_tokens: int | None,
     overlap: int,
     token_dtype: str | None,
-    **reading: Any,
+    **options: Any,
 ) -> None:
     """Tokenize text: files, folders or globs, stdin by default. Each file is a document."""
     report = Reporter(quiet=quiet, prints_data=output == STANDARD_OUTPUT and not count)
     _check_unused(decode=decode, count=count)
     job = PartJob(part, output, report)
-    output = job.output
-    by_name = "ids" if decode else format_by_name(output)
-    shape = (format_name or by_name, layout, shard_tokens)
-    masked = chat and shape[0] == "bin" and not writes_directly(output)
-    target = TokenOutput(
-        output, *shape, resume, force, dict(split), seed, shuffle, masked, split_by
-    )
-    _check_output(target)
-    special = make_special_options(allowed_special, disallow_special, bos, eos)
-    check_chat(chat, chat_template, special)
+    encoding = take_group(EncodingOptions, options)
+    target = _take_output(options, job.output, format_name, decode=decode, chat=encoding.chat)
     chunk = _chunk(chunk_tokens, overlap)
-    files = named_files(files, reading.pop("files_from"))
-    selection = take_selection(reading)
+    files = named_files(files, options.pop("files_from"))
+    selection = take_selection(options)
     sources = files or _input(report)
     found = Sources([], 0) if decode else resolve_texts(sources, selection)
     ids = files_of_ids(sources, format_name) if decode else []
     vocabulary_files = find_vocabulary(vocab)
     if not count:
         read = [*sources, *read_for(ids)] if decode else [source.path for source in found.files]
-        named = [*filter(None, [chat_template]), *lists_of_files()]
+        named = [*filter(None, [encoding.chat_template]), *lists_of_files()]
         check_files(target, [*vocabulary_files.inputs, *named, *read], decode, job.outputs)
         if not (decode or format_name):
-            check_ending(output)
-    options = make_corpus_options(line_documents=line_documents, **reading)
-    found, firsts = _take(found, options, target, job)
+            check_ending(target.name)
+    reading = make_corpus_options(line_documents=line_documents, **options)
+    found, firsts = _take(found, reading, target, job)
     growth = begin_growth()
     selected = start_selecting(device, found.total_bytes, gpu_from(GPU_FROM), joins=True)
     vocabulary = vocabulary_files.read(report.note)
-    vocabulary = with_chat_template(vocabulary.with_match(match or vocabulary.match), chat_template)
+    vocabulary = encoding.with_template(vocabulary.with_match(match or vocabulary.match))
     if decode:
-        summary = decode_files(ids, vocabulary, vocab, target.name, layout, token_dtype, report)
+        summary = decode_files(ids, vocabulary, vocab, target, token_dtype, report)
     else:
-        with Conversations(vocabulary) if chat else nullcontext() as conversations:
-            options = with_chat(options, conversations)
-            marks = (
-                CHAT_TOKENS if chat else put_around(add_special_tokens, special, vocabulary, report)
-            )
-            text = _Text(found, options, marks, threads, max_tokens, chunk, firsts)
+        special = encoding.special_tokens(vocabulary, report)
+        with encoding.conversations(vocabulary) as chat:
+            reading = with_chat(reading, chat)
+            text = _Text(found, reading, special, threads, max_tokens, chunk, firsts)
             written = None if count else target
             summary = _tokenize(text, vocabulary, selected, written, job, report, growth)
     if as_json:
-        print_json(summary, to_stderr=output == "-" and not count)
+        print_json(summary, to_stderr=output == STANDARD_OUTPUT and not count)
     elif count:
         print_result(summary["tokens"])
+
+
+def _take_output(
+    options: dict[str, Any], name: str, format_name: str | None, *, decode: bool, chat: bool
+) -> TokenOutput:
+    """Take where ids go out of the options; UsageError for some that can't be combined."""
+    format = format_name or ("ids" if decode else format_by_name(name))
+    output = TokenOutput(
+        name=name,
+        format=format,
+        masked=chat and format == "bin" and not writes_directly(name),
+        split=dict(options.pop("split")),
+        **{name: options.pop(name) for name in _TO_OUTPUT},
+    )
+    _check_output(output)
+    return output
 
 
 def _chunk(tokens: int | None, overlap: int) -> tuple[int, int] | None:

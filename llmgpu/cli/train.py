@@ -107,7 +107,6 @@ def train(
     device: str,
     as_json: bool,
     quiet: bool,
-    debug: bool,
     config: str | None,
     **settings: Any,
 ) -> None:
