@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from llmgpu.errors import VocabularyError
+from llmgpu.errors import InputError, VocabularyError
 
 # The most bytes of a file that is read whole, by its kind. (Word counts say themselves how long
 # they are, and weights are mapped.)
@@ -86,6 +86,21 @@ def quote(value: object) -> str:
     """Return a value for a message, cut short if it is long."""
     shown = repr(value[:_SHOWN] if isinstance(value, (str, bytes)) else value)
     return shown if len(shown) <= 2 * _SHOWN else f"{shown[: 2 * _SHOWN]}..."
+
+
+@contextmanager
+def input_errors(path: str | Path) -> Iterator[None]:
+    """Turn an OSError of the block into an InputError about `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"can't read {path}: {error.strerror or error}") from error
+
+
+def read_head(path: str | Path, nbytes: int) -> bytes:
+    """Return the first bytes of a file; InputError if it can't be read."""
+    with input_errors(path), open(path, "rb", buffering=0) as file:
+        return file.read(nbytes)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from llmgpu.errors import InputError
+from llmgpu.input_files import input_errors
 from llmgpu.text.parts import Part
 from llmgpu.text.remote import is_remote, remote_facts
 from llmgpu.text.sources import Sources
@@ -27,10 +28,8 @@ def file_facts(path: str) -> list[str | int]:
         return [path]
     if is_remote(path) and not os.path.lexists(path):
         return remote_facts(path)
-    try:
+    with input_errors(path):
         status = os.stat(path)
-    except OSError as error:
-        raise InputError(f"can't read {path}: {error.strerror}") from error
     return [path, status.st_size, status.st_mtime_ns]
 
 

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from llmgpu.bench.units import quantity
 from llmgpu.errors import InputError
-from llmgpu.input_files import printable, read_whole
+from llmgpu.input_files import input_errors, printable, read_whole
 
 FORMAT = "llmgpu-bench"
 VERSION = 2
@@ -275,9 +275,8 @@ def load_record(path: str) -> Record:
             damaged.
     """
     try:
-        plain = json.loads(read_whole(path, "record of measurements"))
-    except OSError as error:
-        raise InputError(f"can't read {path}: {error.strerror or error}") from error
+        with input_errors(path):
+            plain = json.loads(read_whole(path, "record of measurements"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not a record of llmgpu bench: it is not JSON") from error
     try:

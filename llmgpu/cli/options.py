@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from llmgpu import backend
-from llmgpu.cli.values import TEXT, ByteSize, PatternExpression, PatternName
+from llmgpu.cli.values import (
+    TEXT,
+    THREADS,
+    ByteSize,
+    PartNumber,
+    PatternExpression,
+    PatternName,
+)
 from llmgpu.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,26 +34,24 @@ VOCAB_HELP = (
     "if tiktoken has downloaded it: cl100k, o200k, gpt2, gpt-4o-mini."
 )
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Command = Callable[..., Any]
+Option = Callable[[Command], Command]
 Group = TypeVar("Group")
 
 _MOST_LABEL = 14  # characters of a column's head
 _METAVARS = {type(click.INT): "N", click.IntRange: "N", click.FloatRange: "FLOAT"}
 
 
-def pattern_options(**settings: Any) -> Callable[[Decorated], Decorated]:
+def pattern_options(**settings: Any) -> Option:
     """Add --pattern, which `settings` describe, and --pattern-regex; see `chosen_pattern`."""
 
-    def add(command: Decorated) -> Decorated:
-        by_expression = click.option(
-            "--pattern-regex",
-            type=PatternExpression(),
-            metavar="EXPRESSION",
-            help="Split by this regular expression instead (CPU only; needs the regex package).",
-        )
-        return click.option("--pattern", type=PatternName(), **settings)(by_expression(command))
-
-    return add
+    by_expression = click.option(
+        "--pattern-regex",
+        type=PatternExpression(),
+        metavar="EXPRESSION",
+        help="Split by this regular expression instead (CPU only; needs the regex package).",
+    )
+    return option_group(click.option("--pattern", type=PatternName(), **settings), by_expression)
 
 
 def chosen_pattern(pattern: str | None, pattern_regex: str | None) -> str | None:
@@ -68,13 +73,15 @@ def piped_input(report: Reporter) -> tuple[str, ...]:
     return ("-",)
 
 
-def add_options(
-    command: Decorated, options: Sequence[Callable[[Decorated], Decorated]]
-) -> Decorated:
-    """Add options, which --help lists in this order."""
-    for option in reversed(options):  # the one that is added last is listed first
-        command = option(command)
-    return command
+def option_group(*options: Option) -> Option:
+    """Return a decorator that adds options, which --help lists in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):  # the one that is added last is listed first
+            command = option(command)
+        return command
+
+    return add
 
 
 def take_group(kind: type[Group], options: dict[str, Any]) -> Group:
@@ -85,8 +92,8 @@ def take_group(kind: type[Group], options: dict[str, Any]) -> Group:
 
 def options_of(
     kind: type, table: Iterable[tuple[str, str, Any, str]], derived: Container[str] = ()
-) -> list[Callable[[Decorated], Decorated]]:
-    """Return an option for each row of a table: its flag, a field of `kind`, its type and its help.
+) -> Option:
+    """Return options, a row of a table each: flag, field of `kind`, type of the values and help.
 
     The defaults are those of the fields, except for `derived` ones, which follow from others.
     """
@@ -104,17 +111,54 @@ def options_of(
                 help=text,
             )
         )
-    return options
+    return option_group(*options)
 
 
-def vocab_option(command: Decorated) -> Decorated:
-    """Add --vocab; see `llmgpu.bpe.interchange.open.find_vocabulary`."""
-    return click.option(
-        "--vocab",
-        required=True,
-        metavar="VOCAB",
-        help=VOCAB_HELP,
-    )(command)
+# See `llmgpu.bpe.interchange.open.find_vocabulary`.
+vocab_option = click.option("--vocab", required=True, metavar="VOCAB", help=VOCAB_HELP)
+vocabulary_output_option = click.option(
+    "--output",
+    "-o",
+    default="v.bin",
+    show_default=True,
+    metavar="FILE",
+    help="Vocabulary file to write; - for stdout.",
+)
+encoding_threads_option = click.option(
+    "--threads",
+    type=THREADS,
+    metavar="N",
+    help="CPU threads that encode.  [default: one per processor; up to 4 with NumPy]",
+)
+device_option = click.option(
+    "--device",
+    envvar="LLMGPU_DEVICE",
+    default="auto",
+    show_default=True,
+    metavar="auto|cpu|gpu|NAME[:N]",
+    help="\b\nauto: the fastest device for the job;\n"
+    "cpu; gpu: the best GPU; gpu:1: the next one;\n"
+    "NAME[:N]: a GPU whose name contains NAME;\n"
+    "all: CPU and GPUs (tokenize, count).\nAlso set by $LLMGPU_DEVICE.",
+)
+part_option = click.option(
+    "--part",
+    type=PartNumber(),
+    metavar="I/N|auto",
+    help="Process part I of N; finished parts are skipped. %P in the output name is replaced by "
+    "the part. auto: read I and N from the variables of a Slurm array, of a Kubernetes indexed "
+    "job, or RANK and WORLD_SIZE.",
+)
+# See `llmgpu.tokens.foreign`.
+token_dtype_option = click.option(
+    "--token-dtype",
+    type=click.Choice(["uint16", "uint32"]),
+    help="Integer type of token files from other tools that don't record it (nanoGPT: uint16).",
+)
+# See `llmgpu.outputs.check_outputs`.
+force_option = click.option(
+    "--force", is_flag=True, help="Overwrite existing files of a different kind."
+)
 
 
 def labels_of(vocabs: Sequence[str]) -> list[str]:
@@ -124,21 +168,6 @@ def labels_of(vocabs: Sequence[str]) -> list[str]:
     names = [os.path.basename(os.path.normpath(vocab)) for vocab in vocabs]
     labels = names if len(set(names)) == len(names) else vocabs
     return [label[-_MOST_LABEL:] for label in labels]
-
-
-def device_option(command: Decorated) -> Decorated:
-    """Add --device."""
-    return click.option(
-        "--device",
-        envvar="LLMGPU_DEVICE",
-        default="auto",
-        show_default=True,
-        metavar="auto|cpu|gpu|NAME[:N]",
-        help="\b\nauto: the fastest device for the job;\n"
-        "cpu; gpu: the best GPU; gpu:1: the next one;\n"
-        "NAME[:N]: a GPU whose name contains NAME;\n"
-        "all: CPU and GPUs (tokenize, count).\nAlso set by $LLMGPU_DEVICE.",
-    )(command)
 
 
 def gpu_from(least: int) -> int:
@@ -159,40 +188,28 @@ def _set_log_format(context: click.Context, parameter: click.Parameter, value: s
     context.meta[LOG_FORMAT] = value
 
 
-def output_options(command: Decorated) -> Decorated:
-    """Add --json, --quiet, --log-format and --debug."""
-    options = (
-        click.option(
-            "--json",
-            "as_json",
-            is_flag=True,
-            help="Print the summary as a JSON object on the last line of stdout, or of stderr if "
-            "stdout carries data.",
-        ),
-        click.option(
-            "--quiet", "-q", is_flag=True, help="Suppress everything on stderr except errors."
-        ),
-        click.option(
-            "--log-format",
-            type=click.Choice(["text", "json"]),
-            default="text",
-            show_default=True,
-            expose_value=False,
-            callback=_set_log_format,
-            help="Format of progress and notes on stderr; json writes an object per line.",
-        ),
-        click.option(
-            "--debug", is_flag=True, expose_value=False, help="Show a traceback on errors."
-        ),
-    )
-    return add_options(command, options)
-
-
-def force_option(command: Decorated) -> Decorated:
-    """Add --force; see `llmgpu.outputs.check_outputs`."""
-    return click.option(
-        "--force", is_flag=True, help="Overwrite existing files of a different kind."
-    )(command)
+output_options = option_group(
+    click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        help="Print the summary as a JSON object on the last line of stdout, or of stderr if "
+        "stdout carries data.",
+    ),
+    click.option(
+        "--quiet", "-q", is_flag=True, help="Suppress everything on stderr except errors."
+    ),
+    click.option(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        expose_value=False,
+        callback=_set_log_format,
+        help="Format of progress and notes on stderr; json writes an object per line.",
+    ),
+    click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback on errors."),
+)
 
 
 def _limit_regex(context: click.Context, parameter: click.Parameter, seconds: float | None) -> None:
@@ -202,58 +219,56 @@ def _limit_regex(context: click.Context, parameter: click.Parameter, seconds: fl
     limit_match_seconds(DEFAULT_MATCH_SECONDS if seconds is None else seconds)
 
 
-def corpus_options(command: Decorated) -> Decorated:
-    """Add the options that say how text is read; `make_corpus_options` takes them."""
-    options = (
-        click.option(
-            "--limit",
-            type=ByteSize(),
-            metavar="SIZE",
-            help="Read at most this much text: 4096, 100MB, 2GiB.",
-        ),
-        click.option(
-            "--doc-separator",
-            "doc_separators",
-            type=TEXT,
-            multiple=True,
-            metavar="TEXT",
-            help="Split documents at this text and drop it. Repeatable.",
-        ),
-        click.option(
-            "--encoding-errors",
-            type=click.Choice(["raw", "strict", "replace"]),
-            default="raw",
-            show_default=True,
-            help="What to do with invalid UTF-8: keep the bytes (raw), fail and name the offset "
-            "(strict), or insert U+FFFD (replace).",
-        ),
-        click.option(
-            "--text-field",
-            type=TEXT,
-            default="text",
-            show_default=True,
-            metavar="NAME",
-            help="Field of .jsonl lines, or column of .parquet files, to read text from. Rows "
-            "without text are skipped and counted.",
-        ),
-        click.option(
-            "--bad-rows",
-            type=click.Choice(["error", "skip"]),
-            default="error",
-            show_default=True,
-            help="What to do with .jsonl lines that are not JSON objects, or whose field is not "
-            "text: fail and name the line, or skip and count them.",
-        ),
-        click.option(
-            "--regex-seconds",
-            type=click.FloatRange(min=0, min_open=True),
-            metavar="SECONDS",
-            expose_value=False,
-            callback=_limit_regex,
-            help="CPU time limit per megabyte for a custom pattern.  [default: 30]",
-        ),
-    )
-    return add_options(command, options)
+# How text is read: `make_corpus_options` takes them.
+corpus_options = option_group(
+    click.option(
+        "--limit",
+        type=ByteSize(),
+        metavar="SIZE",
+        help="Read at most this much text: 4096, 100MB, 2GiB.",
+    ),
+    click.option(
+        "--doc-separator",
+        "doc_separators",
+        type=TEXT,
+        multiple=True,
+        metavar="TEXT",
+        help="Split documents at this text and drop it. Repeatable.",
+    ),
+    click.option(
+        "--encoding-errors",
+        type=click.Choice(["raw", "strict", "replace"]),
+        default="raw",
+        show_default=True,
+        help="What to do with invalid UTF-8: keep the bytes (raw), fail and name the offset "
+        "(strict), or insert U+FFFD (replace).",
+    ),
+    click.option(
+        "--text-field",
+        type=TEXT,
+        default="text",
+        show_default=True,
+        metavar="NAME",
+        help="Field of .jsonl lines, or column of .parquet files, to read text from. Rows "
+        "without text are skipped and counted.",
+    ),
+    click.option(
+        "--bad-rows",
+        type=click.Choice(["error", "skip"]),
+        default="error",
+        show_default=True,
+        help="What to do with .jsonl lines that are not JSON objects, or whose field is not "
+        "text: fail and name the line, or skip and count them.",
+    ),
+    click.option(
+        "--regex-seconds",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SECONDS",
+        expose_value=False,
+        callback=_limit_regex,
+        help="CPU time limit per megabyte for a custom pattern.  [default: 30]",
+    ),
+)
 
 
 def make_corpus_options(
@@ -279,44 +294,59 @@ def make_corpus_options(
     )
 
 
-def special_options(command: Decorated) -> Decorated:
-    """Add the options about special tokens; see `llmgpu.cli.chat.EncodingOptions`."""
-    options = (
-        click.option(
-            "--allowed-special",
-            type=TEXT,
-            multiple=True,
-            metavar="TEXT|all",
-            help="Encode this special token as its id where it occurs in the text; by default it "
-            "is encoded like any other text. Repeatable.",
-        ),
-        click.option(
-            "--disallow-special",
-            type=TEXT,
-            multiple=True,
-            metavar="TEXT|all",
-            help="Fail if the text contains this special token (all: any not allowed). Repeatable.",
-        ),
-        click.option(
-            "--bos",
-            type=TEXT,
-            metavar="ID|TEXT",
-            help="Prepend this token to each document, given as an id or as its text.",
-        ),
-        click.option(
-            "--eos",
-            type=TEXT,
-            metavar="ID|TEXT",
-            help="Append this token to each document, given as an id or as its text.",
-        ),
-        click.option(
-            "--add-special-tokens",
-            is_flag=True,
-            help="Add the special tokens that the vocabulary's tokenizer.json adds around a text, "
-            "such as a beginning-of-text token.",
-        ),
-    )
-    return add_options(command, options)
+# Special tokens: see `llmgpu.cli.chat.EncodingOptions`.
+special_options = option_group(
+    click.option(
+        "--allowed-special",
+        type=TEXT,
+        multiple=True,
+        metavar="TEXT|all",
+        help="Encode this special token as its id where it occurs in the text; by default it "
+        "is encoded like any other text. Repeatable.",
+    ),
+    click.option(
+        "--disallow-special",
+        type=TEXT,
+        multiple=True,
+        metavar="TEXT|all",
+        help="Fail if the text contains this special token (all: any not allowed). Repeatable.",
+    ),
+    click.option(
+        "--bos",
+        type=TEXT,
+        metavar="ID|TEXT",
+        help="Prepend this token to each document, given as an id or as its text.",
+    ),
+    click.option(
+        "--eos",
+        type=TEXT,
+        metavar="ID|TEXT",
+        help="Append this token to each document, given as an id or as its text.",
+    ),
+    click.option(
+        "--add-special-tokens",
+        is_flag=True,
+        help="Add the special tokens that the vocabulary's tokenizer.json adds around a text, "
+        "such as a beginning-of-text token.",
+    ),
+)
+
+
+# Conversations: see `llmgpu.tokens.conversations`.
+chat_options = option_group(
+    click.option(
+        "--chat",
+        is_flag=True,
+        help="Treat each .jsonl line or .parquet row as a conversation, with its messages in "
+        "--text-field (default: messages). It is rendered with the vocabulary's chat template; "
+        "train computes the loss on assistant tokens only.",
+    ),
+    click.option(
+        "--chat-template",
+        metavar="FILE",
+        help="Jinja template for --chat.  [default: the vocabulary's, else ChatML]",
+    ),
+)
 
 
 def id_or_text(token: str | None) -> int | str | None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import print_result
 from llmgpu.errors import InputError
-from llmgpu.input_files import decode_text, naming, read_whole
+from llmgpu.input_files import decode_text, input_errors, naming, read_whole
 from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.generating.continuation import Continuation, Ends
 from llmgpu.lm.generating.generator import Generator, Request
@@ -62,10 +62,8 @@ def read_prompts(path: str, name_of_field: str | None, *, chat: bool = False) ->
             raise InputError("can't read standard input: it is closed")
         name, content = "standard input", sys.stdin.buffer.read()
     else:
-        try:
+        with input_errors(path):
             name, content = path, read_whole(path, "file of prompts")
-        except OSError as error:
-            raise InputError(f"can't read {path}: {error.strerror}") from error
     with naming(name):
         lines = decode_text(content).splitlines()
     if name_of_field is None and path.endswith(JSON_ENDINGS):

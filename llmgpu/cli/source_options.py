@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmgpu.cli.given import refuse_given, was_given
-from llmgpu.cli.options import Decorated, add_options
+from llmgpu.cli.options import option_group
 from llmgpu.cli.values import TEXT
 from llmgpu.errors import InputError
 
@@ -23,45 +23,33 @@ INPUT_FORMATS = ("auto", "text", "jsonl", "parquet", "bytes")
 SOURCE_OPTIONS = ("input_format", "exclude", "gitignore", "files_from")
 
 
-def source_options(command: Decorated) -> Decorated:
-    """Add --input-format, --exclude, --gitignore and --files-from."""
-    options = (
-        click.option(
-            "--input-format",
-            type=click.Choice(INPUT_FORMATS),
-            default="auto",
-            show_default=True,
-            help="Format of the input; auto goes by the file name. text is plain text, bytes reads "
-            "any file as raw bytes.",
-        ),
-        click.option(
-            "--exclude",
-            type=TEXT,
-            multiple=True,
-            metavar="GLOB",
-            help="Exclude files and folders with this name ('*.min.js'), or with this path inside "
-            "a folder ('docs/old/*'). Repeatable.",
-        ),
-        click.option(
-            "--gitignore", is_flag=True, help="Skip files in folders that .gitignore ignores."
-        ),
-        click.option(
-            "--files-from",
-            metavar="FILE|-",
-            help="Read more file names from FILE or standard input, one per line or separated by "
-            "NUL bytes (find -print0).",
-        ),
-    )
-    return add_options(command, options)
-
-
-def token_dtype_option(command: Decorated) -> Decorated:
-    """Add --token-dtype; see `llmgpu.tokens.foreign`."""
-    return click.option(
-        "--token-dtype",
-        type=click.Choice(["uint16", "uint32"]),
-        help="Integer type of token files from other tools that don't record it (nanoGPT: uint16).",
-    )(command)
+source_options = option_group(
+    click.option(
+        "--input-format",
+        type=click.Choice(INPUT_FORMATS),
+        default="auto",
+        show_default=True,
+        help="Format of the input; auto goes by the file name. text is plain text, bytes reads "
+        "any file as raw bytes.",
+    ),
+    click.option(
+        "--exclude",
+        type=TEXT,
+        multiple=True,
+        metavar="GLOB",
+        help="Exclude files and folders with this name ('*.min.js'), or with this path inside "
+        "a folder ('docs/old/*'). Repeatable.",
+    ),
+    click.option(
+        "--gitignore", is_flag=True, help="Skip files in folders that .gitignore ignores."
+    ),
+    click.option(
+        "--files-from",
+        metavar="FILE|-",
+        help="Read more file names from FILE or standard input, one per line or separated by "
+        "NUL bytes (find -print0).",
+    ),
+)
 
 
 def named_files(paths: Sequence[str], files_from: str | None) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from llmgpu.amounts import BYTE_EXAMPLES, BYTE_UNITS, parse_amount
 from llmgpu.bpe.pretokens.names import ALIASES, PATTERNS
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
+
+if TYPE_CHECKING:
+    from llmgpu.text.parts import Part
 
 _THOUSANDS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
@@ -203,3 +206,25 @@ class SpecialToken(click.ParamType[tuple[str, int]]):
             shown = quote(str(value))
             self.fail(f"{shown} is not a text and an id; write '<|end|>=50256'", param, ctx)
         return text, int(number)
+
+
+class PartNumber(click.ParamType["Part | str"]):
+    """A part of the work: I/N, or auto."""
+
+    name = "part"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Part | str:
+        """Take two numbers apart."""
+        from llmgpu.text.parts import Part
+
+        if value == "auto" or isinstance(value, Part):
+            return value  # type: ignore[no-any-return]
+        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", value)
+        if found is None:
+            self.fail(f"{quote(value)} is not a part: use I/N, such as 3/8, or auto", param, ctx)
+        try:
+            return Part(int(found[1]), int(found[2]))
+        except InputError as error:
+            self.fail(str(error), param, ctx)

@@ -13,11 +13,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 
 from llmgpu.errors import InputError
+from llmgpu.input_files import input_errors
 
 _IGNORE = ".gitignore"
 
@@ -120,13 +122,13 @@ def is_ignored(rules: Sequence[Rule], parent: str, name: str, is_folder: bool) -
 def read_rules(folder: str) -> tuple[Rule, ...]:
     """Return the rules of a folder's .gitignore; InputError if it is there and can't be read."""
     name = os.path.join(folder, _IGNORE)
-    try:
-        with open(name, encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().split("\n")
-    except (FileNotFoundError, IsADirectoryError):
-        return ()
-    except OSError as error:
-        raise InputError(f"can't read {name}: {error.strerror}") from error
+    lines = []
+    with (
+        input_errors(name),
+        suppress(FileNotFoundError, IsADirectoryError),
+        open(name, encoding="utf-8", errors="surrogateescape") as file,
+    ):
+        lines = file.read().split("\n")
     return tuple(rule for line in lines if (rule := parse_rule(line.rstrip("\r"), folder)))
 
 

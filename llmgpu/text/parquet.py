@@ -19,7 +19,7 @@ import numpy as np
 from llmgpu.cpu.library import library
 from llmgpu.cpu.texts import is_valid_utf8
 from llmgpu.errors import InputError
-from llmgpu.input_files import quote
+from llmgpu.input_files import input_errors, quote
 from llmgpu.processors import usable_processors
 from llmgpu.text.compressions import PYARROW, PYARROW_PARQUET
 from llmgpu.text.documents import NO_TEXT, InputPolicy, Piece
@@ -87,10 +87,8 @@ class ParquetFile:
         self._span = source.span
         self._arrow = PYARROW.require(path)
         parquet = PYARROW_PARQUET.require(path)
-        try:
+        with input_errors(path):
             self._raw = io.BufferedReader(cast(io.RawIOBase, source.open()), _BUFFER_BYTES)
-        except OSError as error:
-            raise InputError(f"can't read {path}: {error.strerror}") from error
         try:
             self._content = FileContent.of(self._raw, source)
             self._size = self._raw.seek(0, os.SEEK_END)

@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 from typing import BinaryIO
 
 from llmgpu.errors import InputError
-from llmgpu.input_files import quote
+from llmgpu.input_files import input_errors, quote
 from llmgpu.text.corpus import CorpusOptions
 from llmgpu.text.sources import Sources, format_of
 from llmgpu.text.streams import STANDARD_INPUT, Source
@@ -210,11 +210,8 @@ def _cut_of(
 def _cut(source: Source, find: CutText, offset: int) -> int:
     if offset == 0 or offset == source.size or find is _anywhere:
         return offset
-    try:
-        with source.open() as file:
-            return find(file, offset)
-    except OSError as error:
-        raise InputError(f"can't read {source.path}: {error.strerror or error}") from error
+    with input_errors(source.path), source.open() as file:
+        return find(file, offset)
 
 
 def _anywhere(file: BinaryIO, offset: int) -> int:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from llmgpu.errors import InputError
-from llmgpu.input_files import listed, quote
+from llmgpu.input_files import input_errors, listed, quote, read_head
 from llmgpu.outputs import TOKEN_FILE, kind_of
 from llmgpu.text.compressions import COMPRESSIONS
 from llmgpu.text.content import (
@@ -213,7 +213,7 @@ class _Found:
         ending = os.path.splitext(source.path)[1].lower()
         if (ending in _OF_TEXT and not leaves_out) or format_of(source) is not None:
             return False
-        head = _head_of(source.path)
+        head = read_head(source.path, HEAD_BYTES)
         if leaves_out:
             return binary_format(head) is not None or has_zero_bytes(head)
         check_text(head, source.path)
@@ -228,23 +228,12 @@ class _Found:
         name = self._selection.lenient_field
         if name is None or source.compression or format_of(source) is not JsonlFile:
             return source
-        line = _head_of(source.path).partition(b"\n")[0]
+        line = read_head(source.path, HEAD_BYTES).partition(b"\n")[0]
         try:
             find_field(parse_json_object(line, source.path), source.path, name)
         except InputError:
             return replace(source, format=TEXT)
         return source
-
-
-def _head_of(path: str) -> bytes:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        try:
-            return os.read(descriptor, HEAD_BYTES)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise InputError(f"can't read {path}: {error.strerror}") from error
 
 
 def _expand(name: str, selection: Selection) -> tuple[list[str], int]:
@@ -294,10 +283,8 @@ def _check_searched(pattern: str) -> None:
 def _check(path: str, format: str) -> Source:
     if path == STANDARD_INPUT:
         return _check_format(Source(path, _standard_input_size(), format=format))
-    try:
+    with input_errors(path):
         status = os.stat(path)
-    except OSError as error:
-        raise InputError(f"can't read {path}: {error.strerror}") from error
     if not os.access(path, os.R_OK):
         raise InputError(f"can't read {path}: permission denied")
     is_regular = stat.S_ISREG(status.st_mode)

@@ -28,7 +28,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.texts import format_numbers
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.files import OutputFile, file_size, output_errors, writes_directly
-from llmgpu.input_files import quote, read_whole
+from llmgpu.input_files import input_errors, quote, read_whole
 from llmgpu.outputs import NPY, SIDE_FILE, TOKEN_FILE, TOKEN_INDEX, Output, kind_of
 from llmgpu.registry import imported
 from llmgpu.text.jsonl import parse_json_object
@@ -121,10 +121,8 @@ def read_side_file(path: str | Path) -> dict[str, object]:
     Raises InputError if it is missing, damaged, of another format or of a newer version.
     """
     name = side_path(path)
-    try:
+    with input_errors(f"{name}, the side file of {path}"):
         data = read_whole(name, "side file")
-    except OSError as error:
-        raise InputError(f"can't read {name}, the side file of {path}: {error.strerror}") from error
     side = parse_json_object(data, name)
     if side.get("format") != SIDE_FORMAT:
         raise InputError(f"{name}: not a side file of token ids (its format: {SIDE_FORMAT!r})")
@@ -305,10 +303,8 @@ def _is_sampled(side: dict[str, object]) -> bool:
 
 def _check_samples(name: str, side: dict[str, object], tokens: str) -> None:
     """Raise InputError unless a file is as it is described; tokens: whose side file says so."""
-    try:
+    with input_errors(name):
         size, digest = os.stat(name).st_size, sample_digest(name)
-    except OSError as error:
-        raise InputError(f"can't read {name}: {error.strerror}") from error
     if (size, digest) != (side["length"], side["sample_sha256"]):
         raise InputError(
             f"{name} is not the file that its side file {side_path(tokens)} describes: it was "

@@ -15,7 +15,7 @@ from contextlib import suppress
 import numpy as np
 
 from llmgpu.errors import InputError
-from llmgpu.input_files import listed, quote
+from llmgpu.input_files import listed, quote, read_head
 from llmgpu.tokens.layouts import LAYOUTS, Layout
 from llmgpu.tokens.megatron import MAGIC, index_path
 
@@ -37,7 +37,7 @@ def numbers_of(path: str, dtype: str | None = None) -> tuple[Layout, np.dtype[np
     layout, found, count = LAYOUTS["raw"], _type_in_index(path), None
     with suppress(InputError):  # it has no such header
         assert _LLMC.parse_header is not None
-        found, count = _LLMC.parse_header(_head(path), path)
+        found, count = _LLMC.parse_header(read_head(path, _LLMC.header_bytes), path)
         layout = _LLMC
     if found and dtype and found != dtype:
         raise InputError(f"{path}: by its header, its numbers are {found}, not {dtype}")
@@ -60,14 +60,6 @@ def numbers_of(path: str, dtype: str | None = None) -> tuple[Layout, np.dtype[np
 def note_of_foreign(names: Sequence[str], vocabulary_name: str) -> str:
     """Return what to tell of files that don't say of which vocabulary their ids are."""
     return f"{listed(names)}: no side file, so the ids are assumed to be those of {vocabulary_name}"
-
-
-def _head(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(_LLMC.header_bytes)
-    except OSError as error:
-        raise InputError(f"can't read {path}: {error.strerror}") from error
 
 
 def _type_in_index(path: str) -> str | None:

@@ -140,33 +140,25 @@ def load_counts(
     """
     if is_parquet(path):
         return read_parquet(path, pattern, separators)
-    try:
-        with open(path, "rb") as stream:
-            status = os.fstat(stream.fileno())
-            most = status.st_size + 1 if stat.S_ISREG(status.st_mode) else _MAX_HEADER_BYTES
-            block_bytes = min(most, _MAX_HEADER_BYTES)  # reading allocates as much
-            blocks = [stream.read(block_bytes)]
-            header, length = _read_header(blocks[0])
-            left = length + _content_bytes(header) - len(blocks[0])
-            while left >= 0 and (block := stream.read(block_bytes)):
-                blocks.append(block)  # at most one too many: a device would never end
-                left -= len(block)
-            data = b"".join(blocks)
-            del blocks
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"can't read {path}: {reason}") from error
-    except _UnfitError as error:
-        raise InputError(f"{path}: {error}") from error
-    try:
+    with _errors_of(path), open(path, "rb") as stream:
+        status = os.fstat(stream.fileno())
+        most = status.st_size + 1 if stat.S_ISREG(status.st_mode) else _MAX_HEADER_BYTES
+        block_bytes = min(most, _MAX_HEADER_BYTES)  # reading allocates as much
+        blocks = [stream.read(block_bytes)]
+        header, length = _read_header(blocks[0])
+        left = length + _content_bytes(header) - len(blocks[0])
+        while left >= 0 and (block := stream.read(block_bytes)):
+            blocks.append(block)  # at most one too many: a device would never end
+            left -= len(block)
+        data = b"".join(blocks)
+        del blocks
+    with _errors_of(path):
         words = _read_words(memoryview(data)[length:-_HASH_BYTES], header)
         if hashlib.sha256(memoryview(data)[:-_HASH_BYTES]).digest() != data[-_HASH_BYTES:]:
             raise _UnfitError("damaged: its SHA-256 does not match its content")
         _check_words(words)
         if words.text_bytes != header["text_bytes"]:
             raise _sum_error(header)
-    except _UnfitError as error:
-        raise InputError(f"{path}: {error}") from error
     return _counts_of(words, header, path)
 
 
@@ -179,10 +171,10 @@ class CountsReader(Closing):
     def __init__(self, path: str | Path) -> None:
         """Open a file and read it to its end once; InputError as `load_counts` raises it."""
         self._path = path
-        with self._errors():
+        with _errors_of(self._path):
             self._stream = open(path, "rb")  # noqa: SIM115 (closed by `close`)
         try:
-            with self._errors():
+            with _errors_of(self._path):
                 header = self._check_whole()
         except BaseException:
             self.close()
@@ -206,7 +198,7 @@ class CountsReader(Closing):
         most = max(1, block_bytes // (_LENGTH.itemsize + 2 * _COUNT.itemsize))
         first = begin = text_bytes = 0
         last_word = b""
-        with self._errors():
+        with _errors_of(self._path):
             while first < words:
                 lengths = self._column(self._begin, _LENGTH, first, min(most, words - first))
                 ends = np.cumsum(lengths.astype(np.int64))
@@ -246,16 +238,17 @@ class CountsReader(Closing):
             raise _UnfitError("it was changed while it was read")
         return np.frombuffer(content, dtype)
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Name the file in what is raised."""
-        try:
-            yield
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"can't read {self._path}: {reason}") from error
-        except _UnfitError as error:
-            raise InputError(f"{self._path}: {error}") from error
+
+@contextmanager
+def _errors_of(path: str | Path) -> Iterator[None]:
+    """Name the file in what is raised."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"can't read {path}: {reason}") from error
+    except _UnfitError as error:
+        raise InputError(f"{path}: {error}") from error
 
 
 def add_counts(counts: Sequence[WordCounts]) -> WordCounts:

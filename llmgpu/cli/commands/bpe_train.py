@@ -16,23 +16,17 @@ from llmgpu.cli.options import (
     device_option,
     force_option,
     output_options,
+    part_option,
     pattern_options,
+    vocabulary_output_option,
 )
-from llmgpu.cli.part_option import part_option
 from llmgpu.cli.source_options import source_options
 from llmgpu.cli.values import TEXT, THREADS, VocabularySizes
 
 
 @click.command("bpe-train", cls=CheckpointedCommand)
 @click.argument("corpus", nargs=-1)
-@click.option(
-    "--output",
-    "-o",
-    default="v.bin",
-    show_default=True,
-    metavar="FILE",
-    help="Vocabulary file to write; - for stdout.",
-)
+@vocabulary_output_option
 @click.option(
     "--vocab-size",
     "sizes",

@@ -7,17 +7,18 @@ from typing import Any
 import click
 
 from llmgpu.backend import select_early
-from llmgpu.cli.chat_options import chat_options
 from llmgpu.cli.options import (
     VOCAB_HELP,
+    chat_options,
     corpus_options,
     device_option,
+    encoding_threads_option,
     output_options,
+    part_option,
     special_options,
 )
-from llmgpu.cli.part_option import part_option
 from llmgpu.cli.source_options import source_options
-from llmgpu.cli.values import THREADS, TokenCount
+from llmgpu.cli.values import TokenCount
 
 
 @click.command()
@@ -57,12 +58,7 @@ from llmgpu.cli.values import THREADS, TokenCount
     metavar="N",
     help="Exit with code 3 if a file has more than N tokens.",
 )
-@click.option(
-    "--threads",
-    type=THREADS,
-    metavar="N",
-    help="CPU threads that encode.  [default: one per processor; up to 4 with NumPy]",
-)
+@encoding_threads_option
 @part_option
 @special_options
 @chat_options

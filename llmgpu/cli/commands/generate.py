@@ -6,32 +6,22 @@ from typing import Any
 
 import click
 
-from llmgpu.cli.options import Decorated, add_options, device_option, options_of, output_options
+from llmgpu.cli.options import device_option, options_of, output_options
 from llmgpu.cli.values import COUNT, TEXT
 from llmgpu.lm.options import PRECISIONS, SamplingOptions
 
-
-def _sampling_options(command: Decorated) -> Decorated:
-    """Add how tokens are sampled; the defaults are those of `SamplingOptions`."""
-    table = (
-        ("--temperature", "temperature", click.FLOAT,
-         "Lower values are more predictable; 0 always takes the most likely token."),
-        ("--top-k", "top_k", click.INT,
-         "Sample from this many of the most likely tokens; 0: from all tokens."),
-        ("--top-p", "top_p", click.FLOAT,
-         "Sample from the most likely tokens that add up to this probability."),
-        ("--seed", "seed", click.INT,
-         "Random seed; the same seed gives the same text on the same device."),
-        ("--repetition-penalty", "repetition_penalty", click.FLOAT,
-         "Penalize tokens that occurred before: 1.1 slightly; 1: no penalty."),
-    )  # fmt: skip
-    logprobs = click.option(
-        "--logprobs",
-        "log_probabilities",
-        is_flag=True,
-        help="Include the log-probability of each token in the output of --prompts or --json.",
-    )
-    return add_options(command, [*options_of(SamplingOptions, table), logprobs])
+_SAMPLING = (
+    ("--temperature", "temperature", click.FLOAT,
+     "Lower values are more predictable; 0 always takes the most likely token."),
+    ("--top-k", "top_k", click.INT,
+     "Sample from this many of the most likely tokens; 0: from all tokens."),
+    ("--top-p", "top_p", click.FLOAT,
+     "Sample from the most likely tokens that add up to this probability."),
+    ("--seed", "seed", click.INT,
+     "Random seed; the same seed gives the same text on the same device."),
+    ("--repetition-penalty", "repetition_penalty", click.FLOAT,
+     "Penalize tokens that occurred before: 1.1 slightly; 1: no penalty."),
+)  # fmt: skip
 
 
 @click.command()
@@ -90,7 +80,13 @@ def _sampling_options(command: Decorated) -> Decorated:
     metavar="TEXT",
     help="Stop before this text. Repeatable.",
 )
-@_sampling_options
+@options_of(SamplingOptions, _SAMPLING)
+@click.option(
+    "--logprobs",
+    "log_probabilities",
+    is_flag=True,
+    help="Include the log-probability of each token in the output of --prompts or --json.",
+)
 @click.option(
     "--precision",
     type=click.Choice(PRECISIONS),

@@ -8,7 +8,12 @@ from typing import Any
 import click
 
 from llmgpu.bpe.interchange.formats import ALIASES, READERS, WEIGHT_TYPES, WRITERS
-from llmgpu.cli.options import force_option, output_options, pattern_options
+from llmgpu.cli.options import (
+    force_option,
+    output_options,
+    pattern_options,
+    vocabulary_output_option,
+)
 from llmgpu.cli.values import SpecialToken
 
 
@@ -46,14 +51,7 @@ class FormatName(click.Choice[str]):
     metavar="TEXT=ID",
     help="Add a special token missing from the file. Repeatable.",
 )
-@click.option(
-    "--output",
-    "-o",
-    default="v.bin",
-    show_default=True,
-    metavar="FILE",
-    help="Vocabulary file to write; - for stdout.",
-)
+@vocabulary_output_option
 @force_option
 @output_options
 def import_vocabulary(**options: Any) -> None:

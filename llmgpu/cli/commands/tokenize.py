@@ -8,18 +8,20 @@ import click
 
 from llmgpu.backend import select_early
 from llmgpu.bpe.vocabulary import MATCH_RULES
-from llmgpu.cli.chat_options import chat_options
 from llmgpu.cli.options import (
+    chat_options,
     corpus_options,
     device_option,
+    encoding_threads_option,
     force_option,
     output_options,
+    part_option,
     special_options,
+    token_dtype_option,
     vocab_option,
 )
-from llmgpu.cli.part_option import part_option
-from llmgpu.cli.source_options import source_options, token_dtype_option
-from llmgpu.cli.values import THREADS, Share, TokenCount
+from llmgpu.cli.source_options import source_options
+from llmgpu.cli.values import Share, TokenCount
 from llmgpu.tokens.formats import FORMATS, SHOWN, describe_formats
 from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 
@@ -54,12 +56,7 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 @click.option(
     "--line-documents", is_flag=True, help="Make each line a document, and write it as it arrives."
 )
-@click.option(
-    "--threads",
-    type=THREADS,
-    metavar="N",
-    help="CPU threads that encode.  [default: one per processor; up to 4 with NumPy]",
-)
+@encoding_threads_option
 @click.option(
     "--layout",
     type=click.Choice(list(LAYOUTS)),

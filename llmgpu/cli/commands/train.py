@@ -6,18 +6,18 @@ from typing import Any
 
 import click
 
-from llmgpu.cli.chat_options import chat_options
 from llmgpu.cli.option_files import ConfiguredCommand
 from llmgpu.cli.options import (
     VOCAB_HELP,
-    Decorated,
-    add_options,
+    chat_options,
     corpus_options,
     device_option,
+    option_group,
     options_of,
     output_options,
+    token_dtype_option,
 )
-from llmgpu.cli.source_options import source_options, token_dtype_option
+from llmgpu.cli.source_options import source_options
 from llmgpu.cli.values import COUNT, TEXT
 from llmgpu.lm.config import ACTIVATIONS, PRESETS
 from llmgpu.lm.optimizers import OPTIMIZERS
@@ -113,69 +113,34 @@ _TRAINING_OPTIONS = (
 )  # fmt: skip
 
 
-def _model_options(command: Decorated) -> Decorated:
-    """Add the sizes of the model; the preset gives those that are left out."""
-    options = (
-        click.option("--preset", type=click.Choice(list(PRESETS)), default="tiny",
-                     show_default=True, help="Model sizes to start from."),
-        click.option("--dim", type=COUNT, help="Width of the model."),
-        click.option("--layers", type=COUNT, help="Number of layers."),
-        click.option("--heads", type=COUNT, help="Attention heads; must divide --dim."),
-        click.option("--kv-heads", type=COUNT,
-                     help="Key/value heads.  [default: same as --heads]"),
-        click.option("--ffn-dim", type=COUNT, help="Width of the feed-forward network."),
-        click.option("--seq-len", type=COUNT, help="Tokens per sequence."),
-        click.option("--tied/--untied", default=None,
-                     help="Use the embedding table as the output layer.  [default: tied]"),
-        click.option("--activation", type=click.Choice(ACTIVATIONS),
-                     help="Activation function. Other tools can't open gelu models (no gate)."),
-    )  # fmt: skip
-    return add_options(command, options)
+# The preset gives those that are left out.
+_model_options = option_group(
+    click.option("--preset", type=click.Choice(list(PRESETS)), default="tiny",
+                 show_default=True, help="Model sizes to start from."),
+    click.option("--dim", type=COUNT, help="Width of the model."),
+    click.option("--layers", type=COUNT, help="Number of layers."),
+    click.option("--heads", type=COUNT, help="Attention heads; must divide --dim."),
+    click.option("--kv-heads", type=COUNT,
+                 help="Key/value heads.  [default: same as --heads]"),
+    click.option("--ffn-dim", type=COUNT, help="Width of the feed-forward network."),
+    click.option("--seq-len", type=COUNT, help="Tokens per sequence."),
+    click.option("--tied/--untied", default=None,
+                 help="Use the embedding table as the output layer.  [default: tied]"),
+    click.option("--activation", type=click.Choice(ACTIVATIONS),
+                 help="Activation function. Other tools can't open gelu models (no gate)."),
+)  # fmt: skip
 
 
-def _training_options(command: Decorated) -> Decorated:
-    """Add how the model is trained; the defaults are those of `TrainOptions`."""
-    sparse = click.option(
-        "--sparse-embedding",
-        is_flag=True,
-        help="Update only the embedding rows of tokens in the batch (needs --untied).",
-    )
-    mask = click.option(
-        "--document-mask/--no-document-mask",
-        default=TrainOptions.document_mask,
-        show_default=True,
-        help="Keep attention within documents.",
-    )
-    recompute = click.option(
-        "--recompute",
-        is_flag=True,
-        help="Recompute activations in the backward pass: less memory, more time, same result.",
-    )
-    options = options_of(TrainOptions, _TRAINING_OPTIONS, _DERIVED)
-    return add_options(command, [*options, sparse, mask, recompute])
-
-
-def _interval_options(command: Decorated) -> Decorated:
-    """Add how often to log, evaluate and save, in steps."""
-    table = (
-        ("--log-interval", "log", COUNT, "Log every N steps."),
-        ("--eval-interval", "evaluation", COUNT, "Evaluate every N steps."),
-        ("--save-interval", "save", COUNT, "Save a checkpoint every N steps."),
-        ("--keep", "keep", COUNT, "Number of newest checkpoints to keep."),
-        (
-            "--sample-every",
-            "sample",
-            COUNT,
-            "Generate a sample every N steps (also written to samples.jsonl).",
-        ),
-        (
-            "--peak-tflops",
-            "peak_teraflops",
-            click.FloatRange(min=0, min_open=True),
-            "Peak speed of the device, in TFLOPS; logs the share in use (mfu).",
-        ),
-    )
-    return add_options(command, options_of(Intervals, table, ("sample", "peak_teraflops")))
+_INTERVALS = (
+    ("--log-interval", "log", COUNT, "Log every N steps."),
+    ("--eval-interval", "evaluation", COUNT, "Evaluate every N steps."),
+    ("--save-interval", "save", COUNT, "Save a checkpoint every N steps."),
+    ("--keep", "keep", COUNT, "Number of newest checkpoints to keep."),
+    ("--sample-every", "sample", COUNT,
+     "Generate a sample every N steps (also written to samples.jsonl)."),
+    ("--peak-tflops", "peak_teraflops", click.FloatRange(min=0, min_open=True),
+     "Peak speed of the device, in TFLOPS; logs the share in use (mfu)."),
+)  # fmt: skip
 
 
 @click.command(cls=ConfiguredCommand)
@@ -210,8 +175,24 @@ def _interval_options(command: Decorated) -> Decorated:
     help="Token to append to each document.  [default: <|endoftext|> or similar, if present]",
 )
 @_model_options
-@_training_options
-@_interval_options
+@options_of(TrainOptions, _TRAINING_OPTIONS, _DERIVED)
+@click.option(
+    "--sparse-embedding",
+    is_flag=True,
+    help="Update only the embedding rows of tokens in the batch (needs --untied).",
+)
+@click.option(
+    "--document-mask/--no-document-mask",
+    default=TrainOptions.document_mask,
+    show_default=True,
+    help="Keep attention within documents.",
+)
+@click.option(
+    "--recompute",
+    is_flag=True,
+    help="Recompute activations in the backward pass: less memory, more time, same result.",
+)
+@options_of(Intervals, _INTERVALS, ("sample", "peak_teraflops"))
 @token_dtype_option
 @source_options
 @corpus_options

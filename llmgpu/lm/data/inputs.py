@@ -24,7 +24,7 @@ from llmgpu.bpe.interchange.token_tables import find_end_of_text
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output, output_errors
-from llmgpu.input_files import read_whole
+from llmgpu.input_files import read_head, read_whole
 from llmgpu.lm.data.token_source import TokenSource, open_token_files
 from llmgpu.progress import Progress, no_progress
 from llmgpu.resume_key import Run, check_same_run
@@ -254,11 +254,7 @@ def _named_token_files(path: str) -> list[str] | None:
 
 def _json_format(path: str) -> str | None:
     """Return the "format" that a JSON file of llmgpu starts with; None for any other file."""
-    try:
-        with open(path, "rb") as file:
-            found = _FORMAT.match(file.read(_HEAD_BYTES))
-    except OSError as error:
-        raise InputError(f"can't read {path}: {error.strerror}") from error
+    found = _FORMAT.match(read_head(path, _HEAD_BYTES))
     return found[1].decode(errors="replace") if found else None
 
 

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
+from llmgpu.input_files import input_errors
 from llmgpu.progress import Progress, no_progress
 from llmgpu.tokens.bin import BinFile, describe_bin_file, mask_path, matched_as
 from llmgpu.tokens.npy import HEADER_BYTES
@@ -177,12 +178,9 @@ def _read_numbers(
 ) -> NDArray[np.integer]:
     """Return `count` numbers from `begin` on of a file of `length` numbers after `offset` bytes."""
     width = dtype.itemsize
-    try:
-        with open(path, "rb", buffering=0) as stream:
-            size = os.fstat(stream.fileno()).st_size
-            numbers = np.fromfile(stream, dtype, count, offset=offset + begin * width)
-    except OSError as error:
-        raise InputError(f"can't read {path}: {error.strerror or error}") from error
+    with input_errors(path), open(path, "rb", buffering=0) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        numbers = np.fromfile(stream, dtype, count, offset=offset + begin * width)
     if size < offset + length * width or len(numbers) < count:
         raise InputError(f"{path} was cut short to {size} bytes while it was read")
     return numbers

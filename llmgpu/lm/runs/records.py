@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError
 from llmgpu.files import output_errors
-from llmgpu.input_files import read_whole
+from llmgpu.input_files import input_errors, read_whole
 from llmgpu.text.jsonl import parse_json_object
 
 FORMAT = "llmgpu-training-log"
@@ -205,10 +205,8 @@ def read_log(path: str | Path) -> LogContent:
 
 def _read_lines(path: str | Path) -> tuple[dict[str, Any], list[bytes]]:
     """Return the facts of the run and all complete lines, of which the first has the facts."""
-    try:
+    with input_errors(f"the log {path}"):
         lines = read_whole(path, "training log").split(b"\n")[:-1]
-    except OSError as error:
-        raise InputError(f"can't read the log {path}: {error.strerror}") from error
     if not lines:
         raise InputError(f"{path} is not the log of a training run: it has no complete line")
     facts = parse_json_object(lines[0], f"{path}, line 1")
