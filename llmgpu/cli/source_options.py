@@ -17,6 +17,7 @@ from llmgpu.errors import InputError
 
 if TYPE_CHECKING:
     from llmgpu.text.sources import Selection, Sources
+    from llmgpu.text.streams import Source
 
 STANDARD_INPUT = "-"
 INPUT_FORMATS = ("auto", "text", "jsonl", "parquet", "bytes")
@@ -101,7 +102,7 @@ def resolve_texts(names: Sequence[str], selection: Selection) -> Sources:
     from llmgpu.text.sources import resolve_sources
 
     found = resolve_sources(names, selection)
-    check_text_field(found)
+    check_text_field(found.files)
     return found
 
 
@@ -119,12 +120,12 @@ def take_selection(reading: dict[str, Any]) -> Selection:
     return selection
 
 
-def check_text_field(sources: Sources) -> None:
+def check_text_field(files: Sequence[Source]) -> None:
     """Raise click.UsageError for a --text-field if no file has fields."""
     from llmgpu.text.sources import format_of
 
-    if not any(format_of(source) for source in sources.files):
-        first = sources.files[0].path if sources.files else "nothing"
+    if not any(format_of(source) for source in files):
+        first = files[0].path if files else "nothing"
         refuse_given(
             ("text_field",),
             f"is for .jsonl and .parquet files, but {first} is read as text; use --input-format "

@@ -25,12 +25,7 @@ from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import id_or_text, make_corpus_options, piped_input
 from llmgpu.cli.source_options import lists_of_files, named_files, take_selection
 from llmgpu.cli.starting_points import StartingPoint, find_starting_point
-from llmgpu.cli.train_corpora import (
-    corpus_lengths,
-    resolve_corpus,
-    resolve_evaluated,
-    set_corpora,
-)
+from llmgpu.cli.train_corpora import check_shares, resolve_corpora, resolve_evaluated
 from llmgpu.cli.train_report import (
     announce,
     announce_resuming,
@@ -125,8 +120,7 @@ def train(
             raise InputError(f"{output} does not exist, so there is no run to resume")
         corpus = corpus or _piped_corpus(report)
         selection = replace(take_selection(settings), may_be_tokens=True)
-        sources = resolve_corpus(corpus, selection, _READING)
-        lengths = corpus_lengths(corpus, selection, settings)
+        corpora = resolve_corpora(corpus, selection, _READING, settings["corpus_weights"])
         device = _own_device(workers, device, corpus)
         reading = {name: settings.pop(name) for name in (*_READING, "token_dtype")}
         intervals = Intervals(**{name: settings.pop(name) or 0 for name in _INTERVALS})
@@ -141,8 +135,7 @@ def train(
             intervals.check(wanted.options)
         select = partial(select_backend, device, note=report.note)
         asked = _Asked(
-            sources,
-            lengths,
+            corpora,
             evaluated,
             init,
             start,
@@ -160,7 +153,7 @@ def train(
         )
         separator = _separator(start, eos)
         backend = None if resume else asked.select_new()
-        inputs = [source.path for each in (sources, evaluated) if each for source in each.files]
+        inputs = [text.path for each in (*corpora, evaluated) if each for text in each.files]
         inputs += [*start.inputs, *filter(None, [config, chat_template]), *lists_of_files()]
         check_outputs(_written(output, force), inputs)
     with (
@@ -179,8 +172,7 @@ def train(
 class _Asked:
     """What the command was given."""
 
-    sources: Sources
-    lengths: list[int]  # of corpora with weights
+    corpora: list[Sources]  # several with --weights
     evaluated: Sources | None
     init: str | None
     start: StartingPoint
@@ -264,6 +256,7 @@ def _open_run(
         if asked.resume:
             report.line(f"{folder.path} has no checkpoint yet: starting at the first step")
     settings, backend = settled.settings, settled.backend
+    check_shares(asked.corpora, settings.options)
     steps = settings.options.steps
     needed_bytes = training_memory(settings, backend, asked.intervals.unread_steps(steps))
     host_bytes = host_memory(settings, backend, needed_bytes)
@@ -285,7 +278,7 @@ def _open_run(
         needed_bytes,
         eos_id=settled.separator,
         init=asked.start.model,
-        origin=Origin(_command(), [source.path for source in asked.sources.files]),
+        origin=Origin(_command(), [text.path for each in asked.corpora for text in each.files]),
         evaluation_source=evaluated,
         workers=workers,
         **callbacks(report, steps),
@@ -312,7 +305,6 @@ def _open_sources(
         separator=settled.separator,
         resume=resume,
     )
-    set_corpora(source, asked.lengths, settled.settings.options)
     if source.foreign_files:
         report.note(note_of_foreign(source.foreign_files, asked.start.name))
     if asked.force and workers.is_first:
@@ -346,10 +338,10 @@ def _open_tokens(
             told=lambda text: report.note_left_out(left_out_of(text)),
             **how,
         )
-        source = opened(asked.sources, folder=folder.tokens)
+        source = opened(asked.corpora, folder=folder.tokens)
         if asked.evaluated is None:
             return source, None
-        return source, opened(asked.evaluated, folder=folder.evaluation_tokens)
+        return source, opened([asked.evaluated], folder=folder.evaluation_tokens)
 
 
 def _command() -> str:
@@ -410,8 +402,7 @@ def _check_same_init(folder: RunFolder, init: str | None) -> None:
 def _remove_replaced(folder: RunFolder, sources: Sequence[TokenSource | None]) -> None:
     """Remove what is left of the earlier run, but for tokens that the new one reads."""
     in_use = {path for source in sources if source is not None for path in source.folders}
-    kept = {path.name for path in (folder.tokens, folder.evaluation_tokens) if path in in_use}
-    folder.remove([pattern for pattern in REPLACED if pattern not in kept])
+    folder.remove(REPLACED, in_use)
 
 
 def _set_decayed_aside(folder: RunFolder, checkpoint: Checkpoint, report: Reporter) -> None:

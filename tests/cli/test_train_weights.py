@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,57 @@ def test_a_killed_run_with_weights_is_resumed(llmgpu: Run, tokens: Path) -> None
     )
 
 
+@pytest.mark.slow
+def test_texts_with_weights_are_as_their_tokens(llmgpu: Run, tokens: Path) -> None:
+    mixed = (*TRAIN, "corpus.txt", "b.bin", "--weights", "0.3,0.7", "--save-interval", "2")
+    as_ids = (*TRAIN, "a.bin", "b.bin", "--weights", "0.3,0.7", "-o", "ids")
+    assert llmgpu(*as_ids).returncode == 0
+    # Killed while its first text is tokenized, and in the training.
+    killed_before("made-from.json", 1, tokens, *mixed, "-o", "run")
+    killed_before("step-00000004", 1, tokens, "train", "-o", "run", "--resume")
+    done = llmgpu("train", "-o", "run", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert_same_weights(tokens / "run", tokens / "ids")
+    facts = read_log(tokens / "run/log.jsonl").facts
+    assert facts["corpus_tokens"] == read_log(tokens / "ids/log.jsonl").facts["corpus_tokens"]
+
+    # Each text has tokens of its own; others of an earlier run are removed.
+    texts = (*TRAIN, "half.txt", "corpus.txt", "--weights", "0.7,0.3", "-o", "run", "--force")
+    assert llmgpu(*texts).returncode == 0
+    folders = tokens / "run/tokens"
+    assert sorted(path.name for path in folders.iterdir()) == ["0", "1"]
+    inode = (folders / "1/tokens-000000.bin").stat().st_ino
+    assert llmgpu(*texts).returncode == 0
+    assert (folders / "1/tokens-000000.bin").stat().st_ino == inode  # used again
+    assert llmgpu(*TRAIN, "corpus.txt", "-o", "run", "--force").returncode == 0
+    assert not any(path.is_dir() for path in folders.iterdir())
+    with open(tokens / "half.txt", "ab") as file:
+        file.write(b"more")
+    assert llmgpu(*texts, "--save-interval", "3").returncode == 0
+    assert sorted(path.name for path in folders.iterdir()) == ["0", "1"]
+
+
+def test_conversations_and_tokens_with_weights(llmgpu: Run, tokens: Path) -> None:
+    turns = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "b c " * 40}]
+    line = json.dumps({"messages": turns, "body": "a b c " * 40})
+    (tokens / "chats.jsonl").write_text(f"{line}\n" * 30)
+    special = ("--special-token", "<|im_start|>", "--special-token", "<|im_end|>")
+    sized = ("--vocab-size", "280", "--device", "cpu")
+    done = llmgpu("bpe-train", "corpus.txt", "-o", "v.bin", *sized, *special)
+    assert done.returncode == 0, done.stderr
+    done = llmgpu("tokenize", "--vocab", "v.bin", "half.txt", "-o", "b.bin", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    mixed = (*TRAIN, "b.bin", "chats.jsonl", "--weights", "1,3")
+    done = llmgpu(*mixed, "--chat", "-o", "chat")
+    assert done.returncode == 0, done.stderr
+    assert {"loss_mask_crc32", "corpus_tokens"} < set(read_log(tokens / "chat/log.jsonl").facts)
+    done = llmgpu(
+        *TRAIN, "half.txt", "chats.jsonl", "--weights", "1,3", "--text-field", "body", "-o", "run"
+    )
+    assert done.returncode == 0, done.stderr
+    fails(llmgpu(*mixed, "--text-field", "nothing", "-o", "other"), 1, "nothing")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -56,8 +108,11 @@ def test_a_killed_run_with_weights_is_resumed(llmgpu: Run, tokens: Path) -> None
         (("a.bin", "b.bin", "--weights", "1,x"), "--weights has 'x'; use numbers above"),
         (("a.bin", "b.bin", "--weights", "1,0"), "--weights has '0'; use numbers above"),
         (("a.bin", "b.bin", "--weights", "1,inf"), "--weights has 'inf'; use numbers"),
-        (("a.bin", "a.bin", "--weights", "1,1"), "name each file once"),
-        (("corpus.txt", "half.txt", "--weights", "1,1"), "is text, but --weights takes token fi"),
+        (
+            ("a.bin", "a.bin", "--weights", "1,1"),
+            "a.bin is in two of the corpora of --weights: name it",
+        ),
+        (("half.txt", "./half.txt", "--weights", "1,1"), "half.txt is in two of the corpora"),
     ],
 )
 def test_weights_that_do_not_fit(

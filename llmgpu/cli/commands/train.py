@@ -101,7 +101,7 @@ _TRAINING_OPTIONS = (
     ("--precision", "precision", click.Choice(PRECISIONS),
      "f16 uses half-precision matrix products (needs shader-f16; fast with llmgpu[dawn])."),
     ("--weights", "corpus_weights", TEXT,
-     "Shares in which to draw sequences from the token files of CORPUS: 0.7,0.3."),
+     "Shares in which to draw sequences from each name of CORPUS: 0.7,0.3."),
     ("--seed", "seed", click.IntRange(min=0),
      "Random seed for the initial weights and the order of the text."),
     ("--eval-fraction", "evaluation_fraction", click.FLOAT,

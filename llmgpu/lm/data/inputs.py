@@ -3,9 +3,11 @@
 - A name that ends in ``.bin`` is a token file; so are the shards that a manifest (``OUT.json`` of
   ``llmgpu tokenize --shard-tokens``) lists. Folders and globs may hold both, and the side files:
   each token file counts once, where it is first named.
-- Everything else is text. Both at once are refused, because their order would be ambiguous.
+- Everything else is text. Both at once are refused in one corpus, because their order would be
+  ambiguous.
 - Text is tokenized into shards in the run folder. Shards of the same text and vocabulary are used
   again, and tokenizing resumes where it was interrupted.
+- Several corpora, to be drawn from by weights, are one row of tokens, one corpus after the other.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def default_separator(vocabulary: Vocabulary) -> int | None:
 
 
 def open_tokens(
-    inputs: Sequence[str] | Sources,
+    corpora: Sequence[Sequence[str] | Sources],
     vocabulary: Vocabulary,
     vocabulary_name: str,
     folder: Path,
@@ -66,38 +68,56 @@ def open_tokens(
     dtype: str | None = None,
     told: Callable[[Corpus], None] = lambda text: None,
 ) -> TokenSource:
-    """Open token files, or the tokens of texts.
+    """Open the tokens of a corpus, or of several; each is token files, or texts to tokenize.
 
-    inputs: token files and manifests, or texts as `Corpus` takes them: files, folders, globs, "-";
-        by name, or resolved before.
+    corpora: of each its token files and manifests, or texts as `Corpus` takes them: files, folders,
+        globs, "-"; by name, or resolved before.
     vocabulary_name: what errors call the vocabulary. dtype: of the numbers in token files of other
     tools that do not say it. told: called with texts that were read, for what was left out of them.
 
-    The other arguments are for texts. folder: receives the shards; made if needed. backend: where
-    to encode. reading: how to read text. separator: the id or the text of the token to put after
-    each document, or None. resume: tokens in the folder must be of these texts; without it, tokens
-    of other texts are replaced. shard_tokens: length of the shards. progress: phases "tokenizing"
-    (in bytes) and "checking tokens" (in ids).
+    The other arguments are for texts. folder: receives the shards, those of several corpora in
+    folders "0", "1" and so on; made if needed. backend: where to encode. reading: how to read text.
+    separator: the id or the text of the token to put after each document, or None. resume: tokens
+    in the folder must be of these texts; without it, tokens of other texts are replaced.
+    shard_tokens: length of the shards. progress: phases "tokenizing" (in bytes) and "checking
+    tokens" (in ids).
 
     Raises InputError for inputs that are missing, damaged, mixed or have ids beyond the vocabulary,
-    and for texts that are not those of the run that is resumed; VocabularyError for token files of
-    another vocabulary and for a separator that it doesn't have; OutputError for a folder that
-    can't be written.
+    for a file in two corpora, and for texts that are not those of the run that is resumed;
+    VocabularyError for token files of another vocabulary and for a separator that it doesn't have;
+    OutputError for a folder that can't be written.
     """
-    sources = resolve_sources(inputs, Selection(may_be_tokens=True))
-    paths = _token_files(sources)
-    if paths is None:
-        reading = reading or CorpusOptions()
-        if reading.chat is not None:  # its template says what is between conversations
-            options = CHAT_TOKENS
-        else:
-            eos = None if separator is None else token_id(vocabulary, separator)
-            options = SpecialOptions(eos=eos)
-        texts = _Texts(sources, reading, options, vocabulary, folder)
-        if not texts.are_tokenized(resume):
-            told(texts.tokenize(backend, shard_tokens, resume, progress))
-        paths = _listed_files(texts.names.manifest)
-    return open_token_files(paths, vocabulary, vocabulary_name, progress, dtype)
+    reading = reading or CorpusOptions()
+    if reading.chat is not None:  # its template says what is between conversations
+        special = CHAT_TOKENS
+    else:
+        eos = None if separator is None else token_id(vocabulary, separator)
+        special = SpecialOptions(eos=eos)
+    resolved = [resolve_sources(each, Selection(may_be_tokens=True)) for each in corpora]
+    named = [_token_files(sources) for sources in resolved]
+    _require_apart(resolved, named)
+    paths: list[list[str]] = []
+    for number, (sources, files) in enumerate(zip(resolved, named, strict=True)):
+        if files is None:
+            own = folder / str(number) if len(resolved) > 1 else folder
+            texts = _Texts(sources, reading, special, vocabulary, own)
+            if not texts.are_tokenized(resume):
+                told(texts.tokenize(backend, shard_tokens, resume, progress))
+            files = _listed_files(texts.names.manifest)
+        paths.append(files)
+    source = open_token_files([*chain(*paths)], vocabulary, vocabulary_name, progress, dtype)
+    if len(paths) > 1:
+        source.corpora = [source.count_in(set(files)) for files in paths]
+    return source
+
+
+def _require_apart(corpora: Sequence[Sources], named: Sequence[list[str] | None]) -> None:
+    """Raise InputError for a file in two corpora; named: the token files of those that have any."""
+    owners: dict[str, int] = {}
+    for number, (sources, files) in enumerate(zip(corpora, named, strict=True)):
+        for path in [text.path for text in sources.files] if files is None else files:
+            if owners.setdefault(os.path.realpath(path), number) != number:
+                raise InputError(f"{path} is in two of the corpora of --weights: name it once")
 
 
 class _Texts:
@@ -186,24 +206,6 @@ def are_tokens(inputs: Sources) -> bool:
         return False
     is_json = suffix == ".json" and _json_format(first.path) in (SIDE_FORMAT, MANIFEST_FORMAT)
     return is_json or suffix in (".bin", ".npy")
-
-
-def count_tokens(corpora: Sequence[Sources], dtype: str | None = None) -> list[int]:
-    """Return how many ids each corpus of token files has; dtype: as `open_tokens`.
-
-    Raises InputError for one of texts.
-    """
-    lengths = []
-    for sources in corpora:
-        paths = _token_files(sources)
-        if paths is None:
-            raise InputError(
-                f"{sources.files[0].path} is text, but --weights takes token files: write one of "
-                "each corpus with llmgpu tokenize"
-            )
-        files = [describe_bin_file(path, dtype, may_be_foreign=True) for path in paths]
-        lengths.append(sum(file.count for file in files))
-    return lengths
 
 
 def _token_files(inputs: Sources) -> list[str] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +33,7 @@ class TokenSource:
 
     vocabulary: that all of them were made with, by its match rule. checksum: CRC-32 of all ids, in
     one file or in many; mask_checksum: that of which ids count in the loss; 0 before `check_ids`.
-    corpora: how many ids each corpus has, one after the other; none where all are one corpus.
+    corpora: how many ids each of several corpora has, one after the other.
     """
 
     def __init__(self, files: Sequence[BinFile], vocabulary: Vocabulary) -> None:
@@ -47,6 +47,10 @@ class TokenSource:
     def __len__(self) -> int:
         """Return the number of ids."""
         return int(self._ends[-1]) if len(self._ends) else 0
+
+    def count_in(self, paths: Collection[str]) -> int:
+        """Return the number of ids in the files of some paths."""
+        return sum(file.count for file in self._files if file.path in paths)
 
     @property
     def folders(self) -> set[Path]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -54,15 +54,26 @@ class RunFolder(Closing):
         if self._lock is not None:
             self._lock.close()
 
-    def remove(self, patterns: Sequence[str]) -> None:
-        """Remove files and folders of the earlier run that match glob patterns."""
+    def remove(self, patterns: Sequence[str], kept: Collection[Path] = ()) -> None:
+        """Remove files and folders of the earlier run that match glob patterns.
+
+        kept: folders whose own files stay, but not other folders in them.
+        """
         with output_errors(str(self.path)):
             for pattern in patterns:
                 for found in set(self.path.glob(pattern)) - {self.path / LOCK_NAME}:
-                    if found.is_dir() and not found.is_symlink():
-                        shutil.rmtree(found)
-                    else:
-                        found.unlink()
+                    _remove(found, kept)
+
+
+def _remove(path: Path, kept: Collection[Path]) -> None:
+    if not path.is_dir() or path.is_symlink():
+        path.unlink()
+    elif path not in kept and not any(path in each.parents for each in kept):
+        shutil.rmtree(path)
+    else:
+        for inside in list(path.iterdir()):
+            if path not in kept or inside.is_dir():
+                _remove(inside, kept)
 
 
 def describe_run(path: str | Path) -> dict[str, Any]:

@@ -45,7 +45,9 @@ def ids_of(text: bytes) -> list[int]:
 def opened(folder: Path, *inputs: str | Path, **options: Any) -> TokenSource:
     options = {"backend": NUMPY, "shard_tokens": 1_000} | options
     vocabulary = options.pop("vocabulary", sample_vocabulary())
-    return open_tokens([str(i) for i in inputs], vocabulary, "v.bin", folder / "tokens", **options)
+    return open_tokens(
+        [[str(i) for i in inputs]], vocabulary, "v.bin", folder / "tokens", **options
+    )
 
 
 def all_ids(source: TokenSource) -> list[int]:
@@ -350,7 +352,7 @@ from llmgpu.backend import NUMPY
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.lm.data.inputs import open_tokens
 v, text, folder, resume = sys.argv[1:]
-source = open_tokens([text], Vocabulary.load(v), v, Path(folder), backend=NUMPY,
+source = open_tokens([[text]], Vocabulary.load(v), v, Path(folder), backend=NUMPY,
     separator="<|endoftext|>", resume=resume == "resume", shard_tokens=1000)
 print(len(source))
 """

@@ -34,7 +34,7 @@ def prepared(
     if not text.exists():
         text.write_bytes(sample_text())
     vocabulary = sample_vocabulary()
-    source = open_tokens([str(text)], vocabulary, "v.bin", folder.tokens, backend=NUMPY)
+    source = open_tokens([[str(text)]], vocabulary, "v.bin", folder.tokens, backend=NUMPY)
     settings = new_settings({**SIZES, **OPTIONS, **asked}, vocabulary.size)
     intervals = Intervals(log=2)
     return TrainingRun(
