@@ -81,22 +81,7 @@ FORMATS = {
 
 
 _OTHER_ENDINGS = frozenset(
-    [
-        ".arrow",
-        ".bz2",
-        ".csv",
-        ".gz",
-        ".h5",
-        ".json",
-        ".npz",
-        ".parquet",
-        ".pkl",
-        ".pt",
-        ".pth",
-        ".safetensors",
-        ".xz",
-        ".zst",
-    ]
+    ".arrow .bz2 .csv .gz .h5 .json .npz .parquet .pkl .pt .pth .safetensors .xz .zst".split()
 )
 SHOWN = "tokens"  # a format to look at, see `llmgpu.tokens.shown`; it can't be read back
 
@@ -167,9 +152,9 @@ def open_writer(
     Raises InputError for an unknown format or layout, OutputError if `path` can't be written.
     """
     check_outputs(outputs(path, format, layout, masked=masked), force=force)
-    make = imported(_get_format(format).writer)
-    options = {"masked": True} if masked and format == "bin" else {}
-    writer: TokenWriter = make(path, vocabulary_size, fingerprint, layout, **options)
+    make, is_bin = imported(_get_format(format).writer), format == "bin"
+    options = {"fingerprint": fingerprint, "layout": layout, "masked": masked} if is_bin else {}
+    writer: TokenWriter = make(path, vocabulary_size, **options)
     writer.match_facts = match_facts or {}
     return writer
 
@@ -189,5 +174,6 @@ def read_tokens(
     if name != "-" and not os.path.exists(name):
         hint = "; pipe ids into standard input" if name.isdecimal() else ""
         raise InputError(f"no such file: {name!r}{hint}")
-    blocks: Iterator[NDArray[np.int64]] = imported(chosen.reader)(name, vocabulary_size, layout)
+    described = (vocabulary_size, layout) if format == "bin" else ()
+    blocks: Iterator[NDArray[np.int64]] = imported(chosen.reader)(name, *described)
     return blocks

@@ -43,9 +43,7 @@ _IS_SPACE[list(_SPACES)] = True
 _WORD = re.compile(rb"[^%b]+" % re.escape(_SPACES))
 
 
-def read_decimals(
-    name: str, vocabulary_size: int | None, layout: str
-) -> Iterator[NDArray[np.int64]]:
+def read_decimals(name: str) -> Iterator[NDArray[np.int64]]:
     """Yield the ids of a file in blocks; those of a pipe, also in JSON lines, as they arrive."""
     with open_stream(name) as stream:
         blocks = read_blocks(stream, BLOCK_BYTES)
@@ -117,9 +115,7 @@ class TextWriter(TokenWriter):
 
     SEPARATOR, BEFORE, AFTER = b" ", b"", b"\n"  # of ids, and around those of a document
 
-    def __init__(
-        self, path: str | Path, vocabulary_size: int, fingerprint: str = "", layout: str = "raw"
-    ) -> None:
+    def __init__(self, path: str | Path, vocabulary_size: int) -> None:
         """Open `path` for ids below `vocabulary_size`."""
         super().__init__(path, vocabulary_size)
         self._is_open = False  # a document has started and its end is not written
@@ -186,7 +182,7 @@ class JsonlWriter(TextWriter):
     SEPARATOR, BEFORE, AFTER = b",", b'{"ids": [', b"]}\n"
 
 
-def read_jsonl(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
+def read_jsonl(name: str) -> Iterator[NDArray[np.int64]]:
     """Yield the ids of a file in blocks; those of a pipe as they arrive."""
     with open_stream(name) as stream:
         yield from _ids_of_lines(stream, stream, name)

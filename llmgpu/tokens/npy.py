@@ -37,7 +37,7 @@ _MAX_HEADER_BYTES = 1 << 16
 _HEADER_ERRORS = (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError)
 
 
-def read_npy(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
+def read_npy(name: str) -> Iterator[NDArray[np.int64]]:
     """Yield the ids of an array of one dimension in blocks."""
     with open_stream(name) as stream:
         buffered = io.BufferedReader(stream, BLOCK_BYTES)
@@ -79,9 +79,7 @@ class NumbersWriter(TokenWriter):
     that can't seek is collected in a temporary file first.
     """
 
-    def __init__(
-        self, path: str | Path, vocabulary_size: int, fingerprint: str = "", layout: str = "raw"
-    ) -> None:
+    def __init__(self, path: str | Path, vocabulary_size: int) -> None:
         """Open `path` for ids below `vocabulary_size`."""
         super().__init__(path, vocabulary_size)
         self._dtype = id_dtype(vocabulary_size)

@@ -114,13 +114,8 @@ class TokenWriter(TokenSink):
     match_facts: what a side file says of the match rule, see `Vocabulary.match_facts`.
     """
 
-    def __init__(
-        self, path: str | Path, vocabulary_size: int, fingerprint: str = "", layout: str = "raw"
-    ) -> None:
-        """Open `path` ("-": standard output) for ids below `vocabulary_size`.
-
-        fingerprint, layout: for formats that use them, see `llmgpu.tokens.formats.open_writer`.
-        """
+    def __init__(self, path: str | Path, vocabulary_size: int) -> None:
+        """Open `path` ("-": standard output) for ids below `vocabulary_size`."""
         super().__init__()
         self.match_facts: Mapping[str, str] = {}
         self._vocabulary_size = vocabulary_size
