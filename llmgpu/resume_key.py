@@ -43,15 +43,27 @@ def part_key(run: Run, part: Part, whole: Sources, own: Sources) -> Run:
 def check_same_run(what: str, begun: Run, asked: Run) -> None:
     """Raise an InputError that says what differs, unless both are the same run.
 
+    A file that is reached by another path, as from another folder, is the same.
+
     what: the beginning of the message, "... of another run".
     """
     asked = json.loads(json.dumps(asked))
     names = [name for name in {**begun, **asked} if begun.get(name) != asked.get(name)]
+    if FILES in names and _without_folders(begun) == _without_folders(asked):
+        names.remove(FILES)
     if names:
         name = names[0]
         before, now = _difference(begun.get(name), asked.get(name))
         others = f" (and {', '.join(names[1:])})" if names[1:] else ""
         raise InputError(f"{what}: {name} was {_show(before)} and is {_show(now)} now{others}")
+
+
+def _without_folders(run: Run) -> Any:
+    """Return the facts of the corpus files of a run, with their names in place of their paths."""
+    files = run.get(FILES)
+    if not (isinstance(files, list) and all(isinstance(entry, list) and entry for entry in files)):
+        return files
+    return [[os.path.basename(str(path)), *facts] for path, *facts in files]
 
 
 def _difference(before: Any, now: Any) -> tuple[Any, Any]:

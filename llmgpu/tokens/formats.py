@@ -80,9 +80,7 @@ FORMATS = {
 }
 
 
-_OTHER_ENDINGS = frozenset(
-    ".arrow .bz2 .csv .gz .h5 .json .npz .parquet .pkl .pt .pth .safetensors .xz .zst".split()
-)
+_OTHER_ENDINGS = ".arrow .bz2 .csv .gz .h5 .json .npz .parquet .pkl .pt .pth .safetensors .xz .zst"
 SHOWN = "tokens"  # a format to look at, see `llmgpu.tokens.shown`; it can't be read back
 
 
@@ -100,7 +98,7 @@ def format_by_name(path: str | Path) -> str:
 def check_ending(path: str | Path) -> None:
     """Raise InputError for a file to be written that would not be what its name says."""
     ending = Path(path).suffix.lower()
-    if ending in _OTHER_ENDINGS:
+    if ending in _OTHER_ENDINGS.split():
         known = ", ".join(format.ending for format in FORMATS.values())
         raise InputError(
             f"{path}: ids are not written as {ending}: use one of {known}, or name the format"

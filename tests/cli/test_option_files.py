@@ -63,7 +63,7 @@ def test_resuming_needs_only_the_folder(
     folder = corpus.parent
     start = ("train", "--vocab", "v.bin", "corpus.txt", *OPTIONS, "--device", "cpu", "--lr", "0.01")
     assert llmgpu(*start, "-o", "run").returncode == 0
-    before = (folder / "run" / "options.toml").read_bytes()
+    before, status = (folder / "run" / "options.toml").read_bytes(), corpus.stat()
     (folder / "other.txt").write_bytes(corpus.read_bytes() * 2)
     for other in (("other.txt",), ("--eval-corpus", "other.txt"), ("--steps", "9", "other.txt")):
         refused = llmgpu("train", "-o", "run", "--resume", *other)
@@ -83,6 +83,13 @@ def test_resuming_needs_only_the_folder(
     assert done.returncode == 0 and losses(folder / "run")[-1][0] == 6, done.stderr
     refused = run_process(elsewhere, ("train", "-o", "../run", "--resume", "--vocab", "v.bin"), b"")
     fails(refused, 2, f"the run was started in {folder}: resume it there, or name")
+    named = ("train", "-o", "../run", "--resume", "--vocab", "../v.bin", "../corpus.txt")
+    done = run_process(elsewhere, (*named, "--steps", "7"), b"")
+    assert done.returncode == 0 and losses(folder / "run")[-1][0] == 7, done.stderr
+    os.utime(corpus, ns=(0, 0))  # another file of this name
+    refused = run_process(elsewhere, (*named, "--steps", "8"), b"")
+    fails(refused, 1, "has the tokens of another text")
+    os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
     kept = folder / "run" / "options.toml"
     kept.write_text(kept.read_text().replace(str(folder), "/elsewhere"))
     fails(llmgpu("train", "-o", "run", "--resume"), 2, "the run was started in /elsewhere")
