@@ -419,6 +419,33 @@ def test_importing_the_package_imports_little() -> None:
     assert done.stdout.splitlines() == ["[]", "False llmgpu.tokenizer.tokenizer"], done.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("batch_decode", "decode_batch"),
+        ("convert_tokens_to_ids", "token_to_id"),
+        ("encode_ordinary_batch", "encode_batch"),
+        ("eos_token_id", "eot_token"),
+        ("pad_token", r"as_hf\(\)"),
+        ("special_tokens_set", "special_tokens"),
+    ],
+)
+def test_names_of_other_tools_lead_to_ours(tokenizer: Tokenizer, name: str, ours: str) -> None:
+    with pytest.raises(AttributeError, match=f"Tokenizer has no {name}: use {ours}$"):
+        getattr(tokenizer, name)
+
+
+def test_attributes_that_nobody_has(tokenizer: Tokenizer) -> None:
+    assert not hasattr(tokenizer, "nothing")
+    assert copy.copy(tokenizer) == tokenizer
+    with pytest.raises(AttributeError, match="'Tokenizer' object has no attribute 'nothing'"):
+        getattr(tokenizer, "nothing")  # noqa: B009
+    with pytest.raises(TypeError, match="not list; use encode_batch for several"):
+        tokenizer.encode(["low"])  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="unexpected argument 'num_threads'; there are allowed_"):
+        tokenizer.encode_batch(["low"], num_threads=2)  # type: ignore[call-overload]
+
+
 def test_names_of_the_package() -> None:
     calls = {"count_words", "merge_counts", "tokenize_part"}
     assert set(llmgpu.__all__) == {"Tokenizer", "__version__", *calls}

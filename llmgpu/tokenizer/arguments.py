@@ -37,8 +37,12 @@ def special_options(
     bos: Token | None = None,
     eos: Token | None = None,
     add_special_tokens: bool = False,
+    **unknown: object,
 ) -> SpecialOptions:
     """Return options that can be compared and hashed."""
+    if unknown:
+        known = ", ".join(SpecialArguments.__annotations__)
+        raise TypeError(f"unexpected argument {min(unknown)!r}; there are {known}")
     given = bos is not None or eos is not None or add_special_tokens
     if allowed_special is _NONE and disallowed_special is _NONE and not given:
         return NO_SPECIAL_TOKENS  # at once: it is what most calls want
@@ -69,7 +73,8 @@ def to_bytes(text: Any) -> bytes:
     if isinstance(text, bytes):
         return text
     if not isinstance(text, str):
-        raise TypeError(f"a text is str or bytes, not {type(text).__name__}")
+        hint = "; use encode_batch for several" if isinstance(text, (list, tuple)) else ""
+        raise TypeError(f"a text is str or bytes, not {type(text).__name__}{hint}")
     try:
         return text.encode()
     except UnicodeEncodeError:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +21,26 @@ from llmgpu.python_words import speaks_python
 from llmgpu.tokenizer.arguments import to_bytes
 
 _log = logging.getLogger("llmgpu")
+
+# What to use here for methods and attributes of tiktoken and Hugging Face tokenizers.
+_ELSEWHERE = {
+    "encode": "encode_plus encode_to_numpy tokenize",
+    "encode_batch": "batch_encode_plus encode_batch_fast encode_ordinary_batch",
+    "decode": "convert_tokens_to_string",
+    "decode_batch": "batch_decode",
+    "decode_bytes": "decode_bytes_batch decode_tokens_bytes",
+    "token_to_id": "convert_tokens_to_ids encode_single_token",
+    "id_to_token": "convert_ids_to_tokens",
+    "special_tokens": "all_special_ids all_special_tokens is_special_token special_tokens_set",
+    "vocab_size": "get_vocab_size max_token_value",
+    "get_vocab": "token_byte_values",
+    "eot_token": "bos_token_id eos_token eos_token_id",
+    "truncate": "enable_truncation",
+    'export("huggingface", "FOLDER/")': "save_pretrained",
+    "as_hf()": "add_special_tokens add_tokens enable_padding model_max_length pad pad_token "
+    "pad_token_id to_str unk_token unk_token_id",
+    "as_tiktoken()": "encode_with_unstable",
+}
 
 
 @speaks_python
@@ -134,6 +154,15 @@ class Decoder:
         Raises OutputError if it can't be written.
         """
         self._vocabulary.save(path, force=force)
+
+    if not TYPE_CHECKING:  # to which every name would be known then
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError that says what is called `name` elsewhere."""
+            for ours, others in _ELSEWHERE.items():
+                if name in others.split():
+                    raise AttributeError(f"{type(self).__name__} has no {name}: use {ours}")
+            return self.__getattribute__(name)  # raises what was raised before
 
     @property
     def vocabulary(self) -> Vocabulary:

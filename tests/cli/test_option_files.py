@@ -83,11 +83,11 @@ def test_resuming_needs_only_the_folder(
     assert done.returncode == 0 and losses(folder / "run")[-1][0] == 6, done.stderr
     refused = run_process(elsewhere, ("train", "-o", "../run", "--resume", "--vocab", "v.bin"), b"")
     fails(refused, 2, f"the run was started in {folder}: resume it there, or name")
-    named = ("train", "-o", "../run", "--resume", "--vocab", "../v.bin", "../corpus.txt")
-    done = run_process(elsewhere, (*named, "--steps", "7"), b"")
+    again = ("train", "-o", "../run", "--resume", "--vocab", "../v.bin", "../corpus.txt")
+    done = run_process(elsewhere, (*again, "--steps", "7"), b"")
     assert done.returncode == 0 and losses(folder / "run")[-1][0] == 7, done.stderr
     os.utime(corpus, ns=(0, 0))  # another file of this name
-    refused = run_process(elsewhere, (*named, "--steps", "8"), b"")
+    refused = run_process(elsewhere, (*again, "--steps", "8"), b"")
     fails(refused, 1, "has the tokens of another text")
     os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
     kept = folder / "run" / "options.toml"
