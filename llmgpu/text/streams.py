@@ -359,7 +359,8 @@ class ByteStream(io.RawIOBase):
     def _describe(self, error: Exception) -> str:
         reason = getattr(error, "strerror", None) or error
         if self._compression and getattr(error, "errno", None) is None:
-            return f"{self.name}: damaged or truncated {self._compression} file ({reason})"
+            what = f"{self.name}: damaged or truncated {self._compression} file ({reason})"
+            return what if self.name == STANDARD_INPUT else f"{what}: repair or --exclude it"
         return f"can't read {self.name}: {reason}"
 
 
