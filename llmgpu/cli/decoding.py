@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
+import click
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,15 +44,22 @@ def decode_files(
     vocab: str,
     target: TokenOutput,
     dtype: str | None,
+    separators: Sequence[bytes],
     report: Reporter,
 ) -> dict[str, Any]:
     """Decode files of ids, each with its format; return the summary.
 
     vocab: the vocabulary's name. target: gets the text, documents one after the other; JSON Lines,
     by its name, have an object for each document. Its layout is that of ids in a pipe. dtype: of
-    numbers in token files that do not say it.
+    numbers in token files that do not say it. separators: what goes between documents, or nothing.
+
+    Raises click.UsageError for several separators, and for one in JSON Lines.
     """
     tokens, text_bytes = 0, 0
+    in_lines = format_by_name(target.name) == "jsonl"
+    if separators and (in_lines or len(separators) > 1):
+        what = "several values" if len(separators) > 1 else "JSON Lines, an object per document"
+        raise click.UsageError(f"--doc-separator can't be combined with {what}, for --decode")
 
     def blocks() -> Iterator[NDArray[np.int64]]:
         for source, format in sources:
@@ -65,11 +73,12 @@ def decode_files(
                 report.note(note_of_foreign([source], vocab))
             yield from read_bin(source, vocabulary.size, target.layout, dtype)
 
-    in_lines = format_by_name(target.name) == "jsonl"
+    apart = in_lines or separators
     with atomic_output(target.name) as file:
-        for ids in _documents(blocks(), _starts(sources)) if in_lines else blocks():
+        for number, ids in enumerate(_documents(blocks(), _starts(sources)) if apart else blocks()):
             data = vocabulary.decode(ids)
-            file.write(_json_line(data) if in_lines else data)
+            between = b"".join(separators) if number else b""
+            file.write(_json_line(data) if in_lines else between + data)
             tokens += len(ids)
             text_bytes += len(data)
     return {"tokens": tokens, "text_bytes": text_bytes, "fingerprint": vocabulary.fingerprint}
@@ -81,8 +90,8 @@ def _starts(sources: Sequence[tuple[str, str]]) -> Iterator[int]:
     for source, format in sources:
         if format != "bin" or not has_side_file(source):
             raise InputError(
-                f"{source} does not say where its documents begin, so its text can't be written as "
-                "JSON Lines: give -o another ending"
+                f"{source} does not say where its documents begin: decode it into plain text, "
+                "without --doc-separator"
             )
         side = read_side_file(source)
         yield from (base + offset for offset in cast("list[int]", side["document_offsets"]))

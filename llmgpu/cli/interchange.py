@@ -104,6 +104,7 @@ def export_vocabulary(
         vocabulary = with_chat_template(files.read(report.note), chat_template)
         check_outputs(writer.outputs(output), [*named, *files.inputs], force=force)
         writer.write(vocabulary, output, **options)
+        _note_model(os.path.dirname(files.path), report)
     what = "" if model is None else f"the model of {model.folder} with "
     report.line(f"{output}: {what}{number_of(vocabulary.size, 'id')}")
     if format_name == "huggingface" and os.path.isfile(output) and not os.path.splitext(output)[1]:
@@ -119,6 +120,17 @@ def _open_model(path: str, report: Reporter) -> SavedModel | None:
 
     is_one = os.path.isfile(os.path.join(path, TRAINING)) or has_model(path)
     return open_model(path, report.note) if is_one or list_checkpoints(path) else None
+
+
+def _note_model(folder: str, report: Reporter) -> None:
+    """Note that the model beside a vocabulary is not exported with it, and how it is used."""
+    from llmgpu.lm.checkpoints.pretrained import has_model
+
+    if has_model(folder):
+        report.note(
+            f"only the tokenizer is exported: transformers opens the model in {folder}, tokenizer "
+            "included, and --to gguf writes both for llama.cpp"
+        )
 
 
 def _write_model(model: SavedModel, path: str, **options: Any) -> None:

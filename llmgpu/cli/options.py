@@ -233,7 +233,8 @@ corpus_options = option_group(
         type=TEXT,
         multiple=True,
         metavar="TEXT",
-        help="Split documents at this text and drop it. Repeatable.",
+        help="Split documents at this text and drop it; with tokenize --decode, write it between "
+        "documents. Repeatable.",
     ),
     click.option(
         "--encoding-errors",

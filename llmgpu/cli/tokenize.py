@@ -71,7 +71,7 @@ from llmgpu.tokens.tokenizing import (
 
 _LEAST_TOLD = 1 << 20  # bytes of text; the memory that less takes is not worth a line
 _OF_TEXT = (
-    *("text_field", "encoding_errors", "doc_separators", "limit", "bad_rows"),
+    *("text_field", "encoding_errors", "limit", "bad_rows"),
     *("input_format", "exclude", "gitignore"),
 )
 _OF_ENCODING = (
@@ -145,7 +145,8 @@ def tokenize(
     vocabulary = vocabulary_files.read(report.note)
     vocabulary = encoding.with_template(vocabulary.with_match(match or vocabulary.match))
     if decode:
-        summary = decode_files(ids, vocabulary, vocab, target, token_dtype, report)
+        between = reading.separators
+        summary = decode_files(ids, vocabulary, vocab, target, token_dtype, between, report)
     else:
         special = encoding.special_tokens(vocabulary, report)
         with encoding.conversations(vocabulary) as chat:

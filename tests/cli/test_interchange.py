@@ -178,6 +178,8 @@ def test_a_model_to_gguf(llmgpu: Run, tmp_path: Path) -> None:
     assert reader.fields["tokenizer.chat_template"].contents() == "{{ messages }}"
     assert len(reader.tensors) == 20
     step = "run/step-00000003"
+    done = llmgpu("export", "run", "--to", "hf", "-o", "hf/")
+    assert f"transformers opens the model in {step}".encode() in done.stderr, done.stderr
     done = llmgpu("export", step, "--to", "gguf", "-o", f"{step}/model.safetensors", "--force")
     fails(done, 1, "model.safetensors is an input")
 

@@ -62,6 +62,22 @@ def test_files_of_several_formats_are_decoded_together(
     fails(llmgpu("tokenize", "--vocab", "v.bin", "--decode", "a.bin", "-o", "a.bin"), 1, "input")
 
 
+def test_decoded_documents_are_put_apart(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    text = "low\n--\n--\nnewest é\n--\n"
+    (corpus.parent / "t.txt").write_text(text)
+    apart = ("--vocab", "v.bin", "--device", "cpu", "--doc-separator", "--\n")
+    for output in ("a.bin", "a.npy"):
+        assert llmgpu("tokenize", "t.txt", *apart, "-o", output).returncode == 0
+    back = llmgpu("tokenize", "--decode", "a.bin", *apart)
+    assert back.returncode == 0 and back.stdout.decode() == text, back.stderr
+    twice = llmgpu("tokenize", "--decode", "a.bin", "a.bin", *apart)
+    assert twice.stdout.decode() == f"{text}--\n{text}"
+    fails(llmgpu("tokenize", "--decode", "a.npy", *apart), 1, "without --doc-separator")
+    for wrong in (("-o", "a.jsonl"), ("--doc-separator", "x")):
+        done = llmgpu("tokenize", "--decode", "a.bin", *apart, *wrong)
+        fails(done, 2, "--doc-separator can't be combined with")
+
+
 def test_binary_ids_are_not_written_to_a_terminal(corpus: Path, vocab: Path) -> None:
     ours, theirs = os.openpty()
     command = [*COMMAND, "tokenize", "corpus.txt", "--vocab", "v.bin", "--device", "cpu"]
@@ -221,6 +237,6 @@ def test_names_that_promise_another_format_are_refused(llmgpu: Run, vocab: Path)
 
 
 def test_decoding_takes_no_options_of_text(llmgpu: Run, vocab: Path) -> None:
-    for option in (("--limit", "9M"), ("--text-field", "a"), ("--doc-separator", "x")):
+    for option in (("--limit", "9M"), ("--text-field", "a"), ("--bad-rows", "skip")):
         done = llmgpu("tokenize", "--vocab", "v.bin", "--decode", "corpus.txt", *option)
         fails(done, 2, f"{option[0]} is for text, not for --decode")

@@ -259,7 +259,8 @@ def test_damaged_compressed_files(tmp_path: Path, suffix: str, lines: bool) -> N
     name = f"f.jsonl{suffix}" if lines else f"f{suffix}"
     for number, data in enumerate([packed[:-20], packed[:5], b"no such format" * 9]):
         path = write(tmp_path, f"{number}{name}", data)
-        with pytest.raises(InputError, match=re.escape(f"{path}: damaged or truncated {suffix}") + ".*--exclude"):
+        what = re.escape(f"{path}: damaged or truncated {suffix}")
+        with pytest.raises(InputError, match=f"{what}.*--exclude"):
             read_documents(Corpus([path]))
 
 
