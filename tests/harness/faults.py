@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from llmgpu.unfinished import remove_unfinished
 from tests.cli.conftest import run_here
 from tests.harness.faulty_calls import KILLED, READING, SIGNALS, Faults
 from tests.harness.properties import what_is_wrong
@@ -164,6 +165,7 @@ def run_with_fault(job: Job, folder: Path, fault: str, nth: int) -> tuple[int, s
             if done.returncode and fault == READING and not wrong:
                 wrong = what_is_not_said(done.stderr.decode(), faults.named)
             wrong += done.stderr.decode() if wrong else ""
+            remove_unfinished()  # as at the end of a process
             report.write_text(json.dumps([done.returncode, wrong, left <= 0]))
         finally:
             os._exit(0)
