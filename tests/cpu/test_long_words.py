@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -71,6 +72,45 @@ def test_windows_of_words(vocabulary: Vocabulary, word: bytes, times: int) -> No
         vocabulary = replace(vocabulary, unknown_token=0)
     assume(not (vocabulary.ignore_merges and word in vocabulary.tokens))
     assert encode(vocabulary, word) == reference.bpe_encode(vocabulary, word)
+
+
+def random_merges(rng: random.Random) -> Vocabulary:
+    """Tokens of a few letters, as long as windows, by merges or by ranks."""
+    ids = list(rng.choice([b"a", b"ab", b"abc"]))
+    tokens = list(BYTES)
+    merges: list[tuple[int, int, int]] = []
+    for _ in range(rng.randint(1, 25)):
+        left, right = rng.choices(ids[-6:] if rng.random() < 0.5 else ids, k=2)
+        spelled = tokens[left] + tokens[right]
+        if len(spelled) > 40 or spelled in tokens:
+            continue
+        merges.append((left, right, len(tokens)))
+        ids.append(len(tokens))
+        tokens.append(spelled)
+    by_ranks = rng.random() < 0.5
+    return make_vocabulary(tokens, [] if by_ranks else merges, ignore_merges=by_ranks)
+
+
+def test_windows_give_the_ids_of_whole_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many words, against the engine that merges them whole."""
+    rng = random.Random(1)
+    cases = []
+    for _ in range(examples(300)):
+        vocabulary = random_merges(rng)
+        parts = [token for token in vocabulary.tokens if token in BYTES[97:100] or len(token) > 1]
+        words = [b"".join(rng.choices(parts, k=rng.randint(20, 90))) for _ in range(20)]
+        cases.append((vocabulary, words))
+    found = [encode_all(*case) for case in cases]
+    whole, reason = library.load(library.LIBRARY)
+    assert whole is not None, reason
+    monkeypatch.setattr(library, "_load", lambda: (whole, ""))
+    for case, ids in zip(cases, found, strict=True):
+        assert encode_all(*case) == ids, case[0].tokens[256:]
+
+
+def encode_all(vocabulary: Vocabulary, words: list[bytes]) -> list[list[int]]:
+    encoder = CSliceEncoder(vocabulary)
+    return [ids.tolist() for word in words if (ids := encoder.encode_document(word)) is not None]
 
 
 def test_many_ids_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:

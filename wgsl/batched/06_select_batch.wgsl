@@ -63,8 +63,6 @@ fn begin() -> bool {
     if (taken != 0u) {
         merge_log[state.merged - 1u].w = taken;
     }
-    state.batch_size = 0u;
-    state.candidates = 0u;
     if (state.merged >= state.merge_limit) {
         state.status = FINISHED;
         return false;

@@ -45,8 +45,7 @@ fn find_entry(key: u32) -> u32 {
                 entries[atomicAdd(&state.used, 1u)].used = place;
                 return place;
             }
-            if (claim.old_value == key) { return place; }
-            if (claim.old_value == 0u) { continue; } // a weak exchange may fail for no reason
+            continue; // another thread was first, or a weak exchange failed for no reason
         }
         place = (place + 1u) & mask;
     }

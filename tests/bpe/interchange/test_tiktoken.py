@@ -275,6 +275,8 @@ class TestNotExported:
         assert [note for note in notes if "the character classes of Unicode 18" in note] == notes[
             -1:
         ]
+        kept = f"the pattern and 0 special tokens are in {tmp_path / 'r'}.json, not in the ranks"
+        assert notes[0] == kept
 
     def test_a_token_that_no_merge_makes(self, tmp_path: Path) -> None:
         unfit = by_merges([b"ab", b"abcd"], [[97, 98, 256]])

@@ -20,6 +20,7 @@ from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, UnreadSlice
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import Corpus, corpus_from_bytes
+from llmgpu.text.documents import Piece
 from tests.reference import bpe as reference
 
 LETTERS = b"ab1 \n\t'.s\x00\xc3\xa9\xff"
@@ -57,6 +58,28 @@ def test_pre_tokens_of_slices_are_those_of_the_text(
     marks: list[bool] = []
     for piece in read_all(documents, size, pattern):
         assert not piece.continues
+        mask = start_mask(piece.text, pattern, piece.starts, closed=piece.closed)
+        marks += mask[: piece.main_end].tolist()
+    assert marks == reference.pre_token_starts(documents, pattern)
+
+
+class ShortReads:
+    """Gives a few bytes of documents at a time, as a pipe may."""
+
+    def __init__(self, documents: list[bytes], most: int) -> None:
+        self._corpus, self._most = corpus_from_bytes(documents), most
+
+    def read_into(self, view: NDArray[np.uint8]) -> Piece:
+        return self._corpus.read_into(view[: self._most])
+
+
+@given(DOCUMENTS, NAMES, st.integers(1, 60), st.integers(1, 7))
+def test_short_reads_change_nothing(
+    documents: list[bytes], pattern: str, size: int, most: int
+) -> None:
+    marks: list[bool] = []
+    reader = SliceReader(ShortReads(documents, most), pattern)
+    while (piece := reader.read(np.zeros(size + PADDING, np.uint8))) is not None:
         mask = start_mask(piece.text, pattern, piece.starts, closed=piece.closed)
         marks += mask[: piece.main_end].tolist()
     assert marks == reference.pre_token_starts(documents, pattern)
