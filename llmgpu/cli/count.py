@@ -17,7 +17,7 @@ import click
 
 from llmgpu.backend import start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder
-from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import EncodingOptions, with_chat
@@ -97,11 +97,19 @@ def count(
         vocabularies = [
             encoding.with_template(open_vocabulary(name, note=report.note)) for name in vocabs
         ]
+        for vocabulary in vocabularies:
+            prepare_vocabulary(vocabulary, device)
         backend = selected()
         encoders = []
         for vocabulary in vocabularies:
             special = encoding.special_tokens(vocabulary, report)
-            encoder = open_encoder(vocabulary, backend, special=special, threads=threads)
+            encoder = open_encoder(
+                vocabulary,
+                backend,
+                special=special,
+                threads=threads,
+                text_bytes=sources.total_bytes,
+            )
             encoders.append((vocabulary, encoder))
         lengths = [DocumentLengths() for _ in vocabs] if per == "document" else None
         rows, summary = _count(encoders, sources, options, encoding, report, lengths)

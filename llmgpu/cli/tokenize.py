@@ -13,7 +13,7 @@ import click
 
 from llmgpu.backend import Backend, begin_growth, start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
-from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, ids_around
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -148,6 +148,7 @@ def tokenize(
         between = reading.separators
         summary = decode_files(ids, vocabulary, vocab, target, token_dtype, between, report)
     else:
+        prepare_vocabulary(vocabulary, device)
         special = encoding.special_tokens(vocabulary, report)
         with encoding.conversations(vocabulary) as chat:
             reading = with_chat(reading, chat)
@@ -305,7 +306,10 @@ def _tokenize(
         report.line(f"note: text is normalized ({name}) before encoding")
     special, most = source.special, source.max_tokens
     added = {*chain(*ids_around(vocabulary, special))}
-    encoder: Encoder = open_encoder(vocabulary, backend, special=special, threads=source.threads)
+    total = source.files.total_bytes
+    encoder: Encoder = open_encoder(
+        vocabulary, backend, special=special, threads=source.threads, text_bytes=total
+    )
     chat, masking = source.options.chat, None
     if chat is not None:
         encoder = masking = MaskingEncoder(encoder, chat, vocabulary)

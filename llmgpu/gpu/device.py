@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from llmgpu.gpu.adapters import AdapterInfo, Buffer, OpenedAdapter, aligned, sel
 from llmgpu.gpu.commands import Commands, Download, Staging, parallel_copy
 from llmgpu.gpu.driver import MATRIX_FEATURE, BufferUsage
 from llmgpu.gpu.kernel import Kernel
-from llmgpu.kernel_source import compose, kernel_source
+from llmgpu.kernel_source import KernelSource, compose, kernel_source
 
 OPTIONAL_FEATURES = frozenset({"subgroup", "timestamp-query", "shader-f16", MATRIX_FEATURE})
 # Loop iterations, nested ones included, that one thread may need in a dispatch. Mesa's software
@@ -43,6 +43,8 @@ class Device(OpenedAdapter):
     gpu_seconds: time per kernel, by label, while `timing` is on.
     """
 
+    _make_kernel = Kernel
+
     def __init__(
         self,
         adapter: AdapterInfo | None = None,
@@ -58,7 +60,7 @@ class Device(OpenedAdapter):
         super().__init__(adapter or select_adapter(), features, limits)
         self.timing = False
         self.gpu_seconds: dict[str, float] = defaultdict(float)
-        self._kernels: dict[tuple[object, ...], Kernel] = {}
+        self._kernels: dict[tuple[object, ...], Future[Kernel]] = {}
         self._idle_downloads: list[Download] = []  # memory for the next reads
         self._idle_staging: list[Staging] = []  # and for the next large write
         self.source_choices = {"scan": "common/scan_shared.wgsl"}
@@ -77,17 +79,33 @@ class Device(OpenedAdapter):
         file: its path below wgsl/.
         """
         key = (file, *sorted(constants.items()))
-        if key not in self._kernels:
-            kernel = Kernel(self, compose(file, self.source_choices), constants)
-            self._kernels.setdefault(key, kernel)  # another thread may have been faster
-        return self._kernels[key]
+        return self._compiled(key, lambda: compose(file, self.source_choices), constants)
 
     def generated(self, text: str) -> Kernel:
         """Return the one kernel of a generated text, compiled once."""
-        if (text,) not in self._kernels:
+
+        def source() -> KernelSource:
             lines = [(line, "", number) for number, line in enumerate(text.splitlines(), 1)]
-            self._kernels.setdefault((text,), Kernel(self, kernel_source(lines, ""), {}))
-        return self._kernels[text,]
+            return kernel_source(lines, "")
+
+        return self._compiled((text,), source, {})
+
+    def _compiled(
+        self,
+        key: tuple[object, ...],
+        source: Callable[[], KernelSource],
+        constants: Mapping[str, int],
+    ) -> Kernel:
+        """Return the kernel of a key; who wants one that another thread compiles waits for it."""
+        mine: Future[Kernel] = Future()
+        kernel = self._kernels.setdefault(key, mine)
+        if kernel is mine:
+            try:
+                mine.set_result(self._make_kernel(self, source(), constants))
+            except BaseException as error:
+                del self._kernels[key]
+                mine.set_exception(error)
+        return kernel.result()
 
     def prepare(self, requests: Sequence[tuple[str, Mapping[str, int]]]) -> list[Kernel]:
         """Compile several kernels, (file, constants) each, in threads."""

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import select_backend, select_early
+from llmgpu.bpe.encoding.open import prepare_vocabulary
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 from llmgpu.bpe.interchange import gpt2, huggingface, tiktoken
 from llmgpu.bpe.interchange.open import find_in_folder, open_vocabulary
@@ -70,6 +71,7 @@ class Tokenizer(Decoder):
         self._vocabulary = vocabulary
         self._device = device
         self._encoders = ProcessEncoders(vocabulary, device)
+        prepare_vocabulary(vocabulary, device)
         if device != "auto":
             _ = self._encoders.backend
 

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Backend, gpu_from, start_selecting
-from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder
+from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder, Expecting
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder
-from llmgpu.bpe.encoding.encoder_shared import SharedEncoder
 from llmgpu.bpe.encoding.open import open_matching_encoder
 from llmgpu.bpe.encoding.special_encoding import (
     DocumentEncoder,
@@ -41,6 +40,7 @@ class ProcessEncoders:
         self._vocabulary = vocabulary
         self._device = device
         self._lock = threading.Lock()
+        self._large: Encoder | None = None
         self._special: dict[tuple[SpecialOptions, bool], Encoder] = {}
         self._documents: dict[SpecialOptions, DocumentEncoder] = {}
 
@@ -53,14 +53,20 @@ class ProcessEncoders:
     def _host(self) -> Encoder:
         return open_matching_encoder(self._vocabulary, NUMPY, HOST_BYTES, threads=1)
 
-    @cached_property
-    def _large(self) -> Encoder:
-        if self._device != "auto":
-            return open_matching_encoder(self._vocabulary, self.backend)
-        joining = replace(
-            NUMPY, joining=lambda: self.backend, join_from=gpu_from(GPU_FROM), shares={}
-        )
-        return open_matching_encoder(self._vocabulary, joining)
+    def _open_large(self, text_bytes: int | None) -> Encoder:
+        """Return the encoder of long texts; text_bytes: of the next one, if that is known."""
+        if self._large is None:
+            backend = self.backend if self._device != "auto" else self._joining
+            self._large = open_matching_encoder(self._vocabulary, backend, text_bytes=text_bytes)
+        if isinstance(self._large, Expecting):
+            self._large.expect(text_bytes)
+        return self._large
+
+    @property
+    def _joining(self) -> Backend:
+        """The CPU, which the device joins."""
+        joins = gpu_from(GPU_FROM)
+        return replace(NUMPY, joining=lambda: self.backend, join_from=joins, shares={})
 
     def encode(
         self, source: Corpus, options: SpecialOptions, is_small: bool
@@ -70,9 +76,8 @@ class ProcessEncoders:
         starts = [np.empty(0, np.int64)]
         count = 0
         with self._lock:
-            if not is_small and isinstance(self._large, SharedEncoder):
-                self._large.expect(source.total_bytes)
-            for piece in encode_corpus(self._encoder(options, is_small), source, ids):
+            inner = self._host if is_small else self._open_large(source.total_bytes)
+            for piece in encode_corpus(self._encoder(inner, options), source, ids):
                 ids.append(piece.ids)
                 starts.append(piece.document_starts + count)
                 count += len(piece.ids)
@@ -90,12 +95,11 @@ class ProcessEncoders:
                 self._documents[options] = documents
             return self._documents[options].encode(text)
 
-    def _encoder(self, options: SpecialOptions, is_small: bool) -> Encoder:
+    def _encoder(self, inner: Encoder, options: SpecialOptions) -> Encoder:
         """Return an encoder that handles special tokens."""
-        key = options, is_small
+        key = options, inner is self._host
         if key not in self._special:
             _make_room(self._special)
-            inner = self._host if is_small else self._large
             self._special[key] = with_special_tokens(inner, self._vocabulary, options)
         return self._special[key]
 

@@ -7,7 +7,6 @@ may clear or copy it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,6 @@ import numpy as np
 from llmgpu.gpu import Buffer, Device, Kernel
 from llmgpu.gpu.adapters import ALIGNMENT, aligned
 from llmgpu.gpu.kernel import BoundKernel
-from llmgpu.kernel_source import compose, kernel_source
 
 GUARD = 0xA5A5A5A5  # as a float32 -2.9e-16, so that reading it changes no result by much
 GUARD_BYTES = ALIGNMENT
@@ -56,23 +54,11 @@ class GuardedKernel(Kernel):
 class GuardedDevice(Device):
     """A device that guards what it makes."""
 
+    _make_kernel = GuardedKernel
+
     def __init__(self, **options: Any) -> None:
         self._unchecked: list[tuple[Buffer, int]] = []  # and the bytes asked for
         super().__init__(**options)
-
-    def kernel(self, file: str, **constants: int) -> Kernel:
-        key = (file, *sorted(constants.items()))
-        if key not in self._kernels:
-            kernel = GuardedKernel(self, compose(file, self.source_choices), constants)
-            self._kernels.setdefault(key, kernel)
-        return self._kernels[key]
-
-    def generated(self, text: str) -> Kernel:
-        if (text,) not in self._kernels:
-            lines = [(line, "", number) for number, line in enumerate(text.splitlines(), 1)]
-            none: Mapping[str, int] = {}
-            self._kernels.setdefault((text,), GuardedKernel(self, kernel_source(lines, ""), none))
-        return self._kernels[text,]
 
     def create_buffer(self, label: str, nbytes: int) -> Buffer:
         if nbytes + 2 * GUARD_BYTES > self.max_binding_bytes:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,6 +29,35 @@ def test_threads_get_the_same_kernels(any_device: Device) -> None:
     kernels = any_device.prepare([request] * 8)
     assert len({id(kernel) for kernel in kernels}) == 1
     assert kernels[0] is any_device.kernel("recount/03_find_max.wgsl", WORKGROUP_SIZE=32)
+
+
+def test_threads_compile_a_kernel_once_and_again_only_if_it_failed(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[int] = []
+    make, waits = device._make_kernel, threading.Event()
+
+    def make_kernel(*arguments: Any) -> Kernel:
+        compiled.append(threading.get_ident())
+        assert waits.wait(20)
+        if len(compiled) == 1:
+            raise DeviceError("out of memory")
+        return make(*arguments)
+
+    def request() -> Kernel:
+        begun.wait(20)
+        return device.kernel("recount/03_find_max.wgsl", WORKGROUP_SIZE=16)
+
+    begun = threading.Barrier(4)
+    monkeypatch.setattr(device, "_make_kernel", make_kernel)
+    for errors, times in ((3, 1), (0, 2)):
+        with ThreadPoolExecutor(3) as threads:
+            kernels = [threads.submit(request) for _ in range(3)]
+            begun.wait(20)
+            time.sleep(0.1)  # for the others, which wait by now
+            waits.set()
+        assert len([1 for kernel in kernels if kernel.exception()]) == errors
+        assert len(compiled) == times
 
 
 def test_bind_refuses_a_name_too_many(device: Device) -> None:

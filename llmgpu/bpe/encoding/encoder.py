@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,14 @@ class Encoder(Protocol):
         as the source does.
         """
         ...
+
+
+@runtime_checkable
+class Expecting(Protocol):
+    """An encoder that does better if it knows how long a text is."""
+
+    def expect(self, text_bytes: int | None) -> None:
+        """Say how many bytes the next text has, if that is known."""
 
 
 class NoTokenError(TextError):

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
-from weakref import proxy
+from weakref import WeakKeyDictionary, proxy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,7 @@ LISTED = constant("encode/08_long_words.wgsl", "LISTED")
 LISTED_WORD = struct_dtype("encode/08_long_words.wgsl", "LongWord")
 BYTE_VECTORS = constant("encode/02_merge.wgsl", "BYTE_VECTORS")
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 32 << 20, 2 << 20
+SHORT_TEXT, SHORT_SLICE_BYTES = 256 << 20, 12 << 20  # which take less time to get memory for
 MORE_IDS = 1.05  # ids copied with a slice, as a multiple of those expected from the last one
 FREE = constant("encode/02_merge.wgsl", "FREE")  # rank of a free slot
 
@@ -62,6 +63,7 @@ class GpuEncoder:
         vocabulary: Vocabulary,
         slice_bytes: int | None = None,
         *,
+        text_bytes: int | None = None,
         first_words: int = 4 * FIRST_WORDS,
         table_bytes: int = TABLE_BYTES,
         workgroup_size: int = 256,
@@ -69,7 +71,8 @@ class GpuEncoder:
     ) -> None:
         """Compile the kernels, upload the pairs that merge, and make an empty table.
 
-        slice_bytes, first_words, table_bytes: sizes on which the ids do not depend.
+        slice_bytes, first_words, table_bytes: sizes on which the ids do not depend. text_bytes: as
+            for `expect`.
         hash_mask: the bits of the words' hashes that count; nor do the ids depend on them.
 
         Raises as `llmgpu.bpe.encoding.open.open_encoder` does.
@@ -78,11 +81,12 @@ class GpuEncoder:
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         self._slice_bytes = min(max(slice_bytes, 64), device.max_binding_bytes // 4)
+        self.expect(text_bytes)
         self._longest = SOFTWARE_LONGEST if device.is_software else LONGEST
         self._wg = workgroup_size
         # All of it at a time: compiling, packing and getting memory each take long.
         with ThreadPoolExecutor(thread_name_prefix="llmgpu-pack") as threads:
-            packing = threads.submit(lambda: pack_pairs(vocabulary, ranked_pairs(vocabulary)))
+            packing = threads.submit(packed_pairs, vocabulary)
             slots = begin_slots(device, threads, lambda: _Slot(self))
             self._kernels = self._prepare_kernels(hash_mask)
             self._table = GpuWordTable(
@@ -104,6 +108,12 @@ class GpuEncoder:
         self._idle = made_slots(slots)  # kept from one text to the next
         self._empty = True
         self._ids_per_byte = 0.0  # of the slice fetched last
+
+    def expect(self, text_bytes: int | None) -> None:
+        """Say how many bytes the next text has, if that is known."""
+        is_short = text_bytes is not None and text_bytes < SHORT_TEXT
+        most = SHORT_SLICE_BYTES if is_short else self._slice_bytes
+        self._slot_bytes = min(self._slice_bytes, most)
 
     def _prepare_kernels(self, hash_mask: int) -> dict[str, Kernel]:
         return prepare_kernels(
@@ -148,10 +158,11 @@ class GpuEncoder:
     ) -> Generator[EncodedSlice, None, None]:
         """Yield the ids of all slices that `reader` gives, in its order; see `encode`."""
         slots, self._idle = self._idle, []
-        first = min(4 * self._table.fresh_capacity, self._slice_bytes) if self._empty else None
-        for slot, piece in submitted_slices(
-            reader, slots, lambda: _Slot(self), self._slice_bytes, first
-        ):
+        if slots and slots[0].slice_bytes < self._slot_bytes:
+            slots = []
+        size = slots[0].slice_bytes if slots else self._slot_bytes
+        first = 4 * self._table.fresh_capacity if self._empty else None
+        for slot, piece in submitted_slices(reader, slots, lambda: _Slot(self), size, first):
             if piece.oversized:
                 yield self._host.encode(piece, 0)[0]
             else:
@@ -221,12 +232,13 @@ class LongWords:
 
 
 class _Slot(WordSlot):
-    """One slice that is encoded."""
+    """One slice that is encoded, of up to `slice_bytes`."""
 
     def __init__(self, encoder: GpuEncoder) -> None:
-        super().__init__(encoder._device, encoder._vocabulary.cut, encoder._slice_bytes)
+        self.slice_bytes = encoder._slot_bytes
+        super().__init__(encoder._device, encoder._vocabulary.cut, self.slice_bytes)
         self._encoder: GpuEncoder = proxy(encoder)  # which keeps its slots
-        self.buffers["output"] = self.device.create_buffer("output", 4 * encoder._slice_bytes)
+        self.buffers["output"] = self.device.create_buffer("output", 4 * self.slice_bytes)
         self.buffers["documents"] = self.device.create_buffer("documents", 4)
         nbytes = LISTED * LISTED_WORD.itemsize
         self.buffers["long_words"] = self.device.create_buffer("long words", nbytes)
@@ -234,7 +246,7 @@ class _Slot(WordSlot):
         self._long_copy = Download(self.device)
         self._documents = 0  # of the slice submitted last
         self._copied = 0  # ids of it whose copy was submitted with it
-        self._ids_copy.reserve(encoder._slice_bytes * 3 // 2)  # 4 bytes per id, for 3 or 4
+        self._ids_copy.reserve(self.slice_bytes * 3 // 2)  # 4 bytes per id, for 3 or 4
 
     def submit(self, piece: Slice) -> None:
         """Submit the slice that was read into the staging memory."""
@@ -363,6 +375,19 @@ def ranked_pairs(vocabulary: Vocabulary) -> PairRanks:
         return pair_ranks(vocabulary)
     left, right, ids = make_c_vocabulary(vocabulary).pairs().astype(np.int32).T
     return PairRanks(left, right, ids, np.arange(vocabulary.size, dtype=np.int32))
+
+
+_packed: WeakKeyDictionary[Vocabulary, NDArray[np.uint32]] = WeakKeyDictionary()
+_packing = threading.Lock()
+
+
+def packed_pairs(vocabulary: Vocabulary) -> NDArray[np.uint32]:
+    """Return `pack_pairs` of a vocabulary, made once; before its device is open, if need be."""
+    with _packing:
+        packed = _packed.get(vocabulary)
+        if packed is None:
+            packed = _packed[vocabulary] = pack_pairs(vocabulary, ranked_pairs(vocabulary))
+    return packed
 
 
 def pack_pairs(vocabulary: Vocabulary, pairs: PairRanks) -> NDArray[np.uint32]:

@@ -1,15 +1,14 @@
 """Encoding on the host and on devices together: all take slices from one text.
 
 The host's threads start at once; a device joins them when it is open, if there is text left. They
-rest until it has a rate, and for as long as it is much faster, since they would be in its way. Each
-side has a word table of its own. The ids are taken in the order of the text, so they don't depend
+rest while it is rated, and for good if it is much faster, since they would be in its way. Each side
+has a word table of its own. The ids are taken in the order of the text, so they don't depend
 on who encoded what. A device that fails gives its slices back to the host.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -32,7 +31,8 @@ from llmgpu.text.corpus import TextSource
 
 _log = logging.getLogger("llmgpu")
 MUCH_FASTER = 2.0  # than all threads of the host
-RATED_BYTES, RATED_SECONDS = 64 << 20, 0.25  # of encoding, after which a device is rated again
+RATED_BYTES = 128 << 20  # of text that a device encodes for a rate
+RATED_SECONDS = 0.15  # in which one of its rates has to be much higher
 OPENED_FROM = 16 << 20  # bytes of text from which a device that is open already is worth waking
 
 
@@ -71,9 +71,9 @@ class SharedEncoder:
         self._join_from = join_from
         self._expects_enough = False
 
-    def expect(self, nbytes: int | None) -> None:
-        """Say how many bytes the next text has, if that is known: enough join at its beginning."""
-        self._expects_enough = nbytes is not None and nbytes >= self._join_from
+    def expect(self, text_bytes: int | None) -> None:
+        """Say how many bytes the next text has; devices join at the beginning of a long one."""
+        self._expects_enough = text_bytes is not None and text_bytes >= self._join_from
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
@@ -144,9 +144,9 @@ class _DeviceShare:
         self._workers, self._number = workers, number
         self._kept: deque[tuple[Task, Slice | UnreadSlice]] = deque()
         self._lock = threading.Lock()
-        self._rate = math.inf  # bytes of text a second
-        self._is_warm = False  # its first slices were slower: all words were new
-        self._since, self._encoded = 0.0, 0  # seconds and bytes of text, for the next rate
+        self._is_rated = False
+        self._begin = self._since = 0.0  # seconds: of the first slice, of the rate being taken
+        self._encoded = 0  # bytes of text since then
         self.is_closed = False
 
     def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
@@ -183,28 +183,29 @@ class _DeviceShare:
         return self._workers.allocate(self._kept[0][0], count)
 
     def begin(self) -> None:
-        """Let the host's threads rest until the device has a rate."""
-        self._since = time.perf_counter()
-        self._decide()
+        """Let the host's threads rest while the device is rated."""
+        self._begin = self._since = time.perf_counter()
+        self._workers.rest(self)
 
     def finish(self, encoded: EncodedSlice) -> None:
         """Hand in the ids of the device's next slice."""
         task, _ = self._kept.popleft()
         self._workers.finish(task, encoded)
         self._encoded += encoded.text_bytes
-        seconds = time.perf_counter() - self._since
-        if self._encoded >= RATED_BYTES or seconds >= RATED_SECONDS:
-            if self._is_warm or seconds >= RATED_SECONDS:
-                self._rate = self._encoded / seconds
-                self._decide()
-            self._is_warm, self._encoded = True, 0
-            self._since += seconds
+        if not self._is_rated:
+            self._rate(time.perf_counter())
 
-    def _decide(self) -> None:
-        """Let the host's threads rest or work."""
-        if self._rate > MUCH_FASTER * self._workers.own_rate:
-            self._workers.rest(self)
-        else:
+    def _rate(self, now: float) -> None:
+        """Let the host's threads rest for good at the first rate that is much higher than theirs.
+
+        The first rates may be lower, as all words are new.
+        """
+        if self._encoded >= RATED_BYTES:
+            rate = self._encoded / (now - self._since)
+            self._is_rated = rate > MUCH_FASTER * self._workers.own_rate
+            self._since, self._encoded = now, 0
+        if not self._is_rated and now - self._begin > RATED_SECONDS:
+            self._is_rated = True
             self._workers.work(self)
 
     def close(self) -> list[tuple[Task, Slice | UnreadSlice]]:

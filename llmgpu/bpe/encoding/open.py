@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from llmgpu.bpe.encoding.special_encoding import (
 )
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import default_threads, library
-from llmgpu.errors import CapacityError
+from llmgpu.errors import CapacityError, VocabularyError
 
 if TYPE_CHECKING:
     from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
@@ -39,6 +40,18 @@ def keep_encoders() -> None:
     _keeps = True
 
 
+def prepare_vocabulary(vocabulary: Vocabulary, device: str) -> None:
+    """Make what a device needs of a vocabulary, before it is open.
+
+    device: as for --device. With ``auto``, the CPU has other work meanwhile.
+    """
+    if device not in ("auto", "cpu") and vocabulary.match == "bpe":
+        from llmgpu.bpe.encoding.encoder_gpu import packed_pairs
+
+        with suppress(VocabularyError):  # which `open_encoder` raises
+            packed_pairs(vocabulary)
+
+
 def open_encoder(
     vocabulary: Vocabulary,
     backend: Backend,
@@ -46,17 +59,20 @@ def open_encoder(
     *,
     special: SpecialOptions = NO_SPECIAL_TOKENS,
     threads: int | None = None,
+    text_bytes: int | None = None,
 ) -> Encoder:
     """Return an encoder for a vocabulary: by its match rule, after its normalizer.
 
     slice_bytes: bytes of text to work on at a time. threads: how many work at a time without a
-        device. The ids depend on neither.
+        device. text_bytes: of the first text, if that is known. The ids depend on none of them.
     special: the special tokens that text may spell, and those around documents.
 
     Raises VocabularyError if `special` names a token that the vocabulary does not have or there are
     too many merges, DeviceError if the device's memory or limits are too small.
     """
-    encoder = open_matching_encoder(vocabulary, backend, slice_bytes, threads=threads)
+    encoder = open_matching_encoder(
+        vocabulary, backend, slice_bytes, threads=threads, text_bytes=text_bytes
+    )
     return with_special_tokens(encoder, vocabulary, special)
 
 
@@ -66,42 +82,50 @@ def open_matching_encoder(
     slice_bytes: int | None = None,
     *,
     threads: int | None = None,
+    text_bytes: int | None = None,
 ) -> Encoder:
     """Return an encoder of normalized text without special tokens; otherwise as `open_encoder`."""
     key = vocabulary.fingerprint, backend.device, slice_bytes, threads
     if backend.joining is None and key in _kept:
         return _kept[key]
-    encoder = _open_new(vocabulary, backend, slice_bytes, threads)
+    encoder = _open_new(vocabulary, backend, slice_bytes, threads, text_bytes)
     if _keeps and backend.joining is None:
         _kept[key] = encoder
     return encoder
 
 
 def _open_new(
-    vocabulary: Vocabulary, backend: Backend, slice_bytes: int | None, threads: int | None
+    vocabulary: Vocabulary,
+    backend: Backend,
+    slice_bytes: int | None,
+    threads: int | None,
+    text_bytes: int | None,
 ) -> Encoder:
     if backend.joining is not None and stream_lookahead(vocabulary) is None:
         return _open_shared_encoder(vocabulary, backend, slice_bytes, threads)
     if backend.joining is not None:
         backend = backend.joining()
         try:
-            return open_matching_encoder(vocabulary, backend, slice_bytes, threads=threads)
+            return _open_new(vocabulary, backend, slice_bytes, threads, text_bytes)
         except CapacityError as error:
             _log.warning("%s; using the CPU", error)
             return open_host_encoder(vocabulary, slice_bytes, threads)
     if backend.device is None:
         return open_host_encoder(vocabulary, slice_bytes, threads)
-    return _open_device_encoder(vocabulary, backend.device, slice_bytes)
+    return _open_device_encoder(vocabulary, backend.device, slice_bytes, text_bytes)
 
 
 def _open_device_encoder(
-    vocabulary: Vocabulary, device: Device, slice_bytes: int | None = None
+    vocabulary: Vocabulary,
+    device: Device,
+    slice_bytes: int | None = None,
+    text_bytes: int | None = None,
 ) -> GpuEncoder | GpuGreedyEncoder:
     # What needs a GPU package is imported only where there is a device.
     if vocabulary.match == "bpe":
         from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 
-        return GpuEncoder(device, vocabulary, slice_bytes)
+        return GpuEncoder(device, vocabulary, slice_bytes, text_bytes=text_bytes)
     from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
 
     return GpuGreedyEncoder(device, vocabulary, slice_bytes)

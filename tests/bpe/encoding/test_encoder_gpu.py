@@ -130,6 +130,22 @@ def test_long_texts_as_in_numpy(any_device: Device, slice_bytes: int) -> None:
     assert b"".join(vocabulary.decode(np.array(ids)) for ids in expected) == text
 
 
+def test_slices_are_longer_from_the_first_long_text_on(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder_gpu, "SHORT_TEXT", 10_000)
+    monkeypatch.setattr(encoder_gpu, "SHORT_SLICE_BYTES", 500)
+    short, long = hostile_text(3, 1000)[:4000], hostile_text(4, 20_000)
+    vocabulary = train(long)
+    encoder = GpuEncoder(device, vocabulary, 2000, text_bytes=4000)
+    for text, nbytes, longest in (short, 4000, 500), (long, 30_000, 2000), (short, 4000, 2000):
+        encoder.expect(nbytes)
+        pieces = list(encoder.encode(corpus_from_bytes([text])))
+        assert longest / 2 < max(piece.text_bytes for piece in pieces) <= longest
+        ids = np.concatenate([piece.ids for piece in pieces]).tolist()
+        assert [ids] == encode(NumpyEncoder(vocabulary), [text])
+
+
 def test_texts_whose_tokens_become_shorter_and_longer(any_device: Device) -> None:
     """What is copied along with a slice may be too little, and more than there is."""
     vocabulary = train(b"abcdefgh " * 1000)

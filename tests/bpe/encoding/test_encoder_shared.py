@@ -46,8 +46,9 @@ HOST, DEVICE = False, True
 
 @pytest.fixture(autouse=True)
 def _both_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the host never rest, so that both sides take slices at all times."""
+    """Let the host rest for the first slice alone, so that both sides take slices at all times."""
     monkeypatch.setattr(encoder_shared, "MUCH_FASTER", np.inf)
+    monkeypatch.setattr(encoder_shared, "RATED_SECONDS", 0)
 
 
 class Delays:
@@ -196,10 +197,10 @@ def ids_of_file(encoder: Encoder, path: Path) -> NDArray[np.uint32]:
 
 @pytest.mark.parametrize(
     ("much_faster", "seconds", "rests"),
-    [(2, 1e9, True), (0, 0, True), (1e9, 0, False)],
+    [(np.inf, 1e9, True), (0, 0, True), (np.inf, 0, False)],
     ids=["not rated yet", "faster", "slower"],
 )
-def test_the_host_rests_until_a_device_has_a_rate_and_while_it_is_much_faster(
+def test_the_host_rests_while_a_device_is_rated_and_after_that_if_it_is_much_faster(
     device: Device,
     monkeypatch: pytest.MonkeyPatch,
     much_faster: float,
@@ -208,6 +209,7 @@ def test_the_host_rests_until_a_device_has_a_rate_and_while_it_is_much_faster(
 ) -> None:
     monkeypatch.setattr(encoder_shared, "MUCH_FASTER", much_faster)
     monkeypatch.setattr(encoder_shared, "RATED_SECONDS", seconds)
+    monkeypatch.setattr(encoder_shared, "RATED_BYTES", 1)
     texts = documents(9)
     vocabulary = train(texts[0])
     host, shares = open_host_encoder(vocabulary, 2048, threads=2), Shares()
