@@ -10,36 +10,34 @@
 #define BATCH 128
 #define LONGEST_KEPT 256 /* bytes of a word that is kept in the table */
 
-/* What one thread encodes with, but for the words. */
-typedef struct {
-    const Pattern *pattern;
-    const Vocabulary *vocabulary;
-    SharedWords *shared; /* during a call */
-    Scratch scratch;
-    uint8_t *padded; /* a copy of a text without padding */
-    int64_t padded_room;
-} Encoder;
-
-API void llmgpu_encoder_free(Encoder *encoder)
+API void llmgpu_encoder_free(Encoder *encoders)
 {
-    if (encoder) {
+    for (Encoder *encoder = encoders; encoder && encoder < encoders + encoders->threads; encoder++) {
         scratch_free(&encoder->scratch);
         free(encoder->padded);
+        for (TextPart *part = encoder->parts; part < encoder->parts + MOST_WAITING; part++)
+            free(part->ids);
     }
-    free(encoder);
+    free(encoders);
 }
 
-/* Make an encoder for one thread; NULL without memory. The pattern and the vocabulary have to outlive
- * it. */
-API Encoder *llmgpu_encoder_new(const Pattern *pattern, const Vocabulary *vocabulary)
+/* Make what up to `threads` threads encode with; NULL without memory. The pattern and the vocabulary
+ * have to outlive it. */
+API Encoder *llmgpu_encoder_new(const Pattern *pattern, const Vocabulary *vocabulary,
+                                int64_t threads)
 {
-    Encoder *encoder = calloc(1, sizeof *encoder);
+    Encoder *encoders = calloc((size_t)threads, sizeof *encoders);
 
-    if (encoder == NULL)
+    if (encoders == NULL)
         return NULL;
-    encoder->pattern = pattern;
-    encoder->vocabulary = vocabulary;
-    return encoder;
+    encoders->threads = threads;
+    for (int64_t k = 0; k < threads; k++) {
+        encoders[k].pattern = pattern;
+        encoders[k].vocabulary = vocabulary;
+        for (int part = 0; part < MOST_WAITING; part++)
+            encoders[k].parts[part].is_free = 1;
+    }
+    return encoders;
 }
 
 /* Write the ids of a word that is not in the table, and keep it there. */
@@ -182,50 +180,39 @@ static int64_t add_document(Encoder *encoder, Batch *batch, const uint8_t *text,
     return 0;
 }
 
-/* Write the ids of the words that start in a slice; return how many, or NO_MEMORY.
- *
- * shared: words and their ids by the same vocabulary, to which more are added.
- * text: `length` bytes, then padding. marks: see `pretoken_ends`.
- * entry: where the first token starts; at 0 a pre-token does. *stopped becomes where the last ends.
- * main_end: no token that starts from there on is wanted; pre-tokens end there, except those that
- *     are cut anywhere (RULE_NONE and greedy matching).
- * starts: int64_t (num_starts,), where documents begin in the text, ascending. For the first
- *     `own_starts` of them token_starts becomes the number of ids before it.
- * ids: uint32_t, room for as many as there are bytes up to main_end, and 3 more. */
-API int64_t llmgpu_encode(Encoder *encoder, SharedWords *shared, const uint8_t *text,
-                          const uint8_t *marks,
-                          int64_t length, int64_t main_end, int64_t entry, const int64_t *starts,
-                          int64_t num_starts, int64_t own_starts, int64_t *token_starts,
-                          uint32_t *ids, int64_t *stopped)
+int cuts_anywhere(const Encoder *encoder)
 {
-    int64_t at = entry, next = 0, failure;
-    int anywhere = encoder->pattern->rule == RULE_NONE && is_greedy(encoder->vocabulary);
+    return encoder->pattern->rule == RULE_NONE && is_greedy(encoder->vocabulary);
+}
+
+int64_t encode_text(Encoder *encoder, const Text *text, uint32_t *ids, int64_t *stopped)
+{
+    int64_t at = text->entry, next = 0, failure;
     Batch batch;
 
-    encoder->shared = shared;
-    begin_batch(&batch, encoder, ids, token_starts);
+    begin_batch(&batch, encoder, ids, text->token_starts);
     for (;;) {
-        for (; next < num_starts && starts[next] <= at; next++)
-            if (next < own_starts)
-                token_starts[batch.due++] = batch.count;
-        if (at >= main_end)
+        for (; next < text->num_starts && text->starts[next] <= at; next++)
+            if (next < text->own_starts)
+                text->token_starts[batch.due++] = batch.count;
+        if (at >= text->main_end)
             break;
-        int64_t limit = next < num_starts ? starts[next] : length;
-        int64_t stop = limit < main_end ? limit : main_end;
-        if (anywhere) {
+        int64_t limit = next < text->num_starts ? text->starts[next] : text->length;
+        int64_t stop = limit < text->main_end ? limit : text->main_end;
+        if (cuts_anywhere(encoder)) {
             if ((failure = write_batch(encoder, &batch)) != 0)
                 return failure;
-            batch.written += match_greedily(encoder->vocabulary, text, &at, stop, limit,
+            batch.written += match_greedily(encoder->vocabulary, text->text, &at, stop, limit,
                                             ids + batch.written);
             continue;
         }
-        failure = add_document(encoder, &batch, text, marks, at, limit, stop);
+        failure = add_document(encoder, &batch, text->text, text->marks, at, limit, stop);
         if (failure != 0)
             return failure;
         at = stop;
     }
-    for (; next < own_starts; next++)
-        token_starts[batch.due++] = batch.count;
+    for (; next < text->own_starts; next++)
+        text->token_starts[batch.due++] = batch.count;
     *stopped = at;
     failure = write_batch(encoder, &batch);
     return failure ? failure : batch.written;
@@ -244,7 +231,7 @@ API int64_t llmgpu_encode_document(Encoder *encoder, SharedWords *shared, const 
     encoder->shared = shared;
     memcpy(encoder->padded, text, (size_t)length);
     memset(encoder->padded + length, 0, TEXT_PADDING);
-    if (encoder->pattern->rule == RULE_NONE && is_greedy(encoder->vocabulary)) {
+    if (cuts_anywhere(encoder)) {
         int64_t at = 0;
         return match_greedily(encoder->vocabulary, encoder->padded, &at, length, length, ids);
     }

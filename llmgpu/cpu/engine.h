@@ -68,6 +68,11 @@ typedef struct {
 int64_t pretoken_ends(const Pattern *pattern, const uint8_t *text, const uint8_t *marks, int64_t at,
                       int64_t limit, int64_t stop, int64_t *ends, int64_t room);
 
+/* Return the last position in (from, at] at which a pre-token starts, whatever precedes `from` or
+ * follows `limit`, where the document may end; `from` if none is found. */
+int64_t last_certain_start(const Pattern *pattern, const uint8_t *text, const uint8_t *marks,
+                           int64_t from, int64_t at, int64_t limit);
+
 /* Return where the contraction ends that the apostrophe at p opens, or NULL. */
 const uint8_t *contraction_end(const uint8_t *p, const uint8_t *end, int any_case);
 
@@ -222,5 +227,57 @@ int64_t match_greedily(const Vocabulary *vocabulary, const uint8_t *text, int64_
 
 /* Return the length of the first part of a word when it is cut where no token can lie across. */
 int64_t first_part(const Vocabulary *vocabulary, const uint8_t *word, int64_t length);
+
+/* ---- Encoding (encode.c, parts.c) ---- */
+
+/* A text that is encoded.
+ *
+ * text: `length` bytes, then padding. marks: see `pretoken_ends`.
+ * entry: where the first token starts; at 0 a pre-token does.
+ * main_end: no token that starts from there on is wanted; pre-tokens end there, except those that
+ *     are cut anywhere (RULE_NONE and greedy matching).
+ * starts: int64_t (num_starts,), where documents begin in the text, ascending. For the first
+ *     `own_starts` of them token_starts becomes the number of ids before it. */
+typedef struct {
+    const uint8_t *text, *marks;
+    int64_t length, main_end, entry;
+    const int64_t *starts;
+    int64_t num_starts, own_starts, *token_starts;
+} Text;
+
+#define MOST_WAITING 4 /* parts that a thread has encoded */
+
+/* A part of a text, with its ids until it is known how many are before them.
+ *
+ * number: of the part, from 0. first: where it starts in the text. begin: how many ids are before
+ * those of the part; -1 as long as that is not known. */
+typedef struct {
+    uint32_t *ids;
+    int64_t room, count, number, first, begin;
+    Text text;
+    int is_free;
+} TextPart;
+
+/* What one thread encodes with, but for the words. */
+typedef struct {
+    const Pattern *pattern;
+    const Vocabulary *vocabulary;
+    SharedWords *shared; /* during a call */
+    Scratch scratch;
+    uint8_t *padded; /* a copy of a text, or of a part of a file */
+    int64_t padded_room;
+    TextPart parts[MOST_WAITING];
+    int64_t threads; /* in the first of as many encoders */
+} Encoder;
+
+/* Whether tokens may lie across pre-tokens, of which a document is one. */
+int cuts_anywhere(const Encoder *encoder);
+
+/* Write the ids of the words that start in a text, with room for as many as there are bytes up to
+ * main_end, and 3 more; *stopped becomes where the last ends. Returns how many, or NO_MEMORY. */
+int64_t encode_text(Encoder *encoder, const Text *text, uint32_t *ids, int64_t *stopped);
+
+/* Run a function in up to `threads` threads, the caller's included, until all return. */
+void run_in_threads(void *(*function)(void *), void *argument, int64_t threads);
 
 #endif

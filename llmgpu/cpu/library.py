@@ -33,6 +33,7 @@ SHORT_TEXT = 1 << 10  # bytes, up to which memory for ids is kept
 MOST_NUMPY_THREADS = 4  # by default: between NumPy's operations only one can run
 PAIR_PARTS = 32  # of a vocabulary, whose pairs are found at a time
 MANY_IDS = 1 << 22  # whose copy would take too much memory
+UNREADABLE = -2  # what parts.c returns for a file
 RULES = ("none", "class", "gpt2", "cl100k", "o200k", "marks")  # in the order of engine.h
 
 # Functions by name: what they return, and what they take.
@@ -76,11 +77,11 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "shared_words_new": (c_void_p, c_int64),
     "shared_words_free": (None, c_void_p),
     "shared_words_spent": (c_int, c_void_p),
-    "encoder_new": (c_void_p, c_void_p, c_void_p),
+    "encoder_new": (c_void_p, c_void_p, c_void_p, c_int64),
     "encoder_free": (None, c_void_p),
     "encode": (
-        *(c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64),
-        *(c_void_p, c_int64, c_int64, c_void_p, c_void_p, POINTER(c_int64)),
+        *(c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int64, c_int64, c_int64),
+        *(c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, POINTER(c_int64)),
     ),
     "encode_document": (c_int64, c_void_p, c_void_p, c_char_p, c_int64, c_void_p),
     "counter_new": (c_void_p, c_void_p),
@@ -345,18 +346,24 @@ class CSharedWords(EngineObject):
 
 
 class CEncoder(EngineObject):
-    """Encodes texts, for one thread."""
+    """Encodes texts, one at a time."""
 
-    def __init__(self, pattern: CPattern, vocabulary: CVocabulary) -> None:
-        """Make an encoder."""
-        super().__init__("encoder", pattern, vocabulary)
+    def __init__(
+        self, pattern: CPattern, vocabulary: CVocabulary, threads: int = 1, part_bytes: int = 1
+    ) -> None:
+        """Make an encoder.
+
+        threads: how many encode a text, each `part_bytes` at a time.
+        """
+        self._part_bytes = part_bytes
+        super().__init__("encoder", pattern, vocabulary, threads)
         self._room = np.empty(SHORT_TEXT + 3, np.uint32)  # for ids of short texts
         self._room_address = self._room.ctypes.data  # which takes longer than encoding a few words
 
     def encode(
         self,
         words: CSharedWords,
-        text: NDArray[np.uint8],
+        text: NDArray[np.uint8] | tuple[int, int, int],
         marks: NDArray[np.bool_] | None,
         main_end: int,
         entry: int,
@@ -367,13 +374,15 @@ class CEncoder(EngineObject):
         """Encode the words that start in the first `main_end` bytes of a text.
 
         words: those known so far, to which more are added.
-        text: uint8 (n,), in an array with TEXT_PADDING more bytes.
+        text: uint8 (n,), in an array with TEXT_PADDING more bytes; or where it is in a file: its
+            descriptor, an offset and n.
         marks: bool (n,), where pre-tokens start, if the pattern is "marks".
         entry: where the first token starts. starts: where documents begin in the text, ascending.
         memory: for the ids, used if it is large enough.
 
         Returns the ids, a view of a larger array if they are few; how many ids are before each of
-        the first `own_starts` documents; and where the last token ends.
+        the first `own_starts` documents; and where the last token ends. Raises OSError if the file
+        is shorter or can't be read.
         """
         room = max(main_end - entry, 0) + 3
         ids = np.empty(room, np.uint32) if memory is None or len(memory) < room else memory
@@ -383,18 +392,21 @@ class CEncoder(EngineObject):
         count = self._library.llmgpu_encode(
             self.address,
             words.address,
-            address_of(text),
+            None if isinstance(text, tuple) else address_of(text),
             address_of(marks),
-            len(text),
+            *(text if isinstance(text, tuple) else (-1, 0, len(text))),
             main_end,
             entry,
             address_of(starts),
             len(starts),
             own_starts,
             address_of(token_starts),
+            self._part_bytes,
             address_of(ids),
             stopped,
         )
+        if count == UNREADABLE:
+            raise OSError("the file is shorter or can't be read")
         if count < 0:
             raise out_of_memory()
         found = ids[:count] if ids is memory else _shortened(ids, count)

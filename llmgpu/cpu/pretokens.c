@@ -340,6 +340,7 @@ static inline int64_t write_block(const Pattern *pattern, const uint8_t *text, c
 }
 #endif
 
+#define LONGEST_PAIR 8 /* bytes of two characters */
 #define LEAST_BLOCK 16 /* bytes at the end of a document that are worth it */
 
 #define WRITE_END(next)                                                                            \
@@ -423,6 +424,56 @@ API Pattern *llmgpu_pattern_new(int rule, int digits, int whole_at_end, const ui
 API void llmgpu_pattern_free(Pattern *pattern)
 {
     free(pattern);
+}
+
+/* Return the kind of the character that ends at p > start; a byte by itself is OTHER. */
+static unsigned kind_before(const Pattern *pattern, const uint8_t *start, const uint8_t *p)
+{
+    const uint8_t *lead = p - 1;
+    int length;
+
+    while (lead > start && p - lead < 4 && is_continuation(*lead))
+        lead--;
+    unsigned kind = kind_at(pattern, lead, p, &length);
+    return lead + length == p ? kind : OTHER;
+}
+
+/* Return whether a pre-token starts at p in any surroundings, by what is before it, from `start` on,
+ * and after it: between kinds that never go together, or at the last of several spaces. Marks and
+ * apostrophes go with letters in some patterns, a slash with newlines before it. */
+static int starts_certainly(const Pattern *pattern, const uint8_t *start, const uint8_t *p,
+                            const uint8_t *end)
+{
+    int length, next;
+
+    if (is_continuation(*p) && pattern->rule != RULE_CLASS)
+        return 0;
+    unsigned kind = kind_at(pattern, p, end, &length);
+    if (pattern->rule == RULE_CLASS) {
+        unsigned before = pattern->kinds[p[-1]];
+        return kind & NEWLINE || !(before == kind || (before == SPACE && kind & (LETTER | NUMBER)));
+    }
+    unsigned before = kind_before(pattern, start, p);
+    if (before & LETTER)
+        return kind & (NUMBER | SPACE | OTHER) && *p != '\'';
+    if (before & NUMBER)
+        return !(kind & NUMBER);
+    if (before & NEWLINE && !(kind & SPACE))
+        return *p != '/';
+    return before & SPACE && kind == SPACE && !(kind_at(pattern, p + length, end, &next) & SPACE);
+}
+
+int64_t last_certain_start(const Pattern *pattern, const uint8_t *text, const uint8_t *marks,
+                           int64_t from, int64_t at, int64_t limit)
+{
+    if (pattern->rule == RULE_NONE)
+        return from;
+    if (marks == NULL && at > limit - LONGEST_PAIR)
+        at = limit - LONGEST_PAIR;
+    for (; at > from; at--)
+        if (marks ? marks[at] : starts_certainly(pattern, text + from, text + at, text + limit))
+            return at;
+    return from;
 }
 
 /* Write the ends of the pre-tokens of one document, int64_t (length,) at most; return how many. */

@@ -151,3 +151,17 @@ API Threads *llmgpu_threads_new(int64_t count)
         threads->others++;
     return threads;
 }
+
+void run_in_threads(void *(*function)(void *), void *argument, int64_t threads)
+{
+    pthread_t others[MOST_THREADS];
+    int64_t started = 0;
+
+    threads = threads < MOST_THREADS ? threads : MOST_THREADS;
+    while (started < threads - 1 &&
+           pthread_create(&others[started], NULL, function, argument) == 0)
+        started++; /* with fewer threads than wanted, those that there are do the work */
+    function(argument);
+    while (started)
+        pthread_join(others[--started], NULL);
+}

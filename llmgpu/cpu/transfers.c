@@ -10,7 +10,6 @@
 #endif
 
 #define PIECE_BYTES (2 << 20) /* a huge page, which is cleared by each thread that comes to it first */
-#define MOST_THREADS 64
 
 /* Threads take one piece after the other, which end where huge pages of the target do. descriptor: of the file that is read, -1 to copy `source`.
  * done: bytes up to the first that are missing. failure: why they are. */
@@ -67,20 +66,12 @@ static void *run(void *given)
     return NULL;
 }
 
-static void run_in_threads(Transfer *transfer, int threads)
+static void transfer_in_threads(Transfer *transfer, int threads)
 {
-    pthread_t others[MOST_THREADS];
     int64_t pieces = transfer->length / PIECE_BYTES + 1;
-    int started = 0;
 
     pthread_mutex_init(&transfer->lock, NULL);
-    threads = threads < MOST_THREADS ? threads : MOST_THREADS;
-    while (started < threads - 1 && started < pieces - 1 &&
-           pthread_create(&others[started], NULL, run, transfer) == 0)
-        started++; /* with fewer threads than wanted, those that there are do the work */
-    run(transfer);
-    while (started)
-        pthread_join(others[--started], NULL);
+    run_in_threads(run, transfer, threads < pieces ? threads : pieces);
     pthread_mutex_destroy(&transfer->lock);
 }
 #endif
@@ -93,7 +84,7 @@ API void llmgpu_copy(uint8_t *target, const uint8_t *source, int64_t length, int
     memcpy(target, source, (size_t)length);
 #else
     Transfer transfer = {.target = target, .source = source, .length = length, .descriptor = -1};
-    run_in_threads(&transfer, threads);
+    transfer_in_threads(&transfer, threads);
 #endif
 }
 
@@ -107,7 +98,7 @@ API int64_t llmgpu_read(int descriptor, uint8_t *target, int64_t length, int64_t
 #else
     Transfer transfer = {.target = target, .length = length, .offset = offset, .done = length,
                          .descriptor = descriptor};
-    run_in_threads(&transfer, threads);
+    transfer_in_threads(&transfer, threads);
     return transfer.done == 0 && transfer.failure ? -transfer.failure : transfer.done;
 #endif
 }

@@ -251,11 +251,14 @@ class Corpus(Closing):
                 self._ended = not self._remaining
         return self._hand_over(buffer[:length], np.concatenate(starts))
 
-    def upcoming(self, nbytes: int) -> FileBytes | None:
-        """Return the next bytes of the text unread; None unless a document of a file has more."""
+    def upcoming(self, least: int, most: int) -> FileBytes | None:
+        """Return the next bytes of the text unread, `least` to `most`.
+
+        None unless a document of a file has more.
+        """
         if self.options.limit is not None or not isinstance(self._reader, DirectReader):
             return None
-        return self._reader.upcoming(nbytes)
+        return self._reader.upcoming(least, most)
 
     def skip(self, nbytes: int) -> None:
         """Take the bytes that `upcoming` returned."""

@@ -55,7 +55,7 @@ class DirectReader:
         self._begun = True
         return Piece(view[:count], starts, end, end)
 
-    def upcoming(self, nbytes: int) -> FileBytes | None:
+    def upcoming(self, least: int, most: int) -> FileBytes | None:
         """Return the next bytes of a document unread; None where they may not be all of it."""
         inspects = self._stream.is_invalid or self._block is not None or self._lines is not None
-        return self._stream.upcoming(nbytes) if self._begun and not inspects else None
+        return self._stream.upcoming(least, most) if self._begun and not inspects else None

@@ -299,15 +299,19 @@ class ByteStream(io.RawIOBase):
                 self._content.check(file)
             raise InputError(self._describe(error)) from error
 
-    def upcoming(self, nbytes: int) -> FileBytes | None:
-        """Return the next bytes unread; None unless there are more, in a file as it is on disk."""
+    def upcoming(self, least: int, most: int) -> FileBytes | None:
+        """Return the next bytes unread, `least` to `most`, but not the last one.
+
+        None if there are fewer, or this is not a file as it is on disk.
+        """
         if self._is_begin or not self.reads_anywhere:
             return None
         begin = self._raw.tell()
-        if begin + nbytes >= self._end_of_file:
+        nbytes = min(most, self._end_of_file - begin - 1)
+        if nbytes < least:
             return None
         try:
-            return FileBytes(self, os.dup(self._raw.fileno()), begin)
+            return FileBytes(self, os.dup(self._raw.fileno()), begin, nbytes)
         except OSError:  # no descriptor is left
             return None
 
@@ -365,11 +369,15 @@ class ByteStream(io.RawIOBase):
 
 
 class FileBytes:
-    """Bytes of a file that any thread reads when it needs them, be their stream closed by then."""
+    """Bytes of a file that any thread reads when it needs them, be their stream closed by then.
 
-    def __init__(self, stream: ByteStream, descriptor: int, begin: int) -> None:
-        """Take what follows `begin` in the file of `descriptor`, and close that at the end."""
-        self._stream, self._descriptor, self._begin = stream, descriptor, begin
+    begin: where they are in the file. nbytes: how many there are.
+    """
+
+    def __init__(self, stream: ByteStream, descriptor: int, begin: int, nbytes: int) -> None:
+        """Take bytes of the file of `descriptor`, and close that at the end."""
+        self._stream, self._descriptor = stream, descriptor
+        self.begin, self.nbytes = begin, nbytes
 
     def __del__(self) -> None:
         """Close the descriptor."""
@@ -380,11 +388,12 @@ class FileBytes:
         return self._descriptor
 
     def read(self, data: NDArray[np.uint8], first: int) -> None:
-        """Fill `data` with those from number `first` on; InputError if that fails.
+        """Fill `data` with those from number `first` on; InputError if that fails."""
+        self._stream.read_at(data, self.begin + first, self)
+        self.check_unchanged()
 
-        The stream may have ended, and checked the file, long before: it is checked again.
-        """
-        self._stream.read_at(data, self._begin + first, self)
+    def check_unchanged(self) -> None:
+        """Raise an InputError if the file was changed, maybe after the stream ended."""
         self._stream.check_unchanged(self)
 
 

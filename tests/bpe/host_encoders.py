@@ -12,20 +12,14 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import library
 
 
-class CuttingCpuEncoder(HostEncoder):
-    """The encoder on the CPU engine that cuts words of short texts, too."""
-
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        slice_bytes: int = encoder_c.SLICE_BYTES,
-        threads: int = 1,
-    ) -> None:
-        slices = encoder_c.CSliceEncoder(vocabulary, cuts_from=0)
-        super().__init__(vocabulary, slices, slice_bytes, threads)
+def cutting_cpu_encoder(
+    vocabulary: Vocabulary, slice_bytes: int = encoder_c.SLICE_BYTES, threads: int = 1
+) -> CpuEncoder:
+    """Return the encoder on the CPU engine that cuts words of short texts, too."""
+    return CpuEncoder(vocabulary, slice_bytes, threads, cuts_from=0)
 
 
 # Takes a vocabulary, and by choice slice_bytes and threads.
 HOST_ENCODERS: list[Callable[..., HostEncoder]] = [NumpyEncoder]
 if library() is not None:
-    HOST_ENCODERS += [CpuEncoder, CuttingCpuEncoder]
+    HOST_ENCODERS += [CpuEncoder, cutting_cpu_encoder]

@@ -96,13 +96,13 @@ def encoded(encoder: object, documents: list[bytes]) -> tuple[list[int], list[in
 
 
 def check_encoding(rng: random.Random, pattern: str, documents: list[bytes]) -> None:
-    from tests.bpe.host_encoders import CpuEncoder, CuttingCpuEncoder
+    from tests.bpe.host_encoders import CpuEncoder, cutting_cpu_encoder
 
     vocabulary = random_vocabulary(rng, pattern)
     slice_bytes = rng.choice([1, 20, 300, 1 << 20])
     expected = encoded(NumpyEncoder(vocabulary), documents)
-    for host_encoder in (CpuEncoder, CuttingCpuEncoder):
-        encoder = host_encoder(vocabulary, slice_bytes, rng.choice([1, 2]))
+    for host_encoder in (CpuEncoder, cutting_cpu_encoder):
+        encoder = host_encoder(vocabulary, slice_bytes, rng.choice([1, 2, 5]))
         assert encoded(encoder, documents) == expected, (vocabulary, documents)
     at_once = CpuEncoder(vocabulary).encode_document(documents[0])
     if at_once is not None:

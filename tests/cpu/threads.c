@@ -1,5 +1,6 @@
 /* Threads that share one table of words, under ThreadSanitizer: each encodes texts of random words, and
  * compares what its ids spell with the text. The table grows, or is full, or has hardly any room.
+ * Threads of the engine do the same with parts of one text.
  * Threads that share the items of jobs do each once. Threads that read a file all find its end. */
 #include <pthread.h>
 #include <stdio.h>
@@ -20,7 +21,6 @@ void llmgpu_threads_free(Threads *threads);
 
 int64_t llmgpu_read(int descriptor, uint8_t *target, int64_t length, int64_t offset, int threads);
 
-typedef struct Encoder Encoder;
 Pattern *llmgpu_pattern_new(int rule, int digits, int whole_at_end, const uint8_t *classes);
 Vocabulary *llmgpu_vocabulary_new(const uint8_t *data, const int64_t *offsets,
                                   const int64_t *tokens, int64_t count, const uint32_t *merges,
@@ -28,11 +28,17 @@ Vocabulary *llmgpu_vocabulary_new(const uint8_t *data, const int64_t *offsets,
                                   const uint32_t *nodes, const uint32_t *edges);
 SharedWords *llmgpu_shared_words_new(int64_t most_bytes);
 void llmgpu_shared_words_free(SharedWords *words);
-Encoder *llmgpu_encoder_new(const Pattern *pattern, const Vocabulary *vocabulary);
+Encoder *llmgpu_encoder_new(const Pattern *pattern, const Vocabulary *vocabulary, int64_t threads);
+void llmgpu_encoder_free(Encoder *encoders);
+int64_t llmgpu_encode(Encoder *encoders, SharedWords *shared, const uint8_t *text,
+                      const uint8_t *marks, int descriptor, int64_t offset, int64_t length,
+                      int64_t main_end, int64_t entry, const int64_t *starts, int64_t num_starts,
+                      int64_t own_starts, int64_t *token_starts, int64_t part_bytes,
+                      uint32_t *ids, int64_t *stopped);
 int64_t llmgpu_encode_document(Encoder *encoder, SharedWords *words, const uint8_t *text,
                                int64_t length, uint32_t *ids);
 
-static uint8_t classes[0x110000], text[TEXT_BYTES + 1];
+static uint8_t classes[0x110000], text[TEXT_BYTES + TEXT_PADDING];
 static Pattern *pattern;
 static Vocabulary *vocabulary;
 static SharedWords *words;
@@ -56,7 +62,7 @@ static int spells(const uint32_t *ids, int64_t count, const uint8_t *from)
 
 static void *encode(void *number)
 {
-    Encoder *encoder = llmgpu_encoder_new(pattern, vocabulary);
+    Encoder *encoder = llmgpu_encoder_new(pattern, vocabulary, 1);
     uint32_t *ids = malloc((TEXT_BYTES + 3) * sizeof *ids);
 
     for (int64_t times = 1; times <= 3; times++) {
@@ -67,7 +73,24 @@ static void *encode(void *number)
             __atomic_fetch_add(&mistakes, 1, __ATOMIC_RELAXED);
     }
     free(ids);
+    llmgpu_encoder_free(encoder);
     return NULL;
+}
+
+/* Encode one text in several threads, in parts of many sizes. */
+static void encode_in_parts(void)
+{
+    Encoder *encoder = llmgpu_encoder_new(pattern, vocabulary, THREADS);
+    uint32_t *ids = malloc((TEXT_BYTES + 3) * sizeof *ids);
+    int64_t stopped;
+
+    for (int64_t bytes = 50; bytes < TEXT_BYTES; bytes *= 3) {
+        int64_t count = llmgpu_encode(encoder, words, text, NULL, -1, 0, TEXT_BYTES, TEXT_BYTES, 0,
+                                      NULL, 0, 0, NULL, bytes, ids, &stopped);
+        mistakes += stopped != TEXT_BYTES || !spells(ids, count, text);
+    }
+    free(ids);
+    llmgpu_encoder_free(encoder);
 }
 
 static void make_vocabulary(void)
@@ -153,6 +176,7 @@ int main(void)
             pthread_create(threads + n, NULL, encode, (void *)(n + 1));
         for (int n = 0; n < THREADS; n++)
             pthread_join(threads[n], NULL);
+        encode_in_parts();
         llmgpu_shared_words_free(words);
     }
     check_jobs();

@@ -132,6 +132,11 @@ class CollectedIds:
         """Allocate, see `Allocate`."""
         return self.allocate(count)
 
+    @property
+    def room(self) -> int:
+        """How many ids the array has addresses for."""
+        return len(self._reserved)
+
     def place(self, begin: int, count: int) -> NDArray[np.uint32] | None:
         """Return the place of `count` ids from number `begin` on, if it is in the array.
 

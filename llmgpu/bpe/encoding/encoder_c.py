@@ -1,6 +1,7 @@
 """The encoder on the CPU engine: see `llmgpu/cpu/encode.c` for how text becomes ids.
 
-Threads share one table of words, so a new word is merged once; none waits for another.
+Threads share one table of words, so a new word is merged once; none waits for another. They are
+threads of the engine, see `llmgpu/cpu/parts.c`, which take parts of a slice.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, HostSlices, require_tokens
 from llmgpu.bpe.encoding.pair_ranks import pair_ranks
 from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
-from llmgpu.bpe.pretokens.slices import Slice
+from llmgpu.bpe.pretokens.slices import Slice, UnreadSlice
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import CEncoder, CSharedWords, CVocabulary, library
+from llmgpu.text.streams import FileBytes
 
 SLICE_BYTES = 1 << 20
+PARTS = 4  # of a slice, which a thread takes at a time
 MAX_TABLE_BYTES = 384 << 20  # of the words
 LONG_TEXT = 1 << 17  # bytes; shorter text is encoded faster than cuts are found
 _LEAST_SHARE = 32  # characters beyond ASCII begin at 1/32 of the bytes or more: cuts pay off
@@ -45,11 +49,17 @@ class CpuEncoder(HostEncoder):
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, slice_bytes: int = SLICE_BYTES, threads: int = 1
+        self,
+        vocabulary: Vocabulary,
+        slice_bytes: int = SLICE_BYTES,
+        threads: int = 1,
+        cuts_from: int = LONG_TEXT,
     ) -> None:
-        """Prepare for encoding with `vocabulary`; see `HostEncoder`."""
-        self._c_slices = CSliceEncoder(vocabulary)
-        super().__init__(vocabulary, self._c_slices, slice_bytes, threads)
+        """Prepare for encoding with `vocabulary`; see `HostEncoder` and `CSliceEncoder`."""
+        self._c_slices = CSliceEncoder(vocabulary, cuts_from, threads, slice_bytes // PARTS)
+        slice_bytes *= max(1, threads // 2)  # of all threads of the engine
+        # One thread reads the next slice while the engine's encode the last.
+        super().__init__(vocabulary, self._c_slices, slice_bytes, min(threads, 2))
 
     def encode_document(self, text: bytes) -> NDArray[np.uint32] | None:
         """Return the ids of a document at once; None if a byte of it may have no token.
@@ -62,11 +72,20 @@ class CpuEncoder(HostEncoder):
 class CSliceEncoder:
     """Encodes slices in any number of threads."""
 
-    def __init__(self, vocabulary: Vocabulary, cuts_from: int = LONG_TEXT) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        cuts_from: int = LONG_TEXT,
+        threads: int = 1,
+        part_bytes: int = SLICE_BYTES,
+    ) -> None:
         """Start without words.
 
         cuts_from: bytes of a slice that is worth finding out where words may be cut.
+        threads: how many of the engine encode a slice, each up to `part_bytes` at a time.
         """
+        self.is_parallel = threads > 1
+        self._threads, self._part_bytes = threads, part_bytes
         self._vocabulary = vocabulary
         self._pattern = make_c_pattern(vocabulary.cut)
         self._matching = make_c_vocabulary(vocabulary)
@@ -80,12 +99,14 @@ class CSliceEncoder:
         )
 
     def encode(
-        self, piece: Slice, entry: int, memory: NDArray[np.uint32] | None = None
+        self, piece: Slice | UnreadSlice, entry: int, memory: NDArray[np.uint32] | None = None
     ) -> tuple[EncodedSlice, int]:
         """Return the ids of a slice, in part of a larger array, and where its last token ends.
 
         See `llmgpu.bpe.encoding.encoder_host.HostSlices.encode`.
         """
+        if isinstance(piece, UnreadSlice):
+            return self._encode_file(piece, memory)
         self._find_cuts(piece.text)
         marks = self._marks(piece)
         encoder, words = self._take_encoder()
@@ -97,6 +118,26 @@ class CSliceEncoder:
         if not self._is_complete:
             require_tokens(self._vocabulary, piece, ids, entry)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
+
+    def _encode_file(
+        self, piece: UnreadSlice, memory: NDArray[np.uint32] | None
+    ) -> tuple[EncodedSlice, int]:
+        """Encode a slice whose text is read part by part, by the thread that encodes it."""
+        self._find_cuts(piece.rest)
+        encoder, words = self._take_encoder()
+        length, main_end, first = piece.length, piece.main_end, piece.rest.begin - len(piece.head)
+        file = piece.rest.fileno(), first, length
+        none = np.empty(0, np.int64)
+        try:
+            ids, starts, _ = encoder.encode(words, file, None, main_end, 0, none, 0, memory)
+        except OSError:  # reading it here says why
+            return self.encode(piece.read(np.empty(length + PADDING, np.uint8)), 0, memory)
+        piece.rest.check_unchanged()
+        self._idle.append(encoder)
+        if not self._is_complete and ids.max(initial=0) == NO_TOKEN:
+            read = piece.read(np.empty(length + PADDING, np.uint8))
+            require_tokens(self._vocabulary, read, ids, 0)
+        return EncodedSlice(ids, starts, main_end), main_end
 
     def encode_document(self, text: bytes) -> NDArray[np.uint32] | None:
         """Do what `CpuEncoder.encode_document` says."""
@@ -121,7 +162,8 @@ class CSliceEncoder:
         try:
             return self._idle.pop(), words
         except IndexError:
-            return CEncoder(self._pattern, self._matching), words
+            encoder = CEncoder(self._pattern, self._matching, self._threads, self._part_bytes)
+            return encoder, words
 
     def _marks(self, piece: Slice) -> NDArray[np.bool_] | None:
         """Mark pre-tokens by patterns that only the host's `regex` module knows."""
@@ -129,11 +171,11 @@ class CSliceEncoder:
             return None
         return start_mask(piece.text, self._vocabulary.cut, piece.starts, closed=piece.closed)
 
-    def _find_cuts(self, text: NDArray[np.uint8]) -> None:
+    def _find_cuts(self, text: NDArray[np.uint8] | FileBytes) -> None:
         """Let words be cut once a text with much beyond ASCII makes up for the time that takes."""
-        if self._has_no_cuts or self._matching.has_cuts or len(text) < self._cuts_from:
+        if self._has_no_cuts or self._matching.has_cuts or text.nbytes < self._cuts_from:
             return
-        sample = text[:_SAMPLE]
+        sample = text[:_SAMPLE] if isinstance(text, np.ndarray) else _middle(text)
         if self._cuts_from and (
             _leads(sample) * _LEAST_SHARE < len(sample) or not self._cuts_are_many
         ):
@@ -143,6 +185,13 @@ class CSliceEncoder:
     @cached_property
     def _cuts_are_many(self) -> bool:
         return _leads(self._vocabulary.token_data) <= _MOST_LEADS * self._vocabulary.size
+
+
+def _middle(text: FileBytes) -> NDArray[np.uint8]:
+    """Return some of the text in a file."""
+    sample = np.empty(min(_SAMPLE, text.nbytes), np.uint8)
+    text.read(sample, (text.nbytes - len(sample)) // 2)
+    return sample
 
 
 def _leads(text: NDArray[np.uint8]) -> int:

@@ -30,21 +30,29 @@ from llmgpu.text.corpus import TextSource
 
 _SPARE_MEMORY = 2  # slices whose ids are being used, beside one for each thread
 _MOST_AHEAD = 4  # slices encoded elsewhere whose ids wait for those of earlier slices
+_FIRST_BYTES = 1 << 16  # of a slice that opens a file, whose others need not be read in turn
+_LARGE = 8  # slices that are one, where only their ids take memory
 _PATIENCE_SECONDS = 1.0  # more than it takes to read a slice of a file
 
 
 class HostSlices(Protocol):
-    """Encodes slices in any number of threads."""
+    """Encodes slices in any number of threads.
+
+    is_parallel: it has threads of its own for a slice, and takes those that are not read yet.
+    """
+
+    is_parallel: bool
 
     def encode(
-        self, piece: Slice, entry: int, memory: NDArray[np.uint32] | None = None
+        self, piece: Slice | UnreadSlice, entry: int, memory: NDArray[np.uint32] | None = None
     ) -> tuple[EncodedSlice, int]:
         """Return the ids of a slice, and where its last token ends.
 
-        entry: where in the slice the first token starts.
-        memory: the ids may be put there if it has room for as many as the slice has bytes.
+        piece: read, unless `is_parallel`. entry: where in the slice the first token starts.
+        memory: the ids may be put there if it has room for PADDING more than the slice has bytes.
 
-        Raises NoTokenError for a byte without a token if the vocabulary has no unknown token.
+        Raises NoTokenError for a byte without a token if the vocabulary has no unknown token,
+        InputError for a file that can't be read.
         """
         ...
 
@@ -131,6 +139,7 @@ class Workers:
     """Threads that each read a slice, one at a time, and encode it.
 
     So a slice is encoded where it was just read, while the caller takes the ids of earlier ones.
+    An engine with threads of its own encodes one slice at a time, while the next one is read.
     A helper that wants to read comes next, however many threads wait, since it encodes far more.
     """
 
@@ -152,6 +161,8 @@ class Workers:
         self._reader, self._slices = reader, slices
         self._slice_bytes = slice_bytes
         self._reading = threading.Lock()
+        self._at_a_time = 1 if slices.is_parallel else threads
+        self._encoding = threading.Semaphore(self._at_a_time)
         self._next = threading.Lock()  # held by who reads next
         self._thread_next = threading.Lock()  # held by the thread that reads or would read next
         self._given = 0  # slices
@@ -162,6 +173,7 @@ class Workers:
         self._most_threads = threads
         self._helpers: list[Callable[[], None]] = []
         self._helpers_from = self._read_bytes = self._own_bytes = 0
+        self._has_helpers = False
         self._own_seconds = 0.0  # of all threads
         self._collected = collected
         self._working = threading.Event()
@@ -178,12 +190,14 @@ class Workers:
         They take slices with `read`.
         """
         self._helpers, self._helpers_from = list(helpers), nbytes
+        self._has_helpers = bool(helpers)
 
     @property
     def own_rate(self) -> float:
         """Bytes of text that the threads encode in a second of work, all together."""
         with self._placing:
-            return len(self._threads) * self._own_bytes / max(self._own_seconds, 1e-9)
+            at_a_time = min(len(self._threads), self._at_a_time)
+            return at_a_time * self._own_bytes / max(self._own_seconds, 1e-9)
 
     def rest(self, helper: object) -> None:
         """Let the threads take no more slices until `work`, as a helper is so much faster."""
@@ -250,18 +264,23 @@ class Workers:
             with self._thread_next:
                 self._working.wait()
                 taken = self.take(task, memory.text)
+                self._encoding.acquire()  # in the order of the text
             begin = time.perf_counter()
-            piece = self.fill(task, taken, memory.text)
-            if piece is None:
-                return
             try:
-                encoded, _ = self._slices.encode(piece, 0, memory.ids)
+                if not self._slices.is_parallel:
+                    taken = self.fill(task, taken, memory.text)
+                if taken is None:
+                    return
+                ids = self._next_place(task, taken.main_end + PADDING)
+                encoded, _ = self._slices.encode(taken, 0, memory.ids if ids is None else ids)
                 self.finish(task, encoded)
+                with self._placing:
+                    self._own_bytes += taken.main_end
+                    self._own_seconds += time.perf_counter() - begin
             except BaseException as error:
                 task.encoded.set_exception(error)
-            with self._placing:
-                self._own_bytes += piece.main_end
-                self._own_seconds += time.perf_counter() - begin
+            finally:
+                self._encoding.release()
 
     def take(self, task: Task, buffer: NDArray[np.uint8]) -> Slice | UnreadSlice | None:
         """Return the next slice, whose ids `task` gets; None at the end.
@@ -297,7 +316,10 @@ class Workers:
             return None
         taken: Slice | UnreadSlice | None = None
         try:
-            taken = self._reader.take(len(buffer)) or self._reader.read(buffer)
+            taken = self._take_unread(task, len(buffer))
+            if taken is None:  # of a file that is not open yet, it may be
+                is_first = self._slices.is_parallel and not self._given
+                taken = self._reader.read(buffer[: _FIRST_BYTES + PADDING] if is_first else buffer)
         except BaseException as error:
             task.encoded.set_exception(error)
             self._order.put(task)
@@ -316,6 +338,24 @@ class Workers:
         self._read_bytes += taken.main_end
         self._start_more()
         return taken
+
+    def _take_unread(self, task: Task, nbytes: int) -> UnreadSlice | None:
+        """Return the next slice for a buffer of `nbytes` if it need not be read yet.
+
+        For the engine's threads it is larger if there is a place for the ids.
+        """
+        if task.device or not self._slices.is_parallel:
+            return self._reader.take(nbytes)
+        if self._collected is not None and not self._has_helpers:
+            nbytes = max(nbytes, min(_LARGE * nbytes, self._collected.room - self._read_bytes))
+        return self._reader.take(nbytes, is_full=False)
+
+    def _next_place(self, task: Task, count: int) -> NDArray[np.uint32] | None:
+        """Return the place of the ids of a slice if all earlier ones have theirs."""
+        with self._placing:
+            if self._collected is None or self._placed < task.number:
+                return None
+            return self._collected.place(self._place, count)
 
     def allocate(self, task: Task, count: int) -> NDArray[np.uint32]:
         """Return memory for the ids of a slice that is encoded elsewhere; may wait for others."""
@@ -337,7 +377,8 @@ class Workers:
             if place is None:  # the caller finds another
                 task.encoded.set_result(encoded)
                 return
-            place[:] = encoded.ids
+            if place.ctypes.data != encoded.ids.ctypes.data:  # not written there already
+                place[:] = encoded.ids
             memory, task.memory = task.memory, None
             if memory is not None:
                 self._idle.put(memory)

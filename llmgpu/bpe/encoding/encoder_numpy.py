@@ -20,7 +20,7 @@ from llmgpu.bpe.encoding.encoder_host import HostEncoder, require_tokens
 from llmgpu.bpe.encoding.matching import BpeMatcher, Matcher, Matches
 from llmgpu.bpe.plain.greedy_matching import GreedyMatcher
 from llmgpu.bpe.pretokens.pattern import start_mask
-from llmgpu.bpe.pretokens.slices import Slice
+from llmgpu.bpe.pretokens.slices import Slice, UnreadSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.number_words import Numbers, number_words
 
@@ -59,6 +59,8 @@ class _Table:
 class SliceEncoder:
     """Encodes slices in any number of threads, with one table of words for all of them."""
 
+    is_parallel = False
+
     def __init__(self, vocabulary: Vocabulary, matcher: Matcher) -> None:
         """Start with an empty table; `matcher` finds the tokens of new words."""
         self._vocabulary = vocabulary
@@ -67,7 +69,7 @@ class SliceEncoder:
         self._table: _Table | None = None
 
     def encode(
-        self, piece: Slice, entry: int, memory: NDArray[np.uint32] | None = None
+        self, piece: Slice | UnreadSlice, entry: int, memory: NDArray[np.uint32] | None = None
     ) -> tuple[EncodedSlice, int]:
         """Return the ids of a slice, and where its last token ends.
 
@@ -75,6 +77,7 @@ class SliceEncoder:
 
         Raises NoTokenError for a byte without a token if the vocabulary has no unknown token.
         """
+        assert isinstance(piece, Slice)
         bounds = self._word_bounds(piece, entry)
         (ids, counts), stopped = self._encode_words(piece, bounds)
         require_tokens(self._vocabulary, piece, ids, entry)

@@ -153,23 +153,27 @@ class SliceReader:
                 raise word_too_long(piece.length)
         return None
 
-    def take(self, nbytes: int) -> UnreadSlice | None:
+    def take(self, nbytes: int, *, is_full: bool = True) -> UnreadSlice | None:
         """Return the next slice, for a buffer of `nbytes`, without reading it.
+
+        is_full: only one that fills the buffer, not what is left of a file.
 
         Returns None where a slice has to be read to know where it ends; it is left to `read`.
         """
-        length, tail, source = nbytes - PADDING, self._tail, self._source
-        more = length - len(tail)
-        if len(self._tail_starts) or self._lookahead is not None or more < 2 * PLAIN_WINDOW:
+        tail, source = self._tail, self._source
+        most = nbytes - PADDING - len(tail)
+        least = max(2 * PLAIN_WINDOW, most if is_full else 0)
+        if len(self._tail_starts) or self._lookahead is not None or most < least:
             return None
-        if not isinstance(source, Corpus) or (bytes_ahead := source.upcoming(more)) is None:
+        if not isinstance(source, Corpus) or (bytes_ahead := source.upcoming(least, most)) is None:
             return None
-        end = np.empty(PLAIN_WINDOW, np.uint8)
+        end, more = np.empty(PLAIN_WINDOW, np.uint8), bytes_ahead.nbytes
         bytes_ahead.read(end, more - len(end))
         plain = self._pattern.last_plain_start(end)
         if not plain:
             return None
         source.skip(more)
+        length = len(tail) + more
         found = UnreadSlice(tail, bytes_ahead, length, length - plain, self._offset)
         self._tail = end[len(end) - plain :]
         self._offset += found.main_end

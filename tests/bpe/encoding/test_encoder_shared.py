@@ -32,7 +32,7 @@ from llmgpu.bpe.encoding.encoder_shared import DeviceSlices, SharedEncoder, _Dev
 from llmgpu.bpe.encoding.open import open_host_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource, UnreadSlice
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, InputError
@@ -66,9 +66,10 @@ class DelayedHost:
 
     def __init__(self, host: HostEncoder, delay: Delays) -> None:
         self._slices, self._delay = host.slices, delay
+        self.is_parallel = host.slices.is_parallel
 
     def encode(
-        self, piece: Slice, entry: int, memory: NDArray[np.uint32] | None = None
+        self, piece: Slice | UnreadSlice, entry: int, memory: NDArray[np.uint32] | None = None
     ) -> tuple[EncodedSlice, int]:
         self._delay()
         return self._slices.encode(piece, entry, memory)
@@ -214,6 +215,7 @@ def test_the_host_rests_while_a_device_is_rated_and_after_that_if_it_is_much_fas
     vocabulary = train(texts[0])
     host, shares = open_host_encoder(vocabulary, 2048, threads=2), Shares()
     host.slices = DelayedHost(host, Delays(9, 0.02))
+    host.slices.is_parallel = False  # else its threads would take turns to wait
     opened = DelayedDevice(GpuEncoder(device, vocabulary, 2048), Delays(9, 0.1))
     ids = encode(SharedEncoder(host, [lambda: opened], shares), texts)
     assert ids == encode(open_host_encoder(vocabulary, threads=1), texts)
