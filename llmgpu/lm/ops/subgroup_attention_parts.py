@@ -240,15 +240,27 @@ def sum_variables(a: SubgroupAttention, names: Sequence[str], width: int) -> Ite
 # The walk over the rows of the other side
 
 
+@dataclass(frozen=True)
+class Numbers:
+    """What a walk loads with the rows from `next` on, and stores; `end` may leave the loop."""
+
+    variables: Sequence[str]
+    loads: Sequence[str]
+    stores: Sequence[str]
+    end: Sequence[str]
+
+
 def walk(
     a: SubgroupAttention,
     others: Sequence[str],
     bounds: tuple[str, str],
     step: Iterable[str],
-    numbers: Iterable[str] = (),
-    end: Iterable[str] = (),
+    numbers: Numbers | None = None,
 ) -> Iterator[str]:
-    """Write the loop; `others`: what a step loads, besides `numbers`. `end`: may leave the loop."""
+    """Write the loop; `others`: what a step loads, besides `numbers`.
+
+    What a round loads it also stores, as in `subgroup_matrix_source`.
+    """
     vectors = a.tile.step * a.head_dim // HALVES
     loads = range(-(-vectors // a.threads))
     # A thread's vectors, and the condition under which there is one.
@@ -259,24 +271,32 @@ def walk(
     ]
     guard = "" if vectors % a.threads == 0 else f"if ({{}} < {vectors}u) "
 
-    def load(first: str) -> Iterator[str]:
+    def load() -> Iterator[str]:
         for _, name, variable, n in pieces:
-            place = f"{first} + {n} / VECTORS, {n} % VECTORS"
+            place = f"next + {n} / VECTORS, {n} % VECTORS"
             yield f"    {variable} = load_{name}(sequence, other_head, {place});"
+        yield from numbers.loads if numbers else ()
 
+    def store() -> Iterator[str]:
+        for side, _, variable, n in pieces:
+            place = f"({side * a.tile.step}u + {n} / VECTORS) * STRIDE + {n} % VECTORS"
+            inside = guard.format(n)
+            yield f"    {inside}{{ tiles[{place}] = {variable}; }}"
+        yield from numbers.stores if numbers else ()
+        yield "    workgroupBarrier();"
+
+    yield f"    var next = {bounds[0]};"
     yield from (f"    var {variable} = vec4<u32>();" for _, _, variable, _ in pieces)
-    yield from load(bounds[0])
-    yield f"    for (var first = {bounds[0]}; first < {bounds[1]}; first += STEP) {{"
-    yield from end
-    for side, _, variable, n in pieces:
-        place = f"({side * a.tile.step}u + {n} / VECTORS) * STRIDE + {n} % VECTORS"
-        inside = guard.format(n)
-        yield f"    {inside}{{ tiles[{place}] = {variable}; }}"
-    yield from numbers
-    yield "    workgroupBarrier();"
-    yield from load("first + STEP")
+    yield from numbers.variables if numbers else ()
+    yield from load()
+    yield from store()
+    yield f"    for (var first = next; first < {bounds[1]}; first = next) {{"
+    yield "    next = first + STEP;"
+    yield from load()
     yield from step
     yield "    workgroupBarrier();"
+    yield from numbers.end if numbers else ()
+    yield from store()
     yield "    }"
 
 

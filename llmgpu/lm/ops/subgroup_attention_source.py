@@ -25,6 +25,7 @@ from llmgpu.lm.ops.subgroup_attention_parts import (
     LOWEST,
     QUERIES,
     QUERY_PLACE,
+    Numbers,
     SubgroupAttention,
     add_weighted,
     chunks,
@@ -109,7 +110,7 @@ def attention_backward_kv_source(a: SubgroupAttention) -> str:
         sum_variables(a, ("grad_k", "grad_v"), width),
         ("    for (var member = 0u; member < group_size; member++) {",),
         ("    let other_head = head * group_size + member;",),
-        walk(a, ("q", "grad_out"), QUERIES, step, _query_numbers(a), _LAST_QUERY),
+        walk(a, ("q", "grad_out"), QUERIES, step, _query_numbers(a)),
         ("    }",),
         _store_gradient(a, "grad_k", width),
         _store_gradient(a, "grad_v", width),
@@ -224,24 +225,32 @@ _QUERY_NUMBERS = (
     "    let begin = u32(delta[params.starts + sequence + own_first]) / STEP * STEP;",
 )
 _NUMBERS = {"logs": "log_sum_exp", "deltas": "delta", "firsts": "delta"}
-# Later queries do not see these keys either.
-_LAST_QUERY = (
-    "    if (delta[params.starts + sequence + first] >= f32(own_first + ROWS)) { break; }",
-)
 
 
-def _query_numbers(a: SubgroupAttention) -> Iterator[str]:
-    """Write the loads of the numbers of a step's queries."""
-    yield f"    if (local_index < {a.tile.step // 4}u) {{"
-    yield "        let queries = min(first + 4u * local_index + FOUR, vec4<u32>(params.seq - 1u));"
-    yield "        let i = (sequence + queries) * params.heads + other_head;"
-    yield "        let start = params.starts + sequence + queries;"
+def _query_numbers(a: SubgroupAttention) -> Numbers:
+    """Return how the numbers of a step's queries are loaded.
+
+    If the next queries do not see these keys, later ones do not either.
+    """
+    loaders = f"    if (local_index < {a.tile.step // 4}u) {{"
+    loads = [
+        "    let next_first = delta[params.starts + sequence + min(next, params.seq - 1u)];",
+        loaders,
+        "        let queries = min(next + 4u * local_index + FOUR, vec4<u32>(params.seq - 1u));",
+        "        let i = (sequence + queries) * params.heads + other_head;",
+        "        let start = params.starts + sequence + queries;",
+    ]
     for name, source in _NUMBERS.items():
         index = "start" if name == "firsts" else "i"
         four = ", ".join(f"{source}[{index}.{component}]" for component in "xyzw")
         scale = " / params.scale" if name == "logs" else ""
-        yield f"        {name}[local_index] = vec4<f32>({four}){scale};"
-    yield "    }"
+        loads.append(f"        next_{name} = vec4<f32>({four}){scale};")
+    return Numbers(
+        variables=[f"    var next_{name} = vec4<f32>();" for name in _NUMBERS],
+        loads=[*loads, "    }"],
+        stores=[loaders, *(f"        {n}[local_index] = next_{n};" for n in _NUMBERS), "    }"],
+        end=["    if (next_first >= f32(own_first + ROWS)) { break; }"],
+    )
 
 
 def _weights(
