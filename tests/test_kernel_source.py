@@ -63,7 +63,7 @@ def test_uniform_structs_fill_whole_vectors() -> None:
 def test_constants_are_those_of_the_host() -> None:
     for file in ("recount/iter_state.wgsl", "trie/00_chunk_entry.wgsl"):
         assert constant(file, "MAX_GROUPS") == MAX_GROUPS
-    assert constant("lm/12_reduce_norm_sq.wgsl", "NORM_PARTIALS") == optimizer.NORM_PARTIALS
+    assert constant("lm/squares.wgsl", "NORM_PARTIALS") == optimizer.NORM_PARTIALS
     assert constant("lm/adamw_8bit.wgsl", "BLOCK") == adamw_8bit.BLOCK
 
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from llmgpu.backend import NUMPY, Backend, list_adapters, select_backend
+from llmgpu.backend import NUMPY, Backend, list_adapters, list_all_adapters, select_backend
 from llmgpu.bench.options import ALL
 from llmgpu.bench.results import C_ENGINE, NUMPY_ENGINE, Adapter, Machine
 from llmgpu.bench.timing import timed
 from llmgpu.cpu.library import library
 from llmgpu.errors import DeviceError
+from llmgpu.gpu import AdapterInfo, Device, chosen_driver
 from llmgpu.processors import usable_processors
 from llmgpu.version import __version__
 
@@ -25,16 +26,22 @@ _PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken", 
 
 @dataclass(frozen=True)
 class Engine:
-    """A backend, and the seconds that opening its device took (importing wgpu included)."""
+    """A backend, and the seconds that opening its device took (importing wgpu included).
+
+    again: whether the same adapter is another engine, too, by another driver.
+    """
 
     backend: Backend
     open_seconds: float
+    again: bool = False
 
     @property
     def name(self) -> str:
         """What tables call it where kernels are measured."""
         device = self.backend.device
-        return NUMPY_ENGINE if device is None else device.name
+        if device is None:
+            return NUMPY_ENGINE
+        return f"{device.name} with Dawn" if device.webgpu.name == "dawn" else device.name
 
     @property
     def host_name(self) -> str:
@@ -55,6 +62,7 @@ def cpu_engine() -> str:
 def open_engines(devices: Sequence[str]) -> tuple[list[Engine], dict[str, str]]:
     """Open what ``--device`` values name; ``all`` is the CPU and every adapter. No engine twice.
 
+    With ``all``, adapters that Dawn lists, too, are engines `again`, unless LLMGPU_DRIVER is set.
     Returns the engines and, by name, why adapters that only ``all`` names could not be opened.
 
     Raises:
@@ -74,18 +82,33 @@ def open_engines(devices: Sequence[str]) -> tuple[list[Engine], dict[str, str]]:
         else:
             engine = Engine(backend, 0.0 if backend is NUMPY else seconds)
             engines.setdefault(engine.name, engine)
+    if ALL in devices and chosen_driver() is None:
+        for info in list_all_adapters():
+            if info.webgpu.name == "dawn":
+                _open_again(info, engines, failures)
     return list(engines.values()), failures
+
+
+def _open_again(info: AdapterInfo, engines: dict[str, Engine], failures: dict[str, str]) -> None:
+    """Add Dawn's engine of an adapter, or why it can't be opened."""
+    try:
+        seconds, device = timed(partial(Device, info))
+    except DeviceError as error:
+        failures[f"{info.name} with Dawn"] = str(error)
+    else:
+        engine = Engine(Backend(device, str(info)), seconds, again=info.name in engines)
+        engines.setdefault(engine.name, engine)
 
 
 def describe_machine(engines: Sequence[Engine]) -> Machine:
     """Return what this machine is, with the adapters among `engines`."""
-    devices = [engine.backend.device for engine in engines if engine.backend.device is not None]
-    adapters = ((device.adapter, device.subgroup_size) for device in devices)
+    opened = [(e.name, e.backend.device) for e in engines if e.backend.device is not None]
+    adapters = ((name, device.adapter, device.subgroup_size) for name, device in opened)
     return Machine(
         platform=f"{platform.system()} {platform.machine()}",
         cpu=_cpu_name(),
         cpus=usable_processors(),
-        adapters=tuple(Adapter(a.name, a.kind, a.driver, a.backend, n) for a, n in adapters),
+        adapters=tuple(Adapter(name, a.kind, a.driver, a.backend, n) for name, a, n in adapters),
         python=platform.python_version(),
         llmgpu=__version__,
         commit=git_commit(Path(__file__).resolve().parents[2]),

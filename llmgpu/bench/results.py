@@ -189,10 +189,14 @@ class VocabularyFacts:
 
 @dataclass(frozen=True)
 class Limits:
-    """What an engine's memory and arithmetic can do, measured."""
+    """What an engine's memory and arithmetic can do, measured.
+
+    matrix_operations_per_second: of half-precision matrices with float32 sums, on matrix units.
+    """
 
     bytes_per_second: float
     operations_per_second: float
+    matrix_operations_per_second: float | None = None
 
 
 @dataclass
@@ -238,7 +242,8 @@ class Record:
         """Return the record as JSON's types."""
         plain = {name: value for name, value in asdict(self).items() if value is not None}
         results = [{"correct": None} | _stated(result) for result in plain["results"]]
-        return {"format": FORMAT, "version": VERSION} | plain | {"results": results}
+        stated = {"results": results, "limits": _stated(plain["limits"])}
+        return {"format": FORMAT, "version": VERSION} | plain | stated
 
 
 @dataclass(frozen=True)
@@ -318,7 +323,10 @@ def _name_startup(record: Record) -> None:
 
 def _check_numbers(record: Record) -> None:
     """Raise ValueError for what is missing, and for numbers that can't be divided by."""
-    divisors = {f"limits.{name}": astuple(limits) for name, limits in record.limits.items()}
+    divisors = {
+        f"limits.{name}": tuple(number for number in astuple(limits) if number is not None)
+        for name, limits in record.limits.items()
+    }
     for k, result in enumerate(record.results):
         if not result.job and None in (result.text_bytes, result.vocab_size):
             raise ValueError(f"results[{k}].job is missing")

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.results import STARTUP, Result, Times
 from llmgpu.bench.timing import PartOptions, timed
@@ -37,7 +36,7 @@ def measure_startup(
 
     floor, _ = run("-c", "import numpy")
     for engine in engines:
-        device = "cpu" if engine.backend is NUMPY else engine.name
+        device = "cpu" if engine.backend.device is None else engine.backend.device.name
         with TemporaryDirectory(prefix="llmgpu-bench-") as folder:
             for job, arguments in _commands(Path(folder)):
                 progress(f"{STARTUP}: {engine.host_name}, {job}", 0, None)

@@ -53,6 +53,7 @@ MODEL_PARTS: dict[str, Callable[[Sequence[Engine], PartOptions, Progress], Itera
     GENERATE: measure_generate,
     STARTUP: measure_startup,
 }
+BOTH_DRIVERS = (KERNELS, TRAIN, GENERATE)  # parts that gain by matrix units
 RECOUNT_LIMIT = 10_000_000  # bytes of text for a GPU to recount for each merge
 SOFTWARE_TRAIN_LIMIT = 100_000  # bytes of text for a software adapter to train on
 SOFTWARE_TRAIN_VOCAB_SIZE = 512
@@ -110,10 +111,11 @@ class Benchmark:
             with suppress(DeviceError):  # no memory for it, as the parts then say
                 self.record.limits[engine.name] = measure_limits(engine.backend)
         for part in parts:
-            yield from MODEL_PARTS[part](engines, part_options, progress)
+            measured = [e for e in engines if part in BOTH_DRIVERS or not e.again]
+            yield from MODEL_PARTS[part](measured, part_options, progress)
 
     def _text_results(self, job: Job, progress: Progress) -> Iterator[Result]:
-        options, engines = self._options, self._engines
+        options, engines = self._options, [e for e in self._engines if not e.again]
         if BPE_TRAIN in options.parts:
             for own_job, trainers in _training_jobs(job, engines, options.quick):
                 peers = options.peers and own_job == job

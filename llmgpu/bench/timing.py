@@ -24,6 +24,7 @@ from llmgpu.backend import Backend
 from llmgpu.bench.results import KernelTimes, Limits, Times
 from llmgpu.errors import DeviceError
 from llmgpu.lm.ops.backends import GpuOperations, open_operations
+from llmgpu.lm.ops.matrix_units import MatrixUnits, matrix_units
 from llmgpu.lm.ops.operations import Operations, Program
 from llmgpu.lm.ops.recording import dims
 from llmgpu.lm.ops.tensor import Tensor
@@ -42,6 +43,8 @@ SMALLEST_COPY_BYTES = 1 << 20
 HARDWARE_THREADS, HARDWARE_ROUNDS = 1 << 20, 1024
 SOFTWARE_THREADS, SOFTWARE_ROUNDS = 1 << 14, 128
 OPERATIONS_A_ROUND = 128  # 64 multiply-adds of a thread
+MATRICES = 16  # that a subgroup sums up, as in the largest tile of products
+MATRIX_SUBGROUPS, MATRIX_GROUPS, MATRIX_ROUNDS = 4, 1056, 2048
 FACTORS = (0.999, 0.001)  # values stay between 0 and what they were
 PRODUCT_SIZE = 1024  # of the square matrices that NumPy multiplies
 LIMIT_RUNS, LIMIT_BUDGET = 10, 1.0
@@ -174,7 +177,7 @@ def measure_limits(backend: Backend) -> Limits:
     """Return the bytes per second that a copy reads and writes, and float32 operations per second.
 
     A multiply-add counts as two operations. On NumPy they are those of a matrix product, the only
-    multiply-adds that NumPy has.
+    multiply-adds that NumPy has. Matrix units, where there are some, have a rate of their own.
 
     Raises:
         DeviceError: the device has no memory even for a small copy.
@@ -184,7 +187,8 @@ def measure_limits(backend: Backend) -> Limits:
         raise_clocks(backend)
         bandwidth = _copy_rate(operations)
         raise_clocks(backend)
-        _measured[backend] = Limits(bandwidth, _arithmetic_rate(operations))
+        rates = _arithmetic_rate(operations), _matrix_rate(operations)
+        _measured[backend] = Limits(bandwidth, *rates)
     return _measured[backend]
 
 
@@ -258,6 +262,69 @@ def _arithmetic_rate(operations: Operations) -> float:
             product = np.empty_like(left)
             operations.append(partial(np.matmul, left, left, product))
     return count / _fastest(operations, program)
+
+
+def matrix_source(units: MatrixUnits, rounds: int) -> str:
+    """Return a kernel that only multiplies matrices, as many at a time as kernels of products do.
+
+    A subgroup begins with sums of zero, and adds the product of two matrices to them `rounds`
+    times. Bindings: left and right, a matrix of halves each; product, the MATRICES sums of all.
+    """
+    rows, columns, inner = units.unit
+    place = f"(group * {MATRIX_SUBGROUPS}u + subgroup) * {MATRICES}u"
+    return "\n".join(
+        (
+            "enable f16;",
+            f"alias Left = subgroup_matrix_left<f16, {inner}, {rows}>;",
+            f"alias Right = subgroup_matrix_right<f16, {columns}, {inner}>;",
+            f"alias Sum = subgroup_matrix_result<f32, {columns}, {rows}>;",
+            "@group(0) @binding(0) var<storage, read> left: array<f16>;",
+            "@group(0) @binding(1) var<storage, read> right: array<f16>;",
+            "@group(0) @binding(2) var<storage, read_write> product: array<f32>;",
+            f"@compute @workgroup_size({MATRIX_SUBGROUPS * units.lanes})",
+            "fn multiply_matrices(",
+            "    @builtin(workgroup_id) workgroup: vec3<u32>,",
+            "    @builtin(subgroup_id) subgroup: u32,",
+            ") {",
+            "    let group = workgroup.x;",
+            f"    let l = subgroupMatrixLoad<Left, row_major>(&left, 0u, {inner}u);",
+            f"    let r = subgroupMatrixLoad<Right, row_major>(&right, 0u, {columns}u);",
+            *(f"    var sums_{k}: Sum;" for k in range(MATRICES)),
+            f"    for (var round = 0u; round < {rounds}u; round++) {{",
+            *(
+                f"    sums_{k} = subgroupMatrixMultiplyAccumulate(l, r, sums_{k});"
+                for k in range(MATRICES)
+            ),
+            "    }",
+            *(
+                "    subgroupMatrixStore<row_major>("
+                f"&product, ({place} + {k}u) * {rows * columns}u, sums_{k}, {columns}u);"
+                for k in range(MATRICES)
+            ),
+            "}\n",
+        )
+    )
+
+
+def _matrix_rate(operations: Operations) -> float | None:
+    """Measure matrix units; None: the device has none for half-precision matrices."""
+    units = None
+    if isinstance(operations, GpuOperations):
+        units = matrix_units(operations.device)
+    if units is None or not isinstance(operations, GpuOperations):
+        return None
+    rows, columns, inner = units.unit
+    numbers = np.random.default_rng(0).standard_normal(max(rows, columns) * inner)
+    left = operations.tensor("left matrix", (rows * inner,), np.float16)
+    right = operations.tensor("right matrix", (inner * columns,), np.float16)
+    for factor in (left, right):
+        operations.write(factor, numbers[: factor.size])
+    count = MATRIX_GROUPS * MATRIX_SUBGROUPS * MATRICES
+    product = operations.tensor("sums of matrices", (count * rows * columns,))
+    with operations.record("matrices") as program:
+        text = matrix_source(units, MATRIX_ROUNDS)
+        operations.dispatch_generated(text, MATRIX_GROUPS, left=left, right=right, product=product)
+    return 2 * count * MATRIX_ROUNDS * rows * columns * inner / _fastest(operations, program)
 
 
 def _fastest(operations: Operations, program: Program) -> float:

@@ -352,7 +352,10 @@ class TrainBench:
             times["speed_up"] = self.numpy_seconds[str(job)] / median
         if len(seconds) > 1:
             times["speed_up_over_torch"] = Times.of(seconds[1]).median / median
-        limit = measure_limits(engine.backend).operations_per_second
+        limits = measure_limits(engine.backend)
+        limit = limits.operations_per_second
+        if own.precision == "f16":
+            limit = limits.matrix_operations_per_second or limit
         times["share_of_floor"] = job.operations / median / limit
         times["kernels"] = kernel_times(engine.backend.device, lambda: own.time(1))
         return times

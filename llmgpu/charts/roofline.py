@@ -26,10 +26,18 @@ Dot = tuple[float, float]  # a kernel: operations for each byte, and a second
 
 @dataclass(frozen=True)
 class Roof:
-    """The limits: bandwidth in bytes per second, rate in operations per second."""
+    """The limits: bandwidth in bytes per second, rates in operations per second, one at least.
+
+    The highest rate is that of the picture's edge; each has a level line.
+    """
 
     bandwidth: float
-    rate: float
+    rates: Sequence[float]
+
+    @property
+    def rate(self) -> float:
+        """The highest rate."""
+        return max(self.rates)
 
 
 def draw_roofline(dots: Sequence[Dot], roof: Roof, title: str, caption: str) -> list[str]:
@@ -79,14 +87,18 @@ def _grid(x: Axis, y: Axis) -> list[str]:
 
 
 def _roof(x: Axis, y: Axis, roof: Roof) -> list[str]:
-    """Return the slope, from where it enters the picture, and the level part."""
-    bandwidth, rate = roof.bandwidth, roof.rate
-    corners = [max(x.low, y.low * _GIGA / bandwidth), rate / bandwidth, x.high]
-    places = [(x.at(corner), y.at(min(bandwidth * corner, rate) / _GIGA)) for corner in corners]
-    return [
-        f'<line class="roof" x1="{x1:.2f}%" y1="{y1:.1f}" x2="{x2:.2f}%" y2="{y2:.1f}"/>'
-        for (x1, y1), (x2, y2) in pairwise(places)
-    ]
+    """Return the slope, from where it enters the picture, and the level parts."""
+    lines, bandwidth = [], roof.bandwidth
+    for rate in roof.rates:
+        corners = [rate / bandwidth, x.high]
+        if rate == roof.rate:
+            corners = [max(x.low, y.low * _GIGA / bandwidth), *corners]
+        places = [(x.at(at), y.at(min(bandwidth * at, rate) / _GIGA)) for at in corners]
+        lines += [
+            f'<line class="roof" x1="{x1:.2f}%" y1="{y1:.1f}" x2="{x2:.2f}%" y2="{y2:.1f}"/>'
+            for (x1, y1), (x2, y2) in pairwise(places)
+        ]
+    return lines
 
 
 def _dots(dots: Sequence[Dot], x: Axis, y: Axis) -> list[str]:

@@ -132,8 +132,7 @@ class Updates:
     def record_update(self) -> None:
         """Record a step: norm, clipping, and the update of all weights and their half copies."""
         ops = self._model.operations
-        for index, gradient in enumerate(self.gradients.values()):
-            ops.reduce_norm_sq(gradient, self.partials, index)
+        ops.reduce_norms([*self.gradients.values()], self.partials)
         ops.finalize_grad_stats(
             self.partials, self.loss_sums, self.stats, self.history, self._hyper
         )

@@ -10,6 +10,7 @@ import pytest
 from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import Engine, describe_machine, git_commit, open_engines
 from llmgpu.errors import DeviceError
+from llmgpu.gpu import Device
 
 NUMPY_ENGINE = Engine(NUMPY, 0.0)
 
@@ -33,3 +34,11 @@ def test_engines_are_opened_once() -> None:
     assert not failures
     with pytest.raises(DeviceError):
         open_engines(["no such adapter"])
+
+
+def test_adapters_of_both_drivers(dawn_device: Device) -> None:
+    engines, _ = open_engines(["all"])
+    again = {engine.name: engine.again for engine in engines if engine.name.endswith(" with Dawn")}
+    name = f"{dawn_device.name} with Dawn"
+    assert again[name] == any(engine.name == dawn_device.name for engine in engines)
+    assert name in {adapter.name for adapter in describe_machine(engines).adapters}

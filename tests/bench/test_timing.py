@@ -11,15 +11,19 @@ from llmgpu.backend import Backend
 from llmgpu.bench import timing
 from llmgpu.bench.timing import (
     FACTORS,
+    MATRICES,
+    MATRIX_SUBGROUPS,
     copy_kernel,
     host_times,
+    matrix_source,
     measure_limits,
     multiply_add_kernel,
     time_program,
 )
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import Device
+from llmgpu.gpu import Device, load_driver
 from llmgpu.lm.ops.backends import GpuOperations, NumpyOperations
+from llmgpu.lm.ops.matrix_units import MatrixUnits, matrix_units
 
 
 @pytest.fixture
@@ -60,10 +64,38 @@ def test_multiply_add(any_device: Device, count: int, rounds: int) -> None:
     np.testing.assert_allclose(operations.read(values), chains.sum(axis=1), rtol=3e-5)
 
 
+@pytest.mark.parametrize("unit", [(16, 16, 16), (16, 8, 16), (8, 8, 8)])
+def test_tint_compiles_what_multiplies_matrices(null_device: Any, unit: Any) -> None:
+    text = matrix_source(MatrixUnits(unit, 32, ()), 5)
+    load_driver("dawn").create_shader_module(null_device, text, "matrices")
+
+
+def test_matrices_on_units(dawn_device: Device) -> None:
+    units = matrix_units(dawn_device)
+    if units is None:
+        pytest.skip("no matrix units")
+    (rows, columns, inner), rng = units.unit, np.random.default_rng(0)
+    factors = [rng.standard_normal(shape) for shape in ((rows, inner), (inner, columns))]
+    operations, count = GpuOperations(dawn_device), 3 * MATRIX_SUBGROUPS * MATRICES
+    left, right = (operations.tensor("factor", f.shape, np.float16) for f in factors)
+    product = operations.tensor("product", (count + 1, rows, columns))
+    operations.write(product, np.full(product.shape, 7.0))
+    for tensor, factor in zip((left, right), factors, strict=True):
+        operations.write(tensor, factor)
+    with operations.record("matrices") as program:
+        text = matrix_source(units, 5)
+        operations.dispatch_generated(text, 3, left=left, right=right, product=product)
+    operations.run(program)
+    found, (a, b) = operations.read(product), (f.astype(np.float16).astype(float) for f in factors)
+    np.testing.assert_allclose(found[:-1], np.tile(5 * a @ b, (count, 1, 1)), atol=1e-3)
+    assert (found[-1] == 7).all()
+
+
 def test_figures_of_numpy(small: None) -> None:
     found = measure_limits(Backend(None, "small"))
     assert found.bytes_per_second > 0
     assert found.operations_per_second > 0
+    assert found.matrix_operations_per_second is None
 
 
 def test_figures_of_a_device_are_measured_once(any_device: Device, small: None) -> None:
@@ -73,6 +105,8 @@ def test_figures_of_a_device_are_measured_once(any_device: Device, small: None) 
     assert found.bytes_per_second > 0
     assert found.operations_per_second > 0
     assert found.bytes_per_second != found.operations_per_second
+    has_units = matrix_units(any_device) is not None
+    assert (found.matrix_operations_per_second is not None) == has_units
 
 
 def test_a_copy_takes_what_memory_there_is(

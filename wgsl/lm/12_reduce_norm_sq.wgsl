@@ -1,19 +1,14 @@
-// reduce_norm_sq: sums of the squares of a gradient, the first step to the norm of all gradients.
+// reduce_norm_sq: sums of the squares of a gradient.
 //
-// NORM_PARTIALS workgroups stride over runs of 4 WORKGROUP_SIZE elements, and each writes one sum. A
-// thread loads several vectors at a time: few workgroups have to keep enough loads under way.
-// Several matrices, one after the other, have a multiple of 4 elements and a row of partials each.
+// NORM_PARTIALS workgroups write one sum each. Several matrices, one after the other, have a multiple of
+// 4 elements and a row of partials each.
 //
 // binding 0  grad      read        any shape, taken as one list of elements
 // binding 1  partials  read_write  (tensors, NORM_PARTIALS)
 // binding 2  dims      uniform     elements of a matrix, first row of partials, matrices
 // dispatch: NORM_PARTIALS workgroups per matrix
 //!include common/reduce.wgsl
-//!include lm/live_elements.wgsl
-
-const LOADS: u32 = 8u; // vectors of a thread at a time
-
-override NORM_PARTIALS: u32 = 128u;
+//!include lm/squares.wgsl
 
 @group(0) @binding(0) var<storage, read> grad: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read_write> partials: array<f32>;
@@ -28,22 +23,13 @@ fn reduce_norm_sq(
     let group = flat_group(workgroup, workgroups);
     let matrix = group / NORM_PARTIALS;
     let place = group % NORM_PARTIALS;
-    var sums = vec4<f32>();
-    let stride = NORM_PARTIALS * WORKGROUP_SIZE;
-    let vectors = (dims.x + 3u) / 4u;
-    for (var i = place * WORKGROUP_SIZE + local_index; i < vectors; i += LOADS * stride) {
-        var g: array<vec4<f32>, LOADS>;
-        for (var k = 0u; k < LOADS; k++) {
-            let at = i + k * stride;
-            let live = live_elements(at, dims.x);
-            g[k] = select(vec4<f32>(), grad[matrix * vectors + min(at, vectors - 1u)], live);
-        }
-        for (var k = 0u; k < LOADS; k++) {
-            sums += g[k] * g[k];
-        }
-    }
-    let total = workgroup_sum(sums.x + sums.y + sums.z + sums.w, local_index);
+    let squares = thread_squares(matrix, dims.x, place, local_index);
+    let total = workgroup_sum(squares, local_index);
     if (local_index == 0u && matrix < dims.z) {
         partials[(dims.y + matrix) * NORM_PARTIALS + place] = total;
     }
+}
+
+fn four_of(matrix: u32, i: u32) -> vec4<f32> {
+    return grad[matrix * ((dims.x + 3u) / 4u) + i];
 }

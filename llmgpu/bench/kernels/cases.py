@@ -41,7 +41,8 @@ class KernelCase:
     outputs: names of those to compare, of which `total` are compared by their sums alone.
     uncompared: other outputs. copies: half-precision copies of outputs, by name.
     more: arguments after tensors. uniforms: names of those that a kernel takes as a uniform.
-    needs_half: whether it takes half precision. why_not: why it can't be measured.
+    needs_half: whether it takes half precision. halves: its products are of factors in half
+    precision, which matrix units multiply where there are some. why_not: why it can't be measured.
     torch: the same in torch, in place or returned.
     kind, reference: cases of one kind have the same inputs, and the answer that `reference` gives
         on NumPy; without a reference NumPy's own way is it. answer: what outputs are together.
@@ -60,6 +61,7 @@ class KernelCase:
     why_not: str = ""
     uniforms: tuple[str, ...] = ()
     needs_half: bool = False
+    halves: bool = False
     tolerance: float = TOLERANCE
     total: tuple[str, ...] = ()
     uncompared: tuple[str, ...] = ()

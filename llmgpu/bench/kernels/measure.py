@@ -249,7 +249,10 @@ def _add_rates(result: Result, engine: Engine | None, case: KernelCase, arrays: 
         limits = measure_limits(engine.backend)
         rates["share_of_copy"] = nbytes / median / limits.bytes_per_second
         if operations is not None:
-            floor = max(nbytes / limits.bytes_per_second, operations / limits.operations_per_second)
+            rate = limits.operations_per_second
+            if case.halves:
+                rate = limits.matrix_operations_per_second or rate
+            floor = max(nbytes / limits.bytes_per_second, operations / rate)
             rates |= {"operations": operations, "operations_per_second": operations / median}
             rates["share_of_floor"] = floor / median
     return replace(result, **rates)

@@ -179,17 +179,18 @@ def linear_cases(s: Sizes) -> Iterator[KernelCase]:
     yield s.case("bias_backward", "grad_out:NC *grad_bias:C", size)
     yield from _products(s, "F", "feed-forward")
     yield from _products(s, "V", "output layer")
+    yield from _products(s, "F", "feed-forward", halves=True)
     half = "half-precision weights"
-    yield _product(s, "N", "F", f"feed-forward, {half}", half=True)
-    yield _product(s, "1", "F", "one row")
-    yield _product(s, "1", "F", f"one row, {half}", half=True)
+    yield _product(s, "N", f"feed-forward, {half}", half=True)
+    yield _product(s, "1", "one row")
+    yield _product(s, "1", f"one row, {half}", half=True)
 
 
-def _product(s: Sizes, rows: str, outputs: str, where: str, *, half: bool = False) -> KernelCase:
-    n, m, k = s.shape(f"{rows}{outputs}C")
+def _product(s: Sizes, rows: str, where: str, *, half: bool = False) -> KernelCase:
+    n, m, k = s.shape(f"{rows}FC")
     return s.case(
         "linear",
-        f"x:{rows}C weight:{outputs}C{':h' if half else ''} +out:{rows}{outputs}",
+        f"x:{rows}C weight:FC{':h' if half else ''} +out:{rows}F",
         2 * n * m * k,
         sizes=f"{by(n, k)} to {by(n, m)}",
         where=where,
@@ -198,25 +199,44 @@ def _product(s: Sizes, rows: str, outputs: str, where: str, *, half: bool = Fals
     )
 
 
-def _products(s: Sizes, outputs: str, where: str) -> Iterator[KernelCase]:
+def _products(s: Sizes, outputs: str, where: str, *, halves: bool = False) -> Iterator[KernelCase]:
+    """Yield a linear layer and its gradients; halves: of factors in half precision."""
     rows, width, (m,) = s.rows, s.config.dim, s.shape(outputs)
-    yield _product(s, "N", outputs, where)
+    operations, half = 2 * rows * width * m, ":h" if halves else ""
+    more: dict[str, Any] = {"where": where}
+    if halves:  # torch rounds the products, too
+        more = HALVES | {"where": f"{where}, half-precision factors", "halves": True}
+
+    def add_product(torch: Any, t: Mapping[str, Any]) -> Any:
+        return t["grad_weight"].add_(torch.matmul(t["grad_out"].T, t["x"]))
+
+    def add_in_one(torch: Any, t: Mapping[str, Any]) -> Any:
+        return t["grad_weight"].addmm_(t["grad_out"].T, t["x"])
+
+    yield s.case(
+        "linear",
+        f"x:NC{half} weight:{outputs}C{half} +out:N{outputs}",
+        operations,
+        sizes=f"{by(rows, width)} to {by(rows, m)}",
+        torch=lambda torch, t: torch.matmul(t["x"], t["weight"].T),
+        **more,
+    )
     yield s.case(
         "linear_backward_input",
-        f"grad_out:N{outputs} weight:{outputs}C +grad_x:NC",
-        2 * rows * width * m,
+        f"grad_out:N{outputs}{half} weight:{outputs}C{half} +grad_x:NC",
+        operations,
         sizes=f"{by(rows, m)} to {by(rows, width)}",
         record=lambda ops, t: ops.linear_backward_input(*t.values(), accumulate=False),
-        where=where,
         torch=lambda torch, t: torch.matmul(t["grad_out"], t["weight"]),
+        **more,
     )
     yield s.case(
         "linear_backward_weight",
-        f"grad_out:N{outputs} x:NC *grad_weight:{outputs}C",
-        2 * rows * width * m,
+        f"grad_out:N{outputs}{half} x:NC{half} *grad_weight:{outputs}C",
+        operations,
         sizes=f"{by(m, rows)} times {by(rows, width)}",
-        where=where,
-        torch=lambda torch, t: t["grad_weight"].addmm_(t["grad_out"].T, t["x"]),
+        torch=add_product if halves else add_in_one,
+        **more,
     )
 
 
@@ -233,31 +253,44 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
     def starts() -> dict[str, Array]:
         return {"starts": np.zeros(s.rows, np.uint32)}
 
-    yield s.case(
-        "attention",
-        "q:NC k:NK v:NK +out:NC +log_sum_exp:NH starts",
-        pairs * (2 * 2 * config.head_dim + SCORE_OPERATIONS),  # two products
-        starts,
-        sizes=sizes,
-        record=lambda ops, t: ops.attention(
-            AttentionTensors(t["q"], t["k"], t["v"], t["out"], t["log_sum_exp"]), t["starts"], shape
-        ),
-    )
     # `out` and `log_sum_exp` are what the backward pass was given: any numbers make the same work,
     # if probabilities stay below one.
-    yield s.case(
-        "attention_backward",
-        "q:NC k:NK v:NK out:NC log_sum_exp grad_out:NC +grad_q:NC +grad_k:NK +grad_v:NK starts",
-        pairs * (5 * 2 * config.head_dim + SCORE_OPERATIONS),  # five products
-        lambda: {"log_sum_exp": np.full(s.shape("NH"), 12, np.float32), **starts()},
-        sizes=sizes,
-        record=lambda ops, t: ops.attention_backward(
+    def sums() -> dict[str, Array]:
+        return {"log_sum_exp": np.full(s.shape("NH"), 7, np.float32), **starts()}
+
+    def backward(ops: Operations, t: Mapping[str, Tensor]) -> None:
+        ops.attention_backward(
             AttentionTensors(t["q"], t["k"], t["v"], t["out"], t["log_sum_exp"]),
             AttentionGradients(t["grad_q"], t["grad_k"], t["grad_v"], t["grad_out"]),
             t["starts"],
             shape,
-        ),
-    )
+        )
+
+    halves = HALVES | {"where": "in half precision", "halves": True}
+    for half, more in (("", {}), (":h", halves)):
+        more |= {"sizes": sizes}
+        inputs = f"q:NC{half} k:NK{half} v:NK{half}"
+        yield s.case(
+            "attention",
+            f"{inputs} +out:NC{half} +log_sum_exp:NH starts",
+            pairs * (2 * 2 * config.head_dim + SCORE_OPERATIONS),  # two products
+            starts,
+            record=lambda ops, t: ops.attention(
+                AttentionTensors(t["q"], t["k"], t["v"], t["out"], t["log_sum_exp"]),
+                t["starts"],
+                shape,
+            ),
+            **more,
+        )
+        yield s.case(
+            "attention_backward",
+            f"{inputs} out:NC{half} log_sum_exp grad_out:NC{half}"
+            " +grad_q:NC +grad_k:NK +grad_v:NK starts",
+            pairs * (5 * 2 * config.head_dim + SCORE_OPERATIONS),  # five products
+            sums,
+            record=backward,
+            **more,
+        )
 
 
 def _rotation_cases(s: Sizes, sizes: str) -> Iterator[KernelCase]:

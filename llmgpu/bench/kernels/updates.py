@@ -33,6 +33,17 @@ def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
     shared = {"partials": empty(1, NORM_PARTIALS)}
     totals: dict[str, Any] = {"more": (0,), "total": ("partials",)}
     yield s.case("reduce_norm_sq", "grad:VC +partials", 2 * size, lambda: shared, **totals)
+    # Those of a layer, of which some are small.
+    shapes = ("CC", "KC", "KC", "CC", "FC", "FC", "CF", "C", "C")
+    yield s.case(
+        "reduce_norms",
+        " ".join(f"grad_{k}:{letters}" for k, letters in enumerate(shapes)) + " +partials",
+        2 * sum(int(np.prod(s.shape(letters))) for letters in shapes),
+        lambda: {"partials": empty(len(shapes), NORM_PARTIALS)},
+        sizes=f"{len(shapes)} gradients of a layer",
+        record=lambda ops, t: ops.reduce_norms([*t.values()][:-1], t["partials"]),
+        total=("partials",),
+    )
     yield s.case(
         "finalize_grad_stats",
         "partials loss_sums *stats +history hyper",

@@ -105,7 +105,10 @@ def _head(record: Record) -> Iterator[str]:
     for name, limits in record.limits.items():
         bandwidth = quantity(limits.bytes_per_second, "B/s")
         rate = quantity(limits.operations_per_second, "FLOP/s")
-        facts.append(("limits", f"{name}: {bandwidth} copying, {rate} in float32, both measured"))
+        text = f"{name}: {bandwidth} copying, {rate} in float32"
+        if limits.matrix_operations_per_second is not None:
+            text += f", {quantity(limits.matrix_operations_per_second, 'FLOP/s')} on matrix units"
+        facts.append(("limits", f"{text}, measured"))
     facts += [("not compared with", f"{k}: {why}") for k, why in record.missing_peers.items()]
     yield from draw_facts(facts)
 
@@ -172,11 +175,14 @@ def _engine_charts(table: ResultTable, record: Record) -> list[str]:
         Column("FLOP per byte", "number", [three_digits(across) for across, _ in dots.values()]),
         Column("reached", "number", [*map(OPERATION_RATE.text, results)]),
     ]
-    bandwidth, rate = limits.bytes_per_second, limits.operations_per_second
+    bandwidth, rates = limits.bytes_per_second, [limits.operations_per_second]
     measured = (
-        f"copies move {quantity(bandwidth, 'B/s')}, multiply-adds do {quantity(rate, 'FLOP/s')}"
+        f"copies move {quantity(bandwidth, 'B/s')}, multiply-adds do {quantity(rates[0], 'FLOP/s')}"
     )
-    title, roof = f"Roofline of {table.title}", Roof(bandwidth, rate)
+    if limits.matrix_operations_per_second is not None:
+        rates.append(limits.matrix_operations_per_second)
+        measured += f", matrix units {quantity(rates[1], 'FLOP/s')}"
+    title, roof = f"Roofline of {table.title}", Roof(bandwidth, rates)
     roofline = draw_roofline([*dots.values()], roof, title, f"{title}; {measured}")
     return [*roofline, *folded("What the numbers are", draw_table(columns)), *share_bars(table)]
 

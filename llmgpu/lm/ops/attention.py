@@ -16,7 +16,14 @@ from llmgpu.errors import DeviceError
 from llmgpu.kernel_source import struct_dtype
 from llmgpu.lm.ops.arguments import AttentionGradients, AttentionShape, AttentionTensors
 from llmgpu.lm.ops.matrix_units import attention_units
-from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded, workgroups
+from llmgpu.lm.ops.recording import (
+    GpuRecorder,
+    NumpyRecorder,
+    as_single,
+    dims,
+    recorded,
+    workgroups,
+)
 from llmgpu.lm.ops.subgroup_attention_parts import SubgroupAttention
 from llmgpu.lm.ops.subgroup_attention_source import (
     attention_backward_kv_source,
@@ -56,6 +63,7 @@ class NumpyAttention(NumpyRecorder):
         firsts = _by_sequence(starts, shape)[batch]
         queries, target, sums = (_by_head(x, shape)[batch] for x in (t.q, t.out, t.log_sum_exp))
         keys, values = (_by_kv_head(x, shape)[batch] for x in (t.k, t.v))
+        queries, keys, values = map(as_single, (queries, keys, values))
         for rows in _blocks(shape):
             scores = _scores(queries, keys, rows, firsts, shape)
             # Softmax, shifted by the largest score so that no exponential overflows.
@@ -90,6 +98,7 @@ class NumpyAttention(NumpyRecorder):
             _by_kv_head(x, shape)[batch] for x in (t.k, t.v, grad.k, grad.v)
         )
         target_k[...] = target_v[...] = 0
+        queries, outs, grads, keys, values = map(as_single, (queries, outs, grads, keys, values))
         scale = np.float32(shape.scale)
         for rows in _blocks(shape):
             seen = np.s_[..., : rows.stop, :]

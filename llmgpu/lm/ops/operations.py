@@ -471,6 +471,11 @@ class Operations(ABC):
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> None:
         """Write NORM_PARTIALS sums that make the sum of grad's squares into row `index`."""
 
+    def reduce_norms(self, grads: Sequence[Tensor], partials: Tensor) -> None:
+        """Write NORM_PARTIALS sums of the squares of each gradient, into rows from 0 on."""
+        for index, grad in enumerate(grads):
+            self.reduce_norm_sq(grad, partials, index)
+
     @abstractmethod
     def finalize_grad_stats(
         self, partials: Tensor, loss_sums: Tensor, stats: Tensor, history: Tensor, hyper: Tensor

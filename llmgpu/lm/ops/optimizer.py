@@ -21,6 +21,7 @@ from llmgpu.lm.ops.weight_state import BAD, WeightState, WeightUpdate
 LOSS_PARTS = 3  # those of `Losses`
 
 NORM_PARTIALS = 128  # sums that the squares of one tensor are added up in
+NORMS_AT_ONCE = 7  # gradients of a kernel, which may have 8 storage buffers
 MIN_PIECE = 1 << 16  # squares in one of NumPy's sums, if there are that many
 CLIP_EPSILON = 1e-6
 NORM_EPSILON = 1e-12  # least norm that a matrix is divided by
@@ -117,6 +118,21 @@ class GpuOptimizer(GpuRecorder):
 
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> None:
         self._norms(grad, partials, index, 1)
+
+    def reduce_norms(self, grads: Sequence[Tensor], partials: Tensor) -> None:
+        for first in range(0, len(grads), NORMS_AT_ONCE):
+            some = grads[first : first + NORMS_AT_ONCE]
+            missing = NORMS_AT_ONCE - len(some)
+            sizes = [*(grad.size for grad in some), *[0] * missing, first]
+            bound = {f"grad_{k}": grad for k, grad in enumerate([*some, *[some[0]] * missing])}
+            self.dispatch(
+                "lm/12_reduce_norms.wgsl",
+                len(some) * NORM_PARTIALS,
+                {"NORM_PARTIALS": NORM_PARTIALS},
+                **bound,
+                partials=partials,
+                dims=np.array(sizes, np.uint32),
+            )
 
     def _norms(self, grad: Tensor, partials: Tensor, index: int, count: int) -> None:
         """Append the sums of a tensor, or of each of `count` matrices in a row."""

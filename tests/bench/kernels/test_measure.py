@@ -79,6 +79,9 @@ def test_every_kernel_is_compared_and_measured(results: list[Result], device: De
         assert variants >= CASES.keys()
     for result in results:
         if result.seconds is None:
+            if "has no matrix units" in result.note:
+                assert not device.matrix_shapes
+                continue
             assert "shader-f16" in result.note
             assert "shader-f16" not in device.features
             continue
@@ -114,7 +117,7 @@ def test_every_kernel_of_a_model_is_there(results: list[Result], device: Device)
     folder = Path(__file__).parents[3] / "wgsl" / "lm"
     texts = "\n".join(path.read_text() for path in folder.glob("*.wgsl"))
     written = set(re.findall(r"@compute\s+@workgroup_size\([^)]*\)\s*fn (\w+)", texts))
-    assert len(written) == 68
+    assert len(written) == 69
     # The embedding's own comparison has these; partial sums, and products of one row that is not of
     # whole vectors, are for other shapes; some are for matrix units.
     elsewhere = {"embed_lookup", "embed_lookup_w16", "embed_backward", "embed_backward_rows"}

@@ -219,6 +219,18 @@ def test_roofline_has_a_dot_for_each_kernel_under_its_roof() -> None:
     assert roofs[0].get("x2") == roofs[1].get("x1")
 
 
+def test_matrix_units_have_a_roof_of_their_own() -> None:
+    rate = 8 * LIMITS["NumPy"]["operations_per_second"]
+    best = kernel(operations=1e9, bytes=1e6, operations_per_second=rate)
+    limits = LIMITS["NumPy"] | {"matrix_operations_per_second": rate}
+    page = Page(draw(record(kernel(2), best, limits={"NumPy": limits})))
+    levels = {line.get("y1") for line in page.all("line", "roof")}
+    levels &= {line.get("y2") for line in page.all("line", "roof")}
+    assert len(levels) == 2
+    assert min(y for _, y in places(page)) == pytest.approx(min(float(str(y)) for y in levels), 0.1)
+    assert "on matrix units, measured" in page.text
+
+
 def test_dots_are_on_the_roof_when_kernels_reach_the_limit() -> None:
     rate = LIMITS["NumPy"]["operations_per_second"]
     best = kernel(operations=1e9, bytes=1e6, operations_per_second=rate)

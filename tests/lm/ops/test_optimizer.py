@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,12 +52,15 @@ def norm_of(operations: Operations, gradients: list[NDArray[np.float64]]) -> NDA
     partials = poisoned(operations, "partials", (len(gradients), NORM_PARTIALS))
     tensors = [tensor_of(operations, "gradient", gradient) for gradient in gradients]
 
-    def record() -> None:
-        for index, tensor in enumerate(tensors):
-            operations.reduce_norm_sq(tensor, partials, index)
-
-    run(operations, record)
-    return operations.read(partials)
+    run(operations, lambda: operations.reduce_norms(tensors, partials))
+    together = operations.read(partials)
+    for index, tensor in enumerate(tensors):
+        operations.write(partials, np.full(partials.shape, np.nan))
+        run(operations, partial(operations.reduce_norm_sq, tensor, partials, index))
+        alone = operations.read(partials)
+        np.testing.assert_array_equal(alone[index], together[index])
+        assert np.isnan(np.delete(alone, index, axis=0)).all()
+    return together
 
 
 def test_sums_of_squares(operations: Operations) -> None:
