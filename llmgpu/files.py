@@ -62,7 +62,7 @@ def output_errors(path: str) -> Iterator[None]:
     except OSError as error:
         folder = os.path.dirname(path)
         lacks = isinstance(error, FileNotFoundError) and folder and not os.path.lexists(folder)
-        hint = f": make the folder {folder} first" if lacks else ""
+        hint = f"; make the folder {folder} first" if lacks else ""
         raise OutputError(f"can't write {path}: {error.strerror or error}{hint}") from error
 
 

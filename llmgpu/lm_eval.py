@@ -42,7 +42,7 @@ _TOGETHER = 8  # continuations, with --batch_size auto
 
 @register_model("llmgpu")
 class EvaluatedModel(TemplateLM):  # type: ignore[misc]
-    """The model of a run, a checkpoint or a folder of Hugging Face's kind."""
+    """The model of a run, a checkpoint or a Hugging Face model folder."""
 
     def __init__(
         self,

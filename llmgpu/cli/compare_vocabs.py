@@ -139,7 +139,7 @@ def _print(labels: Sequence[str], facts: dict[str, Any]) -> None:
         for key in ("ids", "tokens", "special_tokens", "pattern", "match")
     ]
     both, alone = facts["tokens_in_both"], facts["tokens_only_in_one"]
-    rows += [[both, both, "tokens in both"], [*alone, "tokens only in this"]]
+    rows += [[both, both, "tokens in both"], [*alone, "tokens in this one only"]]
     rows.append([*(each["fingerprint"][:8] for each in facts["vocabularies"]), "fingerprint"])
     print_table([*labels, ""], rows)
     has_text = "files" in facts
@@ -153,8 +153,8 @@ def _print(labels: Sequence[str], facts: dict[str, Any]) -> None:
         print_table([*labels, "bytes", ""], lines)
     heads = [*labels, *(labels if has_text else ()), ""]
     for kind, title, numbers in (
-        ("script", "then bytes per token", _rates),
-        ("length", "then the part of the text's tokens", partial(_parts, facts)),
+        ("script", "and bytes per token", _rates),
+        ("length", "and share of the text's tokens", partial(_parts, facts)),
     ):
         print_result(f"\nids by {kind}{f', {title}' if has_text else ''}")
         lines = [[*row["ids"], *numbers(row), row["name"]] for row in facts["groups"][kind]]

@@ -49,7 +49,7 @@ def generate(
     quiet: bool,
     **sampling: Any,
 ) -> None:
-    """Continue prompts with the model in FOLDER: of a run, a checkpoint or Hugging Face's kind."""
+    """Continue prompts with the model in FOLDER: a run, a checkpoint or a Hugging Face model."""
     report = Reporter(quiet=quiet)
     options = SamplingOptions(**sampling)
     if "" in stop:

@@ -101,7 +101,7 @@ def check_ending(path: str | Path) -> None:
     if ending in _OTHER_ENDINGS.split():
         known = ", ".join(format.ending for format in FORMATS.values())
         raise InputError(
-            f"{path}: ids are not written as {ending}: use one of {known}, or name the format"
+            f"{path}: can't write ids as {ending}; use {known}, or choose a format with --format"
         )
 
 

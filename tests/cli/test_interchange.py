@@ -74,7 +74,7 @@ def test_notes_are_on_stderr(llmgpu: Run, tmp_path: Path) -> None:
     [
         (["import", "missing"], 1, "missing"),
         (["import", "missing", "--from", "huggingface"], 1, "missing"),
-        (["info", "x.bin"], 1, "not a vocabulary file of llmgpu; a token file needs x.bin.json"),
+        (["info", "x.bin"], 1, "not an llmgpu vocabulary; a token file needs x.bin.json"),
         (["info", "x.gguf"], 1, "x.gguf: GGUF files can be written, not read"),
         (["info", "x.model"], 1, "x.model: SentencePiece models can't be read"),
         (["export", "v.bin", "-o", "out.txt"], 2, "give --to FORMAT: one of tiktoken, huggingf"),
@@ -162,7 +162,7 @@ def test_a_published_vocabulary_by_name(
     assert done.stdout == b"15339 1917\n", done.stderr
     fails(llmgpu("info", "gpt2"), 1, "tiktoken.get_encoding('r50k_base')")
     (tmp_path / "cl100k").write_text("something else")
-    fails(llmgpu("info", "cl100k"), 1, "cl100k: not a vocabulary file of llmgpu")
+    fails(llmgpu("info", "cl100k"), 1, "cl100k: not an llmgpu vocabulary")
 
 
 def test_a_model_to_gguf(llmgpu: Run, tmp_path: Path) -> None:

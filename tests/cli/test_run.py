@@ -114,7 +114,7 @@ def command_of(process: int) -> str:
 def test_what_fails_in_a_part_is_said_with_the_part(data: Path, llmgpu: Run) -> None:
     (data / "v.bin").write_bytes(b"no vocabulary")
     done = llmgpu(*ON_RAY, *TOKENIZE, "-o", "t.bin")
-    fails(done, 1, "/3: v.bin: not a vocabulary file of llmgpu")
+    fails(done, 1, "/3: v.bin: not an llmgpu vocabulary")
 
 
 def test_parts_of_a_worker_share_an_encoder(

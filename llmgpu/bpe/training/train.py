@@ -42,6 +42,7 @@ from llmgpu.bpe.words.count_host import count_words
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.errors import CapacityError, InputError, LlmgpuError
+from llmgpu.input_files import number_of
 from llmgpu.memory import OnMemory, no_memory
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
@@ -449,7 +450,8 @@ def _stop_reason(size: int, merges: int, options: TrainingOptions) -> str | None
     if size == options.vocab_size:
         return None
     short = f" of up to {options.max_token_length} bytes" if options.max_token_length else ""
+    most = max(options.min_frequency, 1)
     return (
-        f"{size:,} tokens made, {options.vocab_size:,} asked for: after {merges:,} merges no pair "
-        f"of tokens{short} occurs {max(options.min_frequency, 1)} times or more"
+        f"the vocabulary has {size:,} tokens instead of {options.vocab_size:,}: after {merges:,} "
+        f"merges, no pair of tokens{short} occurs at least {number_of(most, 'time')}"
     )

@@ -233,7 +233,7 @@ def check_header(data: bytes) -> None:
     except VocabularyError:
         keys_and_values = []
     if keys_and_values[:3] != ["format", FORMAT_NAME, "version"]:
-        raise VocabularyError("not a vocabulary file of llmgpu")
+        raise VocabularyError("not an llmgpu vocabulary")
     version = keys_and_values[3]
     if version != FORMAT_VERSION or not isinstance(version, int):
         newer = isinstance(version, int) and version > FORMAT_VERSION

@@ -252,7 +252,7 @@ def _hash_json(content: dict[str, Any]) -> str:
 
 
 def open_model(path: str | Path, note: Note = no_notes) -> SavedModel:
-    """Open the model of a run's folder, of a checkpoint, or of a folder of Hugging Face's kind.
+    """Open the model in a run folder, in a checkpoint or in a Hugging Face model folder.
 
     note: is told what of the tokenizer of others is not applied here.
 

@@ -125,7 +125,7 @@ def test_random_bytes_are_refused() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\xc0", b"text", b"\x93\x01\x02\x03", b"\xdd"])
 def test_other_files_are_named_as_such(data: bytes) -> None:
-    with pytest.raises(VocabularyError, match=r"mine\.bin: not a vocabulary file of llmgpu"):
+    with pytest.raises(VocabularyError, match=r"mine\.bin: not an llmgpu vocabulary"):
         Vocabulary.from_bytes(data, "mine.bin")
 
 

@@ -301,7 +301,7 @@ MISFITS: list[tuple[Callable[[Path], None], str]] = [
     ),
     (
         lambda folder: replace_file(folder, "vocabulary.bin", b"x"),
-        r"vocabulary\.bin: not a vocabulary file of llmgpu",
+        r"vocabulary\.bin: not an llmgpu vocabulary",
     ),
     (
         use_larger_vocabulary,
