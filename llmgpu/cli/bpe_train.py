@@ -109,7 +109,7 @@ def bpe_train(
             _tell_done(outputs, report, as_json=as_json)
             return
         before = time.perf_counter()
-        plan = _plan(options, device, _known_bytes(text, loaded, how.limit))
+        plan = _plan(options, device, text, loaded, how.limit)
         written = _written(outputs.values(), counts_output, checkpoint, resume)
         check_outputs([*written, *job.outputs], read, force=force)
         seconds = {"total": 0.0, "open device": time.perf_counter() - before}
@@ -269,8 +269,16 @@ def _take_part(
     return own, job.finished(job.key(own, {**cut, **reading}))
 
 
-def _plan(options: TrainingOptions, device: str, size: int | None) -> Plan:
-    """Plan a training; size: bytes of text, None if that is not known."""
+def _plan(
+    options: TrainingOptions,
+    device: str,
+    text: Corpus | None,
+    loaded: WordCounts | None,
+    limit: int | None,
+) -> Plan:
+    """Plan a training on a text, of which up to `limit` bytes are read, or on loaded counts."""
+    known = loaded.words.text_bytes if loaded else text.total_bytes if text else None
+    size = min((each for each in (known, limit) if each is not None), default=None)
     least = 0 if options.engine == "recount" else gpu_from(GPU_FROM)
     return make_plan(options, start_selecting(device, size, least)())
 
@@ -395,12 +403,6 @@ def _open_checkpoint(
         checkpoint.remove()
     else:
         checkpoint.finish(run, made)
-
-
-def _known_bytes(text: Corpus | None, loaded: WordCounts | None, limit: int | None) -> int | None:
-    """Return an upper bound of the bytes of text; None if there is none."""
-    known = loaded.words.text_bytes if loaded else text.total_bytes if text else None
-    return min((size for size in (known, limit) if size is not None), default=None)
 
 
 def _announce(report: Reporter, plan: Plan) -> None:

@@ -149,18 +149,14 @@ def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
             near = get_close_matches(key, known, 1)
             hint = f": did you mean {near[0]!r}?" if near else ""
             raise InputError(f"{path} has {quote(key)}, which is not an option{hint}")
-        if isinstance(value, dict) or not _is_plain(value):
+        values = value if isinstance(value, list) else [value]
+        if not all(isinstance(each, (str, int, float)) for each in values):
             raise InputError(f"{path}: {key} is not a string, a number, true or false, or a list")
         if isinstance(value, list) and name not in repeated:
             raise InputError(f"{path}: {key} is a list, but takes one value")
         given = value if isinstance(value, (bool, list)) else str(value)
         found[name] = [given] if name in repeated and not isinstance(given, list) else given
     return found
-
-
-def _is_plain(value: object) -> bool:
-    values = value if isinstance(value, list) else [value]
-    return all(isinstance(each, (str, int, float)) for each in values)
 
 
 def _names(parameter: click.Parameter) -> list[str]:

@@ -167,15 +167,11 @@ def _expression_of(glob: str) -> str:
             inside = token[1:-1]
             negated = inside[:1] in ("!", "^")
             inside = inside[negated:].replace("[", "\\[")
-            parts.append(f"(?!/)[{'^' if negated else ''}{_class_of(inside)}]")
+            first = "\\" if inside.startswith("]") else ""  # a bracket there is a character
+            parts.append(f"(?!/)[{'^' if negated else ''}{first}{inside}]")
         else:
             parts.append(re.escape(token[1:] if token.startswith("\\") else token))
     return "".join(parts)
-
-
-def _class_of(inside: str) -> str:
-    """Return what is between the brackets of a class; a bracket that comes first is a character."""
-    return f"\\{inside}" if inside.startswith("]") else inside
 
 
 def _rules_above(folder: str) -> tuple[Rule, ...]:

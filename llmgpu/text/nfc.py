@@ -39,8 +39,9 @@ class NfcFilter:
         if not final:
             # Up to here the held bytes have been searched; a character may span the two blocks.
             last = int(starts[-1]) if len(starts) else 0
-            found = _last_safe_place(data, max(last, before - _LONGEST + 1))
-            decided = last if found is None else found
+            first = max(last, before - _LONGEST + 1)
+            last_first = range(len(data) - 1, first - 1, -1)
+            decided = next((place for place in last_first if _is_safe(data, place)), last)
             own = int(np.searchsorted(starts, decided))
         self._held, self._held_starts = data[decided:], starts[own:] - decided
         normalized, places = _normalize_documents(data[:decided], starts[:own])
@@ -59,11 +60,6 @@ def _normalize_documents(data: bytes, starts: NDArray[np.int64]) -> tuple[bytes,
     ]
     lengths = np.fromiter(map(len, parts), np.int64, len(parts))
     return b"".join(parts), np.cumsum(lengths)[:-1]
-
-
-def _last_safe_place(data: bytes, first: int) -> int | None:
-    """Return the last position, not before `first`, where the data can be cut; None if none."""
-    return next((i for i in range(len(data) - 1, first - 1, -1) if _is_safe(data, i)), None)
 
 
 def _is_safe(data: bytes, position: int) -> bool:

@@ -103,7 +103,10 @@ def take_part(
     """
     if options.limit is not None:
         raise InputError("--part can't be combined with --limit: a part has to know where it ends")
-    return sources._replace(files=[*_files_of(sources, part, options, cut_text)])
+    low, high = part.range_of(_require_files(sources, "--part"))
+    is_last = part.number == part.count
+    files = _files_between(sources, low, high, is_last, options, cut_text)
+    return sources._replace(files=[*files])
 
 
 def split_by_position(
@@ -154,13 +157,6 @@ def _require_files(sources: Sources, what: str) -> int:
             raise InputError(f"{what} needs files, not {path}: it can't be cut")
     assert total is not None
     return total
-
-
-def _files_of(
-    sources: Sources, part: Part, options: CorpusOptions, cut_text: CutText | None
-) -> Iterator[Source]:
-    low, high = part.range_of(_require_files(sources, "--part"))
-    yield from _files_between(sources, low, high, part.number == part.count, options, cut_text)
 
 
 def _files_between(

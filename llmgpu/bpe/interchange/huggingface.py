@@ -111,7 +111,8 @@ def read(
             raise VocabularyError(f"model {quote(kind)} is not supported; supported: BPE")
         steps = _steps("pre_tokenizer", content.get("pre_tokenizer"), SUPPORTED)
         cut = get_pattern(read_pattern(steps, note))
-        normalizer = _read_normalizer(content.get("normalizer"))
+        steps = _steps("normalizer", content.get("normalizer"), STEPS)
+        normalizer = spell_normalizer([step for _, step in steps])
         _steps("decoder", content.get("decoder"), {"ByteLevel"})
         steps = _steps("post_processor", content.get("post_processor"), KINDS)
         prefix_ids, suffix_ids = read_around(steps, note)
@@ -139,13 +140,9 @@ def read(
 
 def outputs(path: str | Path) -> list[Output]:
     """Return the file that `write` writes, or the files in a folder."""
-    if not _is_folder(path):
+    if not (os.path.isdir(path) or str(path).endswith(("/", os.sep))):
         return [Output(str(path), TOKENIZER_JSON)]
     return [Output(os.path.join(path, name), kind) for name, kind in _FOLDER.items()]
-
-
-def _is_folder(path: str | Path) -> bool:
-    return os.path.isdir(path) or str(path).endswith(("/", os.sep))
 
 
 def write(
@@ -290,10 +287,6 @@ def _steps(what: str, component: object, supported: Set[str]) -> list[tuple[str,
             known = ", ".join(sorted(supported))
             raise VocabularyError(f"{what} {quote(kind)} is not supported; supported: {known}")
     return typed
-
-
-def _read_normalizer(component: object) -> str | None:
-    return spell_normalizer([step for _, step in _steps("normalizer", component, STEPS)])
 
 
 def _refuse_sentencepiece(content: Mapping[str, Any]) -> None:
