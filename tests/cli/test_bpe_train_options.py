@@ -122,7 +122,7 @@ def test_options_that_are_refused(
 def test_the_longest_token(llmgpu: Run, corpus: Path) -> None:
     done = llmgpu("bpe-train", "corpus.txt", *CPU, "--max-token-length", "3")
     assert done.returncode == 0
-    assert b"no pair of tokens of up to 3 bytes occurs 2 times or more" in done.stderr
+    assert b"no pair of tokens of up to 3 bytes occurs at least 2 times" in done.stderr
     vocabulary = Vocabulary.load(corpus.parent / "v.bin")
     assert max(map(len, vocabulary.tokens)) == 3
     assert vocabulary.training["max_token_length"] == 3
