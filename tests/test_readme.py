@@ -243,24 +243,34 @@ def test_precisions_and_generating_are_those_of_the_recorded_runs() -> None:
 
 def test_recipes_are_those_of_the_recorded_runs() -> None:
     record = json.loads((RECORDED / "recipes" / "nvidia-h200.json").read_text(encoding="utf-8"))
-    found: dict[str, list[str]] = {}
-    for run in record["runs"]:  # AdamW, Muon, nanoGPT, nanochat
-        row = found.setdefault(f"`{run['preset']}`, {run['steps']} steps", [])
-        row.append(f"{run['bits_per_byte'][-1][1]:.3f}")
-        assert f"{run['tokens']:,}".replace(",", " ") in LANGUAGE_MODELS.read_text(encoding="utf-8")
-    shown = {row[0]: [row[3], row[4], row[2], row[5]] for row in table_rows(6, LANGUAGE_MODELS)}
-    assert shown == found
+    text = LANGUAGE_MODELS.read_text(encoding="utf-8")
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for run in record["runs"]:
+        preset = f"`{run['preset']}`, {run['steps']} steps"
+        named = run["recipe"], preset, run.get("variant", "")
+        found.setdefault(named, []).append(run["bits_per_byte"][-1][1])
+        assert f"{run['tokens']:,}".replace(",", " ") in text
+    means = {named: f"{sum(values) / len(values):.3f}" for named, values in found.items()}
+    columns = ("nanogpt", "llmgpu adamw", "llmgpu muon", "nanochat")
+    for preset, _, *shown in table_rows(6, LANGUAGE_MODELS):
+        assert shown == [means.pop((recipe, preset, "")) for recipe in columns]
+    assert all(mean in text for (_, preset, _), mean in means.items() if "tiny" in preset)
 
 
 def test_long_runs_are_those_recorded() -> None:
     path = RECORDED / "recipes" / "nvidia-h200-long.json"
     record = json.loads(path.read_text(encoding="utf-8"))
     values = [{step: bits for step, bits, _ in run["bits_per_byte"]} for run in record["runs"]]
-    for after, *shown in table_rows(3, LANGUAGE_MODELS)[:5]:
-        step = int(after.removesuffix(" steps").replace(" ", "")) if "steps" in after else None
-        of_runs = [v[step] if step else v[max(v)] for v in values]
-        assert shown == [f"{bits:.3f}" for bits in of_runs]
-    text = LANGUAGE_MODELS.read_text(encoding="utf-8")
+    rows = table_rows(3, LANGUAGE_MODELS)[:5]
+    assert [row[0] for row in rows] == [f"{step:,} steps".replace(",", " ") for step in values[0]]
+    for (_, *shown), step in zip(rows, values[0], strict=True):
+        assert shown == [f"{bits[step]:.3f}" for bits in values]
+    text = " ".join(LANGUAGE_MODELS.read_text(encoding="utf-8").split())
+    for run in (*record["runs"], *record["earlier_runs"]):
+        assert f"{run['steps']:,} steps".replace(",", " ") in text
+        assert f"{run['seconds']:.0f}" in text
+    assert all(f"{run['bits_per_byte']:.3f}" in text for run in record["earlier_runs"])
+    assert all(f"{run['tokens_per_second'] // 1000} 000" in text for run in record["runs"])
     for result in record["table_rates"]:
         assert all(f"{bits:.3f}" in text for bits in result["bits_per_byte"].values())
 
