@@ -20,20 +20,11 @@ from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.training.checkpoint import Checkpoint, checkpoint_files
 from llmgpu.bpe.training.options import TrainingOptions, require_counted_for
 from llmgpu.bpe.training.plan import Plan, make_plan
-from llmgpu.bpe.training.train import (
-    TrainingResult,
-    carry_out,
-    count_corpus,
-)
+from llmgpu.bpe.training.train import TrainingResult, carry_out, count_corpus
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import add_counts, load_counts, save_counts
 from llmgpu.bpe.words.distinct_words import WordCounts
-from llmgpu.cli.console import (
-    Reporter,
-    human_bytes,
-    left_out_of,
-    print_json,
-)
+from llmgpu.cli.console import Reporter, human_bytes, left_out_of, print_json
 from llmgpu.cli.given import flags_given, refuse_given
 from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import chosen_pattern, gpu_from, make_corpus_options, piped_input

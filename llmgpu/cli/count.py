@@ -23,13 +23,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import EncodingOptions, with_chat
 from llmgpu.cli.console import Reporter, left_out_of, print_json, print_table
 from llmgpu.cli.given import refuse_given
-from llmgpu.cli.options import (
-    gpu_from,
-    labels_of,
-    make_corpus_options,
-    piped_input,
-    take_group,
-)
+from llmgpu.cli.options import gpu_from, labels_of, make_corpus_options, piped_input, take_group
 from llmgpu.cli.parts import PartJob
 from llmgpu.cli.source_options import listed_files, resolve_texts, take_selection
 from llmgpu.errors import BudgetError

@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from llmgpu import backend
-from llmgpu.cli.values import (
-    TEXT,
-    THREADS,
-    ByteSize,
-    PartNumber,
-    PatternExpression,
-    PatternName,
-)
+from llmgpu.cli.values import TEXT, THREADS, ByteSize, PartNumber, PatternExpression, PatternName
 from llmgpu.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,19 +8,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli.console import (
-    Reporter,
-    token_style,
-)
+from llmgpu.cli.console import Reporter, token_style
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import number_of
 from llmgpu.outputs import TEXT, Output, check_outputs
 from llmgpu.resume_key import Run
-from llmgpu.tokens.formats import (
-    SHOWN,
-    open_writer,
-    outputs,
-)
+from llmgpu.tokens.formats import SHOWN, open_writer, outputs
 from llmgpu.tokens.shards import ShardNames, ShardWriter
 from llmgpu.tokens.shown import ShownTokens
 from llmgpu.tokens.sinks import TokenSink

@@ -18,21 +18,10 @@ from llmgpu.bpe.encoding.special_encoding import SpecialOptions, ids_around
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import EncodingOptions, with_chat
-from llmgpu.cli.console import (
-    Reporter,
-    human_bytes,
-    left_out_of,
-    print_json,
-    print_result,
-)
+from llmgpu.cli.console import Reporter, human_bytes, left_out_of, print_json, print_result
 from llmgpu.cli.decoding import decode_files, files_of_ids, read_for
 from llmgpu.cli.given import refuse_given
-from llmgpu.cli.options import (
-    READING_INPUT,
-    gpu_from,
-    make_corpus_options,
-    take_group,
-)
+from llmgpu.cli.options import READING_INPUT, gpu_from, make_corpus_options, take_group
 from llmgpu.cli.parts import PartJob
 from llmgpu.cli.source_options import lists_of_files, named_files, resolve_texts, take_selection
 from llmgpu.cli.token_output import TokenOutput, check_files, open_sinks
@@ -46,11 +35,7 @@ from llmgpu.text.parts import Part, is_one_document, split_by_position
 from llmgpu.text.sources import Sources
 from llmgpu.tokens.chunks import Chunks
 from llmgpu.tokens.conversations import MaskingEncoder
-from llmgpu.tokens.formats import (
-    SHOWN,
-    check_ending,
-    format_by_name,
-)
+from llmgpu.tokens.formats import SHOWN, check_ending, format_by_name
 from llmgpu.tokens.shards import finished_job
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.splitting import (

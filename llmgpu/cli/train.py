@@ -59,12 +59,7 @@ from llmgpu.lm.runs.run_folder import (
     RunFolder,
     open_run_folder,
 )
-from llmgpu.lm.runs.settings import (
-    RunSettings,
-    new_settings,
-    resumed_settings,
-    step_to_resume_from,
-)
+from llmgpu.lm.runs.settings import RunSettings, new_settings, resumed_settings, step_to_resume_from
 from llmgpu.lm.workers import Workers, start_workers
 from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.sources import Sources

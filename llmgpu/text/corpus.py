@@ -33,13 +33,7 @@ from llmgpu.input_files import source_name
 from llmgpu.text.chat import Chat, ChatFile, ChatTable
 from llmgpu.text.content import note_of_jsonl, note_of_marks, note_of_zeros
 from llmgpu.text.direct_reader import DirectReader
-from llmgpu.text.documents import (
-    NO_TEXT,
-    DocumentSplitter,
-    InputPolicy,
-    Piece,
-    PieceReader,
-)
+from llmgpu.text.documents import NO_TEXT, DocumentSplitter, InputPolicy, Piece, PieceReader
 from llmgpu.text.jsonl import JsonlFile
 from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.read_ahead import files_ahead

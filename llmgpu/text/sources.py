@@ -37,14 +37,7 @@ from llmgpu.text.folders import is_excluded, walk_folder
 from llmgpu.text.jsonl import JsonlFile, find_field, parse_json_object
 from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.remote import find_remote, is_remote
-from llmgpu.text.streams import (
-    AUTO,
-    BYTES,
-    STANDARD_INPUT,
-    TEXT,
-    DocumentFile,
-    Source,
-)
+from llmgpu.text.streams import AUTO, BYTES, STANDARD_INPUT, TEXT, DocumentFile, Source
 
 # Formats whose files have documents inside, by suffix.
 FORMATS: dict[str, type[DocumentFile]] = {

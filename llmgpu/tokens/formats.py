@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING
 
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
-from llmgpu.outputs import (
-    DECIMAL_IDS,
-    JSONL_IDS,
-    NPY,
-    TOKEN_FILE,
-    Output,
-    check_outputs,
-    kind_of,
-)
+from llmgpu.outputs import DECIMAL_IDS, JSONL_IDS, NPY, TOKEN_FILE, Output, check_outputs, kind_of
 from llmgpu.registry import imported
 from llmgpu.tokens.layouts import get_layout
 

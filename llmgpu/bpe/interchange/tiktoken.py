@@ -39,15 +39,7 @@ from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.files import OutputFile, atomic_output, output_errors, writes_directly
-from llmgpu.input_files import (
-    Note,
-    naming,
-    no_notes,
-    number_of,
-    parse_json,
-    quote,
-    read_limited,
-)
+from llmgpu.input_files import Note, naming, no_notes, number_of, parse_json, quote, read_limited
 from llmgpu.outputs import RANKS, RANKS_SIDE_FILE, Output, check_outputs
 from llmgpu.text.normalizing import get_normalizer
 
