@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import Engine, cpu_engine
+from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.results import GENERATE, Result, Times
-from llmgpu.bench.timing import PartOptions, measure_limits, runs_within, timed
+from llmgpu.bench.timing import measure_limits, runs_within, timed
 from llmgpu.errors import LlmgpuError
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.generating.generator import Generator, Request
@@ -57,7 +58,7 @@ def choose_jobs(engine: Engine, *, quick: bool) -> list[GenerateJob]:
 
 
 def measure_generate(
-    engines: Sequence[Engine], options: PartOptions, progress: Progress
+    engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
     """Yield the results of each engine: of a sequence alone, and of a batch."""
     wanted = _likeliest(Engine(NUMPY, 0.0))

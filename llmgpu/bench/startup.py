@@ -16,8 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from llmgpu.bench.engines import Engine
+from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.results import STARTUP, Result, Times
-from llmgpu.bench.timing import PartOptions, timed
+from llmgpu.bench.timing import timed
 from llmgpu.errors import LlmgpuError
 from llmgpu.progress import Progress
 
@@ -25,7 +26,7 @@ _LINE = "a line of text, and another one\n"
 
 
 def measure_startup(
-    engines: Sequence[Engine], options: PartOptions, progress: Progress
+    engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
     """Yield the results of each engine; LlmgpuError for a command that fails."""
 

@@ -32,7 +32,7 @@ from llmgpu.bench.results import (
     VocabularyFacts,
 )
 from llmgpu.bench.startup import measure_startup
-from llmgpu.bench.timing import PartOptions, measure_limits
+from llmgpu.bench.timing import measure_limits
 from llmgpu.bench.tokenizers.corpus import Job, load_text, make_job
 from llmgpu.bench.tokenizers.measure import (
     Trainer,
@@ -46,7 +46,7 @@ from llmgpu.errors import DeviceError
 from llmgpu.progress import Progress, no_progress
 
 # Parts about language models have their own sizes.
-MODEL_PARTS: dict[str, Callable[[Sequence[Engine], PartOptions, Progress], Iterator[Result]]] = {
+MODEL_PARTS: dict[str, Callable[[Sequence[Engine], BenchOptions, Progress], Iterator[Result]]] = {
     EMBEDDING: measure_embedding,
     KERNELS: measure_kernels,
     TRAIN: measure_train,
@@ -104,7 +104,6 @@ class Benchmark:
         if self._text is not None:
             sizes = (options.vocab_size, options.pattern, options.runs)
             yield from self._text_results(make_job(self._text, folder, *sizes), progress)
-        part_options = PartOptions(options.runs, options.peers, options.quick)
         parts = [part for part in MODEL_PARTS if part in options.parts]
         for number, engine in enumerate(engines if set(parts) - {STARTUP} else ()):
             progress("limits", number, len(engines))
@@ -112,7 +111,7 @@ class Benchmark:
                 self.record.limits[engine.name] = measure_limits(engine.backend)
         for part in parts:
             measured = [e for e in engines if part in BOTH_DRIVERS or not e.again]
-            yield from MODEL_PARTS[part](measured, part_options, progress)
+            yield from MODEL_PARTS[part](measured, options, progress)
 
     def _text_results(self, job: Job, progress: Progress) -> Iterator[Result]:
         options, engines = self._options, [e for e in self._engines if not e.again]

@@ -54,19 +54,6 @@ QUEUED_RUNS = 4  # so that there is no pause between two
 _measured: WeakKeyDictionary[Backend, Limits] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True)
-class PartOptions:
-    """How thoroughly a part measures.
-
-    runs: measurements of each variant, fewer where time runs out. peers: whether to measure other
-    programs. quick: smaller sizes and less time for each variant.
-    """
-
-    runs: int = 5
-    peers: bool = True
-    quick: bool = False
-
-
 @dataclass
 class ProgramTimes:
     """What several runs of a program took.

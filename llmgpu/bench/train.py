@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import Engine, cpu_engine
+from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.peers.torch import Torch, first_line, missing_torch
 from llmgpu.bench.results import TRAIN, Result, Times
-from llmgpu.bench.timing import PartOptions, kernel_times, measure_limits, runs_within, timed
+from llmgpu.bench.timing import kernel_times, measure_limits, runs_within, timed
 from llmgpu.errors import LlmgpuError
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.data.batches import Batch
@@ -288,7 +289,7 @@ class TrainBench:
     by its name and the job, there are already.
     """
 
-    options: PartOptions
+    options: BenchOptions
     progress: Progress
     numpy_losses: dict[str, list[float]] = field(default_factory=dict)
     numpy_seconds: dict[str, float] = field(default_factory=dict)
@@ -390,7 +391,7 @@ def _open_torch(engine: Engine, job: StepJob) -> tuple[Result, TorchSteps | None
 
 
 def measure_train(
-    engines: Sequence[Engine], options: PartOptions, progress: Progress
+    engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
     """Yield the results of each engine, in single and where it has it in half precision."""
     bench = TrainBench(options, progress)

@@ -8,15 +8,15 @@ import pytest
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench import generate
 from llmgpu.bench.engines import Engine, cpu_engine
+from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.results import GENERATE
-from llmgpu.bench.timing import PartOptions
 from llmgpu.gpu import Device
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.model import Model
 from llmgpu.progress import no_progress
 from tests.reference.lm.llama import Llama
 
-OPTIONS = PartOptions(runs=2, quick=True)
+OPTIONS = BenchOptions(runs=2, quick=True)
 SMALL = [
     generate.GenerateJob("tiny", preset("tiny", 512, layers=1, seq_len=32), sequences, 3)
     for sequences in (1, 3)

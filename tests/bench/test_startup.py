@@ -10,12 +10,12 @@ import pytest
 from llmgpu.backend import NUMPY
 from llmgpu.bench import startup
 from llmgpu.bench.engines import Engine, cpu_engine
+from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.results import STARTUP
-from llmgpu.bench.timing import PartOptions
 from llmgpu.errors import LlmgpuError
 from llmgpu.progress import no_progress
 
-OPTIONS = PartOptions(runs=1, quick=True)
+OPTIONS = BenchOptions(runs=1, quick=True)
 
 
 def test_every_command_has_its_phases() -> None:

@@ -10,8 +10,8 @@ import pytest
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench import train
 from llmgpu.bench.engines import Engine, cpu_engine
+from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.results import Limits
-from llmgpu.bench.timing import PartOptions
 from llmgpu.bench.train import (
     OwnSteps,
     StepJob,
@@ -28,7 +28,7 @@ from tests.lm.samples import read_weights
 
 NUMPY_ENGINE = Engine(NUMPY, 0.0)
 SMALL = StepJob("small", preset("tiny", 96, layers=1, seq_len=16), 2)
-QUICK = PartOptions(runs=2, peers=False, quick=True)
+QUICK = BenchOptions(runs=2, peers=False, quick=True)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def test_engines_are_compared_and_measured(device: Device) -> None:
 def test_torch_takes_the_same_steps() -> None:
     pytest.importorskip("torch")
     engines = [NUMPY_ENGINE, NUMPY_ENGINE]
-    results = list(measure_train(engines, PartOptions(runs=1, quick=True), no_progress))
+    results = list(measure_train(engines, BenchOptions(runs=1, quick=True), no_progress))
     own, torch, again = (result.engine for result in results)
     assert (own, torch.split()[0], again) == (cpu_engine(), "torch", cpu_engine())
     assert [result.correct for result in results] == [True] * 3
@@ -73,7 +73,7 @@ def test_torch_takes_the_same_steps() -> None:
 
 def test_torch_that_is_missing_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    ours, torch = measure_train([NUMPY_ENGINE], PartOptions(runs=1, quick=True), no_progress)
+    ours, torch = measure_train([NUMPY_ENGINE], BenchOptions(runs=1, quick=True), no_progress)
     assert ours.correct is True
     assert torch.note == "not installed: pip install torch"
     assert torch.seconds is None

@@ -30,9 +30,9 @@ from llmgpu.bench.kernels.cases import (
     empty,
 )
 from llmgpu.bench.kernels.measure import CaseBench
+from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.peers.torch import Torch, missing_torch
 from llmgpu.bench.results import EMBEDDING, Result
-from llmgpu.bench.timing import PartOptions
 from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.ops.embedding import group_tokens
 from llmgpu.memory import free_memory
@@ -265,7 +265,7 @@ TORCH_WAYS: Ways = _ways(
 
 
 def measure_embedding(
-    engines: Sequence[Engine], options: PartOptions, progress: Progress
+    engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
     """Yield the result of each engine's ways on each job, NumPy's and torch's before others'."""
     budget = QUICK_BUDGET if options.quick else BUDGET
@@ -329,7 +329,7 @@ def _case(job: EmbeddingJob, kind: str, way: str, record: Record, largest: int) 
 
 
 def _jobs(
-    engines: Sequence[Engine], options: PartOptions
+    engines: Sequence[Engine], options: BenchOptions
 ) -> list[tuple[EmbeddingJob, list[Engine]]]:
     """Return jobs with the engines that do each; NumPy does them all.
 

@@ -22,9 +22,10 @@ from llmgpu.bench.engines import Engine
 from llmgpu.bench.kernels.cases import Arrays, KernelCase, Sizes, Tensors
 from llmgpu.bench.kernels.operations import LAYERS
 from llmgpu.bench.kernels.updates import UPDATES
+from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.peers.torch import Torch, first_line
 from llmgpu.bench.results import KERNELS, Result
-from llmgpu.bench.timing import PartOptions, measure_limits, raise_clocks, time_program, timed
+from llmgpu.bench.timing import measure_limits, raise_clocks, time_program, timed
 from llmgpu.bench.tokenizers.measure import measure_tokenizer_kernels
 from llmgpu.errors import LlmgpuError
 from llmgpu.lm.config import preset
@@ -70,7 +71,7 @@ class CaseBench:
     """
 
     what: str
-    options: PartOptions
+    options: BenchOptions
     progress: Progress
     budget: float
     cold: bool = False
@@ -180,7 +181,7 @@ class CaseBench:
 
 
 def measure_kernels(
-    engines: Sequence[Engine], options: PartOptions, progress: Progress
+    engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
     """Yield the results of each engine: language models, then tokenizers."""
     budget = QUICK_CASE_SECONDS if options.quick else CASE_SECONDS

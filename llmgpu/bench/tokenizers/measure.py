@@ -27,10 +27,11 @@ from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench.engines import Engine, cpu_engine
+from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.peers import tokenizers as peers
 from llmgpu.bench.peers.tokenizers import EncodeFile, TokenizingPeer, TrainingPeer
 from llmgpu.bench.results import BPE_TRAIN, KERNELS, TOKENIZE, KernelTimes, Result, Times
-from llmgpu.bench.timing import PartOptions, has_timestamps, kernel_times, raise_clocks, timed
+from llmgpu.bench.timing import has_timestamps, kernel_times, raise_clocks, timed
 from llmgpu.bench.tokenizers.corpus import Job, load_text
 from llmgpu.bpe.encoding.encoder import CollectedIds, EncodedSlice, Encoder
 from llmgpu.bpe.encoding.open import open_encoder
@@ -349,7 +350,7 @@ def _open_bench(job: Job, vocabulary: Vocabulary, progress: Progress) -> Tokeniz
 
 
 def measure_tokenizer_kernels(
-    engines: Sequence[Engine], options: PartOptions, progress: Progress
+    engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
     """Yield a result for each kernel of a training and an encoding, where there are timestamps.
 

@@ -32,8 +32,8 @@ from llmgpu.bench.kernels.embedding import (
     measure_embedding,
 )
 from llmgpu.bench.kernels.measure import NO_HALF_PRECISION, prepare, same_values
+from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.results import Result
-from llmgpu.bench.timing import PartOptions
 from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
 from llmgpu.lm.ops.backends import open_operations
 from llmgpu.progress import no_progress
@@ -41,7 +41,7 @@ from tests.bench.conftest import given
 from tests.conftest import require_adapter
 
 TINY = EmbeddingJob("Tiny", 300, 64, 2, 75)
-OPTIONS = PartOptions(runs=2, peers=False)
+OPTIONS = BenchOptions(runs=2, peers=False)
 NUMPY_ENGINE = Engine(NUMPY, 0.0)
 
 

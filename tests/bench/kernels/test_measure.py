@@ -26,9 +26,10 @@ from llmgpu.bench.kernels.measure import (
     same_values,
     wrong_outputs,
 )
+from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.peers.torch import Torch
 from llmgpu.bench.results import Limits, Result, load_record
-from llmgpu.bench.timing import PartOptions, has_timestamps, keep_busy, raise_clocks
+from llmgpu.bench.timing import has_timestamps, keep_busy, raise_clocks
 from llmgpu.bench.tokenizers import measure as tokenizers
 from llmgpu.gpu import Device
 from llmgpu.lm.config import ModelConfig
@@ -39,7 +40,7 @@ from tests.bench.conftest import given
 RECORDED = Path(__file__).parents[3] / "docs" / "recorded"
 CONFIG = ModelConfig(90, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, seq_len=12)
 SIZES = Sizes(CONFIG, 3)
-QUICK = PartOptions(runs=2, peers=False, quick=True)
+QUICK = BenchOptions(runs=2, peers=False, quick=True)
 CASES = {case.variant: case for family in FAMILIES for case in family(SIZES)}
 ALL_WEIGHTS = "adamw_update_f16, all weights"
 SEPARATELY = "adamw_update, all weights, then cast"
