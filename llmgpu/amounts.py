@@ -25,21 +25,24 @@ _MOST_DIGITS = 18  # of a number: more than there are bytes or tokens anywhere
 
 
 def parse_amount(text: str, units: Mapping[str, int], name: str, one: str, examples: str) -> int:
-    """Return the number that a text spells, rounded down.
+    """Return the number that a text spells, that of a fraction of a unit rounded down.
 
     units: what one of each is, by its name in capitals. name, one, examples: what the message calls
     the number and one of it, and how it says to spell one.
 
-    Raises InputError for any other text, and for less than one.
+    Raises InputError for any other text, for less than one, and for a fraction without a unit.
     """
-    number = rf"(\d{{1,{_MOST_DIGITS}}}(?:\.\d{{1,{_MOST_DIGITS}}})?)"
+    number = rf"-?(\d{{1,{_MOST_DIGITS}}}(?:\.\d{{1,{_MOST_DIGITS}}})?)"
     match = re.fullmatch(rf"\s*{number}\s*([A-Za-z]*)\s*", text, re.ASCII)
     if match is None or match[2].upper() not in units:
         raise InputError(f"{quote(text)} is not a {name}; write {examples}")
     whole, _, decimals = match[1].partition(".")
-    amount: int = int(whole + decimals) * units[match[2].upper()] // 10 ** len(decimals)
-    if amount < 1:
-        raise InputError(f"{quote(text)} is less than one {one}")
+    one_of_unit = units[match[2].upper()]
+    amount: int = int(whole + decimals) * one_of_unit // 10 ** len(decimals)
+    if amount < 1 or "-" in text:
+        raise InputError(f"{quote(text)} is less than one {one}".rstrip())
+    if one_of_unit == 1 and decimals.strip("0"):
+        raise InputError(f"{quote(text)} is not a whole number; write {examples}")
     return amount
 
 

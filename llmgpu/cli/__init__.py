@@ -171,6 +171,8 @@ def _refuse(error: click.ClickException) -> int:
     message = " ".join(error.format_message().split())
     if isinstance(error, click.MissingParameter) and error.param and "vocab" in error.param.opts[0]:
         message += " It takes a file such as v.bin or tokenizer.json, or a name: cl100k."
+    if message == "Missing option '--output' / '-o'." and "--resume" in sys.argv:
+        message += " Name the run to resume: -o RUN --resume."
     return _fail(f"Error: {shorten(printable(message))}", error.exit_code)
 
 

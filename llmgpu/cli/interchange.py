@@ -82,7 +82,8 @@ def export_vocabulary(
 ) -> None:
     """Export the vocabulary VOCAB for another tool, with exactly the same ids."""
     report = Reporter(quiet=quiet)
-    format_name = format_name or _ENDINGS.get(os.path.splitext(output)[1])
+    by_name = "huggingface" if output.endswith("/") else _ENDINGS.get(os.path.splitext(output)[1])
+    format_name = format_name or by_name
     if format_name is None:
         raise click.UsageError(f"give --to FORMAT: one of {', '.join(WRITERS)}")
     writer = WRITERS[format_name]
@@ -124,6 +125,8 @@ def _open_model(path: str, report: Reporter) -> SavedModel | None:
 
 def _note_model(folder: str, report: Reporter) -> None:
     """Note that the model beside a vocabulary is not exported with it, and how it is used."""
+    if not os.path.isfile(os.path.join(folder, "config.json")):
+        return
     from llmgpu.lm.checkpoints.pretrained import has_model
 
     if has_model(folder):

@@ -128,6 +128,6 @@ def check_text_field(files: Sequence[Source]) -> None:
         first = files[0].path if files else "nothing"
         refuse_given(
             ("text_field",),
-            f"is for .jsonl and .parquet files, but {first} is read as text; use --input-format "
-            "jsonl",
+            f"is for .jsonl and .parquet files, but {first} is read as text; if it has JSON lines, "
+            "use --input-format jsonl",
         )

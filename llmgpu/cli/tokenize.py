@@ -208,7 +208,7 @@ def _check_unused(*, decode: bool, count: bool) -> None:
 def _check_output(output: TokenOutput) -> None:
     """Raise click.UsageError for options that can't be combined."""
     if output.layout != "raw" and output.format != "bin":
-        raise click.UsageError("--layout needs --format bin")
+        raise click.UsageError("--layout needs --format bin, or -o NAME.bin")
     if output.resume and output.shard_tokens is None:
         raise click.UsageError("--resume needs --shard-tokens N")
     if output.split and output.name == STANDARD_OUTPUT:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from llmgpu.errors import InputError
-from llmgpu.input_files import listed, number_of
+from llmgpu.input_files import listed, number_of, source_name
 from llmgpu.outputs import binary_kind
 
 HEAD_BYTES = 4096
@@ -36,6 +36,7 @@ _COMPRESSED = {  # how files begin, by suffixes in `llmgpu.text.compressions.COM
 _TAR = slice(257, 262), b"ustar"
 _WIDE = {b"\xff\xfe": "<u2", b"\xfe\xff": ">u2"}  # byte order marks of UTF-16
 _PACKED = ("an archive of tar", "a compressed file")
+_PARQUET = "a Parquet file"  # see `llmgpu.outputs`
 _CONTROL = bytes(code for code in range(32) if code not in b"\a\b\t\n\v\f\r\x1b")
 _OBJECT = re.compile(rb'\s*\{\s*"')
 
@@ -116,12 +117,15 @@ def check_text(head: bytes, name: str) -> None:
     """
     kind = binary_format(head)
     if kind is not None:
-        todo = "exclude it (--exclude)"
+        todo = [] if name == source_name("-") else ["exclude it (--exclude)"]
         if kind.startswith("text"):
-            todo = "convert it with iconv"
+            todo = ["convert it with iconv"]
         elif kind in _PACKED:
-            todo = f"unpack it, {todo}"
-        raise InputError(f"{name} is {kind}: {todo}, or {AS_BYTES}")
+            todo.insert(0, "unpack it")
+        elif kind == _PARQUET and not todo:
+            todo = ["name the file, which can't be read from a pipe"]
+        advice = ", ".join([*todo, f"or {AS_BYTES}"] if todo else [AS_BYTES])
+        raise InputError(f"{name} is {kind}: {advice}")
 
 
 def note_of_zeros(names: Sequence[str]) -> str:

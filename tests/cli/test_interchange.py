@@ -120,6 +120,8 @@ def test_bad_input(llmgpu: Run, v_bin: Path, arguments: list[str], code: int, me
 
 
 def test_the_ending_of_the_output_gives_the_format(llmgpu: Run, v_bin: Path) -> None:
+    folder = llmgpu("export", "v.bin", "-o", "folder/")
+    assert folder.returncode == 0 and (v_bin.parent / "folder" / "tokenizer_config.json").is_file()
     for name, written in (("t.json", b'"version"'), ("t.tiktoken", b" 0\n"), ("hf", b'"version"')):
         to = ["--to", "hf"] if name == "hf" else []
         done = llmgpu("export", "v.bin", "-o", name, *to)

@@ -128,6 +128,7 @@ def test_mistyped_commands_and_options_are_suggested(llmgpu: Run) -> None:
         ("encode", "No such command 'encode'. Did you mean 'tokenize'?"),
         ("bpe --data t.txt", "Did you mean 'bpe-train'?"),
         ("count t.txt", "Missing option '--vocab'. It takes a file such as v.bin"),
+        ("train --resume run", "Name the run to resume: -o RUN --resume."),
         ("decode ids", "Did you mean 'tokenize --decode'?"),
         ("bpe-train --vocab_size 8000", "Did you mean '--vocab-size'?"),
         ("bpe-train --model-prefix m", "Did you mean '--output'?"),

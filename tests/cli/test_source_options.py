@@ -90,7 +90,9 @@ def test_files_that_are_not_text(llmgpu: Run, vocab: Path) -> None:
         fails(llmgpu(*command), 1, "d/logo.png is a picture: exclude it (--exclude)")
         done = llmgpu(*command, "--exclude", "*.png")
         assert done.returncode == 0 and b"note: NUL bytes in 'd/odd'" in done.stderr
-    fails(llmgpu(*ENCODE, stdin=PNG), 1, "standard input is a picture")
+    fails(llmgpu(*ENCODE, stdin=PNG), 1, "standard input is a picture: read it as raw bytes")
+    table = llmgpu(*ENCODE, stdin=b"PAR1\x15\0\x15\xff")
+    fails(table, 1, "standard input is a Parquet file: name the file, which can't be read from a")
     done = llmgpu(*COUNT, "d", "--json")
     assert [Path(file["path"]).name for file in json.loads(done.stdout)["files"]] == ["a.txt"]
     assert b"note: 2 binary files skipped: 'd/logo.png', 'd/odd'" in done.stderr

@@ -158,7 +158,7 @@ def test_a_damaged_llmc_file(llmgpu: Run, vocab: Path, corpus: Path) -> None:
 
 
 def test_options_that_do_not_go_together(llmgpu: Run, vocab: Path) -> None:
-    fails(llmgpu("tokenize", "--vocab", "v.bin", "--layout", "llmc"), 2, "needs --format bin")
+    fails(llmgpu("tokenize", "--vocab", "v.bin", "--layout", "llmc"), 2, "or -o NAME.bin")
     run = ("tokenize", *OPTIONS)
     fails(llmgpu(*run, "--resume"), 2, "--resume needs --shard-tokens N")
     run += ("--shard-tokens", "5")
@@ -168,6 +168,8 @@ def test_options_that_do_not_go_together(llmgpu: Run, vocab: Path) -> None:
     fails(llmgpu(*run, "-o", "o.bin", "--resume"), 1, "can't tell whether - is the same text")
     for number, message in [
         ("0", "'0' is less than one token"),
+        ("-5", "'-5' is less than one token"),
+        ("3.5", "'3.5' is not a whole number; write 4096, 100M or 1B"),
         ("1MB", "'1MB' is not a number of tokens; write 4096, 100M or 1B"),
         ("x", "is not a number of tokens"),
     ]:

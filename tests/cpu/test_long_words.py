@@ -101,7 +101,7 @@ def test_windows_give_the_ids_of_whole_words(monkeypatch: pytest.MonkeyPatch) ->
         words = [b"".join(rng.choices(parts, k=rng.randint(20, 90))) for _ in range(20)]
         cases.append((vocabulary, words))
     found = [encode_all(*case) for case in cases]
-    whole, reason = library.load(library.LIBRARY)
+    whole, reason = library.load(build.LIBRARY)
     assert whole is not None, reason
     monkeypatch.setattr(library, "_load", lambda: (whole, ""))
     for case, ids in zip(cases, found, strict=True):

@@ -97,6 +97,8 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
             raise VocabularyError(f"can't read the vocabulary {name}: {_missing(name)}")
         return VocabularyFiles(ranks, "tiktoken", special_tokens=added_tokens(name))
     kind = kind_of(name)
+    if kind == VOCAB_JSON and name.endswith((".jsonl", ".ndjson")):  # lines that begin with an id
+        kind = None
     if kind in _SINGLE:
         return VocabularyFiles(name, _SINGLE[kind])
     if kind == VOCAB_JSON:

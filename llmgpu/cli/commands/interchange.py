@@ -81,7 +81,7 @@ def import_vocabulary(**options: Any) -> None:
     "format_name",
     type=FormatName(WRITERS),
     help=f"Output format: {WRITERS.describe()}.  [default: by the extension of -o: .json, "
-    ".tiktoken or .gguf]",
+    ".tiktoken or .gguf; huggingface if it ends in /]",
 )
 @click.option(
     "--output",

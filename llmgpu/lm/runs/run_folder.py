@@ -107,6 +107,8 @@ def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = Fal
     folder = Path(path)
     if resume and not (folder / LOCK_NAME).is_file():
         raise InputError(f"{folder} has no run to resume")
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is a file, not a run folder: choose a new or an empty folder")
     with output_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         names = os.listdir(folder)

@@ -71,6 +71,7 @@ def test_a_folder_by_a_format(folder: Path) -> None:
         ("merges.txt", b"#version: 0.2\n", r"is a merges.txt, which needs .*vocab.json next to it"),
         ("vocab.json", b'{"a": 0}', r"is a vocab.json, which needs .*merges.txt next to it"),
         ("x.json", b'{"b": "c"}', "not a tokenizer.json: no model"),
+        ("x.jsonl", b'{"id": 7, "text": "b"}', "not an llmgpu vocabulary"),
         ("x", b"\0\1", "not an llmgpu vocabulary"),
         ("x.txt", b"a text", "not an llmgpu vocabulary"),
         ("cl100k", b"YQ== 0\n", "how to split text: import it with --pattern"),
