@@ -18,7 +18,7 @@ from llmgpu.bpe.encoding.encoder_c import CSliceEncoder
 from llmgpu.bpe.pretokens import c_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu import build, library
-from tests.bpe.encoding.test_long_words import WORDS, by_ranks, trained
+from tests.bpe.encoding.test_long_words import WORDS, by_ranks, random_words, trained
 from tests.bpe.encoding.test_matching import (
     BYTES,
     TOKENS,
@@ -74,32 +74,10 @@ def test_windows_of_words(vocabulary: Vocabulary, word: bytes, times: int) -> No
     assert encode(vocabulary, word) == reference.bpe_encode(vocabulary, word)
 
 
-def random_merges(rng: random.Random) -> Vocabulary:
-    """Tokens of a few letters, as long as windows, by merges or by ranks."""
-    ids = list(rng.choice([b"a", b"ab", b"abc"]))
-    tokens = list(BYTES)
-    merges: list[tuple[int, int, int]] = []
-    for _ in range(rng.randint(1, 25)):
-        left, right = rng.choices(ids[-6:] if rng.random() < 0.5 else ids, k=2)
-        spelled = tokens[left] + tokens[right]
-        if len(spelled) > 40 or spelled in tokens:
-            continue
-        merges.append((left, right, len(tokens)))
-        ids.append(len(tokens))
-        tokens.append(spelled)
-    by_ranks = rng.random() < 0.5
-    return make_vocabulary(tokens, [] if by_ranks else merges, ignore_merges=by_ranks)
-
-
 def test_windows_give_the_ids_of_whole_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many words, against the engine that merges them whole."""
     rng = random.Random(1)
-    cases = []
-    for _ in range(examples(300)):
-        vocabulary = random_merges(rng)
-        parts = [token for token in vocabulary.tokens if token in BYTES[97:100] or len(token) > 1]
-        words = [b"".join(rng.choices(parts, k=rng.randint(20, 90))) for _ in range(20)]
-        cases.append((vocabulary, words))
+    cases = [random_words(rng, 20) for _ in range(examples(300))]
     found = [encode_all(*case) for case in cases]
     whole, reason = library.load(build.LIBRARY)
     assert whole is not None, reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tracemalloc
 from dataclasses import replace
 from functools import partial
@@ -44,9 +45,40 @@ def by_ranks(draw: st.DrawFn) -> Vocabulary:
     return replace(vocabulary, merges=np.empty((0, 3), np.uint32), ignore_merges=True)
 
 
+def random_words(rng: random.Random, count: int) -> tuple[Vocabulary, list[bytes]]:
+    """Tokens as long as small windows, by merges or by ranks, and words of them."""
+    ids = list(rng.choice([b"a", b"ab", b"abc"]))
+    tokens = list(BYTES)
+    merges: list[tuple[int, int, int]] = []
+    for _ in range(rng.randint(1, 25)):
+        left, right = rng.choices(ids[-6:] if rng.random() < 0.5 else ids, k=2)
+        spelled = tokens[left] + tokens[right]
+        if len(spelled) > 40 or spelled in tokens:
+            continue
+        merges.append((left, right, len(tokens)))
+        ids.append(len(tokens))
+        tokens.append(spelled)
+    by_ranks = rng.random() < 0.5
+    vocabulary = make_vocabulary(tokens, [] if by_ranks else merges, ignore_merges=by_ranks)
+    parts = [*BYTES[97:100], *tokens[256:]]
+    return vocabulary, [b"".join(rng.choices(parts, k=rng.randint(20, 90))) for _ in range(count)]
+
+
 def merge(vocabulary: Vocabulary, word: bytes) -> list[int]:
     merger = LongWordMerger(pair_ranks(vocabulary), byte_ids(vocabulary))
     return merger.merge(np.frombuffer(word, np.uint8)).tolist()
+
+
+def test_windows_give_the_ids_of_whole_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(1)
+    for _ in range(examples(120)):
+        vocabulary, words = random_words(rng, 10)
+        found = []
+        for window in (16, 1 << 20):
+            monkeypatch.setattr(long_words, "WINDOW", window)
+            merger = LongWordMerger(pair_ranks(vocabulary), byte_ids(vocabulary))
+            found.append([merger.merge(np.frombuffer(word, np.uint8)).tolist() for word in words])
+        assert found[0] == found[1], vocabulary.tokens[256:]
 
 
 @settings(deadline=None, max_examples=examples(200))
