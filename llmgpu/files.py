@@ -91,6 +91,7 @@ class OutputFile:
         self.path = str(path)
         self._unfinished: UnfinishedFile | None = None
         self._target = ""
+        self._is_discarded = False
         with output_errors(self.path):
             direct = _open_direct(self.path)
             self.stream = self._open_temporary() if direct is None else direct
@@ -127,6 +128,8 @@ class OutputFile:
         """
         try:
             self.finish()
+            if self._is_discarded:  # by another thread: what belongs to it must not get its name
+                raise OutputError(f"can't write {self.path}: it was given up")
             if self._unfinished is not None:
                 with output_errors(self.path):
                     self._unfinished.rename(self._target)
@@ -143,6 +146,7 @@ class OutputFile:
             with suppress(OSError):
                 self.stream.close()
         if self._unfinished is not None:
+            self._is_discarded = True
             self._unfinished.remove()
             self._unfinished = None
 

@@ -52,15 +52,16 @@ RULES: dict[str, list[str]] = {
         # of random vocabularies, none of them other. That is no proof, so the code has stages.
         r"^if \((?:left|right) == NO_ID\) \| \d+: == -> !=",
         r"\btoken_id\(vocabulary, token \+ cut, length - cut\)",
+        r"^if \(pair->key != NO_PAIR && |^\(right <= most && |^most = |^stages = NO_STAGES",
+        r"^uint64_t left = pair->key >> 32, |^if \(token_id\(vocabulary, token, cut\) != NO_ID",
+        r"^for \(uint64_t at = 0; at <= \w+->(?:pair_)?mask; .*: (?:<= -> <|0 -> 1)$",
         r"^(?:if \()?ranks_after\(vocabulary, token",
         r"^uint32_t rank = slot->value\[0\]; .*: 0 -> 1$",
         r"^for \(int64_t cut = 1; cut < length; .*: < -> <=$",  # the empty text is no token
-        r"^for \(uint64_t at = 0; at <= vocabulary->pair_mask; .*: <= -> <$",
         r"^made\[pair->result\] = ",
         r"^if \(scratch->stages == STAGES\) \{",
         r"^return id >= rank && has_parts\(.*: && -> \|\|$",
         # From an earlier token on, or up to a later one: the same answer, later.
-        r"after->tokens\[1\]\.begin : after->size\); \| 63: 1 -> 2$",
         r"^last = window\.first \+ window\.tokens\[cut - 1\]\.begin; .*-> (?:;|2)$",
         r"^window\.size \*= 2; ",  # time alone: the size of windows
         r"^if \(window->size > length - window->first\) .*> -> >=$",  # of two equal numbers

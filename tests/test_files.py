@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llmgpu.errors import LlmgpuError, OutputError
-from llmgpu.files import atomic_output, sync
+from llmgpu.files import OutputFile, atomic_output, sync
 from tests.conftest import by_nobody
 
 
@@ -57,6 +57,16 @@ def test_an_exception_leaves_the_old_file_and_nothing_else(
         raise error
     assert target.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_file_that_was_discarded_is_not_committed(tmp_path: Path) -> None:
+    """As by another thread: files that describe it must not get their names."""
+    output = OutputFile(tmp_path / "f")
+    output.stream.write(b"half")
+    output.discard()
+    with pytest.raises(OutputError, match="it was given up"):
+        output.commit()
+    assert not os.listdir(tmp_path)
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:

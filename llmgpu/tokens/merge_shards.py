@@ -62,6 +62,8 @@ def _in_order(manifests: Sequence[str | Path]) -> list[str | Path]:
     for path in manifests:
         content = describe_manifest(path)
         part = _part_of(content, path)
+        if not isinstance(content.get("run_sha256"), str):
+            raise InputError(f"{path} does not say of which run it is: do that part again")
         first = first or {**content, "path": path, "of": part.count}
         for fact in ("fingerprint", "layout", "dtype", "shard_tokens", "work_sha256"):
             if content.get(fact) != first.get(fact):

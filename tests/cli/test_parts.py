@@ -194,6 +194,10 @@ def test_parts_that_do_not_go_together(llmgpu: Run, vocab: Path, files: tuple[st
     fails(llmgpu(*merge, one), 1, "parts are missing: '2/2'")
     fails(llmgpu(*merge, one, two, two), 1, "are both part 2/2")
     fails(llmgpu(*merge, one, "whole.json"), 1, "whole.json is not the manifest of a part")
+    content = json.loads((folder / two).read_text())
+    del content["run_sha256"]
+    (folder / "damaged.json").write_text(json.dumps(content))
+    fails(llmgpu(*merge, one, "damaged.json"), 1, "damaged.json does not say of which run it is")
     fails(llmgpu(*merge, one, other), 1, "are not parts of one job: the text, or how it was read")
     fails(llmgpu("merge-shards", one, two, "-o", one), 1, f"{one} is an input")
     fails(llmgpu("merge-shards", one, two, "-o", "v.bin"), 1, "v.bin is a vocabulary")

@@ -117,7 +117,11 @@ _READ = (
     Job("from counts", ("bpe-train", "--from-counts", "in/counts", *_SMALL, "-o", "out/v.bin")),
     Job("import gpt2", ("import", "in/gpt2", "-o", "out/v.bin")),
     Job("import tekken", ("import", "in/tekken.json", "-o", "out/v.bin")),
-    Job("train on ids", ("train", "in/ids.bin", *_V, *MODEL, "--steps", "1", "-o", "out/run")),
+    Job(
+        "train on ids",
+        ("train", "in/ids.bin", *_V, *MODEL, "--steps", "1", "-o", "out/run"),
+        ("--resume",),
+    ),
 )
 JOBS |= {job.name: job for job in _READ}
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from llmgpu.errors import BudgetError
 from tests.cli.conftest import run_here
 
 MOST_SECONDS = 60
@@ -62,7 +63,8 @@ def what_is_wrong(done: subprocess.CompletedProcess[bytes]) -> str:
     shown = done.stderr.decode(errors="replace")
     if "Traceback" in shown:
         return "a traceback"
-    if done.returncode not in (0, 1, 2, 130):
+    over_budget = done.returncode == BudgetError.exit_code and "more than the budget" in shown
+    if done.returncode not in (0, 1, 2, 130) and not over_budget:
         return f"exit code {done.returncode}"
     lines = shown.splitlines()
     errors = [line for line in lines if line.lower().startswith("error: ")]
@@ -80,10 +82,10 @@ def what_is_wrong(done: subprocess.CompletedProcess[bytes]) -> str:
 
 
 def what_was_left(folder: Path, before: Seen) -> str:
-    """Return which files changed that must not, or stayed that must not."""
+    """Return which inputs changed, or which files stayed that must not."""
     after = state_of(folder / "in")
-    if after != before:
-        changed = {path for path in {**before, **after} if before.get(path) != after.get(path)}
+    changed = [path for path in before if before[path] != after.get(path)]
+    if changed:
         return f"inputs changed: {sorted(changed)}"
     left = [path for path in state_of(folder) if path.endswith((".tmp", ".lock"))]
     left = [path for path in left if not path.endswith("run.lock")]

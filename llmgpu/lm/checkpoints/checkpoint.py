@@ -354,6 +354,8 @@ def _read_training(folder: Path) -> tuple[TrainingState, str]:
         for name, kind in _STATE_TYPES.items():
             if type(content.get(name)) is not kind:
                 raise CheckpointError(f"damaged: {name} must be of type {kind.__name__}")
+            if kind is int and content[name] < 0:
+                raise CheckpointError(f"damaged: {name} must not be negative")
     for name in _READ_AGAIN:
         _check_file(folder / name, content["files"].get(name))
     state = TrainingState(**{field.name: content[field.name] for field in fields(TrainingState)})

@@ -250,6 +250,14 @@ def test_every_byte_of_the_state_counts(tmp_path: Path) -> None:
         assert found.state == state_of(1) and whole[place : place + 1].isspace()
 
 
+@pytest.mark.parametrize("name", ["step", "tokens_seen", "sequence_position"])
+def test_no_number_of_the_state_is_negative(tmp_path: Path, name: str) -> None:
+    folder = save(tmp_path, 1)
+    damage_training(folder, lambda content: content.update({name: -1}))
+    with pytest.raises(CheckpointError, match=f"damaged: {name} must not be negative"):
+        load_checkpoint(folder)
+
+
 def other_vocabulary() -> bytes:
     return small_vocabulary("none").to_bytes()
 
