@@ -492,3 +492,5 @@ def test_habits_that_are_errors() -> None:
         Tokenizer.train_from_iterator(["a"], vocab_size=300, special_tokens="<|end|>")
     with pytest.raises(VocabularyError, match="no such folder: 'gpt2'; nothing is downloaded"):
         Tokenizer.from_pretrained("gpt2")
+    with pytest.raises(VocabularyError, match=r"hf download a/b-1 tokenizer.json --local-dir"):
+        Tokenizer.from_pretrained("a/b-1")

@@ -413,6 +413,8 @@ def test_generating_repeats_with_a_seed_and_on_every_device(
     fails(llmgpu("generate", "run"), 1, "give --prompt")
     fails(llmgpu(*command, "--temperature", "-1"), 1, "temperature is -1.0")
     fails(llmgpu("generate", "nowhere", "--prompt", "a"), 1, "no such folder")
+    missing = llmgpu("generate", "a/b-1", "--prompt", "a")
+    fails(missing, 1, "a/b-1: no such folder, and nothing is downloaded: if it is a model on")
 
 
 def test_a_finished_run_has_nothing_left_to_do(llmgpu: Run, corpus: Path, vocab: Path) -> None:

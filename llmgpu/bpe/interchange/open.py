@@ -116,17 +116,27 @@ def _missing(name: str) -> str:
     """Say what to do about a name of no file and no published encoding."""
     if os.path.splitext(name)[1][1:].isalpha():  # a version such as -1.5 is of a model's name
         return "No such file or directory"
-    if re.fullmatch(r"[\w-]+/[\w.-]+", name) and not os.path.exists(os.path.dirname(name)):
-        return (
-            "no such file, and nothing is downloaded: if it is a model on the Hugging Face hub, "
-            f"run hf download {name} tokenizer.json --local-dir FOLDER, and name the folder"
-        )
+    if advice := download_advice(name, "tokenizer.json "):
+        return f"no such file{advice}"
     if re.fullmatch(r"[\w.-]+", name):
         return (
             "no such file, and no published encoding; those are cl100k, o200k, o200k_harmony, "
             "gpt2, p50k and names of models that tiktoken knows, such as gpt-4o-mini"
         )
     return "No such file or directory"
+
+
+def download_advice(name: str, files: str = "") -> str:
+    """Return how to get a model of the Hugging Face hub, if a name without a file may be one's.
+
+    files: those that are needed.
+    """
+    if not re.fullmatch(r"[\w-]+/[\w.-]+", name) or os.path.exists(os.path.dirname(name)):
+        return ""
+    return (
+        ", and nothing is downloaded: if it is a model on the Hugging Face hub, run hf download "
+        f"{name} {files}--local-dir FOLDER, and name the folder"
+    )
 
 
 def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyFiles:
@@ -138,7 +148,8 @@ def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyF
     """
     path = Path(folder)
     if not path.is_dir():
-        raise VocabularyError(f"no such folder: {str(folder)!r}; nothing is downloaded")
+        advice = download_advice(str(folder), "tokenizer.json ") or "; nothing is downloaded"
+        raise VocabularyError(f"no such folder: {str(folder)!r}{advice}")
     if format != "gpt2" and (path / _TOKENIZER).exists():
         return VocabularyFiles(str(path / _TOKENIZER), "huggingface")
     if format != "gpt2" and (path / _TEKKEN).exists():

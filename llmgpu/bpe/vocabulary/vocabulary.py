@@ -386,7 +386,7 @@ def _as_row(ids: ArrayLike) -> NDArray[np.integer]:
     if numbers.ndim > 1:
         raise InputError(f"ids must be one row, not {numbers.shape}: decode one row at a time")
     if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
-        raise InputError(f"ids must be whole numbers of up to 64 bits, not {numbers.dtype}")
+        raise InputError(f"ids must be whole numbers of up to 64 bits, not {numbers.dtype.name}")
     return numbers.reshape(-1)
 
 

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.interchange import huggingface as tokenizer_json
+from llmgpu.bpe.interchange.open import download_advice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, OutputError, VocabularyError
 from llmgpu.files import atomic_output, output_errors, sync
@@ -278,7 +279,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     if (folder / TRAINING).is_file() or _STEP.fullmatch(folder.name):
         return _load(folder)
     if not folder.is_dir():
-        what = "a file, not a run folder" if folder.exists() else "no such folder"
+        missing = f"no such folder{download_advice(str(folder))}"
+        what = "a file, not a run folder" if folder.exists() else missing
         raise CheckpointError(f"{folder}: {what}")
     folders = list(list_checkpoints(folder).values())
     if not folders:

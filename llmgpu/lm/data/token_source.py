@@ -201,7 +201,7 @@ def check_ids(ids: ArrayLike, vocab_size: int) -> NDArray[np.uint32]:
     if numbers.size == 0:
         return np.zeros(numbers.shape, np.uint32)
     if not np.issubdtype(numbers.dtype, np.integer):
-        raise InputError(f"ids must be whole numbers of up to 64 bits, not {numbers.dtype}")
+        raise InputError(f"ids must be whole numbers of up to 64 bits, not {numbers.dtype.name}")
     bad = (numbers < 0) | (numbers >= vocab_size)
     if bad.any():
         raise InputError(_describe(numbers, bad, vocab_size))

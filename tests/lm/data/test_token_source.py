@@ -56,7 +56,7 @@ def test_a_single_id() -> None:
         (np.array([1.0]), "whole numbers of up to 64 bits, not float64"),
         (np.array([True]), "whole numbers of up to 64 bits, not bool"),
         ([2**70], "whole numbers of up to 64 bits, not object"),
-        (["7"], "whole numbers of up to 64 bits, not <U1"),
+        (["7"], "whole numbers of up to 64 bits, not str32"),
     ],
 )
 def test_bad_ids_are_named(ids: Any, message: str) -> None:
