@@ -27,6 +27,8 @@ Decisions:
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -75,22 +77,13 @@ def train(
     up to 60 for each distinct pair; or what `scanned_words` takes.
     """
     check_limits(words, merges)
-    least = max(options.min_frequency, 1)
     lengths = GrowableArray(np.int64, len(words.lengths) + merges)
     lengths.append(words.lengths)
-
-    def is_worth_merging(keys: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.bool_]:
-        kept = counts >= least
-        if options.max_token_length is not None:
-            left, right = split_keys(keys)
-            kept &= lengths.values[left] + lengths.values[right] <= options.max_token_length
-        return kept
-
-    pairs: LinkedPairs | ScannedWords
-    if scans:
-        pairs = ScannedWords(words, merges, is_worth_merging)
-    else:
-        pairs = LinkedPairs(words, is_worth_merging)
+    least = max(options.min_frequency, 1)
+    are_worth = partial(_are_worth_merging, lengths, least, options.max_token_length)
+    pairs: LinkedPairs | ScannedWords = (
+        ScannedWords(words, merges, are_worth) if scans else LinkedPairs(words, are_worth)
+    )
     if not keeps_words:
         words.let_go()
     short_list = ShortList(pairs, least, spellings)
@@ -113,6 +106,21 @@ def train(
             on_merges(pairs_of_keys(keys), counts)
         progress("merging", len(lengths) - len(words.lengths), merges)
     return Merges(pairs_of_keys(merged_keys.values), merged_counts.values, pairs.total, batches)
+
+
+def _are_worth_merging(
+    lengths: GrowableArray[np.int64],
+    least: int,
+    longest: int | None,
+    keys: NDArray[np.int64],
+    counts: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """Return which pairs may ever be merged: by their count, and the bytes of what they become."""
+    kept = counts >= least
+    if longest is not None:
+        left, right = split_keys(keys)
+        kept &= lengths.values[left] + lengths.values[right] <= longest
+    return kept
 
 
 class ShortList:
