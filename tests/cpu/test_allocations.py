@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmgpu.bpe.encoding.encoder_c import CSliceEncoder
+from llmgpu.bpe.encoding.encoder_c import CpuEncoder, CSliceEncoder
 from llmgpu.bpe.pretokens import c_pattern
 from llmgpu.bpe.training import batched_numpy, merge_host
 from llmgpu.bpe.training.options import TrainingOptions
@@ -84,6 +84,13 @@ def encode(kind: int) -> list[list[int]]:
     return [[] if ids is None else ids.tolist() for ids in found]
 
 
+def encode_parts() -> list[list[int]]:
+    """Encode a text with several threads."""
+    vocabulary = random_vocabulary(random.Random(3), "gpt2")
+    encoder = CpuEncoder(vocabulary, 4000, threads=3)
+    return [piece.ids.tolist() for piece in encoder.encode(corpus_from_bytes([TEXT, SMALL]))]
+
+
 def count() -> list[tuple[bytes, int]]:
     return sorted(listed(count_words(corpus_from_bytes([TEXT, TEXT]), "gpt2", threads=2)))
 
@@ -104,6 +111,7 @@ def merge() -> list[list[int]]:
 # tokens, with an unknown token.
 JOBS: dict[str, Callable[[], object]] = {
     **{f"encode {kind}": partial(encode, kind) for kind in (0, 4, 3, 6, 9)},
+    "encode parts": encode_parts,
     "count": count,
     "merge": merge,
 }
