@@ -32,7 +32,7 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import source_name
 from llmgpu.text.chat import Chat, ChatFile, ChatTable
 from llmgpu.text.content import note_of_jsonl, note_of_marks, note_of_zeros
-from llmgpu.text.direct_reader import DirectReader
+from llmgpu.text.direct_reader import DirectReader, small_text
 from llmgpu.text.documents import NO_TEXT, DocumentSplitter, InputPolicy, Piece, PieceReader
 from llmgpu.text.jsonl import JsonlFile
 from llmgpu.text.parquet import ParquetFile
@@ -156,6 +156,8 @@ class Corpus(Closing):
         self._closed = True
         self._ended = not self._remaining
         self._most_ahead = files_ahead()
+        as_they_are = not self.options.separators and self.options.encoding_errors == "raw"
+        self._reads_small = as_they_are and not (self.options.line_documents or self.options.chat)
 
     @property
     def left_out(self) -> int:
@@ -231,8 +233,10 @@ class Corpus(Closing):
         starts = [NO_TEXT.starts]
         deadline = 0.0
         while length < room and self._next_is_ready(length, deadline):
-            reader = self._reader or self._open_next(length, documents)
-            piece = reader.read(buffer[length:room])
+            piece = self._read_small(buffer[length:room], length, documents)
+            if piece is None:
+                reader = self._reader or self._open_next(length, documents)
+                piece = reader.read(buffer[length:room])
             if piece.length and not length:
                 deadline = time.monotonic() + PATIENCE_SECONDS
             if len(piece.starts):
@@ -244,6 +248,35 @@ class Corpus(Closing):
                 self._close_file()
                 self._ended = not self._remaining
         return self._hand_over(buffer[:length], np.concatenate(starts))
+
+    def _read_small(self, view: NDArray[np.uint8], length: int, documents: int) -> Piece | None:
+        """Read the next files that `small_text` reads, as many as fit; None if the next is another.
+
+        length, documents: of the text before them, not handed over yet.
+        """
+        starts: list[int] = []
+        done = 0
+        while self._reads_small and self._reader is None and self._remaining:
+            source = self._remaining[-1]
+            if (source.size or 0) > len(view) - done or format_of(source) is not None:
+                break
+            text = small_text(source)
+            if text is None:
+                break
+            view[done : done + len(text)] = np.frombuffer(text, np.uint8)
+            offset, number = self.text_bytes + length + done, documents + len(starts)
+            self.begun.append(Begin(offset, self.documents + number, source.path))
+            starts.append(done)
+            done += len(text)
+            self._finished_bytes += len(text)
+            self._remaining.pop()
+            if self._ahead:
+                self._ahead.popleft()
+        if not starts:
+            return None
+        self._open_ahead()
+        self._ended = not self._remaining
+        return Piece(view[:done], np.array(starts, np.int64), closed=True)
 
     def upcoming(self, least: int, most: int) -> FileBytes | None:
         """Return the next bytes of the text unread, `least` to `most`.

@@ -19,6 +19,7 @@ import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from llmgpu.errors import InputError
@@ -107,11 +108,16 @@ def format_of(source: Source) -> type[DocumentFile] | None:
     """Return the format in FORMATS that a file is of; None if it is text."""
     if source.format != AUTO:
         return FORMATS.get(f".{source.format}")
-    name = source.path.lower()
+    endings = source.path.lower().rsplit(".", 2)[1:]
+    return _format_by_ending(".".join(["", *endings]), source.compression)
+
+
+@lru_cache  # there may be many files, which have few endings
+def _format_by_ending(name: str, compression: str) -> type[DocumentFile] | None:
     for suffix, file_type in FORMATS.items():
         if name.endswith(suffix):
             return file_type
-        if file_type.may_be_compressed and name.removesuffix(source.compression).endswith(suffix):
+        if file_type.may_be_compressed and name.removesuffix(compression).endswith(suffix):
             return file_type
     return None
 
