@@ -70,7 +70,7 @@ OPTION_NAMES = {  # ours, and what others call it
 }
 _NEAR = 0.8  # of 1: an option that is spelled otherwise by a letter or two
 _NOT_HERE = {  # what others have, and what there is in place of it
-    "csv": "--json prints the same numbers",
+    "csv": "--json prints the same numbers, of which jq makes CSV (see the guide: Counting)",
     "dropout": "there is no dropout; --weight-decay regularizes",
     "greedy": "--temperature 0 takes the likeliest token",
     "num-return-sequences": "repeat the line in --prompts: each has a seed of its own",
