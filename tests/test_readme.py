@@ -220,6 +220,14 @@ def test_rates_of_large_texts_are_those_of_the_recorded_runs() -> None:
     assert {tuple(row) for row in table_rows(6)} == {large_text_row(r) for r in results}
 
 
+def test_whole_commands_are_those_recorded() -> None:
+    record = json.loads((RECORDED / "commands" / "nvidia-h200.json").read_text(encoding="utf-8"))
+    assert table_rows(2) == [
+        [f"{result['what']}: {result['engine']}", f"{result['seconds']['median']:.3f}"]
+        for result in record["results"]
+    ]
+
+
 def test_start_up_is_that_of_the_recorded_runs() -> None:
     record = json.loads((RECORDED / "startup" / "nvidia-h200.json").read_text(encoding="utf-8"))
     assert table_rows(8) == [startup_row(result) for result in record["results"]]
