@@ -111,7 +111,7 @@ def cli() -> None:
     """Train BPE tokenizers and small language models, with or without a GPU.
 
     \b
-    Example:
+    Examples:
       llmgpu bpe-train corpus.txt -o v.bin --vocab-size 8192
       llmgpu tokenize --vocab v.bin corpus.txt | head -1
       llmgpu tokenize --vocab v.bin corpus.txt | llmgpu tokenize --vocab v.bin --decode

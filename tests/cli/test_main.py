@@ -64,7 +64,7 @@ def imported_by(arguments: list[str], folder: Path | None = None) -> set[str]:
 def test_every_command_has_help_with_an_example(llmgpu: Run, name: str) -> None:
     done = llmgpu(name, "--help")
     assert done.returncode == 0
-    assert f"llmgpu {name}" in done.stdout.decode().split("Example:")[1]
+    assert f"llmgpu {name}" in done.stdout.decode().split("Example")[1]
 
 
 def test_version(llmgpu: Run) -> None:

@@ -117,7 +117,7 @@ def bench(**options: Any) -> None:
     threshold. Results from another machine or with other sizes are listed but not compared.
 
     \b
-    Example:
+    Examples:
       llmgpu bench --quick
       llmgpu bench tokenize --device gpu --corpus text.txt --limit 1GB -o results.json
       llmgpu bench tokenize --vocab cl100k --corpus text.txt

@@ -127,7 +127,7 @@ def bpe_train(**options: Any) -> None:
     """Train a byte-level BPE vocabulary on CORPUS: files, folders, globs, or a pipe.
 
     \b
-    Example:
+    Examples:
       llmgpu bpe-train corpus.txt -o v.bin --vocab-size 8192
       zcat corpus.txt.gz | llmgpu bpe-train --special-token '<|endoftext|>'
       llmgpu bpe-train 'data/*.jsonl' --text-field body --limit 100MB --device cpu

@@ -28,7 +28,7 @@ def compare_vocabs(**options: Any) -> None:
     Each VOCAB is anything that --vocab takes in other commands.
 
     \b
-    Example:
+    Examples:
       llmgpu compare-vocabs v.bin cl100k
       llmgpu compare-vocabs old.bin new.bin --on data --json
     """

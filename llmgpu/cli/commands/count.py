@@ -70,7 +70,7 @@ def count(**options: Any) -> None:
     """Count the tokens of files, folders or globs, or of a pipe: wc for tokens.
 
     \b
-    Example:
+    Examples:
       llmgpu count --vocab v.bin corpus.txt
       llmgpu count --vocab cl100k --vocab o200k src --per folder --sort tokens
       llmgpu count --vocab v.bin corpus.jsonl --per document

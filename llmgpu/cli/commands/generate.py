@@ -104,7 +104,7 @@ def generate(**options: Any) -> None:
     tokens is written once it is complete.
 
     \b
-    Example:
+    Examples:
       llmgpu generate run --prompt 'Once upon a time'
       llmgpu generate run --prompt 'Once upon a time' --temperature 0 --max-new-tokens 50
       echo 'Once upon a time' | llmgpu generate run -n 50

@@ -52,7 +52,7 @@ def info(**options: Any) -> None:
     folder, a file of word counts, a token file or a manifest of shards.
 
     \b
-    Example:
+    Examples:
       llmgpu info
       llmgpu info v.bin
       llmgpu info cl100k --tokens --search '(?i)^ ?the' --first 20

@@ -62,7 +62,7 @@ def import_vocabulary(**options: Any) -> None:
     an encoding that tiktoken has downloaded: cl100k, o200k, gpt2 or p50k.
 
     \b
-    Example:
+    Examples:
       llmgpu import cl100k_base.tiktoken -o cl100k.bin
       llmgpu import own.tiktoken --pattern gpt2 --special-token '<|end|>=50256'
       llmgpu import tokenizer.json
@@ -109,7 +109,7 @@ def export_vocabulary(**options: Any) -> None:
     file then contains the model, too.
 
     \b
-    Example:
+    Examples:
       llmgpu export v.bin --to huggingface -o tokenizer.json
       llmgpu export v.bin --to huggingface -o folder/
       llmgpu export v.bin --to tiktoken -o v.tiktoken

@@ -54,7 +54,7 @@ def merge_word_counts(**options: Any) -> None:
     Memory use does not grow with the number of words; a temporary file is as large as the result.
 
     \b
-    Example:
+    Examples:
       llmgpu merge-word-counts 1-of-2.counts 2-of-2.counts -o all.counts
       llmgpu merge-word-counts web.counts code.counts --weight code.counts=3 -o mix.counts
     """

@@ -42,7 +42,7 @@ def run(**options: Any) -> None:
     merge-shards or merge-word-counts.
 
     \b
-    Example:
+    Examples:
       llmgpu run --ray local:2 -- tokenize --vocab v.bin data -o t.bin --shard-tokens 100M
       llmgpu run --ray auto --parts 64 -- bpe-train data -o v.bin --vocab-size 32768
     """

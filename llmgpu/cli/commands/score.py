@@ -36,7 +36,7 @@ def score(**options: Any) -> None:
     perplexity and bits per byte. The totals go to stderr.
 
     \b
-    Example:
+    Examples:
       llmgpu score run held-out.txt
       llmgpu score SmolLM2-135M 'data/*.jsonl' --window 1024 --stride 256 > scores.jsonl
     """

@@ -139,7 +139,7 @@ def tokenize(**options: Any) -> None:
     """Tokenize files, folders or globs; reads stdin by default. Each file is a document.
 
     \b
-    Example:
+    Examples:
       llmgpu tokenize --vocab v.bin corpus.txt -o corpus.bin
       llmgpu tokenize --vocab v.bin 'data/*.jsonl' -o o.bin --shard-tokens 100M
       llmgpu tokenize --vocab v.bin docs.jsonl -o train.bin --split val=0.01

@@ -207,7 +207,7 @@ def train(**options: Any) -> None:
     options (options.toml) that --resume reads.
 
     \b
-    Example:
+    Examples:
       llmgpu train --vocab v.bin corpus.txt -o run
       llmgpu train --vocab v.bin tokens.json -o run --preset small --steps 5000
       llmgpu train -o run --resume
