@@ -233,9 +233,15 @@ class ShardWriter(TokenSink):
             self._lock.remove()
 
     def _count_bytes(self, ids: NDArray[np.uint32]) -> int:
-        """Return how many bytes of text ids stand for."""
-        blocks = (ids[k : k + _BLOCK_IDS] for k in range(0, len(ids), _BLOCK_IDS))
-        return sum(int(self._spans[block].sum()) for block in blocks)
+        """Return how many bytes of text ids, which are those of tokens, stand for."""
+        memory = np.empty(min(len(ids), _BLOCK_IDS), self._spans.dtype)
+        count = 0
+        for begin in range(0, len(ids), _BLOCK_IDS):
+            block = ids[begin : begin + _BLOCK_IDS]
+            # "clip" takes half the time of checking ids, and there is nothing to clip.
+            lengths = np.take(self._spans, block, out=memory[: len(block)], mode="clip")
+            count += int(lengths.sum())
+        return count
 
     def _put(self, piece: PreparedSlice) -> None:
         """Write ids that fit into the current shard; content: their bytes."""
