@@ -224,7 +224,8 @@ def _token_files(inputs: Sources) -> list[str] | None:
     if texts:
         tokens = next(path for path in found if path not in texts)
         raise InputError(
-            f"{tokens} holds tokens and {texts[0]} is text: name token files only, or texts only"
+            f"{tokens} holds tokens and {texts[0]} is text: name files of one kind, or give each "
+            "its share with --weights"
         )
     once: dict[str, str] = {}
     for file in (file for files in named for file in files or ()):

@@ -66,6 +66,7 @@ class RunFolder(Closing):
 
 
 def _remove(path: Path, kept: Collection[Path]) -> None:
+    """Remove a file or a folder, but not the files of folders in `kept`."""
     if not path.is_dir() or path.is_symlink():
         path.unlink()
     elif path not in kept and not any(path in each.parents for each in kept):

@@ -80,6 +80,17 @@ def test_a_folder_with_a_run(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["run.lock"]
 
 
+def test_folders_in_use_keep_their_files_but_not_other_folders(tmp_path: Path) -> None:
+    files = {name: tmp_path / "run/tokens" / name for name in ("own", "0/of", "1/of", "1/deep/of")}
+    with open_run_folder(tmp_path / "run") as folder:
+        for kept, left in (("", {"own"}), ("1", {"1/of"}), ("0", {"0/of"})):
+            for path in files.values():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+            folder.remove(["tok*"], {folder.tokens / kept})
+            assert {name for name, path in files.items() if path.exists()} == left
+
+
 def test_tokens_of_a_run_that_did_not_begin_are_left_to_the_next(tmp_path: Path) -> None:
     with open_run_folder(tmp_path) as folder:
         folder.tokens.mkdir()
