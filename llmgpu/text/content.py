@@ -14,13 +14,13 @@ import codecs
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 
 from llmgpu.errors import InputError
-from llmgpu.input_files import listed, number_of, source_name
+from llmgpu.input_files import source_name
 from llmgpu.outputs import binary_kind
 
 HEAD_BYTES = 4096
@@ -36,6 +36,12 @@ _COMPRESSED = {  # how files begin, by suffixes in `llmgpu.text.compressions.COM
 _TAR = slice(257, 262), b"ustar"
 _WIDE = {b"\xff\xfe": "<u2", b"\xfe\xff": ">u2"}  # byte order marks of UTF-16
 _PACKED = ("an archive of tar", "a compressed file")
+NOTES = (  # on files with zero bytes, with a byte order mark and with lines of JSON
+    "NUL bytes in {}, which may not be text; --exclude GLOB skips files",
+    "a byte order mark (3 bytes) at the start of {} was kept as text",
+    "{}: read as plain text, but looks like JSON Lines: --input-format jsonl reads the field named "
+    "by --text-field",
+)
 _PARQUET = "a Parquet file"  # see `llmgpu.outputs`
 _CONTROL = bytes(code for code in range(32) if code not in b"\a\b\t\n\v\f\r\x1b")
 _OBJECT = re.compile(rb'\s*\{\s*"')
@@ -126,29 +132,6 @@ def check_text(head: bytes, name: str) -> None:
             todo = ["name the file, which can't be read from a pipe"]
         advice = ", ".join([*todo, f"or {AS_BYTES}"] if todo else [AS_BYTES])
         raise InputError(f"{name} is {kind}: {advice}")
-
-
-def note_of_zeros(names: Sequence[str]) -> str:
-    """Return what to tell of files that have zero bytes."""
-    return f"NUL bytes in {listed(names)}, which may not be text; --exclude GLOB skips files"
-
-
-def note_of_marks(names: Sequence[str]) -> str:
-    """Return what to tell of files that begin with a byte order mark."""
-    return f"a byte order mark (3 bytes) at the start of {listed(names)} was kept as text"
-
-
-def note_of_jsonl(names: Sequence[str]) -> str:
-    """Return what to tell of files of JSON Lines that were read as text."""
-    return (
-        f"{listed(names)}: read as plain text, but looks like JSON Lines: --input-format jsonl "
-        "reads the field named by --text-field"
-    )
-
-
-def note_of_binaries(names: Sequence[str]) -> str:
-    """Return what to tell of files that were left out because they are not text."""
-    return f"{number_of(len(names), 'binary file')} skipped: {listed(names)}"
 
 
 def looks_like_jsonl(head: bytes, least: int) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError
-from llmgpu.input_files import source_name
+from llmgpu.input_files import listed, source_name
 from llmgpu.text.chat import Chat, ChatFile, ChatTable
-from llmgpu.text.content import note_of_jsonl, note_of_marks, note_of_zeros
+from llmgpu.text.content import NOTES
 from llmgpu.text.direct_reader import DirectReader, small_text
 from llmgpu.text.documents import NO_TEXT, DocumentSplitter, InputPolicy, Piece, PieceReader
 from llmgpu.text.jsonl import JsonlFile
@@ -148,11 +148,7 @@ class Corpus(Closing):
         self._reader: _Reader | None = None
         self._finished_bytes = 0
         self._finished_null_rows = 0
-        self._told: dict[Callable[[Sequence[str]], str], list[str]] = {
-            note_of_zeros: [],
-            note_of_marks: [],
-            note_of_jsonl: [],
-        }
+        self._told: dict[str, list[str]] = {note: [] for note in NOTES}
         self._closed = True
         self._ended = not self._remaining
         self._most_ahead = files_ahead()
@@ -167,7 +163,7 @@ class Corpus(Closing):
     @property
     def notes(self) -> list[str]:
         """What is to be told of what was read so far."""
-        told = [tell(names) for tell, names in self._told.items() if names]
+        told = [note.format(listed(names)) for note, names in self._told.items() if names]
         return [*self.sources.notes, *told, *self._policy.notes]
 
     @property

@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from llmgpu.errors import InputError
-from llmgpu.input_files import input_errors, listed, quote, read_head
+from llmgpu.input_files import input_errors, listed, number_of, quote, read_head
 from llmgpu.outputs import TOKEN_FILE, kind_of
 from llmgpu.text.compressions import COMPRESSIONS
 from llmgpu.text.content import (
@@ -32,7 +32,6 @@ from llmgpu.text.content import (
     binary_format,
     check_text,
     has_zero_bytes,
-    note_of_binaries,
 )
 from llmgpu.text.folders import is_excluded, walk_folder
 from llmgpu.text.jsonl import JsonlFile, find_field, parse_json_object
@@ -163,8 +162,9 @@ class _Found:
 
     def resolved(self) -> Sources:
         """Return them all."""
-        notes = [note_of_binaries(self.binaries)] if self.binaries else []
-        return Sources(self.sources, self._left_out, (*self._notes, *notes))
+        skipped = f"{number_of(len(self.binaries), 'binary file')} skipped: {listed(self.binaries)}"
+        notes = [*self._notes, *([skipped] if self.binaries else [])]
+        return Sources(self.sources, self._left_out, tuple(notes))
 
     def add_remote(self, name: str) -> None:
         """Add the files that a URL stands for."""
