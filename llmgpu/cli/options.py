@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from llmgpu import backend
-from llmgpu.cli.values import TEXT, THREADS, ByteSize, PartNumber, PatternExpression, PatternName
+from llmgpu.cli.values import BYTE_SIZE, PART, TEXT, THREADS, PatternExpression, PatternName
 from llmgpu.errors import InputError
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ device_option = click.option(
 )
 part_option = click.option(
     "--part",
-    type=PartNumber(),
+    type=PART,
     metavar="I/N|auto",
     help="Process part I of N; finished parts are skipped. %P in the output name is replaced by "
     "the part. auto: read I and N from the variables of a Slurm array, of a Kubernetes indexed "
@@ -216,7 +216,7 @@ def _limit_regex(context: click.Context, parameter: click.Parameter, seconds: fl
 corpus_options = option_group(
     click.option(
         "--limit",
-        type=ByteSize(),
+        type=BYTE_SIZE,
         metavar="SIZE",
         help="Read at most this much text: 4096, 100MB, 2GiB.",
     ),

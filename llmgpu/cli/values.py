@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -17,92 +18,115 @@ from llmgpu.input_files import quote
 if TYPE_CHECKING:
     from llmgpu.text.parts import Part
 
+Value = TypeVar("Value")
 _THOUSANDS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-
-
-class Text(click.ParamType[str]):
-    """A text; the system may pass bytes that are none."""
-
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text; refuse bytes that are not UTF-8."""
-        text = str(value)
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            self.fail(f"{quote(text)} is not valid UTF-8", param, ctx)
-        return text
-
-
-TEXT = Text()
+_SIZES = {"": 1, "K": 1000, "KI": 1024, "M": 10**6}
 THREADS = click.IntRange(min=1, max=1024)
 
 
-class Amount(click.ParamType[int]):
-    """A number with a unit, rounded down."""
+class Parsed(click.ParamType[Value]):
+    """Values that a function parses; it raises InputError for a text that stands for none."""
 
-    units: dict[str, int]
-    one: str
-    examples: str
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse an amount."""
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_amount(str(value), self.units, self.name, self.one, self.examples)
-        except InputError as error:
-            self.fail(str(error), param, ctx)
-
-
-class ByteSize(Amount):
-    """A number of bytes: 4096, 100MB (powers of 1000), 2GiB (powers of 1024)."""
-
-    name, one, units = "size", "byte", BYTE_UNITS
-    examples = BYTE_EXAMPLES
-
-
-class TokenCount(Amount):
-    """A number of tokens: 4096, 250K, 100M, 1B."""
-
-    name, one, units = "number of tokens", "token", _THOUSANDS
-    examples = "4096, 100M or 1B"
-
-
-class Count(Amount):
-    """How many of something: 500, 8k, 1Ki."""
-
-    name, one, units = "number", "", {"": 1, "K": 1000, "KI": 1024, "M": 10**6}
-    examples = "500, 8k or 1Ki"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return what stands for the number in --help."""
-        return "N"
-
-
-class Percentage(click.ParamType[float]):
-    """A share of 0 or more: 10%, or 10 for the same."""
-
-    name = "percentage"
+    def __init__(
+        self, name: str, parse: Callable[[str], Value], metavar: str | None = None
+    ) -> None:
+        """Take the function; name, metavar: what messages and --help call a value."""
+        self.name, self.parse, self._metavar = name, parse, metavar
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Parse a percentage, into a part of one."""
-        if isinstance(value, float):
-            return value
+    ) -> Value:
+        """Parse a text; a default is what it is."""
+        if not isinstance(value, str):
+            return value  # type: ignore[no-any-return]
         try:
-            percent = float(str(value).strip().removesuffix("%"))
-        except ValueError:
-            percent = math.nan
-        if not 0 <= percent < math.inf:
-            shown = quote(str(value))
-            self.fail(f"{shown} is not a percentage of 0 or more; write 10%", param, ctx)
-        return percent / 100
+            return self.parse(value)
+        except InputError as error:
+            self.fail(str(error), param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        """Return what stands for the value in --help."""
+        return self._metavar
 
 
-COUNT = Count()
+def _parse_text(text: str) -> str:
+    """Return a text; the system may pass bytes that are none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{quote(text)} is not valid UTF-8") from None
+    return text
+
+
+def _amounts(
+    name: str, one: str, units: Mapping[str, int], examples: str, metavar: str | None = None
+) -> Parsed[int]:
+    """Return the type of a number with a unit; see `parse_amount`."""
+    how = partial(parse_amount, units=units, name=name, one=one, examples=examples)
+    return Parsed(name, how, metavar)
+
+
+TEXT = Parsed("text", _parse_text)
+BYTE_SIZE = _amounts("size", "byte", BYTE_UNITS, BYTE_EXAMPLES)
+TOKEN_COUNT = _amounts("number of tokens", "token", _THOUSANDS, "4096, 100M or 1B")
+COUNT = _amounts("number", "", _SIZES, "500, 8k or 1Ki", "N")
+VOCABULARY_SIZE = _amounts("vocabulary size", "id", _SIZES, "32768, 50k or 32Ki")
+
+
+def _parse_percentage(text: str) -> float:
+    """Return a share of 0 or more: 0.1 for 10%, or 10."""
+    try:
+        percent = float(text.strip().removesuffix("%"))
+    except ValueError:
+        percent = math.nan
+    if not 0 <= percent < math.inf:
+        raise InputError(f"{quote(text)} is not a percentage of 0 or more; write 10%")
+    return percent / 100
+
+
+def _parse_share(text: str) -> tuple[str, float]:
+    """Return a part's name and its share: val=0.01, or val=1%."""
+    form = r"([A-Za-z][A-Za-z0-9_-]*)=([0-9]{0,9}\.?[0-9]{0,18})(%?)"
+    match = re.fullmatch(form, text)
+    share = float(match[2]) / (100 if match[3] else 1) if match and match[2].strip(".") else 0.0
+    if match is None or not 0 < share < 1:
+        raise InputError(f"{quote(text)} is not a name and a share below 1; write val=0.01")
+    return match[1], share
+
+
+def _parse_special_token(text: str) -> tuple[str, int]:
+    """Return a special token's text and id: <|end|>=50256. The last = counts."""
+    token, _, number = _parse_text(text).rpartition("=")
+    if not token or not re.fullmatch(r"[0-9]{1,10}", number):
+        raise InputError(f"{quote(text)} is not a text and an id; write '<|end|>=50256'")
+    return token, int(number)
+
+
+def _parse_file_weight(text: str) -> tuple[str, int]:
+    """Return a file and how many times it counts: code.counts=3. The last = counts."""
+    file, _, number = text.rpartition("=")
+    if not file or not re.fullmatch(r"0*[1-9][0-9]{0,8}", number):
+        raise InputError(f"{quote(text)} is not a file and a number; write code.counts=3")
+    return file, int(number)
+
+
+def _parse_part(text: str) -> Part | str:
+    """Return a part of the work: I/N, or auto."""
+    from llmgpu.text.parts import Part
+
+    if text == "auto":
+        return text
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if found is None:
+        raise InputError(f"{quote(text)} is not a part: use I/N, such as 3/8, or auto")
+    return Part(int(found[1]), int(found[2]))
+
+
+PERCENTAGE = Parsed("percentage", _parse_percentage)
+SHARE = Parsed("share", _parse_share)
+SPECIAL_TOKEN = Parsed("special token", _parse_special_token)
+FILE_WEIGHT = Parsed("file weight", _parse_file_weight)
+PART = Parsed("part", _parse_part)
 
 
 class PatternName(click.Choice[str]):
@@ -141,90 +165,21 @@ class PatternExpression(click.ParamType[str]):
         return get_pattern(value).expression
 
 
-class VocabularySize(Amount):
-    """A number of ids: 8192, 50k (powers of 1000), 8Ki (powers of 1024)."""
+class VocabularySizes(Parsed[tuple[int, ...]]):
+    """One size of a vocabulary, or several with commas between them: 8192,32Ki."""
 
-    name, one, units = "vocabulary size", "id", {"": 1, "K": 1000, "KI": 1024, "M": 10**6}
-    examples = "32768, 50k or 32Ki"
+    def __init__(self) -> None:
+        """Take nothing."""
+        super().__init__("sizes", self._parse_all)
 
-
-class VocabularySizes(click.ParamType[tuple[int, ...]]):
-    """One `VocabularySize`, or several with commas between them: 8192,32Ki."""
-
-    name = "sizes"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """Parse the sizes, and return them ascending."""
-        if isinstance(value, (tuple, list)):
-            return tuple(value)
-        parts = str(value).split(",")
+    @staticmethod
+    def _parse_all(text: str) -> tuple[int, ...]:
+        """Return the sizes, ascending."""
+        parts = text.split(",")
         if len(parts) > 1 and "" in map(str.strip, parts):
-            shown = quote(str(value))
-            self.fail(f"{shown} is not a vocabulary size; write 32768, or 8192,32768", param, ctx)
-        return tuple(sorted({VocabularySize().convert(part, param, ctx) for part in parts}))
+            raise InputError(f"{quote(text)} is not a vocabulary size; write 32768, or 8192,32768")
+        return tuple(sorted({VOCABULARY_SIZE.parse(part) for part in parts}))
 
     def spell(self, value: Sequence[int]) -> str:
         """Return sizes as they are given; see `llmgpu.cli.option_files.Spelled`."""
         return ",".join(map(str, value))
-
-
-class Share(click.ParamType[tuple[str, float]]):
-    """A part's name and its share: val=0.01, or val=1%."""
-
-    name = "share"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, float]:
-        """Parse the name and the share."""
-        if isinstance(value, tuple):
-            return value
-        form = r"([A-Za-z][A-Za-z0-9_-]*)=([0-9]{0,9}\.?[0-9]{0,18})(%?)"
-        match = re.fullmatch(form, str(value))
-        share = float(match[2]) / (100 if match[3] else 1) if match and match[2].strip(".") else 0.0
-        if match is None or not 0 < share < 1:
-            shown = quote(str(value))
-            self.fail(f"{shown} is not a name and a share below 1; write val=0.01", param, ctx)
-        return match[1], share
-
-
-class SpecialToken(click.ParamType[tuple[str, int]]):
-    """A special token's text and id: <|end|>=50256. The last = counts."""
-
-    name = "special token"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        """Parse the text and the id."""
-        if isinstance(value, tuple):
-            return value
-        text, _, number = TEXT.convert(value, param, ctx).rpartition("=")
-        if not text or not re.fullmatch(r"[0-9]{1,10}", number):
-            shown = quote(str(value))
-            self.fail(f"{shown} is not a text and an id; write '<|end|>=50256'", param, ctx)
-        return text, int(number)
-
-
-class PartNumber(click.ParamType["Part | str"]):
-    """A part of the work: I/N, or auto."""
-
-    name = "part"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Part | str:
-        """Take two numbers apart."""
-        from llmgpu.text.parts import Part
-
-        if value == "auto" or isinstance(value, Part):
-            return value  # type: ignore[no-any-return]
-        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", value)
-        if found is None:
-            self.fail(f"{quote(value)} is not a part: use I/N, such as 3/8, or auto", param, ctx)
-        try:
-            return Part(int(found[1]), int(found[2]))
-        except InputError as error:
-            self.fail(str(error), param, ctx)

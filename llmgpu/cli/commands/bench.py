@@ -11,7 +11,7 @@ from llmgpu.bench.report.compare import DEFAULT_THRESHOLD
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary import MATCH_RULES
 from llmgpu.cli.options import force_option, output_options
-from llmgpu.cli.values import ByteSize, Percentage, VocabularySize
+from llmgpu.cli.values import BYTE_SIZE, PERCENTAGE, VOCABULARY_SIZE
 
 
 @click.command()
@@ -37,11 +37,11 @@ from llmgpu.cli.values import ByteSize, Percentage, VocabularySize
     '"generated" makes text of any size with a realistic number of distinct words. Repeatable.',
 )
 @click.option(
-    "--limit", type=ByteSize(), metavar="SIZE", help="Use at most this much text.  [default: 20MB]"
+    "--limit", type=BYTE_SIZE, metavar="SIZE", help="Use at most this much text.  [default: 20MB]"
 )
 @click.option(
     "--vocab-size",
-    type=VocabularySize(),
+    type=VOCABULARY_SIZE,
     metavar="N",
     help=f"Size to train to.  [default: {DEFAULT_VOCAB_SIZE}]",
 )
@@ -95,7 +95,7 @@ from llmgpu.cli.values import ByteSize, Percentage, VocabularySize
 )
 @click.option(
     "--threshold",
-    type=Percentage(),
+    type=PERCENTAGE,
     default=DEFAULT_THRESHOLD,
     metavar="PERCENT",
     help="Largest slowdown of a median that --compare accepts.  [default: 10%]",

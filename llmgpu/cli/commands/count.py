@@ -18,7 +18,7 @@ from llmgpu.cli.options import (
     special_options,
 )
 from llmgpu.cli.source_options import source_options
-from llmgpu.cli.values import TokenCount
+from llmgpu.cli.values import TOKEN_COUNT
 
 
 @click.command()
@@ -48,13 +48,13 @@ from llmgpu.cli.values import TokenCount
 )
 @click.option(
     "--budget",
-    type=TokenCount(),
+    type=TOKEN_COUNT,
     metavar="N",
     help="Exit with code 3 if there are more than N tokens in total (50K, 2M).",
 )
 @click.option(
     "--budget-per-file",
-    type=TokenCount(),
+    type=TOKEN_COUNT,
     metavar="N",
     help="Exit with code 3 if a file has more than N tokens.",
 )

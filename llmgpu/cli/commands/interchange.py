@@ -14,7 +14,7 @@ from llmgpu.cli.options import (
     pattern_options,
     vocabulary_output_option,
 )
-from llmgpu.cli.values import SpecialToken
+from llmgpu.cli.values import SPECIAL_TOKEN
 
 
 class FormatName(click.Choice[str]):
@@ -46,7 +46,7 @@ class FormatName(click.Choice[str]):
 @click.option(
     "--special-token",
     "special_tokens",
-    type=SpecialToken(),
+    type=SPECIAL_TOKEN,
     multiple=True,
     metavar="TEXT=ID",
     help="Add a special token missing from the file. Repeatable.",

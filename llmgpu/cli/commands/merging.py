@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import click
 
 from llmgpu.cli.options import force_option, output_options
-from llmgpu.input_files import quote
-
-
-class FileWeight(click.ParamType[tuple[str, int]]):
-    """A file and how many times it counts: code.counts=3. The last = counts."""
-
-    name = "file weight"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        """Parse the name and the number."""
-        if isinstance(value, tuple):
-            return value
-        file, _, number = str(value).rpartition("=")
-        if not file or not re.fullmatch(r"0*[1-9][0-9]{0,8}", number):
-            shown = quote(str(value))
-            self.fail(f"{shown} is not a file and a number; write code.counts=3", param, ctx)
-        return file, int(number)
+from llmgpu.cli.values import FILE_WEIGHT
 
 
 @click.command("merge-word-counts")
@@ -41,7 +22,7 @@ class FileWeight(click.ParamType[tuple[str, int]]):
 @click.option(
     "--weight",
     "weights",
-    type=FileWeight(),
+    type=FILE_WEIGHT,
     multiple=True,
     metavar="COUNTS=N",
     help="Count this file N times. Repeatable.",

@@ -21,7 +21,7 @@ from llmgpu.cli.options import (
     vocab_option,
 )
 from llmgpu.cli.source_options import source_options
-from llmgpu.cli.values import Share, TokenCount
+from llmgpu.cli.values import SHARE, TOKEN_COUNT
 from llmgpu.tokens.formats import FORMATS, SHOWN, describe_formats
 from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 
@@ -66,14 +66,14 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 )
 @click.option(
     "--shard-tokens",
-    type=TokenCount(),
+    type=TOKEN_COUNT,
     metavar="N",
     help="Write shards of N tokens (100M, 1B): OUT-000000.bin, OUT-000001.bin, ..., and the "
     "manifest OUT.json.",
 )
 @click.option(
     "--split",
-    type=Share(),
+    type=SHARE,
     multiple=True,
     metavar="NAME=SHARE",
     help="Write a random share of the documents to a separate file: val=0.01 puts 1% of them into "
@@ -89,7 +89,7 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 )
 @click.option(
     "--chunk-tokens",
-    type=TokenCount(),
+    type=TOKEN_COUNT,
     metavar="N",
     help="Cut documents into chunks of N tokens; each chunk becomes a document.",
 )
@@ -116,7 +116,7 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 )
 @click.option(
     "--max-tokens",
-    type=TokenCount(),
+    type=TOKEN_COUNT,
     metavar="N",
     help="Stop after N tokens (4096, 100M), even in the middle of a document.",
 )
