@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -129,12 +129,26 @@ FILE_WEIGHT = Parsed("file weight", _parse_file_weight)
 PART = Parsed("part", _parse_part)
 
 
-class PatternName(click.Choice[str]):
-    """The name of a pattern, or another name that it goes by."""
+class Aliased(click.Choice[str]):
+    """One of some names, or another name that it goes by."""
+
+    def __init__(self, names: Iterable[str], aliases: Mapping[str, str]) -> None:
+        """Take all names there are."""
+        super().__init__([*names, *aliases])
+        self._aliases = aliases
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name that an alias stands for."""
+        name = super().convert(value, param, ctx)
+        return self._aliases.get(name, name)
+
+
+class PatternName(Aliased):
+    """The name of a pattern; one of an encoding leads to its pattern."""
 
     def __init__(self) -> None:
-        """Take all names there are."""
-        super().__init__([*PATTERNS, *ALIASES])
+        """Take all patterns."""
+        super().__init__(PATTERNS, ALIASES)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the pattern's own name."""
@@ -143,8 +157,7 @@ class PatternName(click.Choice[str]):
 
             if pattern := pattern_of(str(value)):
                 self.fail(f"{quote(value)} is not a pattern; its pattern is {pattern}", param, ctx)
-        name = super().convert(value, param, ctx)
-        return ALIASES.get(name, name)
+        return super().convert(value, param, ctx)
 
 
 class PatternExpression(click.ParamType[str]):

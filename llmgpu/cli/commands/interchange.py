@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -14,20 +13,7 @@ from llmgpu.cli.options import (
     pattern_options,
     vocabulary_output_option,
 )
-from llmgpu.cli.values import SPECIAL_TOKEN
-
-
-class FormatName(click.Choice[str]):
-    """The name of a format, or another name that it goes by."""
-
-    def __init__(self, formats: Iterable[str]) -> None:
-        """Take the names of some formats."""
-        super().__init__([*formats, *ALIASES])
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the format's own name."""
-        name = super().convert(value, param, ctx)
-        return ALIASES.get(name, name)
+from llmgpu.cli.values import SPECIAL_TOKEN, Aliased
 
 
 @click.command("import")
@@ -36,7 +22,7 @@ class FormatName(click.Choice[str]):
 @click.option(
     "--from",
     "format_name",
-    type=FormatName(READERS),
+    type=Aliased(READERS, ALIASES),
     help=f"Input format: {READERS.describe()}.  [default: detected]",
 )
 @pattern_options(
@@ -79,7 +65,7 @@ def import_vocabulary(**options: Any) -> None:
 @click.option(
     "--to",
     "format_name",
-    type=FormatName(WRITERS),
+    type=Aliased(WRITERS, ALIASES),
     help=f"Output format: {WRITERS.describe()}.  [default: by the extension of -o: .json, "
     ".tiktoken or .gguf; huggingface if it ends in /]",
 )
