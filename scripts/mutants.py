@@ -36,7 +36,7 @@ _MERGING = (
 )
 _SHARDS = "tokens/test_layouts.py tokens/test_shards.py"
 _ALONE = (
-    "bpe/words/number_words.py bpe/encoding/encoder_shared.py bpe/encoding/special_encoding.py "
+    "bpe/words/number_words.py bpe/encoding/encoder_shared.py "
     "bpe/training/batched_numpy.py bpe/training/merge_host.py bpe/training/scanned_words.py "
     "bpe/vocabulary/trie.py bpe/vocabulary/recovery.py bpe/interchange/gguf.py "
     "bpe/interchange/tekken.py bpe/interchange/tiktoken.py tokens/shards.py text/remote.py "
@@ -53,6 +53,7 @@ TESTS = {
     "bpe/encoding/matching.py": "bpe/encoding/test_encoder_numpy.py",
     "bpe/encoding/encoder_numpy.py": _ENCODING,
     "bpe/encoding/long_words.py": _ENCODING,
+    "bpe/encoding/special_encoding.py": "bpe/interchange/test_huggingface.py",
     "bpe/encoding/special_search.py": "bpe/encoding/test_special_encoding.py",
     "bpe/plain/greedy_matching.py": "bpe/encoding/test_encoder_numpy.py",
     "bpe/pretokens/expressions.py": _PRETOKENS,

@@ -102,9 +102,13 @@ class Recorder:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Record which functions of the package are called, in threads, too."""
         called: set[CodeType] = set()
+        depth = 0  # of imports, which are made in the first test that needs them
 
         def record(frame: FrameType, event: str, _: object) -> None:
-            if event == "call":
+            nonlocal depth
+            imports = frame.f_code.co_name == "_find_and_load"  # of importlib
+            depth += imports * ((event == "call") - (event == "return"))
+            if event == "call" and depth == 0:
                 called.add(frame.f_code)
 
         self._started = False
@@ -137,7 +141,7 @@ def needs_device(item: pytest.Item) -> bool:
 def function_name(code: CodeType) -> str:
     """Return how `Mutant.function` names a function; empty where nothing is changed in it."""
     path = os.path.relpath(code.co_filename) if code.co_filename.startswith(os.getcwd()) else ""
-    if path.startswith(ENGINE) and code.co_name in ("library", "_load", "load", "describe"):
+    if path.startswith(ENGINE) and code.co_name in ("_load", "load", "describe"):
         return ""
     return f"{path}:{code.co_firstlineno}:" if path.startswith("llmgpu/") else ""
 

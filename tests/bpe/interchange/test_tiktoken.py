@@ -277,6 +277,9 @@ class TestNotExported:
         ]
         kept = f"the pattern and 0 special tokens are in {tmp_path / 'r'}.json, not in the ranks"
         assert notes[0] == kept
+        surrounded = dataclasses.replace(made_before, prefix_ids=(65,))
+        tiktoken.write(surrounded, tmp_path / "t", note=notes.append)
+        assert "can't hold the tokens that --add-special-tokens adds" in notes[-1]
 
     def test_a_token_that_no_merge_makes(self, tmp_path: Path) -> None:
         unfit = by_merges([b"ab", b"abcd"], [[97, 98, 256]])

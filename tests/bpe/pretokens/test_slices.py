@@ -99,14 +99,15 @@ def test_starts_are_conserved(
     assert found == expected.tolist()
 
 
-@given(DOCUMENTS, st.integers(0, 12), st.integers(1, 60))
+@given(DOCUMENTS, st.integers(0, 12), st.integers(1, 60), st.sampled_from([1, 3, 100]))
 def test_cut_anywhere_the_lookahead_follows(
-    documents: list[bytes], lookahead: int, more: int
+    documents: list[bytes], lookahead: int, more: int, most: int
 ) -> None:
     text = b"".join(documents)
     starts = {0, *np.cumsum([len(d) for d in documents]).tolist()}
     offset = 0
-    for piece in read_all(documents, lookahead + more, "none", lookahead):
+    reader = SliceReader(ShortReads(documents, most), "none", lookahead)
+    while (piece := reader.read(np.zeros(lookahead + more + PADDING, np.uint8))) is not None:
         assert piece.text.tobytes() == text[offset : offset + piece.length]
         assert piece.continues == (offset not in starts)
         offset += piece.main_end

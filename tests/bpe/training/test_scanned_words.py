@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tracemalloc
 
 import numpy as np
@@ -55,6 +56,21 @@ def test_the_same_merges(
     assert made.pairs.tolist() == expected.pairs.tolist()
     assert made.counts.tolist() == expected.counts.tolist()
     assert made.symbols == expected.symbols
+
+
+def test_many_words_with_the_first_symbol() -> None:
+    """Pairs with it lose their counts, and are listed, as others are."""
+    options = TrainingOptions(1000, min_frequency=1)
+    for seed in range(60):
+        rng = random.Random(seed)
+        letters = (rng.choices(b"ab!cde", k=rng.randint(2, 9)) for _ in range(60))
+        counts = {bytes(word): rng.randint(1, 9) for word in letters}
+        words = byte_symbols(as_words(counts), byte_ranks("hf"))
+        expected, made = (
+            batched_numpy.train(words, options, merges=40, scans=scans) for scans in (False, True)
+        )
+        assert made.pairs.tolist() == expected.pairs.tolist(), seed
+        assert made.counts.tolist() == expected.counts.tolist(), seed
 
 
 def test_positions_are_kept_until_they_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
