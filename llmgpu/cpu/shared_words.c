@@ -13,6 +13,8 @@
  */
 #include "engine.h"
 
+#include <sched.h>
+
 #define FIRST_SLOTS 4096 /* a quarter stays free for words of 1,024 threads that come at once */
 #define FAST_GROWTH (1 << 18) /* slots up to which a table grows fourfold */
 #define CLAIMED UINT64_C(1)   /* no word has it: its length would be 0 */
@@ -227,8 +229,11 @@ void shared_insert(SharedWords *words, const Word *word, const uint32_t *ids, in
     uint64_t known = (uint64_t)__atomic_load_n(&words->words, __ATOMIC_RELAXED);
     Slot filled;
 
-    if (2 * known > shared_table(words)->mask)
+    if (2 * known > shared_table(words)->mask) {
         grow_table(words);
+        if (__atomic_load_n(&words->is_growing, __ATOMIC_RELAXED))
+            sched_yield(); /* to who grows it, where there are more threads than processors */
+    }
     const SharedSlots *table = shared_table(words);
     if (4 * known > 3 * table->mask || fill_slot(words, &filled, word, ids, count) != 0) {
         __atomic_fetch_add(&words->missed, 1, __ATOMIC_RELAXED);

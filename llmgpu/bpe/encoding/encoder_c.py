@@ -57,7 +57,7 @@ class CpuEncoder(HostEncoder):
     ) -> None:
         """Prepare for encoding with `vocabulary`; see `HostEncoder` and `CSliceEncoder`."""
         self._c_slices = CSliceEncoder(vocabulary, cuts_from, threads, slice_bytes // PARTS)
-        slice_bytes *= max(1, threads // 2)  # of all threads of the engine
+        slice_bytes *= max(1, threads // 4)  # of all threads of the engine
         # One thread reads the next slice while the engine's encode the last.
         super().__init__(vocabulary, self._c_slices, slice_bytes, min(threads, 2))
 

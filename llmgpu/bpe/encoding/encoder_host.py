@@ -31,7 +31,7 @@ from llmgpu.text.corpus import TextSource
 _SPARE_MEMORY = 2  # slices whose ids are being used, beside one for each thread
 _MOST_AHEAD = 4  # slices encoded elsewhere whose ids wait for those of earlier slices
 _FIRST_BYTES = 1 << 16  # of a slice that opens a file, whose others need not be read in turn
-_LARGE = 8  # slices that are one, where only their ids take memory
+_LARGE = 16  # slices that are one, where only their ids take memory
 _PATIENCE_SECONDS = 1.0  # more than it takes to read a slice of a file
 
 
