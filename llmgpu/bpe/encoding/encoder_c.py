@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 class CpuEncoder(HostEncoder):
     """Encodes texts with a vocabulary, one text at a time.
 
-    Memory: that of the words and, for each thread, 8 bytes for each byte of a slice and 24 for
-    each byte of its longest word.
+    Memory: that of the words and, for each thread, up to 10 bytes for each byte of a slice and 24
+    for each byte of its longest word.
     """
 
     def __init__(
