@@ -169,6 +169,7 @@ class Workers:
         self._ahead_of_turn: Allocate | None = None  # allocates in any order of the slices
         self._ahead = 0  # slices encoded elsewhere, with memory for their ids before their turn
         self._ended = False
+        self._is_stopped = False  # nobody takes the ids of slices that were taken
         self._threads: list[threading.Thread] = []
         self._most_threads = threads
         self._helpers: list[Callable[[], None]] = []
@@ -249,7 +250,7 @@ class Workers:
     def stop(self) -> None:
         """Let the threads end, and wait for them unless one waits for text."""
         with self._placing:
-            self._ended = True
+            self._ended = self._is_stopped = True
             self._working.set()
         for _ in range(self._most_threads):
             self._idle.put(None)
@@ -269,7 +270,7 @@ class Workers:
             try:
                 if not self._slices.is_parallel:
                     taken = self.fill(task, taken, memory.text)
-                if taken is None:
+                if taken is None or self._is_stopped:
                     return
                 ids = self._next_place(task, taken.main_end + PADDING)
                 encoded, _ = self._slices.encode(taken, 0, memory.ids if ids is None else ids)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +19,13 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding import encoder, encoder_host
 from llmgpu.bpe.encoding.encoder import RESERVED_FROM, CollectedIds, EncodedSlice, new_ids
+from llmgpu.bpe.encoding.encoder_c import CpuEncoder
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, Task, Workers
 from llmgpu.bpe.encoding.open import open_host_encoder
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cpu.library import library
 from llmgpu.errors import InputError
 from llmgpu.text import streams
 from llmgpu.text.corpus import Corpus, corpus_from_bytes
@@ -80,6 +83,28 @@ def test_threads_end_with_the_text(host_encoder: Callable[..., HostEncoder]) -> 
     next(slices)
     slices.close()  # type: ignore[attr-defined]
     assert threading.active_count() == before
+
+
+@pytest.mark.skipif(library() is None, reason="there is no CPU engine")
+def test_who_stops_waits_for_one_slice_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = CpuEncoder(VOCABULARY, 64, threads=2)
+    encode, begun, proceed = host.slices.encode, queue.SimpleQueue[int](), threading.Event()
+
+    def held(*given: Any) -> Any:
+        begun.put(1)
+        if begun.qsize() > 1:  # while another slice waits for its turn
+            assert proceed.wait(20)
+        return encode(*given)
+
+    monkeypatch.setattr(host.slices, "encode", held)
+    slices = host.encode(corpus_from_bytes(b"some words " * 5000))
+    next(slices)
+    while begun.qsize() < 2:
+        time.sleep(0.01)
+    time.sleep(0.1)  # for the other thread to take a slice
+    threading.Timer(0.1, proceed.set).start()
+    slices.close()  # type: ignore[attr-defined]
+    assert begun.qsize() == 2
 
 
 def test_who_stops_does_not_wait_for_a_pipe() -> None:
