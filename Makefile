@@ -54,6 +54,7 @@ test-dawn: $(ENGINE) ## run the tests of kernels on Dawn instead of wgpu
 
 FUZZ_CASES ?= 100000
 PEER_SHARE ?= 1
+fuzz: export OPENBLAS_NUM_THREADS = 1# whose threads a forked process lacks, and would wait for
 fuzz: $(ENGINE) ## faults at every call, FUZZ_CASES damaged files and options, a million strings
 	$(BIN)/python -m tests.harness.faults
 	$(BIN)/python -m tests.harness.fuzz --cases $(FUZZ_CASES)

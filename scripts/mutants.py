@@ -229,11 +229,14 @@ def mutants(module: str) -> Iterator[Mutant]:
 def functions_by_line(tree: ast.Module) -> dict[int, int]:
     """Return the first line of the innermost function around each line that is inside of one.
 
-    What stands at the head of a function, as defaults do, is computed where it is defined.
+    What stands at the head of a function, as defaults do, is computed where it is defined. What is
+    kept for later calls, as objects may be, serves other tests than the one that makes it.
     """
     found: dict[int, int] = {}
     for node in ast.walk(tree):  # the outer ones come first
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if node.name == "__init__" or "cache" in ast.unparse(node.decorator_list):
+                continue
             first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
             last = node.end_lineno or node.lineno
             found |= dict.fromkeys(range(node.body[0].lineno, last + 1), first)

@@ -25,7 +25,7 @@ from llmgpu.unfinished import remove_unfinished
 from tests.cli.conftest import run_here
 from tests.harness.faulty_calls import KILLED, READING, SIGNALS, Faults
 from tests.harness.properties import what_is_wrong
-from tests.harness.samples import CHECKPOINTED, MODEL, SHARDED, TRAINED, make_samples
+from tests.harness.samples import ADAPTED, CHECKPOINTED, MODEL, SHARDED, TRAINED, make_samples
 
 FAULTS = ("kill", "EIO", "ENOSPC", READING, *SIGNALS)
 _MOST = 400  # calls of a command
@@ -98,6 +98,11 @@ JOBS = {
             (*TRAINED, "--steps", "2", "--save-interval", "1", "-o", "out/run"),
             ("--resume",),
         ),
+        Job(
+            "train adapters",
+            (*ADAPTED, "--steps", "2", "--save-interval", "1", "-o", "out/run"),
+            ("--resume",),
+        ),
     )
 }
 # What only reads, or writes little: its files can't be read or looked at.
@@ -143,7 +148,7 @@ def contents(folder: Path) -> Files:
 
 def make_old(job: Job, folder: Path) -> None:
     """Write an earlier result, of another text."""
-    if job.name in ("train", "checkpoint") or job in _READ:
+    if job.name in ("train", "train adapters", "checkpoint") or job in _READ:
         return
     if job.name == "merge shards":
         for path in (folder / "kept").glob("parts-*"):

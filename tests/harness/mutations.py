@@ -17,7 +17,7 @@ import msgpack
 
 from llmgpu.lm.checkpoints.checkpoint import _hash_json
 from tests.harness.properties import run_checked
-from tests.harness.samples import CHECKPOINTED, MODEL, SHARDED, TRAINED, fresh_copy
+from tests.harness.samples import ADAPTED, CHECKPOINTED, MODEL, SHARDED, TRAINED, fresh_copy
 
 CPU = ("--device", "cpu")
 V = ("--vocab", "in/v.bin", *CPU)
@@ -141,6 +141,11 @@ def _unfinished() -> list[Target]:
     generated = ("generate", "kept/model", "--prompt", "the", "--max-new-tokens", "3", *CPU)
     step = "kept/model/step-00000001"
     files = ("config.json", "model.safetensors", "optimizer.safetensors", "training.json")
+    adapted = (*ADAPTED, "--steps", "2", "-o", "kept/adapted", "--resume")
+    adapters = (
+        *("optimizer.safetensors", "training.json", "model.safetensors"),
+        *("adapter/adapter_config.json", "adapter/adapter_model.safetensors"),
+    )
     return [
         *(
             Target(
@@ -162,6 +167,8 @@ def _unfinished() -> list[Target]:
             Target(f"kept/model/{name}", trained, "kept")
             for name in ("log.jsonl", "tokens/made-from.json", "tokens/tokens.json", "run.lock")
         ),
+        *(Target(f"kept/adapted/step-00000001/{name}", adapted, "kept") for name in adapters),
+        *(Target(f"{step}/{name}", adapted, "kept") for name in files[:2]),
     ]
 
 

@@ -41,6 +41,10 @@ warmup-steps = 0
 weight-decay = 0.1
 """
 TRAINED = ("train", "in/corpus.txt", "--vocab", "in/v.bin", *MODEL)
+ADAPTED = (
+    *("train", "in/corpus.txt", "--init", "kept/model", "--lora-rank", "2", "--device", "cpu"),
+    *("--batch-size", "2", "--eval-batches", "1"),
+)
 
 
 def make_samples(folder: Path) -> None:
@@ -84,6 +88,7 @@ def make_samples(folder: Path) -> None:
     for part in ("1/2", "2/2"):
         _run(folder, *SHARDED, "--part", part, "-o", "kept/parts-%P.bin")
     _run(folder, *TRAINED, "--steps", "1", "-o", "kept/model")
+    _run(folder, *ADAPTED, "--steps", "1", "-o", "kept/adapted")
     shutil.copytree(folder / "kept" / "model", inputs / "run")
     lock = folder / "kept" / "shards.lock"
     for left in [*folder.glob(".*"), *folder.glob("v*"), *(folder / "kept").glob(".*"), lock]:
