@@ -29,7 +29,11 @@ def test_all_bytes_are_copied_and_no_others(length: int, threads: int) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
-    ("offset", "wanted"), [(0, 10), (5, 3 * PIECE), (PIECE, 9 * PIECE), (5 * PIECE, 3 * PIECE)]
+    ("offset", "wanted"),
+    [
+        *[(0, 10), (5, 3 * PIECE), (PIECE, 9 * PIECE), (5 * PIECE, 3 * PIECE)],
+        (4 * PIECE + 99, 10),  # only one byte
+    ],
 )
 def test_bytes_are_read_up_to_the_end_of_the_file(
     tmp_path: Path, offset: int, wanted: int, threads: int

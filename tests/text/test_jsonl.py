@@ -132,6 +132,14 @@ def test_a_field_of_an_object_within(tmp_path: Path) -> None:
             read_documents(Corpus([path], options))
 
 
+@pytest.mark.parametrize("point", [0, 0x7F, 0x80, 0x7FF, 0x800, 0xFFFF, 0x10000, 0x10FFFF])
+def test_escapes_of_each_length_in_utf8(tmp_path: Path, point: int) -> None:
+    line = json.dumps({"text": f"<{chr(point)}>"}).replace("\x7f", "\\u007f").encode()
+    assert b"\\u" in line
+    with Corpus([write(tmp_path, "f.jsonl", line)]) as corpus:
+        assert read_documents(corpus) == [f"<{chr(point)}>".encode()]
+
+
 # What C takes is what Python's json says
 
 atoms = st.sampled_from(

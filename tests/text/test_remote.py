@@ -106,6 +106,13 @@ def read(*names: str) -> list[bytes]:
         return read_documents(corpus)
 
 
+def test_a_file_of_unknown_length(flaky: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = {"name": "f", "size": None, "type": "file"}
+    monkeypatch.setattr(Flaky, "info", lambda self, path, **options: info)
+    with pytest.raises(InputError, match="its length is unknown"):
+        read("flaky://f")
+
+
 def test_files_folders_and_globs(memory: Any) -> None:
     assert read("memory://c/a.txt") == [b"one"]
     assert read("memory://c") == [b"one", b"two", b"three"]

@@ -475,3 +475,6 @@ def test_lists_as_programs_print_them(
     (tmp_path / "x").write_text('1\n{"ids": [1]}')
     with pytest.raises(InputError, match=r"line 2: '{\"id.* \(JSON lines need --format jsonl\)"):
         list(read_tokens(tmp_path / "x", "ids"))
+    (tmp_path / "x").write_text('{"ids": [1]}')  # which only a pipe may begin with
+    with pytest.raises(InputError, match=r"line 1: '{\"ids\":' \(JSON lines need"):
+        list(read_tokens(tmp_path / "x", "ids"))
