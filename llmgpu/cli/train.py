@@ -70,7 +70,6 @@ from llmgpu.tokens.foreign import note_of_foreign
 REPLACED = (
     "log.jsonl",
     "loss.svg",
-    OPTIONS_NAME,
     TOKENS_NAME,
     EVALUATION_TOKENS_NAME,
     SAMPLES_NAME,

@@ -55,6 +55,9 @@ def test_a_file_gives_the_options_that_the_command_line_does_not(
     }
     llmgpu("train", "--config", "run/options.toml", "-o", "again")
     assert losses(folder / "again") == losses(folder / "run")
+    again = llmgpu("train", "--config", "named/options.toml", "-o", "run", "--force")
+    assert again.returncode == 0, again.stderr
+    assert tomllib.loads((folder / "run/options.toml").read_text()) == kept[1]
 
 
 def test_resuming_needs_only_the_folder(
