@@ -182,6 +182,7 @@ RULES: dict[str, list[str]] = {
         r"^if \(word->length <= LONGEST_INLINE\) .*<= -> <$",
         r"^for \(uint64_t k = 0; k <= from->mask; .*(?:<= -> <|0 -> 1)$",
         r"^__atomic_fetch_add\(&words->bytes, ",  # a limit of memory, but for older tables
+        r"^words->bytes = FIRST_SLOTS ",  # the same, but for the first table
         r"^bytes = \(bytes \+ 7\) & ~INT64_C\(7\); .*-> ;$",  # processors here read anywhere
         # Time alone: when a table grows, and when a chunk or the memory is full.
         r"2 \* known > shared_table\(words\)->mask\) \| \d+: (?:2 -> 3|> -> >=)",
@@ -193,6 +194,8 @@ RULES: dict[str, list[str]] = {
         r"^if \(2 \* \(uint64_t\)\(table->words \+ 1\) > table->mask .*: > -> >=$",  # time alone
         r"^if \(bytes < HUGE_PAGE\)",  # the same bytes from either
         r"^for \(int64_t at = 0; at < length - 8; at \+= 8\) ",  # of a hash; bytes are compared
+        r"^low = mix_words\(",  # the same
+        r"^\*table_bytes = ",  # a figure for a limit of memory
         r"^madvise\(",  # advice
         r"^while \(next < num_starts && .*12: < -> <=$",  # nobody takes the start after the last
         # In any direction and steps, in a table that is half free.
@@ -314,11 +317,12 @@ RULES: dict[str, list[str]] = {
         r"^for first in range\(0, len\(cells\) - 1, CHUNK\): .*\+ 1$",  # a chunk without pairs
         r"^after\[after >= _MERGING\] = .*: .* > _MERGING$",  # no merge makes symbol 0
         r"^total, waiting, size = ",  # time alone: when pairs are added up
+        r"^if size > len\(total\[0\]\) \+ CHUNK: ",  # the same
     ],
     "llmgpu/bpe/words/spilling.py": [
         r"^self\._pieces, self\._kept_bytes = \[\], 0 .*: 0 -> 1$",  # a limit, but for one byte
         r"^self\._file\.close\(\) .*left out$",  # the next line lets go of it
-        r"^if self\._kept_bytes > self\._most_bytes // 2: .*: 2 -> 3$",  # written a little earlier
+        r"^if self\._kept_bytes > self\._most_bytes // 2: .*: (?:2 -> 3|.* >= )",  # earlier
     ],
     "llmgpu/bpe/pretokens/slices.py": [
         r"^if len\(buffer\) < 2 \* len\(self\._tail\)",  # time alone: when a buffer grows
@@ -360,6 +364,7 @@ RULES: dict[str, list[str]] = {
         r"^time\.sleep\(",  # time alone
     ],
     "llmgpu/tokens/ids.py": [
+        r"^_IS_SPACE = np\.zeros\(256, .*: 256 -> 257$",  # bytes are below 256
         r"len\(ids\) >= _LEAST_IDS and .*: .* > _LEAST_IDS$",  # two ways, one answer
         r"^for begin in range\(0, max\(len\(ids\), 1\), _BLOCK_IDS\): .*: 1 -> 2$",  # once, too
         r"^if len\(pending\) >= _BLOCK_IDS_READ .*: .* > ",  # the same

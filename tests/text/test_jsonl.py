@@ -144,7 +144,18 @@ def test_escapes_of_each_length_in_utf8(tmp_path: Path, point: int) -> None:
 
 atoms = st.sampled_from(
     [
-        *('"', '\\"', "\\\\", "\\/", "\\b\\f\\n\\r\\t", "\\u0041", "\\u00e9", "\\u20AC", "\\u12"),
+        *(
+            '"',
+            '\\"',
+            "\\\\",
+            "\\/",
+            "\\b\\f\\n\\r\\t",
+            "\\u0041",
+            "\\u00e9",
+            "\\u20AC",
+            "\\u12",
+            "\\u00eg",
+        ),
         *("\\ud83d\\ude00", "\\ud83d", "\\udc00", "\\ud83dx", "\\ud83d\\u0041", "\\x", "\\", "é"),
         *("語", "😀", "\x00", "\t", "\x7f", "a plain text of some words", "b"),
     ]
