@@ -82,6 +82,14 @@ def test_what_it_holds(tmp_path: Path) -> None:
     assert len(found["ggml.merges"]) == 143 and found["ggml.merges"][0].count(" ") == 1
 
 
+def test_tokens_that_merges_make_need_not_be_taken_whole() -> None:
+    pytest.importorskip("gguf")
+    ranks = [bytes([byte]) for byte in range(256)] + [b"ab", b"abc"]
+    vocabulary = rank_vocabulary({token: i for i, token in enumerate(ranks)}, "gpt2", {END: 600})
+    assert vocabulary.takes_whole_tokens and not len(vocabulary.merges)
+    assert gguf.describe(vocabulary, [].append)["tokenizer_pre"] == "gpt-2"
+
+
 def test_ids_without_a_token(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     vocabulary = rank_vocabulary(random_ranks(2), "llama3", {END: 600})

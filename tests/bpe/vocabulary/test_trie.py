@@ -153,6 +153,7 @@ def test_any_change_is_found(data: st.DataObject, most_levels: int) -> None:
 def any_change_is_found(data: st.DataObject) -> None:
     tokens = data.draw(st.sampled_from([[b"a", b"ab", b"b", b"bcd"], [b"a", b"", b"a", b"abc"]]))
     trie = compile_trie(tokens, range(4))
+    validate_trie(trie, tokens, range(4))
     nodes, edges, longest = trie.nodes.copy(), trie.edges.copy(), trie.longest
     table = data.draw(st.sampled_from([nodes, edges]))
     place = data.draw(st.integers(0, table.size - 1))
