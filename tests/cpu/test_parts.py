@@ -26,8 +26,8 @@ from tests.engines import NumpyEngine, train
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no CPU engine")
 
-# Whatever decides where a pre-token starts: letters, marks, numbers, signs, spaces, bytes that are
-# no characters, and words that are longer than a part.
+# All that decides where a pre-token starts: letters, marks, numbers, signs, spaces, invalid UTF-8,
+# and words longer than a part.
 PIECES = [
     *(b"the", b" cat", b"  ", b" ", b"\n", b"\r\n", b"\t", b"'s", b"'", b"/", b"9", b"1234", b"-"),
     *("\u00e9", "e\u0301", "\u4e2d\u6587", "\uff0c", "\u00a0", "\u3000", "\u0663", "\u01c5"),
