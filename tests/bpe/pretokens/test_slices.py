@@ -197,14 +197,20 @@ def test_text_that_is_read_later_is_that_of_slices_read_at_once(
             assert getattr(one, name) == getattr(other, name)
 
 
+def take_second(corpus: Corpus) -> tuple[SliceReader, UnreadSlice]:
+    """Read a first slice of a text; return the reader, and the second one unread."""
+    reader = SliceReader(corpus, "cl100k")
+    assert reader.read(np.zeros(1000 + PADDING, np.uint8)) is not None
+    taken = reader.take(2000 + PADDING)
+    assert taken is not None
+    return reader, taken
+
+
 def test_text_that_is_gone_when_it_is_read_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"the cat sat on a mat " * 500)
     with Corpus([str(path)]) as corpus:
-        reader = SliceReader(corpus, "cl100k")
-        assert reader.read(np.zeros(1000 + PADDING, np.uint8)) is not None
-        taken = reader.take(2000 + PADDING)
-        assert taken is not None
+        _, taken = take_second(corpus)
         path.write_bytes(b"the cat")
         with pytest.raises(InputError, match=r"changed while it was read|shorter than it was"):
             taken.read(np.zeros(2000 + PADDING, np.uint8))
@@ -216,10 +222,7 @@ def test_text_that_changes_after_the_last_slice_and_before_it_is_read_is_an_erro
     path = tmp_path / "text"
     path.write_bytes(b"the cat sat on a mat " * 500)
     with Corpus([str(path)]) as corpus:
-        reader = SliceReader(corpus, "cl100k")
-        assert reader.read(np.zeros(1000 + PADDING, np.uint8)) is not None
-        taken = reader.take(2000 + PADDING)
-        assert taken is not None
+        reader, taken = take_second(corpus)
         while reader.read(np.zeros(5000 + PADDING, np.uint8)) is not None:
             pass
     path.write_bytes(b"the dog sat on a mat " * 500)
