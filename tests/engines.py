@@ -71,7 +71,7 @@ class NumpyEngine:
     def encoder(self, vocabulary: Vocabulary, slice_bytes: int | None = None) -> Encoder:
         with pytest.MonkeyPatch.context() as patch:
             self._choose(patch)
-            return open_encoder(vocabulary, NUMPY, slice_bytes, threads=2)
+            return open_encoder(vocabulary, NUMPY, slice_bytes, threads=4)
 
     def colliding(self, patch: pytest.MonkeyPatch) -> Engine:
         patch.setattr(number_words, "_GOLDEN", np.uint64(0))

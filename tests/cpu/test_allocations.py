@@ -87,7 +87,7 @@ def encode(kind: int) -> list[list[int]]:
 def encode_parts() -> list[list[int]]:
     """Encode a text with several threads."""
     vocabulary = random_vocabulary(random.Random(3), "gpt2")
-    encoder = CpuEncoder(vocabulary, 4000, threads=3)
+    encoder = CpuEncoder(vocabulary, 4000, threads=4)
     return [piece.ids.tolist() for piece in encoder.encode(corpus_from_bytes([TEXT, SMALL]))]
 
 

@@ -64,7 +64,7 @@ def test_ids_of_documents_do_not_depend_on_threads(pattern: str, seed: int) -> N
     vocabulary = vocabulary_of(pattern)
     documents = [random_text(rng, rng.choice([0, 1, 5, 60, 700])) for _ in range(12)]
     expected, starts = joined(NumpyEncoder(vocabulary), corpus_from_bytes(documents))
-    for slice_bytes, threads in ((40, 2), (300, 3), (3000, 16), (1 << 16, 5), (1, 4)):
+    for slice_bytes, threads in ((40, 4), (300, 3), (3000, 16), (1 << 16, 5), (1, 4)):
         encoder = cutting_cpu_encoder(vocabulary, slice_bytes, threads)
         for _ in range(2):  # without known words, and with them
             found = joined(encoder, corpus_from_bytes(documents))
@@ -85,7 +85,7 @@ def test_ids_of_files_do_not_depend_on_threads(
     for name, pieces in zip(names, (6000, 0, 3, 9000), strict=True):
         Path(name).write_bytes(random_text(rng, pieces) + b" and so on" * rng.randint(0, 900))
     expected, _ = joined(NumpyEncoder(vocabulary), Corpus(names))
-    for slice_bytes, threads in ((700, 2), (4000, 16), (1 << 20, 5)):
+    for slice_bytes, threads in ((700, 4), (4000, 16), (1 << 20, 5)):
         encoder = CpuEncoder(vocabulary, slice_bytes, threads)
         with Corpus(names) as corpus:
             if not collected:
@@ -118,6 +118,6 @@ def test_threads_read_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     vocabulary = vocabulary_of("cl100k")
     expected, _ = joined(NumpyEncoder(vocabulary), corpus_from_bytes(path.read_bytes()))
     with Corpus([str(path)]) as corpus:
-        found, _ = joined(CpuEncoder(vocabulary, 1 << 20, 2), corpus)
+        found, _ = joined(CpuEncoder(vocabulary, 1 << 20, 4), corpus)
     np.testing.assert_array_equal(found, expected)
     assert sum(read_here) < 10 * _FIRST_BYTES < path.stat().st_size / 3

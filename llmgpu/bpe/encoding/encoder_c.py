@@ -1,7 +1,7 @@
 """The encoder on the CPU engine: see `llmgpu/cpu/encode.c` for how text becomes ids.
 
-Threads share one table of words, so a new word is merged once; none waits for another. They are
-threads of the engine, see `llmgpu/cpu/parts.c`, which take parts of a slice.
+Threads share one table of words, so a new word is merged once; none waits for another. A few each
+encode a slice; many are threads of the engine, see `llmgpu/cpu/parts.c`, which take parts of one.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from llmgpu.cpu.library import CEncoder, CSharedWords, CVocabulary, library
 from llmgpu.text.streams import FileBytes
 
 SLICE_BYTES = 1 << 20
+MANY_THREADS = 4  # from which on those of the engine encode a slice together
 PARTS = 4  # of a slice, which a thread takes at a time
 MAX_TABLE_BYTES = 384 << 20  # of the words
 LONG_TEXT = 1 << 17  # bytes; shorter text is encoded faster than cuts are found
@@ -56,10 +57,12 @@ class CpuEncoder(HostEncoder):
         cuts_from: int = LONG_TEXT,
     ) -> None:
         """Prepare for encoding with `vocabulary`; see `HostEncoder` and `CSliceEncoder`."""
-        self._c_slices = CSliceEncoder(vocabulary, cuts_from, threads, slice_bytes // PARTS)
-        slice_bytes *= max(1, threads // 4)  # of all threads of the engine
-        # One thread reads the next slice while the engine's encode the last.
-        super().__init__(vocabulary, self._c_slices, slice_bytes, min(threads, 2))
+        # A few threads are faster with a slice each: they need not wait for the end of one.
+        engine_threads = threads if threads >= MANY_THREADS else 1
+        self._c_slices = CSliceEncoder(vocabulary, cuts_from, engine_threads, slice_bytes // PARTS)
+        if engine_threads > 1:  # one thread reads the next slice while the engine's encode the last
+            slice_bytes, threads = slice_bytes * (threads // MANY_THREADS), 2
+        super().__init__(vocabulary, self._c_slices, slice_bytes, threads)
 
     def encode_document(self, text: bytes) -> NDArray[np.uint32] | None:
         """Return the ids of a document at once; None if a byte of it may have no token.

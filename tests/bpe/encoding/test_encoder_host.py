@@ -87,7 +87,7 @@ def test_threads_end_with_the_text(host_encoder: Callable[..., HostEncoder]) -> 
 
 @pytest.mark.skipif(library() is None, reason="there is no CPU engine")
 def test_who_stops_waits_for_one_slice_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = CpuEncoder(VOCABULARY, 64, threads=2)
+    host = CpuEncoder(VOCABULARY, 64, threads=4)
     encode, begun, proceed = host.slices.encode, queue.SimpleQueue[int](), threading.Event()
 
     def held(*given: Any) -> Any:
