@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from llmgpu.version import __version__
 
+TYPE_CHECKING = False  # as in `typing`, without the time that its import takes
 if TYPE_CHECKING:
     from llmgpu.tokenizer import Tokenizer, count_words, merge_counts, tokenize_part
 

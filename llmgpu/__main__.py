@@ -1,7 +1,6 @@
 """Run the command line with ``python -m llmgpu``, or as the script ``llmgpu``."""
 
 import atexit
-import gc
 import os
 import signal
 import sys
@@ -10,7 +9,7 @@ from types import FrameType
 
 
 def main() -> None:
-    """Run the command line; an interrupt while it is being imported ends the process quietly.
+    """Run the command line; an interrupt before or after it ends the process at once.
 
     An interrupted process ends with its exit code at once: left to itself, Python sends itself
     SIGINT where the interrupt, of any signal, had come through code that a library generates.
@@ -28,7 +27,6 @@ def main() -> None:
             from llmgpu.cli.interrupts import end_process
 
             end_process(end.code)
-        gc.freeze()  # else Python looks for garbage among all objects before it ends
         if isinstance(end.code, int):
             codes.append(end.code)
             if end.code and _is_selecting():
@@ -43,12 +41,13 @@ def _is_selecting() -> bool:
 
 
 def _end_at_once(codes: list[int]) -> None:
-    """End a process that has used a driver, once all else is done that is to be done at its end.
+    """End the process once all else is done that is to be done at its end.
 
-    Left to itself, Python frees what the driver holds piece by piece; the system is faster. A
-    worker of several has to take leave of the others, which MPI does after that.
+    Left to itself, Python looks for garbage among all objects, frees what a driver holds piece by
+    piece, which the system does faster, and is killed by a signal meanwhile. A worker of several
+    has to take leave of the others, which MPI does after that.
     """
-    if codes and "llmgpu.gpu" in sys.modules and "mpi4py.MPI" not in sys.modules:
+    if codes and "mpi4py.MPI" not in sys.modules:
         _flush_and_leave(codes[0])
 
 
@@ -60,6 +59,9 @@ def _flush_and_leave(code: int) -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
+    if sys.stderr is not None:  # else 2 may be another file
+        with suppress(OSError):
+            os.write(2, b"interrupted\n")
     os._exit(128 + number)
 
 

@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-import click
-
 from llmgpu.unfinished import remove_unfinished
 
 GRACE_SECONDS = 0.7
@@ -31,6 +29,7 @@ if sys.platform != "win32":
     SIGNALS.add(signal.SIGHUP)
 
 _last_acts: list[Callable[[], None]] = []
+_saying = threading.Lock()
 _was_said = threading.Event()
 _holding = threading.Event()
 _held: list[int] = []
@@ -39,6 +38,9 @@ _held: list[int] = []
 @contextmanager
 def handled_signals() -> Iterator[None]:
     """Raise KeyboardInterrupt for signals that come in the block; in the main thread only.
+
+    It is raised at the end of the block, too, whatever became of the first one: code that can't
+    raise, such as a destructor, drops it, and what is cleaned up may fail with another error.
 
     After a signal, threads that the block started may still be running, and the process would wait
     for them at its end: it is still ended in time.
@@ -50,13 +52,14 @@ def handled_signals() -> Iterator[None]:
     handled = {number for number, handler in former.items() if handler != signal.SIG_IGN}
     told, telling = socket.socketpair()
     telling.setblocking(False)
-    came, done = threading.Event(), threading.Event()
+    came: list[int] = []
+    done = threading.Event()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if _holding.is_set():
             _held.append(number)
-        elif not came.is_set():  # later ones would disturb the cleaning up
-            came.set()
+        elif not came:  # later ones would disturb the cleaning up
+            came.append(number)
             # A driver's object that was being made fails to be deleted, which is nobody's concern.
             sys.unraisablehook = lambda unraisable: None
             raise KeyboardInterrupt(number)
@@ -74,12 +77,13 @@ def handled_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        if not came.is_set():
-            done.set()
-            for number in handled:
-                signal.signal(number, former[number] or signal.SIG_DFL)
-            signal.set_wakeup_fd(former_descriptor)
-            telling.close()
+        if came:
+            raise KeyboardInterrupt(*came)
+        done.set()
+        for number in handled:
+            signal.signal(number, former[number] or signal.SIG_DFL)
+        signal.set_wakeup_fd(former_descriptor)
+        telling.close()
 
 
 @contextmanager
@@ -111,9 +115,17 @@ def code_of(error: BaseException) -> int:
 
 
 def say_interrupted() -> None:
-    """Say so, and show the cursor if there is a terminal."""
-    _was_said.set()
-    click.echo(f"{_SHOW_CURSOR}interrupted", err=True)  # without codes where there is none
+    """Say so once, and show the cursor if there is a terminal.
+
+    Not through sys.stderr, which another thread may be using.
+    """
+    is_free = _saying.acquire(timeout=GRACE_SECONDS)  # not if another thread can't write
+    if is_free and not _was_said.is_set() and sys.stderr is not None:  # else 2 may be another file
+        _was_said.set()
+        with suppress(OSError):
+            os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}interrupted\n".encode())
+    if is_free:
+        _saying.release()
 
 
 def end_process(code: int) -> None:
@@ -122,7 +134,5 @@ def end_process(code: int) -> None:
         with suppress(Exception):
             act()
     remove_unfinished()
-    if not _was_said.is_set():
-        with suppress(OSError):  # not through sys.stderr, which the main thread may be using
-            os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}interrupted\n".encode())
+    say_interrupted()
     os._exit(code)

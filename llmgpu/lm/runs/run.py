@@ -278,7 +278,7 @@ class TrainingRun:
         """Train to the last step and return a summary, which is empty but for the first worker.
 
         Ctrl-C, SIGTERM or SIGHUP finishes the current step, writes a checkpoint, calls `note` with
-        it and raises KeyboardInterrupt with the signal's number.
+        it unless that was the last step, and raises KeyboardInterrupt with the signal's number.
 
         Raises:
             TrainingError: a loss or a gradient is not finite; checkpoints are left as they are.
@@ -304,6 +304,7 @@ class TrainingRun:
                     number = max(self._workers.gather(stop[0] if stop else 0))
             if self._saved_step != self._trainer.step:
                 self._save()
+            number = number or max(self._workers.gather(stop[0] if stop else 0))
         if self._trainer.step < self._options.steps:
             self._note(
                 f"stopped at step {self._trainer.step:,}; checkpoint in {self._checkpoint()}. To "
