@@ -184,7 +184,7 @@ class _Asked:
 
     def select_new(self) -> Backend:
         """Return the backend of a run that starts now."""
-        return self.select(matrices=self.settings["precision"] == "f16")
+        return self.select(matrices=self.settings["precision"] != "f32")
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def _settle_new(asked: _Asked, separator: int | None, backend: Backend | None) -
     backend = backend or asked.select_new()
     settings = asked.settings | {"driver": backend.driver}
     vocabulary = asked.start.vocabulary
-    made = new_settings(settings, vocabulary.size, asked.start.config)
+    made = new_settings(settings, vocabulary.size, asked.start.config, backend)
     return _Settled(made, backend, vocabulary, separator)
 
 

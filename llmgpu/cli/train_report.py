@@ -52,12 +52,12 @@ def _description(settings: RunSettings, backend: Backend, workers: int) -> str:
     config, options = settings.config, settings.options
     tokens = options.sequences * config.seq_len
     has_units = backend.device is not None and backend.device.matrix_shapes
-    slow = options.is_mixed and not has_units
+    slow = "" if has_units else ", which is slower than f32 without matrix units"
     return (
         f"training {human_count(config.parameters)} parameters on {backend.description}"
         f"{f' and {workers - 1} more' if workers > 1 else ''}: "
         f"{number_of(options.steps, 'step')} of {human_count(tokens)} tokens"
-        + (" in f16, which is slower than f32 without matrix units" if slow else "")
+        + (f" in f16{slow}" if options.is_mixed else "")
     )
 
 

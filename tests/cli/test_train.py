@@ -166,7 +166,7 @@ def test_a_run_of_an_earlier_version_stays_as_it_was(
     """Such runs have a softmax over padded rows, which their checkpoints hold, too."""
     # A learning rate that does not depend on the number of steps.
     constant = ("--lr", "6e-4", "--min-lr", "6e-4", "--warmup-steps", "0")
-    common = ("--device", device_name, *constant, *asked)
+    common = ("--device", device_name, "--precision", "f32", *constant, *asked)
     assert llmgpu(*TRAIN, *common, "--steps", "1").returncode == 0
     folder = corpus.parent
     make_former(folder / "run" / "step-00000001")
@@ -370,6 +370,21 @@ def test_half_precision_gives_up_where_no_scale_helps(
     done = llmgpu(*command, *extra)
     fails(done, 1, "is not finite")
     assert done.stderr.endswith(b"or --precision f32\n")
+
+
+def test_the_precision_is_chosen_once(
+    llmgpu: Run, corpus: Path, vocab: Path, device_name: str
+) -> None:
+    command = (*TRAIN, "--device", device_name)
+    assert llmgpu(*command, "--steps", "2").returncode == 0
+    facts = read_log(corpus.parent / "run" / "log.jsonl").facts
+    has_units = facts["options"]["driver"] == "dawn" and b" f16 to f32" in llmgpu("info").stdout
+    chosen, other = ("f16", "f32") if has_units else ("f32", "f16")
+    assert facts["options"]["precision"] == chosen
+    refused = llmgpu(*command, "--steps", "4", "--resume", "--precision", other)
+    fails(refused, 1, f"--precision is {other}, but the run in run has {chosen}")
+    assert llmgpu(*command, "--steps", "4", "--resume").returncode == 0
+    assert load_checkpoint(corpus.parent / "run").state.options["precision"] == chosen
 
 
 def test_a_run_in_half_precision_logs_its_scale(llmgpu: Run, corpus: Path, vocab: Path) -> None:

@@ -36,6 +36,7 @@ _DERIVED = (
     "steps",
     "batch_size",
     "optimizer",
+    "precision",
     "learning_rate",
     "min_learning_rate",
     "warmup_steps",
@@ -99,7 +100,8 @@ _TRAINING_OPTIONS = (
     ("--lora-targets", "lora_targets", TEXT,
      f"Matrices to adapt, separated by commas: {', '.join(LORA_TARGETS)}.  [default: all]"),
     ("--precision", "precision", click.Choice(PRECISIONS),
-     "f16 uses half-precision matrix products (needs shader-f16; fast with llmgpu[dawn])."),
+     "f16 uses half-precision matrix products (needs shader-f16).  [default: f16 on matrix units, "
+     "which need llmgpu[dawn]; else f32]"),
     ("--weights", "corpus_weights", TEXT,
      "Shares in which to draw sequences from each name of CORPUS: 0.7,0.3."),
     ("--seed", "seed", click.IntRange(min=0),

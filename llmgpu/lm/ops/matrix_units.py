@@ -56,6 +56,19 @@ def attention_units(device: Device, head_dim: int, *, gradients: bool) -> Subgro
     return None
 
 
+def trains_on_units(device: Device | None, head_dim: int) -> bool:
+    """Whether matrix units compute all of a step: products, and attention of heads `head_dim` wide.
+
+    device: None is the CPU, which has none.
+    """
+    return (
+        device is not None
+        and "shader-f16" in device.features
+        and matrix_units(device) is not None
+        and attention_units(device, head_dim, gradients=True) is not None
+    )
+
+
 def _units(device: Device) -> list[tuple[int, int, int]]:
     """Return the sizes of half-precision products with float32 sums, the largest first."""
     if not device.subgroup_size:

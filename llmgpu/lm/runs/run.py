@@ -284,7 +284,8 @@ class TrainingRun:
             TrainingError: a loss or a gradient is not finite; checkpoints are left as they are.
         """
         # Other kernels, or none, would make other bits, and the slowest worker sets the pace.
-        self._workers.require_same("WebGPU drivers", self._backend.driver)
+        computed = f"{self._backend.driver} in {self._options.precision}"
+        self._workers.require_same("WebGPU drivers and precisions", computed)
         self._started = time.perf_counter()
         self._first_step = self._logged_step = self._trainer.step
         # Marks, when and at which step: of the last rate, and of the pace that tells the time left.

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from llmgpu.backend import NUMPY, Backend
 from llmgpu.errors import CheckpointError, InputError
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint
 from llmgpu.lm.config import ModelConfig, preset
+from llmgpu.lm.ops.matrix_units import trains_on_units
 from llmgpu.lm.options import (
     F16_VERSION,
     LORA_TARGETS,
@@ -65,13 +67,17 @@ _OPTION_NAMES = frozenset(field.name for field in fields(TrainOptions))
 
 
 def new_settings(
-    asked: Mapping[str, Any], vocab_size: int, model: ModelConfig | None = None
+    asked: Mapping[str, Any],
+    vocab_size: int,
+    model: ModelConfig | None = None,
+    backend: Backend = NUMPY,
 ) -> RunSettings:
     """Return the settings of a new run.
 
     asked: "preset", and values that replace the preset's sizes and the options' defaults, by the
     names of `ModelConfig` and `TrainOptions`; None replaces nothing. model: the one whose weights
-    the run begins with, instead of a preset; only its `seq_len` may be replaced.
+    the run begins with, instead of a preset; only its `seq_len` may be replaced. backend: what
+    trains; if matrix units can, the precision is f16 unless another one is asked for.
 
     Raises:
         InputError: sizes or options are not valid.
@@ -88,6 +94,7 @@ def new_settings(
         "batch_size": PRESET_BATCHES.get(name, TrainOptions.batch_size),
         # The better one for new weights at equal tokens and equal time (docs/language-models.md).
         "optimizer": "muon" if model is None else TrainOptions.optimizer,
+        "precision": "f16" if trains_on_units(backend.device, config.head_dim) else "f32",
     }
     if model is None and options.get("optimizer") in ("muon", None):
         preset_defaults["table_rate"] = MUON_TABLE_RATE

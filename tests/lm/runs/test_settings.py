@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from llmgpu.backend import Backend
 from llmgpu.errors import CheckpointError, InputError, LlmgpuError
+from llmgpu.gpu import Device
 from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs.settings import FORMER_OPTIONS, RunSettings, new_settings, resumed_settings
 
@@ -100,6 +102,19 @@ def test_options_that_a_checkpoint_lacks_are_those_of_earlier_versions() -> None
         evaluation_parts=1,
     )
     assert not resume(begun, steps=900).options.padded_loss
+
+
+def test_the_precision_is_that_of_the_matrix_units_unless_given(device: Device) -> None:
+    """Software adapters have no units, and hardware has some through Dawn alone."""
+
+    def chosen(**asked: Any) -> str:
+        asked = NOTHING_GIVEN | asked
+        return new_settings(asked, 300, backend=Backend(device, "")).options.precision
+
+    assert new().options.precision == "f32"
+    assert chosen() == ("f16" if device.matrix_shapes else "f32")
+    assert [chosen(precision=given) for given in ("f32", "f16")] == ["f32", "f16"]
+    assert chosen(dim=8, heads=1) == "f32"  # heads of 8, which no units are narrow enough for
 
 
 def test_runs_in_f16_keep_their_arithmetic_or_are_refused() -> None:
