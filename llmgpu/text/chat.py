@@ -71,13 +71,19 @@ class PlainRenderer:
     def render(
         self, messages: list[dict[str, Any]], tools: object, where: str, *, prompt: bool = False
     ) -> Parts:
-        """Return the text of a conversation; InputError for contents that are not strings."""
+        """Return the text of a conversation; BadRowError for tools, calls of them, and contents
+        that are not strings.
+        """
         begin, end = PLAIN_TOKENS
         parts: Parts = []
         if tools:
             raise BadRowError(f"{where}: the plain template has no place for tools")
         for number, message in enumerate(messages, 1):
             content, role = message.get("content"), message["role"]
+            if message.get("tool_calls"):
+                raise BadRowError(
+                    f"{where}, message {number}: the plain template has no place for tool calls"
+                )
             if not isinstance(content, str):
                 raise BadRowError(
                     f"{where}, message {number}: the content is not a string but "

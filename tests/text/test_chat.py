@@ -72,7 +72,12 @@ def test_plain_text_of_a_conversation(tmp_path: Path) -> None:
         ([{"from": "human", "value": "a"}], "message 1: ShareGPT's from and value are not read"),
         ([USER | {"content": None}], "line 2, message 1: no content"),
         ([USER | {"content": ["a"]}], "message 1: the content is not a string but a list"),
-        ([{"role": "assistant", "tool_calls": [1]}], "the content is not a string but null"),
+        ([{"role": "tool", "content": None, "tool_calls": []}], "line 2, message 1: no content"),
+        (
+            [{"role": "assistant", "tool_calls": [1]}],
+            "1: the plain template has no place for tool calls",
+        ),
+        ([USER, REPLY | {"tool_calls": [1]}], "2: the plain template has no place for tool calls"),
     ],
 )
 def test_unfit_messages_are_named(tmp_path: Path, messages: Any, message: str) -> None:
