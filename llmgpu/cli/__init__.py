@@ -120,7 +120,7 @@ def cli() -> None:
     """
 
 
-_OUT_OF_MEMORY = "error: out of memory; use less text (--limit) or raise `ulimit -v`"
+_OUT_OF_MEMORY = "error: out of memory; use less text or a smaller model, or raise `ulimit -v`"
 _NO_ROOM_FOR_LIBRARY = "failed to map segment", "annot allocate memory"  # the loader's words
 
 

@@ -335,8 +335,10 @@ def find_field(document: dict[str, object], where: str, text_field: str) -> obje
         if not isinstance(value, dict) or name not in value:
             fields = value if isinstance(value, dict) else {}
             present = ", ".join(sorted(map(repr, fields))[:10]) or "none"
-            chat = " (conversations: --chat)" if "messages" in fields else ""
-            if "conversations" in fields:
+            chat = ""
+            if "messages" in fields:
+                chat = " (conversations: tokenize, count and train take --chat)"
+            elif "conversations" in fields:
                 chat = " (ShareGPT's from and value are not read: see the guide for messages)"
             raise MissingFieldError(
                 f"{where}: no field {quote(text_field)}; the fields are: {present}{chat}"

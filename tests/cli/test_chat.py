@@ -93,7 +93,7 @@ def test_what_does_not_go_together(llmgpu: Run, conversations: Path) -> None:
     fails(llmgpu(*TOKENIZE, "--line-documents"), 1, "--chat can't be combined with --doc-separator")
     noted = llmgpu(*TOKENIZE)
     assert b"note: format ids can't record which tokens the assistant wrote" in noted.stderr
-    fails(llmgpu(*TOKENIZE[:-2], "c.jsonl"), 1, "(conversations: --chat)")
+    fails(llmgpu(*TOKENIZE[:-2], "c.jsonl"), 1, "(conversations: tokenize, count and train take")
 
 
 def test_conversations_in_another_order(llmgpu: Run, conversations: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import llmgpu
 from llmgpu import __version__
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli import COMMANDS
+from llmgpu.cli import COMMANDS, main
 from llmgpu.cli.other_names import COMMAND_NAMES, OPTION_NAMES
 from tests.cli.conftest import COMMAND, Run, environment, fails
 
@@ -238,6 +238,21 @@ def test_a_mistake_does_not_wait_for_a_device_that_is_being_opened(tmp_path: Pat
         )  # fmt: skip
         assert done.returncode == code
         assert "rror: " in done.stderr
+
+
+def test_without_memory_no_option_is_named_that_a_command_lacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**options: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("llmgpu.cli.cli", fail)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: out of memory; use less text or a smaller model, or raise")
+    assert "--" not in error  # --limit is not an option of all
 
 
 def test_the_module_lists_its_names() -> None:

@@ -159,7 +159,7 @@ def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyF
     checkpoints = sorted(path.glob(f"step-*/{_TOKENIZER}"))
     if checkpoints:
         return find_in_folder(checkpoints[-1].parent, format)
-    raise VocabularyError(f"{folder} has neither {_TOKENIZER} nor {_VOCAB}")
+    raise VocabularyError(f"{folder} has neither {_TOKENIZER} nor {_VOCAB}, nor a checkpoint")
 
 
 def _pair(name: str, ending: str, other_ending: str) -> VocabularyFiles:

@@ -75,7 +75,7 @@ def test_a_folder_by_a_format(folder: Path) -> None:
         ("x", b"\0\1", "not an llmgpu vocabulary"),
         ("x.txt", b"a text", "not an llmgpu vocabulary"),
         ("cl100k", b"YQ== 0\n", "how to split text: import it with --pattern"),
-        ("folder/x", b"", "has neither tokenizer.json nor vocab.json"),
+        ("folder/x", b"", "has neither tokenizer.json nor vocab.json, nor a checkpoint"),
     ],
 )
 def test_what_is_no_vocabulary(tmp_path: Path, name: str, content: bytes, message: str) -> None:
