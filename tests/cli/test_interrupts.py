@@ -72,18 +72,21 @@ BODIES = {
     "atexit.register(interrupt)": 130,
 }
 
-# Is interrupted after the last step.
-IN_LAST_SAVE = """
-import os, signal
-from llmgpu.lm.runs import run
+# Is interrupted at the end of a function.
+AFTER_CALL = """
+import importlib, os, signal, sys
 
-save = run.save_checkpoint
+module, name = sys.argv.pop(1).split(":")
+owner = importlib.import_module(module)
+for part in name.split(".")[:-1]:
+    owner = getattr(owner, part)
+function = getattr(owner, name.split(".")[-1])
 
 def interrupted(*arguments, **options):
-    save(*arguments, **options)
+    function(*arguments, **options)
     os.kill(os.getpid(), signal.SIGINT)
 
-run.save_checkpoint = interrupted
+setattr(owner, function.__name__, interrupted)
 from llmgpu.__main__ import main
 main()
 """
@@ -246,10 +249,15 @@ def test_an_interrupt_counts_wherever_it_comes(tmp_path: Path, body: str, code: 
     assert (child.returncode, errors) == (code, b"interrupted\n")
 
 
-def test_an_interrupt_while_the_last_step_is_saved(vocab: Path) -> None:
-    command = [*(sys.executable, "-c", IN_LAST_SAVE, "train", "--vocab", "v.bin", "corpus.txt")]
-    command += [*("-o", "run", "--device", "cpu", "--steps", "1", "--dim", "16", "--heads", "1")]
-    with started([*command, "--layers", "1", "--seq-len", "8"], vocab.parent) as child:
+@pytest.mark.parametrize(
+    ("function", "step"),
+    [("llmgpu.lm.trainer:Trainer.take_step", 1), ("llmgpu.lm.runs.run:save_checkpoint", 3)],
+)
+def test_a_run_ends_after_a_step_with_a_checkpoint(vocab: Path, function: str, step: int) -> None:
+    command = [*(sys.executable, "-c", AFTER_CALL, function, "train", "corpus.txt", "-o", "run")]
+    command += [*("--vocab", "v.bin", "--device", "cpu", "--steps", "3", "--dim", "16")]
+    command += [*("--layers", "1", "--heads", "1", "--seq-len", "8")]
+    with started(command, vocab.parent) as child:
         _, errors = child.communicate(timeout=HANG)
     assert (child.returncode, errors.splitlines()[-1]) == (130, b"interrupted"), errors
-    assert (vocab.parent / "run" / "step-00000001").is_dir()
+    assert [path.name for path in (vocab.parent / "run").glob("step-*")] == [f"step-{step:08}"]

@@ -294,6 +294,8 @@ class TrainingRun:
         with self._log if self._workers.is_first else nullcontext(), stop_requests() as stop:
             while self._trainer.step < self._options.steps and not number:
                 step = self._trainer.step
+                if step == self._first_step + 1:  # the time of the first says nothing of the others
+                    self._measured = self._paced = time.perf_counter(), step
                 self._trainer.take_step(self._step_batches(step), self._options.rate(step))
                 ends_round = self._options.ends_round(self._trainer.step)
                 if ends_round and self._options.sync_every:
@@ -348,8 +350,6 @@ class TrainingRun:
         if self._samples is not None and (last or step % self._intervals.sample == 0):
             self._note(f"sample of step {step}: {self._samples.take(step)}")
             self._measured = time.perf_counter(), step
-        if step == self._first_step + 1:  # its time, with all that begins, says nothing
-            self._measured = self._paced = time.perf_counter(), step
 
     def _check_steps(self) -> list[StepResult]:
         """Return the results since the last record; a bad step is repeated to explain it."""
