@@ -14,22 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from llmgpu.backend import Backend, list_adapters, select_backend
+from llmgpu.backend import NUMPY, Backend, list_adapters, select_backend
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
 from llmgpu.cli.console import Reporter, left_out_of
+from llmgpu.cli.given import ASKED
 from llmgpu.cli.option_files import keep_options
-from llmgpu.cli.options import id_or_text, make_corpus_options, piped_input
+from llmgpu.cli.options import id_or_text, make_corpus_options, piped_input, take_group
 from llmgpu.cli.source_options import lists_of_files, named_files, take_selection
 from llmgpu.cli.starting_points import StartingPoint, find_starting_point
 from llmgpu.cli.train_corpora import check_shares, resolve_corpora, resolve_evaluated
 from llmgpu.cli.train_report import (
+    RunReporter,
     announce,
     announce_resuming,
-    callbacks,
     print_summary,
     say_failure,
 )
@@ -47,7 +47,7 @@ from llmgpu.lm.data.inputs import default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.exchange import exchange_memory
 from llmgpu.lm.local_steps import local_memory
-from llmgpu.lm.options import Intervals
+from llmgpu.lm.options import Intervals, TrainOptions
 from llmgpu.lm.runs.memory import host_memory, training_memory
 from llmgpu.lm.runs.records import read_log
 from llmgpu.lm.runs.run import TrainingRun
@@ -82,80 +82,22 @@ _READING = ("text_field", "encoding_errors", "doc_separators", "limit", "bad_row
 _INTERVALS = tuple(field.name for field in fields(Intervals))
 
 
-def train(
-    corpus: tuple[str, ...],
-    vocab: str | None,
-    init: str | None,
-    output: str,
-    resume: bool,
-    force: bool,
-    eos: str | None,
-    eval_corpus: str | None,
-    chat: bool,
-    chat_template: str | None,
-    device: str,
-    as_json: bool,
-    quiet: bool,
-    config: str | None,
-    **settings: Any,
-) -> None:
+def train(corpus: tuple[str, ...], output: str, as_json: bool, quiet: bool, **options: Any) -> None:
     """Train a Llama-style language model on CORPUS: text, or token files written by `tokenize`."""
     workers = start_workers()
     report = Reporter(quiet=quiet or not workers.is_first)
-    if workers.count == 1 and os.environ.get("WORLD_SIZE", "1") != "1":
-        number = os.environ["WORLD_SIZE"]
+    if workers.count == 1 and (number := os.environ.get("WORLD_SIZE", "1")) != "1":
         report.note(
             f"WORLD_SIZE={number} has no effect: to train on several GPUs use mpiexec -n {number} "
             "llmgpu train"
         )
     with workers.all_or_none():
-        corpus = named_files(corpus, settings.pop("files_from"))
-        if resume and not (corpus or os.path.lexists(output)):
-            raise InputError(f"{output} does not exist, so there is no run to resume")
-        corpus = corpus or _piped_corpus(report)
-        selection = replace(take_selection(settings), may_be_tokens=True)
-        corpora = resolve_corpora(corpus, selection, _READING, settings["corpus_weights"])
-        device = _own_device(workers, device, corpus)
-        reading = {name: settings.pop(name) for name in (*_READING, "token_dtype")}
-        intervals = Intervals(**{name: settings.pop(name) or 0 for name in _INTERVALS})
-        evaluated = resolve_evaluated(eval_corpus)
-        check_chat(chat, chat_template, SpecialOptions(eos=eos))
-        start = find_starting_point(vocab, init, chat_template, output if resume else None, report)
-        explicit = _explicit(settings)
-        settings = start.with_defaults(settings, explicit)
-        if not resume:  # what can't work is refused before there is a folder
-            wanted = new_settings(settings, start.vocabulary.size, start.config)
-            workers.check(wanted.options.grad_accum)
-            intervals.check(wanted.options)
-        select = partial(select_backend, device, note=report.note)
-        asked = _Asked(
-            corpora,
-            evaluated,
-            init,
-            start,
-            eos,
-            chat,
-            chat_template,
-            device,
-            reading,
-            settings,
-            explicit,
-            intervals,
-            resume,
-            force,
-            select,
-        )
-        separator = _separator(start, eos)
-        backend = None if resume else asked.select_new()
-        inputs = [text.path for each in (*corpora, evaluated) if each for text in each.files]
-        inputs += [*start.inputs, *filter(None, [config, chat_template]), *lists_of_files()]
-        check_outputs(_written(output, force), inputs)
-    with (
-        workers.together(say_failure),
-        _open_folder(workers, output, resume=resume, force=force) as folder,
-    ):
+        asked = _take_options(corpus, output, options, workers, report)
+        backend = None if asked.given.resume else asked.select_new()
+        check_outputs(_written(output, asked.given.force), asked.inputs)
+    with workers.together(say_failure), _open_folder(asked, output) as folder:
         with workers.first_alone():
-            run, host_bytes = _open_run(asked, folder, separator, backend, workers, report)
+            run, host_bytes = _open_run(asked, folder, backend)
         summary = run.run()
     if workers.is_first:
         summary |= {"estimated_memory_bytes": host_bytes}
@@ -163,28 +105,99 @@ def train(
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What the command was given."""
+class _Given:
+    """Options that need no interpretation."""
 
-    corpora: list[Sources]  # several with --weights
-    evaluated: Sources | None
     init: str | None
-    start: StartingPoint
     eos: str | None
     chat: bool
     chat_template: str | None
+    token_dtype: str | None
     device: str
+    resume: bool
+    force: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What the command was given, and who is told what comes of it.
+
+    corpora: several with --weights. reading: options about text. settings: for `new_settings`;
+    `explicit` are those of them that were given. separator: the id of --eos, or the default one.
+    inputs: all files that are read.
+    """
+
+    given: _Given
+    corpora: list[Sources]
+    evaluated: Sources | None
+    start: StartingPoint
     reading: dict[str, Any]
     settings: dict[str, Any]
     explicit: dict[str, Any]
     intervals: Intervals
-    resume: bool
-    force: bool
-    select: Callable[..., Backend]
+    separator: int | None
+    inputs: list[str]
+    workers: Workers
+    report: Reporter
+
+    def select(self, **how: Any) -> Backend:
+        """Return where to compute."""
+        return select_backend(self.given.device, note=self.report.note, **how)
 
     def select_new(self) -> Backend:
-        """Return the backend of a run that starts now."""
+        """Return where a run that starts now computes."""
         return self.select(matrices=self.settings["precision"] != "f32")
+
+    def new_settings(self, backend: Backend = NUMPY) -> RunSettings:
+        """Return the settings of a run that starts now; what they lack depends on the backend."""
+        settings = self.settings | {"driver": backend.driver}
+        return new_settings(settings, self.start.vocabulary.size, self.start.config, backend)
+
+    def check(self, options: TrainOptions) -> None:
+        """Raise InputError for options that do not suit the workers or the intervals."""
+        self.workers.check(options.grad_accum)
+        self.intervals.check(options)
+
+
+def _take_options(
+    corpus: Sequence[str], output: str, options: dict[str, Any], workers: Workers, report: Reporter
+) -> _Asked:
+    """Return what the options ask for; what can't work is refused before there is a folder."""
+    given = take_group(_Given, options)
+    corpus = named_files(corpus, options.pop("files_from"))
+    if given.resume and not (corpus or os.path.lexists(output)):
+        raise InputError(f"{output} does not exist, so there is no run to resume")
+    corpus = corpus or _piped_corpus(report)
+    selection = replace(take_selection(options), may_be_tokens=True)
+    corpora = resolve_corpora(corpus, selection, _READING, options["corpus_weights"])
+    given = replace(given, device=_own_device(workers, given.device, corpus))
+    reading = {name: options.pop(name) for name in _READING}
+    intervals = Intervals(**{name: options.pop(name) or 0 for name in _INTERVALS})
+    evaluated = resolve_evaluated(options.pop("eval_corpus"))
+    check_chat(given.chat, given.chat_template, SpecialOptions(eos=given.eos))
+    folder = output if given.resume else None
+    vocab, config = options.pop("vocab"), options.pop("config")
+    start = find_starting_point(vocab, given.init, given.chat_template, folder, report)
+    texts = (text.path for each in (*corpora, evaluated) if each for text in each.files)
+    named = filter(None, (config, given.chat_template))
+    explicit = _explicit(options)
+    asked = _Asked(
+        given=given,
+        corpora=corpora,
+        evaluated=evaluated,
+        start=start,
+        reading=reading,
+        settings=start.with_defaults(options, explicit),
+        explicit=explicit,
+        intervals=intervals,
+        separator=_separator(start, given.eos),
+        inputs=[*texts, *start.inputs, *named, *lists_of_files()],
+        workers=workers,
+        report=report,
+    )
+    if not given.resume:
+        asked.check(asked.new_settings().options)
+    return asked
 
 
 @dataclass(frozen=True)
@@ -198,56 +211,41 @@ class _Settled:
     checkpoint: Checkpoint | None = None
 
 
-def _settle_new(asked: _Asked, separator: int | None, backend: Backend | None) -> _Settled:
+def _settle_new(asked: _Asked, backend: Backend | None) -> _Settled:
     """Settle a run that starts at its first step; backend: if there is one already."""
     backend = backend or asked.select_new()
-    settings = asked.settings | {"driver": backend.driver}
-    vocabulary = asked.start.vocabulary
-    made = new_settings(settings, vocabulary.size, asked.start.config, backend)
-    return _Settled(made, backend, vocabulary, separator)
+    settings = asked.new_settings(backend)
+    return _Settled(settings, backend, asked.start.vocabulary, asked.separator)
 
 
-def _settle_resumed(
-    asked: _Asked,
-    folder: RunFolder,
-    checkpoint: Checkpoint,
-    separator: int | None,
-    workers: Workers,
-) -> _Settled:
+def _settle_resumed(asked: _Asked, folder: RunFolder, checkpoint: Checkpoint) -> _Settled:
     """Settle the rest of a run; InputError if what is asked for is another run."""
-    _check_same_init(folder, asked.init)
+    _check_same_init(folder, asked.given.init)
     checkpoint.require_vocabulary(asked.start.vocabulary, asked.start.name)
     settings = resumed_settings(checkpoint, asked.explicit)
-    workers.check(settings.options.grad_accum)
-    asked.intervals.check(settings.options)
+    asked.check(settings.options)
     return _Settled(
         settings,
         asked.select(driver=settings.options.driver),
-        with_chat_template(checkpoint.vocabulary, asked.chat_template),
-        _same_separator(checkpoint, asked.eos, separator),
+        with_chat_template(checkpoint.vocabulary, asked.given.chat_template),
+        _same_separator(checkpoint, asked),
         checkpoint,
     )
 
 
-def _open_run(
-    asked: _Asked,
-    folder: RunFolder,
-    separator: int | None,
-    backend: Backend | None,
-    workers: Workers,
-    report: Reporter,
-) -> tuple[TrainingRun, int]:
+def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tuple[TrainingRun, int]:
     """Start or resume the run of a folder; return it and the bytes of memory that it takes.
 
     backend: of a new run.
     """
-    checkpoint = _find_checkpoint(folder, asked.explicit, report) if asked.resume else None
+    report, workers, resume = asked.report, asked.workers, asked.given.resume
+    checkpoint = _find_checkpoint(asked, folder) if resume else None
     if checkpoint is not None:
-        settled = _settle_resumed(asked, folder, checkpoint, separator, workers)
+        settled = _settle_resumed(asked, folder, checkpoint)
         announce_resuming(report, checkpoint, settled.settings.options)
     else:
-        settled = _settle_new(asked, separator, backend)
-        if asked.resume:
+        settled = _settle_new(asked, backend)
+        if resume:
             report.line(f"{folder.path} has no checkpoint yet: starting at the first step")
     settings, backend = settled.settings, settled.backend
     check_shares(asked.corpora, settings.options)
@@ -260,13 +258,12 @@ def _open_run(
         host_bytes += local_memory(settings.config.parameters)
     if checkpoint is None or checkpoint.state.step < steps:
         announce(report, settings, backend, host_bytes, needed_bytes, workers.count)
-    source, evaluated = _open_sources(asked, folder, settled, workers, report)
+    source, evaluated = _open_sources(asked, folder, settled)
     run = TrainingRun(
         folder,
         settings,
         backend,
         source,
-        source.vocabulary,
         asked.intervals,
         checkpoint,
         needed_bytes,
@@ -275,67 +272,51 @@ def _open_run(
         origin=Origin(_command(), [text.path for each in asked.corpora for text in each.files]),
         evaluation_source=evaluated,
         workers=workers,
-        **callbacks(report, steps),
+        listener=RunReporter(report, steps),
     )
-    if workers.is_first and asked.resume:  # not before: what is refused changes nothing
+    if workers.is_first and resume:  # not before: what is refused changes nothing
         keep_options(folder.path)
     return run, host_bytes
 
 
 def _open_sources(
-    asked: _Asked, folder: RunFolder, settled: _Settled, workers: Workers, report: Reporter
+    asked: _Asked, folder: RunFolder, settled: _Settled
 ) -> tuple[TokenSource, TokenSource | None]:
-    """Open the tokens of a run; change what is in its folder, now that nothing can be wrong."""
-    if workers.is_first and not asked.resume:  # before a text is tokenized, which may end early
+    """Open the tokens of a run; change what is in its folder, now that nothing can be wrong.
+
+    Return those to train on, and those to evaluate on instead of a part of them, if any.
+    """
+    given, report, is_first = asked.given, asked.report, asked.workers.is_first
+    if is_first and not given.resume:  # before a text is tokenized, which may end early
         keep_options(folder.path)
-    resume = asked.resume or not workers.is_first
-    encoding = _encoding_backend(settled.backend, asked.device)
-    source, evaluated = _open_tokens(
-        asked,
-        folder,
-        report,
-        settled.vocabulary,
-        encoding,
-        separator=settled.separator,
-        resume=resume,
-    )
-    if source.foreign_files:
-        report.note(note_of_foreign(source.foreign_files, asked.start.name))
-    if asked.force and workers.is_first:
-        _remove_replaced(folder, (source, evaluated))
-    if settled.checkpoint is not None and workers.is_first:
-        _set_decayed_aside(folder, settled.checkpoint, report)
-    return source, evaluated
-
-
-def _open_tokens(
-    asked: _Asked,
-    folder: RunFolder,
-    report: Reporter,
-    vocabulary: Vocabulary,
-    backend: Backend,
-    **how: Any,
-) -> tuple[TokenSource, TokenSource | None]:
-    """Return the tokens to train on, and those to evaluate on instead of a part of them, if any."""
-    dtype = asked.reading.pop("token_dtype")
+    # Text is encoded by wgpu, no matter what trains.
+    uses_wgpu = settled.backend.driver == "wgpu"
+    backend = settled.backend if uses_wgpu else select_backend(given.device)
     options = make_corpus_options(**asked.reading)
-    templates = Conversations(vocabulary) if asked.chat else nullcontext()
+    templates = Conversations(settled.vocabulary) if given.chat else nullcontext()
     with closing(report), templates as conversations:
         opened: Callable[..., TokenSource] = partial(
             open_tokens,
-            vocabulary=vocabulary,
+            vocabulary=settled.vocabulary,
             vocabulary_name=asked.start.name,
             backend=backend,
             reading=with_chat(options, conversations),
+            separator=settled.separator,
+            resume=given.resume or not is_first,
             progress=report,
-            dtype=dtype,
+            dtype=given.token_dtype,
             told=lambda text: report.note_left_out(left_out_of(text)),
-            **how,
         )
-        source = opened(asked.corpora, folder=folder.tokens)
-        if asked.evaluated is None:
-            return source, None
-        return source, opened([asked.evaluated], folder=folder.evaluation_tokens)
+        source, evaluated = opened(asked.corpora, folder=folder.tokens), None
+        if asked.evaluated is not None:
+            evaluated = opened([asked.evaluated], folder=folder.evaluation_tokens)
+    if source.foreign_files:
+        report.note(note_of_foreign(source.foreign_files, asked.start.name))
+    if is_first and given.force:
+        _remove_replaced(folder, (source, evaluated))
+    if is_first and settled.checkpoint is not None:
+        _set_decayed_aside(folder, settled.checkpoint, report)
+    return source, evaluated
 
 
 def _command() -> str:
@@ -353,16 +334,11 @@ def _own_device(workers: Workers, device: str, corpus: Sequence[str]) -> str:
     return workers.device(device, len(gpus))
 
 
-def _open_folder(workers: Workers, path: str, *, resume: bool, force: bool) -> RunFolder:
+def _open_folder(asked: _Asked, path: str) -> RunFolder:
     """Return the run's folder, locked by the first worker."""
-    if workers.is_first:
-        return open_run_folder(path, resume=resume, force=force)
+    if asked.workers.is_first:
+        return open_run_folder(path, resume=asked.given.resume, force=asked.given.force)
     return RunFolder(Path(path))
-
-
-def _encoding_backend(training: Backend, device: str) -> Backend:
-    """Return where text is encoded: by wgpu, no matter what trains."""
-    return training if training.driver == "wgpu" else select_backend(device)
 
 
 def _piped_corpus(report: Reporter) -> tuple[str, ...]:
@@ -418,43 +394,32 @@ def _written(folder: str, force: bool) -> list[Output]:
     return [Output(str(path), None) for path in (*found, *inside)]
 
 
-def _explicit(settings: dict[str, Any]) -> dict[str, Any]:
+def _explicit(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of `settings` that were given on the command line or in a file."""
-    context = click.get_current_context()
-    given = (
-        ParameterSource.COMMANDLINE,
-        ParameterSource.ENVIRONMENT,
-        ParameterSource.DEFAULT_MAP,
-    )
-    return {
-        name: value
-        for name, value in settings.items()
-        if context.get_parameter_source(name) in given
-    }
+    source_of = click.get_current_context().get_parameter_source
+    return {name: value for name, value in settings.items() if source_of(name) in ASKED}
 
 
-def _same_separator(checkpoint: Checkpoint, eos: str | None, given: int | None) -> int | None:
+def _same_separator(checkpoint: Checkpoint, asked: _Asked) -> int | None:
     """Return the token between documents of a run that is resumed, which --eos may only repeat."""
-    if eos is not None and given != checkpoint.eos_id:
+    if asked.given.eos is not None and asked.separator != checkpoint.eos_id:
         raise InputError(
-            f"--eos is id {given}, but the run in {checkpoint.folder.parent} has "
+            f"--eos is id {asked.separator}, but the run in {checkpoint.folder.parent} has "
             f"{checkpoint.eos_id}: drop it to resume that run, or start a new one"
         )
     return checkpoint.eos_id
 
 
-def _find_checkpoint(
-    folder: RunFolder, explicit: Mapping[str, Any], report: Reporter
-) -> Checkpoint | None:
+def _find_checkpoint(asked: _Asked, folder: RunFolder) -> Checkpoint | None:
     """Return the checkpoint that a run continues from; None if it ended before its first."""
     steps = list_checkpoints(folder.path)
     if not steps:
         return None
     newest = load_checkpoint(folder.path)
-    step = step_to_resume_from(newest, explicit.get("steps"))
+    step = step_to_resume_from(newest, asked.explicit.get("steps"))
     if step == newest.state.step:
         return newest
     if step not in steps:
-        report.note(f"{folder.path} has no checkpoint of step {step}, where its decay began")
+        asked.report.note(f"{folder.path} has no checkpoint of step {step}, where its decay began")
         return newest
     return load_checkpoint(steps[step])

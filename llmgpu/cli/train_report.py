@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import click
@@ -16,6 +15,7 @@ from llmgpu.lm.checkpoints.checkpoint import Checkpoint
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.runs.memory import require_free
 from llmgpu.lm.runs.records import StepRecord
+from llmgpu.lm.runs.run import RunListener
 from llmgpu.lm.runs.settings import RunSettings, explain_schedule
 from llmgpu.memory import Memory, free_memory
 
@@ -61,30 +61,37 @@ def _description(settings: RunSettings, backend: Backend, workers: int) -> str:
     )
 
 
-def callbacks(report: Reporter, steps: int) -> dict[str, Any]:
-    """Return what a run of this many steps calls to say how it is doing."""
-    return {
-        "on_record": partial(_print_record, report, steps),
-        "on_first_step": partial(_print_first_step, report, steps),
-        "note": report.line,
-    }
+class RunReporter(RunListener):
+    """Prints how a run of so many steps is doing."""
 
+    def __init__(self, report: Reporter, steps: int) -> None:
+        """Print to a reporter."""
+        self._report, self._steps = report, steps
 
-def _print_first_step(report: Reporter, steps: int, step: int, loss: float) -> None:
-    report.line(f"step {step}/{steps}: loss {loss:.4f}", step=step, steps=steps, loss=loss)
+    def note(self, text: str) -> None:
+        """Print a line."""
+        self._report.line(text)
 
+    def on_first_step(self, step: int, loss: float) -> None:
+        """Print the first loss."""
+        text = f"step {step}/{self._steps}: loss {loss:.4f}"
+        self._report.line(text, step=step, steps=self._steps, loss=loss)
 
-def _print_record(report: Reporter, steps: int, record: StepRecord, left: float) -> None:
-    text = (
-        f"step {record.step}/{steps}: loss {record.loss:.4f}, norm {record.grad_norm:.3f}, "
-        f"lr {record.learning_rate:.2e}, {human_count(record.tokens_per_second)} tokens/s"
-    )
-    if record.validation_loss is not None:
-        text += f", validation loss {record.validation_loss:.4f}"
-    if record.bits_per_byte is not None:
-        text += f" ({record.bits_per_byte:.4f} bits per byte)"
-    facts = asdict(record) | {"steps": steps, "seconds_left": round(left, 3)}
-    report.line(f"{text}, {human_time(left)} left" if left else text, **facts)
+    def on_record(self, record: StepRecord, seconds_left: float) -> None:
+        """Print what is logged, and the time left."""
+        text = (
+            f"step {record.step}/{self._steps}: loss {record.loss:.4f}, "
+            f"norm {record.grad_norm:.3f}, lr {record.learning_rate:.2e}, "
+            f"{human_count(record.tokens_per_second)} tokens/s"
+        )
+        if record.validation_loss is not None:
+            text += f", validation loss {record.validation_loss:.4f}"
+        if record.bits_per_byte is not None:
+            text += f" ({record.bits_per_byte:.4f} bits per byte)"
+        if seconds_left:
+            text += f", {human_time(seconds_left)} left"
+        facts = {"steps": self._steps, "seconds_left": round(seconds_left, 3)}
+        self._report.line(text, **asdict(record), **facts)
 
 
 def print_summary(report: Reporter, summary: dict[str, Any], *, as_json: bool) -> None:

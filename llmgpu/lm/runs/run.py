@@ -7,18 +7,15 @@ is resumed from a checkpoint on the same device gets the same weights as an unin
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from llmgpu.backend import Backend
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cpu.library import library
-from llmgpu.cpu.tensors import ARITHMETIC
 from llmgpu.errors import CheckpointError, DeviceError
 from llmgpu.files import sync
 from llmgpu.lm.adapters import Adapters
@@ -37,9 +34,8 @@ from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import Batch, Batches, token_bytes
 from llmgpu.lm.data.token_source import TokenSource
-from llmgpu.lm.ops.backends import open_operations
-from llmgpu.lm.ops.products import describe_products, has_fixed_products
 from llmgpu.lm.options import Intervals
+from llmgpu.lm.runs.arithmetic import Arithmetic
 from llmgpu.lm.runs.loss_curve import write_loss_curve
 from llmgpu.lm.runs.memory import SMALLER
 from llmgpu.lm.runs.records import EvaluationTotals, RunLog, StepRecord, read_log
@@ -53,21 +49,28 @@ from llmgpu.resume_key import check_same_run
 from llmgpu.text.chat import end_of_reply
 from llmgpu.version import __version__
 
-# What the log calls the engine that computes on the CPU; earlier versions had only NumPy.
-_IN_NUMPY, _IN_C = "NumPy", f"C (arithmetic {ARITHMETIC})"
 _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # of the last record
+
+
+class RunListener(Protocol):
+    """Is told how a run is doing."""
+
+    def on_record(self, record: StepRecord, seconds_left: float) -> None:
+        """Take a record as it is logged, and how long the other steps take at the pace so far."""
+
+    def on_first_step(self, step: int, loss: float) -> None:
+        """Take the first step of this process and its loss, unless it is logged."""
+
+    def note(self, text: str) -> None:
+        """Take what other tools can't use of a checkpoint, or where a run can be resumed."""
 
 
 class TrainingRun:
     """A run in its folder, which is locked for it.
 
     backend: where to compute. checkpoint: the one to resume from, if any. needed_bytes: what
-    `training_memory` returned. init: the model whose weights a new run begins with. origin:
-    what the model card says it was made from. on_record:
-    called with each record as it is logged, and the seconds that the remaining steps will take at
-    the pace so far. note: called with what other tools can't use of a checkpoint, and where a run
-    that was stopped can be resumed.
-    on_first_step: called with the first step of this process and its loss, unless it is logged.
+    `training_memory` returned. init: the model whose weights a new run begins with. origin: what
+    the model card says it was made from.
     """
 
     def __init__(
@@ -76,7 +79,6 @@ class TrainingRun:
         settings: RunSettings,
         backend: Backend,
         source: TokenSource,
-        vocabulary: Vocabulary,
         intervals: Intervals,
         checkpoint: Checkpoint | None,
         needed_bytes: int,
@@ -86,9 +88,7 @@ class TrainingRun:
         origin: Origin | None = None,
         evaluation_source: TokenSource | None = None,
         workers: Workers = ALONE,
-        on_record: Callable[[StepRecord, float], None],
-        note: Callable[[str], None],
-        on_first_step: Callable[[int, float], None] = lambda step, loss: None,
+        listener: RunListener,
     ) -> None:
         """Make everything that a run needs in memory; start its log or resume it.
 
@@ -97,31 +97,19 @@ class TrainingRun:
                 memory. CheckpointError: the checkpoint does not fit. OutputError: the folder can't
                 be written.
         """
-        self._folder, self._source, self._backend = folder, source, backend
-        self._evaluation_source = evaluation_source
-        self._vocabulary, self._intervals, self._eos_id = vocabulary, intervals, eos_id
-        self._workers = workers
-        self._on_record, self._note = on_record, note
-        self._on_first_step = on_first_step
-        config, self._options = settings.config, settings.options
-        self._batches = Batches(
-            source,
-            self._options.batch_size,
-            config.seq_len,
-            seed=self._options.seed,
-            evaluation_fraction=self._options.evaluation_fraction,
-            evaluation_parts=self._options.evaluation_parts,
-            separator=eos_id,
-            evaluation_source=evaluation_source,
-            weights=self._options.shares,
-        )
-        self._token_bytes = token_bytes(vocabulary)
+        self._folder, self._source = folder, source
+        self._vocabulary, self._intervals, self._eos_id = source.vocabulary, intervals, eos_id
+        self._evaluation_source, self._origin = evaluation_source, origin
+        self._workers, self._listener = workers, listener
+        self._options = settings.options
+        self._batches = self._open_batches(settings.config)
+        self._token_bytes = token_bytes(self._vocabulary)
         if workers.is_first:
             prepare_step_folders(folder.path, 0 if checkpoint is None else checkpoint.state.step)
-        self._in_c = self._chosen_engine(resumed=checkpoint is not None)
-        self._fixed_products = self._chosen_products(resumed=checkpoint is not None)
+        begun = None if checkpoint is None else read_log(folder.log).facts
+        self._arithmetic = Arithmetic.choose(backend, begun)
         try:
-            self._trainer = self._open_trainer(config)
+            self._trainer = self._open_trainer(settings.config)
         except DeviceError as error:
             raise DeviceError(
                 f"{error}; the run needs {needed_bytes:,} bytes in all, {SMALLER}"
@@ -130,20 +118,31 @@ class TrainingRun:
         self._saved_step = -1
         self._last: StepRecord
         self._init_path = None if init is None else str(init.folder)
-        self._origin = origin
         self._set_weights(checkpoint, init)
         self._samples = None
         if workers.is_first:
             self._log = self._open_log(checkpoint, needed_bytes)
             if intervals.sample:
                 model = self._trainer.model
-                self._samples = Samples(folder.samples, model, vocabulary, eos_id)
+                self._samples = Samples(folder.samples, model, self._vocabulary, eos_id)
                 self._samples.keep_up_to(self._trainer.step)
 
-    def _open_trainer(self, config: ModelConfig) -> Trainer:
-        operations = open_operations(
-            self._backend.device, fixed_products=self._fixed_products, in_c=self._in_c
+    def _open_batches(self, config: ModelConfig) -> Batches:
+        options = self._options
+        return Batches(
+            self._source,
+            options.batch_size,
+            config.seq_len,
+            seed=options.seed,
+            evaluation_fraction=options.evaluation_fraction,
+            evaluation_parts=options.evaluation_parts,
+            separator=self._eos_id,
+            evaluation_source=self._evaluation_source,
+            weights=options.shares,
         )
+
+    def _open_trainer(self, config: ModelConfig) -> Trainer:
+        operations = self._arithmetic.open_operations()
         slots = self._intervals.unread_steps(self._options.steps)
         separator = self._eos_id if self._options.document_mask else None
         return Trainer(operations, config, self._options, slots, self._workers, separator)
@@ -160,39 +159,6 @@ class TrainingRun:
         else:
             self._trainer.model.initialise(self._options.seed, self._options.initialisation)
 
-    def _chosen_engine(self, *, resumed: bool) -> bool:
-        """Whether the CPU engine computes: where it is in use, unless NumPy began the run."""
-        if self._backend.device is not None or library() is None:
-            return False
-        return not resumed or read_log(self._folder.log).facts.get("engine", _IN_NUMPY) != _IN_NUMPY
-
-    def _chosen_products(self, *, resumed: bool) -> bool:
-        """Whether matrix products have the same bits with any number of threads, in NumPy."""
-        if resumed:  # runs of earlier versions left the threads to NumPy's library
-            return bool(read_log(self._folder.log).facts.get("fixed_products", False))
-        return self._backend.device is None and has_fixed_products()
-
-    def _arithmetic(self) -> dict[str, str]:
-        """Return what the run's bits depend on beside its options."""
-        if self._backend.device is not None:
-            return {"device": self._backend.description}
-        return {
-            "device": self._backend.description,
-            "engine": _IN_C if self._in_c else _IN_NUMPY,
-            "products": describe_products(fixed=self._fixed_products),
-        }
-
-    def _note_other_bits(self) -> None:
-        """Say so where a resumed run will not have the bits of an uninterrupted one."""
-        begun = {"engine": _IN_NUMPY} | read_log(self._folder.log).facts
-        for name, now in self._arithmetic().items():
-            before = begun.get(name, now if self._fixed_products else "not recorded")
-            if before != now:
-                self._note(
-                    "from here on the bits may differ from those of an uninterrupted run: its "
-                    f"{name} was {before} and is {now} now"
-                )
-
     def _token_facts(self) -> dict[str, Any]:
         source = self._source
         mask = {"loss_mask_crc32": source.mask_checksum} if source.has_mask else {}
@@ -208,8 +174,8 @@ class TrainingRun:
         config = self._trainer.model.config
         return {
             "tool": f"llmgpu {__version__}",
-            **self._arithmetic(),
-            "fixed_products": self._fixed_products,
+            **self._arithmetic.facts(),
+            "fixed_products": self._arithmetic.fixed_products,
             "vocabulary": self._vocabulary.fingerprint,
             "parameters": config.parameters,
             "memory_bytes": needed_bytes,
@@ -264,7 +230,8 @@ class TrainingRun:
         """Start the log, or continue after the record of a checkpoint."""
         if checkpoint is None:
             return RunLog.begin(self._folder.log, self._facts(needed_bytes))
-        self._note_other_bits()
+        for change in self._arithmetic.changes(read_log(self._folder.log).facts):
+            self._listener.note(change)
         state = checkpoint.state
         log = RunLog.resume(self._folder.log, state.step)
         records = read_log(self._folder.log).records
@@ -277,14 +244,14 @@ class TrainingRun:
     def run(self) -> dict[str, Any]:
         """Train to the last step and return a summary, which is empty but for the first worker.
 
-        Ctrl-C, SIGTERM or SIGHUP finishes the current step, writes a checkpoint, calls `note` with
-        it unless that was the last step, and raises KeyboardInterrupt with the signal's number.
+        Ctrl-C, SIGTERM or SIGHUP finishes the current step, writes a checkpoint, notes how to
+        resume and raises KeyboardInterrupt with the signal's number.
 
         Raises:
             TrainingError: a loss or a gradient is not finite; checkpoints are left as they are.
         """
         # Other kernels, or none, would make other bits, and the slowest worker sets the pace.
-        computed = f"{self._backend.driver} in {self._options.precision}"
+        computed = f"{self._arithmetic.backend.driver} in {self._options.precision}"
         self._workers.require_same("WebGPU drivers and precisions", computed)
         self._started = time.perf_counter()
         self._first_step = self._logged_step = self._trainer.step
@@ -309,7 +276,7 @@ class TrainingRun:
                 self._save()
             number = number or max(self._workers.gather(stop[0] if stop else 0))
         if self._trainer.step < self._options.steps:
-            self._note(
+            self._listener.note(
                 f"stopped at step {self._trainer.step:,}; checkpoint in {self._checkpoint()}. To "
                 f"continue: llmgpu train -o {self._folder.path} --resume"
             )
@@ -343,12 +310,12 @@ class TrainingRun:
         if last or evaluate or step % self._intervals.log == 0:
             self._write_record(evaluate=evaluate)
         elif step == self._first_step + 1:
-            self._on_first_step(step, self._trainer.results(1)[0].loss)
+            self._listener.on_first_step(step, self._trainer.results(1)[0].loss)
         # A run of the schedule "wsd" is continued to more steps from where its decay begins.
         if step % self._intervals.save == 0 or step == self._decay_start:
             self._save()
         if self._samples is not None and (last or step % self._intervals.sample == 0):
-            self._note(f"sample of step {step}: {self._samples.take(step)}")
+            self._listener.note(f"sample of step {step}: {self._samples.take(step)}")
             self._measured = time.perf_counter(), step
 
     def _check_steps(self) -> list[StepResult]:
@@ -396,7 +363,7 @@ class TrainingRun:
         # Seconds per step, evaluations and checkpoints included.
         begun, paced_step = self._paced
         pace = (now - begun) / (trainer.step - paced_step)
-        self._on_record(record, pace * (self._options.steps - trainer.step))
+        self._listener.on_record(record, pace * (self._options.steps - trainer.step))
         if evaluate:
             records = read_log(self._folder.log).records
             write_loss_curve(self._folder.loss_curve, records, self._folder.path.name)
@@ -463,7 +430,7 @@ class TrainingRun:
             adapter=self._adapter(),
             stop_ids=self._stop_ids,
             card=self._card(),
-            note=self._note,
+            note=self._listener.note,
         )
 
     def _adapter(self) -> AdapterFiles | None:

@@ -26,8 +26,25 @@ SIZES = {"dim": 16, "layers": 1, "heads": 2, "ffn_dim": 16, "seq_len": 8}
 OPTIONS = {"preset": "tiny", "batch_size": 2, "learning_rate": 1e-3, "min_learning_rate": 0.0}
 
 
+class Heard:
+    """Keeps what a run says: records with the seconds that are left, and notes; first losses."""
+
+    def __init__(self, heard: list[Any], first: list[tuple[int, float]]) -> None:
+        self.note, self._heard, self._first = heard.append, heard, first
+
+    def on_record(self, record: StepRecord, seconds_left: float) -> None:
+        self._heard.append((record, seconds_left))
+
+    def on_first_step(self, step: int, loss: float) -> None:
+        self._first.append((step, loss))
+
+
 def prepared(
-    folder: RunFolder, heard: list[Any], checkpoint: Checkpoint | None = None, **asked: Any
+    folder: RunFolder,
+    heard: list[Any],
+    checkpoint: Checkpoint | None = None,
+    first: list[tuple[int, float]] | None = None,
+    **asked: Any,
 ) -> TrainingRun:
     """A run on a sample text; `heard` gets each record with the seconds that are left."""
     text = folder.path.parent / "text.txt"
@@ -42,12 +59,10 @@ def prepared(
         settings,
         NUMPY,
         source,
-        vocabulary,
         intervals,
         checkpoint,
         training_memory(settings, NUMPY, intervals.unread_steps(settings.options.steps)),
-        on_record=lambda record, left: heard.append((record, left)),
-        note=heard.append,
+        listener=Heard(heard, [] if first is None else first),
     )
 
 
@@ -55,12 +70,8 @@ def test_the_first_loss_is_told_at_once_unless_it_is_logged(tmp_path: Path) -> N
     heard: list[tuple[StepRecord, float]] = []
     told: list[tuple[int, float]] = []
     with open_run_folder(tmp_path / "run") as folder:
-        run = prepared(folder, heard, steps=4)
-        run._on_first_step = lambda step, loss: told.append((step, loss))
-        run.run()
-        resumed = prepared(folder, heard, load_checkpoint(folder.path), steps=5)
-        resumed._on_first_step = lambda step, loss: told.append((step, loss))
-        resumed.run()
+        prepared(folder, heard, first=told, steps=4).run()
+        prepared(folder, heard, load_checkpoint(folder.path), told, steps=5).run()
     assert [step for step, _ in told] == [1] and heard[-1][0].step == 5
     assert abs(told[0][1] - heard[0][0].loss) < 1  # a mean over two steps
 
