@@ -75,19 +75,12 @@ def bpe_train(
     job = _part_job(part, corpus, counts_output if counts_only else None, report)
     counts_output = job.output if job.part else counts_output
     found = resolve_texts(corpus, selection) if corpus else None
-    read = [
-        *from_counts,
-        *_seed_files(settings["seed_vocab"]),
-        *_paths_of(found),
-        *lists_of_files(),
-    ]
+    read = [*from_counts, *_seed_files(settings["seed_vocab"]), *_paths_of(found)]
     loaded = _load_counts(from_counts, settings) if from_counts else None
     resumed = checkpoint if resume else None
-    options, reading = _take_options(settings, loaded, resumed, report)
+    options, how, key = _take_options(settings, selection, loaded, resumed, report)
     outputs = {} if counts_only else _name_outputs(output, options.sizes)
     _check_checkpoint_options(checkpoint, resume, options, counts_only)
-    how = make_corpus_options(**reading)
-    key = _reading_key(reading, selection)
     found, finished = _take_part(job, found, options, how, key)
     if finished:
         report.line(f"nothing to do: {counts_output} has all of part {job.part}")
@@ -97,22 +90,22 @@ def bpe_train(
         run = {**options.facts(), FILES: list(map(file_facts, paths)), **key}
         made = [*outputs.values(), *filter(None, [counts_output])]
         if resumed and STANDARD_INPUT not in paths and Checkpoint.is_done(resumed, run, made):
-            _tell_done(outputs, report, as_json=as_json)
-            return
+            return _tell_done(outputs, report, as_json=as_json)
         before = time.perf_counter()
         plan = _plan(options, device, text, loaded, how.limit)
         written = _written(outputs.values(), counts_output, checkpoint, resume)
-        check_outputs([*written, *job.outputs], read, force=force)
+        check_outputs([*written, *job.outputs], [*read, *lists_of_files()], force=force)
         seconds = {"total": 0.0, "open device": time.perf_counter() - before}
-        _announce(report, plan)
-        source = _either(loaded, text)
+        report.line(f"training on {plan.merging.description}")
+        _print_notes(report, plan.notes)
+        source = loaded or text
+        assert source is not None
         if counts_only:
             summary = _count(source, plan, counts_output, report, is_part=job.part is not None)
         else:
             with _open_checkpoint(checkpoint, resume, run, made, report) as kept:
                 result = _train(source, plan, kept, outputs, counts_output, report)
             summary = _summary(result, plan, text, outputs, seconds)
-            _print_notes(report, result.notes)
     summary["estimated_memory_bytes"] = report.needed_bytes
     summary["seconds"]["total"] = round(time.perf_counter() - start, 3)
     job.finish(summary)
@@ -186,6 +179,7 @@ def _train(
             report.close()
         for size, vocabulary in result.vocabularies.items():
             files[size].writelines(vocabulary.packed())
+    _print_notes(report, result.notes)
     return result
 
 
@@ -203,12 +197,6 @@ def _reading_key(reading: dict[str, Any], selection: Selection) -> dict[str, Any
     if reading["bad_rows"] == CorpusOptions.bad_rows:
         reading = {name: value for name, value in reading.items() if name != "bad_rows"}
     return reading if asked == AUTO else {**reading, "input_format": asked}
-
-
-def _either(loaded: WordCounts | None, text: Corpus | None) -> Corpus | WordCounts:
-    source = loaded or text
-    assert source is not None
-    return source
 
 
 def _check_sources(
@@ -290,9 +278,13 @@ def _seed_files(path: str | None) -> list[str]:
 
 
 def _take_options(
-    settings: dict[str, Any], loaded: WordCounts | None, resumed: str | None, report: Reporter
-) -> tuple[TrainingOptions, dict[str, Any]]:
-    """Return what to train, and the values of `corpus_options`.
+    settings: dict[str, Any],
+    selection: Selection,
+    loaded: WordCounts | None,
+    resumed: str | None,
+    report: Reporter,
+) -> tuple[TrainingOptions, CorpusOptions, dict[str, Any]]:
+    """Return what to train, how text is read, and what a resume key says of that.
 
     resumed: the checkpoint of the run that is resumed.
     """
@@ -321,7 +313,8 @@ def _take_options(
     special = (*(seed.special_tokens if seed else ()), *options.special_tokens)
     if loaded:
         require_counted_for(loaded, options, special)
-    return options, reading | {"doc_separators": reading["doc_separators"] + special}
+    reading |= {"doc_separators": reading["doc_separators"] + special}
+    return options, make_corpus_options(**reading), _reading_key(reading, selection)
 
 
 def _name_outputs(output: str, sizes: tuple[int, ...]) -> dict[int, str]:
@@ -394,11 +387,6 @@ def _open_checkpoint(
         checkpoint.remove()
     else:
         checkpoint.finish(run, made)
-
-
-def _announce(report: Reporter, plan: Plan) -> None:
-    report.line(f"training on {plan.merging.description}")
-    _print_notes(report, plan.notes)
 
 
 def _print_notes(report: Reporter, notes: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from llmgpu.backend import start_selecting
+from llmgpu.backend import Backend, start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
 from llmgpu.bpe.interchange.open import open_vocabulary
@@ -62,7 +62,6 @@ def count(
     paths: tuple[str, ...],
     vocabs: tuple[str, ...],
     per: str,
-    line_documents: bool,
     sort: str | None,
     budget: int | None,
     budget_per_file: int | None,
@@ -80,31 +79,15 @@ def count(
     if per in ("document", "total"):
         refuse_given(("sort",), f"has no effect with --per {per}")
     selection = take_selection(reading)
-    options = make_corpus_options(line_documents=line_documents, **reading)
+    options = make_corpus_options(**reading)
     lenient = None if encoding.chat else options.text_field
     selection = replace(selection, lenient_field=lenient, listed=listed)
     job = PartJob(part, STANDARD_OUTPUT, report)
     begin = time.perf_counter()
     with keep_input(paths, len(vocabs), selection) as (sources, kept):
         sources = job.take(sources, options)
-        selected = start_selecting(device, sources.total_bytes, gpu_from(GPU_FROM), joins=True)
-        vocabularies = [
-            encoding.with_template(open_vocabulary(name, note=report.note)) for name in vocabs
-        ]
-        for vocabulary in vocabularies:
-            prepare_vocabulary(vocabulary, device)
-        backend = selected()
-        encoders = []
-        for vocabulary in vocabularies:
-            special = encoding.special_tokens(vocabulary, report)
-            encoder = open_encoder(
-                vocabulary,
-                backend,
-                special=special,
-                threads=threads,
-                text_bytes=sources.total_bytes,
-            )
-            encoders.append((vocabulary, encoder))
+        size = sources.total_bytes
+        backend, encoders = _open_encoders(vocabs, encoding, device, threads, size, report)
         lengths = [DocumentLengths() for _ in vocabs] if per == "document" else None
         rows, summary = _count(encoders, sources, options, encoding, report, lengths)
     rows = [row._replace(path=STANDARD_INPUT) if row.path == kept else row for row in rows]
@@ -115,16 +98,16 @@ def count(
         rows.sort(key=ORDERS[sort])
     total = Row("total", summary["text_bytes"], summary["tokens"])
     report.note_left_out(summary)
-    facts = {
-        "vocabularies": list(vocabs),
-        "fingerprints": [vocabulary.fingerprint for vocabulary in vocabularies],
-        "device": backend.description,
-        "seconds": round(time.perf_counter() - begin, 3),
-    }
-    if per in ("file", "folder"):
-        facts[f"{per}s"] = [row._asdict() for row in rows]
     if as_json:
-        print_json(summary | facts, to_stderr=False)
+        summary |= {
+            "vocabularies": list(vocabs),
+            "fingerprints": [vocabulary.fingerprint for vocabulary, _ in encoders],
+            "device": backend.description,
+            "seconds": round(time.perf_counter() - begin, 3),
+        }
+        if per in ("file", "folder"):
+            summary[f"{per}s"] = [row._asdict() for row in rows]
+        print_json(summary, to_stderr=False)
     elif lengths:
         _print_lengths(labels_of(vocabs), summary["document_tokens"])
     else:
@@ -132,6 +115,35 @@ def count(
     if largest:
         _check_budget(budget_per_file, vocabs, largest, f"{source_name(largest.path)}: ")
     _check_budget(budget, vocabs, total)
+
+
+def _open_encoders(
+    vocabs: Sequence[str],
+    encoding: EncodingOptions,
+    device: str,
+    threads: int | None,
+    text_bytes: int | None,
+    report: Reporter,
+) -> tuple[Backend, list[tuple[Vocabulary, Encoder]]]:
+    """Open the device, and each vocabulary with an encoder."""
+    selected = start_selecting(device, text_bytes, gpu_from(GPU_FROM), joins=True)
+    vocabularies = [
+        encoding.with_template(open_vocabulary(name, note=report.note)) for name in vocabs
+    ]
+    for vocabulary in vocabularies:
+        prepare_vocabulary(vocabulary, device)
+    backend = selected()
+    encoders = [
+        open_encoder(
+            vocabulary,
+            backend,
+            special=encoding.special_tokens(vocabulary, report),
+            threads=threads,
+            text_bytes=text_bytes,
+        )
+        for vocabulary in vocabularies
+    ]
+    return backend, list(zip(vocabularies, encoders, strict=True))
 
 
 def _named_paths(

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from llmgpu.backend import select_backend
+from llmgpu.backend import Backend, select_backend
 from llmgpu.bpe.encoding.special_encoding import NO_SPECIAL_TOKENS
 from llmgpu.cli.chat import check_chat, with_chat_template
 from llmgpu.cli.console import Reporter, is_terminal, print_json, print_result
@@ -21,6 +21,7 @@ from llmgpu.cli.prompts import Prompt, continue_prompts, from_user, prompt_ids, 
 from llmgpu.errors import InputError
 from llmgpu.input_files import decode_text, naming, number_of, printable
 from llmgpu.lm.checkpoints.checkpoint import open_model
+from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.generating.continuation import Continuation, Ends
 from llmgpu.lm.generating.generator import Generator
 from llmgpu.lm.generating.sampling import Sampler
@@ -64,15 +65,9 @@ def generate(
     wanted = [(each, prompt_ids(tokenizer, conversations, each, saved)) for each in texts]
     backend = select_backend(device, matrices=True, note=report.note)
     report.line(f"generating on {backend.description} with {saved.folder}")
-    longest = max(len(ids) for _, ids in wanted)
-    has_units = backend.device is not None and bool(backend.device.matrix_shapes)
-    model = Model(
-        open_operations(backend.device, fixed_products=True),
-        saved.config.generating(longest + max_new_tokens),
-        half=precision == "f16",
-        mixed=precision == "f16" and has_units,
+    model = _open_model(
+        saved, backend, max(len(ids) for _, ids in wanted) + max_new_tokens, precision
     )
-    model.load(saved.weights.__getitem__)
     sequences = 1 if prompts is None else min(batch_size, len(wanted))
     generator = Generator(model, saved.vocabulary.size, sequences)
     ends = Ends(
@@ -83,25 +78,30 @@ def generate(
     start = time.perf_counter()
     if prompts is not None:
         count = continue_prompts(generator, wanted, saved.vocabulary, options, ends)
-        seconds = time.perf_counter() - start
-        _report_rate(report, count, seconds)
-        if as_json:
-            sums = {"prompts": len(wanted), "tokens": count, "seconds": round(seconds, 3)}
-            where = {"device": backend.description, "checkpoint": str(saved.folder)}
-            print_json({**sums, **where}, to_stderr=True)
-        return
-    one = Continuation(saved.vocabulary, wanted[0][1], Sampler(options), ends)
-    if as_json:
-        deque(generator.continue_all([one.request()]), maxlen=0)
+        summary: dict[str, Any] = {"prompts": len(wanted), "tokens": count}
     else:
-        _print_text(texts[0].text, one, generator)
+        one = Continuation(saved.vocabulary, wanted[0][1], Sampler(options), ends)
+        _continue_one(texts[0].text, one, generator, is_printed=not as_json)
+        count = len(one.ids)
+        summary = {"prompt": texts[0].printed(), "prompt_ids": one.prompt_ids, **one.describe()}
     seconds = time.perf_counter() - start
-    _report_rate(report, len(one.ids), seconds)
+    report.line(f"{number_of(count, 'token')} in {seconds:.2f} s, {count / seconds:.1f} tokens/s")
     if as_json:
-        facts = {"seconds": round(seconds, 3), "device": backend.description}
-        given = {"prompt": texts[0].printed(), "prompt_ids": one.prompt_ids}
-        summary = {**given, **one.describe(), **facts}
-        print_json(summary | {"checkpoint": str(saved.folder)}, to_stderr=False)
+        summary |= {"seconds": round(seconds, 3), "device": backend.description}
+        print_json(summary | {"checkpoint": str(saved.folder)}, to_stderr=prompts is not None)
+
+
+def _open_model(saved: SavedModel, backend: Backend, tokens: int, precision: Precision) -> Model:
+    """Return a model with its weights, for sequences of up to so many tokens."""
+    has_units = backend.device is not None and bool(backend.device.matrix_shapes)
+    model = Model(
+        open_operations(backend.device, fixed_products=True),
+        saved.config.generating(tokens),
+        half=precision == "f16",
+        mixed=precision == "f16" and has_units,
+    )
+    model.load(saved.weights.__getitem__)
+    return model
 
 
 def _given_prompts(
@@ -121,10 +121,6 @@ def _given_prompts(
     return read_prompts(prompts, field, chat=chat)
 
 
-def _report_rate(report: Reporter, count: int, seconds: float) -> None:
-    report.line(f"{number_of(count, 'token')} in {seconds:.2f} s, {count / seconds:.1f} tokens/s")
-
-
 def _single_prompt(prompt: str | None, report: Reporter) -> str:
     """Return the prompt; that of a pipe without the line end at its end."""
     if prompt is None:
@@ -140,8 +136,13 @@ def _single_prompt(prompt: str | None, report: Reporter) -> str:
         return decode_text(sys.stdin.buffer.read()).removesuffix("\n")
 
 
-def _print_text(prompt: str, one: Continuation, generator: Generator) -> None:
-    """Print the prompt, and the text as it is made."""
+def _continue_one(
+    prompt: str, one: Continuation, generator: Generator, *, is_printed: bool
+) -> None:
+    """Make the text; if it is printed, with the prompt before it and as it is made."""
+    if not is_printed:
+        deque(generator.continue_all([one.request()]), maxlen=0)
+        return
     is_shown = is_terminal(sys.stdout)
     for text in _characters(prompt, _pieces(one, generator)):
         print_result(printable(text, keep="\n\t") if is_shown else text, end="")

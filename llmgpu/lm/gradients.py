@@ -42,9 +42,7 @@ from llmgpu.lm.ops.tensor import Packed, Tensor
 
 LOGITS_BYTES = 2_000_000_000  # of one block of rows, where a tensor may be as large
 MIXED_LOGITS_BYTES = 500_000_000  # where their gradient in half precision takes memory, too
-ROW_ALIGNMENT = (
-    64  # float32 rows of one number: a block of this many starts at a multiple of 256 bytes
-)
+ROW_ALIGNMENT = 64  # float32 rows of one number: a block of so many starts at a multiple of 256 B
 
 
 class LayerGradients:
@@ -177,9 +175,7 @@ class LossGraph:
     ) -> None:
         """Make the activations of all layers, or of only one if there are no gradients to find."""
         self.model = model
-        self._padded = padded
-        self._separator = separator
-        self._recompute = recompute
+        self._padded, self._separator, self._recompute = padded, separator, recompute
         self.rows = batch * seq
         ops, config = model.operations, model.config
         self._shape = model.attention_shape(batch, seq)

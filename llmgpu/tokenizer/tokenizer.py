@@ -108,10 +108,8 @@ class Tokenizer(Decoder):
         Raises VocabularyError for a file that can't be read exactly, LlmgpuError for an unknown
         pattern. Notes go to the log "llmgpu", at level INFO.
         """
-        vocabulary = tiktoken.read(
-            path, pattern=pattern, special_tokens=special_tokens, note=_log.info
-        )
-        return cls(vocabulary, device)
+        found = tiktoken.read(path, pattern=pattern, special_tokens=special_tokens, note=_log.info)
+        return cls(found, device)
 
     @classmethod
     def from_huggingface(cls, path: str | Path, *, device: str = "auto") -> Tokenizer:

@@ -308,11 +308,7 @@ class Operations(ABC):
 
     @abstractmethod
     def join_heads(
-        self,
-        grad: AttentionGradients,
-        rotation: Rotation,
-        grad_x: Tensor,
-        starts: Sequence[int],
+        self, grad: AttentionGradients, rotation: Rotation, grad_x: Tensor, starts: Sequence[int]
     ) -> None:
         """Write the gradient of what `split_heads` takes, float16, from those of q, k and v."""
 
