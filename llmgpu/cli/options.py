@@ -182,27 +182,16 @@ def _set_log_format(context: click.Context, parameter: click.Parameter, value: s
 
 
 output_options = option_group(
-    click.option(
-        "--json",
-        "as_json",
-        is_flag=True,
-        help="Print the summary as a JSON object on the last line of stdout, or of stderr if "
-        "stdout carries data.",
-    ),
-    click.option(
-        "--quiet", "-q", is_flag=True, help="Suppress everything on stderr except errors."
-    ),
-    click.option(
-        "--log-format",
-        type=click.Choice(["text", "json"]),
-        default="text",
-        show_default=True,
-        expose_value=False,
-        callback=_set_log_format,
-        help="Format of progress and notes on stderr; json writes an object per line.",
-    ),
+    click.option("--json", "as_json", is_flag=True,
+                 help="Print the summary as a JSON object on the last line of stdout, or of stderr "
+                 "if stdout carries data."),
+    click.option("--quiet", "-q", is_flag=True,
+                 help="Suppress everything on stderr except errors."),
+    click.option("--log-format", type=click.Choice(["text", "json"]), default="text",
+                 show_default=True, expose_value=False, callback=_set_log_format,
+                 help="Format of progress and notes on stderr; json writes an object per line."),
     click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback on errors."),
-)
+)  # fmt: skip
 
 
 def _limit_regex(context: click.Context, parameter: click.Parameter, seconds: float | None) -> None:
@@ -214,55 +203,26 @@ def _limit_regex(context: click.Context, parameter: click.Parameter, seconds: fl
 
 # How text is read: `make_corpus_options` takes them.
 corpus_options = option_group(
-    click.option(
-        "--limit",
-        type=BYTE_SIZE,
-        metavar="SIZE",
-        help="Read at most this much text: 4096, 100MB, 2GiB.",
-    ),
-    click.option(
-        "--doc-separator",
-        "doc_separators",
-        type=TEXT,
-        multiple=True,
-        metavar="TEXT",
-        help="Split documents at this text and drop it; with tokenize --decode, write it between "
-        "documents. Repeatable.",
-    ),
-    click.option(
-        "--encoding-errors",
-        type=click.Choice(["raw", "strict", "replace"]),
-        default="raw",
-        show_default=True,
-        help="What to do with invalid UTF-8: keep the bytes (raw), fail and name the offset "
-        "(strict), or insert U+FFFD (replace).",
-    ),
-    click.option(
-        "--text-field",
-        type=TEXT,
-        default="text",
-        show_default=True,
-        metavar="NAME",
-        help="Field of .jsonl lines, or column of .parquet files, to read text from. Rows "
-        "without text are skipped and counted.",
-    ),
-    click.option(
-        "--bad-rows",
-        type=click.Choice(["error", "skip"]),
-        default="error",
-        show_default=True,
-        help="What to do with .jsonl lines that are not JSON objects, or whose field is not "
-        "text: fail and name the line, or skip and count them.",
-    ),
-    click.option(
-        "--regex-seconds",
-        type=click.FloatRange(min=0, min_open=True),
-        metavar="SECONDS",
-        expose_value=False,
-        callback=_limit_regex,
-        help="CPU time limit per megabyte for a custom pattern.  [default: 30]",
-    ),
-)
+    click.option("--limit", type=BYTE_SIZE, metavar="SIZE",
+                 help="Read at most this much text: 4096, 100MB, 2GiB."),
+    click.option("--doc-separator", "doc_separators", type=TEXT, multiple=True, metavar="TEXT",
+                 help="Split documents at this text and drop it; with tokenize --decode, write it "
+                 "between documents. Repeatable."),
+    click.option("--encoding-errors", type=click.Choice(["raw", "strict", "replace"]),
+                 default="raw", show_default=True,
+                 help="What to do with invalid UTF-8: keep the bytes (raw), fail and name the "
+                 "offset (strict), or insert U+FFFD (replace)."),
+    click.option("--text-field", type=TEXT, default="text", show_default=True, metavar="NAME",
+                 help="Field of .jsonl lines, or column of .parquet files, to read text from. Rows "
+                 "without text are skipped and counted."),
+    click.option("--bad-rows", type=click.Choice(["error", "skip"]), default="error",
+                 show_default=True,
+                 help="What to do with .jsonl lines that are not JSON objects, or whose field is "
+                 "not text: fail and name the line, or skip and count them."),
+    click.option("--regex-seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+                 expose_value=False, callback=_limit_regex,
+                 help="CPU time limit per megabyte for a custom pattern.  [default: 30]"),
+)  # fmt: skip
 
 
 def make_corpus_options(
@@ -290,57 +250,31 @@ def make_corpus_options(
 
 # Special tokens: see `llmgpu.cli.chat.EncodingOptions`.
 special_options = option_group(
-    click.option(
-        "--allowed-special",
-        type=TEXT,
-        multiple=True,
-        metavar="TEXT|all",
-        help="Encode this special token as its id where it occurs in the text; by default it "
-        "is encoded like any other text. Repeatable.",
-    ),
-    click.option(
-        "--disallow-special",
-        type=TEXT,
-        multiple=True,
-        metavar="TEXT|all",
-        help="Fail if the text contains this special token (all: any not allowed). Repeatable.",
-    ),
-    click.option(
-        "--bos",
-        type=TEXT,
-        metavar="ID|TEXT",
-        help="Prepend this token to each document, given as an id or as its text.",
-    ),
-    click.option(
-        "--eos",
-        type=TEXT,
-        metavar="ID|TEXT",
-        help="Append this token to each document, given as an id or as its text.",
-    ),
-    click.option(
-        "--add-special-tokens",
-        is_flag=True,
-        help="Add the special tokens that the vocabulary's tokenizer.json adds around a text, "
-        "such as a beginning-of-text token.",
-    ),
-)
+    click.option("--allowed-special", type=TEXT, multiple=True, metavar="TEXT|all",
+                 help="Encode this special token as its id where it occurs in the text; by default "
+                 "it is encoded like any other text. Repeatable."),
+    click.option("--disallow-special", type=TEXT, multiple=True, metavar="TEXT|all",
+                 help="Fail if the text contains this special token (all: any not allowed). "
+                 "Repeatable."),
+    click.option("--bos", type=TEXT, metavar="ID|TEXT",
+                 help="Prepend this token to each document, given as an id or as its text."),
+    click.option("--eos", type=TEXT, metavar="ID|TEXT",
+                 help="Append this token to each document, given as an id or as its text."),
+    click.option("--add-special-tokens", is_flag=True,
+                 help="Add the special tokens that the vocabulary's tokenizer.json adds around a "
+                 "text, such as a beginning-of-text token."),
+)  # fmt: skip
 
 
 # Conversations: see `llmgpu.tokens.conversations`.
 chat_options = option_group(
-    click.option(
-        "--chat",
-        is_flag=True,
-        help="Treat each .jsonl line or .parquet row as a conversation, with its messages in "
-        "--text-field (default: messages). It is rendered with the vocabulary's chat template; "
-        "train computes the loss on assistant tokens only.",
-    ),
-    click.option(
-        "--chat-template",
-        metavar="FILE",
-        help="Jinja template for --chat.  [default: the vocabulary's, else ChatML]",
-    ),
-)
+    click.option("--chat", is_flag=True,
+                 help="Treat each .jsonl line or .parquet row as a conversation, with its messages "
+                 "in --text-field (default: messages). It is rendered with the vocabulary's chat "
+                 "template; train computes the loss on assistant tokens only."),
+    click.option("--chat-template", metavar="FILE",
+                 help="Jinja template for --chat.  [default: the vocabulary's, else ChatML]"),
+)  # fmt: skip
 
 
 def id_or_text(token: str | None) -> int | str | None:

@@ -25,32 +25,19 @@ SOURCE_OPTIONS = ("input_format", "exclude", "gitignore", "files_from")
 
 
 source_options = option_group(
-    click.option(
-        "--input-format",
-        type=click.Choice(INPUT_FORMATS),
-        default="auto",
-        show_default=True,
-        help="Format of the input; auto goes by the file name. text is plain text, bytes reads "
-        "any file as raw bytes.",
-    ),
-    click.option(
-        "--exclude",
-        type=TEXT,
-        multiple=True,
-        metavar="GLOB",
-        help="Exclude files and folders with this name ('*.min.js'), or with this path inside "
-        "a folder ('docs/old/*'). Repeatable.",
-    ),
-    click.option(
-        "--gitignore", is_flag=True, help="Skip files in folders that .gitignore ignores."
-    ),
-    click.option(
-        "--files-from",
-        metavar="FILE|-",
-        help="Read more file names from FILE or standard input, one per line or separated by "
-        "NUL bytes (find -print0).",
-    ),
-)
+    click.option("--input-format", type=click.Choice(INPUT_FORMATS), default="auto",
+                 show_default=True,
+                 help="Format of the input; auto goes by the file name. text is plain text, bytes "
+                 "reads any file as raw bytes."),
+    click.option("--exclude", type=TEXT, multiple=True, metavar="GLOB",
+                 help="Exclude files and folders with this name ('*.min.js'), or with this path "
+                 "inside a folder ('docs/old/*'). Repeatable."),
+    click.option("--gitignore", is_flag=True,
+                 help="Skip files in folders that .gitignore ignores."),
+    click.option("--files-from", metavar="FILE|-",
+                 help="Read more file names from FILE or standard input, one per line or separated "
+                 "by NUL bytes (find -print0)."),
+)  # fmt: skip
 
 
 def named_files(paths: Sequence[str], files_from: str | None) -> tuple[str, ...]:

@@ -6,22 +6,22 @@ from typing import Any
 
 import click
 
-from llmgpu.cli.options import corpus_options, device_option, output_options
+from llmgpu.cli.options import corpus_options, device_option, option_group, output_options
+
+_options = option_group(
+    click.option("--on", "texts", multiple=True, metavar="PATH",
+                 help="Also compare on this text: a file, folder or glob, or - for standard input. "
+                 "Repeatable."),
+    corpus_options,
+    device_option,
+    output_options,
+)  # fmt: skip
 
 
 @click.command("compare-vocabs")
 @click.argument("first", metavar="VOCAB")
 @click.argument("second", metavar="VOCAB")
-@click.option(
-    "--on",
-    "texts",
-    multiple=True,
-    metavar="PATH",
-    help="Also compare on this text: a file, folder or glob, or - for standard input. Repeatable.",
-)
-@corpus_options
-@device_option
-@output_options
+@_options
 def compare_vocabs(**options: Any) -> None:
     """Compare two vocabularies: tokens by script and length and, with --on, bytes per token.
 

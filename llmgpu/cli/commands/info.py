@@ -6,45 +6,32 @@ from typing import Any
 
 import click
 
-from llmgpu.cli.options import force_option, output_options
+from llmgpu.cli.options import force_option, option_group, output_options
 from llmgpu.cli.values import TEXT
+
+_options = option_group(
+    click.option("--tokens", is_flag=True, help="List the tokens: id and text."),
+    click.option("--merges", is_flag=True, help="List the merges in order: id and both parts."),
+    click.option("--first", type=click.IntRange(min=1), metavar="N",
+                 help="List only N tokens or merges."),
+    click.option("--search", type=TEXT, metavar="REGEX",
+                 help="List only tokens whose text matches this regular expression anywhere."),
+    click.option("--id", "ids", type=click.IntRange(min=0), multiple=True, metavar="ID",
+                 help="List only this token. Repeatable."),
+    click.option("--report", metavar="PAGE",
+                 help="Write an HTML page about the vocabulary: token lengths, scripts and the "
+                 "longest tokens."),
+    click.option("--on", "texts", multiple=True, metavar="PATH",
+                 help="Text for --report, which then plots bytes per token by number of merges. "
+                 "Repeatable."),
+    force_option,
+    output_options,
+)  # fmt: skip
 
 
 @click.command()
 @click.argument("file", required=False)
-@click.option("--tokens", is_flag=True, help="List the tokens: id and text.")
-@click.option("--merges", is_flag=True, help="List the merges in order: id and both parts.")
-@click.option(
-    "--first", type=click.IntRange(min=1), metavar="N", help="List only N tokens or merges."
-)
-@click.option(
-    "--search",
-    type=TEXT,
-    metavar="REGEX",
-    help="List only tokens whose text matches this regular expression anywhere.",
-)
-@click.option(
-    "--id",
-    "ids",
-    type=click.IntRange(min=0),
-    multiple=True,
-    metavar="ID",
-    help="List only this token. Repeatable.",
-)
-@click.option(
-    "--report",
-    metavar="PAGE",
-    help="Write an HTML page about the vocabulary: token lengths, scripts and the longest tokens.",
-)
-@click.option(
-    "--on",
-    "texts",
-    multiple=True,
-    metavar="PATH",
-    help="Text for --report, which then plots bytes per token by number of merges. Repeatable.",
-)
-@force_option
-@output_options
+@_options
 def info(**options: Any) -> None:
     """Show the GPUs of this machine, or describe FILE.
 

@@ -6,29 +6,21 @@ from typing import Any
 
 import click
 
-from llmgpu.cli.options import force_option, output_options
+from llmgpu.cli.options import force_option, option_group, output_options
 from llmgpu.cli.values import FILE_WEIGHT
+
+_merge_word_counts_options = option_group(
+    click.option("--output", "-o", required=True, metavar="FILE", help="Output file."),
+    click.option("--weight", "weights", type=FILE_WEIGHT, multiple=True, metavar="COUNTS=N",
+                 help="Count this file N times. Repeatable."),
+    force_option,
+    output_options,
+)  # fmt: skip
 
 
 @click.command("merge-word-counts")
 @click.argument("counts", nargs=-1, required=True, metavar="COUNTS...")
-@click.option(
-    "--output",
-    "-o",
-    required=True,
-    metavar="FILE",
-    help="Output file.",
-)
-@click.option(
-    "--weight",
-    "weights",
-    type=FILE_WEIGHT,
-    multiple=True,
-    metavar="COUNTS=N",
-    help="Count this file N times. Repeatable.",
-)
-@force_option
-@output_options
+@_merge_word_counts_options
 def merge_word_counts(**options: Any) -> None:
     """Add up word counts written by bpe-train --counts-only.
 
@@ -44,17 +36,17 @@ def merge_word_counts(**options: Any) -> None:
     merging.merge_word_counts(**options)
 
 
+_merge_shards_options = option_group(
+    click.option("--output", "-o", required=True, metavar="MANIFEST",
+                 help="Manifest to write, in the same folder as the shards."),
+    force_option,
+    output_options,
+)  # fmt: skip
+
+
 @click.command("merge-shards")
 @click.argument("manifests", nargs=-1, required=True, metavar="MANIFEST...")
-@click.option(
-    "--output",
-    "-o",
-    required=True,
-    metavar="MANIFEST",
-    help="Manifest to write, in the same folder as the shards.",
-)
-@force_option
-@output_options
+@_merge_shards_options
 def merge_shards(**options: Any) -> None:
     """Write one manifest for the shards of all parts written by tokenize --part.
 

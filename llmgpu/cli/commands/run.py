@@ -6,33 +6,23 @@ from typing import Any
 
 import click
 
-from llmgpu.cli.options import output_options
+from llmgpu.cli.options import option_group, output_options
+
+_options = option_group(
+    click.option("--ray", required=True, metavar="auto|ADDRESS|local:N",
+                 help="Ray cluster: the one this machine belongs to (auto), the one at ADDRESS, or "
+                 "a temporary one with N workers on this machine (local:2)."),
+    click.option("--parts", type=click.IntRange(min=1, max=999_999), metavar="N",
+                 help="Number of parts to split the work into.  [default: 4 per worker]"),
+    click.option("--cpus", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+                 help="CPUs and threads per part."),
+    output_options,
+)  # fmt: skip
 
 
 @click.command("run")
-@click.option(
-    "--ray",
-    required=True,
-    metavar="auto|ADDRESS|local:N",
-    help="Ray cluster: the one this machine belongs to (auto), the one at ADDRESS, or a temporary "
-    "one with N workers on this machine (local:2).",
-)
-@click.option(
-    "--parts",
-    type=click.IntRange(min=1, max=999_999),
-    metavar="N",
-    help="Number of parts to split the work into.  [default: 4 per worker]",
-)
-@click.option(
-    "--cpus",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="CPUs and threads per part.",
-)
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
-@output_options
+@_options
 def run(**options: Any) -> None:
     """Run tokenize or bpe-train in parts on a Ray cluster, and combine the results.
 

@@ -144,63 +144,45 @@ _INTERVALS = (
      "Peak speed of the device, in TFLOPS; logs the share in use (mfu)."),
 )  # fmt: skip
 
+_options = option_group(
+    click.option("--vocab", metavar="VOCAB",
+                 help=f"{VOCAB_HELP}  [default with --init: the model's]"),
+    click.option("--init", metavar="FOLDER",
+                 help="Start from this model: a run folder or a Hugging Face checkpoint."),
+    click.option("--config", metavar="FILE",
+                 help="Read options from this TOML file, named as here (lr = 3e-4); corpus is "
+                 "CORPUS."),
+    click.option("--output", "-o", required=True, metavar="FOLDER", help="Run folder."),
+    click.option("--resume", is_flag=True,
+                 help="Resume from the newest checkpoint in --output, with the run's options."),
+    click.option("--eval-corpus", metavar="FILE",
+                 help="Evaluate on this text or token file instead of a share of CORPUS."),
+    click.option("--force", is_flag=True, help="Replace the run in --output."),
+    click.option("--eos", type=TEXT, metavar="ID|TEXT",
+                 help="Token to append to each document.  [default: <|endoftext|> or similar, if "
+                 "present]"),
+    _model_options,
+    options_of(TrainOptions, _TRAINING_OPTIONS, _DERIVED),
+    click.option("--sparse-embedding", is_flag=True,
+                 help="Update only the embedding rows of tokens in the batch (needs --untied)."),
+    click.option("--document-mask/--no-document-mask", default=TrainOptions.document_mask,
+                 show_default=True, help="Keep attention within documents."),
+    click.option("--recompute", is_flag=True,
+                 help="Recompute activations in the backward pass: less memory, more time, same "
+                 "result."),
+    options_of(Intervals, _INTERVALS, ("sample", "peak_teraflops")),
+    token_dtype_option,
+    source_options,
+    corpus_options,
+    chat_options,
+    device_option,
+    output_options,
+)  # fmt: skip
+
 
 @click.command(cls=ConfiguredCommand)
 @click.argument("corpus", nargs=-1)
-@click.option("--vocab", metavar="VOCAB", help=f"{VOCAB_HELP}  [default with --init: the model's]")
-@click.option(
-    "--init",
-    metavar="FOLDER",
-    help="Start from this model: a run folder or a Hugging Face checkpoint.",
-)
-@click.option(
-    "--config",
-    metavar="FILE",
-    help="Read options from this TOML file, named as here (lr = 3e-4); corpus is CORPUS.",
-)
-@click.option("--output", "-o", required=True, metavar="FOLDER", help="Run folder.")
-@click.option(
-    "--resume",
-    is_flag=True,
-    help="Resume from the newest checkpoint in --output, with the run's options.",
-)
-@click.option(
-    "--eval-corpus",
-    metavar="FILE",
-    help="Evaluate on this text or token file instead of a share of CORPUS.",
-)
-@click.option("--force", is_flag=True, help="Replace the run in --output.")
-@click.option(
-    "--eos",
-    type=TEXT,
-    metavar="ID|TEXT",
-    help="Token to append to each document.  [default: <|endoftext|> or similar, if present]",
-)
-@_model_options
-@options_of(TrainOptions, _TRAINING_OPTIONS, _DERIVED)
-@click.option(
-    "--sparse-embedding",
-    is_flag=True,
-    help="Update only the embedding rows of tokens in the batch (needs --untied).",
-)
-@click.option(
-    "--document-mask/--no-document-mask",
-    default=TrainOptions.document_mask,
-    show_default=True,
-    help="Keep attention within documents.",
-)
-@click.option(
-    "--recompute",
-    is_flag=True,
-    help="Recompute activations in the backward pass: less memory, more time, same result.",
-)
-@options_of(Intervals, _INTERVALS, ("sample", "peak_teraflops"))
-@token_dtype_option
-@source_options
-@corpus_options
-@chat_options
-@device_option
-@output_options
+@_options
 def train(**options: Any) -> None:
     """Train a Llama-style language model on CORPUS: text, or token files written by `tokenize`.
 
