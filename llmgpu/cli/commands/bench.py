@@ -53,12 +53,7 @@ _options = option_group(
 
 
 @click.command()
-@click.argument(
-    "what",
-    nargs=-1,
-    metavar="[WHAT]...",
-    type=click.Choice((*PARTS, ALL)),
-)
+@click.argument("what", nargs=-1, metavar="[WHAT]...", type=click.Choice((*PARTS, ALL)))
 @_options
 def bench(**options: Any) -> None:
     """Benchmark this machine: median and spread, end to end, by phase and by kernel.

@@ -60,7 +60,7 @@ _options = option_group(
 @click.argument("run", metavar="FOLDER")
 @_options
 def generate(**options: Any) -> None:
-    """Continue a prompt with the model in FOLDER, a run folder or one of its checkpoints.
+    """Continue a prompt with the model in FOLDER: a run, a checkpoint or a Hugging Face model.
 
     Writes the prompt and then the text to stdout as it is generated. A character made of several
     tokens is written once it is complete.

@@ -67,7 +67,7 @@ _TRAINING_OPTIONS = (
      "Final learning rate.  [default: 0]"),
     ("--table-rate", "table_rate", click.FLOAT,
      "Learning rate of the embedding table and output layer, as a multiple of --lr.  "
-     "[default: 10 with muon, else 1; with --init 1]"),
+     "[default: 10 with muon, else 1; 1 with --init]"),
     ("--schedule", "schedule", click.Choice(SCHEDULES),
      "Learning-rate schedule: cosine decay, or constant until the last --decay-steps (wsd)."),
     ("--decay-steps", "decay_steps", COUNT,
@@ -75,7 +75,8 @@ _TRAINING_OPTIONS = (
     ("--initialisation", "initialisation", click.Choice(INITIALISATIONS),
      "Initial weights: one scale for all, or scaled by fan-in, output projections zero."),
     ("--sync-every", "sync_every", click.IntRange(min=0),
-     "Steps each worker takes on its own between exchanges; 0: exchange in every step."),
+     "Steps each worker takes alone between exchanges of weights; 0: exchange gradients in "
+     "every step."),
     ("--outer-lr", "outer_learning_rate", click.FLOAT,
      "With --sync-every, learning rate of the outer step."),
     ("--outer-momentum", "outer_momentum", click.FLOAT,
@@ -92,7 +93,7 @@ _TRAINING_OPTIONS = (
     ("--z-loss", "z_loss", click.FLOAT,
      "Weight of the penalty on the squared log-sum-exp of logits."),
     ("--optimizer", "optimizer", click.Choice(list(OPTIMIZERS)),
-     f"{_OPTIMIZERS}.  [default: muon; with --init adamw]"),
+     f"{_OPTIMIZERS}.  [default: muon; adamw with --init]"),
     ("--lora-rank", "lora_rank", click.IntRange(min=0),
      "With --init, train adapters of this rank instead of the weights; 0: no adapters."),
     ("--lora-alpha", "lora_alpha", click.FLOAT,
@@ -103,7 +104,7 @@ _TRAINING_OPTIONS = (
      "f16 uses half-precision matrix products (needs shader-f16).  [default: f16 on matrix units, "
      "which need llmgpu[dawn]; else f32]"),
     ("--weights", "corpus_weights", TEXT,
-     "Shares in which to draw sequences from each name of CORPUS: 0.7,0.3."),
+     "Share of the sequences to draw from each name in CORPUS: 0.7,0.3."),
     ("--seed", "seed", click.IntRange(min=0),
      "Random seed for the initial weights and the order of the text."),
     ("--eval-fraction", "evaluation_fraction", click.FLOAT,
@@ -137,7 +138,7 @@ _INTERVALS = (
     ("--log-interval", "log", COUNT, "Log every N steps."),
     ("--eval-interval", "evaluation", COUNT, "Evaluate every N steps."),
     ("--save-interval", "save", COUNT, "Save a checkpoint every N steps."),
-    ("--keep", "keep", COUNT, "Number of newest checkpoints to keep."),
+    ("--keep", "keep", COUNT, "Keep this many of the newest checkpoints."),
     ("--sample-every", "sample", COUNT,
      "Generate a sample every N steps (also written to samples.jsonl)."),
     ("--peak-tflops", "peak_teraflops", click.FloatRange(min=0, min_open=True),
@@ -146,12 +147,12 @@ _INTERVALS = (
 
 _options = option_group(
     click.option("--vocab", metavar="VOCAB",
-                 help=f"{VOCAB_HELP}  [default with --init: the model's]"),
+                 help=f"{VOCAB_HELP}  [default: the model's, with --init]"),
     click.option("--init", metavar="FOLDER",
                  help="Start from this model: a run folder or a Hugging Face checkpoint."),
     click.option("--config", metavar="FILE",
-                 help="Read options from this TOML file, named as here (lr = 3e-4); corpus is "
-                 "CORPUS."),
+                 help="Read options from this TOML file, without the dashes: lr = 3e-4; CORPUS is "
+                 "corpus."),
     click.option("--output", "-o", required=True, metavar="FOLDER", help="Run folder."),
     click.option("--resume", is_flag=True,
                  help="Resume from the newest checkpoint in --output, with the run's options."),
