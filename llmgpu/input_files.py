@@ -94,7 +94,12 @@ def input_errors(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"can't read {path}: {error.strerror or error}") from error
+        raise read_error(path, error) from error
+
+
+def read_error(path: str | Path, error: OSError) -> InputError:
+    """Return what to raise for a file that can't be read."""
+    return InputError(f"can't read {path}: {error.strerror or error}")
 
 
 def read_head(path: str | Path, nbytes: int) -> bytes:

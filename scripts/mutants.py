@@ -72,6 +72,8 @@ TESTS = {
     "cpu/long_words.c": _ENCODING,
     "cpu/pretokens.c": _PRETOKENS + " bpe/test_engines.py",
     "cpu/blocks.c": _PRETOKENS,
+    "cpu/texts.c": "text/test_jsonl.py text/test_corpus.py " + _PRETOKENS,
+    "cpu/small_files.c": "text/test_direct_reader.py",
     "cpu/shared_words.c": _ENCODING,
     "cpu/words.c": "bpe/words/test_count_host.py " + _ENCODING,
     "cpu/encode.c": "bpe/encoding/test_special_encoding.py " + _ENCODING,

@@ -124,13 +124,15 @@ RULES: dict[str, list[str]] = {
         # Time alone: where blocks are looked for.
         r"\b(?:room - count|last - p) >= .*: (?:>= -> >|64 -> 65)$",
         r"\bcontraction_end\(p, end, 1\);.*: 1 -> 2$",  # it is compared with 0
-        r"^while \(end - p >= 8 && .*8 -> 9$",  # time alone: bytes looked at together
         # A byte of 0 is decoded then; the next loop sets 128.
         r"^for \(int byte = 0; byte < 128; .*(?:0 -> 1|< -> <=|128 -> 129)$",
         r"^if \(load64\(\*p \+ 1\) & TOPS\)",  # time alone: whether it is worth a try
         r"^if \(p == end \|\| \*p < 0x80\) .*< -> <=$",  # no character begins with 0x80
         r"^if \(p == end \|\| \*p < 0x80 \|\|",  # neither the padding nor ASCII is a letter there
         r"^\} while \(p < end && \*p >= 0x80\); .*: >= -> >$",  # no character begins with 0x80
+    ],
+    "llmgpu/cpu/texts.c": [
+        r"^while \(end - p >= 8 && .*8 -> 9$",  # time alone: bytes looked at together
     ],
     "llmgpu/cpu/jsonl.c": [
         r"next - p > longest\) .*: > -> >=$",  # two ways, one answer

@@ -23,6 +23,10 @@
 #define NO_MEMORY (-1)
 #define NO_ID UINT32_MAX
 
+/* Of eight bytes, the lowest bits and the top bits. */
+#define ONES UINT64_C(0x0101010101010101)
+#define TOPS UINT64_C(0x8080808080808080)
+
 /* Return the eight bytes from p on, the first one lowest. */
 static inline uint64_t load64(const uint8_t *p)
 {
@@ -39,6 +43,41 @@ static inline int64_t bytes_before(uint64_t top_bits)
 {
     return __builtin_ctzll(top_bits) >> 3;
 }
+
+/* ---- UTF-8 (texts.c) ---- */
+
+static inline int is_continuation(uint8_t byte)
+{
+    return (byte & 0xC0) == 0x80;
+}
+
+/* Decode the character beyond ASCII at p; return its bytes, 0 if it is not valid UTF-8. */
+static inline int decode(const uint8_t *p, const uint8_t *end, uint32_t *point)
+{
+    uint8_t lead = p[0];
+    int64_t room = end - p;
+
+    if (lead < 0xC2 || lead > 0xF4 || room < 2 || !is_continuation(p[1]))
+        return 0;
+    if (lead < 0xE0) {
+        *point = (uint32_t)(lead & 0x1F) << 6 | (p[1] & 0x3F);
+        return 2;
+    }
+    if (room < 3 || !is_continuation(p[2]))
+        return 0;
+    if (lead < 0xF0) {
+        *point = (uint32_t)(lead & 0xF) << 12 | (uint32_t)(p[1] & 0x3F) << 6 | (p[2] & 0x3F);
+        return *point < 0x800 || (*point >= 0xD800 && *point < 0xE000) ? 0 : 3;
+    }
+    if (room < 4 || !is_continuation(p[3]))
+        return 0;
+    *point = (uint32_t)(lead & 7) << 18 | (uint32_t)(p[1] & 0x3F) << 12 |
+             (uint32_t)(p[2] & 0x3F) << 6 | (p[3] & 0x3F);
+    return *point < 0x10000 || *point > 0x10FFFF ? 0 : 4;
+}
+
+/* Return where the first invalid UTF-8 sequence of a text begins, or its length. */
+API int64_t llmgpu_valid_utf8(const uint8_t *text, int64_t length);
 
 /* ---- Patterns (pretokens.c) ---- */
 

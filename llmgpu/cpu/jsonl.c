@@ -6,8 +6,6 @@
  */
 #include "engine.h"
 
-#define ONES 0x0101010101010101u
-#define TOPS 0x8080808080808080u
 #define MOST_DEPTH 64
 #define LONGEST_NUMBER 256 /* bytes */
 
@@ -325,8 +323,6 @@ static uint8_t *unescape(const String *string, uint8_t *out)
     }
     return out;
 }
-
-API int64_t llmgpu_valid_utf8(const uint8_t *text, int64_t length);
 
 /* Write the text of a line that ends at `end`, where a newline is; NULL if it is left to the caller.
  * is_null: becomes whether the text is null. */

@@ -46,6 +46,10 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "line_starts": (c_int64, c_void_p, c_int64, c_void_p, c_int64),
     "copy": (None, c_void_p, c_void_p, c_int64, c_int),
     "read": (c_int64, c_int, c_void_p, c_int64, c_int64, c_int),
+    "read_small_files": (
+        *(c_int64, c_char_p, c_void_p, c_void_p, c_void_p, c_int64),
+        *(c_void_p, c_void_p, c_int),
+    ),
     "spelled_tokens": (
         *(c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
         *(c_int64, c_int64, c_void_p),

@@ -23,39 +23,6 @@ enum {
     WORD = LETTER | MARK
 };
 
-static const uint64_t ONES = UINT64_C(0x0101010101010101);
-static const uint64_t TOPS = UINT64_C(0x8080808080808080);
-
-static inline int is_continuation(uint8_t byte)
-{
-    return (byte & 0xC0) == 0x80;
-}
-
-/* Decode the character beyond ASCII at p; return its bytes, 0 if it is not valid UTF-8. */
-static inline int decode(const uint8_t *p, const uint8_t *end, uint32_t *point)
-{
-    uint8_t lead = p[0];
-    int64_t room = end - p;
-
-    if (lead < 0xC2 || lead > 0xF4 || room < 2 || !is_continuation(p[1]))
-        return 0;
-    if (lead < 0xE0) {
-        *point = (uint32_t)(lead & 0x1F) << 6 | (p[1] & 0x3F);
-        return 2;
-    }
-    if (room < 3 || !is_continuation(p[2]))
-        return 0;
-    if (lead < 0xF0) {
-        *point = (uint32_t)(lead & 0xF) << 12 | (uint32_t)(p[1] & 0x3F) << 6 | (p[2] & 0x3F);
-        return *point < 0x800 || (*point >= 0xD800 && *point < 0xE000) ? 0 : 3;
-    }
-    if (room < 4 || !is_continuation(p[3]))
-        return 0;
-    *point = (uint32_t)(lead & 7) << 18 | (uint32_t)(p[1] & 0x3F) << 12 |
-             (uint32_t)(p[2] & 0x3F) << 6 | (p[3] & 0x3F);
-    return *point < 0x10000 || *point > 0x10FFFF ? 0 : 4;
-}
-
 /* Return the kind of the character at p < end, and its length in bytes. */
 static inline unsigned kind_at(const Pattern *pattern, const uint8_t *p, const uint8_t *end,
                                int *length)
@@ -484,53 +451,5 @@ API int64_t llmgpu_pretoken_ends(const Pattern *pattern, const uint8_t *text, in
 
     for (int64_t at = 0; at < length; at = ends[count - 1])
         count += pretoken_ends(pattern, text, NULL, at, length, length, ends + count, length - count);
-    return count;
-}
-
-/* Return where the first invalid UTF-8 sequence of a text begins, or its length. */
-API int64_t llmgpu_valid_utf8(const uint8_t *text, int64_t length)
-{
-    const uint8_t *p = text, *end = text + length;
-    uint32_t point;
-
-    while (p < end) {
-        if (*p < 0x80) {
-            while (end - p >= 8 && !(load64(p) & TOPS))
-                p += 8;
-            while (p < end && *p < 0x80)
-                p++;
-            continue;
-        }
-        int decoded = decode(p, end, &point);
-        if (decoded == 0)
-            break;
-        p += decoded;
-    }
-    return p - text;
-}
-
-/* Set the top bits of bytes that are newlines. */
-static inline uint64_t newline_tops(uint64_t bytes)
-{
-    uint64_t others = bytes ^ ONES * '\n';
-
-    return ~(((others & ~TOPS) + ~TOPS) | others) & TOPS;
-}
-
-/* Write the first positions after newlines, and return how many there are in all.
- *
- * starts: int64_t (room,). No padding is read. */
-API int64_t llmgpu_line_starts(const uint8_t *text, int64_t length, int64_t *starts, int64_t room)
-{
-    int64_t count = 0, at = 0;
-
-    for (; length - at >= 8; at += 8) {
-        for (uint64_t found = newline_tops(load64(text + at)); found; found &= found - 1, count++)
-            if (LIKELY(count < room))
-                starts[count] = at + bytes_before(found) + 1;
-    }
-    for (; at < length; at++)
-        if (text[at] == '\n' && count++ < room)
-            starts[count - 1] = at + 1;
     return count;
 }

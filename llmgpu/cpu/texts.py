@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -10,9 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.cpu.library import TEXT_PADDING, address_of, library
+from llmgpu.processors import usable_processors
 
 _LOW = (1 << 64) - 1
 CELL_IDS = 10**6  # the most whose digits fit into cells
+SMALL_BYTES = 1 << 16  # of a file that is read with others
+_READ_THREADS = 8
 
 
 def spell_cells(count: int, separator: bytes) -> NDArray[np.uint64]:
@@ -77,6 +81,40 @@ def is_valid_utf8(text: NDArray[np.uint8]) -> bool:
     assert loaded is not None, "there is no CPU engine"
     valid: int = loaded.llmgpu_valid_utf8(address_of(text), len(text))
     return valid == len(text)
+
+
+def read_small_files(
+    names: Sequence[str],
+    sizes: Sequence[int],
+    changed_ns: Sequence[int],
+    are_any_bytes: Sequence[bool],
+    text: NDArray[np.uint8],
+) -> int:
+    """Read files, up to SMALL_BYTES each, end to end to the front of `text`; return how many.
+
+    None is read from the first one on that is not of its size or was not changed when it should
+    have been, that can't be read, or that, unless it may be any bytes, is not certain to be plain
+    text: valid UTF-8 without control characters, a byte order mark, or an object of JSON in its
+    first line. What is in `text` after the files that are read is undefined.
+    """
+    loaded = library()
+    assert loaded is not None, "there is no CPU engine"
+    encoded = [*map(os.fsencode, names)]
+    names_at = np.cumsum([0, *(len(name) + 1 for name in encoded)], dtype=np.int64)
+    texts_at = np.cumsum([0, *sizes], dtype=np.int64)
+    assert texts_at[-1] <= len(text)
+    changed, any_bytes = np.array(changed_ns, np.int64), np.array(are_any_bytes, np.uint8)
+    count: int = loaded.llmgpu_read_small_files(
+        b"\0".join(encoded),
+        address_of(names_at),
+        address_of(changed),
+        address_of(any_bytes),
+        len(encoded),
+        address_of(text),
+        address_of(texts_at),
+        min(_READ_THREADS, usable_processors()),
+    )
+    return count
 
 
 class GeneratedBlocks:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, islice, pairwise
 from operator import itemgetter
 from typing import NamedTuple, Protocol, cast
 
@@ -32,7 +32,7 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import listed, source_name
 from llmgpu.text.chat import Chat, ChatFile, ChatTable
 from llmgpu.text.content import NOTES
-from llmgpu.text.direct_reader import DirectReader, small_text
+from llmgpu.text.direct_reader import DirectReader, is_small, read_small
 from llmgpu.text.documents import NO_TEXT, DocumentSplitter, InputPolicy, Piece, PieceReader
 from llmgpu.text.jsonl import JsonlFile
 from llmgpu.text.parquet import ParquetFile
@@ -52,6 +52,7 @@ LEAST_PART = 16  # 1 / 16 of a text tells something about the rest
 LEAST_BYTES = 1 << 14  # a filter reads this much at a time, however small the caller's buffer is
 _BLOCK_BYTES = 1 << 20
 _CHECKED_BYTES = 8 << 20  # of a file, read at a time where its bytes are inspected
+_SMALL_FILES = 1024  # read at once, at most
 
 _FIRST = np.zeros(1, np.int64)
 
@@ -153,6 +154,7 @@ class Corpus(Closing):
         self._ended = not self._remaining
         self._most_ahead = files_ahead()
         as_they_are = not self.options.separators and self.options.encoding_errors == "raw"
+        self._most_small = _SMALL_FILES  # read at once: fewer where files are read one by one
         self._reads_small = as_they_are and not (self.options.line_documents or self.options.chat)
 
     @property
@@ -246,33 +248,34 @@ class Corpus(Closing):
         return self._hand_over(buffer[:length], np.concatenate(starts))
 
     def _read_small(self, view: NDArray[np.uint8], length: int, documents: int) -> Piece | None:
-        """Read the next files that `small_text` reads, as many as fit; None if the next is another.
+        """Read the next files at once, as many small ones as fit; None if the next is another.
 
         length, documents: of the text before them, not handed over yet.
         """
-        starts: list[int] = []
-        done = 0
-        while self._reads_small and self._reader is None and self._remaining:
-            source = self._remaining[-1]
-            if (source.size or 0) > len(view) - done or format_of(source) is not None:
-                break
-            text = small_text(source)
-            if text is None:
-                break
-            view[done : done + len(text)] = np.frombuffer(text, np.uint8)
-            offset, number = self.text_bytes + length + done, documents + len(starts)
-            self.begun.append(Begin(offset, self.documents + number, source.path))
-            starts.append(done)
-            done += len(text)
-            self._finished_bytes += len(text)
-            self._remaining.pop()
-            if self._ahead:
-                self._ahead.popleft()
-        if not starts:
+        if not self._reads_small or self._reader is not None:
             return None
+        small: list[Source] = []
+        room = len(view)
+        for source in islice(reversed(self._remaining), self._most_small):
+            room -= source.size or 0
+            if room < 0 or not is_small(source) or format_of(source) is not None:
+                break
+            small.append(source)
+        count = read_small(small, view) if small else 0
+        self._most_small = min(2 * count + 1, _SMALL_FILES)
+        if not count:
+            return None
+        *starts, end = accumulate((source.size or 0 for source in small[:count]), initial=0)
+        offset, number = self.text_bytes + length, self.documents + documents
+        for k, start in enumerate(starts):
+            self.begun.append(Begin(offset + start, number + k, small[k].path))
+        self._finished_bytes += end
+        del self._remaining[-count:]
+        for _ in range(min(count, len(self._ahead))):
+            self._ahead.popleft()
         self._open_ahead()
         self._ended = not self._remaining
-        return Piece(view[:done], np.array(starts, np.int64), closed=True)
+        return Piece(view[:end], np.array(starts, np.int64), closed=True)
 
     def upcoming(self, least: int, most: int) -> FileBytes | None:
         """Return the next bytes of the text unread, `least` to `most`.

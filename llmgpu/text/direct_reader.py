@@ -4,40 +4,67 @@ from __future__ import annotations
 
 import codecs
 import os
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.cpu.library import library
+from llmgpu.cpu.texts import SMALL_BYTES, read_small_files
 from llmgpu.text.content import HEAD_BYTES, look_at_text, looks_like_jsonl
 from llmgpu.text.documents import NO_TEXT, InputPolicy, LineStarts, Piece
 from llmgpu.text.streams import BYTES, ByteStream, FileBytes, Source
 
 _FIRST = np.zeros(1, np.int64)
-_SMALL_BYTES = 1 << 16
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 
 
-def small_text(source: Source) -> bytes | None:
-    """Return all of a small file in which there is nothing but text: it takes less time so.
+def is_small(source: Source) -> bool:
+    """Whether `read_small` may read a file, which is of a format whose bytes are text."""
+    if source.remote or source.span or source.continues or source.compression:
+        return False
+    return 0 < (source.size or 0) <= SMALL_BYTES and source.changed_ns is not None
 
-    None for any other, and where something is wrong: `DirectReader` reads those, and says what is.
-    source: of a format whose bytes are text.
+
+def read_small(sources: Sequence[Source], view: NDArray[np.uint8]) -> int:
+    """Read small files end to end to the front of `view`; return how many.
+
+    It stops at a file that is not plain text, or of which something is wrong: `DirectReader` reads
+    that, and says what is.
     """
-    size = source.size
-    if not size or size > _SMALL_BYTES or source.remote or source.span or source.continues:
-        return None
-    if source.compression:
-        return None
+    if library() is None or os.name == "nt":
+        return _read_one_by_one(sources, view)
+    return read_small_files(
+        [source.path for source in sources],
+        [source.size or 0 for source in sources],
+        [source.changed_ns or 0 for source in sources],
+        [source.format == BYTES for source in sources],
+        view,
+    )
+
+
+def _read_one_by_one(sources: Sequence[Source], view: NDArray[np.uint8]) -> int:
+    end = 0
+    for count, source in enumerate(sources):
+        data = _read_plain(source)
+        if data is None:
+            return count
+        view[end : end + len(data)] = np.frombuffer(data, np.uint8)
+        end += len(data)
+    return len(sources)
+
+
+def _read_plain(source: Source) -> bytes | None:
     try:
         descriptor = os.open(source.path, _READ_FLAGS)
         try:
-            data = os.read(descriptor, size + 1)
+            data = os.read(descriptor, (source.size or 0) + 1)
             status = os.fstat(descriptor)
         finally:
             os.close(descriptor)
     except OSError:
         return None
-    if (len(data), status.st_size, status.st_mtime_ns) != (size, size, source.changed_ns):
+    if (len(data), status.st_size, status.st_mtime_ns) != (*[source.size] * 2, source.changed_ns):
         return None
     head = data[:HEAD_BYTES]
     is_plain = look_at_text(head) == (True, True) and not head.startswith(codecs.BOM_UTF8)

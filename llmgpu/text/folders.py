@@ -58,37 +58,26 @@ def walk_folder(
     Raises InputError for a folder or .gitignore that can't be read, and if there are no files.
     """
 
-    def fail(error: OSError) -> None:
-        raise InputError(f"can't read the folder {error.filename}: {error.strerror}") from error
-
-    rules = {folder: _rules_above(folder)} if gitignore else {}
     paths: list[str] = []
     left_out = unwanted = 0
-    for parent, folders, files in os.walk(folder, onerror=fail):
-        own = rules.pop(parent, ())
-        if gitignore:
-            own = (*own, *read_rules(parent))
-        entered = [
-            name
-            for name in folders
-            if not (name.startswith(".") or os.path.islink(os.path.join(parent, name)))
-        ]
-        left_out += len(folders) - len(entered)
-        folders[:] = [name for name in entered if not _is_unwanted(folder, parent, name, exclude)]
-        folders[:] = [name for name in folders if not is_ignored(own, parent, name, True)]
-        rules |= {os.path.join(parent, name): own for name in folders} if gitignore else {}
-        found = [os.path.join(parent, name) for name in files if not name.startswith(".")]
-        regular = [path for path in found if os.path.isfile(path)]
-        left_out += len(files) - len(regular)
-        names = map(os.path.basename, regular)
-        taken = [
-            path
-            for path, name in zip(regular, names, strict=True)
-            if not _is_unwanted(folder, parent, name, exclude)
-            and not is_ignored(own, parent, name, False)
-        ]
-        unwanted += len(entered) - len(folders) + len(regular) - len(taken)
-        paths += taken
+    entered = [(folder, _rules_above(folder) if gitignore else ())]
+    while entered:
+        parent, rules = entered.pop()
+        rules += read_rules(parent) if gitignore else ()
+        with input_errors(f"the folder {parent}"), os.scandir(parent) as entries:
+            for entry in entries:
+                is_folder = entry.is_dir(follow_symlinks=False)
+                is_file = entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path)
+                if entry.name.startswith(".") or not (is_folder or is_file):
+                    left_out += 1
+                elif (exclude and _is_unwanted(folder, entry.path, exclude)) or (
+                    rules and is_ignored(rules, entry.path, is_folder)
+                ):
+                    unwanted += 1
+                elif is_folder:
+                    entered.append((entry.path, rules))
+                else:
+                    paths.append(entry.path)
     if not paths:
         excluded = f", {unwanted} excluded" if unwanted else ""
         raise InputError(
@@ -104,17 +93,13 @@ def is_excluded(path: str, exclude: Sequence[str]) -> bool:
     return any(fnmatchcase(path if "/" in glob else name, glob.lstrip("/")) for glob in globs)
 
 
-def _is_unwanted(folder: str, parent: str, name: str, exclude: Sequence[str]) -> bool:
-    """Whether globs leave out an entry of `parent`, which is `folder` or within it."""
-    if not exclude:
-        return False
-    below = os.path.relpath(os.path.join(parent, name), folder)
-    return is_excluded(below.replace(os.sep, "/"), exclude)
+def _is_unwanted(folder: str, path: str, exclude: Sequence[str]) -> bool:
+    """Whether globs leave out an entry of `folder`, or of a folder within it."""
+    return is_excluded(os.path.relpath(path, folder).replace(os.sep, "/"), exclude)
 
 
-def is_ignored(rules: Sequence[Rule], parent: str, name: str, is_folder: bool) -> bool:
+def is_ignored(rules: Sequence[Rule], path: str, is_folder: bool) -> bool:
     """Whether the last rule that is about an entry of a folder ignores it."""
-    path = os.path.join(parent, name)
     found = (rule.ignores for rule in reversed(rules) if rule.matches(path, is_folder))
     return next(found, False)
 

@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -124,7 +124,7 @@ class JsonlStream(ByteStream):
         if self._has_field or not self._missing:
             return
         if self._source.span is not None:  # the other parts of the file have to agree
-            whole = JsonlStream(replace(self._source, span=None), self._field)
+            whole = JsonlStream(self._source._replace(span=None), self._field)
             with io.BufferedReader(whole, _BLOCK_BYTES) as stream:
                 for number, line in jsonl_lines(stream, self.name):
                     where = place_of_line(self.name, number, 0)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import BinaryIO
@@ -138,7 +138,7 @@ def split_by_position(
                 "give another share"
             )
         firsts.append(len(files))
-        files += [replace(source, continues=False) for source in found]
+        files += [source._replace(continues=False) for source in found]
     return sources._replace(files=files), firsts[1:]
 
 
@@ -183,7 +183,7 @@ def _files_between(
             span = cut(first), cut(last)
             if span[0] < span[1]:
                 inside = cut_text is not None and format_of(source) is None and span[0] > 0
-                yield replace(source, span=span, continues=inside)
+                yield source._replace(span=span, continues=inside)
 
 
 def _cut_of(

@@ -18,12 +18,11 @@ import os
 import stat
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from llmgpu.errors import InputError
-from llmgpu.input_files import input_errors, listed, number_of, quote, read_head
+from llmgpu.input_files import listed, number_of, quote, read_error, read_head
 from llmgpu.outputs import TOKEN_FILE, kind_of
 from llmgpu.text.compressions import COMPRESSIONS
 from llmgpu.text.content import (
@@ -54,6 +53,7 @@ _TEXTS = (
     ".tsv .tsx .txt .wgsl .xml .yaml .yml"
 )
 _OF_TEXT = frozenset(_TEXTS.split())
+_ALL_READ = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
 INPUT_FORMATS = (AUTO, TEXT, "jsonl", "parquet", BYTES)  # see `Selection`
 
 
@@ -99,7 +99,8 @@ class Sources(NamedTuple):
     @property
     def total_bytes(self) -> int | None:
         """Bytes on disk that are read of all files, None if one of them is not a regular file."""
-        known = [source.length for source in self.files if source.length is not None]
+        lengths = (source.length for source in self.files)
+        known = [length for length in lengths if length is not None]
         return sum(known) if len(known) == len(self.files) else None
 
 
@@ -107,18 +108,11 @@ def format_of(source: Source) -> type[DocumentFile] | None:
     """Return the format in FORMATS that a file is of; None if it is text."""
     if source.format != AUTO:
         return FORMATS.get(f".{source.format}")
-    endings = source.path.lower().rsplit(".", 2)[1:]
-    return _format_by_ending(".".join(["", *endings]), source.compression)
-
-
-@lru_cache  # there may be many files, which have few endings
-def _format_by_ending(name: str, compression: str) -> type[DocumentFile] | None:
-    for suffix, file_type in FORMATS.items():
-        if name.endswith(suffix):
-            return file_type
-        if file_type.may_be_compressed and name.removesuffix(compression).endswith(suffix):
-            return file_type
-    return None
+    suffix = source.suffix
+    if suffix not in COMPRESSIONS:
+        return FORMATS.get(suffix)
+    found = FORMATS.get(source._replace(path=source.path[: -len(suffix)]).suffix)
+    return found if found and found.may_be_compressed else None
 
 
 def resolve_sources(names: Sequence[str] | Sources, selection: Selection = _EVERYTHING) -> Sources:
@@ -203,14 +197,13 @@ class _Found:
 
     def _is_binary(self, source: Source, is_named: bool) -> bool:
         """Whether a file is to be left out because it is not text."""
+        chosen = self._selection
+        leaves_out = chosen.lenient_field is not None and not is_named
+        if (source.suffix in _OF_TEXT and not leaves_out) or not source.size:
+            return False
         if source.path == STANDARD_INPUT or source.compression:  # is looked at when it is read
             return False
-        chosen = self._selection
-        if chosen.may_be_tokens or source.format != AUTO or not source.size:
-            return False
-        leaves_out = chosen.lenient_field is not None and not is_named
-        ending = os.path.splitext(source.path)[1].lower()
-        if (ending in _OF_TEXT and not leaves_out) or format_of(source) is not None:
+        if chosen.may_be_tokens or source.format != AUTO or format_of(source) is not None:
             return False
         head = read_head(source.path, HEAD_BYTES)
         if leaves_out:
@@ -231,7 +224,7 @@ class _Found:
         try:
             find_field(parse_json_object(line, source.path), source.path, name)
         except InputError:
-            return replace(source, format=TEXT)
+            return source._replace(format=TEXT)
         return source
 
 
@@ -282,9 +275,11 @@ def _check_searched(pattern: str) -> None:
 def _check(path: str, format: str) -> Source:
     if path == STANDARD_INPUT:
         return _check_format(Source(path, _standard_input_size(), format=format))
-    with input_errors(path):
+    try:
         status = os.stat(path)
-    if not os.access(path, os.R_OK):
+    except OSError as error:
+        raise read_error(path, error) from error
+    if status.st_mode & _ALL_READ != _ALL_READ and not os.access(path, os.R_OK):
         raise InputError(f"can't read {path}: permission denied")
     is_regular = stat.S_ISREG(status.st_mode)
     size = status.st_size if is_regular else None

@@ -17,8 +17,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
-from typing import BinaryIO, ClassVar, Protocol, cast
+from typing import BinaryIO, ClassVar, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,8 +58,7 @@ class Remote(Protocol):
         """Raise an InputError if the file is not as it was when it was found."""
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """One file of a corpus.
 
     path: its name, "-" for standard input.
@@ -97,10 +95,15 @@ class Source:
             return cast(BinaryIO, self.remote.open())
         return _open_raw(self.path)
 
-    @cached_property
+    @property
+    def suffix(self) -> str:
+        """The name from its last dot on, in lower case."""
+        return self.path[self.path.rfind(".") :].lower()
+
+    @property
     def compression(self) -> str:
         """The suffix in COMPRESSIONS that the name ends with, or ""."""
-        suffix = os.path.splitext(self.path)[1].lower()
+        suffix = self.suffix
         return suffix if suffix in COMPRESSIONS else ""
 
 

@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from itertools import accumulate, cycle
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from llmgpu.errors import InputError
-from llmgpu.text import direct_reader, streams
+from llmgpu.text import streams
 from llmgpu.text.content import binary_format
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.text.documents import LineStarts
@@ -150,70 +150,6 @@ def test_many_files(tmp_path: Path, files: list[bytes], size: int, lines: bool) 
     corpus = Corpus(paths, CorpusOptions(line_documents=lines))
     assert read_documents(corpus, size) == (split_lines(files) if lines else files)
     assert corpus.total_bytes == corpus.bytes_read == sum(map(len, files))
-
-
-ODD_FILES = [
-    b"plain",
-    b"",
-    b"\xef\xbb\xbfa mark",
-    b"a\0zero",
-    b"broken \xff and \xfe",
-    b'{"text": 1}\n{"text": 2}\n',
-    "ünïcödé".encode(),
-    b"half a character \xc3",
-    b"more text\n" * 9,
-]
-
-
-@same_folder
-@given(
-    files=st.lists(st.sampled_from(ODD_FILES), min_size=1, max_size=12),
-    small=st.integers(0, 100),
-    sizes=st.lists(st.integers(1, 200), min_size=1, max_size=5),
-    limit=st.one_of(st.none(), st.integers(1, 200)),
-)
-def test_small_files_that_are_read_at_once_are_as_others(
-    tmp_path: Path, files: list[bytes], small: int, sizes: list[int], limit: int | None
-) -> None:
-    """But for how the text is divided, which documents and offsets must not depend on."""
-    paths = [write(tmp_path, f"{number}.txt", data) for number, data in enumerate(files)]
-    paths.insert(len(paths) // 2, write(tmp_path, "packed.txt.gz", gzip.compress(b"more")))
-
-    def read(small_bytes: int) -> tuple[object, ...]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(direct_reader, "_SMALL_BYTES", small_bytes)
-            corpus = Corpus(paths, CorpusOptions(limit=limit))
-            text, starts = b"", []
-            for size in cycle(sizes):
-                piece = corpus.read_into(np.zeros(size, np.uint8))
-                starts += (piece.starts + len(text)).tolist()
-                text += piece.text.tobytes()
-                if piece.end:
-                    break
-        found = corpus.begun, corpus.notes, corpus.invalid_sequences, corpus.documents
-        return text, starts, corpus.bytes_read, *found
-
-    assert read(small) == read(0)
-
-
-def test_a_small_file_that_is_not_as_it_was_found_is_an_error(tmp_path: Path) -> None:
-    paths = [write(tmp_path, f"{number}.txt", b"some text") for number in range(3)]
-    corpus = Corpus(paths)
-    write(tmp_path, "1.txt", b"other text")
-    with pytest.raises(InputError, match=r"1\.txt was changed while it was read"):
-        read_documents(corpus, 100)
-    corpus = Corpus(paths)
-    os.unlink(paths[2])
-    with pytest.raises(InputError, match=r"can't read .*2\.txt: No such file"):
-        read_documents(corpus, 100)
-
-
-def test_several_small_files_piece_one_buffer(tmp_path: Path) -> None:
-    paths = [write(tmp_path, name, b"12345") for name in "abc"]
-    piece = Corpus(paths).read_into(np.zeros(12, np.uint8))
-    assert (piece.length, piece.starts.tolist()) == (12, [0, 5, 10])
-    assert not piece.closed
-    assert not piece.end
 
 
 def test_the_file_of_a_place(tmp_path: Path) -> None:

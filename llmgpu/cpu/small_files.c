@@ -1,0 +1,117 @@
+/* Reading many small files of text with several threads, of which Python sees but one call. */
+#define _POSIX_C_SOURCE 200809L
+#include "engine.h"
+
+#ifndef _WIN32
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifdef __APPLE__
+#define CHANGED_NS(status) ((status).st_mtimensec)
+#else
+#define CHANGED_NS(status) ((status).st_mtim.tv_nsec)
+#endif
+#define MOST_BYTES (1 << 16) /* of a file */
+
+/* As the arguments of llmgpu_read_small_files; next: the first file that no thread has taken. done:
+ * how many come before the first that is not read. */
+typedef struct {
+    const char *names;
+    const int64_t *names_at, *texts_at, *changed_ns;
+    const uint8_t *are_any_bytes;
+    uint8_t *text;
+    int64_t count, next, done;
+} SmallFiles;
+
+/* Read a file that is as it was found; 0 if it is not, or can't be read. data: room for its bytes. */
+static int read_file(const char *name, int64_t length, int64_t changed_ns, uint8_t *data)
+{
+    int descriptor = open(name, O_RDONLY | O_CLOEXEC);
+    int64_t held = 0;
+    ssize_t got = 1;
+    struct stat status;
+
+    if (descriptor < 0)
+        return 0;
+    while (held < length && (got > 0 || (got < 0 && errno == EINTR))) {
+        got = read(descriptor, data + held, (size_t)(length - held));
+        held += got > 0 ? got : 0;
+    }
+    int is_same = held == length && fstat(descriptor, &status) == 0 && status.st_size == length &&
+                  status.st_mtime * INT64_C(1000000000) + CHANGED_NS(status) == changed_ns;
+    close(descriptor);
+    return is_same;
+}
+
+/* Whether a text begins with a space and such, and then as an object of JSON does. */
+static int begins_as_json(const uint8_t *p, const uint8_t *end)
+{
+    while (p < end && (*p == ' ' || (*p >= '\t' && *p <= '\r')))
+        p++;
+    if (p == end || *p++ != '{')
+        return 0;
+    while (p < end && (*p == ' ' || *p == '\t' || *p == '\r'))
+        p++;
+    return p < end && *p == '"';
+}
+
+/* Whether there is nothing in a text that somebody has to be told of. */
+static int is_plain(const uint8_t *text, int64_t length)
+{
+    uint32_t allowed = UINT32_C(1) << '\a' | 1 << '\b' | 1 << '\t' | 1 << '\n' | 1 << '\v' |
+                       1 << '\f' | 1 << '\r' | 1 << 27;
+
+    for (int64_t k = 0; k < length; k++)
+        if (text[k] < 32 && !(allowed >> text[k] & 1))
+            return 0;
+    return !(length >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) &&
+           !begins_as_json(text, text + length) && llmgpu_valid_utf8(text, length) == length;
+}
+
+static void *read_files(void *given)
+{
+    SmallFiles *files = given;
+    uint8_t data[MOST_BYTES]; /* a text may go to memory that is slow to look at */
+    int64_t k;
+
+    while ((k = __atomic_fetch_add(&files->next, 1, __ATOMIC_RELAXED)) <
+           __atomic_load_n(&files->done, __ATOMIC_RELAXED)) {
+        int64_t length = files->texts_at[k + 1] - files->texts_at[k];
+        if (read_file(files->names + files->names_at[k], length, files->changed_ns[k], data) &&
+            (files->are_any_bytes[k] || is_plain(data, length))) {
+            memcpy(files->text + files->texts_at[k], data, (size_t)length);
+            continue;
+        }
+        int64_t done = __atomic_load_n(&files->done, __ATOMIC_RELAXED);
+        while (k < done && !__atomic_compare_exchange_n(&files->done, &done, k, 0, __ATOMIC_RELAXED,
+                                                        __ATOMIC_RELAXED))
+            continue;
+    }
+    return NULL;
+}
+#endif
+
+/* Read files end to end up to one that is not as it was found, can't be read, or has more in it than
+ * plain text; return how many.
+ *
+ * names: each with a zero after it; the one of file k begins at names_at[k]. changed_ns: (count,).
+ * are_any_bytes: (count,), whether a file need not be text. texts_at: (count + 1,), where in `text`
+ *     their bytes go, and where they end; up to 65,536 bytes each. */
+API int64_t llmgpu_read_small_files(const char *names, const int64_t *names_at,
+                                    const int64_t *changed_ns, const uint8_t *are_any_bytes,
+                                    int64_t count, uint8_t *text, const int64_t *texts_at,
+                                    int threads)
+{
+#ifdef _WIN32
+    (void)names, (void)names_at, (void)changed_ns, (void)are_any_bytes, (void)count;
+    (void)text, (void)texts_at, (void)threads;
+    return 0;
+#else
+    SmallFiles files = {names, names_at, texts_at, changed_ns, are_any_bytes, text, count, 0, count};
+
+    run_in_threads(read_files, &files, threads < count ? threads : count);
+    return files.done;
+#endif
+}
