@@ -5,6 +5,7 @@
 - A file that is there is replaced if it is of the kind that is written, if it is empty, or if it is
   of no known kind. The kind is seen in its first bytes, except that of ids without a header: these
   have a side file.
+- A vocabulary does not get the ending of another tool's file.
 - Binary files are not written to a terminal.
 - Standard output and other descriptors, pipes and devices replace nothing. They may be named twice,
   except for standard output and pipes.
@@ -48,6 +49,7 @@ TEXT = "text"
 
 _BINARY = (VOCABULARY, COUNTS, NPY, TOKEN_FILE, TOKEN_INDEX, GGUF)
 _STANDARD_INPUT = "-"
+_ENDINGS_OF_OTHERS = (".json", ".tiktoken", ".gguf")  # what `export` writes
 _HEAD_BYTES = 4096
 _FORMAT = re.compile(rb'\s*\{\s*"format":\s*"([^"]*)"')
 _BY_FORMAT = {  # what a JSON file says that it is
@@ -133,6 +135,12 @@ def check_outputs(
             raise OutputError(
                 f"{output.kind} is binary, and {name} is a terminal: name a file, or redirect "
                 "the output"
+            )
+        if output.kind == VOCABULARY and output.path.lower().endswith(_ENDINGS_OF_OTHERS):
+            raise OutputError(
+                f"{output.path} would be a vocabulary of llmgpu, not what its name says: name it "
+                f"v.bin and export that as {os.path.basename(output.path)}, or use --force (in "
+                "Python, force=True)"
             )
         _check_replaceable(output)
 

@@ -108,3 +108,16 @@ def test_the_python_api_keeps_files_of_another_kind(tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "v.bin")
     tokenizer.save(text, force=True)
     assert text.read_bytes() == (tmp_path / "v.bin").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "own.tiktoken", "own.GGUF"])
+def test_a_vocabulary_is_not_named_as_that_of_another_tool(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    tokenizer = Tokenizer.train_from_iterator(["low lower lowest " * 9], vocab_size=260)
+    with pytest.raises(OutputError) as raised:
+        tokenizer.save(path)
+    assert f"{path} would be a vocabulary of llmgpu, not what its name says" in str(raised.value)
+    assert not path.exists()
+    tokenizer.save(path, force=True)
+    assert Tokenizer.load(path).vocabulary.fingerprint == tokenizer.vocabulary.fingerprint
+    tokenizer.save(tmp_path / "json")
