@@ -435,6 +435,13 @@ def test_names_of_other_tools_lead_to_ours(tokenizer: Tokenizer, name: str, ours
         getattr(tokenizer, name)
 
 
+def test_names_of_other_tools_lead_to_ours_before_there_is_a_tokenizer() -> None:
+    with pytest.raises(AttributeError, match=r"Tokenizer has no from_file: use load$"):
+        getattr(Tokenizer, "from_file")  # noqa: B009
+    with pytest.raises(AttributeError, match="type object 'Tokenizer' has no attribute 'nothing'"):
+        getattr(Tokenizer, "nothing")  # noqa: B009
+
+
 def test_attributes_that_nobody_has(tokenizer: Tokenizer) -> None:
     assert not hasattr(tokenizer, "nothing")
     assert copy.copy(tokenizer) == tokenizer

@@ -40,11 +40,29 @@ _ELSEWHERE = {
     "as_hf()": "add_special_tokens add_tokens enable_padding model_max_length pad pad_token "
     "pad_token_id to_str unk_token unk_token_id",
     "as_tiktoken()": "encode_with_unstable",
+    "load": "from_buffer from_file from_str",
 }
 
 
+def _name_ours(owner: str, name: str) -> None:
+    """Raise an AttributeError that says what is called `name` elsewhere, if something is."""
+    for ours, others in _ELSEWHERE.items():
+        if name in others.split():
+            raise AttributeError(f"{owner} has no {name}: use {ours}")
+
+
+class _Named(type):
+    """The type of classes whose callers know them by other tools' names."""
+
+    if not TYPE_CHECKING:  # to which every name would be known then
+
+        def __getattr__(cls, name: str) -> Any:
+            _name_ours(cls.__name__, name)
+            return super().__getattribute__(name)  # raises what was raised before
+
+
 @speaks_python
-class Decoder:
+class Decoder(metaclass=_Named):
     """A vocabulary as a program sees it."""
 
     _vocabulary: Vocabulary
@@ -159,9 +177,7 @@ class Decoder:
 
         def __getattr__(self, name: str) -> Any:
             """Raise an AttributeError that says what is called `name` elsewhere."""
-            for ours, others in _ELSEWHERE.items():
-                if name in others.split():
-                    raise AttributeError(f"{type(self).__name__} has no {name}: use {ours}")
+            _name_ours(type(self).__name__, name)
             return self.__getattribute__(name)  # raises what was raised before
 
     @property
