@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-from click.core import ParameterSource
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -37,6 +36,7 @@ from llmgpu.bench.tokenizers.corpus import text_blocks
 from llmgpu.bench.units import seconds_text
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.cli.console import Reporter, print_json
+from llmgpu.cli.given import refuse_given
 from llmgpu.cli.interrupts import last_act
 from llmgpu.errors import LlmgpuError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
@@ -46,7 +46,8 @@ from llmgpu.text.sources import resolve_sources
 NARROWEST = 80  # columns; less would break the tables' cells
 _NAME_WIDTH = 16
 # Options that say what to do with a record, measured or read; all others say what to measure.
-_FOR_RECORDS = ("record_path", "output", "report", "compare", "threshold", "force")
+_FOR_RECORDS = {"record_path", "output", "report", "compare", "threshold", "force"}
+_FOR_RECORDS |= {"as_json", "quiet", "debug"}
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,9 @@ def bench(
 ) -> None:
     """Measure this machine, or read what was measured; show it, write it and compare it."""
     if record_path is not None:
-        _check_measures_nothing()
+        parameters = {str(each.name) for each in click.get_current_context().command.params}
+        reason = "has no effect with --from, which measures nothing"
+        refuse_given(parameters - _FOR_RECORDS, reason)
     kinds = ((output, RECORD), (report, PAGE), (write_corpus, TEXT))
     written = [Output(path, kind) for path, kind in kinds if path is not None]
     sources = resolve_sources(corpus).files if corpus and GENERATED not in corpus else []
@@ -186,17 +189,6 @@ def _compare(old: Record, path: str, new: Record, threshold: float, outputs: Out
             f"{100 * threshold:g} % since {path}; most of all {most.what}, {most.name}: "
             f"{100 * most.relative:+.1f} %"
         )
-
-
-def _check_measures_nothing() -> None:
-    """Raise UsageError for options that say what to measure, given with --from."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        name = str(parameter.name)
-        given = context.get_parameter_source(name) == ParameterSource.COMMANDLINE
-        if given and name not in (*_FOR_RECORDS, "as_json", "quiet", "debug"):
-            called = parameter.opts[0] if isinstance(parameter, click.Option) else "WHAT"
-            raise click.UsageError(f"{called} has no effect with --from, which measures nothing")
 
 
 def print_results(record: Record, console: Console) -> None:

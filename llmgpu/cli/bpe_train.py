@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from llmgpu.backend import start_selecting
 from llmgpu.bpe.interchange.open import find_vocabulary, open_vocabulary
@@ -25,7 +24,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import add_counts, load_counts, save_counts
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.cli.console import Reporter, human_bytes, left_out_of, print_json
-from llmgpu.cli.given import flags_given, refuse_given
+from llmgpu.cli.given import flags_given, refuse_given, was_asked
 from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import chosen_pattern, gpu_from, make_corpus_options, piped_input
 from llmgpu.cli.parts import PartJob
@@ -332,10 +331,9 @@ def _written(
     vocabularies: Iterable[str], counts: str | None, checkpoint: str | None, resume: bool
 ) -> Iterator[Output]:
     """Yield all files that a run may write; the checkpoint has to be its own."""
-    context = click.get_current_context()
-    named = context.get_parameter_source("output") != ParameterSource.DEFAULT
     # A run that was killed between its last two steps has written its vocabulary.
-    may_replace = named or (resume and checkpoint is not None and os.path.isdir(checkpoint))
+    is_killed = resume and checkpoint is not None and os.path.isdir(checkpoint)
+    may_replace = was_asked("output") or is_killed
     for path in vocabularies:
         yield Output(path, VOCABULARY, is_chosen=may_replace)
     if counts:
@@ -391,7 +389,7 @@ def _open_checkpoint(
 
 def _print_notes(report: Reporter, notes: Sequence[str]) -> None:
     for note in notes:
-        report.line(f"note: {note}")
+        report.note(note)
 
 
 def _tell_done(outputs: dict[int, str], report: Reporter, *, as_json: bool) -> None:
@@ -446,7 +444,7 @@ def _summary(
 
 def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
     if summary.get("stop_reason"):
-        report.line(f"note: {summary['stop_reason']}")
+        report.note(summary["stop_reason"])
     report.note_left_out(summary)
     text = f"{human_bytes(summary['text_bytes'])} in {number_of(summary['documents'], 'document')}"
     if "vocab_size" not in summary:

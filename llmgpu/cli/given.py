@@ -8,13 +8,21 @@ import click
 from click.core import ParameterSource
 
 # Where what somebody asked for comes from; the rest are defaults.
-ASKED = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
+_ASKED = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 
 
 def was_given(name: str) -> bool:
     """Whether a parameter of the command at work was given on the command line."""
-    context = click.get_current_context()
-    return context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+    return _source_of(name) == ParameterSource.COMMANDLINE
+
+
+def was_asked(name: str) -> bool:
+    """Whether a parameter was given there, in the environment or in a file: it is no default."""
+    return _source_of(name) in _ASKED
+
+
+def _source_of(name: str) -> ParameterSource | None:
+    return click.get_current_context().get_parameter_source(name)
 
 
 def refuse_given(names: Container[str], reason: str) -> None:
@@ -25,6 +33,9 @@ def refuse_given(names: Container[str], reason: str) -> None:
 
 def flags_given(names: Container[str]) -> list[str]:
     """Return the flags of those of some parameters that were given."""
-    options = click.get_current_context().command.params
-    found = [each for each in options if each.name in names and was_given(str(each.name))]
-    return [max(each.opts, key=len) for each in found]
+    parameters = click.get_current_context().command.params
+    found = [each for each in parameters if each.name in names and was_given(str(each.name))]
+    return [
+        str(each.name).upper() if isinstance(each, click.Argument) else max(each.opts, key=len)
+        for each in found
+    ]

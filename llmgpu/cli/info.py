@@ -190,15 +190,11 @@ def _file_facts(path: str) -> dict[str, Any] | None:
     if kind == TOKEN_FILE:
         from llmgpu.tokens.bin import describe_bin_file, read_side_file
 
-        file = describe_bin_file(
-            path, may_be_foreign=True
-        )  # InputError for a file that is not as its side file says
+        # InputError for a file that is not as its side file says.
+        file = describe_bin_file(path, may_be_foreign=True)
         if not file.fingerprint:
-            return {
-                "kind": f"{kind} of another tool",
-                "dtype": file.dtype.name,
-                "count": file.count,
-            }
+            kind = f"{kind} of another tool"
+            return {"kind": kind, "dtype": file.dtype.name, "count": file.count}
         return {"kind": kind, **_without_lists(read_side_file(path))}
     if kind == MANIFEST:
         from llmgpu.tokens.manifest import describe_manifest

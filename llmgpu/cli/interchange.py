@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from llmgpu.bpe.interchange import tiktoken
 from llmgpu.bpe.interchange.formats import READERS, WRITERS, guess_format
@@ -15,6 +14,7 @@ from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import with_chat_template
 from llmgpu.cli.console import Reporter, print_json
+from llmgpu.cli.given import was_asked
 from llmgpu.cli.options import chosen_pattern
 from llmgpu.errors import VocabularyError
 from llmgpu.files import STANDARD_OUTPUT
@@ -57,10 +57,8 @@ def import_vocabulary(
         special_tokens=dict(special_tokens),
         note=report.note,
     )
-    context = click.get_current_context()
-    named = context.get_parameter_source("output") != ParameterSource.DEFAULT
     read = [source, tiktoken.side_path(source), *filter(None, [merges])]
-    check_outputs([Output(output, VOCABULARY, is_chosen=named)], read, force=force)
+    check_outputs([Output(output, VOCABULARY, is_chosen=was_asked("output"))], read, force=force)
     vocabulary.save(output, force=force)
     report.line(
         f"{output}: {vocabulary.size:,} ids, {len(vocabulary.special_tokens):,} of them special, "

@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import click
 
-from llmgpu.cli.given import ASKED
+from llmgpu.cli.given import was_asked
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import quote, read_whole
@@ -112,8 +112,7 @@ def keep_options(folder: Path) -> None:
     for parameter in command.params:
         name = str(parameter.name)
         value = context.params.get(name)
-        was_given = context.get_parameter_source(name) in ASKED
-        if name in command.not_kept or not was_given or value is None:
+        if name in command.not_kept or not was_asked(name) or value is None:
             continue
         if isinstance(parameter.type, Spelled):
             value = parameter.type.spell(value)

@@ -44,8 +44,7 @@ class PartJob:
             if output != STANDARD_OUTPUT and PLACEHOLDER not in output:
                 raise click.UsageError(
                     f"--part auto needs {PLACEHOLDER}, which stands for the part, in the name of "
-                    "the output: "
-                    f"-o out-{PLACEHOLDER}.bin"
+                    f"the output: -o out-{PLACEHOLDER}.bin"
                 )
             part, origin = part_from_environment()
             report.line(f"part {part}, by {origin}")

@@ -77,7 +77,7 @@ def run(
             raise InputError(f"no machine of the Ray cluster has {cpus} processors: use --cpus 1")
         numbers = range(1, (parts or PARTS_OF_WORKER * slots) + 1)
         all_parts = [Part(number, len(numbers)) for number in numbers]
-        report.line(f"{number_of(len(all_parts), 'part')} for {number_of(slots, 'worker')} of Ray")
+        report.line(f"{number_of(len(all_parts), 'part')} for {number_of(slots, 'Ray worker')}")
         summaries = _carry_out(engine, job, all_parts, cpus, report)
     outputs = [job.output_of(part) for part in all_parts]
     merged = _call([*job.merge(outputs), "--quiet", "--json"])

@@ -87,8 +87,7 @@ def find_starting_point(
         if matched.fingerprint != model.vocabulary.fingerprint:
             raise InputError(
                 f"{vocab} has the fingerprint {matched.fingerprint[:12]}, but the model in {init} "
-                "needs "
-                f"{model.vocabulary.fingerprint[:12]}; drop --vocab"
+                f"needs {model.vocabulary.fingerprint[:12]}; drop --vocab"
             )
         model = replace(model, vocabulary=matched)
     return StartingPoint(vocabulary, vocab, found.inputs, model)

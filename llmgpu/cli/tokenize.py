@@ -181,8 +181,7 @@ def _take(
     if output.split and is_one_document(sources, options):
         raise click.UsageError(
             f"{sources.files[0].path} is a single document, which --split can't divide: add "
-            "--split-by "
-            "position to cut it, or --line-documents to make each line a document"
+            "--split-by position to cut it, or --line-documents to make each line a document"
         )
     return job.take(sources, options), None
 
@@ -288,7 +287,7 @@ def _tokenize(
     report.line(f"tokenizing on {backend.description}")
     if vocabulary.normalizer:
         name = get_normalizer(vocabulary.normalizer).name
-        report.line(f"note: text is normalized ({name}) before encoding")
+        report.note(f"text is normalized ({name}) before encoding")
     special, most = source.special, source.max_tokens
     added = {*chain(*ids_around(vocabulary, special))}
     total = source.files.total_bytes
@@ -301,8 +300,7 @@ def _tokenize(
         if output and not output.masked:
             report.note(
                 f"format {output.format} can't record which tokens the assistant wrote; use "
-                "--format "
-                "bin and an output file"
+                "--format bin and an output file"
             )
     if source.chunk:
         encoder = Chunks(encoder, *source.chunk, spans_without(vocabulary, added))
@@ -397,6 +395,6 @@ def _print_summary(report: Reporter, summary: dict[str, Any], names: Sequence[st
         report.line(f"{name}: {tokens} in {number_of(part['documents'], 'document')}")
         if not part["documents"]:
             report.note(
-                f"{name} got no document: use a larger share, make each line a document "
+                f"{name} got no documents: use a larger share, make each line a document "
                 "(--line-documents), or cut the text by position (--split-by position)"
             )

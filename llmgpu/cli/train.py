@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -20,7 +20,7 @@ from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
 from llmgpu.cli.console import Reporter, left_out_of
-from llmgpu.cli.given import ASKED
+from llmgpu.cli.given import was_asked
 from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import id_or_text, make_corpus_options, piped_input, take_group
 from llmgpu.cli.source_options import lists_of_files, named_files, take_selection
@@ -180,7 +180,7 @@ def _take_options(
     start = find_starting_point(vocab, given.init, given.chat_template, folder, report)
     texts = (text.path for each in (*corpora, evaluated) if each for text in each.files)
     named = filter(None, (config, given.chat_template))
-    explicit = _explicit(options)
+    explicit = {name: value for name, value in options.items() if was_asked(name)}
     asked = _Asked(
         given=given,
         corpora=corpora,
@@ -392,12 +392,6 @@ def _written(folder: str, force: bool) -> list[Output]:
     found = [path for pattern in patterns for path in Path(folder).glob(pattern)]
     inside = [file for path in found if path.is_dir() for file in path.rglob("*")]
     return [Output(str(path), None) for path in (*found, *inside)]
-
-
-def _explicit(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of `settings` that were given on the command line or in a file."""
-    source_of = click.get_current_context().get_parameter_source
-    return {name: value for name, value in settings.items() if source_of(name) in ASKED}
 
 
 def _same_separator(checkpoint: Checkpoint, asked: _Asked) -> int | None:

@@ -23,7 +23,8 @@ def resolve_corpora(
     """
     count = weights.count(",") + 1 if weights else 0
     if count not in (0, len(corpus)):
-        raise InputError(f"--weights has {number_of(count, 'value')} for {len(corpus)} of CORPUS")
+        have = f"{number_of(count, 'value')}, but CORPUS has {number_of(len(corpus), 'name')}"
+        raise InputError(f"--weights has {have}")
     names = [[name] for name in corpus] if weights else [corpus]
     corpora = [resolve_sources(each, selection) for each in names]
     texts = [file for sources in corpora if not are_tokens(sources) for file in sources.files]

@@ -167,7 +167,7 @@ class TrainOptions:
             raise InputError(f"--seed is {self.seed}, but must be from 0 to 2^63 - 1")
         if self.min_learning_rate > self.learning_rate:
             raise InputError(
-                f"--min-lr is {self.min_learning_rate}, it must not be above --lr, "
+                f"--min-lr is {self.min_learning_rate}, but must not be above --lr, "
                 f"{self.learning_rate}"
             )
 

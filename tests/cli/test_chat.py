@@ -232,4 +232,4 @@ def test_a_model_learns_the_replies_alone(llmgpu: Run, conversations: Path) -> N
     resumed = llmgpu("train", "-o", "run", "--resume", "--steps", "5")
     assert resumed.returncode == 0, resumed.stderr
     (folder / "c.jsonl").write_text('{"messages": [{"role": "user", "content": "a b c d e f"}]}\n')
-    fails(llmgpu("train", "c.jsonl", "-o", "none", *options, *chat), 1, "no id counts in the loss")
+    fails(llmgpu("train", "c.jsonl", "-o", "none", *options, *chat), 1, "no token counts")

@@ -53,7 +53,7 @@ def test_what_splits_refuse(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     fails(llmgpu(*ENCODE, "-o", "x.bin", "--split", "val=0.1"), 1, "x-val.bin is text")
     assert not (corpus.parent / "x.bin").exists()
     few = llmgpu(*ENCODE, "corpus.txt", "-o", "y.bin", "--split", "val=0.001")
-    assert few.returncode == 0 and b"note: y-val.bin got no document" in few.stderr
+    assert few.returncode == 0 and b"note: y-val.bin got no documents" in few.stderr
 
 
 def test_splits_in_shards_resume(llmgpu: Run, corpus: Path, vocab: Path) -> None:

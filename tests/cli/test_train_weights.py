@@ -104,7 +104,7 @@ def test_conversations_and_tokens_with_weights(llmgpu: Run, tokens: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("a.bin", "b.bin", "--weights", "1"), "--weights has 1 value for 2 of CORPUS"),
+        (("a.bin", "b.bin", "--weights", "1"), "--weights has 1 value, but CORPUS has 2 names"),
         (("a.bin", "b.bin", "--weights", "1,x"), "--weights has 'x'; use numbers above"),
         (("a.bin", "b.bin", "--weights", "1,0"), "--weights has '0'; use numbers above"),
         (("a.bin", "b.bin", "--weights", "1,inf"), "--weights has 'inf'; use numbers"),

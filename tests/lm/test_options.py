@@ -63,7 +63,7 @@ def test_a_rate_that_is_stable_and_decays_at_the_end() -> None:
     ],
 )
 def test_impossible_schedules(numbers: tuple[float, float, int, int]) -> None:
-    with pytest.raises(InputError, match=r"must be 0 or more|at least 0|it must not be above --lr"):
+    with pytest.raises(InputError, match=r"must be 0 or more|at least 0|must not be above --lr"):
         schedule(*numbers)
 
 

@@ -162,7 +162,7 @@ def save_checkpoint(
     """
     _check_arguments(config, vocabulary, weights, keep)
     if model_type(config) is None:
-        note("a model without gate is not a Llama: other libraries can't open its checkpoint")
+        note("without a gate it is not a Llama model: other libraries can't open its checkpoint")
     with new_checkpoint(run_folder, state.step) as folder:
         stored = weights if padded else _without_unused_rows(config, weights)
         write_tensors(folder / MODEL, stored, {"format": "pt"})

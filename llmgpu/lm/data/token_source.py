@@ -127,8 +127,8 @@ class TokenSource:
                 progress("checking tokens", done, len(self))
         if has_mask and not counts:
             raise InputError(
-                f"{self._files[0].path}: no id counts in the loss, because no conversation has a "
-                "message of the assistant"
+                f"{self._files[0].path}: no token counts towards the loss, because no conversation "
+                "has an assistant message"
             )
         self.checksum, self.mask_checksum = checksum, mask_checksum
 

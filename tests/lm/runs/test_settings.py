@@ -53,7 +53,7 @@ def test_the_learning_rate_is_by_width_unless_given() -> None:
 
 
 def test_learning_rates_that_do_not_fit_together_are_refused_at_once() -> None:
-    with pytest.raises(LlmgpuError, match=r"--min-lr is 1\.0, it must not be above --lr, 0\.0006"):
+    with pytest.raises(LlmgpuError, match=r"--min-lr is 1\.0, but must not be above --lr, 0\.0006"):
         new(min_learning_rate=1.0)
 
 
