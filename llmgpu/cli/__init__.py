@@ -59,7 +59,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; for a shell that completes words, plain texts name files."""
+        """Import a command; in shell completion, plain text options take file names."""
         command = COMMANDS.get(cmd_name)
         if command and ctx.resilient_parsing:
             for parameter in command.params:
@@ -68,14 +68,14 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands, none of which is imported for that."""
+        """List the commands without importing any of them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.summaries.items()))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; one that is mistyped is an error with those it may have meant."""
+        """Find the command; UsageError with suggestions for one that is mistyped."""
         if args[0] in COMMANDS:
             return super().resolve_command(ctx, args)
         from difflib import get_close_matches
@@ -157,7 +157,7 @@ def main() -> None:
 
 
 def _refuse(error: click.ClickException) -> int:
-    """Print wrong usage, what is wrong on one line of its own; return the exit code."""
+    """Print a usage error, its message on a line of its own; return the exit code."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return _fail(error.format_message(), error.exit_code)
     if isinstance(error, click.NoSuchOption):

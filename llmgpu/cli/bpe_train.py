@@ -151,7 +151,7 @@ def _train(
     counts_output: str | None,
     report: Reporter,
 ) -> TrainingResult:
-    """Train and write the vocabularies, and the counts where they are asked for."""
+    """Train and write the vocabularies, and the counts if asked for."""
     if kept and kept.has_counts:
         source = load_counts(kept.counts_path)
 
@@ -185,13 +185,13 @@ def _train(
 def _take_corpus(
     corpus: Sequence[str], from_counts: Sequence[str], settings: dict[str, Any], report: Reporter
 ) -> tuple[tuple[str, ...], Selection]:
-    """Return the names of files of text, a pipe if there are none, and which of them are read."""
+    """Return the names of text files, or of a pipe if there are none, and how to select them."""
     named = named_files(corpus, settings.pop("files_from"))
     return named or (() if from_counts else piped_input(report)), take_selection(settings)
 
 
 def _reading_key(reading: dict[str, Any], selection: Selection) -> dict[str, Any]:
-    """Return what a resume key says of reading; as it was before there was --bad-rows."""
+    """Return how text is read, for the resume key; as before there was --bad-rows by default."""
     asked = selection.input_format
     if reading["bad_rows"] == CorpusOptions.bad_rows:
         reading = {name: value for name, value in reading.items() if name != "bad_rows"}
@@ -239,7 +239,7 @@ def _take_part(
     how: CorpusOptions,
     reading: dict[str, Any],
 ) -> tuple[Sources | None, dict[str, Any] | None]:
-    """Return what the part has of the sources, and its summary if it is finished."""
+    """Return the part's share of the sources, and its summary if it is finished."""
     if sources is None:
         return None, None
     own = job.take(sources, how, cut_text_by(options.cut, how.separators))
@@ -254,7 +254,7 @@ def _plan(
     loaded: WordCounts | None,
     limit: int | None,
 ) -> Plan:
-    """Plan a training on a text, of which up to `limit` bytes are read, or on loaded counts."""
+    """Plan training on up to `limit` bytes of a text, or on loaded counts."""
     known = loaded.words.text_bytes if loaded else text.total_bytes if text else None
     size = min((each for each in (known, limit) if each is not None), default=None)
     least = 0 if options.engine == "recount" else gpu_from(GPU_FROM)
@@ -262,7 +262,7 @@ def _plan(
 
 
 def _load_counts(paths: Sequence[str], settings: dict[str, Any]) -> WordCounts:
-    """Return the sum of word counts; those of another program are as `settings` ask for."""
+    """Add up word counts; `settings` have the pattern of those that other programs made."""
     pattern = chosen_pattern(settings["pattern"], settings["pattern_regex"])
     special = tuple(text.encode() for text in settings["special_tokens"])
     return add_counts([load_counts(path, pattern, special) for path in paths])
@@ -283,7 +283,7 @@ def _take_options(
     resumed: str | None,
     report: Reporter,
 ) -> tuple[TrainingOptions, CorpusOptions, dict[str, Any]]:
-    """Return what to train, how text is read, and what a resume key says of that.
+    """Return the options of training and of reading text, and the latter for the resume key.
 
     resumed: the checkpoint of the run that is resumed.
     """
@@ -393,7 +393,7 @@ def _print_notes(report: Reporter, notes: Sequence[str]) -> None:
 
 
 def _tell_done(outputs: dict[int, str], report: Reporter, *, as_json: bool) -> None:
-    """Say that a finished run has nothing left to do, and what it made."""
+    """Say that the run is finished; with `as_json`, print its summary."""
     are = "is" if len(outputs) == 1 else "are"
     report.line(f"nothing to do: {', '.join(outputs.values())} {are} finished")
     if as_json:
@@ -405,7 +405,7 @@ def _tell_done(outputs: dict[int, str], report: Reporter, *, as_json: bool) -> N
 def _vocabulary_facts(
     vocabularies: Mapping[int, Vocabulary], outputs: dict[int, str]
 ) -> list[dict[str, Any]]:
-    """Return what a summary says of the vocabulary of each size."""
+    """Return the summary of the vocabulary of each size."""
     return [
         {
             "output": outputs[size],

@@ -43,7 +43,7 @@ class EncodingOptions:
         return SpecialOptions(self.allowed_special, self.disallow_special, *around)
 
     def special_tokens(self, vocabulary: Vocabulary, report: Reporter) -> SpecialOptions:
-        """Return how special tokens are encoded, with what a vocabulary puts around if asked."""
+        """Return how to encode special tokens, with those that the vocabulary adds if asked for."""
         if self.chat:
             return CHAT_TOKENS
         if not self.add_special_tokens:
@@ -55,7 +55,7 @@ class EncodingOptions:
         return self._special.around(vocabulary)
 
     def conversations(self, vocabulary: Vocabulary) -> AbstractContextManager[Conversations | None]:
-        """Return what renders conversations; None is opened where text is no conversation."""
+        """Return what opens a renderer of conversations with --chat, and None without it."""
         return Conversations(vocabulary) if self.chat else nullcontext()
 
     def with_template(self, vocabulary: Vocabulary) -> Vocabulary:
@@ -72,7 +72,7 @@ def check_chat(chat: bool, template: str | None, special: SpecialOptions) -> Non
 
 
 def with_chat(options: CorpusOptions, chat: Chat | None) -> CorpusOptions:
-    """Return how conversations are read; their messages are in a field of that name by default."""
+    """Return how to read conversations, by default from the field that `MESSAGES` names."""
     if chat is None:
         return options
     is_default = options.text_field == CorpusOptions.text_field

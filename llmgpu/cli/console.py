@@ -65,9 +65,9 @@ class Reporter:
         self.needed_bytes = 0  # what is known now
 
     def need_memory(self, memory: Memory, *, is_small: bool = False) -> None:
-        """Say how much memory is needed at most, unless something near that was said before.
+        """Report the most memory that is needed, unless about as much was reported before.
 
-        is_small: the work is, so that only what is known of it changes.
+        is_small: the job is too small to report; only `needed_bytes` changes.
         """
         self.needed_bytes = memory.host
         if is_small:
@@ -83,7 +83,7 @@ class Reporter:
             self.line(f"note: only {human_bytes(free)} of memory are free: use less text (--limit)")
 
     def line(self, text: str, **facts: Any) -> None:
-        """Print a line, above the bars if there are any; facts: what a JSON line has besides."""
+        """Print a line, above the bars if there are any; facts: further fields of a JSON line."""
         if self._quiet:
             return
         if self._as_json:
@@ -95,11 +95,11 @@ class Reporter:
             click.echo(text, err=True)
 
     def note(self, text: str) -> None:
-        """Print what has to be known of what was read or written."""
+        """Print a note about what was read or written."""
         self.line(f"note: {text}")
 
     def note_left_out(self, summary: dict[str, Any]) -> None:
-        """Print what a summary says of text that was invalid or left out."""
+        """Print how much text a summary says was left out, and its notes."""
         for name, (what, fate) in LEFT_OUT.items():
             if summary[name]:
                 self.note(f"{number_of(summary[name], what)} {fate}")
@@ -196,7 +196,7 @@ def shows_colours() -> bool:
 
 
 def token_style(output: str) -> Style:
-    """Return how a terminal shows tokens, and otherwise that each has a line."""
+    """Return how to show tokens: by what the terminal can do, elsewhere one per line."""
     if shows_colours():
         return "colours" if output == STANDARD_OUTPUT else "lines"
     is_shown = output == STANDARD_OUTPUT and is_terminal(sys.stdout)
@@ -204,7 +204,7 @@ def token_style(output: str) -> Style:
 
 
 def left_out_of(text: Corpus | None) -> dict[str, Any]:
-    """Return what a corpus lacks of its sources, as a summary has it."""
+    """Return a summary's counts of what was invalid in a corpus or left out of it."""
     notes = text.notes if text else []
     return {
         "invalid_sequences": text.invalid_sequences if text else 0,
@@ -225,14 +225,14 @@ def print_json(summary: dict[str, Any], *, to_stderr: bool) -> None:
 
 
 def print_result(text: object, *, end: str = "\n") -> None:
-    """Print what a command was asked for; OutputError if standard output is closed."""
+    """Print a command's result; OutputError if standard output is closed."""
     if sys.stdout is None:
         raise OutputError("can't write to standard output: it is closed")
     click.echo(f"{text}{end}", nl=False)
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[int | str]]) -> None:
-    """Print a table whose last column has names, and the others numbers.
+    """Print a table: columns of numbers, then one of names.
 
     A terminal gets separators of thousands, and the ends of names that are too long for it.
     """

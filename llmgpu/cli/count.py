@@ -43,7 +43,7 @@ _ALL = Selection()
 
 
 class Row(NamedTuple):
-    """What a line tells of a file or a folder: its path, bytes of text, tokens by vocabulary."""
+    """A line about a file or folder: its path, bytes of text, and tokens by vocabulary."""
 
     path: str
     text_bytes: int
@@ -149,7 +149,7 @@ def _open_encoders(
 def _named_paths(
     paths: tuple[str, ...], files_from: str | None, report: Reporter
 ) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return what is counted, and which of the names stood in the list of --files-from."""
+    """Return the names to count, and which of them are from the list of --files-from."""
     if files_from is None:
         paths = paths or piped_input(report)
         if not paths:
@@ -169,7 +169,7 @@ def _named_paths(
 def keep_input(
     paths: Sequence[str], passes: int, selection: Selection = _ALL
 ) -> Iterator[tuple[Sources, str]]:
-    """Yield sources that can be read several times, and the file that is standard input then."""
+    """Yield sources that can be read several times, and the file that holds standard input."""
     if not paths:
         yield Sources([], 0), ""
         return
@@ -223,7 +223,7 @@ def _count(
 
 
 def _by_folder(rows: Sequence[Row]) -> list[Row]:
-    """Return the sums of the files that are in the same folder, subfolders apart."""
+    """Return a row for each folder: the sum of its files, without those in subfolders."""
     sums: dict[str, Row] = {}
     for row in rows:
         name = os.path.dirname(row.path) or os.curdir
@@ -266,7 +266,7 @@ def _print_lengths(labels: Sequence[str], found: Sequence[dict[str, Any]]) -> No
 
 
 def _check_budget(budget: int | None, vocabs: Sequence[str], total: Row, what: str = "") -> None:
-    """Raise BudgetError if there are more tokens than that, by any of the vocabularies."""
+    """Raise BudgetError if any of the vocabularies gives more tokens than the budget."""
     for vocab, tokens in zip(vocabs, total.tokens, strict=True):
         if budget is not None and tokens > budget:
             by = f" by {vocab}" if len(vocabs) > 1 else ""

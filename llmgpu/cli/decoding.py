@@ -33,7 +33,7 @@ def files_of_ids(names: Sequence[str], format: str | None) -> list[tuple[str, st
 
 
 def read_for(ids: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the files that decoding `ids`, files and their formats, reads."""
+    """Return all files that decoding reads; ids: files of ids with their formats."""
     sides = [side_path(name) for name, format in ids if format == "bin" and name != "-"]
     return [*(name for name, _ in ids), *sides]
 

@@ -92,7 +92,7 @@ def generate(
 
 
 def _open_model(saved: SavedModel, backend: Backend, tokens: int, precision: Precision) -> Model:
-    """Return a model with its weights, for sequences of up to so many tokens."""
+    """Return the model with its weights, for sequences of up to `tokens` tokens."""
     has_units = backend.device is not None and bool(backend.device.matrix_shapes)
     model = Model(
         open_operations(backend.device, fixed_products=True),
@@ -122,7 +122,7 @@ def _given_prompts(
 
 
 def _single_prompt(prompt: str | None, report: Reporter) -> str:
-    """Return the prompt; that of a pipe without the line end at its end."""
+    """Return the prompt; one from a pipe loses its final line end."""
     if prompt is None:
         if not piped_input(report):
             return ""
@@ -139,7 +139,7 @@ def _single_prompt(prompt: str | None, report: Reporter) -> str:
 def _continue_one(
     prompt: str, one: Continuation, generator: Generator, *, is_printed: bool
 ) -> None:
-    """Make the text; if it is printed, with the prompt before it and as it is made."""
+    """Generate the text; with `is_printed`, print the prompt, and the text as it grows."""
     if not is_printed:
         deque(generator.continue_all([one.request()]), maxlen=0)
         return
@@ -150,7 +150,7 @@ def _continue_one(
 
 
 def _pieces(one: Continuation, generator: Generator) -> Iterator[bytes]:
-    """Yield the bytes of the text as they are certain."""
+    """Yield the bytes of the text once they are certain."""
     for _ in generator.continue_all([one.request()]):
         yield one.text.take()
     yield one.text.take(last=True)

@@ -1,4 +1,4 @@
-"""Which options the command at work was given, and refusing those that would have no effect."""
+"""Which options the current command was given; refusing those that would have no effect."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _ASKED = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSou
 
 
 def was_given(name: str) -> bool:
-    """Whether a parameter of the command at work was given on the command line."""
+    """Whether a parameter of the current command was given on the command line."""
     return _source_of(name) == ParameterSource.COMMANDLINE
 
 
 def was_asked(name: str) -> bool:
-    """Whether a parameter was given there, in the environment or in a file: it is no default."""
+    """Whether a parameter was given on the command line, in the environment or in a file."""
     return _source_of(name) in _ASKED
 
 
@@ -26,13 +26,13 @@ def _source_of(name: str) -> ParameterSource | None:
 
 
 def refuse_given(names: Container[str], reason: str) -> None:
-    """Raise click.UsageError if one of some parameters was given; reason: what its flag is."""
+    """Raise click.UsageError if one of these was given; reason: what to say after its flag."""
     for flag in flags_given(names):
         raise click.UsageError(f"{flag} {reason}")
 
 
 def flags_given(names: Container[str]) -> list[str]:
-    """Return the flags of those of some parameters that were given."""
+    """Return the flags of those of these parameters that were given."""
     parameters = click.get_current_context().command.params
     found = [each for each in parameters if each.name in names and was_given(str(each.name))]
     return [

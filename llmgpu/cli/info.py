@@ -87,7 +87,7 @@ def info(
 
 
 def _check_combined(report: str | None, *, merges: bool) -> None:
-    """Raise click.UsageError for options that have no effect with another."""
+    """Raise click.UsageError for options that can't be combined."""
     if report:
         of_lists = ("tokens", "merges", "first", "search", "ids")
         refuse_given(of_lists, "can't be combined with --report")
@@ -210,7 +210,7 @@ def _file_facts(path: str) -> dict[str, Any] | None:
 
 
 def _without_lists(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return facts under readable names, with the lengths of lists in place of them."""
+    """Return facts under readable names, with lists replaced by their lengths."""
     shown = {name: len(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
     names = {"document_offsets": "documents", "bytes": "text bytes"}
     return {
@@ -263,7 +263,7 @@ def _list_tokens(
     ids: Iterable[int],
     as_json: bool,
 ) -> None:
-    """Print tokens, a line each."""
+    """Print tokens, one per line."""
     special = set(vocabulary.special_tokens.values())
 
     def rows() -> Iterator[_Row]:
@@ -281,7 +281,7 @@ def _list_tokens(
 def _list_merges(
     vocabulary: Vocabulary, first: int | None, search: str | None, as_json: bool
 ) -> None:
-    """Print merges in their order, a line each: the token that is made, and what it is made of."""
+    """Print merges in order, one per line: the new token and its two parts."""
     from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 
     merges = vocabulary.merges
@@ -321,7 +321,7 @@ def _print_rows(
 
 
 def _searched(search: str | None) -> re.Pattern[str]:
-    """Compile a search, with the package regex where there is one: it knows scripts, too."""
+    """Compile a search, with the package regex if it is installed: it knows scripts, too."""
     engine: Any = importlib.import_module("regex" if importlib.util.find_spec("regex") else "re")
     try:
         with warnings.catch_warnings(action="ignore", category=FutureWarning):

@@ -122,7 +122,7 @@ def _open_model(path: str, report: Reporter) -> SavedModel | None:
 
 
 def _note_model(folder: str, report: Reporter) -> None:
-    """Note that the model beside a vocabulary is not exported with it, and how it is used."""
+    """Note that the model next to a vocabulary is not exported, and how to use it."""
     if not os.path.isfile(os.path.join(folder, "config.json")):
         return
     from llmgpu.lm.checkpoints.pretrained import has_model

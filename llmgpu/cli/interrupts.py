@@ -3,7 +3,7 @@
 - The main thread raises KeyboardInterrupt with the signal's number, so that what it does is cleaned
   up.
 - Python handles a signal between two of its instructions, so a long call of NumPy or of a driver
-  would delay it, and so would waiting for a thread. Another thread is told of the signal at once.
+  would delay it, and so would waiting for a thread. Another thread learns of the signal at once.
   After GRACE_SECONDS it removes temporary files and ends the process, if that is still there.
 - A command that handles signals in its own way, as training does, is left alone, and a signal that
   is ignored, as under nohup, stays so.
@@ -39,8 +39,8 @@ _held: list[int] = []
 def handled_signals() -> Iterator[None]:
     """Raise KeyboardInterrupt for signals that come in the block; in the main thread only.
 
-    It is raised at the end of the block, too, whatever became of the first one: code that can't
-    raise, such as a destructor, drops it, and what is cleaned up may fail with another error.
+    It is raised again at the end of the block: code that can't raise, such as a destructor, drops
+    the first one, and cleaning up after it may fail with another error.
 
     After a signal, threads that the block started may still be running, and the process would wait
     for them at its end: it is still ended in time.
@@ -88,7 +88,7 @@ def handled_signals() -> Iterator[None]:
 
 @contextmanager
 def last_act(act: Callable[[], None]) -> Iterator[None]:
-    """Do something before the process is ended in the block, if the block can't do it itself."""
+    """Call `act` if the process is ended within the block, which then can't do it itself."""
     _last_acts.append(act)
     try:
         yield
@@ -98,7 +98,7 @@ def last_act(act: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Let a signal that comes in the block come after it: for what can't be left half done."""
+    """Hold back signals until the end of the block: for what can't be left half done."""
     _holding.set()
     try:
         yield

@@ -28,10 +28,10 @@ _STARTED_IN = "started-in"  # the folder that names of files start from
 
 @runtime_checkable
 class Spelled(Protocol):
-    """A type of parameters whose values are not what they are written as."""
+    """A type of parameters whose values differ from how they are written."""
 
     def spell(self, value: Any) -> str:
-        """Return what is written for a value."""
+        """Return how a value is written."""
 
 
 class ConfiguredCommand(click.Command):
@@ -48,11 +48,11 @@ class ConfiguredCommand(click.Command):
     not_kept = frozenset(("config", "output", "resume", "force", "as_json", "quiet", "debug"))
 
     def takes_kept(self, asked: Mapping[str, Any]) -> bool:
-        """Whether a resumed run has the options that it was given; asked: those of now."""
+        """Whether a resumed run takes its former options; asked: those given now."""
         return True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take what the command line lacks from the files."""
+        """Fill in from the files what the command line lacks."""
         try:
             asked, _, _ = self.make_parser(ctx).parse_args(list(args))
         except click.UsageError:  # is raised below
@@ -96,12 +96,12 @@ class CheckpointedCommand(ConfiguredCommand):
     not_kept = frozenset(("checkpoint", "resume", "force", "as_json", "quiet", "debug"))
 
     def takes_kept(self, asked: Mapping[str, Any]) -> bool:
-        """Say yes if nothing else is asked: otherwise, without CORPUS, a pipe is read."""
+        """Take them only if nothing else is given: otherwise, without CORPUS, a pipe is read."""
         return asked.keys() <= self.not_kept | {"device"}
 
 
 def keep_options(folder: Path) -> None:
-    """Write the options that the command at work was given to a run's folder.
+    """Write the options that the current command was given to a run's folder.
 
     Names of files that are not UTF-8, which TOML can't hold, are left out: resuming needs them.
     """
@@ -165,7 +165,7 @@ def _names(parameter: click.Parameter) -> list[str]:
 
 
 def _toml(value: object) -> str:
-    """Return a value as TOML has it."""
+    """Return a value in TOML."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str):

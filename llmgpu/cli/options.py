@@ -78,7 +78,7 @@ def option_group(*options: Option) -> Option:
 
 
 def take_group(kind: type[Group], options: dict[str, Any]) -> Group:
-    """Take the options that are fields of a dataclass out of those of a command, and make one."""
+    """Take the fields of a dataclass out of a command's options, and make one of them."""
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: options.pop(name) for name in names})
 
@@ -155,7 +155,7 @@ force_option = click.option(
 
 
 def labels_of(vocabs: Sequence[str]) -> list[str]:
-    """Return heads of columns: what files are called, or where that is the same whole paths."""
+    """Return the heads of columns: file names, or whole paths where names are equal."""
     if len(vocabs) == 1:
         return ["tokens"]
     names = [os.path.basename(os.path.normpath(vocab)) for vocab in vocabs]
@@ -175,7 +175,7 @@ def gpu_from(least: int) -> int:
 
 
 def _set_log_format(context: click.Context, parameter: click.Parameter, value: str) -> None:
-    """Keep the format where `llmgpu.cli.console` finds it."""
+    """Store the format for `llmgpu.cli.console`."""
     from llmgpu.cli.console import LOG_FORMAT
 
     context.meta[LOG_FORMAT] = value

@@ -81,7 +81,7 @@ _NOT_HERE = {  # what others have, and what there is in place of it
 
 
 def suggest_option(error: click.NoSuchOption) -> click.UsageError:
-    """Return what to say of an option that a command lacks, and may have by another name."""
+    """Return the error for an option that a command lacks, with the name it may have here."""
     command = error.ctx.command if error.ctx else None
     known = {name for parameter in command.params for name in parameter.opts} if command else set()
     name = error.option_name.lstrip("-").replace("_", "-")

@@ -67,7 +67,7 @@ class PartJob:
     def take(
         self, sources: Sources, options: CorpusOptions, cut_text: CutText | None = None
     ) -> Sources:
-        """Return what the part has of the sources; InputError as `take_part` raises it."""
+        """Return the part's share of the sources; InputError as `take_part` raises it."""
         self._whole = sources
         return take_part(sources, self.part, options, cut_text) if self.part else sources
 

@@ -49,7 +49,7 @@ def from_user(text: str) -> Prompt:
 
 
 def read_prompts(path: str, name_of_field: str | None, *, chat: bool = False) -> list[Prompt]:
-    """Read prompts: a line each, or a field of each object of JSON lines.
+    """Read prompts: lines of text, or a field of each object of JSON lines.
 
     path: a file, or "-" for standard input. name_of_field: None for lines of text, unless the
     file's name says that it has JSON lines, whose field is "prompt" then, or "messages".
@@ -92,7 +92,7 @@ def _of_json(found: dict[str, object], name: str, where: str, *, chat: bool) -> 
 def prompt_ids(
     tokenizer: Tokenizer, conversations: ChatEncoder, prompt: Prompt, model: SavedModel
 ) -> list[int]:
-    """Return a prompt's ids: of a conversation, with what begins a reply.
+    """Return a prompt's ids; those of a conversation end with what begins a reply.
 
     Those of a text follow what the model's vocabulary puts before one. Without any of these, return
     the token between documents; InputError if there is none.

@@ -35,7 +35,7 @@ from llmgpu.text.parts import Part
 PARTS_OF_WORKER = 4  # so that the last ones to finish are small
 _RETRIES = 3  # of a part whose actor is lost
 _REFUSED = ("part", "decode", "count", "from_counts", "split", "shuffle", "max_tokens", "limit")
-_COUNTING = (*READING_OPTIONS, *SOURCE_OPTIONS, "corpus")  # what training on counts has no use for
+_COUNTING = (*READING_OPTIONS, *SOURCE_OPTIONS, "corpus")  # of no use for training on counts
 _SHOWN = ("as_json", "quiet")
 _TRAINING = ("output", "sizes", "counts_output", "counts_only", "checkpoint", "resume")
 
@@ -44,7 +44,7 @@ _TRAINING = ("output", "sizes", "counts_output", "counts_only", "checkpoint", "r
 class Job:
     """A command in parts.
 
-    part: the arguments of the command for one part, but for its device. output: the file of a part,
+    part: the arguments of the command for one part, without its device. output: the file of a part,
     with the part's placeholder in its name. merge: the arguments of what puts those of all parts
     together. last: those of what remains to be done then.
     """
@@ -56,7 +56,7 @@ class Job:
     last: list[str]
 
     def output_of(self, part: Part) -> str:
-        """Return the file of a part that is put together with the others."""
+        """Return the file of a part that is merged with the others."""
         return self.output.replace(PLACEHOLDER, part.file_name)
 
 
@@ -68,7 +68,7 @@ def run(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Run a command in parts on a Ray cluster, and put the parts together."""
+    """Run a command in parts on a Ray cluster, and combine the results."""
     report = Reporter(quiet=quiet)
     job = make_job(command, cpus)
     with _open_ray(ray) as engine:
@@ -89,7 +89,7 @@ def run(
 
 
 def make_job(command: Sequence[str], cpus: int) -> Job:
-    """Return what a command is in parts; UsageError for one that can't be cut."""
+    """Return a command as a job in parts; UsageError for one that can't be split."""
     from llmgpu.cli import COMMANDS
 
     name, *arguments = command
@@ -130,7 +130,7 @@ class _Given:
         return max(self._option(name).opts, key=len)
 
     def without(self, *names: str) -> list[str]:
-        """Return the arguments but for those options; "corpus" stands for the files."""
+        """Return the arguments without these options; "corpus" stands for the files."""
         written = []
         for name, value in self.options.items():
             option = self._option(name)
@@ -267,7 +267,7 @@ class Worker:
     """What an actor of Ray does."""
 
     def begin(self) -> tuple[dict[str, Any], str | None]:
-        """Keep from here on what parts have in common."""
+        """Keep devices and encoders open from one part to the next."""
         keep_devices()
         keep_encoders()
         return {}, None

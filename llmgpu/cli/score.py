@@ -92,7 +92,7 @@ def _scored(
 
 
 class _Totals:
-    """What is told of each document, and the sums.
+    """What is reported of each document, and the totals.
 
     before: uint32, what the first id of a document is scored after: what the vocabulary puts before
     a text, or else the token at its beginning, or that between documents. Without any of these the
@@ -125,7 +125,7 @@ class _Totals:
         return described
 
     def summary(self) -> dict[str, Any]:
-        """Return the same of all documents together."""
+        """Return the totals of all documents."""
         return _measures(self._tokens, self._text_bytes, math.fsum(self._log_likelihoods))
 
 

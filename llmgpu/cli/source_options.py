@@ -1,4 +1,4 @@
-"""The options that say which files are read and as what; `take_sources` applies them."""
+"""The options that say which files are read and as what; `take_selection` takes them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ source_options = option_group(
 
 
 def named_files(paths: Sequence[str], files_from: str | None) -> tuple[str, ...]:
-    """Return the names of files, those in a list after the others; InputError for no list."""
+    """Return the names of files, those in a list after the others; InputError if it is empty."""
     names = listed_files(paths, files_from)
     if files_from is not None and not names:
         name = "standard input" if files_from == STANDARD_INPUT else files_from
@@ -50,7 +50,7 @@ def named_files(paths: Sequence[str], files_from: str | None) -> tuple[str, ...]
 
 
 def listed_files(paths: Sequence[str], files_from: str | None) -> tuple[str, ...]:
-    """Return the names in a list of files, if there is one; paths: what is named beside it."""
+    """Return the names in a list of files, if there is one; paths: those named besides it."""
     if files_from is None:
         return ()
     if files_from == STANDARD_INPUT and STANDARD_INPUT in paths:
@@ -69,7 +69,7 @@ def listed_files(paths: Sequence[str], files_from: str | None) -> tuple[str, ...
 
 
 def _unquoted(name: bytes) -> bytes:
-    """Return a name without the quotation that git puts around one with special characters."""
+    """Return a name without the quotes and escapes that git adds to special characters."""
     if not (len(name) > 2 and name.startswith(b'"') and name.endswith(b'"')):
         return name
     try:
@@ -80,7 +80,7 @@ def _unquoted(name: bytes) -> bytes:
 
 
 def lists_of_files() -> list[str]:
-    """Return the lists of files that the command at work reads."""
+    """Return the lists of files that the current command reads."""
     return [*filter(None, [click.get_current_context().params.get("files_from")])]
 
 
@@ -94,7 +94,7 @@ def resolve_texts(names: Sequence[str], selection: Selection) -> Sources:
 
 
 def take_selection(reading: dict[str, Any]) -> Selection:
-    """Return which files are read as what, and take its options, but for the list, out of them."""
+    """Take the options that select files, except for --files-from; return the selection."""
     from llmgpu.text.sources import Selection
 
     selection = Selection(

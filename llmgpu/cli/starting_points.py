@@ -23,7 +23,7 @@ FINE_TUNING_RATE, ADAPTER_RATE = 2e-5, 2e-4
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """A vocabulary with the name that messages give it and the files that it is in; a model.
+    """A vocabulary, its name in messages and its files; and perhaps a model.
 
     model: the one of --init. None without it, and for a run that resumes from a checkpoint.
     """
@@ -94,5 +94,5 @@ def find_starting_point(
 
 
 def _as_trained(vocabulary: Vocabulary, chat_template: str | None) -> Vocabulary:
-    """Return the vocabulary of a run, which puts nothing around its texts but the separator."""
+    """Return the vocabulary of a run, which adds nothing to its texts but the separator."""
     return replace(with_chat_template(vocabulary, chat_template), prefix_ids=(), suffix_ids=())

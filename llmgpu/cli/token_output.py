@@ -52,7 +52,7 @@ class TokenOutput:
 def check_files(
     output: TokenOutput, read: Sequence[str], decode: bool, others: Sequence[Output]
 ) -> None:
-    """Raise OutputError if writing would destroy what is read, or a file of another kind."""
+    """Raise OutputError if writing would replace an input, or a file of another kind."""
     if decode or output.format == SHOWN:
         written = [Output(output.name, TEXT)]
     elif output.shard_tokens is not None:
@@ -74,7 +74,7 @@ def open_sinks(
     report: Reporter,
     owners: Owners | None,
 ) -> TokenSink:
-    """Open what ids go to; added: ids that stand for no text. key: resume key of the ids.
+    """Open the sink of ids; added: ids that stand for no text. key: resume key of the ids.
 
     owners: which documents go to which part; None: as they are drawn.
     """

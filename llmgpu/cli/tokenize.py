@@ -149,7 +149,7 @@ def tokenize(
 def _take_output(
     options: dict[str, Any], name: str, format_name: str | None, *, decode: bool, chat: bool
 ) -> TokenOutput:
-    """Take where ids go out of the options; UsageError for some that can't be combined."""
+    """Take the options of the output; UsageError for some that can't be combined."""
     format = format_name or ("ids" if decode else format_by_name(name))
     output = TokenOutput(
         name=name,
@@ -175,7 +175,7 @@ def _chunk(tokens: int | None, overlap: int) -> tuple[int, int] | None:
 def _take(
     sources: Sources, options: CorpusOptions, output: TokenOutput, job: PartJob
 ) -> tuple[Sources, list[int] | None]:
-    """Return what is read, and which of the files begin the splits by position, if there are."""
+    """Return what is read, and which files begin the splits by position, if there are any."""
     if output.split_by == "position":
         return split_by_position(sources, output.split, options)
     if output.split and is_one_document(sources, options):
@@ -231,7 +231,7 @@ def _check_output(output: TokenOutput) -> None:
 
 
 def _key(source: _Text, output: TokenOutput, job: PartJob) -> Run:
-    """Return the resume key of ids; none of those that can't be resumed."""
+    """Return the resume key of the ids; an empty one if they can't be resumed."""
     if not output.shard_tokens and not job.is_recorded:
         return {}
     if output.resume:
@@ -248,7 +248,7 @@ def _key(source: _Text, output: TokenOutput, job: PartJob) -> Run:
 
 
 def _output_key(output: TokenOutput, vocabulary: Vocabulary, key: Run) -> Run:
-    """Return the key of ids with all that the output depends on."""
+    """Return the key with all else that the output depends on."""
     facts = {name: getattr(output, name) for name in ("format", "layout", "shard_tokens", "split")}
     return {
         **key,

@@ -120,7 +120,7 @@ class _Given:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """What the command was given, and who is told what comes of it.
+    """What the command was given, the workers that train, and where to report.
 
     corpora: several with --weights. reading: options about text. settings: for `new_settings`;
     `explicit` are those of them that were given. separator: the id of --eos, or the default one.
@@ -289,7 +289,7 @@ def _open_sources(
     given, report, is_first = asked.given, asked.report, asked.workers.is_first
     if is_first and not given.resume:  # before a text is tokenized, which may end early
         keep_options(folder.path)
-    # Text is encoded by wgpu, no matter what trains.
+    # Text is encoded by wgpu, even where Dawn trains.
     uses_wgpu = settled.backend.driver == "wgpu"
     backend = settled.backend if uses_wgpu else select_backend(given.device)
     options = make_corpus_options(**asked.reading)
@@ -370,7 +370,7 @@ def _check_same_init(folder: RunFolder, init: str | None) -> None:
 
 
 def _remove_replaced(folder: RunFolder, sources: Sequence[TokenSource | None]) -> None:
-    """Remove what is left of the earlier run, but for tokens that the new one reads."""
+    """Remove what is left of the earlier run, except for tokens that the new one reads."""
     in_use = {path for source in sources if source is not None for path in source.folders}
     folder.remove(REPLACED, in_use)
 

@@ -1,4 +1,4 @@
-"""What ``llmgpu train`` says: what begins, how it is going, what came of it."""
+"""What ``llmgpu train`` prints: what begins, how far it is, and the summary."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _description(settings: RunSettings, backend: Backend, workers: int) -> str:
 
 
 class RunReporter(RunListener):
-    """Prints how a run of so many steps is doing."""
+    """Prints the progress of a run of `steps` steps."""
 
     def __init__(self, report: Reporter, steps: int) -> None:
         """Print to a reporter."""
@@ -95,7 +95,7 @@ class RunReporter(RunListener):
 
 
 def print_summary(report: Reporter, summary: dict[str, Any], *, as_json: bool) -> None:
-    """Say what a run has come to; with `as_json` also as JSON on stdout."""
+    """Print the summary of a run; with `as_json`, also as JSON on stdout."""
     seconds = summary["seconds"]
     taken = human_time(seconds) if seconds >= 60 else f"{seconds:.1f} s"
     text = f"{human_count(summary['tokens'])} tokens in {taken}"

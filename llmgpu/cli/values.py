@@ -25,7 +25,7 @@ THREADS = click.IntRange(min=1, max=1024)
 
 
 class Parsed(click.ParamType[Value]):
-    """Values that a function parses; it raises InputError for a text that stands for none."""
+    """Values that a function parses; it raises InputError for an invalid text."""
 
     def __init__(
         self, name: str, parse: Callable[[str], Value], metavar: str | None = None
@@ -36,7 +36,7 @@ class Parsed(click.ParamType[Value]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Value:
-        """Parse a text; a default is what it is."""
+        """Parse a text; a default is returned as it is."""
         if not isinstance(value, str):
             return value  # type: ignore[no-any-return]
         try:
@@ -50,7 +50,7 @@ class Parsed(click.ParamType[Value]):
 
 
 def _parse_text(text: str) -> str:
-    """Return a text; the system may pass bytes that are none."""
+    """Return a text; the system may pass bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -130,7 +130,7 @@ PART = Parsed("part", _parse_part)
 
 
 class Aliased(click.Choice[str]):
-    """One of some names, or another name that it goes by."""
+    """One of some names, or an alias of one."""
 
     def __init__(self, names: Iterable[str], aliases: Mapping[str, str]) -> None:
         """Take all names there are."""
@@ -144,7 +144,7 @@ class Aliased(click.Choice[str]):
 
 
 class PatternName(Aliased):
-    """The name of a pattern; one of an encoding leads to its pattern."""
+    """The name of a pattern; for the name of an encoding, the error says its pattern."""
 
     def __init__(self) -> None:
         """Take all patterns."""

@@ -1,4 +1,4 @@
-"""Gradients of all workers added up, while the backward pass computes further ones.
+"""Adding up the gradients of all workers while the backward pass computes further ones.
 
 The last batch of a step is run in stages. After each one some gradients are final; they are cut
 into buckets, which are read, added up over the workers in the order of their numbers, and written
@@ -226,7 +226,7 @@ def open_sums(communicator: Any, *, one_machine: bool) -> Sums:
 
 
 def share_memory(communicator: Any) -> list[mmap.mmap] | None:
-    """Return memory of each worker of a machine that all of them see; None where that can't be.
+    """Return memory for each worker of a machine that all can access; None if unavailable.
 
     It has no name in a file system, so nothing is left of it when a worker dies.
     """

@@ -114,7 +114,7 @@ class LayerGradients:
         norm_weights: tuple[Tensor | None, Tensor | None] = (None, None),
         bias_gradient: Tensor | None = None,
     ) -> Tensor:
-        """Record the way of a gradient of queries, keys or values back to that of their product.
+        """Record the backward pass from queries, keys or values to the product they come from.
 
         norm_weights: the weight of the norm and its gradient. Returns what products take of it.
         """
@@ -365,7 +365,7 @@ class LossGraph:
         return gradient
 
     def _record_ffn_backward(self, layer: int) -> None:
-        """Record the way from the gradient of a layer's output to that in its middle."""
+        """Record the backward pass from a layer's output to its middle."""
         ops, a, g = self.model.operations, self._activations[layer], self._inside
         w, d = self.model.layers[layer], self._of_weights[layer]
         residual = g.operand(g.residual)
@@ -390,7 +390,7 @@ class LossGraph:
         ops.rms_norm_backward(norm, g.normed, g.residual, d.ffn_norm)
 
     def _record_attention_backward(self, layer: int) -> None:
-        """Record the way from the gradient in a layer's middle to that of its input."""
+        """Record the backward pass from a layer's middle to its input."""
         ops, a, g = self.model.operations, self._activations[layer], self._inside
         w, d = self.model.layers[layer], self._of_weights[layer]
         heads = g.attention
@@ -412,7 +412,7 @@ class LossGraph:
         ops.rms_norm_backward(norm, g.normed, g.residual, d.attention_norm)
 
     def _record_heads_backward(self, layer: int) -> None:
-        """Record the way from gradients of queries, keys and values to that of a norm's output."""
+        """Record the backward pass from queries, keys and values to a norm's output."""
         ops, a, g = self.model.operations, self._activations[layer], self._inside
         w, d = self.model.layers[layer], self._of_weights[layer]
         heads, rotation = g.attention, self.model.rotation(self.positions)

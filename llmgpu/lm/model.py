@@ -304,7 +304,7 @@ class Model:
         self.load(lambda name: initial_values(seed, *numbered[name], initialisation))
 
     def load(self, values: Callable[[str], AnyArray]) -> None:
-        """Write all weights, each as `values` gives it by name, and their copies.
+        """Write all weights, which `values` returns by name, and their copies.
 
         Tables may lack the rows that stand for no token, which then are zeros.
         """
@@ -317,7 +317,7 @@ class Model:
         self.round_weights()
 
     def round_weights(self) -> None:
-        """Make the half-precision copies, if there are any, those of the weights now."""
+        """Update the half-precision copies of the weights, if there are any."""
         with self.operations.record("half copies") as program:
             for name, half_copy in self.half_copies.items():
                 self.operations.cast_f32_to_f16(self.weights[name], half_copy)
@@ -417,7 +417,7 @@ class Model:
 def make_weights(
     operations: Operations, weights: Iterable[Weight], dtype: DTypeLike, label: str = "{}"
 ) -> tuple[dict[str, Tensor], dict[str, Packed]]:
-    """Make tensors by name; those of a layer that take the same input lie one after the other.
+    """Make tensors by name; those of a layer with the same input are adjacent in memory.
 
     label: makes the name of a tensor of that of its weight. Returns also what the tensors make
     together, by the prefix of their names: "model.layers.0.mlp".
@@ -442,7 +442,7 @@ def _pack_of(weight: Weight) -> tuple[str, bool]:
 
 
 def scaled_frequencies(config: ModelConfig) -> NDArray[np.float64]:
-    """Return by how much each pair of numbers of a head turns a position, (D / 2,)."""
+    """Return the angle by which each pair of a head's numbers turns per position, (D / 2,)."""
     frequencies = rotary_frequencies(config.head_dim, config.rope_theta)
     scaling = config.rope_scaling
     if scaling is None:

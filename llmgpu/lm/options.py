@@ -218,7 +218,7 @@ class TrainOptions:
         return tuple(name.strip() for name in self.lora_targets.split(","))
 
     def _check_types(self) -> None:
-        """Check what a stored run may have in place of numbers, and that numbers are finite."""
+        """Check types, which a stored run may have wrong, and that numbers are finite."""
         for field in fields(self):
             value, kind = getattr(self, field.name), type(field.default)
             fitting = (int, float) if kind is float else kind
@@ -345,5 +345,5 @@ class SamplingOptions:
             raise InputError(f"--seed is {self.seed}, but must be from 0 to 2^63 - 1")
 
     def numbered(self, number: int) -> SamplingOptions:
-        """Return the same options with the seed of one of several texts."""
+        """Return these options with the seed of text `number`."""
         return replace(self, seed=(self.seed + number) % (1 << 63))

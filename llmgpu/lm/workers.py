@@ -78,7 +78,7 @@ class Workers:
         return f"gpu:{self.local_number}"
 
     def wait(self) -> None:
-        """Wait until all workers have come here."""
+        """Wait until all workers have arrived here."""
         if self._mpi is not None:
             self._mpi.Barrier()
 
@@ -149,7 +149,7 @@ ALONE = Workers()
 
 
 def start_workers(environment: Mapping[str, str] = os.environ) -> Workers:
-    """Return the workers that mpiexec started with this process; `ALONE` without it.
+    """Return the workers that mpiexec started with this process, or `ALONE`.
 
     Raises InputError if there are several, and the package for it is missing.
     """
@@ -168,7 +168,7 @@ def start_workers(environment: Mapping[str, str] = os.environ) -> Workers:
 
 
 def _take_processors() -> None:
-    """Use the processors of the process that started this one, if it left this one a single one.
+    """Use the processors of the parent process, if this one was bound to a single one.
 
     Open MPI binds two workers to a processor each, where the threads of a worker that feed its
     device can't run side by side.

@@ -1,4 +1,4 @@
-"""Conversations of a program, as ids: what `Tokenizer.apply_chat_template` does."""
+"""Conversations as ids: what `Tokenizer.apply_chat_template` does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Message = Mapping[str, Any]
 
 
 class ChatEncoder:
-    """Makes ids of conversations, by a vocabulary's chat template or by one in Jinja.
+    """Converts conversations to ids, by a vocabulary's chat template or by one in Jinja.
 
     The process in which a template is rendered starts with the first conversation, and ends with
     this object. A forked process starts one of its own. Threads take turns.
@@ -31,7 +31,7 @@ class ChatEncoder:
     def __init__(
         self, vocabulary: Vocabulary, encode: Callable[[bytes], NDArray[np.uint32]]
     ) -> None:
-        """Use a vocabulary; encode: makes ids of text, all special tokens allowed."""
+        """Use a vocabulary; encode: converts text to ids, with all special tokens allowed."""
         self._vocabulary, self._encode = vocabulary, encode
         self._lock = threading.Lock()
         self._process = 0

@@ -204,7 +204,7 @@ def _check_arguments(
 def _without_unused_rows(
     config: ModelConfig, weights: Mapping[str, TensorSource]
 ) -> dict[str, TensorSource]:
-    """Return the weights as files have them: tables with a row for each token."""
+    """Return the weights as they are written: tables with a row for each token."""
 
     def without(source: TensorSource, shape: tuple[int, ...]) -> TensorSource:
         return replace(source, shape=shape, read=lambda: source.read()[: shape[0]])
@@ -247,7 +247,7 @@ def _hash_file(path: Path) -> str:
 
 
 def _hash_json(content: dict[str, Any]) -> str:
-    """Return the SHA-256 of `content` as it is after it was written and read."""
+    """Return the SHA-256 of `content` as it is after writing and reading it."""
     read_back = json.loads(json.dumps(content))
     return hashlib.sha256(json.dumps(read_back, sort_keys=True).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""A prompt and what a model adds to it: where a text ends, and what is told of it."""
+"""A prompt and what a model adds to it: where a text ends, and how it is described."""
 
 from __future__ import annotations
 

@@ -41,12 +41,12 @@ class Arithmetic:
         return cls(backend, in_c, bool(begun.get("fixed_products", False)))
 
     def open_operations(self) -> Operations:
-        """Return the operations that compute so."""
+        """Open the operations."""
         device, fixed = self.backend.device, self.fixed_products
         return open_operations(device, fixed_products=fixed, in_c=self.in_c)
 
     def facts(self) -> dict[str, str]:
-        """Return what the log says of it."""
+        """Return what the log records of it."""
         device = {"device": self.backend.description}
         if self.backend.device is not None:
             return device

@@ -53,10 +53,10 @@ _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # of the 
 
 
 class RunListener(Protocol):
-    """Is told how a run is doing."""
+    """Receives the progress of a run."""
 
     def on_record(self, record: StepRecord, seconds_left: float) -> None:
-        """Take a record as it is logged, and how long the other steps take at the pace so far."""
+        """Take a record as it is logged, and the time left at the pace so far."""
 
     def on_first_step(self, step: int, loss: float) -> None:
         """Take the first step of this process and its loss, unless it is logged."""

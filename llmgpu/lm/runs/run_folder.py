@@ -78,7 +78,7 @@ def _remove(path: Path, kept: Collection[Path]) -> None:
 
 
 def describe_run(path: str | Path) -> dict[str, Any]:
-    """Return what the log of a run's folder says of it, by readable names.
+    """Return what the log says about a run, by readable names.
 
     Raises InputError, with file and line, if the log can't be read.
     """
@@ -127,7 +127,7 @@ def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = Fal
 
 
 def _check_free(folder: Path, may_have_run: bool) -> None:
-    """Raise OutputError if a locked folder has a run, and must not have one."""
+    """Raise OutputError if a locked folder has a run that it must not have."""
     with output_errors(str(folder)):
         names = set(os.listdir(folder))
     if not may_have_run and not names <= _BEFORE_THE_LOG:

@@ -1,4 +1,4 @@
-"""Texts that a model writes while it is trained, one JSON object a line: step and text."""
+"""Texts that a model writes while it is trained, one JSON object per line: step and text."""
 
 from __future__ import annotations
 

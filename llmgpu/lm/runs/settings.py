@@ -153,7 +153,7 @@ def _fill_in(options: dict[str, Any], defaults: Mapping[str, Any], dim: int) -> 
 
 
 def _check_together(options: TrainOptions) -> None:
-    """Raise InputError for options of a new run that are possible and make no sense."""
+    """Raise InputError for options that are valid one by one but make no sense together."""
     taken = options.warmup_steps + options.decay_steps
     if taken > options.steps:
         decay = f" and a decay of {options.decay_steps}" if options.decay_steps else ""

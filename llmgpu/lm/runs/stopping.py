@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop, which it does after the step that it is at."""
+"""Signals that ask a run to stop, which it does after the current step."""
 
 from __future__ import annotations
 
