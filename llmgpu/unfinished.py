@@ -34,8 +34,8 @@ def remove_unfinished() -> None:
 class UnfinishedFile:
     """A new file in the folder of its target.
 
-    path: its temporary name. descriptor: open for writing, for the caller to close. process: who
-    made it.
+    path: its temporary name. descriptor: open for writing and reading, for the caller to close.
+    process: who made it.
     """
 
     def __init__(self, target: str) -> None:
@@ -73,7 +73,7 @@ class UnfinishedFile:
             return False
         self.path = path
         _unfinished.add(self)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         try:
             self.descriptor = os.open(path, flags, 0o666)
         except FileExistsError:

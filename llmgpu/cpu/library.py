@@ -50,6 +50,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
         *(c_int64, c_char_p, c_void_p, c_void_p, c_void_p, c_int64),
         *(c_void_p, c_void_p, c_int),
     ),
+    "write": (c_int64, c_int, c_void_p, c_int64, c_int64, c_int),
     "spelled_tokens": (
         *(c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
         *(c_int64, c_int64, c_void_p),

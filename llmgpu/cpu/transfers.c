@@ -1,5 +1,6 @@
-/* Copying and reading many bytes with several threads, of which Python sees but one call. */
+/* Copying, reading and writing many bytes with several threads, of which Python sees but one call. */
 #define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* madvise */
 #include "engine.h"
 
 #include <errno.h>
@@ -9,45 +10,99 @@
 #include <unistd.h>
 #endif
 
+#ifdef __linux__
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+#define RAM_DISK 0x01021994 /* TMPFS_MAGIC */
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#endif
+
 #define PIECE_BYTES (2 << 20) /* a huge page, which is cleared by each thread that comes to it first */
 
-/* Threads take one piece after the other, which end where huge pages of the target do. descriptor: of the file that is read, -1 to copy `source`.
- * done: bytes up to the first that are missing. failure: why they are. */
-typedef struct {
+/* Threads take one piece after the other, which end where huge pages of the target do. move: moves a
+ * piece. descriptor: of the file that is read or written. done: bytes up to the first that are missing.
+ * failure: why they are. */
+typedef struct Transfer {
+    void (*move)(struct Transfer *, int64_t begin, int64_t end);
     uint8_t *target;
     const uint8_t *source;
     int64_t length, offset, next, done;
     int descriptor, failure;
 #ifndef _WIN32
-    pthread_mutex_t lock;
+    pthread_mutex_t lock; /* of `done` and `failure` */
+    pthread_mutex_t turn; /* held by who writes through the file system */
 #endif
 } Transfer;
 
 #ifndef _WIN32
+static void copy_piece(Transfer *transfer, int64_t begin, int64_t end)
+{
+    memcpy(transfer->target + begin, transfer->source + begin, (size_t)(end - begin));
+}
+
+static void note_missing(Transfer *transfer, int64_t begin, int failure)
+{
+    pthread_mutex_lock(&transfer->lock);
+    if (begin < transfer->done) {
+        transfer->done = begin;
+        transfer->failure = failure;
+    }
+    pthread_mutex_unlock(&transfer->lock);
+}
+
 /* Read a piece and note where bytes are missing. */
 static void read_piece(Transfer *transfer, int64_t begin, int64_t end)
 {
-    int failure = 0;
-
     while (begin < end) {
         ssize_t got = pread(transfer->descriptor, transfer->target + begin, (size_t)(end - begin),
                             (off_t)(transfer->offset + begin));
         if (got > 0) {
             begin += got;
         } else if (got == 0 || errno != EINTR) {
-            failure = got ? errno : 0;
+            note_missing(transfer, begin, got ? errno : 0);
             break;
         }
     }
-    if (begin < end) {
-        pthread_mutex_lock(&transfer->lock);
-        if (begin < transfer->done) {
-            transfer->done = begin;
-            transfer->failure = failure;
+}
+
+#ifdef __linux__
+/* Write a piece and note where bytes are missing. */
+static void write_piece(Transfer *transfer, int64_t begin, int64_t end)
+{
+    while (begin < end) {
+        ssize_t put = pwrite(transfer->descriptor, transfer->source + begin, (size_t)(end - begin),
+                             (off_t)(transfer->offset + begin));
+        if (put > 0) {
+            begin += put;
+        } else if (put == 0 || errno != EINTR) {
+            note_missing(transfer, begin, put ? errno : 0);
+            break;
         }
-        pthread_mutex_unlock(&transfer->lock);
     }
 }
+
+/* Write a piece: through the file system, which lets in one thread at a time, or, while another one is
+ * there, through the mapping. Its pages are asked for first: where there are none left, that fails,
+ * while touching one would end the process. */
+static void share_piece(Transfer *transfer, int64_t begin, int64_t end)
+{
+    uint8_t *place = transfer->target + begin;
+    uintptr_t into_page = (uintptr_t)place % (uintptr_t)sysconf(_SC_PAGESIZE);
+
+    if (pthread_mutex_trylock(&transfer->turn) == 0) {
+        write_piece(transfer, begin, end);
+        pthread_mutex_unlock(&transfer->turn);
+    } else if (madvise(place - into_page, (size_t)(end - begin) + into_page, MADV_POPULATE_WRITE)) {
+        write_piece(transfer, begin, end);
+    } else {
+        copy_piece(transfer, begin, end);
+    }
+}
+#endif
 
 static void *run(void *given)
 {
@@ -57,11 +112,7 @@ static void *run(void *given)
     while ((end = first + __atomic_fetch_add(&transfer->next, PIECE_BYTES, __ATOMIC_RELAXED)) <
            transfer->length + PIECE_BYTES) {
         int64_t begin = end > PIECE_BYTES ? end - PIECE_BYTES : 0;
-        end = end < transfer->length ? end : transfer->length;
-        if (transfer->descriptor < 0)
-            memcpy(transfer->target + begin, transfer->source + begin, (size_t)(end - begin));
-        else
-            read_piece(transfer, begin, end);
+        transfer->move(transfer, begin, end < transfer->length ? end : transfer->length);
     }
     return NULL;
 }
@@ -71,7 +122,9 @@ static void transfer_in_threads(Transfer *transfer, int threads)
     int64_t pieces = transfer->length / PIECE_BYTES + 1;
 
     pthread_mutex_init(&transfer->lock, NULL);
+    pthread_mutex_init(&transfer->turn, NULL);
     run_in_threads(run, transfer, threads < pieces ? threads : pieces);
+    pthread_mutex_destroy(&transfer->turn);
     pthread_mutex_destroy(&transfer->lock);
 }
 #endif
@@ -83,7 +136,7 @@ API void llmgpu_copy(uint8_t *target, const uint8_t *source, int64_t length, int
     (void)threads;
     memcpy(target, source, (size_t)length);
 #else
-    Transfer transfer = {.target = target, .source = source, .length = length, .descriptor = -1};
+    Transfer transfer = {.move = copy_piece, .target = target, .source = source, .length = length};
     transfer_in_threads(&transfer, threads);
 #endif
 }
@@ -96,9 +149,39 @@ API int64_t llmgpu_read(int descriptor, uint8_t *target, int64_t length, int64_t
     (void)descriptor, (void)target, (void)length, (void)offset, (void)threads;
     return -ENOSYS;
 #else
-    Transfer transfer = {.target = target, .length = length, .offset = offset, .done = length,
-                         .descriptor = descriptor};
+    Transfer transfer = {.move = read_piece, .target = target, .length = length, .offset = offset,
+                         .done = length, .descriptor = descriptor};
     transfer_in_threads(&transfer, threads);
     return transfer.done == 0 && transfer.failure ? -transfer.failure : transfer.done;
+#endif
+}
+
+/* Write bytes to a file in memory from `offset` on, if it is one that can be read, too; return how many
+ * of the first were written. The caller writes the others, and so gets to know why they weren't. The
+ * file may be as long already as if all were. */
+API int64_t llmgpu_write(int descriptor, const uint8_t *source, int64_t length, int64_t offset,
+                         int threads)
+{
+#ifdef __linux__
+    int64_t into_page = offset % (int64_t)sysconf(_SC_PAGESIZE);
+    struct statfs system;
+    struct stat file;
+
+    if (length <= 0 || fstatfs(descriptor, &system) || system.f_type != RAM_DISK ||
+        fstat(descriptor, &file) ||
+        (file.st_size < offset + length && ftruncate(descriptor, (off_t)(offset + length))))
+        return 0;
+    uint8_t *mapping = mmap(NULL, (size_t)(length + into_page), PROT_READ | PROT_WRITE, MAP_SHARED,
+                            descriptor, (off_t)(offset - into_page));
+    if (mapping == MAP_FAILED)
+        return 0;
+    Transfer transfer = {.move = share_piece, .target = mapping + into_page, .source = source,
+                         .length = length, .offset = offset, .done = length, .descriptor = descriptor};
+    transfer_in_threads(&transfer, threads);
+    munmap(mapping, (size_t)(length + into_page));
+    return transfer.done;
+#else
+    (void)descriptor, (void)source, (void)length, (void)offset, (void)threads;
+    return 0;
 #endif
 }

@@ -19,7 +19,9 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
+from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError
+from llmgpu.processors import usable_processors
 from llmgpu.tokens.sinks import (
     BLOCK_BYTES,
     MAX_ID,
@@ -32,6 +34,8 @@ from llmgpu.tokens.sinks import (
 
 HEADER_BYTES = 128  # of the arrays that are written here
 _MAX_HEADER_BYTES = 1 << 16
+_LEAST_SHARED = 4 << 20  # bytes that are worth starting threads for
+_WRITE_THREADS = min(4, usable_processors() // 2)  # beyond 4, a file is written no faster
 
 # What NumPy raises while it parses the Python literal in a header.
 _HEADER_ERRORS = (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError)
@@ -99,7 +103,10 @@ class NumbersWriter(TokenWriter):
         return np.ascontiguousarray(piece.ids, self._dtype).data.cast("B")
 
     def _write(self, piece: PreparedSlice) -> None:
-        self._numbers.write(piece.content)
+        if self._is_collected or not self.is_direct:
+            _write_in_parts(self._numbers, piece.content)
+        else:
+            self._numbers.write(piece.content)
 
     def _finish(self) -> None:
         stream, header = self._output.stream, self._header(self.ids)
@@ -117,6 +124,20 @@ class NumbersWriter(TokenWriter):
         if self._is_collected:
             self._numbers.close()
         super().abort()
+
+
+def _write_in_parts(file: BinaryIO, content: memoryview) -> None:
+    """Write to a file that only this process has, much with several threads if it is in memory."""
+    is_shared = len(content) >= _LEAST_SHARED and _WRITE_THREADS > 1
+    loaded = library() if is_shared else None
+    count = 0
+    if loaded is not None:
+        file.flush()
+        data = np.frombuffer(content, np.uint8)
+        place, begin = address_of(data), file.tell()
+        count = loaded.llmgpu_write(file.fileno(), place, len(data), begin, _WRITE_THREADS)
+        file.seek(begin + count)
+    file.write(content[count:])
 
 
 class NpyWriter(NumbersWriter):

@@ -1,9 +1,14 @@
-"""Copying and reading with several threads in C."""
+"""Copying, reading and writing with several threads in C."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +18,7 @@ from llmgpu.cpu.library import address_of, library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no CPU engine")
 PIECE = 1 << 20
+RAM_DISK = Path("/dev/shm")
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5, 1000])
@@ -64,3 +70,89 @@ def test_a_folder_is_not_read(tmp_path: Path) -> None:
     finally:
         os.close(descriptor)
     assert count == -errno.EISDIR
+
+
+@pytest.fixture
+def ram_disk() -> Iterator[Path]:
+    """Yield an empty folder in a RAM disk."""
+    if not os.access(RAM_DISK, os.W_OK):
+        pytest.skip(f"there is no RAM disk at {RAM_DISK}")
+    with tempfile.TemporaryDirectory(dir=RAM_DISK) as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("offset", "length"),
+    [(0, 1), (5, 10), (0, 9 * PIECE), (4096, 9 * PIECE), (4 * PIECE + 99, 50 * PIECE + 5)],
+)
+def test_bytes_are_written_where_they_belong(
+    ram_disk: Path, offset: int, length: int, threads: int
+) -> None:
+    loaded = library()
+    assert loaded is not None
+    rng = np.random.default_rng(length)
+    before, data = (rng.integers(0, 256, n, np.uint8) for n in (5 * PIECE, length))
+    expected = np.zeros(max(offset + length, len(before)), np.uint8)
+    expected[: len(before)] = before
+    expected[offset : offset + length] = data
+    (ram_disk / "f").write_bytes(before.tobytes())
+    with open(ram_disk / "f", "r+b", buffering=0) as file:
+        place = file.fileno(), address_of(data), length, offset, threads
+        assert loaded.llmgpu_write(*place) == length
+        assert file.tell() == 0
+    assert (ram_disk / "f").read_bytes() == expected.tobytes()
+
+
+def test_only_a_file_of_a_ram_disk_that_can_be_read_is_written(
+    tmp_path: Path, ram_disk: Path
+) -> None:
+    loaded = library()
+    assert loaded is not None
+    data = np.ones(2 * PIECE, np.uint8)
+    (tmp_path / "f").touch()
+    for path, flags in (tmp_path / "f", os.O_RDWR), (ram_disk / "f", os.O_WRONLY | os.O_CREAT):
+        if os.stat(path.parent).st_dev == os.stat(ram_disk).st_dev and flags == os.O_RDWR:
+            continue
+        descriptor = os.open(path, flags)
+        assert loaded.llmgpu_write(descriptor, address_of(data), len(data), 0, 3) == 0
+        os.close(descriptor)
+        assert not path.read_bytes().strip(b"\0")
+    assert loaded.llmgpu_write(descriptor, address_of(data), len(data), 0, 3) == 0  # it is closed
+
+
+FILLED = """
+import os, sys
+import numpy as np
+from llmgpu.cpu.library import address_of, library
+
+data = np.arange(20 << 20, dtype=np.uint8) | np.uint8(1)
+with open(sys.argv[1], "w+b", buffering=0) as file:
+    count = library().llmgpu_write(file.fileno(), address_of(data), len(data), 0, 4)
+    assert 0 <= count < len(data), count
+    assert os.pread(file.fileno(), count, 0) == data[:count].tobytes()
+    file.seek(count)
+    try:
+        while count < len(data):
+            count += file.write(data[count:])
+    except OSError as error:
+        print(error.errno)
+"""
+
+
+def test_a_full_ram_disk_is_an_error_of_the_file_system(tmp_path: Path) -> None:
+    """It would end the process if a page were touched for which there is no memory."""
+    mounted = f'mount -t tmpfs -o size=9m none {tmp_path} && exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounted, "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*command, "true"]).returncode:
+        pytest.skip("no RAM disk can be mounted here")
+    python = [sys.executable, "-c", FILLED, str(tmp_path / "f")]
+    ended = subprocess.run([*command, *python], stdout=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stdout) == (0, f"{errno.ENOSPC}\n")
+
+
+def test_a_limit_on_the_size_of_files_is_an_error_of_the_file_system(ram_disk: Path) -> None:
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({9 * PIECE},) * 2)\n"
+    python = [sys.executable, "-c", limited + FILLED, str(ram_disk / "f")]
+    ended = subprocess.run(python, stdout=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stdout) == (0, f"{errno.EFBIG}\n")

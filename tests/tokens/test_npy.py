@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError
+from llmgpu.tokens import npy
+from llmgpu.tokens.formats import open_writer
 from tests.tokens.test_formats import read_all
+
+RAM_DISK = Path("/dev/shm")
 
 
 def saved(path: Path, array: NDArray[Any], **options: Any) -> Path:
@@ -69,3 +76,25 @@ def test_damaged_npy_files(tmp_path: Path, change: Callable[[bytes], bytes], mes
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(InputError, match=message):
         read_all(path, "npy")
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("size", [1000, 100_000])
+def test_long_slices_are_written_by_several_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool, size: int
+) -> None:
+    if in_memory and not os.access(RAM_DISK, os.W_OK):
+        pytest.skip(f"there is no RAM disk at {RAM_DISK}")
+    monkeypatch.setattr(npy, "_WRITE_THREADS", 3)
+    rng = np.random.default_rng(size)
+    lengths = 3, npy._LEAST_SHARED // 2, 7_000_001, 0, 1, npy._LEAST_SHARED
+    slices = [rng.integers(0, size, n, np.uint32) for n in lengths]
+    with tempfile.TemporaryDirectory(dir=RAM_DISK if in_memory else tmp_path) as folder:
+        path = Path(folder, "ids.npy")
+        with open_writer(str(path), "npy", vocabulary_size=size, fingerprint="f00d") as writer:
+            for ids in slices:
+                writer.write(EncodedSlice(ids, np.empty(0, np.int64)))
+        written = np.load(path)
+        assert os.listdir(folder) == [path.name]
+    np.testing.assert_array_equal(written, np.concatenate(slices))
+    assert written.dtype == (np.uint16 if size == 1000 else np.uint32)
