@@ -54,6 +54,8 @@ from llmgpu.tokens.tokenizing import (
     require_rereadable,
 )
 
+# The encoder used last: when the process ends, the system frees the memory of a device faster.
+_used: list[Encoder] = []
 _LEAST_TOLD = 1 << 20  # bytes of text; the memory that less takes is not worth a line
 _OF_TEXT = (
     *("text_field", "encoding_errors", "limit", "bad_rows"),
@@ -294,6 +296,7 @@ def _tokenize(
     encoder: Encoder = open_encoder(
         vocabulary, backend, special=special, threads=source.threads, text_bytes=total
     )
+    _used[:] = [encoder]
     chat, masking = source.options.chat, None
     if chat is not None:
         encoder = masking = MaskingEncoder(encoder, chat, vocabulary)

@@ -38,7 +38,7 @@ from llmgpu.bpe.words.word_table_gpu import (
     prepare_kernels,
 )
 from llmgpu.cpu.library import insert_pairs, library
-from llmgpu.gpu import Buffer, Commands, Device, Download, Kernel, parallel_copy
+from llmgpu.gpu import Commands, Device, Download, Kernel, parallel_copy
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.text.corpus import TextSource
 
@@ -48,8 +48,10 @@ LONG_WORD = constant("encode/params.wgsl", "LONG_WORD")
 LISTED = constant("encode/08_long_words.wgsl", "LISTED")
 LISTED_WORD = struct_dtype("encode/08_long_words.wgsl", "LongWord")
 BYTE_VECTORS = constant("encode/02_merge.wgsl", "BYTE_VECTORS")
-SLICE_BYTES, SOFTWARE_SLICE_BYTES = 32 << 20, 2 << 20
-SHORT_TEXT, SHORT_SLICE_BYTES = 256 << 20, 12 << 20  # which take less time to get memory for
+SLICE_BYTES, SOFTWARE_SLICE_BYTES = 64 << 20, 2 << 20
+# Slices of texts of less than so many bytes: memory for larger ones would take longer to get than
+# they save. A text of unknown length is taken for one of the last kind.
+SHORTER_SLICES = ((256 << 20, 12 << 20), (4 << 30, 32 << 20))
 MORE_IDS = 1.05  # ids copied with a slice, as a multiple of those expected from the last one
 FREE = constant("encode/02_merge.wgsl", "FREE")  # rank of a free slot
 
@@ -82,6 +84,7 @@ class GpuEncoder:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         self._slice_bytes = min(max(slice_bytes, 64), device.max_binding_bytes // 4)
         self.expect(text_bytes)
+        self._shared_bytes = 0  # of the longest slices for which `_share_buffers` has made room
         self._longest = SOFTWARE_LONGEST if device.is_software else LONGEST
         self._wg = workgroup_size
         # All of it at a time: compiling, packing and getting memory each take long.
@@ -92,13 +95,19 @@ class GpuEncoder:
             self._table = GpuWordTable(
                 device,
                 self._kernels,
-                self._slice_bytes,
+                self._slot_bytes,
                 first_words,
                 table_bytes,
                 word_arrays={"entries": 8},
                 data_arrays={"ids": 16},
             )
-            self._table.buffers |= self._make_shared_buffers(packing.result())
+            upload, trie = device.upload, vocabulary.trie
+            self._table.buffers |= {
+                "nodes": upload("trie nodes", trie.nodes),
+                "edges": upload("trie edges", trie.edges),
+                "pairs": upload("pairs", packing.result()),
+            }
+            self._share_buffers(self._slot_bytes)
         whole = ("whole_tokens",) if vocabulary.takes_whole_tokens else ()
         merging = (*INSERTION, *whole, "merge", "store")
         emitting = ("count_tokens", "scan_groups", "emit", "long_words", "document_starts")
@@ -111,9 +120,10 @@ class GpuEncoder:
 
     def expect(self, text_bytes: int | None) -> None:
         """Say how many bytes the next text has, if that is known."""
-        is_short = text_bytes is not None and text_bytes < SHORT_TEXT
-        most = SHORT_SLICE_BYTES if is_short else self._slice_bytes
-        self._slot_bytes = min(self._slice_bytes, most)
+        if text_bytes is None:
+            text_bytes = SHORTER_SLICES[-1][0] - 1
+        shorter = (slice_bytes for below, slice_bytes in SHORTER_SLICES if text_bytes < below)
+        self._slot_bytes = min([self._slice_bytes, *shorter])
 
     def _prepare_kernels(self, hash_mask: int) -> dict[str, Kernel]:
         return prepare_kernels(
@@ -133,21 +143,23 @@ class GpuEncoder:
             hash_mask,
         )
 
-    def _make_shared_buffers(self, pairs: NDArray[np.uint32]) -> dict[str, Buffer]:
-        """Make the buffers that slices use in turn, and those that all only read."""
-        size, create = self._slice_bytes, self._device.create_buffer
-        upload, trie = self._device.upload, self._vocabulary.trie
-        buffers = {
-            "words": create("words", 4 * size),
-            "links": create("symbol links", 4 * size),
-            "offsets": create("segment offsets", size // 8 + 4),
-            "group_sums": create("group sums", size // 8 + 4),
-            "nodes": upload("trie nodes", trie.nodes),
-            "edges": upload("trie edges", trie.edges),
-            "pairs": upload("pairs", pairs),
+    def _share_buffers(self, nbytes: int) -> None:
+        """Make the buffers that slices of up to `nbytes` use in turn, unless there are such.
+
+        Only slots that are made after that take such slices, so no others need the new ones.
+        """
+        if nbytes <= self._shared_bytes:
+            return
+        create = self._device.create_buffer
+        words = create("words", 4 * nbytes)
+        self._table.buffers |= {
+            "words": words,
+            "symbols": words,
+            "links": create("symbol links", 4 * nbytes),
+            "offsets": create("segment offsets", nbytes // 8 + 4),
+            "group_sums": create("group sums", nbytes // 8 + 4),
         }
-        buffers["symbols"] = buffers["words"]
-        return buffers
+        self._shared_bytes = nbytes
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
@@ -161,6 +173,7 @@ class GpuEncoder:
         if slots and slots[0].slice_bytes < self._slot_bytes:
             slots = []
         size = slots[0].slice_bytes if slots else self._slot_bytes
+        self._share_buffers(size)
         first = 4 * self._table.fresh_capacity if self._empty else None
         for slot, piece in submitted_slices(reader, slots, lambda: _Slot(self), size, first):
             if piece.oversized:

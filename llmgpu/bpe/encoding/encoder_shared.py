@@ -23,7 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING
-from llmgpu.bpe.encoding.encoder import Allocate, CollectedIds, EncodedSlice, new_ids
+from llmgpu.bpe.encoding.encoder import (
+    Allocate,
+    CollectedIds,
+    EncodedSlice,
+    Expecting,
+    new_ids,
+)
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, Task, Workers
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource, UnreadSlice
 from llmgpu.errors import DeviceError
@@ -69,11 +75,11 @@ class SharedEncoder:
         self._host = host
         self._open_devices, self._on_share = open_devices, on_share
         self._join_from = join_from
-        self._expects_enough = False
+        self._text_bytes: int | None = None  # of the next text
 
     def expect(self, text_bytes: int | None) -> None:
         """Say how many bytes the next text has; devices join at the beginning of a long one."""
-        self._expects_enough = text_bytes is not None and text_bytes >= self._join_from
+        self._text_bytes = text_bytes
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
@@ -82,12 +88,13 @@ class SharedEncoder:
         collected = allocate if isinstance(allocate, CollectedIds) else None
         workers = Workers(reader, host.slices, host.slice_bytes, host.threads, collected)
         shares = [_DeviceShare(workers, number + 1) for number in range(len(self._open_devices))]
+        text_bytes, self._text_bytes = self._text_bytes, None
         helpers = [
-            partial(self._work_on_device, share, workers, open_device)
+            partial(self._work_on_device, share, workers, open_device, text_bytes)
             for share, open_device in zip(shares, self._open_devices, strict=True)
         ]
-        workers.expect_help(helpers, 0 if self._expects_enough else self._join_from)
-        self._expects_enough = False
+        is_enough = text_bytes is not None and text_bytes >= self._join_from
+        workers.expect_help(helpers, 0 if is_enough else self._join_from)
         try:
             for encoded, device in workers.results(allocate):
                 self._on_share(encoded.text_bytes, device)
@@ -98,13 +105,19 @@ class SharedEncoder:
                 share.cancel()
 
     def _work_on_device(
-        self, share: _DeviceShare, workers: Workers, open_device: OpenDevice
+        self,
+        share: _DeviceShare,
+        workers: Workers,
+        open_device: OpenDevice,
+        text_bytes: int | None,
     ) -> None:
         try:
             device = None if share.is_closed else open_device()
             if device is None:
                 return
             self._join_from = min(self._join_from, OPENED_FROM)
+            if isinstance(device, Expecting):
+                device.expect(text_bytes)
             share.begin()
             with closing(device.encode_slices(share, share.allocate)) as slices:
                 for encoded in slices:

@@ -102,7 +102,7 @@ def _open_new(
     text_bytes: int | None,
 ) -> Encoder:
     if backend.joining is not None and stream_lookahead(vocabulary) is None:
-        return _open_shared_encoder(vocabulary, backend, slice_bytes, threads)
+        return _open_shared_encoder(vocabulary, backend, slice_bytes, threads, text_bytes)
     if backend.joining is not None:
         backend = backend.joining()
         try:
@@ -148,7 +148,11 @@ def open_host_encoder(
 
 
 def _open_shared_encoder(
-    vocabulary: Vocabulary, backend: Backend, slice_bytes: int | None, threads: int | None
+    vocabulary: Vocabulary,
+    backend: Backend,
+    slice_bytes: int | None,
+    threads: int | None,
+    text_bytes: int | None,
 ) -> SharedEncoder:
     """Return an encoder on the host that the devices which join `backend` help."""
     assert backend.joining is not None
@@ -156,7 +160,9 @@ def _open_shared_encoder(
 
     def open_device(joining: Callable[[], Backend]) -> GpuEncoder | GpuGreedyEncoder | None:
         device = joining().device
-        return None if device is None else _open_device_encoder(vocabulary, device)
+        if device is None:
+            return None
+        return _open_device_encoder(vocabulary, device, text_bytes=text_bytes)
 
     def on_share(text_bytes: int, device: int) -> None:
         name = joined[device - 1]().description if device else backend.description
@@ -164,4 +170,6 @@ def _open_shared_encoder(
 
     host = open_host_encoder(vocabulary, slice_bytes, threads)
     devices = [cache(partial(open_device, joining)) for joining in joined]
-    return SharedEncoder(host, devices, on_share, join_from=backend.join_from)
+    shared = SharedEncoder(host, devices, on_share, join_from=backend.join_from)
+    shared.expect(text_bytes)
+    return shared

@@ -133,12 +133,17 @@ def test_long_texts_as_in_numpy(any_device: Device, slice_bytes: int) -> None:
 def test_slices_are_longer_from_the_first_long_text_on(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoder_gpu, "SHORT_TEXT", 10_000)
-    monkeypatch.setattr(encoder_gpu, "SHORT_SLICE_BYTES", 500)
+    monkeypatch.setattr(encoder_gpu, "SHORTER_SLICES", ((10_000, 500), (25_000, 1000)))
     short, long = hostile_text(3, 1000)[:4000], hostile_text(4, 20_000)
     vocabulary = train(long)
     encoder = GpuEncoder(device, vocabulary, 2000, text_bytes=4000)
-    for text, nbytes, longest in (short, 4000, 500), (long, 30_000, 2000), (short, 4000, 2000):
+    for text, nbytes, longest in (
+        (short, 4000, 500),
+        (short, None, 1000),
+        (short, 10_000, 1000),
+        (long, 30_000, 2000),
+        (short, 4000, 2000),
+    ):
         encoder.expect(nbytes)
         pieces = list(encoder.encode(corpus_from_bytes([text])))
         assert longest / 2 < max(piece.text_bytes for piece in pieces) <= longest

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -353,6 +353,25 @@ def test_a_device_is_opened_at_once_for_a_text_that_is_known_to_be_long(device: 
             encoder.expect(nbytes)
         assert encode(encoder, texts) == encode(host, texts)
         assert len(opens) == opened
+
+
+def test_a_device_knows_how_long_the_text_is(device: Device) -> None:
+    texts = documents(8)
+    vocabulary = train(texts[0])
+    told = []
+
+    class Told(GpuEncoder):
+        def expect(self, text_bytes: int | None) -> None:
+            told.append(text_bytes)
+            super().expect(text_bytes)
+
+    host = open_host_encoder(vocabulary, 2048, threads=2)
+    encoder = SharedEncoder(host, [cache(lambda: Told(device, vocabulary, 4096))], Shares())
+    for nbytes in 10**10, None, 10**9:
+        if nbytes is not None:
+            encoder.expect(nbytes)
+        assert encode(encoder, texts) == encode(host, texts)
+    assert told == [None, 10**10, None, 10**9]
 
 
 @pytest.mark.parametrize(("size", "opened"), [("1GB", False), ("10KB", True)])

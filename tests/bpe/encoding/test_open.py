@@ -7,6 +7,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from llmgpu.backend import NUMPY, Backend
+from llmgpu.bpe.encoding import encoder_gpu
+from llmgpu.bpe.encoding.encoder_shared import SharedEncoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
 from llmgpu.bpe.interchange import huggingface
@@ -77,6 +79,22 @@ def test_special_tokens_come_before_normalizing(peer: Tokenizer, imported: Vocab
     ids = [piece.ids for piece in plain.encode(corpus_from_bytes([d.encode() for d in documents]))]
     expected = [token for document in documents for token in peer.encode(document).ids]
     assert np.concatenate(ids).tolist() == expected
+
+
+def test_a_device_that_joins_is_opened_for_the_length_of_the_text(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder_gpu, "SHORTER_SLICES", ((10_000, 500), (25_000, 1000)))
+    for name in "SLICE_BYTES", "SOFTWARE_SLICE_BYTES":
+        monkeypatch.setattr(encoder_gpu, name, 2000)
+    joins = Backend(None, "the CPU", joining=lambda: Backend(device, "a device"))
+    vocabulary = byte_vocabulary("gpt2", "hf")
+    for nbytes, slice_bytes in (9999, 500), (10_000, 1000), (25_000, 2000), (None, 1000):
+        encoder = open_encoder(vocabulary, joins, text_bytes=nbytes)
+        assert isinstance(encoder, SharedEncoder)
+        joined = encoder._open_devices[0]()
+        assert isinstance(joined, encoder_gpu.GpuEncoder)
+        assert joined._slot_bytes == slice_bytes
 
 
 def test_greedy_on_a_device_that_joined_falls_back_to_the_cpu(
