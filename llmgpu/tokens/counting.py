@@ -39,9 +39,8 @@ class DocumentLengths:
 
     def add(self, starts: NDArray[np.int64], count: int) -> None:
         """Take the next `count` ids; documents begin at `starts`, ascending."""
-        edges = [*starts[:1].tolist(), count]
         if self._open is not None:
-            self._open += edges[0]
+            self._open += int(starts[0]) if len(starts) else count
         if len(starts):
             self.close()
             lengths, documents = np.unique(np.diff(starts), return_counts=True)

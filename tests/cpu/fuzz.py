@@ -11,6 +11,7 @@ import json
 import os
 import random
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
-from llmgpu.bpe.training import batched_numpy, merge_host
+from llmgpu.bpe.training import batched_numpy, linked_words, merge_host
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import byte_symbols
 from llmgpu.bpe.vocabulary.file import PackedTokens
@@ -138,6 +139,19 @@ def check_merging(rng: random.Random, pattern: str, documents: list[bytes]) -> N
     results = np.arange(256, 256 + len(trained.pairs), dtype=np.uint32)
     replayed = merge_host.apply_merges(words, np.column_stack([trained.pairs, results]))
     assert replayed.total == trained.symbols == expected.symbols, (pattern, documents)
+
+
+def check_merging_into_one_symbol(rng: random.Random) -> None:
+    """Pairs become a symbol that is there already, beside itself, too."""
+    count = rng.randint(20, 200)
+    pieces = [b"ab" * count, b"cd" * rng.randint(count // 2, count)]  # may just fill the lists
+    words = byte_symbols(count_words(corpus_from_bytes(pieces), "none"), byte_ranks("bytes"))
+    words = replace(words, lengths=np.array([1] * 256 + [2], np.uint32))
+    merges = np.array([[97, 98, 256], [99, 100, 256]], np.uint32)
+    found, expected = (
+        engine.apply_merges(words, merges).symbols.tolist() for engine in (merge_host, linked_words)
+    )
+    assert found == expected, pieces
 
 
 def check_trie(rng: random.Random) -> None:
@@ -275,6 +289,7 @@ def main() -> None:
         check_encoding(rng, pattern, documents)
         check_counting(rng, pattern, documents)
         check_merging(rng, pattern, documents)
+        check_merging_into_one_symbol(rng)
         check_trie(rng)
         check_merged_tokens(rng)
         check_jsonl(rng, documents)

@@ -15,7 +15,7 @@ from tests.conftest import examples
 ROOT = Path(__file__).parents[2]
 FLAGS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 # So that words have windows, and what is taken from the heap has no room to spare.
-SMALL = ("-DMOST_AT_ONCE=48", "-DWINDOW=16", "-DLEAST_ROOM=1")
+SMALL = ("-DMOST_AT_ONCE=48", "-DWINDOW=16", "-DLEAST_ROOM=1", "-DPOOL_SPARE=0")
 
 
 def sanitizer() -> str:

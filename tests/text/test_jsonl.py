@@ -294,6 +294,7 @@ def test_parts_of_a_file_are_read_in_threads(
         (b'{"a": {"c": "x"}}', "a.bc", False),
         (rb'{"t": "\ud800\ue000"}', "t", False),
         (rb'{"t": "\u0078"}', "t", True),
+        (b' { "t" : "x" } ', "t", True),
         (rb'{"t": "\u00eg"}', "t", False),
         (rb'{"t": "\ud800\udbff"}', "t", False),
     ],

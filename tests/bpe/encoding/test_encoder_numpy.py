@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding import encoder_numpy
 from llmgpu.bpe.encoding.encoder_host import HostEncoder
-from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
+from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder, SliceEncoder
+from llmgpu.bpe.plain.greedy_matching import GreedyMatcher
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.options import TrainingOptions
@@ -230,6 +231,14 @@ def test_an_encoder_is_used_again_and_forgets_what_it_must(
     for text in (b"ab ab b 12 \n" * 9, b"\x00ab. ab" * 9, b"ab ab b 12 \n" * 9):
         tokens = {token: k for k, token in enumerate(vocabulary.tokens)}
         assert encode(encoder, [text]) == [reference.greedy(text, tokens, "class")]
+
+
+def test_the_ids_of_single_words() -> None:
+    words = [b"ab", b"b", b"aab"]
+    vocabulary = make_vocabulary([*BYTES, b"ab"], "none")
+    encoder = SliceEncoder(vocabulary, GreedyMatcher(vocabulary))
+    found = encoder.match_words([np.frombuffer(word, np.uint8) for word in words])
+    assert [ids.tolist() for ids in found] == [[256], [98], [97, 256]]
 
 
 def test_a_vocabulary_without_tokens() -> None:
