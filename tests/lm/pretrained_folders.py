@@ -67,7 +67,7 @@ def write_folder(
 ) -> Path:
     """Write a model to a new folder; `changes` to its config.json, of which ... removes."""
     folder.mkdir()
-    described = describe_model(config, bos_id=None, eos_id=262) | changes
+    described = describe_model(config, eos_id=262) | changes
     del described[OWN_KEY]
     content = {key: value for key, value in described.items() if value is not ...}
     (folder / "config.json").write_text(json.dumps(content))

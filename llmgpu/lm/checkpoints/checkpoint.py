@@ -138,7 +138,6 @@ def save_checkpoint(
     state: TrainingState,
     *,
     padded: bool = False,
-    bos_id: int | None = None,
     eos_id: int | None = None,
     keep: int = 2,
     spare: int | None = None,
@@ -168,12 +167,11 @@ def save_checkpoint(
         write_tensors(folder / MODEL, stored, {"format": "pt"})
         write_tensors(folder / OPTIMIZER, optimizer)
         vocabulary.save(folder / VOCABULARY)
-        ids = {"bos_id": bos_id, "eos_id": eos_id}
-        _write_json(folder / CONFIG, describe_model(config, padded=padded, **ids))
-        described = describe_generation(config, padded=padded, **ids, stop_ids=stop_ids)
+        _write_json(folder / CONFIG, describe_model(config, padded=padded, eos_id=eos_id))
+        described = describe_generation(config, padded=padded, eos_id=eos_id, stop_ids=stop_ids)
         _write_json(folder / GENERATION_CONFIG, described)
         if _write_tokenizer(folder / TOKENIZER, vocabulary, note):
-            described = describe_tokenizer(config, vocabulary, **ids)
+            described = describe_tokenizer(config, vocabulary, eos_id)
             _write_json(folder / TOKENIZER_CONFIG, described)
         if card is not None:
             with atomic_output(folder / CARD) as stream:

@@ -84,7 +84,7 @@ def write_model(
 
 
 def _architecture(config: ModelConfig) -> str:
-    """Return what llama.cpp calls such a model; CheckpointError for one that it can't run."""
+    """Return llama.cpp's name of the architecture; CheckpointError for one it can't run."""
     kind = model_type(config)
     if kind is None:
         raise CheckpointError("llama.cpp can't run a model without a gate: it is not a Llama")

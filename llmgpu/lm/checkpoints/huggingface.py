@@ -47,7 +47,7 @@ _SHOWN = 60  # characters of a value in a message
 
 @dataclass(frozen=True)
 class _Kind:
-    """A type of model there: its class, and what sets it apart from a Llama."""
+    """A model type of transformers: its class, and how it differs from Llama."""
 
     architecture: str
     qkv_bias: bool = False
@@ -74,7 +74,7 @@ _QWEN3_HEAD_DIM = 128  # where config.json leaves it out
 
 
 def model_type(config: ModelConfig) -> str | None:
-    """Return what other libraries call such a model, None if they can't open it."""
+    """Return the model type in other libraries, None if they can't open such a model."""
     if not config.is_gated:
         return None
     wanted = (config.qkv_bias, config.qk_norm)
@@ -85,13 +85,9 @@ def model_type(config: ModelConfig) -> str | None:
 
 
 def describe_model(
-    config: ModelConfig,
-    *,
-    padded: bool = False,
-    bos_id: int | None = None,
-    eos_id: int | None = None,
+    config: ModelConfig, *, padded: bool = False, eos_id: int | None = None
 ) -> dict[str, Any]:
-    """Return the content of config.json; padded: whether the tables are."""
+    """Return the content of config.json; padded: whether the tables have unused rows."""
     kind = model_type(config)
     scaling = _describe_scaling(config.rope_scaling)
     own = {"vocab_size": config.vocab_size}
@@ -116,7 +112,7 @@ def describe_model(
         "attention_bias": False,
         "attention_dropout": 0.0,
         "mlp_bias": False,
-        "bos_token_id": bos_id,
+        "bos_token_id": None,  # texts of a run begin with no token
         "eos_token_id": eos_id,
         "pad_token_id": None,
         "dtype": "float32",
@@ -234,7 +230,7 @@ def _read_activation(name: str, content: Mapping[str, Any]) -> str:
 
 
 def _read_rope(content: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """Return theta and the scaling; versions before 5 of transformers have them apart."""
+    """Return theta and the scaling, which transformers before version 5 stores separately."""
     where = "rope_parameters"
     if content.get(where) is not None:
         parameters = _get(content, where, dict)
@@ -312,7 +308,6 @@ def describe_generation(
     config: ModelConfig,
     *,
     padded: bool = False,
-    bos_id: int | None = None,
     eos_id: int | None = None,
     stop_ids: Iterable[int] = (),
 ) -> dict[str, Any]:
@@ -322,7 +317,7 @@ def describe_generation(
     """
     stops = sorted({*stop_ids, *(() if eos_id is None else (eos_id,))})
     content: dict[str, Any] = {
-        "bos_token_id": bos_id,
+        "bos_token_id": None,
         "eos_token_id": stops if len(stops) > 1 else next(iter(stops), None),
         "pad_token_id": eos_id,  # what batches are filled up with, where nothing else is
         "do_sample": True,
@@ -332,11 +327,7 @@ def describe_generation(
 
 
 def describe_tokenizer(
-    config: ModelConfig,
-    vocabulary: Vocabulary,
-    *,
-    bos_id: int | None = None,
-    eos_id: int | None = None,
+    config: ModelConfig, vocabulary: Vocabulary, eos_id: int | None = None
 ) -> dict[str, Any]:
     """Return the content of tokenizer_config.json.
 
@@ -344,10 +335,8 @@ def describe_tokenizer(
     token that the vocabulary names for that, or else with the last one of a text.
     """
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
-    named = {"bos_token": texts.get(bos_id), "eos_token": texts.get(eos_id)}  # type: ignore[arg-type]
-    chosen = {name: text for name, text in named.items() if text is not None}
-    if "eos_token" in chosen:
-        chosen["pad_token"] = chosen["eos_token"]
+    end = {} if eos_id not in texts else {"eos_token": texts[eos_id]}
+    padding = {"pad_token": end["eos_token"]} if end else {}
     named_there = vocabulary.chat.tokens if vocabulary.chat else {}
-    tokens = {**chosen, **named_there, **{k: v for k, v in chosen.items() if k != "pad_token"}}
+    tokens = {**end, **padding, **named_there, **end}
     return describe_config(vocabulary, tokens, config.max_positions or config.seq_len)

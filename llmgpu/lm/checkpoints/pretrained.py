@@ -1,4 +1,4 @@
-"""Models that others trained: folders of config.json, safetensors and a tokenizer.
+"""Models trained elsewhere: folders of config.json, safetensors and a tokenizer.
 
 These are checkpoints of Hugging Face's Llama and its relatives, see `huggingface.read_model`. Such
 a folder comes from anywhere, so all of it is validated before any memory is taken for the model,
@@ -45,7 +45,7 @@ _COMPUTED = ".rotary_emb.inv_freq"  # the end of names of tensors that early ver
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SavedModel:
-    """A model in a folder, to be computed with or trained further.
+    """A model in a folder, to be run or trained further.
 
     config.vocab_size may be more than the vocabulary has: rows of the tables that stand for no
     token. weights: float32 by name; tables without unused rows, unless an earlier version padded
@@ -88,7 +88,7 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
         return values
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the names."""
+        """Iterate over the names."""
         return iter(self._tensors)
 
     def __len__(self) -> int:
@@ -178,7 +178,7 @@ def open_pretrained(path: str | Path, note: Note = no_notes) -> SavedModel:
 
 
 def _weight_files(folder: Path) -> dict[Path, list[str]]:
-    """Return the files with weights and the names wanted of each; none: all that are there."""
+    """Return the weight files and the names wanted from each; no names: all of them."""
     if not os.path.lexists(folder / INDEX):
         if not os.path.lexists(folder / WEIGHTS):
             raise CheckpointError(

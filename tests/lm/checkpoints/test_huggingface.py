@@ -46,10 +46,10 @@ CONFIGS = [
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_sizes_there_and_back(config: ModelConfig) -> None:
-    content = json.loads(json.dumps(describe_model(config, bos_id=0, eos_id=None)))
+    content = json.loads(json.dumps(describe_model(config, eos_id=0)))
     assert read_model(content) == config
     assert content["model_type"] == (model_type(config) or "llmgpu")
-    assert (content["bos_token_id"], content["eos_token_id"]) == (0, None)
+    assert (content["bos_token_id"], content["eos_token_id"]) == (None, 0)
 
 
 def llama(**changes: Any) -> dict[str, Any]:
@@ -160,8 +160,9 @@ def test_begin_and_end() -> None:
     for wrong in (-1, vocabulary.size, "1", True, [1]):
         with pytest.raises(CheckpointError, match=r"bos_token_id is .*, but ids are below 263"):
             read_token_id({"bos_token_id": wrong}, "bos_token_id", vocabulary)
-    described = describe_tokenizer(config, vocabulary, bos_id=5, eos_id=end)
+    described = describe_tokenizer(config, vocabulary, end)
     assert described["eos_token"] == END and "bos_token" not in described
+    assert "eos_token" not in describe_tokenizer(config, vocabulary, 5)  # a token without a name
 
 
 def test_rows_that_are_no_tokens_are_not_sampled() -> None:
