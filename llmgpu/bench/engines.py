@@ -50,7 +50,7 @@ class Engine:
 
     @property
     def is_software_adapter(self) -> bool:
-        """Whether a driver computes on the CPU in the place of a GPU."""
+        """Whether a driver computes on the CPU instead of a GPU."""
         return self.backend.device is not None and self.backend.is_software
 
 

@@ -124,7 +124,7 @@ def _continue(generator: Generator, sequences: int, tokens: int) -> list[tuple[i
 
 
 def _likeliest(engine: Engine) -> list[tuple[int, int | None]]:
-    """Return what an engine makes of a few sequences, alone and together."""
+    """Return an engine's ids for a few sequences, alone and together."""
     model = _model(engine, COMPARED)
     return [
         *_continue(Generator(model), 1, COMPARED_TOKENS),

@@ -70,11 +70,11 @@ class StepJob:
 
     @property
     def is_small(self) -> bool:
-        """Whether a CPU takes a step in a moment."""
+        """Whether a CPU takes a step quickly."""
         return self.operations <= SMALL_OPERATIONS
 
     def options(self, precision: Precision) -> TrainOptions:
-        """Return what a trainer is asked for."""
+        """Return the options of a trainer."""
         return TrainOptions(
             batch_size=self.sequences, learning_rate=LEARNING_RATE, precision=precision, seed=SEED
         )
@@ -130,7 +130,7 @@ def choose_job(engine: Engine, *, quick: bool) -> StepJob:
 
 
 class OwnSteps:
-    """llmgpu on an engine, which takes the steps of a job."""
+    """The steps of a job by llmgpu on an engine."""
 
     def __init__(self, engine: Engine, job: StepJob, precision: Precision) -> None:
         """Make the model, for which an engine may have no memory, or no half precision."""
@@ -230,7 +230,7 @@ class TorchLlama:
 
 
 class TorchSteps:
-    """torch that takes the steps of a job, eagerly in float32.
+    """The steps of a job by torch, eagerly in float32.
 
     first_losses: of the first CHECKED_STEPS steps, which are taken at once.
     """
@@ -408,7 +408,7 @@ def losses_agree(found: Sequence[float], wanted: Sequence[float]) -> bool:
 
 
 def _times(job: StepJob, seconds: list[float]) -> dict[str, Any]:
-    """Return what a result says of the seconds for a step."""
+    """Return a result's fields for the seconds of a step."""
     times = Times.of(seconds)
     done = {"tokens": job.tokens, "operations": job.operations}
     rates = {f"{name}_per_second": count / times.median for name, count in done.items()}

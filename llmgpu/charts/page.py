@@ -56,7 +56,7 @@ class Column:
 
 
 def folded(summary: str, lines: Sequence[str], *, is_open: bool = False) -> list[str]:
-    """Return lines that unfold at a click on a summary; none for none."""
+    """Return lines that unfold when a summary is clicked; none for none."""
     begin = '<details open="open">' if is_open else "<details>"
     said = f"<summary>{escape_text(summary)}</summary>"
     return [begin, said, *lines, "</details>"] if lines else []

@@ -1,4 +1,4 @@
-"""Rounds of steps that workers take apart, and the outer step that ends each of them.
+"""Rounds of steps that workers take separately, and the outer step that ends each.
 
 A worker updates its weights with the gradients of its own batches alone. At the end of a round the
 weights that it began with, less the mean of the workers' weights, are the gradient of an outer

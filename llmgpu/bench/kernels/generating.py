@@ -86,7 +86,7 @@ def _layer_cases(s: Sizes, rows: int, *, half: bool) -> Iterator[KernelCase]:
 
 
 def generating_cases(s: Sizes) -> Iterator[KernelCase]:
-    """A new token's way through a layer, and the choice of the next."""
+    """Passing a new token through a layer, and choosing the next one."""
     for rows, half in ((1, False), (1, True), (MANY_ROWS, False)):
         yield from _layer_cases(s, rows, half=half)
     last = np.array([[s.config.seq_len - 1], [0]], np.uint32)

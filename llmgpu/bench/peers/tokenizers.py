@@ -1,4 +1,4 @@
-"""The tokenizers that llmgpu is compared with, as far as they are installed.
+"""The tokenizers that llmgpu is compared with, if they are installed.
 
 Most peers cut text with a regular expression over characters, as
 `llmgpu.bpe.interchange.token_tables` spells it for each engine; on valid UTF-8 it means what the

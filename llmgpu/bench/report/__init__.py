@@ -1,1 +1,1 @@
-"""What becomes of a record: tables, a page with charts, a comparison with another record."""
+"""Showing a record: tables, a page with charts, a comparison with another record."""

@@ -33,13 +33,13 @@ class Change:
 
     @property
     def relative(self) -> float:
-        """By what part of the old time it is slower: 0.25 for a quarter, negative if faster."""
+        """Slowdown relative to the old time: 0.25 for a quarter, negative if faster."""
         return self.new / self.old - 1
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What comparing two records gave.
+    """The result of comparing two records.
 
     changes: in the order of the new record. not_compared: lines, each with its reason. notes:
     lines on what differs although times are compared. threshold: part of the old time by which a
@@ -57,7 +57,7 @@ class Comparison:
 
     @property
     def slower(self) -> list[Change]:
-        """The changes that are slower, most of all first."""
+        """The changes that are slower, the largest first."""
         return sorted(filter(self.is_slower, self.changes), key=lambda change: -change.relative)
 
 

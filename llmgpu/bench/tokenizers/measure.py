@@ -91,7 +91,7 @@ def all_trainers(engine: Engine) -> list[Trainer]:
 
 @dataclass(frozen=True)
 class TrainingBench:
-    """Engines that are all to make the merges of `reference` from the job's text."""
+    """Engines that should all make the merges of `reference` from the job's text."""
 
     job: Job
     reference: Vocabulary
@@ -191,7 +191,7 @@ def measure_training(
 
 @dataclass(frozen=True)
 class TokenizingBench:
-    """Engines that are all to encode the job's text with the vocabulary in a file.
+    """Engines that should all encode the job's text with the vocabulary in a file.
 
     reference: uint32 (tokens,), the ids that the CPU gives.
     """
@@ -285,7 +285,7 @@ class TokenizingBench:
         }
 
     def _time_encoding(self, engine: Engine) -> float:
-        """Time the way from the file to one array."""
+        """Time encoding from the file into one array."""
         encoder = self._open(engine)
         with Corpus([str(self.job.path)]) as corpus:
             return timed(partial(encode_all, encoder, corpus))[0]

@@ -39,7 +39,7 @@ Batch = tuple[NDArray[np.uint32], NDArray[np.uint32]]  # tokens (B, T), targets 
 
 @dataclass(frozen=True)
 class _Corpus:
-    """The sequences of a corpus that are trained on.
+    """The training sequences of a corpus.
 
     number: of the corpus. begin, size: its tokens in the row of all that is trained on. seq_len:
     tokens of a sequence.

@@ -48,7 +48,7 @@ _FORMAT = re.compile(rb'\s*\{\s*"format":\s*"([^"]*)"')
 
 
 def default_separator(vocabulary: Vocabulary) -> int | None:
-    """Return the id that a vocabulary has for the end of a document, by its usual names, if any."""
+    """Return a vocabulary's end-of-document id, found by its usual names, if there is one."""
     text = find_end_of_text(vocabulary.special_tokens)
     return None if text is None else vocabulary.special_tokens[text]
 

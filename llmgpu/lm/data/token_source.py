@@ -59,7 +59,7 @@ class TokenSource:
 
     @property
     def foreign_files(self) -> list[str]:
-        """The files that don't say of which vocabulary their ids are."""
+        """The files that don't record the vocabulary of their ids."""
         return [file.path for file in self._files if not file.fingerprint]
 
     @property

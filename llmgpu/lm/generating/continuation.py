@@ -34,7 +34,7 @@ class Continuation:
         sampler.see(prompt_ids)
 
     def request(self) -> Request:
-        """Return what a generator is asked for."""
+        """Return the request for a generator."""
         ends = self._ends
         return Request(self.prompt_ids, ends.count, self._sampler, ends.ids, self._add)
 
@@ -44,7 +44,7 @@ class Continuation:
         return self.text.add(self._vocabulary.tokens[token])
 
     def describe(self) -> dict[str, Any]:
-        """Return what is written of it."""
+        """Return what the output says of it, by name."""
         is_full = len(self.ids) >= self._ends.count and not self.text.found
         found: dict[str, Any] = {
             "text": self.text.data.decode("utf-8", "replace"),

@@ -1,4 +1,4 @@
-"""Continuing sequences of ids with a trained model, all of a batch by one id at a time.
+"""Continuing sequences of ids with a trained model, one id at a time for a whole batch.
 
 Keys and values of all ids so far are kept (a cache), so that a new id costs one row. A prompt goes
 through in blocks of rows. When the longest sequence of the model is reached, the cache is filled
@@ -52,7 +52,7 @@ class Request:
 
 @dataclass
 class _Sequence:
-    """A request at work: the row of a step that it has, and its ids so far.
+    """An active request: its row in a step, and its ids so far.
 
     done: how many of the ids have keys and values in the cache. left: how many are wanted.
     """
@@ -151,7 +151,7 @@ class Generator:
     def _admit(
         self, waiting: Iterator[tuple[int, Request]], working: list[_Sequence]
     ) -> Iterator[tuple[int, None]]:
-        """Add requests to those at work while there is room; yield those that want nothing."""
+        """Activate requests while there is room; yield those that ask for no ids."""
         free = sorted(set(range(self._sequences)) - {s.row for s in working})
         while free:
             number, request = next(waiting, (None, None))
@@ -165,7 +165,7 @@ class Generator:
             working.append(_Sequence(number, row, request, ids, request.count))
 
     def _restart_if_full(self, sequence: _Sequence) -> None:
-        """Let a sequence that is too long start again from its last half: positions change."""
+        """Restart a sequence that is too long from its last half, at new positions."""
         length = self._config.seq_len
         if len(sequence.ids) > length:
             sequence.ids, sequence.done = sequence.ids[-max(1, length // 2) :], 0
@@ -254,7 +254,7 @@ class Generator:
         start: Callable[[int], Callable[[], Iterable[T]]],
         is_wanted: Callable[[], bool],
     ) -> Iterator[T]:
-        """Yield what steps give, some submissions of which are under way.
+        """Yield the results of steps, some of which are submitted ahead.
 
         start: submits a number of steps; returns what waits for them. is_wanted: asked after each
             submission whether further steps are.

@@ -19,7 +19,7 @@ LARGEST_FACTOR = 3e38  # of logits, in float32
 
 
 class Sampler:
-    """Draws ids; two samplers with equal options draw alike from equal logits.
+    """Draws ids; samplers with equal options draw the same from equal logits.
 
     log_probabilities: of the ids drawn, in nats, as the model has them, if they are asked for.
     """
@@ -33,12 +33,12 @@ class Sampler:
         self.log_probabilities: list[float] = []
 
     def see(self, ids: Iterable[int]) -> None:
-        """Take ids that came up before those that are drawn."""
+        """Note ids that occurred before those that are drawn."""
         self._seen.update(ids)
 
     @property
     def is_greedy(self) -> bool:
-        """Whether it does nothing but take the likeliest id, the smallest of several."""
+        """Whether it always takes the likeliest id, the smallest of several."""
         options = self._options
         return not (options.temperature or options.log_probabilities) and (
             options.repetition_penalty == 1
@@ -106,7 +106,7 @@ class Sampler:
         return draws
 
     def _penalised(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logits with those of ids that came up lowered."""
+        """Return the logits, lowered for ids that occurred before."""
         penalty = np.float32(self._options.repetition_penalty)
         if penalty == 1 or not self._seen:
             return logits

@@ -31,7 +31,7 @@ class StopStrings:
         return self.found
 
     def take(self, *, last: bool = False) -> bytes:
-        """Return the bytes since the last call that no string to come can take away.
+        """Return the bytes since the last call that can't belong to a stop string.
 
         last: nothing is added any more.
         """
@@ -43,6 +43,6 @@ class StopStrings:
         return taken
 
     def _begun(self, stop: bytes) -> int:
-        """Return how many bytes at the end of the text are the beginning of a string."""
+        """Return how many bytes at the end of the text may begin a stop string."""
         sizes = range(min(len(stop) - 1, len(self.data)), 0, -1)
         return next((size for size in sizes if self.data.endswith(stop[:size])), 0)
