@@ -13,8 +13,6 @@ from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
-import click
-
 from llmgpu.backend import Backend, start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
@@ -23,7 +21,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import EncodingOptions, with_chat
 from llmgpu.cli.console import Reporter, left_out_of, print_json, print_table
 from llmgpu.cli.given import refuse_given
-from llmgpu.cli.options import gpu_from, labels_of, make_corpus_options, piped_input, take_group
+from llmgpu.cli.options import gpu_from, labels_of, make_corpus_options, required_input, take_group
 from llmgpu.cli.parts import PartJob
 from llmgpu.cli.source_options import listed_files, resolve_texts, take_selection
 from llmgpu.errors import BudgetError
@@ -151,10 +149,7 @@ def _named_paths(
 ) -> tuple[tuple[str, ...], frozenset[str]]:
     """Return the names to count, and which of them are from the list of --files-from."""
     if files_from is None:
-        paths = paths or piped_input(report)
-        if not paths:
-            raise click.UsageError("give PATH: files, folders or globs, or - for standard input")
-        return paths, frozenset()
+        return paths or required_input(report, "PATH: files, folders or globs"), frozenset()
     listed = listed_files(paths, files_from)
     found = set(filter(os.path.lexists, listed))
     there = [name for name in listed if name in found]

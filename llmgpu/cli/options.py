@@ -66,6 +66,14 @@ def piped_input(report: Reporter) -> tuple[str, ...]:
     return ("-",)
 
 
+def required_input(report: Reporter, what: str) -> tuple[str, ...]:
+    """Return standard input as `piped_input` does; UsageError that asks for `what` without it."""
+    found = piped_input(report)
+    if not found:
+        raise click.UsageError(f"give {what}, or - for standard input")
+    return found
+
+
 def option_group(*options: Option) -> Option:
     """Return a decorator that adds options, which --help lists in this order."""
 

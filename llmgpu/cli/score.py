@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from itertools import tee
 from typing import Any
 
-import click
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import select_backend
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.cli.console import Reporter, left_out_of, print_json, print_result
-from llmgpu.cli.options import make_corpus_options, piped_input
+from llmgpu.cli.options import make_corpus_options, required_input
 from llmgpu.cli.source_options import named_files, resolve_texts, take_selection
 from llmgpu.input_files import number_of
 from llmgpu.lm.checkpoints.checkpoint import open_model
@@ -44,9 +43,8 @@ def score(
 ) -> None:
     """Score documents with the model in FOLDER."""
     report = Reporter(quiet=quiet)
-    paths = named_files(paths, reading.pop("files_from")) or piped_input(report)
-    if not paths:
-        raise click.UsageError("give FILE: files, folders or globs, or - for standard input")
+    named = named_files(paths, reading.pop("files_from"))
+    paths = named or required_input(report, "FILE: files, folders or globs")
     sources = resolve_texts(paths, take_selection(reading))
     options = make_corpus_options(**reading)
     saved = open_model(model, report.note)

@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
-
 from llmgpu.backend import NUMPY, Backend, list_adapters, select_backend
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -22,7 +20,7 @@ from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
 from llmgpu.cli.console import Reporter, left_out_of
 from llmgpu.cli.given import was_asked
 from llmgpu.cli.option_files import keep_options
-from llmgpu.cli.options import id_or_text, make_corpus_options, piped_input, take_group
+from llmgpu.cli.options import id_or_text, make_corpus_options, required_input, take_group
 from llmgpu.cli.source_options import lists_of_files, named_files, take_selection
 from llmgpu.cli.starting_points import StartingPoint, find_starting_point
 from llmgpu.cli.train_corpora import check_shares, resolve_corpora, resolve_evaluated
@@ -167,7 +165,7 @@ def _take_options(
     corpus = named_files(corpus, options.pop("files_from"))
     if given.resume and not (corpus or os.path.lexists(output)):
         raise InputError(f"{output} does not exist, so there is no run to resume")
-    corpus = corpus or _piped_corpus(report)
+    corpus = corpus or required_input(report, "CORPUS: text or token files")
     selection = replace(take_selection(options), may_be_tokens=True)
     corpora = resolve_corpora(corpus, selection, _READING, options["corpus_weights"])
     given = replace(given, device=_own_device(workers, given.device, corpus))
@@ -339,13 +337,6 @@ def _open_folder(asked: _Asked, path: str) -> RunFolder:
     if asked.workers.is_first:
         return open_run_folder(path, resume=asked.given.resume, force=asked.given.force)
     return RunFolder(Path(path))
-
-
-def _piped_corpus(report: Reporter) -> tuple[str, ...]:
-    corpus = piped_input(report)
-    if not corpus:
-        raise click.UsageError("give CORPUS: text or token files, or - for standard input")
-    return corpus
 
 
 def _separator(start: StartingPoint, eos: str | None) -> int | None:
