@@ -26,7 +26,13 @@ from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.cli.console import Reporter, human_bytes, left_out_of, print_json
 from llmgpu.cli.given import flags_given, refuse_given, was_asked
 from llmgpu.cli.option_files import keep_options
-from llmgpu.cli.options import chosen_pattern, gpu_from, make_corpus_options, piped_input
+from llmgpu.cli.options import (
+    READING_OPTIONS,
+    chosen_pattern,
+    gpu_from,
+    make_corpus_options,
+    piped_input,
+)
 from llmgpu.cli.parts import PartJob
 from llmgpu.cli.source_options import (
     SOURCE_OPTIONS,
@@ -47,8 +53,7 @@ from llmgpu.text.streams import AUTO, STANDARD_INPUT
 GPU_FROM = 32_000_000  # bytes of text that take as long without a GPU as opening one does
 _MAIN_PHASES = ("total", "count words", "read", "merge")
 _TOLD_SECONDS = 0.05  # of others, shorter ones are not worth a word
-_OF_MERGING = (*("sizes", "min_frequency", "max_token_length", "tie", "match", "engine"),)
-READING_OPTIONS = ("text_field", "encoding_errors", "doc_separators", "limit", "bad_rows")
+_OF_MERGING = ("sizes", "min_frequency", "max_token_length", "tie", "match", "engine")
 
 
 def bpe_train(

@@ -210,6 +210,7 @@ def _limit_regex(context: click.Context, parameter: click.Parameter, seconds: fl
 
 
 # How text is read: `make_corpus_options` takes them.
+READING_OPTIONS = ("text_field", "encoding_errors", "doc_separators", "limit", "bad_rows")
 corpus_options = option_group(
     click.option("--limit", type=BYTE_SIZE, metavar="SIZE",
                  help="Read at most this much text: 4096, 100MB, 2GiB."),

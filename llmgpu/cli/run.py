@@ -23,8 +23,8 @@ import click
 
 from llmgpu.backend import keep_devices
 from llmgpu.bpe.encoding.open import keep_encoders
-from llmgpu.cli.bpe_train import READING_OPTIONS
 from llmgpu.cli.console import Reporter, print_json
+from llmgpu.cli.options import READING_OPTIONS
 from llmgpu.cli.parts import PLACEHOLDER
 from llmgpu.cli.source_options import SOURCE_OPTIONS
 from llmgpu.errors import InputError, LlmgpuError

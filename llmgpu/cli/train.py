@@ -20,7 +20,13 @@ from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
 from llmgpu.cli.console import Reporter, left_out_of
 from llmgpu.cli.given import was_asked
 from llmgpu.cli.option_files import keep_options
-from llmgpu.cli.options import id_or_text, make_corpus_options, required_input, take_group
+from llmgpu.cli.options import (
+    READING_OPTIONS,
+    id_or_text,
+    make_corpus_options,
+    required_input,
+    take_group,
+)
 from llmgpu.cli.source_options import lists_of_files, named_files, take_selection
 from llmgpu.cli.starting_points import StartingPoint, find_starting_point
 from llmgpu.cli.train_corpora import check_shares, resolve_corpora, resolve_evaluated
@@ -76,7 +82,6 @@ REPLACED = (
     "decayed-*",
 )  # what --force removes
 
-_READING = ("text_field", "encoding_errors", "doc_separators", "limit", "bad_rows")
 _INTERVALS = tuple(field.name for field in fields(Intervals))
 
 
@@ -167,9 +172,9 @@ def _take_options(
         raise InputError(f"{output} does not exist, so there is no run to resume")
     corpus = corpus or required_input(report, "CORPUS: text or token files")
     selection = replace(take_selection(options), may_be_tokens=True)
-    corpora = resolve_corpora(corpus, selection, _READING, options["corpus_weights"])
+    corpora = resolve_corpora(corpus, selection, READING_OPTIONS, options["corpus_weights"])
     given = replace(given, device=_own_device(workers, given.device, corpus))
-    reading = {name: options.pop(name) for name in _READING}
+    reading = {name: options.pop(name) for name in READING_OPTIONS}
     intervals = Intervals(**{name: options.pop(name) or 0 for name in _INTERVALS})
     evaluated = resolve_evaluated(options.pop("eval_corpus"))
     check_chat(given.chat, given.chat_template, SpecialOptions(eos=given.eos))
