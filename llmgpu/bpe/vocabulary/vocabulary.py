@@ -53,7 +53,7 @@ from llmgpu.cpu.tokens import lay_out_trie, merges_spell, spelled_tokens
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import quote, read_whole
-from llmgpu.outputs import VOCABULARY, Output, check_outputs
+from llmgpu.outputs import VOCABULARY, Output, check_outputs, kind_of
 from llmgpu.text.normalizing import get_normalizer
 
 _DECODE_BLOCK = 1 << 16  # ids gathered at once: bounds the temporary arrays
@@ -318,7 +318,9 @@ class Vocabulary:
             reason = error.strerror or error
             raise VocabularyError(f"can't read the vocabulary {path}: {reason}") from error
         except VocabularyError as error:
-            raise VocabularyError(f"{path}: {error}") from error
+            kind = kind_of(str(path))
+            what = "" if kind in (None, VOCABULARY) else f" but {kind}"
+            raise VocabularyError(f"{path}: {error}{what}") from error
         return cls.from_bytes(data, str(path))
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
