@@ -6,8 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
 
@@ -23,6 +22,7 @@ from llmgpu.bpe.encoding.encoder import (
     ReusedMemory,
     new_ids,
 )
+from llmgpu.bpe.encoding.places import Places
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, UnreadSlice
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -176,14 +176,11 @@ class Workers:
         self._helpers_from = self._read_bytes = self._own_bytes = 0
         self._has_helpers = False
         self._own_seconds = 0.0  # of all threads
-        self._collected = collected
         self._working = threading.Event()
         self._working.set()
         self._faster: set[object] = set()  # helpers for which the threads rest
-        self._placing = threading.Lock()
-        self._unplaced: dict[int, tuple[int, Callable[[int], None]]] = {}
-        self._placed = 0  # slices
-        self._place = 0 if collected is None else len(collected)
+        self._places = None if collected is None else Places(collected)
+        self._lock = threading.Lock()  # of rates, of who rests and of what is ahead of its turn
 
     def expect_help(self, helpers: Sequence[Callable[[], None]], nbytes: int) -> None:
         """Call `helpers` in a thread each when `nbytes` of text were read.
@@ -196,20 +193,20 @@ class Workers:
     @property
     def own_rate(self) -> float:
         """Bytes of text that the threads encode in a second of work, all together."""
-        with self._placing:
+        with self._lock:
             at_a_time = min(len(self._threads), self._at_a_time)
             return at_a_time * self._own_bytes / max(self._own_seconds, 1e-9)
 
     def rest(self, helper: object) -> None:
         """Let the threads take no more slices until `work`, as a helper is so much faster."""
-        with self._placing:
+        with self._lock:
             if not self._ended:
                 self._faster.add(helper)
                 self._working.clear()
 
     def work(self, helper: object) -> None:
         """Let the threads take slices again, unless they rest for another helper."""
-        with self._placing:
+        with self._lock:
             self._faster.discard(helper)
             if not self._faster:
                 self._working.set()
@@ -241,7 +238,7 @@ class Workers:
             encoded = task.encoded.result()
             if task.memory is None:
                 yield encoded, task.device
-                with self._placing:
+                with self._lock:
                     self._ahead -= was_ahead
             else:
                 yield _settled(encoded, allocate), task.device
@@ -249,7 +246,7 @@ class Workers:
 
     def stop(self) -> None:
         """Let the threads end, and wait for them unless one waits for text."""
-        with self._placing:
+        with self._lock:
             self._ended = self._is_stopped = True
             self._working.set()
         for _ in range(self._most_threads):
@@ -272,10 +269,12 @@ class Workers:
                     taken = self.fill(task, taken, memory.text)
                 if taken is None or self._is_stopped:
                     return
-                ids = self._next_place(task, taken.main_end + PADDING)
+                ids = None
+                if self._places is not None:
+                    ids = self._places.next(task.number, taken.main_end + PADDING)
                 encoded, _ = self._slices.encode(taken, 0, memory.ids if ids is None else ids)
                 self.finish(task, encoded)
-                with self._placing:
+                with self._lock:
                     self._own_bytes += taken.main_end
                     self._own_seconds += time.perf_counter() - begin
             except BaseException as error:
@@ -330,7 +329,7 @@ class Workers:
             return None
         task.number = self._given
         self._given += 1
-        with self._placing:
+        with self._lock:
             allocate = self._ahead_of_turn
             if allocate and task.device and self._ahead < _MOST_AHEAD:
                 self._ahead += 1
@@ -347,34 +346,27 @@ class Workers:
         """
         if task.device or not self._slices.is_parallel:
             return self._reader.take(nbytes)
-        if self._collected is not None and not self._has_helpers:
-            nbytes = max(nbytes, min(_LARGE * nbytes, self._collected.room - self._read_bytes))
+        if self._places is not None and not self._has_helpers:
+            nbytes = max(nbytes, min(_LARGE * nbytes, self._places.room - self._read_bytes))
         return self._reader.take(nbytes, is_full=False)
-
-    def _next_place(self, task: Task, count: int) -> NDArray[np.uint32] | None:
-        """Return the place of the ids of a slice if all earlier ones have theirs."""
-        with self._placing:
-            if self._collected is None or self._placed < task.number:
-                return None
-            return self._collected.place(self._place, count)
 
     def allocate(self, task: Task, count: int) -> NDArray[np.uint32]:
         """Return memory for the ids of a slice that is encoded elsewhere; may wait for others."""
-        if self._collected is None:
+        if self._places is None:
             return task.allocate.result()(count)
-        self._place_in_order(task.number, count, task.begin.set_result)
-        place = self._collected.place(task.begin.result(), count)
+        self._places.give(task.number, count, task.begin.set_result)
+        place = self._places.at(task.begin.result(), count)
         return new_ids(count) if place is None else place
 
     def finish(self, task: Task, encoded: EncodedSlice) -> None:
         """Hand in the ids of a slice; where ids are collected, put them there in their turn."""
-        collected = self._collected
-        if collected is None or task.begin.done():
+        places = self._places
+        if places is None or task.begin.done():
             task.encoded.set_result(encoded)
             return
 
         def put(begin: int) -> None:
-            place = collected.place(begin, len(encoded.ids))
+            place = places.at(begin, len(encoded.ids))
             if place is None:  # the caller finds another
                 task.encoded.set_result(encoded)
                 return
@@ -385,24 +377,7 @@ class Workers:
                 self._idle.put(memory)
             task.encoded.set_result(replace(encoded, ids=place))
 
-        self._place_in_order(task.number, len(encoded.ids), put)
-
-    def _place_in_order(self, number: int, count: int, put: Callable[[int], None]) -> None:
-        """Tell `put` where the ids of a slice begin once all slices before it are placed.
-
-        Also call those of later slices that waited for this one.
-        """
-        ready = []
-        with self._placing:
-            self._unplaced[number] = count, put
-            while self._placed in self._unplaced:
-                count, put = self._unplaced.pop(self._placed)
-                ready.append((put, self._place))
-                self._place += count
-                self._placed += 1
-        for put, begin in ready:
-            with suppress(InvalidStateError):  # nobody waits for it any more
-                put(begin)
+        places.give(task.number, len(encoded.ids), put)
 
     def end(self) -> Task:
         """Give no more slices; return the task whose outcome comes after those given."""
