@@ -135,12 +135,63 @@ class Task:
         self.begin: Future[int] = Future()
 
 
+class Pace:
+    """How fast threads encode, and whether they rest while helpers that are faster do the work."""
+
+    def __init__(self) -> None:
+        """Begin at work, with no text encoded."""
+        self._lock = threading.Lock()
+        self._bytes, self._seconds = 0, 0.0
+        self._working = threading.Event()
+        self._working.set()
+        self._faster: set[object] = set()  # helpers for which the threads rest
+        self._has_ended = False
+
+    def add(self, nbytes: int, seconds: float) -> None:
+        """Count text that one of the threads has encoded."""
+        with self._lock:
+            self._bytes += nbytes
+            self._seconds += seconds
+
+    @property
+    def rate(self) -> float:
+        """Bytes of text that a thread encodes in a second of work."""
+        with self._lock:
+            return self._bytes / max(self._seconds, 1e-9)
+
+    def rest(self, helper: object) -> None:
+        """Let the threads rest until `work`, as a helper is so much faster."""
+        with self._lock:
+            if not self._has_ended:
+                self._faster.add(helper)
+                self._working.clear()
+
+    def work(self, helper: object) -> None:
+        """Let the threads work again, unless they rest for another helper."""
+        with self._lock:
+            self._faster.discard(helper)
+            if not self._faster:
+                self._working.set()
+
+    def wait(self) -> None:
+        """Wait until it is time to work."""
+        self._working.wait()
+
+    def end(self) -> None:
+        """Let the threads rest no more."""
+        with self._lock:
+            self._has_ended = True
+            self._working.set()
+
+
 class Workers:
     """Threads that each read a slice, one at a time, and encode it.
 
     So a slice is encoded where it was just read, while the caller takes the ids of earlier ones.
     An engine with threads of its own encodes one slice at a time, while the next one is read.
     A helper that wants to read comes next, however many threads wait, since it encodes far more.
+
+    pace: of the threads.
     """
 
     def __init__(
@@ -168,19 +219,16 @@ class Workers:
         self._given = 0  # slices
         self._ahead_of_turn: Allocate | None = None  # allocates in any order of the slices
         self._ahead = 0  # slices encoded elsewhere, with memory for their ids before their turn
+        self._lock = threading.Lock()  # of their number
         self._ended = False
         self._is_stopped = False  # nobody takes the ids of slices that were taken
         self._threads: list[threading.Thread] = []
         self._most_threads = threads
         self._helpers: list[Callable[[], None]] = []
-        self._helpers_from = self._read_bytes = self._own_bytes = 0
+        self._helpers_from = self._read_bytes = 0
         self._has_helpers = False
-        self._own_seconds = 0.0  # of all threads
-        self._working = threading.Event()
-        self._working.set()
-        self._faster: set[object] = set()  # helpers for which the threads rest
+        self.pace = Pace()
         self._places = None if collected is None else Places(collected)
-        self._lock = threading.Lock()  # of rates, of who rests and of what is ahead of its turn
 
     def expect_help(self, helpers: Sequence[Callable[[], None]], nbytes: int) -> None:
         """Call `helpers` in a thread each when `nbytes` of text were read.
@@ -193,23 +241,7 @@ class Workers:
     @property
     def own_rate(self) -> float:
         """Bytes of text that the threads encode in a second of work, all together."""
-        with self._lock:
-            at_a_time = min(len(self._threads), self._at_a_time)
-            return at_a_time * self._own_bytes / max(self._own_seconds, 1e-9)
-
-    def rest(self, helper: object) -> None:
-        """Let the threads take no more slices until `work`, as a helper is so much faster."""
-        with self._lock:
-            if not self._ended:
-                self._faster.add(helper)
-                self._working.clear()
-
-    def work(self, helper: object) -> None:
-        """Let the threads take slices again, unless they rest for another helper."""
-        with self._lock:
-            self._faster.discard(helper)
-            if not self._faster:
-                self._working.set()
+        return min(len(self._threads), self._at_a_time) * self.pace.rate
 
     def _start_thread(self) -> None:
         self._idle.put(_Memory(self._slice_bytes))
@@ -246,9 +278,8 @@ class Workers:
 
     def stop(self) -> None:
         """Let the threads end, and wait for them unless one waits for text."""
-        with self._lock:
-            self._ended = self._is_stopped = True
-            self._working.set()
+        self._ended = self._is_stopped = True
+        self.pace.end()
         for _ in range(self._most_threads):
             self._idle.put(None)
         if self._reading.acquire(timeout=_PATIENCE_SECONDS):
@@ -260,7 +291,7 @@ class Workers:
         while memory := self._idle.get():
             task = Task(memory)
             with self._thread_next:
-                self._working.wait()
+                self.pace.wait()
                 taken = self.take(task, memory.text)
                 self._encoding.acquire()  # in the order of the text
             begin = time.perf_counter()
@@ -274,9 +305,7 @@ class Workers:
                     ids = self._places.next(task.number, taken.main_end + PADDING)
                 encoded, _ = self._slices.encode(taken, 0, memory.ids if ids is None else ids)
                 self.finish(task, encoded)
-                with self._lock:
-                    self._own_bytes += taken.main_end
-                    self._own_seconds += time.perf_counter() - begin
+                self.pace.add(taken.main_end, time.perf_counter() - begin)
             except BaseException as error:
                 task.encoded.set_exception(error)
             finally:

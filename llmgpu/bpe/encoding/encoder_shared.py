@@ -131,7 +131,7 @@ class SharedEncoder:
         except BaseException as error:
             share.fail(error)
         finally:
-            workers.work(share)  # at the end of the text, too, which only reading on shows
+            workers.pace.work(share)  # at the end of the text, too, which only reading on shows
 
     def _encode_on_host(self, task: Task, taken: Slice | UnreadSlice, workers: Workers) -> None:
         try:
@@ -198,7 +198,7 @@ class _DeviceShare:
     def begin(self) -> None:
         """Let the host's threads rest while the device is rated."""
         self._begin = self._since = time.perf_counter()
-        self._workers.rest(self)
+        self._workers.pace.rest(self)
 
     def finish(self, encoded: EncodedSlice) -> None:
         """Hand in the ids of the device's next slice."""
@@ -219,7 +219,7 @@ class _DeviceShare:
             self._since, self._encoded = now, 0
         if not self._is_rated and now - self._begin > RATED_SECONDS:
             self._is_rated = True
-            self._workers.work(self)
+            self._workers.pace.work(self)
 
     def close(self) -> list[tuple[Task, Slice | UnreadSlice]]:
         """Take no more slices; return those that were not encoded."""

@@ -202,8 +202,8 @@ def test_a_helper_reads_next_and_threads_that_rest_do_not_read() -> None:
     taker.start()
     assert reader.waiting.wait(20)
     time.sleep(0.1)  # for the other threads, which wait for their turns
-    workers.rest("helper")
-    workers.rest("another")
+    workers.pace.rest("helper")
+    workers.pace.rest("another")
 
     def help_once() -> None:
         task = Task(device=1)
@@ -218,10 +218,10 @@ def test_a_helper_reads_next_and_threads_that_rest_do_not_read() -> None:
     helper.join(20)
     time.sleep(0.1)  # for those that should not read
     assert reader.names[waits_at:] == ["helper"]
-    workers.work("helper")
+    workers.pace.work("helper")
     time.sleep(0.1)
     assert reader.names[waits_at:] == ["helper"]
-    workers.work("another")
+    workers.pace.work("another")
     taker.join(20)
     ids = np.concatenate([piece.ids for piece in encoded])
     assert bytes(ids.astype(np.uint8)) == b" letters" * 2000
