@@ -33,6 +33,7 @@ from llmgpu.lm.ops.recording import (
 from llmgpu.lm.ops.subgroup_matrix_source import subgroup_matrix_source
 from llmgpu.lm.ops.subgroup_matrix_tiling import (
     HALVES,
+    SUMS,
     HalfFactor,
     MatrixTile,
     SubgroupMatrixProduct,
@@ -307,7 +308,7 @@ def _product_of_halves(
         right=HalfFactor(operands.right_transposed, right % HALVES == 0),
         whole_rows=rows % tile.rows == 0,
         whole_columns=columns % tile.columns == 0,
-        aligned=columns % 4 == 0,
+        aligned=columns % (HALVES if operands.product.is_half else SUMS) == 0,
         whole_inner=inner % tile.inner == 0,
         accumulate=operands.accumulate,
         residual=operands.residual is not None,

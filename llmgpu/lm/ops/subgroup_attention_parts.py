@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from llmgpu.kernel_source import read_wgsl
-from llmgpu.lm.ops.subgroup_matrix_source import TWO_HALVES
+from llmgpu.lm.ops.subgroup_matrix_sums import TWO_HALVES
 from llmgpu.lm.ops.subgroup_matrix_tiling import HALVES
 
 LOWEST = "-3.0e38"  # the score of what is not to be seen

@@ -10,9 +10,9 @@ matrices, tensor cores).
 - The next step's parts are loaded into registers while this one's are multiplied.
 - Lines in workgroup memory are 16 bytes longer than what they hold, so that the rows of a matrix
   lie in different banks.
-- Tiles that reach beyond the product are stored element by element by way of workgroup memory.
+- Sums are stored by way of workgroup memory, a line of neighbours at once.
 
-Bindings: left, right (8 halves an element, or 1 where a line is not a multiple of 8), product,
+Bindings: left, right, product (16 bytes an element, or 1 number where a line is not a multiple),
 dims (rows, columns, inner, inner of a part) and, if one is added, residual; of stacks of matrices
 as in `matrix_source`.
 """
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from llmgpu.lm.ops.matrix_source import part_of_product
+from llmgpu.lm.ops.subgroup_matrix_sums import start_sums, store_function, store_sums
 from llmgpu.lm.ops.subgroup_matrix_tiling import (
     HALVES,
     PADDING,
@@ -33,13 +34,7 @@ from llmgpu.lm.ops.subgroup_matrix_tiling import (
 )
 
 BAND = 8  # rows of tiles that workgroups go down before they move to the next column
-SUMS = 4  # in a vector
 BANKS = 8  # of workgroup memory, as wide as a vector
-
-# What half precision does not hold, NaN too, becomes infinite: the overflow is to be seen.
-TWO_HALVES = """fn two_halves(pair: vec2<f32>) -> u32 {
-    return select(0x7c007c00u, pack2x16float(pair), all(abs(pair) < vec2<f32>(65520.0)));
-}"""
 
 
 @dataclass(frozen=True)
@@ -102,14 +97,10 @@ def subgroup_matrix_source(product: SubgroupMatrixProduct) -> str:
     lines = [
         *_declarations(product),
         *(line for side in _sides(product) for line in _load_function(side)),
-        *(_store_function(product) if _stores_elements(product) else ()),
+        *store_function(product),
         *_entry_point(product),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _stores_elements(product: SubgroupMatrixProduct) -> bool:
-    return product.edges or not product.aligned or product.half
 
 
 def _declarations(product: SubgroupMatrixProduct) -> Iterator[str]:
@@ -122,22 +113,15 @@ def _declarations(product: SubgroupMatrixProduct) -> Iterator[str]:
         element = "vec4<u32>" if side.factor.vectors else "f16"
         yield f"@group(0) @binding({index}) var<storage, read> {side.name}: array<{element}>;"
     element = "u32" if product.half else "f32"
+    if product.aligned:
+        element = f"vec4<{element}>"
     yield f"@group(0) @binding(2) var<storage, read_write> product: array<{element}>;"
     # Rows, columns, inner dimension, and how many of its terms a part adds, or a stack's matrices.
     yield "@group(0) @binding(3) var<uniform> dims: vec4<u32>;"
     if product.residual:
-        yield "@group(0) @binding(4) var<storage, read> residual: array<f32>;"
-    for side in _sides(product):
-        size = side.lines * side.stride
-        if _stores_elements(product):
-            size = max(size, product.tile.subgroups * _block_vectors(product))
+        yield f"@group(0) @binding(4) var<storage, read> residual: array<{element}>;"
+    for side, size in zip(_sides(product), product.tile.vectors(product.unit), strict=True):
         yield f"var<workgroup> {side.name}_tile: array<vec4<u32>, {size}>;"
-
-
-def _block_vectors(product: SubgroupMatrixProduct) -> int:
-    """Return the vectors of 4 sums that a matrix has."""
-    rows, columns, _ = product.unit
-    return rows * columns // SUMS
 
 
 def _load_function(side: _Side) -> Iterator[str]:
@@ -157,29 +141,6 @@ def _load_function(side: _Side) -> Iterator[str]:
     yield "}"
 
 
-def _store_function(product: SubgroupMatrixProduct) -> Iterator[str]:
-    """Write the function that stores 4 sums from a row and a column on, if they are inside."""
-    if product.half:
-        yield TWO_HALVES
-    yield "fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {"
-    yield "    if (row < dims.x) {"
-    yield "        let first = (part * dims.x + row) * dims.y + column;"
-    step = 2 if product.half else 1
-    for j in range(0, SUMS, step):
-        yield f"        if (column + {j}u < dims.y) {{"
-        if product.half:
-            pair = f"two_halves(vec2<f32>(sums[{j}], sums[{j + 1}]))"
-            yield f"            product[(first + {j}u) / 2u] = {pair};"
-        else:
-            value = f"sums[{j}]"
-            value += f" + product[first + {j}u]" if product.accumulate else ""
-            value += f" + residual[first + {j}u]" if product.residual else ""
-            yield f"            product[first + {j}u] = {value};"
-        yield "        }"
-    yield "    }"
-    yield "}"
-
-
 def _entry_point(product: SubgroupMatrixProduct) -> Iterator[str]:
     tile = product.tile
     yield f"@compute @workgroup_size({product.threads})"
@@ -196,14 +157,13 @@ def _entry_point(product: SubgroupMatrixProduct) -> Iterator[str]:
     yield "if (part < parts) {"
     yield f"    let begin = {begin};"
     yield f"    let end = {end};"
-    yield f"    let last = begin + (end - begin - 1u) / {tile.inner}u * {tile.inner}u;"
     yield from _variables(product)
-    yield from _start_sums(product)
+    yield from start_sums(product)
     yield from _load_tiles(product, "begin")
     yield from _store_tiles(product)
     yield "    workgroupBarrier();"
     yield from _steps(product)
-    yield from _store_sums(product)
+    yield from store_sums(product)
     yield "}"
     yield "}"
 
@@ -216,11 +176,15 @@ def _steps(product: SubgroupMatrixProduct) -> Iterator[str]:
     """
     step = product.tile.inner
     yield f"    for (var term = begin; term < end; term += {step}u) {{"
-    yield f"    let next = min(term + {step}u, last);"
+    yield f"    let next = term + {step}u;"
+    yield "    if (next < end) {"
     yield from _load_tiles(product, "next")
+    yield "    }"
     yield from _multiply(product)
     yield "    workgroupBarrier();"
+    yield "    if (next < end) {"
     yield from _store_tiles(product)
+    yield "    }"
     yield "    workgroupBarrier();"
     yield "    }"
 
@@ -382,70 +346,3 @@ def _load_matrix(kind: str, side: _Side, first: str, term: int) -> str:
         offset = f"{term * side.stride}u + {first} / {HALVES}u"
     order = "row" if side.factor.inner_contiguous == (kind == "Left") else "col"
     return f"subgroupMatrixLoad<{kind}, {order}_major>(&{side.name}_tile, {offset}, {side.stride}u)"
-
-
-def _fits(tile: MatrixTile) -> str:
-    """Return whether a workgroup's tile is all inside the product."""
-    return f"row0 + {tile.rows}u <= dims.x && column0 + {tile.columns}u <= dims.y"
-
-
-def _start_sums(product: SubgroupMatrixProduct) -> Iterator[str]:
-    """Write the loads of what sums are added to, where matrices are stored whole."""
-    if not product.aligned or not (product.accumulate or product.residual):
-        return
-    addend = "product" if product.accumulate else "residual"
-    yield f"    if ({_fits(product.tile)}) {{"
-    for i, j in product.blocks:
-        load = f"subgroupMatrixLoad<Sum, row_major>(&{addend}, {_place_of(product, i, j)}, dims.y)"
-        yield f"    sums_{i}_{j} = {load};"
-    yield "    }"
-
-
-def _store_sums(product: SubgroupMatrixProduct) -> Iterator[str]:
-    if product.half or not product.aligned:
-        yield from _store_elements(product)
-    elif not product.edges:
-        yield from _store_matrices(product)
-    else:
-        yield f"    if ({_fits(product.tile)}) {{"
-        yield from _store_matrices(product)
-        yield "    } else {"
-        yield from _store_elements(product)
-        yield "    }"
-
-
-def _corner(product: SubgroupMatrixProduct, i: int, j: int) -> tuple[str, str]:
-    rows, columns, _ = product.unit
-    return f"row0 + own_row + {i * rows}u", f"column0 + own_column + {j * columns}u"
-
-
-def _place_of(product: SubgroupMatrixProduct, i: int, j: int) -> str:
-    row, column = _corner(product, i, j)
-    return f"(part * dims.x + {row}) * dims.y + {column}"
-
-
-def _store_matrices(product: SubgroupMatrixProduct) -> Iterator[str]:
-    for i, j in product.blocks:
-        place = f"&product, {_place_of(product, i, j)}, sums_{i}_{j}, dims.y"
-        yield f"    subgroupMatrixStore<row_major>({place});"
-
-
-def _store_elements(product: SubgroupMatrixProduct) -> Iterator[str]:
-    """Write the stores of matrices into workgroup memory, and from there of what is inside.
-
-    The two tiles take turns: a barrier is enough before what was stored is read, and by the next
-    but one all have read it.
-    """
-    _, columns, _ = product.unit
-    size, line = _block_vectors(product), columns // SUMS
-    for turn, (i, j) in enumerate(product.blocks):
-        row, column = _corner(product, i, j)
-        tile = f"{_sides(product)[turn % 2].name}_tile"
-        place = f"&{tile}, subgroup * {size}u, sums_{i}_{j}, {line}u"
-        yield f"    subgroupMatrixStore<row_major>({place});"
-        yield "    workgroupBarrier();"
-        yield f"    for (var v = lane; v < {size}u; v += {product.lanes}u) {{"
-        yield f"        let four = bitcast<vec4<f32>>({tile}[subgroup * {size}u + v]);"
-        place = f"part, {row} + v / {line}u, {column} + v % {line}u * {SUMS}u"
-        yield f"        store({place}, four);"
-        yield "    }"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 PADDING = 8  # halves after each line in workgroup memory
 HALVES = 8  # in a vector of 16 bytes
+SUMS = 4  # in a vector
+LINE = 32  # sums of a row that a subgroup stores at once: a cache line
+SUM_PADDING = 2  # vectors after each line of sums, so that rows of a matrix lie in different banks
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,29 @@ class MatrixTile:
         """Workgroups that a processor needs to be busy: its registers hold two large tiles."""
         return 2 if self.rows * self.columns >= 128 * 128 else 3
 
+    def side_by_side(self, unit: tuple[int, int, int]) -> int:
+        """Return how many of a subgroup's matrices of sums are stored at once."""
+        return gcd(max(LINE // unit[1], 1), self.subgroup_columns // unit[1])
+
+    def sum_stride(self, unit: tuple[int, int, int]) -> int:
+        """Return the vectors from one line of these to the next in workgroup memory."""
+        return self.side_by_side(unit) * unit[1] // SUMS + SUM_PADDING
+
+    def vectors(self, unit: tuple[int, int, int]) -> tuple[int, int]:
+        """Return how many vectors of workgroup memory each factor's tile takes at most.
+
+        Sums go by way of the left one, and of the right one, too, if there is room.
+        """
+        sums = self.subgroups * unit[0] * self.sum_stride(unit)
+        left, right = (
+            max(width * (self.inner + PADDING), self.inner * (width + PADDING)) // HALVES
+            for width in (self.rows, self.columns)
+        )
+        return max(left, sums), right
+
     def memory(self, unit: tuple[int, int, int]) -> int:
-        """Return the bytes of workgroup memory that a kernel takes at most."""
-        sums = 4 * self.subgroups * unit[0] * unit[1]  # by way of either factor's tile
-        left = max(self.rows * (self.inner + PADDING), self.inner * (self.rows + PADDING))
-        right = max(self.columns * (self.inner + PADDING), self.inner * (self.columns + PADDING))
-        return max(2 * left, sums) + max(2 * right, sums)
+        """Return the bytes of workgroup memory that a kernel takes."""
+        return 16 * sum(self.vectors(unit))
 
     def fits(self, unit: tuple[int, int, int], threads: int) -> bool:
         """Whether it can be divided evenly among matrices of a unit, and copied by threads."""
@@ -88,7 +109,7 @@ class SubgroupMatrixProduct:
 
     name: its entry point. unit: rows, columns and inner dimension of the units' matrices. lanes: of
     a subgroup. whole_rows, whole_columns, whole_inner: which dimensions are multiples of the
-    tile's. aligned: the product's columns are a multiple of 4, so that the units can store it.
+    tile's. aligned: the product's lines are multiples of 16 bytes, which are stored at once.
     accumulate: adds to what is in the product. residual: adds another matrix. half: the product is
     in half precision, two numbers per word; its columns are even, and nothing is added. stacked:
     products of matrices in stacks.

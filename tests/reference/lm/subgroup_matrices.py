@@ -12,7 +12,9 @@ import re
 _ALIAS = re.compile(r"alias (\w+) = subgroup_matrix_(\w+)<f\d+, (\d+), (\d+)>;\n")
 _SUM = re.compile(r"    var (sums_\d+_\d+): Sum;\n")
 _LOAD = re.compile(r"subgroupMatrixLoad<(Left|Right), (row|col)_major>\(&\w+, ")
-_LOAD_SUM = re.compile(r"(\w+) = subgroupMatrixLoad<Sum, row_major>\(&(\w+), (.*), dims\.y\);")
+_LOAD_SUM = re.compile(
+    r"(\w+) = subgroupMatrixLoad<Sum, row_major>\(&(\w+), (.*), (dims\.y / 4u)\);"
+)
 _MULTIPLY = re.compile(r"\w+ = subgroupMatrixMultiplyAccumulate\(")
 _STORE = re.compile(r"subgroupMatrixStore<row_major>\(&(\w+), ")
 _BUILTINS = re.compile(r"    @builtin\(subgroup_(?:invocation_)?id\) \w+: u32,\n")
@@ -28,8 +30,8 @@ def written_out(text: str) -> str:
         body = body.replace(
             f"    var {name}: Sum;\n", f"    let {name} = {index * rows * columns}u;\n"
         )
-    stored, loaded = set(_STORE.findall(body)), {array for _, array, _ in _LOAD_SUM.findall(body)}
-    body = _LOAD_SUM.sub(r"load_\2(\3, \1, dims.y);", body)
+    stored, loaded = set(_STORE.findall(body)), {found[1] for found in _LOAD_SUM.findall(body)}
+    body = _LOAD_SUM.sub(r"load_\2(\3, \1, \4);", body)
     body = _LOAD.sub(lambda found: f"Factor({'true' if found[2] == 'row' else 'false'}, ", body)
     body = _STORE.sub(r"store_\1(", _MULTIPLY.sub("multiply(", body))
     body = body.replace(
@@ -73,10 +75,9 @@ def _multiply(inner: int, rows: int, columns: int) -> str:
 
 
 def _copy(name: str, array: str, rows: int, columns: int, *, load: bool) -> str:
-    place, held = f"{array}[offset + i / {columns}u * stride + i % {columns}u]", "sums[first + i]"
-    if array.endswith("_tile"):  # vectors, which offset and stride count
-        place = f"{array}[offset + i / {columns}u * stride + i % {columns}u / 4u][i % 4u]"
-        held = f"bitcast<u32>({held})"
+    # Offset and stride count vectors.
+    place = f"{array}[offset + i / {columns}u * stride + i % {columns}u / 4u][i % 4u]"
+    held = "bitcast<u32>(sums[first + i])" if array.endswith("_tile") else "sums[first + i]"
     target, source = (held, place) if load else (place, held)
     return f"""fn {name}(offset: u32, first: u32, stride: u32) {{
     for (var i = 0u; i < {rows * columns}u; i++) {{
