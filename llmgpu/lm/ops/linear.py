@@ -49,6 +49,7 @@ FOUR = 4  # weights that its kernels load at once, where rows are a multiple
 LOADS = 4  # of a thread, if a row is long enough
 LEAST_ROW_THREADS = 8
 ADD_NOTHING, ADD_RESIDUAL, ADD_TO_PRODUCT = range(3)  # as in the kernels
+PAIRS_FROM = 2048  # terms: with fewer, or smaller tiles, loading for two steps at once begins late
 MAX_PARTIALS = 1 << 26  # floats of partial sums; a power of two, as is the memory made for them
 
 
@@ -299,7 +300,7 @@ def _product_of_halves(
     tile = tiling.tile
     assert isinstance(tile, MatrixTile)
     left, right = operands.left.shape[-1], operands.right.shape[-1]
-    return SubgroupMatrixProduct(
+    product = SubgroupMatrixProduct(
         name=name,
         tile=tile,
         unit=units.unit,
@@ -315,6 +316,9 @@ def _product_of_halves(
         half=operands.product.is_half,
         stacked=operands.stack > 1,
     )
+    whole_sums = tiling.parts == 1 and inner % (2 * tile.inner) == 0
+    gains = inner >= PAIRS_FROM and tile == units.tiles[0]
+    return replace(product, pairs=whole_sums and gains and product.can_pair)
 
 
 def _factor(tensor: Tensor, *, inner_contiguous: bool) -> Factor:

@@ -26,6 +26,7 @@ from functools import cache
 from llmgpu.lm.ops.matrix_source import part_of_product
 from llmgpu.lm.ops.subgroup_matrix_sums import start_sums, store_function, store_sums
 from llmgpu.lm.ops.subgroup_matrix_tiling import (
+    BANKS,
     HALVES,
     PADDING,
     HalfFactor,
@@ -34,7 +35,6 @@ from llmgpu.lm.ops.subgroup_matrix_tiling import (
 )
 
 BAND = 8  # rows of tiles that workgroups go down before they move to the next column
-BANKS = 8  # of workgroup memory, as wide as a vector
 
 
 @dataclass(frozen=True)
@@ -157,12 +157,10 @@ def _entry_point(product: SubgroupMatrixProduct) -> Iterator[str]:
     yield "if (part < parts) {"
     yield f"    let begin = {begin};"
     yield f"    let end = {end};"
-    yield from _variables(product)
+    for i, j in product.blocks:
+        yield f"    var sums_{i}_{j}: Sum;"
     yield from start_sums(product)
-    yield from _load_tiles(product, "begin")
-    yield from _store_tiles(product)
-    yield "    workgroupBarrier();"
-    yield from _steps(product)
+    yield from _pairs_of_steps(product) if product.pairs else _steps(product)
     yield from store_sums(product)
     yield "}"
     yield "}"
@@ -175,6 +173,10 @@ def _steps(product: SubgroupMatrixProduct) -> Iterator[str]:
     nothing would hide how long they take.
     """
     step = product.tile.inner
+    yield from _variables(product)
+    yield from _load_tiles(product, "begin")
+    yield from _store_tiles(product)
+    yield "    workgroupBarrier();"
     yield f"    for (var term = begin; term < end; term += {step}u) {{"
     yield f"    let next = term + {step}u;"
     yield "    if (next < end) {"
@@ -187,6 +189,83 @@ def _steps(product: SubgroupMatrixProduct) -> Iterator[str]:
     yield "    }"
     yield "    workgroupBarrier();"
     yield "    }"
+
+
+def _pairs_of_steps(product: SubgroupMatrixProduct) -> Iterator[str]:
+    """Write the loop over the inner dimension by two steps, for which lines are loaded at once.
+
+    A line of one step is half of a cache line, and looking for it takes as long as for a whole one.
+    So eight threads load a line of both steps. Those of the first half and of the second change
+    places at every other load of a thread: of two loads it has the first step's part of one line,
+    and the second step's of another, and all threads store for either step.
+    """
+    step = 2 * product.tile.inner
+    yield from _pair_variables(product)
+    yield from _load_pairs(product, "begin")
+    yield from _store_halves(product, first=True)
+    yield "    workgroupBarrier();"
+    yield f"    for (var term = begin; term < end; term += {step}u) {{"
+    yield from _multiply(product)
+    yield "    workgroupBarrier();"
+    yield from _store_halves(product, first=False)
+    yield "    workgroupBarrier();"
+    yield f"    let next = term + {step}u;"
+    yield "    if (next < end) {"
+    yield from _load_pairs(product, "next")
+    yield "    }"
+    yield from _multiply(product)
+    yield "    workgroupBarrier();"
+    yield "    if (next < end) {"
+    yield from _store_halves(product, first=True)
+    yield "    }"
+    yield "    workgroupBarrier();"
+    yield "    }"
+
+
+def _pair_loads(product: SubgroupMatrixProduct, side: _Side) -> range:
+    """Return the numbers of a thread's loads for two steps."""
+    return range(2 * _loads(product, side))
+
+
+def _pair_variables(product: SubgroupMatrixProduct) -> Iterator[str]:
+    """Write what is loaded for two steps, where from, and the lines of what is stored.
+
+    The two lines that a thread loads from, and eight threads store into, are so far from one
+    another that their vectors lie in different banks.
+    """
+    lines = product.threads // BANKS
+    yield f"    let is_low = local_index % {BANKS}u < {BANKS // 2}u;"
+    yield f"    let even_line = local_index / {BANKS}u;"
+    yield f"    let odd_line = (even_line ^ {BANKS // 2}u) + {lines}u;"
+    yield "    let first_line = select(odd_line, even_line, is_low);"
+    yield "    let second_line = select(even_line, odd_line, is_low);"
+    for side in _sides(product):
+        for q in _pair_loads(product, side):
+            line, vector = "even_line", f"(local_index % {BANKS}u)"
+            if q % 2:
+                line, vector = "odd_line", f"({vector} ^ {BANKS // 2}u)"
+            row = f"{side.first} + {line} + {q // 2 * 2 * lines}u"
+            yield f"    var {side.name}_{q} = vec4<u32>();"
+            yield f"    let {side.name}_start_{q} = ({row}) * dims.z + {vector} * {HALVES}u;"
+
+
+def _load_pairs(product: SubgroupMatrixProduct, term: str) -> Iterator[str]:
+    """Write the loads of both factors' lines for two steps."""
+    for side in _sides(product):
+        for q in _pair_loads(product, side):
+            yield f"    {side.name}_{q} = load_{side.name}({side.name}_start_{q}, {term});"
+
+
+def _store_halves(product: SubgroupMatrixProduct, *, first: bool) -> Iterator[str]:
+    """Write the stores of what was loaded for the first or the second of two steps."""
+    line = "first_line" if first else "second_line"
+    lines = product.threads // BANKS
+    for side in _sides(product):
+        for q in _pair_loads(product, side)[::2]:
+            low, high = (q, q + 1) if first else (q + 1, q)
+            value = f"select({side.name}_{high}, {side.name}_{low}, is_low)"
+            index = f"({line} + {q * lines}u) * {side.stride}u + local_index % {BANKS // 2}u"
+            yield f"    {side.name}_tile[{index}] = {value};"
 
 
 def _place(tile: MatrixTile, parts: str) -> Iterator[str]:
@@ -247,12 +326,10 @@ def _first_lines(product: SubgroupMatrixProduct) -> Iterator[str]:
 
 
 def _variables(product: SubgroupMatrixProduct) -> Iterator[str]:
-    """Write the variables: sums, what is loaded of both factors, and the fixed part of where from.
+    """Write the variables: what is loaded of both factors, and the fixed part of where from.
 
     Beyond the product's last row or column, others inside are loaded: their sums are never stored.
     """
-    for i, j in product.blocks:
-        yield f"    var sums_{i}_{j}: Sum;"
     yield from _first_lines(product)
     for side in _sides(product):
         for q in range(_loads(product, side)):

@@ -8,6 +8,7 @@ from math import gcd
 PADDING = 8  # halves after each line in workgroup memory
 HALVES = 8  # in a vector of 16 bytes
 SUMS = 4  # in a vector
+BANKS = 8  # of workgroup memory, as wide as a vector
 LINE = 32  # sums of a row that a subgroup stores at once: a cache line
 SUM_PADDING = 2  # vectors after each line of sums, so that rows of a matrix lie in different banks
 
@@ -112,7 +113,8 @@ class SubgroupMatrixProduct:
     tile's. aligned: the product's lines are multiples of 16 bytes, which are stored at once.
     accumulate: adds to what is in the product. residual: adds another matrix. half: the product is
     in half precision, two numbers per word; its columns are even, and nothing is added. stacked:
-    products of matrices in stacks.
+    products of matrices in stacks. pairs: lines are loaded for two steps at
+    once, see `can_pair`.
     """
 
     name: str
@@ -129,6 +131,22 @@ class SubgroupMatrixProduct:
     residual: bool
     half: bool = False
     stacked: bool = False
+    pairs: bool = False
+
+    @property
+    def can_pair(self) -> bool:
+        """Whether both factors' lines can be loaded for two steps at once.
+
+        Whoever makes a kernel of it sees to it that its sums have no parts, and even steps.
+        """
+        sides = (self.left, self.right)
+        return (
+            all(side.inner_contiguous and side.vectors for side in sides)
+            and not (self.edges or self.stacked)
+            and self.whole_inner
+            and 2 * self.tile.inner == BANKS * HALVES  # a line of two steps is for eight threads
+            and self.threads % (BANKS * BANKS) == 0
+        )
 
     @property
     def edges(self) -> bool:

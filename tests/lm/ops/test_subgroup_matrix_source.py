@@ -12,12 +12,14 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.gpu import Device, load_driver
+from llmgpu.lm.ops import linear
 from llmgpu.lm.ops.matrix_source import Factor, MatrixProduct, matrix_product_source
-from llmgpu.lm.ops.matrix_tiling import SOFTWARE_TILES, TILES, Tile
-from llmgpu.lm.ops.matrix_units import MATRIX_TILES, matrix_units
+from llmgpu.lm.ops.matrix_tiling import SOFTWARE_TILES, TILES, Tile, Tiling
+from llmgpu.lm.ops.matrix_units import MATRIX_TILES, MatrixUnits, matrix_units
 from llmgpu.lm.ops.recording import dims
 from llmgpu.lm.ops.subgroup_matrix_source import subgroup_matrix_source
 from llmgpu.lm.ops.subgroup_matrix_tiling import HalfFactor, MatrixTile, SubgroupMatrixProduct
+from llmgpu.lm.ops.tensor import Tensor
 from tests.reference.lm.subgroup_matrices import written_out
 
 SMALL = MatrixTile(16, 32, 16, 8, 16)
@@ -119,6 +121,34 @@ def test_products_are_those_of_float64(
     run(device, product_of(*sizes, transposed), sizes)
 
 
+@pytest.mark.parametrize("changes", [{}, {"accumulate": True}, {"half": True}], ids=str)
+def test_lines_are_loaded_for_two_steps(device: Device, changes: dict[str, bool]) -> None:
+    sizes, tile, unit = (64, 128, 192), MatrixTile(32, 64, 32, 4, 8), (4, 8, 8)
+    made = product_of(*sizes, (False, True), tile=tile, unit=unit, pairs=True, **changes)
+    assert made.can_pair
+    run(device, made, sizes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "transposed", "changes"),
+    [
+        ((64, 128, 192), (False, False), {}),
+        ((64, 128, 192), (True, True), {}),
+        ((60, 128, 192), (False, True), {}),
+        ((64, 120, 192), (False, True), {}),
+        ((64, 128, 200), (False, True), {}),
+        ((64, 128, 192), (False, True), {"stacked": True}),
+        ((64, 128, 192), (False, True), {"tile": MatrixTile(64, 64, 64, 8, 8)}),
+        ((64, 128, 192), (False, True), {"tile": MatrixTile(64, 64, 32, 16, 16)}),
+    ],
+)
+def test_only_whole_lines_are_loaded_for_two_steps(
+    sizes: tuple[int, int, int], transposed: tuple[bool, bool], changes: dict[str, Any]
+) -> None:
+    tile = {"tile": MatrixTile(64, 64, 32, 8, 8)}
+    assert not product_of(*sizes, transposed, **{**tile, **changes}).can_pair
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("transposed", NAMES, ids=NAMES.values())
 def test_neighbours_store_into_lines_apart(device: Device, transposed: tuple[bool, bool]) -> None:
@@ -195,6 +225,27 @@ def test_sums_go_by_way_of_the_factors_tiles(tile: MatrixTile) -> None:
         assert stores == expected
 
 
+@pytest.mark.parametrize(
+    ("inner", "parts", "tile", "pairs"),
+    [
+        (2048, 1, 0, True),
+        (1984, 1, 0, False),
+        (2080, 1, 0, False),
+        (4096, 2, 0, False),
+        (2048, 1, 1, False),
+    ],
+)
+def test_long_sums_load_lines_for_two_steps(inner: int, parts: int, tile: int, pairs: bool) -> None:
+    left, right, out = (
+        Tensor("", shape, np.dtype(kind), None)
+        for shape, kind in (((256, inner), "f2"), ((256, inner), "f2"), ((256, 256), "f4"))
+    )
+    tiling = Tiling(MATRIX_TILES[tile], inner // parts, parts)
+    operands = linear._Operands(left, right, out, right_transposed=True)
+    units = MatrixUnits((16, 16, 16), 32, MATRIX_TILES)
+    assert linear._product_of_halves("linear", operands, tiling, units).pairs == pairs
+
+
 def test_a_tile_that_can_not_be_divided_is_refused() -> None:
     with pytest.raises(ValueError, match="no even parts"):
         subgroup_matrix_source(product_of(16, 16, 16, (False, True), unit=(16, 16, 16)))
@@ -213,8 +264,9 @@ def test_tint_compiles_every_kind(null_device: Any, tile: MatrixTile) -> None:
             ):
                 changes = {"unit": (16, 16, 16), "lanes": 32, **added}
                 made = product_of(*sizes, transposed, tile=tile, **changes)
-                text = subgroup_matrix_source(made)
-                load_driver("dawn").create_shader_module(null_device, text, "product")
+                for pairs in (False, True)[: 1 + made.can_pair]:
+                    text = subgroup_matrix_source(replace(made, pairs=pairs))
+                    load_driver("dawn").create_shader_module(null_device, text, "product")
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -258,3 +310,5 @@ def test_matrix_units_compute_what_float64_does(
             changes = {"tile": tile, "unit": units.unit, "lanes": units.lanes, **added}
             made = product_of(*sizes, transposed, **changes)
             run(dawn_device, made, sizes, stack=3 if made.stacked else 1)
+            if made.can_pair and sizes[2] % (2 * tile.inner) == 0:
+                run(dawn_device, replace(made, pairs=True), sizes)
