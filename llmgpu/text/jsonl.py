@@ -309,10 +309,11 @@ def parse_json_object(text: str | bytes, where: str) -> dict[str, object]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise BadRowError(
-            f"{where}: not JSON ({error.msg} at character {error.pos + 1})"
-        ) from error
-    except (ValueError, RecursionError) as error:
+        what = error.msg.removesuffix(" at")  # of some of Python's messages
+        raise BadRowError(f"{where}: not JSON ({what} at character {error.pos + 1})") from error
+    except RecursionError as error:
+        raise BadRowError(f"{where}: nested too deep") from error
+    except ValueError as error:
         raise BadRowError(f"{where}: not JSON ({error})") from error
     if not isinstance(value, dict):
         raise BadRowError(f"{where}: not a JSON object but {kind_of_value(value)}")

@@ -56,7 +56,8 @@ def test_compressed_jsonl_with_separators(tmp_path: Path) -> None:
         (b'"x"', "not a JSON object but a string"),
         (b"null", "not a JSON object but null"),
         (b'{"text": 5}', "field 'text' is not a string but a number"),
-        (b"[" * 100_000, "not JSON"),
+        (b'{"text": "a\tb"}', r"not JSON \(Invalid control character at character 12\)"),
+        (b"[" * 100_000, "nested too deep"),
         (b'{"text": ' + b"9" * 5000 + b"}", "not JSON"),
     ],
 )
