@@ -46,10 +46,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "line_starts": (c_int64, c_void_p, c_int64, c_void_p, c_int64),
     "copy": (None, c_void_p, c_void_p, c_int64, c_int),
     "read": (c_int64, c_int, c_void_p, c_int64, c_int64, c_int),
-    "read_small_files": (
-        *(c_int64, c_char_p, c_void_p, c_void_p, c_void_p, c_int64),
-        *(c_void_p, c_void_p, c_int),
-    ),
+    "read_small_files": (c_int64, c_char_p, *[c_void_p] * 3, c_int64, c_void_p, c_void_p, c_int),
     "write": (c_int64, c_int, c_void_p, c_int64, c_int64, c_int),
     "spelled_tokens": (
         *(c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
@@ -147,6 +144,13 @@ def library() -> ctypes.CDLL | None:
     return loaded
 
 
+def engine() -> ctypes.CDLL:
+    """Return the library, which the caller knows to be used."""
+    loaded = library()
+    assert loaded is not None, "there is no CPU engine"
+    return loaded
+
+
 def describe() -> str:
     """Say in a few words what computes without a device, and why."""
     if library() is not None:
@@ -195,9 +199,7 @@ class EngineObject:
     def __init__(self, kind: str, *arguments: Any, beside: EngineObject | None = None) -> None:
         """Make one from the library of its arguments or of `beside`, else of the installed one."""
         others = [other for other in (*arguments, beside) if isinstance(other, EngineObject)]
-        loaded = others[0]._library if others else library()
-        assert loaded is not None, "there is no CPU engine"
-        self._library = loaded
+        self._library = loaded = others[0]._library if others else engine()
         self._arguments = arguments
         plain = [as_argument(argument) for argument in arguments]
         address = getattr(loaded, f"llmgpu_{kind}_new")(*plain)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.cpu.library import TEXT_PADDING, address_of, library
+from llmgpu.cpu.library import TEXT_PADDING, address_of, engine, library
 from llmgpu.processors import usable_processors
 
 _LOW = (1 << 64) - 1
@@ -39,12 +39,10 @@ def format_ids(
 
     cells: of all ids, see `spell_cells`.
     """
-    loaded = library()
-    assert loaded is not None, "there is no CPU engine"
     ids, starts = np.ascontiguousarray(ids, np.uint32), np.ascontiguousarray(starts, np.int64)
     text = np.empty(7 * len(ids) + len(border) * len(starts) + 8, np.uint8)
     arrays = address_of(cells), address_of(ids), len(ids), address_of(starts), len(starts)
-    length = loaded.llmgpu_format_ids(*arrays, border, len(border), address_of(text))
+    length = engine().llmgpu_format_ids(*arrays, border, len(border), address_of(text))
     return text[:length].data
 
 
@@ -77,9 +75,7 @@ def line_starts(text: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 def is_valid_utf8(text: NDArray[np.uint8]) -> bool:
     """Tell whether a text is valid (RFC 3629)."""
-    loaded = library()
-    assert loaded is not None, "there is no CPU engine"
-    valid: int = loaded.llmgpu_valid_utf8(address_of(text), len(text))
+    valid: int = engine().llmgpu_valid_utf8(address_of(text), len(text))
     return valid == len(text)
 
 
@@ -97,14 +93,12 @@ def read_small_files(
     text: valid UTF-8 without control characters, a byte order mark, or an object of JSON in its
     first line. What is in `text` after the files that are read is undefined.
     """
-    loaded = library()
-    assert loaded is not None, "there is no CPU engine"
     encoded = [*map(os.fsencode, names)]
     names_at = np.cumsum([0, *(len(name) + 1 for name in encoded)], dtype=np.int64)
     texts_at = np.cumsum([0, *sizes], dtype=np.int64)
     assert texts_at[-1] <= len(text)
     changed, any_bytes = np.array(changed_ns, np.int64), np.array(are_any_bytes, np.uint8)
-    count: int = loaded.llmgpu_read_small_files(
+    count: int = engine().llmgpu_read_small_files(
         b"\0".join(encoded),
         address_of(names_at),
         address_of(changed),
@@ -134,9 +128,7 @@ class GeneratedBlocks:
         bytes each. cells: of syllables (768,), final consonants (8,) and ends (256,).
         ends_sentence: of each end, whether it does.
         """
-        loaded = library()
-        assert loaded is not None, "there is no CPU engine"
-        self._generate = loaded.llmgpu_generate_blocks
+        self._generate = engine().llmgpu_generate_blocks
         entries = b"".join(word.ljust(20, b"\0") + bytes([len(word), 0, 0, 0]) for word in frequent)
         arrays = ranks, np.frombuffer(entries, np.uint8), *cells, ends_sentence
         self._arrays = [np.ascontiguousarray(array) for array in arrays]
@@ -183,9 +175,7 @@ class JsonlTexts:
 
     def __init__(self, text_field: str, longest: int) -> None:
         """Take a field, or one of an object within: "a.b"; longest: bytes of a line."""
-        loaded = library()
-        assert loaded is not None, "there is no CPU engine"
-        self._take = loaded.llmgpu_jsonl_texts
+        self._take = engine().llmgpu_jsonl_texts
         self._field = text_field.encode()
         parts = [len(part) + 1 for part in self._field.split(b".")]
         self._ends = np.cumsum(parts, dtype=np.int64) - 1

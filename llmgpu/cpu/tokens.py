@@ -6,12 +6,10 @@ data, offsets: the tokens end to end, uint8, and where each begins and the last 
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.cpu.library import address_of, library
+from llmgpu.cpu.library import address_of, engine
 
 
 def spelled_tokens(
@@ -32,7 +30,7 @@ def spelled_tokens(
     # The arrays are named, so that they live as long as the call.
     nodes, edges = np.ascontiguousarray(nodes), np.ascontiguousarray(edges)
     parents = np.empty(len(nodes), np.uint32)
-    found: int = _engine().llmgpu_spelled_tokens(
+    found: int = engine().llmgpu_spelled_tokens(
         address_of(nodes),
         address_of(edges),
         address_of(data),
@@ -59,7 +57,7 @@ def lay_out_trie(
     branches, order = np.empty((most, 5), np.uint32), np.empty(most, np.uint32)
     nodes, edges = np.empty((most, 3), np.uint32), np.empty((most, 2), np.uint32)
     data, ids = np.ascontiguousarray(data), np.ascontiguousarray(ids, np.int64)
-    made = _engine().llmgpu_lay_out_trie(
+    made = engine().llmgpu_lay_out_trie(
         address_of(data),
         address_of(offsets),
         address_of(ids),
@@ -89,7 +87,7 @@ def append_merges(
     grown[: len(offsets)] = offsets
     given = address_of(merges), len(merges)
     tokens = len(offsets) - 1
-    append = _engine().llmgpu_append_merges
+    append = engine().llmgpu_append_merges
     made = append(*given, None, address_of(grown), tokens, most)
     if made < 0:
         return None
@@ -104,11 +102,5 @@ def merges_spell(
 ) -> bool:
     """Whether each merge spells its result, which is as long as its parts together."""
     merges = np.ascontiguousarray(merges, np.uint32)
-    spells = _engine().llmgpu_merges_spell
+    spells = engine().llmgpu_merges_spell
     return bool(spells(address_of(merges), len(merges), address_of(data), address_of(offsets)))
-
-
-def _engine() -> ctypes.CDLL:
-    loaded = library()
-    assert loaded is not None, "there is no CPU engine"
-    return loaded
