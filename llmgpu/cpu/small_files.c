@@ -45,7 +45,7 @@ static int read_file(const char *name, int64_t length, int64_t changed_ns, uint8
     return is_same;
 }
 
-/* Whether a text begins with a space and such, and then as an object of JSON does. */
+/* Whether a text begins, after white space, as an object of JSON does on one line. */
 static int begins_as_json(const uint8_t *p, const uint8_t *end)
 {
     while (p < end && (*p == ' ' || (*p >= '\t' && *p <= '\r')))
