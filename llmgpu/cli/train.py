@@ -63,7 +63,13 @@ from llmgpu.lm.runs.run_folder import (
     RunFolder,
     open_run_folder,
 )
-from llmgpu.lm.runs.settings import RunSettings, new_settings, resumed_settings, step_to_resume_from
+from llmgpu.lm.runs.settings import (
+    RunSettings,
+    gains_by_halves,
+    new_settings,
+    resumed_settings,
+    step_to_resume_from,
+)
 from llmgpu.lm.workers import Workers, start_workers
 from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.sources import Sources
@@ -149,7 +155,9 @@ class _Asked:
 
     def select_new(self) -> Backend:
         """Return where a run that starts now computes."""
-        return self.select(matrices=self.settings["precision"] != "f32")
+        wanted = self.settings["precision"]
+        halves = wanted == "f16" if wanted else gains_by_halves(self.new_settings())
+        return self.select(matrices=halves)
 
     def new_settings(self, backend: Backend = NUMPY) -> RunSettings:
         """Return the settings of a run that starts now; what they lack depends on the backend."""

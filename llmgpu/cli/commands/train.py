@@ -101,8 +101,8 @@ _TRAINING_OPTIONS = (
     ("--lora-targets", "lora_targets", TEXT,
      f"Matrices to adapt, separated by commas: {', '.join(LORA_TARGETS)}.  [default: all]"),
     ("--precision", "precision", click.Choice(PRECISIONS),
-     "f16 uses half-precision matrix products (needs shader-f16).  [default: f16 on matrix units, "
-     "which need llmgpu[dawn]; else f32]"),
+     "f16 uses half-precision matrix products (needs shader-f16).  [default: f16 for all but small "
+     "models on matrix units (llmgpu[dawn]), else f32]"),
     ("--weights", "corpus_weights", TEXT,
      "Share of the sequences to draw from each name in CORPUS: 0.7,0.3."),
     ("--seed", "seed", click.IntRange(min=0),

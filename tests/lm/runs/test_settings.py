@@ -14,7 +14,13 @@ from llmgpu.backend import Backend
 from llmgpu.errors import CheckpointError, InputError, LlmgpuError
 from llmgpu.gpu import Device
 from llmgpu.lm.options import Intervals
-from llmgpu.lm.runs.settings import FORMER_OPTIONS, RunSettings, new_settings, resumed_settings
+from llmgpu.lm.runs.settings import (
+    FORMER_OPTIONS,
+    RunSettings,
+    gains_by_halves,
+    new_settings,
+    resumed_settings,
+)
 
 NOTHING_GIVEN = {"preset": "tiny", "steps": None, "learning_rate": 6e-4, "warmup_steps": None}
 
@@ -111,10 +117,13 @@ def test_the_precision_is_that_of_the_matrix_units_unless_given(device: Device) 
         asked = NOTHING_GIVEN | asked
         return new_settings(asked, 300, backend=Backend(device, "")).options.precision
 
-    assert new().options.precision == "f32"
-    assert chosen() == ("f16" if device.matrix_shapes else "f32")
+    large = {"preset": "small", "batch_size": 64}
+    assert new(**large).options.precision == "f32"
+    assert chosen(**large) == ("f16" if device.matrix_shapes else "f32")
     assert [chosen(precision=given) for given in ("f32", "f16")] == ["f32", "f16"]
-    assert chosen(dim=8, heads=1) == "f32"  # heads of 8, which no units are narrow enough for
+    assert chosen() == "f32"  # a small model, where starting kernels takes longer than products
+    assert chosen(**large, heads=48) == "f32"  # heads of 8, which no units are narrow enough for
+    assert gains_by_halves(new(**large)) and not gains_by_halves(new())
 
 
 def test_runs_in_f16_keep_their_arithmetic_or_are_refused() -> None:
