@@ -15,11 +15,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from lm_eval.__main__ import cli_evaluate
-from lm_eval.api.model import TemplateLM
-from lm_eval.api.registry import register_model
-from lm_eval.models.utils import normalize_gen_kwargs
-from tqdm import tqdm
+
+try:
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import normalize_gen_kwargs
+    from tqdm import tqdm
+except ModuleNotFoundError as error:
+    _MISSING = f"llmgpu.lm_eval needs the package lm_eval: pip install 'llmgpu[lm-eval]' ({error})"
+    if __name__ == "__main__":
+        raise SystemExit(f"error: {_MISSING}") from error
+    raise ModuleNotFoundError(_MISSING) from error
 
 from llmgpu.backend import select_backend
 from llmgpu.errors import InputError

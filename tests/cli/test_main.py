@@ -260,3 +260,12 @@ def test_the_module_lists_its_names() -> None:
     assert {"Tokenizer", "count_words"} <= set(dir(llmgpu))
     with pytest.raises(AttributeError, match=r"get_encoding: use .*load\(NAME\).as_tiktoken"):
         _ = llmgpu.get_encoding
+
+
+def test_lm_eval_without_its_package_says_what_to_install() -> None:
+    script = (
+        "import runpy, sys; sys.modules['lm_eval'] = None; "
+        "runpy.run_module('llmgpu.lm_eval', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True)
+    fails(done, 1, "pip install 'llmgpu[lm-eval]'")
