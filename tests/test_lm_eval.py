@@ -73,7 +73,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     weights = {name: 3 * values for name, values in random_weights(config, 4).items()}
     eos = vocabulary.special_tokens["<|endoftext|>"]
     made = save_checkpoint(
-        folder, config, vocabulary, sources(weights), {}, state_of(1), eos_id=eos, bos_id=eos
+        folder, config, vocabulary, sources(weights), {}, state_of(1), eos_id=eos
     )
     made.rename(folder / "model")
     texts = [f"{each['context']}{each['choices'][0]} ?" for each in DOCUMENTS]
