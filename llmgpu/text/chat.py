@@ -71,8 +71,9 @@ class PlainRenderer:
     def render(
         self, messages: list[dict[str, Any]], tools: object, where: str, *, prompt: bool = False
     ) -> Parts:
-        """Return the text of a conversation; BadRowError for tools, calls of them, and contents
-        that are not strings.
+        """Return the text of a conversation.
+
+        Raises BadRowError for tools, for calls of tools, and for contents that are not strings.
         """
         begin, end = PLAIN_TOKENS
         parts: Parts = []

@@ -180,7 +180,7 @@ class FileContent:
         if (status.st_size, status.st_mtime_ns) != (self.size, self.changed_ns):
             name = "standard input" if self.name == STANDARD_INPUT else self.name
             size = status.st_size
-            what = f"has {size} now" if size != self.size else "was written again with as many"
+            what = f"has {size} now" if size != self.size else "was rewritten at the same length"
             raise InputError(
                 f"{name} was changed while it was read: it had {self.size} bytes and {what}; "
                 "read it again, or a copy of it"

@@ -69,7 +69,7 @@ def test_a_file_that_changes_while_it_is_read(
     with Corpus(names, CorpusOptions(limit=limit)) as corpus:
         corpus.read_into(buffer)
         change(path, data)
-        what = "was written again with as many" if change is rewrite else r"has \d+ now"
+        what = "was rewritten at the same length" if change is rewrite else r"has \d+ now"
         found = rf"{name} was changed while it was read: it had \d+ bytes and {what};"
         with pytest.raises(InputError, match=found):
             while not corpus.read_into(buffer).end:

@@ -49,8 +49,8 @@ LISTED = constant("encode/08_long_words.wgsl", "LISTED")
 LISTED_WORD = struct_dtype("encode/08_long_words.wgsl", "LongWord")
 BYTE_VECTORS = constant("encode/02_merge.wgsl", "BYTE_VECTORS")
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 64 << 20, 2 << 20
-# Slices of texts of less than so many bytes: memory for larger ones would take longer to get than
-# they save. A text of unknown length is taken for one of the last kind.
+# Texts of fewer bytes than the first number are cut into slices of the second: allocating larger
+# ones would cost more time than it saves. A text of unknown length counts as the last kind.
 SHORTER_SLICES = ((256 << 20, 12 << 20), (4 << 30, 32 << 20))
 MORE_IDS = 1.05  # ids copied with a slice, as a multiple of those expected from the last one
 FREE = constant("encode/02_merge.wgsl", "FREE")  # rank of a free slot
