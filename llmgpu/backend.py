@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,12 +18,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from llmgpu.amounts import parse_bytes
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.memory import Growth
+from llmgpu.processors import usable_processors
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from llmgpu.gpu import AdapterInfo, Device
 
+
+# Bytes of text from which ``auto`` opens an adapter: the CPU takes as long for them as that does.
+TOKENIZING_FROM = 64_000_000 * usable_processors()
+TRAINING_FROM = 32_000_000
 
 _log = logging.getLogger("llmgpu")
 T = TypeVar("T")
@@ -112,7 +118,7 @@ def select_backend(
 
 def _open(driver: str, wanted: str, *, only_matrices: bool = False) -> Backend | None:
     """Open an adapter of a driver, if need be only one with matrix units; None: there is none."""
-    from llmgpu.gpu import Device, list_adapters, load_driver, select_adapter
+    from llmgpu.gpu import list_adapters, load_driver, select_adapter
 
     webgpu = load_driver(driver)
     if wanted == "auto" and not webgpu.is_usable():  # forked: without adapters
@@ -125,7 +131,17 @@ def _open(driver: str, wanted: str, *, only_matrices: bool = False) -> Backend |
         adapter = select_adapter(wanted, webgpu)
     if adapter is None or (only_matrices and not adapter.matrix_shapes):
         return None
-    return Backend(Device(adapter), str(adapter))
+    return _opened(adapter)
+
+
+def _opened(adapter: AdapterInfo) -> Backend:
+    """Open an adapter; NumPy, which all else needs, may be imported meanwhile."""
+    from llmgpu.gpu import OpenedAdapter
+
+    opened = OpenedAdapter(adapter)
+    from llmgpu.gpu import Device
+
+    return Backend(Device(opened), str(adapter))
 
 
 _early: dict[str, Future[Backend]] = {}
@@ -136,17 +152,24 @@ _keeps = False
 _growth: list[Growth] = []  # since before a device was selected early
 
 
-def select_early(wanted: str) -> None:
+def select_early(wanted: str, *, auto: bool = False) -> None:
     """Begin to select a backend in a thread, for `start_selecting` to take, if it is a device.
 
-    So an adapter is opened while the command's own modules are imported. Whether ``auto`` needs one
-    is not known that early.
+    So an adapter is opened while the command's own modules are imported. The driver is imported
+    before: two threads that import keep each other waiting, and the adapter takes longer.
+
+    auto: whether ``auto`` will take a device.
     """
-    if wanted not in ("auto", "cpu"):
-        _growth.append(Growth())
+    if wanted == "cpu" or (wanted == "auto" and not auto):
+        return
+    _growth.append(Growth())
+    with suppress(DeviceError, ImportError, OSError, RuntimeError):  # the thread raises it again
+        from llmgpu.gpu import default_driver
+
+        default_driver()
     if wanted == ALL:
         _early_all.append(_in_thread(_start_all))
-    elif wanted not in ("auto", "cpu"):
+    else:
         _early[wanted] = _selecting(wanted)
 
 
@@ -217,7 +240,7 @@ def start_selecting(
     if wanted == "cpu" or (wanted == "auto" and is_small):
         return lambda: NUMPY
     joins = joins and wanted == "auto"
-    if joins and text_bytes is None:
+    if joins and text_bytes is None and wanted not in _early:
         opening = cache(lambda: select_backend(wanted))
         return lambda: Backend(None, NUMPY.description, joining=opening, join_from=least)
     selecting = _early.pop(wanted, None) or _selecting(wanted)
@@ -228,20 +251,15 @@ def start_selecting(
 
 def _start_all() -> Callable[[], Backend]:
     """Open adapters of the best kind there is, in a thread each; they join the CPU."""
-    from llmgpu.gpu import Device
-
     adapters = list_adapters()
     chosen = [info for info in adapters if info.is_software == adapters[0].is_software]
     if not chosen:
         return lambda: NUMPY
 
-    def open_adapter(adapter: AdapterInfo) -> Backend:
-        return Backend(Device(adapter), str(adapter))
-
     from concurrent.futures import ThreadPoolExecutor
 
     threads = ThreadPoolExecutor(len(chosen), thread_name_prefix="llmgpu-open")
-    first, *others = [threads.submit(open_adapter, info).result for info in chosen]
+    first, *others = [threads.submit(_opened, info).result for info in chosen]
     threads.shutdown(wait=False)
     return lambda: Backend(None, NUMPY.description, joining=first, others=tuple(others))
 

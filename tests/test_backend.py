@@ -1,8 +1,10 @@
 """Which backend is selected, and that other work continues meanwhile."""
 
+import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import click
 import pytest
@@ -73,6 +75,61 @@ def test_the_size_in_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch
     assert gpu_from(100) == 100
     monkeypatch.setenv("LLMGPU_GPU_FROM", "2MB")
     assert gpu_from(100) == 2_000_000
+
+
+SAYS_WHEN = """
+import sys
+from llmgpu import backend
+
+def select_early(wanted, *, auto):
+    print(wanted, auto, "numpy" in sys.modules)
+    sys.exit()
+
+backend.select_early = select_early
+from llmgpu.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("bpe-train small --device gpu", "gpu False"),
+        ("tokenize --vocab v.bin small --device gpu", "gpu False"),
+        ("count --vocab v.bin small --device gpu", "gpu False"),
+        ("bpe-train small", "auto False"),
+        ("bpe-train large", "auto True"),
+        ("bpe-train small small large --limit 1999", "auto False"),
+        ("bpe-train large --checkpoint folder --resume", "auto False"),
+        ("tokenize --vocab v.bin small small", "auto True"),
+        ("tokenize --vocab v.bin small missing", "auto False"),
+        ("tokenize --vocab v.bin large --decode", "auto False"),
+    ],
+)
+def test_a_device_that_will_be_used_is_opened_before_numpy_is_imported(
+    command: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "small").write_bytes(b"x" * 1000)
+    (tmp_path / "large").write_bytes(b"x" * 2000)
+    done = subprocess.run(
+        [sys.executable, "-c", SAYS_WHEN, *command.split()],
+        cwd=tmp_path,
+        env=os.environ | {"LLMGPU_GPU_FROM": "2000"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == (f"{said} False\n", "")
+
+
+@pytest.mark.parametrize(("name", "package"), [("wgpu", "wgpu"), ("dawn", "wgpudawn")])
+def test_adapters_are_listed_without_numpy(name: str, package: str) -> None:
+    pytest.importorskip(package)
+    code = (
+        "import sys; from llmgpu.gpu import list_adapters, load_driver\n"
+        f"list_adapters(load_driver({name!r}))\n"
+        "assert 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_all_devices_are_not_one() -> None:

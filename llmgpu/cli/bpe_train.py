@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from llmgpu.backend import start_selecting
+from llmgpu.backend import TRAINING_FROM, start_selecting
 from llmgpu.bpe.interchange.open import find_vocabulary, open_vocabulary
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.bpe.pretokens.text_cuts import cut_text_by
@@ -50,7 +50,6 @@ from llmgpu.text.parts import Part
 from llmgpu.text.sources import Selection, Sources
 from llmgpu.text.streams import AUTO, STANDARD_INPUT
 
-GPU_FROM = 32_000_000  # bytes of text that take as long without a GPU as opening one does
 _MAIN_PHASES = ("total", "count words", "read", "merge")
 _TOLD_SECONDS = 0.05  # of others, shorter ones are not worth a word
 _OF_MERGING = ("sizes", "min_frequency", "max_token_length", "tie", "match", "engine")
@@ -262,7 +261,7 @@ def _plan(
     """Plan training on up to `limit` bytes of a text, or on loaded counts."""
     known = loaded.words.text_bytes if loaded else text.total_bytes if text else None
     size = min((each for each in (known, limit) if each is not None), default=None)
-    least = 0 if options.engine == "recount" else gpu_from(GPU_FROM)
+    least = 0 if options.engine == "recount" else gpu_from(TRAINING_FROM)
     return make_plan(options, start_selecting(device, size, least)())
 
 

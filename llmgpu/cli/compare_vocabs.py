@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.backend import Backend, start_selecting
+from llmgpu.backend import TOKENIZING_FROM, Backend, start_selecting
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.bpe.training.statistics import lengths_of, scripts_of
@@ -21,7 +21,6 @@ from llmgpu.cli.options import gpu_from, labels_of, make_corpus_options
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources
 from llmgpu.tokens.counting import count_files
-from llmgpu.tokens.tokenizing import GPU_FROM
 
 GROUPS: dict[str, Callable[[Vocabulary], list[str]]] = {"script": scripts_of, "length": lengths_of}
 
@@ -40,7 +39,7 @@ def compare_vocabs(
     names = [first, second]
     options = make_corpus_options(**reading)
     with keep_input(texts, passes=2) as (sources, kept):
-        selected = start_selecting(device, sources.total_bytes, gpu_from(GPU_FROM))
+        selected = start_selecting(device, sources.total_bytes, gpu_from(TOKENIZING_FROM))
         pair = [open_vocabulary(name, note=report.note) for name in names]
         facts = _overlap(names, pair)
         if texts:

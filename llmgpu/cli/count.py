@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from llmgpu.backend import Backend, start_selecting
+from llmgpu.backend import TOKENIZING_FROM, Backend, start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
 from llmgpu.bpe.interchange.open import open_vocabulary
@@ -35,7 +35,6 @@ from llmgpu.text.sources import Selection, Sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.conversations import MaskingEncoder
 from llmgpu.tokens.counting import DocumentLengths, count_files
-from llmgpu.tokens.tokenizing import GPU_FROM
 
 _ALL = Selection()
 
@@ -124,7 +123,7 @@ def _open_encoders(
     report: Reporter,
 ) -> tuple[Backend, list[tuple[Vocabulary, Encoder]]]:
     """Open the device, and each vocabulary with an encoder."""
-    selected = start_selecting(device, text_bytes, gpu_from(GPU_FROM), joins=True)
+    selected = start_selecting(device, text_bytes, gpu_from(TOKENIZING_FROM), joins=True)
     vocabularies = [
         encoding.with_template(open_vocabulary(name, note=report.note)) for name in vocabs
     ]

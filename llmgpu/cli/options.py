@@ -6,8 +6,9 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -31,6 +32,7 @@ Command = Callable[..., Any]
 Option = Callable[[Command], Command]
 Group = TypeVar("Group")
 
+_TAKING_LESS = ("limit", "max_tokens", "part", "resume", "decode")  # of the text, or none
 _MOST_LABEL = 14  # characters of a column's head
 _METAVARS = {type(click.INT): "N", click.IntRange: "N", click.FloatRange: "FLOAT"}
 
@@ -182,6 +184,19 @@ def gpu_from(least: int) -> int:
         raise click.UsageError(str(error)) from error
 
 
+def open_device_early(options: Mapping[str, Any], paths: Sequence[str], least: int) -> None:
+    """Begin to open a command's device, see `llmgpu.backend.select_early`.
+
+    paths: what it reads. least: bytes of text from which ``auto`` takes a device, which it surely
+    does for plain files of that size.
+    """
+    is_large = False
+    if options["device"] == "auto" and not any(options.get(name) for name in _TAKING_LESS):
+        sizes = (os.path.getsize(path) for path in paths if os.path.isfile(path))
+        is_large = sum(sizes) >= gpu_from(least)
+    backend.select_early(options["device"], auto=is_large)
+
+
 def _set_log_format(context: click.Context, parameter: click.Parameter, value: str) -> None:
     """Store the format for `llmgpu.cli.console`."""
     from llmgpu.cli.console import LOG_FORMAT
@@ -203,10 +218,12 @@ output_options = option_group(
 
 
 def _limit_regex(context: click.Context, parameter: click.Parameter, seconds: float | None) -> None:
-    """Set the time limit of custom patterns."""
-    from llmgpu.bpe.pretokens.custom_regex import DEFAULT_MATCH_SECONDS, limit_match_seconds
+    """Set the time limit of custom patterns for this command."""
+    if seconds is not None:
+        from llmgpu.bpe.pretokens.custom_regex import DEFAULT_MATCH_SECONDS, limit_match_seconds
 
-    limit_match_seconds(DEFAULT_MATCH_SECONDS if seconds is None else seconds)
+        limit_match_seconds(seconds)
+        context.call_on_close(partial(limit_match_seconds, DEFAULT_MATCH_SECONDS))
 
 
 # How text is read: `make_corpus_options` takes them.

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from llmgpu.backend import Backend, begin_growth, start_selecting
+from llmgpu.backend import TOKENIZING_FROM, Backend, begin_growth, start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, ids_around
@@ -47,7 +47,6 @@ from llmgpu.tokens.splitting import (
     spans_without,
 )
 from llmgpu.tokens.tokenizing import (
-    GPU_FROM,
     encode_corpus,
     encode_into,
     encoding_key,
@@ -128,7 +127,7 @@ def tokenize(
     reading = make_corpus_options(line_documents=line_documents, **options)
     found, firsts = _take(found, reading, target, job)
     growth = begin_growth()
-    selected = start_selecting(device, found.total_bytes, gpu_from(GPU_FROM), joins=True)
+    selected = start_selecting(device, found.total_bytes, gpu_from(TOKENIZING_FROM), joins=True)
     vocabulary = vocabulary_files.read(report.note)
     vocabulary = encoding.with_template(vocabulary.with_match(match or vocabulary.match))
     if decode:

@@ -10,21 +10,32 @@
 
 Modules import only those before them in the order declarations, driver, wgpu_driver, dawn_driver,
 drivers, adapters, kernel, commands, device. `llmgpu.backend` decides which driver is loaded.
+
+Up to adapters they import no NumPy, so that adapters are listed while it is being imported; the
+others are imported when they are asked for.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from llmgpu.gpu.adapters import (
     ALIGNMENT,
     WEBGPU_DEFAULT_LIMITS,
     AdapterInfo,
     Buffer,
+    OpenedAdapter,
     list_adapters,
     select_adapter,
 )
-from llmgpu.gpu.commands import Commands, Download, Staging, parallel_copy
-from llmgpu.gpu.device import Device, paced_states
 from llmgpu.gpu.driver import MATRIX_FEATURE, Driver, MatrixShape
 from llmgpu.gpu.drivers import DRIVERS, chosen_driver, default_driver, has_dawn, load_driver
-from llmgpu.gpu.kernel import BoundKernel, Kernel
+
+if TYPE_CHECKING:
+    from llmgpu.gpu.commands import Commands, Download, Staging, parallel_copy
+    from llmgpu.gpu.device import Device, paced_states
+    from llmgpu.gpu.kernel import BoundKernel, Kernel
 
 __all__ = [
     "ALIGNMENT",
@@ -40,6 +51,7 @@ __all__ = [
     "Driver",
     "Kernel",
     "MatrixShape",
+    "OpenedAdapter",
     "Staging",
     "chosen_driver",
     "default_driver",
@@ -50,3 +62,12 @@ __all__ = [
     "parallel_copy",
     "select_adapter",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import what needs NumPy."""
+    for module in ("kernel", "commands", "device") if name in __all__ else ():
+        members = vars(import_module(f"{__name__}.{module}"))
+        if name in members:
+            return members[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -123,6 +123,7 @@ def _named(adapters: Sequence[AdapterInfo], name: str) -> list[AdapterInfo]:
     return [info for info in adapters if name == "gpu" or name.lower() in info.name.lower()]
 
 
+OPTIONAL_FEATURES = frozenset({"subgroup", "timestamp-query", "shader-f16", MATRIX_FEATURE})
 ALIGNMENT = 256  # bytes; every size is rounded up to a multiple of it, and none is 0
 WEBGPU_DEFAULT_LIMITS: Mapping[str, int] = {
     "max-buffer-size": 268_435_456,
@@ -168,7 +169,10 @@ class OpenedAdapter:
     """
 
     def __init__(
-        self, adapter: AdapterInfo, features: frozenset[str], limits: Mapping[str, int] | None
+        self,
+        adapter: AdapterInfo,
+        features: frozenset[str] = OPTIONAL_FEATURES,
+        limits: Mapping[str, int] | None = None,
     ) -> None:
         """Open `adapter` with those of `features` that it has; see `Device`."""
         self.adapter = adapter

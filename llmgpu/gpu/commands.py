@@ -168,7 +168,7 @@ class Commands:
         pending = self._opened.map_buffer(timestamps, write=False, nbytes=8 * count)
         if not pending.wait():
             raise DeviceError(f"{self._opened.name} can't map its timestamps for reading")
-        ticks = pending.array().view(np.uint64).copy()
+        ticks = np.frombuffer(pending.memory(), np.uint64).copy()
         pending.unmap()
         period = self._opened.webgpu.timestamp_period(self._opened.handle)
         spans = (ticks[1::2] - ticks[::2]).astype(np.float64) * period
@@ -226,7 +226,7 @@ class Staging:
             self._map = self._opened.map_buffer(self._buffer, write=True, nbytes=self.nbytes)
             if not self._map.wait():
                 raise DeviceError(f"{self._opened.name} can't map {self.nbytes} bytes for writing")
-        return self._map.array()
+        return np.frombuffer(self._map.memory(), np.uint8)
 
     def copy_to(
         self,
@@ -312,7 +312,7 @@ class Download:
             return
         if not mapped.wait():
             raise DeviceError(f"{self._opened.name} can't map {self._size} bytes for reading")
-        use(mapped.array())
+        use(np.frombuffer(mapped.memory(), np.uint8))
         mapped.unmap()
 
     def reserve(self, nbytes: int) -> None:

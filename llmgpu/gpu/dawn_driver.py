@@ -19,9 +19,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-import numpy as np
 import wgpudawn
-from numpy.typing import NDArray
 from wgpudawn.backends.dawn import _api, _helpers, extras
 
 from llmgpu.errors import DeviceError
@@ -125,10 +123,10 @@ class _DawnMap(BufferMap):
         state = lib.wgpuBufferGetMapState(self._buffer._internal)
         return bool(state == lib.WGPUBufferMapState_Mapped)
 
-    def array(self) -> NDArray[np.uint8]:
+    def memory(self) -> memoryview:
         get = libf.wgpuBufferGetMappedRange if self._write else libf.wgpuBufferGetConstMappedRange
         pointer = ffi.cast("char *", get(self._buffer._internal, 0, self._nbytes))
-        return np.frombuffer(ffi.buffer(pointer, self._nbytes), np.uint8)
+        return memoryview(ffi.buffer(pointer, self._nbytes))
 
     def unmap(self) -> None:
         libf.wgpuBufferUnmap(self._buffer._internal)

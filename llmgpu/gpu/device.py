@@ -19,13 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import CapacityError
-from llmgpu.gpu.adapters import AdapterInfo, Buffer, OpenedAdapter, aligned, select_adapter
+from llmgpu.gpu.adapters import (
+    OPTIONAL_FEATURES,
+    AdapterInfo,
+    Buffer,
+    OpenedAdapter,
+    aligned,
+    select_adapter,
+)
 from llmgpu.gpu.commands import Commands, Download, Staging, parallel_copy
-from llmgpu.gpu.driver import MATRIX_FEATURE, BufferUsage
+from llmgpu.gpu.driver import BufferUsage
 from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import KernelSource, compose, kernel_source
 
-OPTIONAL_FEATURES = frozenset({"subgroup", "timestamp-query", "shader-f16", MATRIX_FEATURE})
 # Loop iterations, nested ones included, that one thread may need in a dispatch. Mesa's software
 # driver silently ends a thread's loops after 65 535; on hardware the limit avoids watchdogs.
 SOFTWARE_LOOP_ITERATIONS = 60_000
@@ -47,17 +53,21 @@ class Device(OpenedAdapter):
 
     def __init__(
         self,
-        adapter: AdapterInfo | None = None,
+        adapter: AdapterInfo | OpenedAdapter | None = None,
         *,
         features: frozenset[str] = OPTIONAL_FEATURES,
         limits: Mapping[str, int] | None = None,
     ) -> None:
         """Open `adapter` (the best by default) with those of `features` that it has.
 
+        adapter: one that is open already stays as it was opened.
         limits: WebGPU limits to ask for; the adapter's by default. Lower ones serve tests and
             memory budgets. DeviceError if there is no adapter, or it can't be opened with these.
         """
-        super().__init__(adapter or select_adapter(), features, limits)
+        if isinstance(adapter, OpenedAdapter):
+            vars(self).update(vars(adapter))
+        else:
+            super().__init__(adapter or select_adapter(), features, limits)
         self.timing = False
         self.gpu_seconds: dict[str, float] = defaultdict(float)
         self._kernels: dict[tuple[object, ...], Future[Kernel]] = {}

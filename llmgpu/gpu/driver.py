@@ -2,6 +2,8 @@
 
 Both follow the same Python API for adapters, buffers, bind groups, pipelines and encoders, so those
 are used directly, through the handles that a driver returns.
+
+Neither this nor a driver imports NumPy, so that an adapter can be opened while it is imported.
 """
 
 from __future__ import annotations
@@ -14,9 +16,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import IntFlag
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 
@@ -68,8 +67,8 @@ class BufferMap(ABC):
         """Block until the submissions before the map are done; return whether it succeeded."""
 
     @abstractmethod
-    def array(self) -> NDArray[np.uint8]:
-        """Return the mapped bytes, shape (nbytes,); invalid memory after `unmap`."""
+    def memory(self) -> memoryview:
+        """Return the mapped bytes; invalid memory after `unmap`."""
 
     @abstractmethod
     def unmap(self) -> None:

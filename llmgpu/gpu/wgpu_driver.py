@@ -15,9 +15,7 @@ from collections import deque
 from functools import cache
 from typing import Any
 
-import numpy as np
 import wgpu
-from numpy.typing import NDArray
 
 from llmgpu.gpu.declarations import import_binding
 from llmgpu.gpu.driver import (
@@ -109,9 +107,9 @@ class _WgpuMap(BufferMap):
                 pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE)
         return bool(state.status == lib.WGPUMapAsyncStatus_Success)
 
-    def array(self) -> NDArray[np.uint8]:
+    def memory(self) -> memoryview:
         pointer = libf.wgpuBufferGetMappedRange(self._buffer._internal, 0, self._nbytes)
-        return np.frombuffer(ffi.buffer(pointer, self._nbytes), np.uint8)
+        return memoryview(ffi.buffer(pointer, self._nbytes))
 
     def unmap(self) -> None:
         libf.wgpuBufferUnmap(self._buffer._internal)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.backend import NUMPY, Backend, gpu_from, start_selecting
+from llmgpu.backend import NUMPY, TOKENIZING_FROM, Backend, gpu_from, start_selecting
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder, Expecting
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder
 from llmgpu.bpe.encoding.open import open_matching_encoder
@@ -22,7 +22,7 @@ from llmgpu.bpe.encoding.special_encoding import (
 )
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import Corpus
-from llmgpu.tokens.tokenizing import GPU_FROM, encode_corpus
+from llmgpu.tokens.tokenizing import encode_corpus
 
 _MOST_KEPT = 16  # encoders with different options
 HOST_BYTES = 1 << 16  # up to here the CPU is done before a device has received the text
@@ -65,7 +65,7 @@ class ProcessEncoders:
     @property
     def _joining(self) -> Backend:
         """The CPU, which the device joins."""
-        joins = gpu_from(GPU_FROM)
+        joins = gpu_from(TOKENIZING_FROM)
         return replace(NUMPY, joining=lambda: self.backend, join_from=joins, shares={})
 
     def encode(

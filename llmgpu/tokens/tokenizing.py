@@ -10,16 +10,12 @@ from contextlib import contextmanager, nullcontext
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, ReusedMemory, new_ids
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 from llmgpu.errors import InputError, TextError
-from llmgpu.processors import usable_processors
 from llmgpu.progress import Progress
 from llmgpu.resume_key import FILES, Run, file_facts
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.text.streams import AUTO, STANDARD_INPUT
 from llmgpu.tokens.sinks import TokenSink
-
-# Bytes of text that the processors take as long for as opening a GPU does.
-GPU_FROM = 64_000_000 * usable_processors()
 
 _WRITERS = 3  # threads: one writes, others prepare what is written next
 _WAITING_IDS = 1 << 21  # that are to be written, unless each thread has a slice

@@ -7,7 +7,14 @@ import pytest
 
 from llmgpu.bpe.plain.recount_gpu import STATE
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import BoundKernel, Device, Download, Staging, select_adapter
+from llmgpu.gpu import (
+    BoundKernel,
+    Device,
+    Download,
+    OpenedAdapter,
+    Staging,
+    select_adapter,
+)
 from llmgpu.gpu.commands import MAX_GROUPS, split_groups
 from tests.conftest import require_adapter
 
@@ -44,6 +51,17 @@ def test_dispatch_of_more_than_65535_workgroups(any_device: Device) -> None:
     any_device.submit(commands)
     symbols = any_device.read(bound.buffers[3], size, np.uint32)
     assert (symbols == 7).all()  # every thread ran: the rank of byte 0
+
+
+def test_an_adapter_that_is_open_stays_as_it_was_opened() -> None:
+    require_adapter()
+    opened = OpenedAdapter(select_adapter(), frozenset(), {"max-buffer-size": 1 << 20})
+    device = Device(opened)
+    assert device.handle is opened.handle
+    assert (device.features, device.subgroup_size) == (frozenset(), 0)
+    assert device.max_binding_bytes == 1 << 20
+    array = np.arange(1000, dtype=np.uint32)
+    assert (device.read(device.upload("numbers", array), 1000, np.uint32) == array).all()
 
 
 LARGE = pytest.param((64 << 20) + 4099, marks=pytest.mark.slow)

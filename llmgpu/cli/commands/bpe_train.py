@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from llmgpu.backend import select_early
+from llmgpu.backend import TRAINING_FROM
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.bpe.training import ENGINES
 from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES
@@ -15,6 +15,7 @@ from llmgpu.cli.options import (
     corpus_options,
     device_option,
     force_option,
+    open_device_early,
     option_group,
     output_options,
     part_option,
@@ -91,7 +92,7 @@ def bpe_train(**options: Any) -> None:
       llmgpu bpe-train data --counts-only --save-counts %P.counts --part 1/2
       llmgpu bpe-train --from-counts 1-of-2.counts --from-counts 2-of-2.counts -o v.bin
     """
-    select_early(options["device"])
+    open_device_early(options, options["corpus"], TRAINING_FROM)
     from llmgpu.cli import bpe_train
 
     bpe_train.bpe_train(**options)

@@ -6,13 +6,14 @@ from typing import Any
 
 import click
 
-from llmgpu.backend import select_early
+from llmgpu.backend import TOKENIZING_FROM
 from llmgpu.cli.options import (
     VOCAB_HELP,
     chat_options,
     corpus_options,
     device_option,
     encoding_threads_option,
+    open_device_early,
     option_group,
     output_options,
     part_option,
@@ -61,7 +62,7 @@ def count(**options: Any) -> None:
       llmgpu count --vocab v.bin corpus.jsonl --per document
       git diff | llmgpu count --vocab o200k --budget 8K
     """
-    select_early(options["device"])
+    open_device_early(options, options["paths"], TOKENIZING_FROM)
     from llmgpu.cli import count
 
     count.count(**options)

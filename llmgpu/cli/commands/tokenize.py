@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from llmgpu.backend import select_early
+from llmgpu.backend import TOKENIZING_FROM
 from llmgpu.bpe.vocabulary import MATCH_RULES
 from llmgpu.cli.options import (
     chat_options,
@@ -14,6 +14,7 @@ from llmgpu.cli.options import (
     device_option,
     encoding_threads_option,
     force_option,
+    open_device_early,
     option_group,
     output_options,
     part_option,
@@ -99,7 +100,7 @@ def tokenize(**options: Any) -> None:
       tail -f log | llmgpu tokenize --vocab v.bin --line-documents
       llmgpu tokenize --vocab v.bin --decode -o text corpus.bin
     """
-    select_early(options["device"])
+    open_device_early(options, options["files"], TOKENIZING_FROM)
     from llmgpu.cli import tokenize
 
     tokenize.tokenize(**options)

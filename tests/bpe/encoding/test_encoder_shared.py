@@ -395,7 +395,7 @@ def test_the_environment_says_from_where_a_device_joins_a_process(
 def test_a_process_keeps_a_device_that_joined(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_encoders, "GPU_FROM", 0)
+    monkeypatch.setattr(process_encoders, "TOKENIZING_FROM", 0)
     texts = documents(5)
     vocabulary = train(texts[0])
     encoders = process_encoders.ProcessEncoders(vocabulary, "auto")
