@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmgpu.amounts import parse_bytes
@@ -144,33 +144,51 @@ def _opened(adapter: AdapterInfo) -> Backend:
     return Backend(Device(opened), str(adapter))
 
 
-_early: dict[str, Future[Backend]] = {}
+class _Selecting:
+    """A backend that a thread selects, and what there is to tell about that."""
+
+    def __init__(self, wanted: str, *, matrices: bool) -> None:
+        """Begin; see `select_backend`."""
+        self._notes: list[str] = []
+        self._found = _in_thread(
+            lambda: select_backend(wanted, matrices=matrices, note=self._notes.append)
+        )
+
+    def result(self, note: Callable[[str], None] | None = None) -> Backend:
+        """Wait for the backend; tell `note`, by default the log, what was not told yet."""
+        backend = self._found.result()
+        while self._notes:
+            (note or _log.warning)(self._notes.pop(0))
+        return backend
+
+
+_early: dict[str, _Selecting] = {}
 _early_all: list[Future[Callable[[], Backend]]] = []  # what `_start_all` returns
 _begun: list[Future[Any]] = []
-_kept: dict[str, Future[Backend]] = {}  # by what was wanted, see `keep_devices`
+_kept: dict[str, _Selecting] = {}  # by what was wanted, see `keep_devices`
 _keeps = False
 _growth: list[Growth] = []  # since before a device was selected early
 
 
-def select_early(wanted: str, *, auto: bool = False) -> None:
+def select_early(wanted: str, *, auto: bool = False, matrices: bool = False) -> None:
     """Begin to select a backend in a thread, for `start_selecting` to take, if it is a device.
 
     So an adapter is opened while the command's own modules are imported. The driver is imported
     before: two threads that import keep each other waiting, and the adapter takes longer.
 
-    auto: whether ``auto`` will take a device.
+    auto: whether ``auto`` will take a device. matrices: see `select_backend`.
     """
     if wanted == "cpu" or (wanted == "auto" and not auto):
         return
     _growth.append(Growth())
     with suppress(DeviceError, ImportError, OSError, RuntimeError):  # the thread raises it again
-        from llmgpu.gpu import default_driver
+        from llmgpu.gpu import chosen_driver, has_dawn, load_driver
 
-        default_driver()
+        load_driver(chosen_driver() or ("dawn" if matrices and has_dawn() else "wgpu"))
     if wanted == ALL:
         _early_all.append(_in_thread(_start_all))
     else:
-        _early[wanted] = _selecting(wanted)
+        _early[wanted] = _selecting(wanted, matrices=matrices)
 
 
 def keep_devices() -> None:
@@ -179,10 +197,10 @@ def keep_devices() -> None:
     _keeps = True
 
 
-def _selecting(wanted: str) -> Future[Backend]:
+def _selecting(wanted: str, *, matrices: bool = False) -> _Selecting:
     if wanted in _kept:
         return _kept[wanted]
-    selecting = _in_thread(lambda: select_backend(wanted))
+    selecting = _Selecting(wanted, matrices=matrices)
     if _keeps:
         _kept[wanted] = selecting
     return selecting
@@ -223,7 +241,13 @@ def is_selecting() -> bool:
 
 
 def start_selecting(
-    wanted: str, text_bytes: int | None = None, least: int = 0, *, joins: bool = False
+    wanted: str,
+    text_bytes: int | None = None,
+    least: int = 0,
+    *,
+    joins: bool = False,
+    matrices: bool = False,
+    note: Callable[[str], None] | None = None,
 ) -> Callable[[], Backend]:
     """Select a backend in a thread, so that a device opens while a command reads its files.
 
@@ -231,6 +255,7 @@ def start_selecting(
         ``auto`` opens an adapter; the CPU is done with less before one is open.
     joins: with ``auto``, select the CPU at once, which the device joins when it is open. So do all
         hardware adapters with ``all``, or all software adapters where there are none.
+    matrices, note: see `select_backend`.
 
     Returns what waits for the backend, and raises what `select_backend` raises.
     """
@@ -243,10 +268,10 @@ def start_selecting(
     if joins and text_bytes is None and wanted not in _early:
         opening = cache(lambda: select_backend(wanted))
         return lambda: Backend(None, NUMPY.description, joining=opening, join_from=least)
-    selecting = _early.pop(wanted, None) or _selecting(wanted)
+    selecting = _early.pop(wanted, None) or _selecting(wanted, matrices=matrices)
     if joins:
         return lambda: Backend(None, NUMPY.description, joining=selecting.result)
-    return selecting.result
+    return partial(selecting.result, note)
 
 
 def _start_all() -> Callable[[], Backend]:

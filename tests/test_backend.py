@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
 
 from llmgpu import backend
-from llmgpu.backend import NUMPY, select_early, start_selecting
+from llmgpu.backend import NUMPY, Backend, select_early, start_selecting
 from llmgpu.cli.options import gpu_from
 from llmgpu.errors import DeviceError
 
@@ -81,7 +82,7 @@ SAYS_WHEN = """
 import sys
 from llmgpu import backend
 
-def select_early(wanted, *, auto):
+def select_early(wanted, *, auto, matrices=False):
     print(wanted, auto, "numpy" in sys.modules)
     sys.exit()
 
@@ -97,6 +98,8 @@ main()
         ("bpe-train small --device gpu", "gpu False"),
         ("tokenize --vocab v.bin small --device gpu", "gpu False"),
         ("count --vocab v.bin small --device gpu", "gpu False"),
+        ("generate folder --prompt a", "auto True"),
+        ("score folder small", "auto True"),
         ("bpe-train small", "auto False"),
         ("bpe-train large", "auto True"),
         ("bpe-train small small large --limit 1999", "auto False"),
@@ -148,6 +151,19 @@ def test_what_was_begun_early_is_taken_once() -> None:
     for selected in (first, begun.result, second):
         with pytest.raises(DeviceError, match=r"no such adapter|no GPU adapter"):
             selected()
+
+
+def test_what_is_to_be_told_about_a_device_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def select(wanted: str, *, matrices: bool, note: Callable[[str], None]) -> Backend:
+        note(f"{wanted} {matrices}")
+        return NUMPY
+
+    monkeypatch.setattr(backend, "select_backend", select)
+    told: list[str] = []
+    select_early("some adapter", matrices=True)
+    selected = start_selecting("some adapter", matrices=True, note=told.append)
+    assert [selected(), selected()] == [NUMPY, NUMPY]
+    assert told == ["some adapter True"]
 
 
 def test_all_devices_that_were_opened_early_are_taken_once() -> None:

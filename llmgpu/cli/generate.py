@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from llmgpu.backend import Backend, select_backend
+from llmgpu.backend import Backend, start_selecting
 from llmgpu.bpe.encoding.special_encoding import NO_SPECIAL_TOKENS
 from llmgpu.cli.chat import check_chat, with_chat_template
 from llmgpu.cli.console import Reporter, is_terminal, print_json, print_result
@@ -63,7 +63,7 @@ def generate(
         tokenizer.vocabulary, lambda data: tokenizer.encode(data, allowed_special=("all",))
     )
     wanted = [(each, prompt_ids(tokenizer, conversations, each, saved)) for each in texts]
-    backend = select_backend(device, matrices=True, note=report.note)
+    backend = start_selecting(device, matrices=True, note=report.note)()
     report.line(f"generating on {backend.description} with {saved.folder}")
     model = _open_model(
         saved, backend, max(len(ids) for _, ids in wanted) + max_new_tokens, precision

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.backend import select_backend
+from llmgpu.backend import NUMPY, start_selecting
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.cli.console import Reporter, left_out_of, print_json, print_result
 from llmgpu.cli.options import make_corpus_options, required_input
@@ -50,7 +50,7 @@ def score(
     saved = open_model(model, report.note)
     longest = saved.config.max_positions or saved.config.seq_len
     window = window or min(longest, SHORT_CONTEXT)
-    backend = select_backend(device, matrices=True, note=report.note)
+    backend = start_selecting(device, matrices=True, note=report.note)()
     config = saved.config.generating(window)
     loaded = Model(open_operations(backend.device, fixed_products=True), config)
     scorer = Scorer(loaded, window, stride or max(1, window // 2))
@@ -62,7 +62,7 @@ def score(
     totals = _Totals(saved)
     begin = time.perf_counter()
     with Corpus(sources, options) as text:
-        encoder = open_encoder(saved.vocabulary, select_backend("cpu"))
+        encoder = open_encoder(saved.vocabulary, NUMPY)
         for document, found in _scored(scorer, read_documents(encoder, text), totals.before):
             print_result(json.dumps(totals.add(document, found, per_token=per_token)))
         summary = totals.summary() | {"documents": text.documents, **left_out_of(text)}

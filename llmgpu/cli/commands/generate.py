@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from llmgpu.backend import select_early
 from llmgpu.cli.options import device_option, option_group, options_of, output_options
 from llmgpu.cli.values import COUNT, TEXT
 from llmgpu.lm.options import PRECISIONS, SamplingOptions
@@ -74,6 +75,7 @@ def generate(**options: Any) -> None:
       llmgpu generate run --chat --prompt 'What is a token?'
       llmgpu generate run --prompts questions.jsonl --stop 'Question:' --logprobs > answers.jsonl
     """
+    select_early(options["device"], auto=True, matrices=True)
     from llmgpu.cli import generate
 
     generate.generate(**options)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from llmgpu.backend import select_early
 from llmgpu.cli.options import corpus_options, device_option, option_group, output_options
 from llmgpu.cli.source_options import source_options
 from llmgpu.cli.values import COUNT
@@ -40,6 +41,7 @@ def score(**options: Any) -> None:
       llmgpu score run held-out.txt
       llmgpu score SmolLM2-135M 'data/*.jsonl' --window 1024 --stride 256 > scores.jsonl
     """
+    select_early(options["device"], auto=True, matrices=True)
     from llmgpu.cli import score
 
     score.score(**options)
