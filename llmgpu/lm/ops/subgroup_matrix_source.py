@@ -405,6 +405,8 @@ def _multiply(product: SubgroupMatrixProduct) -> Iterator[str]:
     left, right = _sides(product)
     rows = sorted({i for i, _ in product.blocks})
     columns = sorted({j for _, j in product.blocks})
+    # To and fro along the rows, so that each multiplication shares a matrix with the one before it.
+    blocks = sorted(product.blocks, key=lambda block: (block[0], block[1] * (-1) ** block[0]))
     for term in range(0, product.tile.inner, unit_inner):
         yield "    {"
         for i in rows:
@@ -413,7 +415,7 @@ def _multiply(product: SubgroupMatrixProduct) -> Iterator[str]:
         for j in columns:
             first = f"(own_column + {j * unit_columns}u)"
             yield f"    let r{j} = {_load_matrix('Right', right, first, term)};"
-        for i, j in product.blocks:
+        for i, j in blocks:
             sums = f"sums_{i}_{j}"
             yield f"    {sums} = subgroupMatrixMultiplyAccumulate(l{i}, r{j}, {sums});"
         yield "    }"

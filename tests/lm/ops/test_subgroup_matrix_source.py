@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -223,6 +223,17 @@ def test_sums_go_by_way_of_the_factors_tiles(tile: MatrixTile) -> None:
         turns = ["left", "right"] if sizes[1] >= sizes[0] else ["left"]
         expected = [turns[k // (line // 4) % len(turns)] for k in range(len(stores))]
         assert stores == expected
+
+
+@pytest.mark.parametrize("tile", MATRIX_TILES, ids=str)
+def test_each_multiplication_shares_a_matrix_with_the_one_before_it(tile: MatrixTile) -> None:
+    made = product_of(256, 256, tile.inner, (False, True), tile=tile, unit=(16, 16, 16), lanes=32)
+    found = re.findall(r"MultiplyAccumulate\(l(\d), r(\d)", subgroup_matrix_source(made))
+    steps = tile.inner // 16
+    assert sorted(found) == sorted([(str(i), str(j)) for i, j in made.blocks] * steps)
+    step = found[: len(found) // steps]
+    assert found == step * steps
+    assert all((a == c) != (b == d) for (a, b), (c, d) in pairwise(step))
 
 
 @pytest.mark.parametrize(
