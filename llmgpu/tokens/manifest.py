@@ -1,7 +1,8 @@
-"""Lists of token shards: the manifest of finished ones, and the progress of a job.
+"""Lists of token shards: the manifest of a finished job, and the progress of another.
 
-Both are JSON with the facts of the job and an entry for each shard. They name files of their own
-folder alone.
+Both have the facts of the job and an entry for each shard, and name files of their own folder
+alone. A manifest is a JSON object. A progress file has JSON lines, the job's and one for each
+finished shard, so that another shard is added without writing the others again.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from llmgpu.errors import InputError
-from llmgpu.files import atomic_output
+from llmgpu.files import atomic_output, output_errors
 from llmgpu.input_files import quote, read_whole
 from llmgpu.outputs import MANIFEST, PROGRESS, TEXT, kind_of
 from llmgpu.resume_key import Run
@@ -23,7 +25,8 @@ from llmgpu.tokens.layouts import get_layout
 
 MANIFEST_FORMAT = "llmgpu-token-shards"
 PROGRESS_FORMAT = "llmgpu-token-shards-in-progress"
-VERSION = 1
+VERSION = 1  # of manifests
+PROGRESS_VERSION = 2
 
 SUMS = ("count", "bytes", "documents", "bytes_per_token")  # over all shards of a manifest
 
@@ -46,16 +49,35 @@ class Shard:
 
 def write_manifest(path: str | Path, facts: dict[str, Any], shards: list[Shard]) -> dict[str, Any]:
     """Write a list of shards and return what it says; facts: the rest, with places for SUMS."""
-    totals = _totals(shards)
-    totals["bytes_per_token"] = totals["bytes"] / totals["count"] if totals["count"] else None
+    tokens = sum(shard.count for shard in shards)
+    nbytes = sum(shard.bytes for shard in shards)
+    totals = {
+        "count": tokens,
+        "bytes": nbytes,
+        "documents": sum(shard.documents for shard in shards),
+        "bytes_per_token": nbytes / tokens if tokens else None,
+        "shards": [asdict(shard) for shard in shards],
+    }
     content = {**facts, **totals}
-    _write(str(path), MANIFEST_FORMAT, content)
+    with atomic_output(path) as file:
+        whole = {"format": MANIFEST_FORMAT, "version": VERSION, **content}
+        file.write(json.dumps(whole, indent=1).encode() + b"\n")
     return content
 
 
 def write_progress(path: str, run: Run, shards: list[Shard]) -> None:
     """Write what a job has finished and its resume key."""
-    _write(path, PROGRESS_FORMAT, {"run": run, **_totals(shards)})
+    job = {"format": PROGRESS_FORMAT, "version": PROGRESS_VERSION, "run": run}
+    with atomic_output(path) as file:
+        file.writelines(map(_line, [job, *map(asdict, shards)]))
+
+
+def add_progress(path: str, shard: Shard) -> None:
+    """Add a finished shard to the progress file that this process wrote; see it on disk."""
+    with output_errors(path), open(path, "ab") as file:
+        file.write(_line(asdict(shard)))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_manifest(path: str | Path) -> list[tuple[str, Shard]]:
@@ -74,23 +96,38 @@ def describe_manifest(path: str | Path) -> dict[str, Any]:
 
 def read_facts(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
     """Return what a manifest holds, and its shards; InputError as `read_manifest`."""
-    return _read(
-        path, MANIFEST_FORMAT, "is not a list of token shards, as --shard-tokens writes OUT.json"
-    )
+    failure = "is not a list of token shards, as --shard-tokens writes OUT.json"
+    return _read(path, json.loads, MANIFEST_FORMAT, (VERSION,), failure)
 
 
 def read_progress(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
     """Return what a progress file holds, and the finished shards; InputError if it is damaged."""
-    return _read(path, PROGRESS_FORMAT, "does not say what a run has finished")
+    failure = "does not say what a run has finished"
+    return _read(path, _parse_progress, PROGRESS_FORMAT, (1, PROGRESS_VERSION), failure)
 
 
-def _read(path: str | Path, format: str, failure: str) -> tuple[dict[str, Any], list[Shard]]:
+def _parse_progress(data: bytes) -> dict[str, Any]:
+    """Return a progress file as one object; a job that was killed may leave part of a line last."""
+    if data.startswith(b"{\n"):  # version 1 was an object
+        return {**json.loads(data)}
+    job, _, rest = data.partition(b"\n")
+    lines = rest[: rest.rfind(b"\n") + 1].splitlines()
+    return {**json.loads(job), "shards": [json.loads(line) for line in lines]}
+
+
+def _read(
+    path: str | Path,
+    parse: Callable[[bytes], dict[str, Any]],
+    format: str,
+    versions: tuple[int, ...],
+    failure: str,
+) -> tuple[dict[str, Any], list[Shard]]:
     """Return what a manifest or a progress file holds, and its shards.
 
     failure: the beginning of the message if it is damaged.
     """
     try:
-        content = json.loads(read_whole(path, "list of shards"))
+        content = parse(read_whole(path, "list of shards"))
         found = content["format"], content["version"]
         shards = [Shard(**entry) for entry in content["shards"]]
         if not isinstance(content.get("run", {}), dict):
@@ -105,9 +142,9 @@ def _read(path: str | Path, format: str, failure: str) -> tuple[dict[str, Any], 
         kind = kind_of(str(path))
         what = f"it is {kind}" if kind not in (None, TEXT, MANIFEST, PROGRESS) else error
         raise InputError(f"{path} {failure} ({what})") from error
-    if found != (format, VERSION):
+    if found[0] != format or found[1] not in versions:
         raise InputError(
-            f"{path}: {quote(found[0])} version {quote(found[1])}, not {format} {VERSION}"
+            f"{path}: {quote(found[0])} version {quote(found[1])}, not {format} {versions[-1]}"
         )
     return content, shards
 
@@ -130,16 +167,5 @@ def digest(run: Run) -> str:
     return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
 
 
-def _totals(shards: list[Shard]) -> dict[str, Any]:
-    return {
-        "count": sum(shard.count for shard in shards),
-        "bytes": sum(shard.bytes for shard in shards),
-        "documents": sum(shard.documents for shard in shards),
-        "shards": [asdict(shard) for shard in shards],
-    }
-
-
-def _write(path: str, format: str, content: dict[str, Any]) -> None:
-    with atomic_output(path) as file:
-        whole = {"format": format, "version": VERSION, **content}
-        file.write(json.dumps(whole, indent=1).encode() + b"\n")
+def _line(content: dict[str, Any]) -> bytes:
+    return json.dumps(content).encode() + b"\n"

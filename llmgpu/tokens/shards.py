@@ -47,6 +47,7 @@ from llmgpu.tokens.layouts import Layout, get_layout
 from llmgpu.tokens.manifest import (
     SUMS,
     Shard,
+    add_progress,
     digest,
     is_whole,
     read_facts,
@@ -284,9 +285,11 @@ class ShardWriter(TokenSink):
         self._current.close()
         self._current = None
         self._shards.append(shard)
-        if index >= self.kept:
-            # The shard is on disk before anything says that it is finished.
+        # The shard is on disk before anything says that it is finished.
+        if index == self.kept:
             write_progress(self._names.progress, self._run, self._shards)
+        elif index > self.kept:
+            add_progress(self._names.progress, shard)
 
     def _write_manifest(self) -> None:
         facts = {

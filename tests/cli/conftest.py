@@ -79,7 +79,8 @@ def run_here(
         return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
 
 
-# Runs a command that kills itself when the nth file or folder is about to get a name like this.
+# Runs a command that kills itself when the nth file or folder is about to get a name like this, or
+# is about to be added to.
 KILLED_BEFORE = """
 import fnmatch, os, signal, sys
 from llmgpu.cli import main
@@ -88,7 +89,13 @@ name, left = sys.argv.pop(1), int(sys.argv.pop(1))
 
 def watch(event, arguments):
     global left
-    if event == "os.rename" and fnmatch.fnmatch(os.path.basename(arguments[1]), name):
+    if event == "os.rename":
+        path = arguments[1]
+    elif event == "open" and arguments[1] == "a":
+        path = arguments[0]
+    else:
+        return
+    if fnmatch.fnmatch(os.path.basename(path), name):
         left -= 1
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -99,7 +106,10 @@ main()
 
 
 def killed_before(name: str, nth: int, folder: Path, *arguments: str) -> None:
-    """Run the command until it puts the nth file or folder in place whose name is like `name`."""
+    """Run the command until it puts in place, or adds to, a file or folder for the nth time.
+
+    name: a pattern of its name.
+    """
     command = [sys.executable, "-c", KILLED_BEFORE, name, str(nth), *arguments]
     done = subprocess.run(
         command, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, capture_output=True

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmgpu.tokens.manifest import read_progress
 from tests.cli.conftest import Run, fails, killed_before
 
 OPTIONS: tuple[str, ...] = ("--vocab", "v.bin", "--format", "bin", "--device", "cpu")
@@ -38,7 +39,7 @@ def kill_after(shards: int, folder: Path, *arguments: str) -> None:
 
 
 def assert_unfinished(shards: int, made: Path) -> None:
-    assert len(json.loads((made / "out.progress.json").read_bytes())["shards"]) == shards
+    assert len(read_progress(made / "out.progress.json")[1]) == shards
     assert not (made / "out.json").exists()
 
 

@@ -330,6 +330,7 @@ def _forger(name: str) -> Forger | None:
         "c.jsonl": _forge_lines,
         "chat.jsonl": _forge_lines,
         "ids.jsonl": _forge_lines,
+        "shards.progress.json": _forge_lines,
     }
     if name in special:
         return special[name]

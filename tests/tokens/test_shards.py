@@ -294,9 +294,61 @@ def test_a_damaged_progress_file(tmp_path: Path, content: bytes) -> None:
 def test_a_progress_file_of_another_format(tmp_path: Path) -> None:
     interrupted(tmp_path, list(range(9)))
     path = tmp_path / "out.progress.json"
-    path.write_bytes(path.read_bytes().replace(b'"version": 1', b'"version": 2'))
-    with pytest.raises(InputError, match="version 2, not llmgpu-token-shards-in-progress 1"):
+    path.write_bytes(path.read_bytes().replace(b'"version": 2', b'"version": 3'))
+    with pytest.raises(InputError, match="version 3, not llmgpu-token-shards-in-progress 2"):
         shards_in(tmp_path, resume=True)
+
+
+def test_the_progress_file_is_added_to(tmp_path: Path) -> None:
+    """Writing it again for each shard would take time quadratic in the number of shards."""
+    path = tmp_path / "out.progress.json"
+    with pytest.raises(KeyboardInterrupt), shards_in(tmp_path) as writer:
+        write_bytes(writer, list(range(5)))
+        before, content = path.stat().st_ino, path.read_bytes()
+        write_bytes(writer, list(range(5, 13)))
+        raise KeyboardInterrupt
+    assert path.stat().st_ino == before and path.read_bytes().startswith(content)
+    job, *shards = map(json.loads, path.read_bytes().splitlines())
+    assert job["format"] == "llmgpu-token-shards-in-progress" and job["version"] == 2
+    assert [shard["file"] for shard in shards] == [f"out-00000{k}.bin" for k in range(3)]
+
+
+def test_a_progress_file_that_ends_within_a_line(tmp_path: Path) -> None:
+    """As a kill may leave it: what its whole lines list is kept, and the job ends as any other."""
+    values, path = list(range(17)), tmp_path / "out.progress.json"
+    with shards_in(tmp_path) as writer:
+        write_bytes(writer, values)
+    whole = files_of(tmp_path)
+    interrupted(tmp_path, values)
+    progress = path.read_bytes()
+    first = progress.index(b"\n") + 1  # put in place as a whole
+    for end in range(first, len(progress), 7):
+        path.write_bytes(progress[:end])
+        with pytest.raises(KeyboardInterrupt), shards_in(tmp_path, resume=True) as writer:
+            assert writer.kept == progress[first:end].count(b"\n")
+            write_bytes(writer, values[:14])
+            raise KeyboardInterrupt
+        assert path.read_bytes() == progress[: path.stat().st_size]
+        with shards_in(tmp_path, resume=True) as writer:
+            assert writer.kept == 3
+            write_bytes(writer, values)
+        assert files_of(tmp_path) == whole
+
+
+def test_a_progress_file_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
+    values, path = list(range(17)), tmp_path / "out.progress.json"
+    with shards_in(tmp_path) as writer:
+        write_bytes(writer, values)
+    whole = files_of(tmp_path)
+    interrupted(tmp_path, values)
+    job, *shards = map(json.loads, path.read_bytes().splitlines())
+    totals = {"count": 8, "bytes": 8, "documents": 1}
+    job |= {"version": 1, **totals, "shards": shards[:2]}
+    path.write_bytes(json.dumps(job, indent=1).encode() + b"\n")
+    with shards_in(tmp_path, resume=True) as writer:
+        assert writer.kept == 2
+        write_bytes(writer, values)
+    assert files_of(tmp_path) == whole
 
 
 def test_shards_of_a_former_run_go_away(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from llmgpu.lm.data.inputs import default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.text.corpus import CorpusOptions, corpus_from_bytes
 from llmgpu.tokens.formats import open_writer
+from llmgpu.tokens.manifest import read_progress
 from llmgpu.tokens.shards import ShardWriter
 from tests.cli.conftest import environment
 from tests.lm.vocabularies import END, sample_text, sample_vocabulary
@@ -376,8 +377,8 @@ def test_tokenizing_goes_on_after_a_kill(tmp_path: Path) -> None:
             assert child.poll() is None and time.monotonic() < deadline
             time.sleep(0.001)
         child.send_signal(signal.SIGKILL)
-    kept = json.loads(progress.read_bytes())["shards"]
-    shard = tmp_path / "tokens" / kept[0]["file"]
+    kept = read_progress(progress)[1]
+    shard = tmp_path / "tokens" / kept[0].file
     before = shard.stat().st_mtime_ns
     done = subprocess.run(
         arguments(tmp_path, str(text), "resume"), env=environment(), capture_output=True, timeout=60
