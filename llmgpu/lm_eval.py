@@ -36,8 +36,7 @@ from llmgpu.lm.data.inputs import default_separator
 from llmgpu.lm.generating.continuation import Continuation, Ends
 from llmgpu.lm.generating.generator import Generator
 from llmgpu.lm.generating.sampling import Sampler
-from llmgpu.lm.model import Model
-from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.loading import load_model
 from llmgpu.lm.options import SamplingOptions
 from llmgpu.lm.scoring import Request, Score, Scorer
 from llmgpu.tokenizer import Tokenizer
@@ -75,12 +74,8 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
         longest = self._saved.config.max_positions or self._saved.config.seq_len
         self.max_length = max_length or min(longest, SHORT_CONTEXT)
         backend = select_backend("auto" if device == _ANY_DEVICE else device, matrices=True)
-        self._model = Model(
-            open_operations(backend.device, fixed_products=True),
-            self._saved.config.generating(self.max_length),
-        )
+        self._model = load_model(self._saved, backend, self.max_length)
         self._scorer = Scorer(self._model, self.max_length, self.max_length)
-        self._model.load(self._saved.weights.__getitem__)
         self._batch_size = int(batch_size) if str(batch_size).isdecimal() else _TOGETHER
 
     @property

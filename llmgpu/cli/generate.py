@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from llmgpu.backend import Backend, start_selecting
+from llmgpu.backend import start_selecting
 from llmgpu.bpe.encoding.special_encoding import NO_SPECIAL_TOKENS
 from llmgpu.cli.chat import check_chat, with_chat_template
 from llmgpu.cli.console import Reporter, is_terminal, print_json, print_result
@@ -21,12 +21,10 @@ from llmgpu.cli.prompts import Prompt, continue_prompts, from_user, prompt_ids, 
 from llmgpu.errors import InputError
 from llmgpu.input_files import decode_text, naming, number_of, printable
 from llmgpu.lm.checkpoints.checkpoint import open_model
-from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.generating.continuation import Continuation, Ends
 from llmgpu.lm.generating.generator import Generator
 from llmgpu.lm.generating.sampling import Sampler
-from llmgpu.lm.model import Model
-from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.loading import load_model
 from llmgpu.lm.options import Precision, SamplingOptions
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokenizer import Tokenizer
@@ -65,9 +63,8 @@ def generate(
     wanted = [(each, prompt_ids(tokenizer, conversations, each, saved)) for each in texts]
     backend = start_selecting(device, matrices=True, note=report.note)()
     report.line(f"generating on {backend.description} with {saved.folder}")
-    model = _open_model(
-        saved, backend, max(len(ids) for _, ids in wanted) + max_new_tokens, precision
-    )
+    longest = max(len(ids) for _, ids in wanted)
+    model = load_model(saved, backend, longest + max_new_tokens, precision)
     sequences = 1 if prompts is None else min(batch_size, len(wanted))
     generator = Generator(model, saved.vocabulary.size, sequences)
     ends = Ends(
@@ -89,19 +86,6 @@ def generate(
     if as_json:
         summary |= {"seconds": round(seconds, 3), "device": backend.description}
         print_json(summary | {"checkpoint": str(saved.folder)}, to_stderr=prompts is not None)
-
-
-def _open_model(saved: SavedModel, backend: Backend, tokens: int, precision: Precision) -> Model:
-    """Return the model with its weights, for sequences of up to `tokens` tokens."""
-    has_units = backend.device is not None and bool(backend.device.matrix_shapes)
-    model = Model(
-        open_operations(backend.device, fixed_products=True),
-        saved.config.generating(tokens),
-        half=precision == "f16",
-        mixed=precision == "f16" and has_units,
-    )
-    model.load(saved.weights.__getitem__)
-    return model
 
 
 def _given_prompts(

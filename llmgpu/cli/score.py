@@ -23,8 +23,7 @@ from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.config import SHORT_CONTEXT
 from llmgpu.lm.data.batches import token_bytes
 from llmgpu.lm.data.inputs import default_separator
-from llmgpu.lm.model import Model
-from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.loading import load_model
 from llmgpu.lm.runs.records import perplexity
 from llmgpu.lm.scoring import Document, Request, Score, Scorer, bits_per_byte, read_documents
 from llmgpu.text.corpus import Corpus
@@ -51,10 +50,7 @@ def score(
     longest = saved.config.max_positions or saved.config.seq_len
     window = window or min(longest, SHORT_CONTEXT)
     backend = start_selecting(device, matrices=True, note=report.note)()
-    config = saved.config.generating(window)
-    loaded = Model(open_operations(backend.device, fixed_products=True), config)
-    scorer = Scorer(loaded, window, stride or max(1, window // 2))
-    loaded.load(saved.weights.__getitem__)
+    scorer = Scorer(load_model(saved, backend, window), window, stride or max(1, window // 2))
     report.line(
         f"scoring on {backend.description} with {saved.folder}: windows of {window:,} tokens, "
         f"{scorer.stride:,} apart"
