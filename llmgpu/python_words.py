@@ -26,6 +26,17 @@ _ARGUMENTS = {  # whose name here is another
     "from": "the format",
     "lr": "learning_rate",
 }
+_ELSEWHERE = {  # arguments of methods of tiktoken and Hugging Face, and what to do here
+    "clean_up_tokenization_spaces": "spaces stay as they are",
+    "max_length": "cut the ids, as in ids[:512], or the text with truncate",
+    "num_threads": "all processors are used",
+    "padding": "as_hf() has a tokenizer that pads",
+    "return_offsets_mapping": "use encode_with_offsets",
+    "return_tensors": 'use dtype="pt" or dtype="np"',
+    "skip_special_tokens": "leave out the ids in special_tokens.values()",
+    "tokenize": "use render_chat_template for the text",
+    "truncation": "cut the ids, as in ids[:512], or the text with truncate",
+}
 
 
 def in_python_words(message: str) -> str:
@@ -63,6 +74,10 @@ def speaking_python(function: Callable[P, T]) -> Callable[P, T]:
             return function(*arguments, **named)
         except LlmgpuError as error:
             error.args = (in_python_words(str(error)), *error.args[1:])
+            raise
+        except TypeError as error:
+            hints = [f"; {_ELSEWHERE[name]}" for name in named if name in _ELSEWHERE]
+            error.args = ("".join((str(error), *hints)),)
             raise
 
     return called

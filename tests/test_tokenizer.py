@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -451,6 +452,23 @@ def test_attributes_that_nobody_has(tokenizer: Tokenizer) -> None:
         tokenizer.encode(["low"])  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="unexpected argument 'num_threads'; there are allowed_"):
         tokenizer.encode_batch(["low"], num_threads=2)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda t: t.decode([1], skip_special_tokens=True), r"'; leave out the ids in special_t"),
+        (lambda t: t.encode("a", return_tensors="pt"), r"'return_tensors'; use dtype=\"pt\" or"),
+        (lambda t: t.encode_batch(["a"], padding=True), r"; as_hf\(\) has a tokenizer that pads$"),
+        (lambda t: t.apply_chat_template([], tokenize=False), "; use render_chat_template for"),
+        (lambda t: t.decode([1], nothing=True), "unexpected keyword argument 'nothing'$"),
+    ],
+)
+def test_arguments_of_other_tools_lead_to_ours(
+    tokenizer: Tokenizer, call: Callable[[Tokenizer], object], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        call(tokenizer)
 
 
 def test_names_of_the_package() -> None:

@@ -169,6 +169,10 @@ def _refuse(error: click.ClickException) -> int:
         click.echo(context.get_usage(), err=True)
         click.echo(f"Try '{context.command_path} --help' for help.\n", err=True)
     message = " ".join(error.format_message().split())
+    if isinstance(error, click.BadParameter):
+        from llmgpu.cli.other_names import explain_value
+
+        message += explain_value(error)
     if isinstance(error, click.MissingParameter) and error.param and "vocab" in error.param.opts[0]:
         message += " It takes a file such as v.bin or tokenizer.json, or a name: cl100k."
     if message == "Missing option '--output' / '-o'." and "--resume" in sys.argv:

@@ -6,6 +6,7 @@ Megatron-LM, llama.cpp and transformers, with dashes.
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 
 import click
@@ -68,6 +69,7 @@ OPTION_NAMES = {  # ours, and what others call it
     "--warmup-steps": "warmup-iters",
     "--weights": "outtype quantize",
 }
+_NOT_ONE = re.compile(r"'(.+)' is not one of ")  # click's message
 _NEAR = 0.8  # of 1: an option that is spelled otherwise by a letter or two
 _NOT_HERE = {  # what others have, and what there is in place of it
     "csv": "--json prints the same numbers, of which jq makes CSV (see the guide: Counting)",
@@ -78,6 +80,31 @@ _NOT_HERE = {  # what others have, and what there is in place of it
     "tensorboard": "the folder has log.jsonl and loss.svg",
     "wandb": "the folder has log.jsonl and loss.svg",
 }
+VALUE_NAMES = {  # of options: ours, and what others call it
+    "adamw": "adam",
+    "f16": "amp float16 fp16 half mixed",
+    "f32": "float32 fp32 full",
+    "gguf": "ggml llama.cpp",
+    "jsonl": "json ndjson",
+    "llmc": "llm-c llm.c",
+    "npy": "numpy",
+}
+_NO_BFLOAT16 = "WebGPU has no bfloat16"
+_NO_VALUES = {"bf16": _NO_BFLOAT16, "bfloat16": _NO_BFLOAT16, "tf32": "WebGPU has no TF32"}
+
+
+def explain_value(error: click.BadParameter) -> str:
+    """Return what follows the message on a value that an option lacks; "" if nothing is known."""
+    given = _NOT_ONE.match(error.message)
+    if given is None or error.param is None or not isinstance(error.param.type, click.Choice):
+        return ""
+    value = given[1].lower()
+    if value in _NO_VALUES:
+        return f" {_NO_VALUES[value]}."
+    choices = error.param.type.choices
+    meant = [ours for ours, others in VALUE_NAMES.items() if value in others.split()]
+    meant = [ours for ours in (value, *meant) if ours in choices]
+    return f" Did you mean {meant[0]!r}?" if meant else ""
 
 
 def suggest_option(error: click.NoSuchOption) -> click.UsageError:

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import llmgpu
 from llmgpu import __version__
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli import COMMANDS, main
-from llmgpu.cli.other_names import COMMAND_NAMES, OPTION_NAMES
+from llmgpu.cli.other_names import COMMAND_NAMES, OPTION_NAMES, VALUE_NAMES
 from tests.cli.conftest import COMMAND, Run, environment, fails
 
 
@@ -152,6 +153,14 @@ def test_mistyped_commands_and_options_are_suggested(llmgpu: Run) -> None:
         ("bpe-train --vocabsize 9", "Did you mean '--vocab-size'?"),
         ("tokenize --disallowed-special all", "Did you mean '--disallow-special'?"),
         ("tokenize --val-fraction 0.1", "Did you mean '--split'?"),
+        ("train --precision bf16", "is not one of 'f32', 'f16'. WebGPU has no bfloat16."),
+        ("train --precision FP16", "is not one of 'f32', 'f16'. Did you mean 'f16'?"),
+        ("generate m --precision float32", "Did you mean 'f32'?"),
+        ("train --optimizer adam", "Did you mean 'adamw'?"),
+        ("export v.bin --to llama.cpp", "Did you mean 'gguf'?"),
+        ("tokenize --layout llm.c", "Did you mean 'llmc'?"),
+        ("tokenize --layout nanoGPT", "Did you mean 'nanogpt'?"),
+        ("tokenize --layout numpy", "'raw', 'llmc', 'megatron', 'nanogpt'.\n"),
     ],
 )
 def test_names_of_other_tools_are_understood(llmgpu: Run, command: str, message: str) -> None:
@@ -164,6 +173,9 @@ def test_suggested_names_are_those_of_commands_and_options() -> None:
     commands = {name.split()[0] for name in COMMAND_NAMES.values()}
     assert commands <= {*COMMANDS, "--help", "--version"}
     assert not COMMAND_NAMES.keys() & set(COMMANDS)
+    types = [p.type for each in COMMANDS.values() for p in each.params]
+    values = {value for each in types if isinstance(each, click.Choice) for value in each.choices}
+    assert set(VALUE_NAMES) <= values
 
 
 @pytest.mark.parametrize(
