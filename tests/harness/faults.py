@@ -16,9 +16,10 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from llmgpu.unfinished import remove_unfinished
@@ -28,7 +29,6 @@ from tests.harness.properties import what_is_wrong
 from tests.harness.samples import ADAPTED, CHECKPOINTED, MODEL, SHARDED, TRAINED, make_samples
 
 FAULTS = ("kill", "EIO", "ENOSPC", READING, *SIGNALS)
-_MOST = 400  # calls of a command
 _PARTS = 4  # processes that share the calls of a command
 _MANIFEST = "s.json"
 _CHANGING = (
@@ -212,7 +212,7 @@ def mixed(now: Files, old: Files, new: Files) -> Iterator[str]:
 
 
 def check(
-    job: Job, samples: Path, folder: Path, fault: str, calls: range
+    job: Job, samples: Path, folder: Path, fault: str, calls: Iterable[int]
 ) -> Iterator[tuple[int, str]]:
     """Yield each of the calls, counted from 1, that had a fault, and what is wrong then, or ""."""
     clean = folder / "clean"
@@ -263,7 +263,7 @@ def run_part(given: tuple[str, str, Path, Path, int]) -> tuple[str, int, list[st
     """Check a part of the calls of a command; return the fault, how many, and what is wrong."""
     fault, name, samples, folder, part = given
     folder.mkdir()
-    found = list(check(JOBS[name], samples, folder, fault, range(1 + part, _MOST, _PARTS)))
+    found = list(check(JOBS[name], samples, folder, fault, count(1 + part, _PARTS)))
     shutil.rmtree(folder)
     return fault, len(found), [f"{fault} {name} {nth}: {wrong}" for nth, wrong in found if wrong]
 
@@ -287,9 +287,9 @@ def run_all(
             for part in range(_PARTS)
         ]
         with multiprocessing.get_context("fork").Pool(processes) as pool:
-            for fault, count, problems in pool.imap_unordered(run_part, todo):
-                tried[fault] += count
-                survived[fault] += count - len(problems)
+            for fault, number, problems in pool.imap_unordered(run_part, todo):
+                tried[fault] += number
+                survived[fault] += number - len(problems)
                 for problem in problems:
                     say(problem)
     return {fault: (tried[fault], survived[fault]) for fault in faults}

@@ -84,6 +84,8 @@ class _CountedFile(io.FileIO):
     faults: Faults
 
     def write(self, data: Any, /) -> int:
+        if self.faults.fault == "kill" and self.faults.left == 1:  # in the midst of writing
+            super().write(memoryview(data)[: len(data) // 2])
         self.faults.count()
         return super().write(data)
 
