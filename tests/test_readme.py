@@ -233,6 +233,39 @@ def test_start_up_is_that_of_the_recorded_runs() -> None:
     assert table_rows(8) == [startup_row(result) for result in record["results"]]
 
 
+KERNELS = (  # their names, whether Dawn ran them, and what the page says of the microseconds
+    ("linear, feed-forward", False, "takes {} µs in float32 with both"),
+    ("linear, feed-forward", True, "takes {} µs in float32 with both"),
+    ("linear, feed-forward, half-precision factors", True, "with both, and {} µs on matrix units"),
+    ("attention", False, "attention {} µs through wgpu"),
+    ("attention", True, "through wgpu, {} µs through Dawn"),
+    ("attention, in half precision", True, "through Dawn and {} µs on matrix units"),
+    ("attention_backward", False, "its gradients {},"),
+    ("attention_backward", True, ", {} and"),
+    ("attention_backward, in half precision", True, "and {} µs."),
+    ("rms_norm", True, "`rms_norm` {} instead"),
+    ("rms_norm", False, "instead of {} µs"),
+)
+
+
+def test_kernels_are_those_of_the_recorded_runs() -> None:
+    record = json.loads((RECORDED / "kernels" / "nvidia-h200.json").read_text(encoding="utf-8"))
+    assert all(result["correct"] is not False for result in record["results"])
+    found = {
+        (result["variant"], result["engine"].endswith("with Dawn")): result["kernels"]["total"]
+        for result in record["results"]
+        if result["correct"]
+    }
+    text = " ".join(BENCHMARKS.read_text(encoding="utf-8").split())
+    for variant, with_dawn, said in KERNELS:
+        assert said.format(round(1e6 * found[variant, with_dawn])) in text
+    path = RECORDED / "kernels" / "nvidia-h200-products.json"
+    products = json.loads(path.read_text(encoding="utf-8"))["results"]
+    forward, by_input, by_weight = (round(each["teraflops"]["median"]) for each in products)
+    assert forward == by_input
+    assert f"at {forward} TFLOP/s forward and by input, and at {by_weight} by weight" in text
+
+
 def test_precisions_and_generating_are_those_of_the_recorded_runs() -> None:
     record = json.loads((RECORDED / "precision" / "nvidia-h200.json").read_text(encoding="utf-8"))
     assert {tuple(row) for row in table_rows(4)} == {precision_row(r) for r in record["steps"]}
