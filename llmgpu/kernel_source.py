@@ -10,7 +10,6 @@ WGSL is the one source of what host and kernels share: bindings, the fields of s
 
 from __future__ import annotations
 
-import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -38,12 +37,14 @@ _ATOMIC = re.compile(r"^atomic<\s*(\w+)\s*>$")
 _VECTOR = re.compile(r"^vec([234])<\s*(\w+)\s*>$")
 _ARRAY = re.compile(r"^array<\s*(.+?)\s*,\s*([^,]+)>$")
 _SCALARS = {"f16": "<f2", "u32": "<u4", "i32": "<i4", "f32": "<f4"}
-_OPERATORS: dict[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
+_TOKEN = re.compile(r"0x[0-9a-fA-F]+u?|[0-9]+u?|\w+|\S")  # of arithmetic
+_OPERATORS: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.floordiv,
 }
+_PRECEDENCE = ("+-", "*/")
 
 
 Line = tuple[str, str, int]  # of a kernel's text, and the file and line it came from
@@ -137,19 +138,41 @@ class _Declared:
             self.constants[name] = given[name] if name in given else self.evaluate(expression)
 
     def evaluate(self, expression: str) -> int:
-        """Return the value of plain u32 arithmetic with the constants declared so far."""
+        """Return the value of plain u32 arithmetic with the constants declared so far.
 
-        def visit(node: ast.expr) -> int:
-            if isinstance(node, ast.Constant):
-                return int(node.value)  # type: ignore[arg-type]
-            if isinstance(node, ast.Name):
-                return self.constants[node.id]
-            if isinstance(node, ast.BinOp):
-                return _OPERATORS[type(node.op)](visit(node.left), visit(node.right))
-            raise ValueError(ast.dump(node))
+        Python's own parser, `ast`, fails now and then where several threads use it, as those do
+        that compile kernels.
 
-        digits = re.sub(r"\b(0x[0-9a-fA-F]+|\d+)u\b", r"\1", expression.strip())
-        return visit(ast.parse(digits, mode="eval").body)
+        DeviceError for what is more than + - * / and parentheses.
+        """
+        tokens = [*_TOKEN.findall(expression), ""]
+
+        def operand() -> int:
+            token = tokens.pop(0)
+            if token == "(":
+                value = chain(_PRECEDENCE)
+                if tokens.pop(0) != ")":
+                    raise ValueError("a parenthesis is not closed")
+                return value
+            known = self.constants.get(token)
+            return int(token.removesuffix("u"), 0) if known is None else known
+
+        def chain(operators: tuple[str, ...]) -> int:
+            """Take operands joined by the first of the operators, and by those that bind closer."""
+            if not operators:
+                return operand()
+            value = chain(operators[1:])
+            while tokens[0] and tokens[0] in operators[0]:
+                value = _OPERATORS[tokens.pop(0)](value, chain(operators[1:]))
+            return value
+
+        try:
+            value = chain(_PRECEDENCE)
+            if tokens != [""]:
+                raise ValueError(f"{tokens[0]} is not expected")
+        except (IndexError, ValueError, ZeroDivisionError) as error:
+            raise DeviceError(f"the host can't compute {expression!r} in WGSL: {error}") from error
+        return value
 
     def layout(self, kind: str) -> tuple[np.dtype[np.void], int]:
         """Return the dtype of a WGSL type and its alignment in bytes.

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmgpu import kernel_source as sources
 from llmgpu.errors import DeviceError
@@ -123,6 +125,40 @@ def test_structs_are_laid_out_as_wgsl_says(declared: str) -> None:
 
 def test_constants_are_read_and_computed(declared: str) -> None:
     assert (constant(declared, "ROWS"), constant(declared, "SLOTS")) == (3, 28)
+
+
+ARITHMETIC = st.recursive(
+    st.sampled_from(("0", "1", "7u", "0x2Fu", "ROWS", "4096u")),
+    lambda parts: (
+        st.tuples(parts, st.sampled_from("+-*/"), parts).map(
+            lambda three: "({} {} {})".format(*three)
+        )
+        | st.tuples(parts, st.sampled_from(("+", " - ", "*")), parts).map("".join)
+    ),
+)
+
+
+@given(ARITHMETIC)
+def test_arithmetic_is_that_of_python(expression: str) -> None:
+    declared = sources._Declared("const ROWS: u32 = 3u;", {})
+    plain = re.sub(r"u\b", "", expression).replace("/", "//")
+    try:
+        expected = eval(plain, {"ROWS": 3})
+    except ZeroDivisionError:
+        with pytest.raises(DeviceError, match="division"):
+            declared.evaluate(expression)
+    else:
+        assert declared.evaluate(expression) == expected
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["", "1 +", "(1", "1)", "1 2", "ROW", "1 << 2", "f(1)", "-1", "1.5", "1 / 0", "()"],
+)
+def test_what_is_no_plain_arithmetic_is_an_error(expression: str) -> None:
+    declared = sources._Declared("const ROWS: u32 = 3u;", {})
+    with pytest.raises(DeviceError, match=f"compute {re.escape(repr(expression))} in WGSL"):
+        declared.evaluate(expression)
 
 
 def test_what_a_file_does_not_declare_is_an_error(declared: str) -> None:
