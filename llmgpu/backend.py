@@ -180,7 +180,7 @@ def select_early(wanted: str, *, auto: bool = False, matrices: bool = False) -> 
     """
     if wanted == "cpu" or (wanted == "auto" and not auto):
         return
-    _growth.append(Growth())
+    _growth[:] = [Growth()]
     with suppress(DeviceError, ImportError, OSError, RuntimeError):  # the thread raises it again
         from llmgpu.gpu import chosen_driver, has_dawn, load_driver
 
@@ -231,13 +231,14 @@ def _in_thread(select: Callable[[], T]) -> Future[T]:
     thread = ThreadPoolExecutor(1, thread_name_prefix="llmgpu-open")
     selecting = thread.submit(select)
     _begun.append(selecting)
+    selecting.add_done_callback(_begun.remove)  # it would keep the device
     thread.shutdown(wait=False)
     return selecting
 
 
 def is_selecting() -> bool:
     """Whether a thread is selecting a backend, as it may be when a command fails early."""
-    return not all(selecting.done() for selecting in _begun)
+    return bool(_begun)
 
 
 def start_selecting(

@@ -1,9 +1,11 @@
 """Which backend is selected, and that other work continues meanwhile."""
 
+import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from llmgpu import backend
 from llmgpu.backend import NUMPY, Backend, select_early, start_selecting
 from llmgpu.cli.options import gpu_from
 from llmgpu.errors import DeviceError
+from tests.conftest import require_adapter
 
 
 @pytest.mark.parametrize(
@@ -164,6 +167,16 @@ def test_what_is_to_be_told_about_a_device_is_told_once(monkeypatch: pytest.Monk
     selected = start_selecting("some adapter", matrices=True, note=told.append)
     assert [selected(), selected()] == [NUMPY, NUMPY]
     assert told == ["some adapter True"]
+
+
+def test_a_device_is_freed_when_nobody_uses_it() -> None:
+    require_adapter()
+    for early in False, True:
+        if early:
+            select_early("gpu")
+        device = weakref.ref(start_selecting("gpu")().device)
+        gc.collect()
+        assert device() is None
 
 
 def test_all_devices_that_were_opened_early_are_taken_once() -> None:
