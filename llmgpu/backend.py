@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmgpu.amounts import parse_bytes
@@ -144,28 +144,10 @@ def _opened(adapter: AdapterInfo) -> Backend:
     return Backend(Device(opened), str(adapter))
 
 
-class _Selecting:
-    """A backend that a thread selects, and what there is to tell about that."""
-
-    def __init__(self, wanted: str, *, matrices: bool) -> None:
-        """Begin; see `select_backend`."""
-        self._notes: list[str] = []
-        self._found = _in_thread(
-            lambda: select_backend(wanted, matrices=matrices, note=self._notes.append)
-        )
-
-    def result(self, note: Callable[[str], None] | None = None) -> Backend:
-        """Wait for the backend; tell `note`, by default the log, what was not told yet."""
-        backend = self._found.result()
-        while self._notes:
-            (note or _log.warning)(self._notes.pop(0))
-        return backend
-
-
-_early: dict[str, _Selecting] = {}
+_early: dict[str, Future[Backend]] = {}
 _early_all: list[Future[Callable[[], Backend]]] = []  # what `_start_all` returns
 _begun: list[Future[Any]] = []
-_kept: dict[str, _Selecting] = {}  # by what was wanted, see `keep_devices`
+_kept: dict[str, Future[Backend]] = {}  # by what was wanted, see `keep_devices`
 _keeps = False
 _growth: list[Growth] = []  # since before a device was selected early
 
@@ -174,17 +156,20 @@ def select_early(wanted: str, *, auto: bool = False, matrices: bool = False) -> 
     """Begin to select a backend in a thread, for `start_selecting` to take, if it is a device.
 
     So an adapter is opened while the command's own modules are imported. The driver is imported
-    before: two threads that import keep each other waiting, and the adapter takes longer.
+    before: two threads that import keep each other waiting, and the adapter takes longer. Nothing
+    begins where it may be Dawn that is selected, see `_selecting`.
 
     auto: whether ``auto`` will take a device. matrices: see `select_backend`.
     """
     if wanted == "cpu" or (wanted == "auto" and not auto):
         return
     _growth[:] = [Growth()]
-    with suppress(DeviceError, ImportError, OSError, RuntimeError):  # the thread raises it again
-        from llmgpu.gpu import chosen_driver, has_dawn, load_driver
+    with suppress(DeviceError, ImportError, OSError, RuntimeError):  # it is raised again later
+        if _may_take_dawn(matrices):
+            return
+        from llmgpu.gpu import load_driver
 
-        load_driver(chosen_driver() or ("dawn" if matrices and has_dawn() else "wgpu"))
+        load_driver("wgpu")
     if wanted == ALL:
         _early_all.append(_in_thread(_start_all))
     else:
@@ -197,13 +182,29 @@ def keep_devices() -> None:
     _keeps = True
 
 
-def _selecting(wanted: str, *, matrices: bool = False) -> _Selecting:
+def _selecting(
+    wanted: str, *, matrices: bool = False, note: Callable[[str], None] | None = None
+) -> Future[Backend]:
+    """Select a backend in a thread, or at once where it may be Dawn.
+
+    While Dawn lists adapters, what anybody writes to standard error is held back; it would be lost
+    if the command failed meanwhile, and would seem to go to a file.
+    """
     if wanted in _kept:
         return _kept[wanted]
-    selecting = _Selecting(wanted, matrices=matrices)
+    begin = _at_once if _may_take_dawn(matrices) else _in_thread
+    selecting = begin(lambda: select_backend(wanted, matrices=matrices, note=note))
     if _keeps:
         _kept[wanted] = selecting
     return selecting
+
+
+def _may_take_dawn(matrices: bool) -> bool:
+    """Whether Dawn is chosen, or would be for its matrix units; raises what that raises."""
+    from llmgpu.gpu import chosen_driver, has_dawn
+
+    chosen = chosen_driver()
+    return chosen == "dawn" or (chosen is None and matrices and has_dawn())
 
 
 def begin_growth() -> Growth:
@@ -233,6 +234,17 @@ def _in_thread(select: Callable[[], T]) -> Future[T]:
     _begun.append(selecting)
     selecting.add_done_callback(_begun.remove)  # it would keep the device
     thread.shutdown(wait=False)
+    return selecting
+
+
+def _at_once(select: Callable[[], T]) -> Future[T]:
+    from concurrent.futures import Future
+
+    selecting: Future[T] = Future()
+    try:
+        selecting.set_result(select())
+    except Exception as error:  # for who takes the result, as of a thread
+        selecting.set_exception(error)
     return selecting
 
 
@@ -269,10 +281,10 @@ def start_selecting(
     if joins and text_bytes is None and wanted not in _early:
         opening = cache(lambda: select_backend(wanted))
         return lambda: Backend(None, NUMPY.description, joining=opening, join_from=least)
-    selecting = _early.pop(wanted, None) or _selecting(wanted, matrices=matrices)
+    selecting = _early.pop(wanted, None) or _selecting(wanted, matrices=matrices, note=note)
     if joins:
         return lambda: Backend(None, NUMPY.description, joining=selecting.result)
-    return partial(selecting.result, note)
+    return selecting.result
 
 
 def _start_all() -> Callable[[], Backend]:

@@ -12,10 +12,11 @@ from pathlib import Path
 import click
 import pytest
 
-from llmgpu import backend
+from llmgpu import backend, gpu
 from llmgpu.backend import NUMPY, Backend, select_early, start_selecting
 from llmgpu.cli.options import gpu_from
 from llmgpu.errors import DeviceError
+from llmgpu.gpu import drivers
 from tests.conftest import require_adapter
 
 
@@ -156,17 +157,56 @@ def test_what_was_begun_early_is_taken_once() -> None:
             selected()
 
 
-def test_what_is_to_be_told_about_a_device_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def select(wanted: str, *, matrices: bool, note: Callable[[str], None]) -> Backend:
-        note(f"{wanted} {matrices}")
+@pytest.mark.parametrize(
+    ("driver", "installed", "matrices", "in_thread"),
+    [
+        ("", False, False, True),
+        ("", False, True, True),
+        ("", True, False, True),
+        ("", True, True, False),
+        ("wgpu", True, True, True),
+        ("dawn", True, False, False),
+    ],
+)
+def test_dawn_is_not_selected_in_a_thread(
+    driver: str,
+    installed: bool,
+    matrices: bool,
+    in_thread: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While it lists adapters, standard error is a file."""
+    asked_in = []
+
+    def select(wanted: str, *, matrices: bool, note: Callable[[str], None] | None) -> Backend:
+        asked_in.append(threading.current_thread())
+        (note or print)(f"{wanted} {matrices}")
         return NUMPY
 
+    monkeypatch.setenv("LLMGPU_DRIVER", driver)
+    for module in gpu, drivers:
+        monkeypatch.setattr(module, "has_dawn", lambda: installed)
     monkeypatch.setattr(backend, "select_backend", select)
     told: list[str] = []
-    select_early("some adapter", matrices=True)
-    selected = start_selecting("some adapter", matrices=True, note=told.append)
-    assert [selected(), selected()] == [NUMPY, NUMPY]
-    assert told == ["some adapter True"]
+    selected = start_selecting("some adapter", matrices=matrices, note=told.append)
+    assert selected() is NUMPY
+    assert told == [f"some adapter {matrices}"]
+    assert (asked_in[0] is not threading.main_thread()) == in_thread
+    select_early("gpu", matrices=matrices)
+    assert [*backend._early] == ["gpu"] * in_thread
+    assert start_selecting("gpu", matrices=matrices)() is NUMPY and not backend._early
+
+
+def test_what_dawn_raises_is_raised_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object, **how: object) -> Backend:
+        raise DeviceError("no Dawn")
+
+    monkeypatch.setenv("LLMGPU_DRIVER", "dawn")
+    monkeypatch.setattr(drivers, "has_dawn", lambda: True)
+    monkeypatch.setattr(backend, "select_backend", fail)
+    selected = start_selecting("gpu")
+    with pytest.raises(DeviceError, match="no Dawn"):
+        selected()
 
 
 def test_a_device_is_freed_when_nobody_uses_it() -> None:
