@@ -62,9 +62,9 @@ class Delays:
 
 
 class DelayedHost:
-    """Host slices that take random times."""
+    """Host slices that take random times, or as long as `delay` does."""
 
-    def __init__(self, host: HostEncoder, delay: Delays) -> None:
+    def __init__(self, host: HostEncoder, delay: Callable[[], object]) -> None:
         self._slices, self._delay = host.slices, delay
         self.is_parallel = host.slices.is_parallel
 
@@ -359,15 +359,19 @@ def test_a_device_knows_how_long_the_text_is(device: Device) -> None:
     texts = documents(8)
     vocabulary = train(texts[0])
     told = []
+    is_told = threading.Event()
 
     class Told(GpuEncoder):
         def expect(self, text_bytes: int | None) -> None:
             told.append(text_bytes)
             super().expect(text_bytes)
+            is_told.set()
 
     host = open_host_encoder(vocabulary, 2048, threads=2)
+    host.slices = DelayedHost(host, lambda: is_told.wait(60))  # else it may be done before
     encoder = SharedEncoder(host, [cache(lambda: Told(device, vocabulary, 4096))], Shares())
     for nbytes in 10**10, None, 10**9:
+        is_told.clear()
         if nbytes is not None:
             encoder.expect(nbytes)
         assert encode(encoder, texts) == encode(host, texts)
