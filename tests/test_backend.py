@@ -20,6 +20,11 @@ from llmgpu.gpu import drivers
 from tests.conftest import require_adapter
 
 
+@pytest.fixture(autouse=True)
+def _no_chosen_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLMGPU_DRIVER", raising=False)
+
+
 @pytest.mark.parametrize(
     ("wanted", "text_bytes", "least"), [("cpu", None, 0), ("cpu", 10**12, 0), ("auto", 99, 100)]
 )
