@@ -135,8 +135,13 @@ class GpuWordTable:
     def grow(self, state: NDArray[Any], *, beyond_limit: bool = False) -> bool:
         """Make room for the new words of a slice and as many again; return whether that is allowed.
 
+        Do nothing if there is more room already than the slice found: another has asked for it.
+
         state: that of the slice. beyond_limit: grow even so.
         """
+        found = int(state["word_capacity"]), int(state["data_capacity"])
+        if found != (self.word_capacity, self.data_capacity):
+            return True
         now = self.read_state()
         words, data = int(now["words"]), int(now["data_used"])
         fresh = words + min(int(state["fresh"]), self.fresh_capacity)

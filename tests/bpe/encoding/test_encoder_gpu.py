@@ -151,6 +151,17 @@ def test_slices_are_longer_from_the_first_long_text_on(
         assert [ids] == encode(NumpyEncoder(vocabulary), [text])
 
 
+def test_room_for_which_several_slices_ask_is_made_once(any_device: Device) -> None:
+    """Those after the first find it, and ask for no more words."""
+    text = hostile_text(9, 60_000)
+    vocabulary = train(text[:5000])
+    encoder = GpuEncoder(any_device, vocabulary, 2048)
+    words, nbytes = encoder._table.word_capacity, encoder._table.data_capacity
+    assert encode(encoder, [text]) == encode(NumpyEncoder(vocabulary), [text])
+    assert encoder._table.data_capacity > 4 * nbytes
+    assert encoder._table.word_capacity == words
+
+
 def test_texts_whose_tokens_become_shorter_and_longer(any_device: Device) -> None:
     """What is copied along with a slice may be too little, and more than there is."""
     vocabulary = train(b"abcdefgh " * 1000)
