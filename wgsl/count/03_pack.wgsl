@@ -1,6 +1,7 @@
 // count_pack: the words' bytes, end to end without gaps.
 //
-// A thread makes four bytes, which may be of several words.
+// A thread makes four bytes, which may be of several words. Each is looked for by itself: going on
+// from the word before, in a loop within a loop, SwiftShader loses bytes that wgpu asks it for.
 //
 // binding 0  places     read        (word_capacity) where in word_data each word is
 // binding 1  word_data  read        (data_capacity) words: length, then bytes
@@ -17,9 +18,9 @@
 @group(0) @binding(3) var<storage, read_write> packed: array<u32>;
 @group(0) @binding(4) var<storage, read_write> state: WordState;
 
-// The first word that ends after a position.
-fn word_at(position: u32, words: u32) -> u32 {
-    var low = 0u;
+// The byte at a position; 0 beyond the last word.
+fn byte_at(position: u32, words: u32) -> u32 {
+    var low = 0u; // the first word that ends after the position
     var high = words;
     while (low < high) {
         let middle = (low + high) / 2u;
@@ -29,7 +30,10 @@ fn word_at(position: u32, words: u32) -> u32 {
             high = middle;
         }
     }
-    return low;
+    if (low == words) { return 0u; }
+    let place = places[low];
+    let offset = position - (ends[low] - word_data[place]);
+    return (word_data[place + 1u + offset / 4u] >> ((offset & 3u) * 8u)) & 0xFFu;
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)
@@ -42,16 +46,9 @@ fn count_pack(
     let words = atomicLoad(&state.words);
     let bytes = ends[words - 1u];
     if (thread >= (bytes + 3u) / 4u) { return; }
-    var word = word_at(thread * 4u, words);
-    var four = 0u;
-    for (var i = 0u; i < 4u; i++) {
-        let position = thread * 4u + i;
-        if (position >= bytes) { break; }
-        while (ends[word] <= position) { word += 1u; }
-        let place = places[word];
-        let offset = position - (ends[word] - word_data[place]);
-        let value = word_data[place + 1u + offset / 4u] >> ((offset & 3u) * 8u);
-        four |= (value & 0xFFu) << (i * 8u);
-    }
-    packed[thread] = four;
+    let first = thread * 4u;
+    packed[thread] = byte_at(first, words)
+        | (byte_at(first + 1u, words) << 8u)
+        | (byte_at(first + 2u, words) << 16u)
+        | (byte_at(first + 3u, words) << 24u);
 }
