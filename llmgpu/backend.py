@@ -90,12 +90,12 @@ def select_backend(
         return NUMPY
     if wanted == ALL:
         raise DeviceError("device all is only for tokenizing and counting tokens: choose one")
-    from llmgpu.gpu import chosen_driver, has_dawn
+    from llmgpu.gpu import chosen_driver
 
     chosen = chosen_driver()
     driver = None if chosen else driver
     chosen = chosen or driver
-    if chosen == "dawn" or (chosen is None and matrices and has_dawn()):
+    if _may_take_dawn(matrices, driver):
         try:
             backend = _open("dawn", wanted, only_matrices=chosen is None)
         except Exception as error:  # wgpudawn is young: what it raises is not known
@@ -199,11 +199,11 @@ def _selecting(
     return selecting
 
 
-def _may_take_dawn(matrices: bool) -> bool:
-    """Whether Dawn is chosen, or would be for its matrix units; raises what that raises."""
+def _may_take_dawn(matrices: bool, driver: str | None = None) -> bool:
+    """Whether `select_backend` tries Dawn first; DeviceError if LLMGPU_DRIVER can't be followed."""
     from llmgpu.gpu import chosen_driver, has_dawn
 
-    chosen = chosen_driver()
+    chosen = chosen_driver() or driver
     return chosen == "dawn" or (chosen is None and matrices and has_dawn())
 
 

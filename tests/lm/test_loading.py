@@ -1,4 +1,4 @@
-"""Models in folders become models in memory, with room for so many tokens."""
+"""A saved model is loaded with room for as many tokens as are asked for."""
 
 from __future__ import annotations
 

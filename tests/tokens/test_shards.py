@@ -313,13 +313,19 @@ def test_the_progress_file_is_added_to(tmp_path: Path) -> None:
     assert [shard["file"] for shard in shards] == [f"out-00000{k}.bin" for k in range(3)]
 
 
+def whole_before_interrupted(folder: Path, values: list[int]) -> dict[str, bytes]:
+    """Return the files of a job, and leave those of the same job when it was interrupted."""
+    with shards_in(folder) as writer:
+        write_bytes(writer, values)
+    whole = files_of(folder)
+    interrupted(folder, values)
+    return whole
+
+
 def test_a_progress_file_that_ends_within_a_line(tmp_path: Path) -> None:
     """As a kill may leave it: what its whole lines list is kept, and the job ends as any other."""
     values, path = list(range(17)), tmp_path / "out.progress.json"
-    with shards_in(tmp_path) as writer:
-        write_bytes(writer, values)
-    whole = files_of(tmp_path)
-    interrupted(tmp_path, values)
+    whole = whole_before_interrupted(tmp_path, values)
     progress = path.read_bytes()
     first = progress.index(b"\n") + 1  # put in place as a whole
     for end in range(first, len(progress), 7):
@@ -337,10 +343,7 @@ def test_a_progress_file_that_ends_within_a_line(tmp_path: Path) -> None:
 
 def test_a_progress_file_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
     values, path = list(range(17)), tmp_path / "out.progress.json"
-    with shards_in(tmp_path) as writer:
-        write_bytes(writer, values)
-    whole = files_of(tmp_path)
-    interrupted(tmp_path, values)
+    whole = whole_before_interrupted(tmp_path, values)
     job, *shards = map(json.loads, path.read_bytes().splitlines())
     totals = {"count": 8, "bytes": 8, "documents": 1}
     job |= {"version": 1, **totals, "shards": shards[:2]}
