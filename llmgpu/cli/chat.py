@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import click
 
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions
+from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.vocabulary.chat import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter

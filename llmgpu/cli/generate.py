@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from llmgpu.backend import start_selecting
-from llmgpu.bpe.encoding.special_encoding import NO_SPECIAL_TOKENS
+from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS
 from llmgpu.cli.chat import check_chat, with_chat_template
 from llmgpu.cli.console import Reporter, is_terminal, print_json, print_result
 from llmgpu.cli.given import refuse_given

@@ -14,7 +14,8 @@ import click
 from llmgpu.backend import TOKENIZING_FROM, Backend, begin_growth, start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions, ids_around
+from llmgpu.bpe.encoding.special_encoding import ids_around
+from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import EncodingOptions, with_chat

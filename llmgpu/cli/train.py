@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from llmgpu.backend import NUMPY, Backend, list_adapters, select_backend
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
+from llmgpu.bpe.encoding.special_encoding import token_id
+from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
 from llmgpu.cli.console import Reporter, left_out_of

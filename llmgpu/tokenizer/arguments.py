@@ -6,14 +6,16 @@ import importlib
 import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
-import numpy as np
-from numpy.typing import NDArray
-
-from llmgpu.bpe.encoding.special_encoding import NO_SPECIAL_TOKENS, SpecialOptions
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS, SpecialOptions
 from llmgpu.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 Token = int | str
 
@@ -92,6 +94,8 @@ def as_asked(ids: NDArray[np.uint32], dtype: Any) -> Any:
         return ids
     if dtype is list:
         return ids.tolist()
+    import numpy as np
+
     if isinstance(dtype, str) and dtype in ("pt", "np"):
         dtype = importlib.import_module("torch" if dtype == "pt" else "numpy").int64
     if type(dtype).__module__ == "torch":

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from llmgpu.bpe.interchange.formats import ALIASES, WRITERS
-from llmgpu.bpe.interchange.objects import END_OF_TEXT, to_tiktoken, to_transformers
-from llmgpu.bpe.vocabulary.spelling import character_spans, decode_stream
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import InputError, VocabularyError
+from llmgpu.bpe.interchange.formats import ALIASES, END_OF_TEXT, WRITERS
+from llmgpu.errors import VocabularyError
 from llmgpu.input_files import quote
 from llmgpu.python_words import speaks_python
 from llmgpu.tokenizer.arguments import to_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+    from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 _log = logging.getLogger("llmgpu")
 
@@ -86,6 +86,8 @@ class Decoder(metaclass=_Named):
 
     def decode_stream(self, ids: Iterable[int], errors: str = "replace") -> Iterator[str]:
         """Yield the text of each id as it arrives: "" while a character is incomplete."""
+        from llmgpu.bpe.vocabulary.spelling import decode_stream
+
         return decode_stream(self._vocabulary, ids, errors)
 
     def decode_with_offsets(self, ids: ArrayLike) -> tuple[str, NDArray[np.int64]]:
@@ -96,14 +98,9 @@ class Decoder(metaclass=_Named):
 
         Raises InputError for unknown ids and for ids whose bytes are not UTF-8.
         """
-        data = self.decode_bytes(ids)
-        lengths = self._vocabulary.token_lengths[np.asarray(ids, np.int64)]
-        try:
-            return data.decode(), character_spans(data, lengths)
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"the ids spell bytes that are not UTF-8, at byte {error.start}"
-            ) from error
+        from llmgpu.bpe.vocabulary.spelling import decode_with_spans
+
+        return decode_with_spans(self._vocabulary, ids)
 
     def decode_single_token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of an id; InputError if it is unknown."""
@@ -154,6 +151,8 @@ class Decoder(metaclass=_Named):
 
         Raises VocabularyError if ranks can't give them, or tiktoken is not installed.
         """
+        from llmgpu.bpe.interchange.objects import to_tiktoken
+
         return to_tiktoken(self._vocabulary, name)
 
     def as_hf(self) -> Any:
@@ -162,6 +161,8 @@ class Decoder(metaclass=_Named):
         Raises VocabularyError if a tokenizer.json can't give them, or transformers is not
         installed.
         """
+        from llmgpu.bpe.interchange.objects import to_transformers
+
         return to_transformers(self._vocabulary)
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
@@ -219,39 +220,3 @@ class Decoder(metaclass=_Named):
 
     def __hash__(self) -> int:
         return hash(self._vocabulary.fingerprint)
-
-
-def chunks_of(
-    text: str,
-    spans: NDArray[np.int64],
-    tokens: int,
-    overlap: int,
-    count: Callable[[str], int],
-) -> Iterator[str]:
-    """Yield a text in chunks of up to `tokens` ids, see `Tokenizer.chunks`.
-
-    spans: of characters that each id has a part of, (n, 2). count: ids of a text alone, which may
-        be more than those it has within the whole.
-    """
-    # Ids may be parted where no character is in both.
-    parted = np.flatnonzero(spans[1:, 0] >= spans[:-1, 1]) + 1
-    cuts = np.array([0, *parted, len(spans)])
-
-    def cut_before(place: int) -> int:
-        return int(cuts[np.searchsorted(cuts, place, side="right") - 1])
-
-    begin = 0
-    while begin < len(spans):
-        following = int(cuts[np.searchsorted(cuts, begin, side="right")])
-        end = max(cut_before(min(begin + tokens, len(spans))), following)
-        while True:
-            chunk = text[spans[begin, 0] : spans[end - 1, 1]]
-            over = count(chunk) - tokens
-            if over <= 0 or end == following:
-                break
-            end = max(cut_before(end - over), following)
-        yield chunk
-        if end == len(spans):
-            return
-        before = cut_before(end - overlap)
-        begin = before if before > begin else end

@@ -1,36 +1,25 @@
-"""The tokenizer: a vocabulary, and the device that it encodes with."""
+"""The tokenizer: a vocabulary, and the device that it encodes with.
+
+What computes needs NumPy, and is imported where it is used: a device opens meanwhile.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import weakref
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from operator import index
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
-import numpy as np
-from numpy.typing import NDArray
-
-from llmgpu.backend import select_backend, select_early
-from llmgpu.bpe.encoding.open import prepare_vocabulary
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions
-from llmgpu.bpe.interchange import gpt2, huggingface, tiktoken
-from llmgpu.bpe.interchange.open import find_in_folder, open_vocabulary
+from llmgpu.backend import select_early
+from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
-from llmgpu.bpe.vocabulary.spelling import character_spans
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.bpe.words.counts_file import add_counts, load_counts
-from llmgpu.bpe.words.distinct_words import WordCounts, words_of
 from llmgpu.errors import InputError
 from llmgpu.python_words import speaks_python
-from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes, corpus_from_documents
 from llmgpu.tokenizer.arguments import (
     SpecialArguments,
     Token,
@@ -40,9 +29,16 @@ from llmgpu.tokenizer.arguments import (
     special_options,
     to_bytes,
 )
-from llmgpu.tokenizer.chatting import ChatEncoder, Message
-from llmgpu.tokenizer.decoder import Decoder, chunks_of
-from llmgpu.tokens.process_encoders import HOST_BYTES, ProcessEncoders
+from llmgpu.tokenizer.decoder import Decoder
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+    from llmgpu.text.corpus import CorpusOptions
+    from llmgpu.tokenizer.chatting import ChatEncoder, Message
+    from llmgpu.tokens.process_encoders import ProcessEncoders
 
 _log = logging.getLogger("llmgpu")
 
@@ -66,14 +62,15 @@ class Tokenizer(Decoder):
 
         Raises DeviceError if there is no such device.
         """
+        from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+        from llmgpu.tokens.process_encoders import ProcessEncoders
+
         if not isinstance(vocabulary, Vocabulary):
             raise TypeError("Tokenizer() takes a Vocabulary; use Tokenizer.load to open a file")
         self._vocabulary = vocabulary
         self._device = device
         self._encoders = ProcessEncoders(vocabulary, device)
-        prepare_vocabulary(vocabulary, device)
-        if device != "auto":
-            _ = self._encoders.backend
+        self._encoders.open()
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto", *, match: str | None = None) -> Tokenizer:
@@ -87,7 +84,9 @@ class Tokenizer(Decoder):
         Raises VocabularyError if it can't be read exactly or is damaged, and for an unknown rule;
         DeviceError like the constructor. Notes are logged to "llmgpu" at level INFO.
         """
-        select_early(device)  # while the vocabulary is read
+        select_early(device)
+        from llmgpu.bpe.interchange.open import open_vocabulary
+
         vocabulary = open_vocabulary(path, note=_log.info)
         return cls(vocabulary.with_match(match or vocabulary.match), device)
 
@@ -108,8 +107,11 @@ class Tokenizer(Decoder):
         Raises VocabularyError for a file that can't be read exactly, LlmgpuError for an unknown
         pattern. Notes go to the log "llmgpu", at level INFO.
         """
-        found = tiktoken.read(path, pattern=pattern, special_tokens=special_tokens, note=_log.info)
-        return cls(found, device)
+        select_early(device)
+        vocabulary = FORMATS["tiktoken"].read(
+            path, pattern=pattern, special_tokens=special_tokens, note=_log.info
+        )
+        return cls(vocabulary, device)
 
     @classmethod
     def from_huggingface(cls, path: str | Path, *, device: str = "auto") -> Tokenizer:
@@ -118,7 +120,8 @@ class Tokenizer(Decoder):
         Raises VocabularyError for one that can't be read exactly. Notes go to the log "llmgpu", at
         level INFO.
         """
-        return cls(huggingface.read(path, note=_log.info), device)
+        select_early(device)
+        return cls(FORMATS["huggingface"].read(path, note=_log.info), device)
 
     @classmethod
     def from_gpt2(
@@ -136,7 +139,8 @@ class Tokenizer(Decoder):
 
         Raises VocabularyError for files that can't be read exactly.
         """
-        vocabulary = gpt2.read(
+        select_early(device)
+        vocabulary = FORMATS["gpt2"].read(
             vocab, merges, pattern=pattern, special_tokens=special_tokens, note=_log.info
         )
         return cls(vocabulary, device)
@@ -147,6 +151,9 @@ class Tokenizer(Decoder):
 
         Raises VocabularyError for a folder without them, and like `from_huggingface`.
         """
+        select_early(device)
+        from llmgpu.bpe.interchange.open import find_in_folder
+
         return cls(find_in_folder(folder).read(_log.info), device)
 
     @classmethod
@@ -177,6 +184,9 @@ class Tokenizer(Decoder):
         """
         if (corpus is None) == (counts is None):
             raise InputError("give either corpus or counts")
+        select_early(device)
+        from llmgpu.tokenizer.training import train_on_counts_files, train_on_files
+
         options: dict[str, Any] = {
             "vocab_size": vocab_size,
             "min_frequency": min_frequency,
@@ -186,12 +196,10 @@ class Tokenizer(Decoder):
             "match": match,
         }
         if counts is not None:
-            return cls._train(_counted(names_of(counts), pattern, options), device, **options)
+            return cls(train_on_counts_files(names_of(counts), pattern, device, options), device)
         assert corpus is not None
-        reading = reading or CorpusOptions()
-        separators = (*reading.separators, *map(to_bytes, special_tokens))
-        text = Corpus(names_of(corpus), replace(reading, separators=separators))
-        return cls._train(text, device, pattern=pattern or DEFAULT_PATTERN, **options)
+        options["pattern"] = pattern or DEFAULT_PATTERN
+        return cls(train_on_files(names_of(corpus), reading, device, options), device)
 
     @classmethod
     def train_from_iterator(
@@ -210,11 +218,12 @@ class Tokenizer(Decoder):
 
         Raises like `train`, and TypeError for a text that is not str or bytes, or a single str.
         """
-        separators = tuple(map(to_bytes, several(special_tokens)))
-        documents = map(to_bytes, several(texts))
-        text = corpus_from_documents(documents, CorpusOptions(separators=separators))
-        options |= {"vocab_size": vocab_size, "special_tokens": tuple(special_tokens)}
-        return cls._train(text, device, **options)
+        select_early(device)
+        from llmgpu.tokenizer.training import train_on_texts
+
+        special = tuple(several(special_tokens))
+        options |= {"vocab_size": vocab_size, "special_tokens": special}
+        return cls(train_on_texts(several(texts), device, options), device)
 
     @classmethod
     def train_from_counts(
@@ -233,20 +242,11 @@ class Tokenizer(Decoder):
 
         Raises InputError for an empty word or a count below 1; else like `train`.
         """
-        sums: Counter[bytes] = Counter()
-        for word, count in counts.items():
-            sums[to_bytes(word)] += count
+        select_early(device)
+        from llmgpu.tokenizer.training import train_on_counts
+
         options |= {"vocab_size": vocab_size, "pattern": pattern}
-        return cls._train(WordCounts(words_of(sums), 1, pattern), device, **options)
-
-    @classmethod
-    def _train(cls, source: Corpus | WordCounts, device: str, **options: Any) -> Tokenizer:
-        from llmgpu.bpe.training.options import TrainingOptions
-        from llmgpu.bpe.training.train import train_vocabulary
-
-        with source if isinstance(source, Corpus) else nullcontext():
-            result = train_vocabulary(source, TrainingOptions(**options), select_backend(device))
-        return cls(result.vocabulary, device)
+        return cls(train_on_counts(counts, device, options), device)
 
     @overload
     def encode(
@@ -294,11 +294,11 @@ class Tokenizer(Decoder):
             self._vocabulary, allowed_special, disallowed_special, bos, eos, add_special_tokens
         )
         data = to_bytes(text)
-        if len(data) <= HOST_BYTES:
-            ids = self._current_encoders().encode_document(data, options)
-            if ids is not None:
-                return as_asked(ids, dtype)
-        return as_asked(self._encode([data], options)[0], dtype)
+        encoders = self._current_encoders()
+        ids = encoders.encode_document(data, options)
+        if ids is None:
+            ids = encoders.encode_documents([data], options)[0]
+        return as_asked(ids, dtype)
 
     def encode_ordinary(self, text: str | bytes) -> NDArray[np.uint32]:
         """Return the ids of a document, special tokens as ordinary text: uint32 (n,)."""
@@ -336,7 +336,8 @@ class Tokenizer(Decoder):
         characters would be documents.
         """
         options = special_options(self._vocabulary, **special)
-        ids, starts = self._encode(several(texts), options)
+        documents = [to_bytes(text) for text in several(texts)]
+        ids, starts = self._current_encoders().encode_documents(documents, options)
         bounds = [*starts.tolist(), len(ids)]
         ids = as_asked(ids, dtype)
         return [ids[begin:end] for begin, end in pairwise(bounds)]
@@ -357,9 +358,7 @@ class Tokenizer(Decoder):
         Raises like `encode`, and InputError for files that can't be read.
         """
         options = special_options(self._vocabulary, **special)
-        with Corpus(names_of(path), reading) as text:
-            is_small = text.total_bytes is not None and text.total_bytes <= HOST_BYTES
-            return self._current_encoders().encode(text, options, is_small)[0]
+        return self._current_encoders().encode_files(names_of(path), reading, options)
 
     def encode_with_offsets(
         self, text: str | bytes, *, allowed_special: Collection[str] = ()
@@ -371,6 +370,8 @@ class Tokenizer(Decoder):
 
         Raises like `encode`.
         """
+        from llmgpu.bpe.vocabulary.spelling import character_spans
+
         ids = self.encode(text, allowed_special=allowed_special)
         encoded = self.decode_bytes(ids) if self._vocabulary.normalizer else to_bytes(text)
         return ids, character_spans(encoded, self._vocabulary.token_spans[ids])
@@ -411,6 +412,8 @@ class Tokenizer(Decoder):
 
     @cached_property
     def _chat(self) -> ChatEncoder:
+        from llmgpu.tokenizer.chatting import ChatEncoder
+
         tokenizer = weakref.proxy(self)  # the encoder must not keep its tokenizer alive
         return ChatEncoder(
             self._vocabulary, lambda data: tokenizer.encode(data, allowed_special=("all",))
@@ -450,6 +453,8 @@ class Tokenizer(Decoder):
             raise InputError(f"a chunk has 1 token or more, not {tokens}")
         if not 0 <= overlap < tokens:
             raise InputError(f"chunks of {tokens} tokens can't overlap by {overlap} tokens")
+        from llmgpu.tokenizer.chunks import chunks_of
+
         ids, spans = self.encode_with_offsets(text)
         return [*chunks_of(self.decode(ids), spans, tokens, overlap, self.count)]
 
@@ -461,39 +466,19 @@ class Tokenizer(Decoder):
         return self._vocabulary.to_bytes(), self._device
 
     def __setstate__(self, state: tuple[bytes, str]) -> None:
+        from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+        from llmgpu.tokens.process_encoders import ProcessEncoders
+
         data, self._device = state
         self._vocabulary = Vocabulary.from_bytes(data, "pickled vocabulary")
         self._encoders = ProcessEncoders(self._vocabulary, self._device)
-
-    def _encode(
-        self, texts: Iterable[str | bytes], options: SpecialOptions
-    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the ids of documents, end to end, and where in them each starts."""
-        documents = [to_bytes(text) for text in texts]
-        is_small = sum(map(len, documents)) <= HOST_BYTES
-        return self._current_encoders().encode(corpus_from_bytes(documents), options, is_small)
 
     def _current_encoders(self) -> ProcessEncoders:
         encoders = self._encoders
         if encoders.process != os.getpid():
             _encoders_of_parents.append(encoders)
-            encoders = self._encoders = ProcessEncoders(self._vocabulary, self._device)
+            encoders = self._encoders = encoders.renewed()
         return encoders
-
-
-def _counted(names: Sequence[str], pattern: str | None, options: dict[str, Any]) -> WordCounts:
-    """Return the sum of word counts; `options` are given their pattern.
-
-    Raises InputError unless they were counted as they would be for the options.
-    """
-    from llmgpu.bpe.training.options import TrainingOptions, require_counted_for
-
-    special = options["special_tokens"]
-    separators = tuple(map(to_bytes, special))
-    counts = add_counts([load_counts(name, pattern, separators) for name in names])
-    options |= {"pattern": pattern or counts.pattern, "unicode": counts.unicode}
-    require_counted_for(counts, TrainingOptions(**options), special)
-    return counts
 
 
 # Kept alive, because a process must not close a device that it did not open.

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, new_ids
-from llmgpu.bpe.encoding.special_encoding import ALL, SpecialOptions
+from llmgpu.bpe.encoding.special_options import ALL, SpecialOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError, VocabularyError

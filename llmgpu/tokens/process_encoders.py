@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -14,14 +15,11 @@ from numpy.typing import NDArray
 from llmgpu.backend import NUMPY, TOKENIZING_FROM, Backend, gpu_from, start_selecting
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder, Expecting
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder
-from llmgpu.bpe.encoding.open import open_matching_encoder
-from llmgpu.bpe.encoding.special_encoding import (
-    DocumentEncoder,
-    SpecialOptions,
-    with_special_tokens,
-)
+from llmgpu.bpe.encoding.open import open_matching_encoder, prepare_vocabulary
+from llmgpu.bpe.encoding.special_encoding import DocumentEncoder, with_special_tokens
+from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.text.corpus import Corpus
+from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.tokens.tokenizing import encode_corpus
 
 _MOST_KEPT = 16  # encoders with different options
@@ -43,6 +41,16 @@ class ProcessEncoders:
         self._large: Encoder | None = None
         self._special: dict[tuple[SpecialOptions, bool], Encoder] = {}
         self._documents: dict[SpecialOptions, DocumentEncoder] = {}
+
+    def renewed(self) -> ProcessEncoders:
+        """Return new ones, of this process."""
+        return ProcessEncoders(self._vocabulary, self._device)
+
+    def open(self) -> None:
+        """Open the device, unless it is ``auto``, which is opened when it is needed."""
+        prepare_vocabulary(self._vocabulary, self._device)
+        if self._device != "auto":
+            _ = self.backend
 
     @cached_property
     def backend(self) -> Backend:
@@ -68,10 +76,23 @@ class ProcessEncoders:
         joins = gpu_from(TOKENIZING_FROM)
         return replace(NUMPY, joining=lambda: self.backend, join_from=joins, shares={})
 
-    def encode(
-        self, source: Corpus, options: SpecialOptions, is_small: bool
+    def encode_files(
+        self, names: Sequence[str], reading: CorpusOptions | None, options: SpecialOptions
+    ) -> NDArray[np.uint32]:
+        """Return the ids of the documents in files, end to end; reading: how to read them."""
+        with Corpus(names, reading) as text:
+            return self._encode(text, options)[0]
+
+    def encode_documents(
+        self, documents: Sequence[bytes], options: SpecialOptions
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the ids of all documents, end to end, and where in them each starts."""
+        """Return the ids of documents, end to end, and where in them each starts."""
+        return self._encode(corpus_from_bytes(documents), options)
+
+    def _encode(
+        self, source: Corpus, options: SpecialOptions
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        is_small = source.total_bytes is not None and source.total_bytes <= HOST_BYTES
         ids = CollectedIds(source.total_bytes)
         starts = [np.empty(0, np.int64)]
         count = 0
@@ -84,7 +105,9 @@ class ProcessEncoders:
         return ids.take(), np.concatenate(starts)
 
     def encode_document(self, text: bytes, options: SpecialOptions) -> NDArray[np.uint32] | None:
-        """Return the ids of a short document at once; None if they take more than words' ids."""
+        """Return the ids of a document at once; None if that takes `encode_documents`."""
+        if len(text) > HOST_BYTES:
+            return None
         host = self._host
         if not isinstance(host, CpuEncoder) or self._vocabulary.normalizer is not None:
             return None

@@ -37,7 +37,7 @@ from llmgpu.backend import NUMPY
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions
+from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange import huggingface
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.bpe.interchange.token_tables import TIKTOKEN

@@ -10,7 +10,7 @@ import pytest
 
 from llmgpu.backend import NUMPY
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions
+from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.tokens.counting import FileCount, count_files
 from llmgpu.tokens.tokenizing import encode_corpus

@@ -10,7 +10,7 @@ import pytest
 
 from llmgpu.backend import NUMPY
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions
+from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.vocabulary.spelling import readable
 from llmgpu.progress import no_progress
 from llmgpu.text.corpus import corpus_from_bytes

@@ -12,11 +12,8 @@ from llmgpu.backend import Backend
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, stream_lookahead
 from llmgpu.bpe.encoding.encoder_shared import SharedEncoder
-from llmgpu.bpe.encoding.special_encoding import (
-    NO_SPECIAL_TOKENS,
-    SpecialOptions,
-    with_special_tokens,
-)
+from llmgpu.bpe.encoding.special_encoding import with_special_tokens
+from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS, SpecialOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import default_threads, library
 from llmgpu.errors import CapacityError, VocabularyError

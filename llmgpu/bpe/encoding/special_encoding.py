@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, NoTokenError, new_ids
+from llmgpu.bpe.encoding.special_options import ALL, SpecialOptions, several
 from llmgpu.bpe.encoding.special_search import Guard, search_for
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
@@ -35,44 +36,9 @@ from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
 from llmgpu.text.documents import Piece, remove_spans
 from llmgpu.text.normalizing import Normalizer, get_normalizer
 
-ALL = "all"
 _DOCUMENT = -1  # the kind of a boundary where a document starts; others are the id of a token
 
-Tokens = int | str | tuple[int | str, ...]
-
 _NO_BOUNDARIES = np.empty((2, 0), np.int64)
-
-
-@dataclass(frozen=True)
-class SpecialOptions:
-    """Which special tokens a text may spell, and what goes around its documents.
-
-    allowed: those whose text becomes their id; "all" for all.
-    disallowed: those whose text is an error; "all" for those that are not allowed.
-    bos, eos: put before and after each document: an id, the text of a special token, the text of
-        exactly one ordinary token, or several of these.
-    """
-
-    allowed: Collection[str] = ()
-    disallowed: Collection[str] = ()
-    bos: Tokens | None = None
-    eos: Tokens | None = None
-
-    def around(self, vocabulary: Vocabulary) -> SpecialOptions:
-        """Return the options that also put around documents what a vocabulary puts around texts."""
-        bos = *_several(self.bos), *vocabulary.prefix_ids
-        eos = *vocabulary.suffix_ids, *_several(self.eos)
-        one_or_more = ((each if len(each) > 1 else next(iter(each), None)) for each in (bos, eos))
-        return SpecialOptions(self.allowed, self.disallowed, *one_or_more)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is nothing to do."""
-        no_text = not self.allowed and not self.disallowed
-        return no_text and self.bos is None and self.eos is None
-
-
-NO_SPECIAL_TOKENS = SpecialOptions()
 
 
 def with_special_tokens(
@@ -163,14 +129,10 @@ class DocumentEncoder:
 def ids_around(vocabulary: Vocabulary, options: SpecialOptions) -> tuple[list[int], list[int]]:
     """Return the ids that are put before and after each document; as `token_id`."""
     before, after = (
-        [token_id(vocabulary, token) for token in _several(tokens)]
+        [token_id(vocabulary, token) for token in several(tokens)]
         for tokens in (options.bos, options.eos)
     )
     return before, after
-
-
-def _several(tokens: Tokens | None) -> tuple[int | str, ...]:
-    return tokens if isinstance(tokens, tuple) else () if tokens is None else (tokens,)
 
 
 def token_id(vocabulary: Vocabulary, token: int | str) -> int:

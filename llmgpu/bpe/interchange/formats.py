@@ -88,6 +88,7 @@ WRITERS: Registry[Writer] = Registry(
     _FORMATS | {"gguf": Entry(f"{_ROOM}.gguf", "a .gguf file for llama.cpp")}
 )
 ALIASES = {"hf": "huggingface"}
+END_OF_TEXT = "<|endoftext|>"  # GPT-2's special token after each text
 WEIGHT_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}  # of GGUF files, as llama.cpp numbers them
 
 

@@ -7,11 +7,10 @@ import json
 from typing import Any
 
 from llmgpu.bpe.interchange import huggingface, tiktoken
+from llmgpu.bpe.interchange.formats import END_OF_TEXT
 from llmgpu.bpe.interchange.token_tables import TIKTOKEN, expression_of
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
-
-END_OF_TEXT = "<|endoftext|>"
 
 
 def to_tiktoken(vocabulary: Vocabulary, name: str) -> Any:

@@ -7,9 +7,10 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import InputError
 
 # Printable, but not seen: the backslash of escapes, variation selectors, and fillers.
 _UNSEEN = {"\\", *"\u034f\u115f\u1160\u3164\uffa0", *map(chr, range(0xFE00, 0xFE10))}
@@ -29,6 +30,21 @@ def character_spans(data: bytes, lengths: NDArray[np.int64]) -> NDArray[np.int64
     # The character of byte k is the last one that begins at k or before.
     first = np.maximum(characters[np.minimum(begins + 1, len(data))] - 1, 0)
     return np.stack([np.where(lengths > 0, first, characters[ends]), characters[ends]], axis=1)
+
+
+def decode_with_spans(vocabulary: Vocabulary, ids: ArrayLike) -> tuple[str, NDArray[np.int64]]:
+    """Return the text of ids (n,), and the characters that each is in as `character_spans` does.
+
+    Raises InputError for unknown ids and for ids whose bytes are not UTF-8.
+    """
+    data = vocabulary.decode(ids)
+    lengths = vocabulary.token_lengths[np.asarray(ids, np.int64)]
+    try:
+        return data.decode(), character_spans(data, lengths)
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"the ids spell bytes that are not UTF-8, at byte {error.start}"
+        ) from error
 
 
 def readable(token: bytes) -> str:

@@ -30,7 +30,7 @@ from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, Workers
 from llmgpu.bpe.encoding.encoder_shared import DeviceSlices, SharedEncoder, _DeviceShare
 from llmgpu.bpe.encoding.open import open_host_encoder
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions
+from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource, UnreadSlice
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
@@ -392,7 +392,7 @@ def test_the_environment_says_from_where_a_device_joins_a_process(
             return NUMPY
 
     texts = documents(5)
-    Encoders(train(texts[0]), "auto").encode(corpus_from_bytes(texts), SpecialOptions(), False)
+    Encoders(train(texts[0]), "auto").encode_documents(texts, SpecialOptions())
     assert asked.wait(20 if opened else 0) == opened
 
 
@@ -407,10 +407,7 @@ def test_a_process_keeps_a_device_that_joined(
     host = process_encoders.ProcessEncoders(vocabulary, "cpu")
     for _ in range(2):
         for found, expected in zip(
-            *(
-                kept.encode(corpus_from_bytes(texts), SpecialOptions(), False)
-                for kept in (encoders, host)
-            ),
+            *(kept.encode_documents(texts, SpecialOptions()) for kept in (encoders, host)),
             strict=True,
         ):
             np.testing.assert_array_equal(found, expected)

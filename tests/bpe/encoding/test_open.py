@@ -10,7 +10,8 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.encoding import encoder_gpu
 from llmgpu.bpe.encoding.encoder_shared import SharedEncoder
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
+from llmgpu.bpe.encoding.special_encoding import with_special_tokens
+from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange import huggingface
 from llmgpu.bpe.plain.greedy_gpu import STEPS_PER_BYTE
 from llmgpu.bpe.vocabulary.building import byte_vocabulary, extend_vocabulary

@@ -20,13 +20,8 @@ from llmgpu.backend import Backend
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.special_encoding import (
-    DocumentEncoder,
-    SpecialOptions,
-    Tokens,
-    token_id,
-    with_special_tokens,
-)
+from llmgpu.bpe.encoding.special_encoding import DocumentEncoder, token_id, with_special_tokens
+from llmgpu.bpe.encoding.special_options import SpecialOptions, Tokens
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary

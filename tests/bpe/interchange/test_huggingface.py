@@ -22,7 +22,8 @@ from tokenizers import (
 
 from llmgpu.backend import NUMPY
 from llmgpu.bpe.encoding.open import open_matching_encoder
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
+from llmgpu.bpe.encoding.special_encoding import with_special_tokens
+from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange import huggingface, tiktoken
 from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, TIKTOKEN, name_of_huggingface, to_text
 from llmgpu.bpe.pretokens.names import PATTERNS
