@@ -24,7 +24,7 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 RECORDED = DOCS / "recorded"
 BENCHMARKS = DOCS / "benchmarks.md"
-LANGUAGE_MODELS = DOCS / "language-models.md"
+RECIPES = DOCS / "recipes.md"
 PAGES = [README, *sorted(DOCS.glob("*.md"))]
 FOR_DEVELOPERS = [ROOT / f"{name}.md" for name in ("ARCHITECTURE", "CONTRIBUTING", "SECURITY")]
 
@@ -284,7 +284,7 @@ def test_precisions_and_generating_are_those_of_the_recorded_runs() -> None:
 
 def test_recipes_are_those_of_the_recorded_runs() -> None:
     record = json.loads((RECORDED / "recipes" / "nvidia-h200.json").read_text(encoding="utf-8"))
-    text = LANGUAGE_MODELS.read_text(encoding="utf-8")
+    text = RECIPES.read_text(encoding="utf-8")
     found: dict[tuple[str, str, str], list[float]] = {}
     for run in record["runs"]:
         preset = f"`{run['preset']}`, {run['steps']} steps"
@@ -293,7 +293,7 @@ def test_recipes_are_those_of_the_recorded_runs() -> None:
         assert f"{run['tokens']:,}".replace(",", " ") in text
     means = {named: f"{sum(values) / len(values):.3f}" for named, values in found.items()}
     columns = ("nanogpt", "llmgpu adamw", "llmgpu muon", "nanochat")
-    for preset, _, *shown in table_rows(6, LANGUAGE_MODELS):
+    for preset, _, *shown in table_rows(6, RECIPES):
         assert shown == [means.pop((recipe, preset, "")) for recipe in columns]
     assert all(mean in text for (_, preset, _), mean in means.items() if "tiny" in preset)
 
@@ -302,11 +302,11 @@ def test_long_runs_are_those_recorded() -> None:
     path = RECORDED / "recipes" / "nvidia-h200-long.json"
     record = json.loads(path.read_text(encoding="utf-8"))
     values = [{step: bits for step, bits, _ in run["bits_per_byte"]} for run in record["runs"]]
-    rows = table_rows(3, LANGUAGE_MODELS)[:5]
+    rows = table_rows(3, RECIPES)[:5]
     assert [row[0] for row in rows] == [f"{step:,} steps".replace(",", " ") for step in values[0]]
     for (_, *shown), step in zip(rows, values[0], strict=True):
         assert shown == [f"{bits[step]:.3f}" for bits in values]
-    text = " ".join(LANGUAGE_MODELS.read_text(encoding="utf-8").split())
+    text = " ".join(RECIPES.read_text(encoding="utf-8").split())
     for run in (*record["runs"], *record["earlier_runs"]):
         assert f"{run['steps']:,} steps".replace(",", " ") in text
         assert f"{run['seconds']:.0f}" in text

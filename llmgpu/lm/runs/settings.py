@@ -48,7 +48,7 @@ FORMER_OPTIONS: dict[str, Any] = {
 MAY_CHANGE = frozenset({"steps", "decay_steps", "evaluation_batches", "recompute"})
 FINE_TUNING_LENGTH = 1024  # default of --seq-len where the model's longest sequence is longer
 # The default learning rate. The best for widths of 64 and 128, of AdamW and Muon, was about
-# 1 / width (docs/language-models.md); half of it loses 1 % and leaves room.
+# 1 / width (docs/recipes.md); half of it loses 1 % and leaves room.
 RATE_TIMES_WIDTH = 0.5
 LARGEST_RATE = 1e-2
 MUON_TABLE_RATE = 10.0  # the best of 1, 3 and 10 for widths of 128 and 384
@@ -96,7 +96,7 @@ def new_settings(
     preset_defaults = {
         "steps": PRESET_STEPS.get(name, TrainOptions.steps),
         "batch_size": PRESET_BATCHES.get(name, TrainOptions.batch_size),
-        # The better one for new weights at equal tokens and equal time (docs/language-models.md).
+        # The better one for new weights at equal tokens and equal time (docs/recipes.md).
         "optimizer": "muon" if model is None else TrainOptions.optimizer,
         "precision": TrainOptions.precision,
     }
