@@ -7,9 +7,8 @@ encode a slice; many are threads of the engine, see `llmgpu/cpu/parts.c`, which 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -36,10 +35,6 @@ _LEAST_SHARE = 32  # characters beyond ASCII begin at 1/32 of the bytes or more:
 _MOST_LEADS = 0.5  # of them in a token on average: with more, few places to cut are left
 _SAMPLE = 1 << 16  # bytes of a slice that are looked at for that
 _FIRST_LEAD = 0xC0  # lead bytes, before which words may be cut, start here
-
-
-if TYPE_CHECKING:
-    from llmgpu.bpe.encoding.matching import Matcher
 
 
 class CpuEncoder(HostEncoder):
@@ -202,13 +197,13 @@ def _leads(text: NDArray[np.uint8]) -> int:
     return int(np.count_nonzero(text >= _FIRST_LEAD))
 
 
-def host_slices(vocabulary: Vocabulary, make_matcher: Callable[[], Matcher]) -> HostSlices:
-    """Return what encodes slices and words that a device can't; the matcher is for NumPy."""
+def host_slices(vocabulary: Vocabulary) -> HostSlices:
+    """Return what encodes slices and words that a device can't."""
     if library() is not None:
         return CSliceEncoder(vocabulary)
     from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
 
-    return SliceEncoder(vocabulary, make_matcher())
+    return SliceEncoder(vocabulary)
 
 
 _made: WeakKeyDictionary[Vocabulary, CVocabulary] = WeakKeyDictionary()

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, NoTokenError, new_ids
 from llmgpu.bpe.encoding.encoder_c import host_slices, make_c_vocabulary
 from llmgpu.bpe.encoding.encoder_host import HostSlices
-from llmgpu.bpe.encoding.matching import BpeMatcher
 from llmgpu.bpe.encoding.pair_ranks import PairRanks, byte_ids, pair_ranks
 from llmgpu.bpe.pretokens.slice_pipeline import begin_slots, made_slots, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
@@ -223,7 +222,7 @@ class GpuEncoder:
 
     @cached_property
     def _host(self) -> HostSlices:
-        return host_slices(self._vocabulary, lambda: BpeMatcher(self._vocabulary))
+        return host_slices(self._vocabulary)
 
     @cached_property
     def _has_gaps(self) -> bool:

@@ -61,10 +61,11 @@ class SliceEncoder:
 
     is_parallel = False
 
-    def __init__(self, vocabulary: Vocabulary, matcher: Matcher) -> None:
-        """Start with an empty table; `matcher` finds the tokens of new words."""
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Start with an empty table."""
         self._vocabulary = vocabulary
-        self._matcher = matcher
+        make = GreedyMatcher if vocabulary.match == "greedy" else BpeMatcher
+        self._matcher: Matcher = make(vocabulary)
         self._lock = threading.Lock()
         self._table: _Table | None = None
 
@@ -129,10 +130,6 @@ class SliceEncoder:
         return matches
 
 
-def _make_matcher(vocabulary: Vocabulary) -> Matcher:
-    return GreedyMatcher(vocabulary) if vocabulary.match == "greedy" else BpeMatcher(vocabulary)
-
-
 class NumpyEncoder(HostEncoder):
     """Encodes texts with a vocabulary, one text at a time.
 
@@ -143,5 +140,4 @@ class NumpyEncoder(HostEncoder):
         self, vocabulary: Vocabulary, slice_bytes: int = SLICE_BYTES, threads: int = 1
     ) -> None:
         """Prepare for encoding with `vocabulary`; see `HostEncoder`."""
-        slices = SliceEncoder(vocabulary, _make_matcher(vocabulary))
-        super().__init__(vocabulary, slices, slice_bytes, threads)
+        super().__init__(vocabulary, SliceEncoder(vocabulary), slice_bytes, threads)

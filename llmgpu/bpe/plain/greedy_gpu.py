@@ -19,7 +19,6 @@ from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, NoTokenError, new_ids
 from llmgpu.bpe.encoding.encoder_c import host_slices
 from llmgpu.bpe.encoding.encoder_host import HostSlices, stream_lookahead
-from llmgpu.bpe.plain.greedy_matching import GreedyMatcher
 from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
@@ -119,7 +118,7 @@ class GpuGreedyEncoder:
 
     @cached_property
     def _host(self) -> HostSlices:
-        return host_slices(self._vocabulary, lambda: GreedyMatcher(self._vocabulary))
+        return host_slices(self._vocabulary)
 
     def encode_on_host(self, piece: Slice) -> EncodedSlice:
         """Encode a slice that the device can't."""

@@ -236,7 +236,7 @@ def test_an_encoder_is_used_again_and_forgets_what_it_must(
 def test_the_ids_of_single_words() -> None:
     words = [b"ab", b"b", b"aab"]
     vocabulary = make_vocabulary([*BYTES, b"ab"], "none")
-    encoder = SliceEncoder(vocabulary, GreedyMatcher(vocabulary))
+    encoder = SliceEncoder(vocabulary)
     found = encoder.match_words([np.frombuffer(word, np.uint8) for word in words])
     assert [ids.tolist() for ids in found] == [[256], [98], [97, 256]]
 
@@ -248,7 +248,7 @@ def test_a_vocabulary_without_tokens() -> None:
 def test_a_table_of_words_knows_its_size() -> None:
     vocabulary = make_vocabulary([*BYTES, b"ab"], "class")
     table, sizes = encoder_numpy._Table(), [0]
-    matcher = encoder_numpy._make_matcher(vocabulary)
+    matcher = GreedyMatcher(vocabulary)
     for words in ([b"a", b"abc"], [b"abc", b"a"], [b"x" * 1000]):
         padded = np.frombuffer(b"".join(words) + bytes(64), np.uint8)
         table.encode(matcher, padded, np.cumsum([0, *map(len, words)]))

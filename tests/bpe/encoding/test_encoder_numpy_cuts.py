@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding import encoder_c, encoder_numpy
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder
-from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder, SliceEncoder
+from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.matching import BpeMatcher, Matches
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -211,10 +211,12 @@ class _FailingMatcher(BpeMatcher):
         return super().match(words)
 
 
-def test_words_that_could_not_be_matched_are_matched_again() -> None:
+def test_words_that_could_not_be_matched_are_matched_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(encoder_numpy, "BpeMatcher", _FailingMatcher)
     vocabulary = make_vocabulary(BYTES, "bpe", pattern="class")
     encoder = NumpyEncoder(vocabulary)
-    encoder.slices = SliceEncoder(vocabulary, _FailingMatcher(vocabulary))
     with pytest.raises(MemoryError, match="no room"):
         list(encoder.encode(corpus_from_bytes([b"abc"])))
     (piece,) = encoder.encode(corpus_from_bytes([b"abc"]))
