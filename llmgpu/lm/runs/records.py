@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -30,18 +30,6 @@ VERSION = 1
 
 _TOO_LARGE = 1 << 63
 _WHOLE_NUMBERS = frozenset({"step", "tokens", "skipped_steps"})
-_OPTIONAL = frozenset(
-    {
-        "smoothing_loss",
-        "z_loss",
-        "validation_loss",
-        "bits_per_byte",
-        "loss_scale",
-        "skipped_steps",
-        "teraflops",
-        "mfu",
-    }
-)
 
 
 class EvaluationTotals:
@@ -220,7 +208,7 @@ def _read_record(line: bytes, path: str | Path, index: int) -> StepRecord:
     found = parse_json_object(line, where)
     values = {}
     for field in fields(StepRecord):
-        if field.name in found or field.name not in _OPTIONAL:
+        if field.name in found or field.default is MISSING:
             values[field.name] = _number(field.name, found.get(field.name, ""), where)
     return StepRecord(**values)
 
