@@ -93,16 +93,19 @@ def new_settings(
         config = preset(name, vocab_size, **sizes)
     else:
         name, config = "", _shortened(model, sizes)
-    preset_defaults = {
+    takes_muon = model is None and options.get("optimizer") in ("muon", None)
+    defaults = {
         "steps": PRESET_STEPS.get(name, TrainOptions.steps),
         "batch_size": PRESET_BATCHES.get(name, TrainOptions.batch_size),
         # The better one for new weights at equal tokens and equal time (docs/recipes.md).
         "optimizer": "muon" if model is None else TrainOptions.optimizer,
         "precision": TrainOptions.precision,
+        "learning_rate": min(LARGEST_RATE, RATE_TIMES_WIDTH / config.dim),
+        "min_learning_rate": 0.0,
+        "table_rate": MUON_TABLE_RATE if takes_muon else TrainOptions.table_rate,
+        "corpus_weights": "",
     }
-    if model is None and options.get("optimizer") in ("muon", None):
-        preset_defaults["table_rate"] = MUON_TABLE_RATE
-    _fill_in(options, preset_defaults, config.dim)
+    _fill_in(options, defaults)
     if options.get("lora_rank") and model is None:
         raise InputError("--lora-rank needs a trained model: use --init FOLDER")
     settings = RunSettings(config, TrainOptions(**options))
@@ -139,8 +142,8 @@ def _shortened(model: ModelConfig, sizes: Mapping[str, Any]) -> ModelConfig:
     return replace(model, seq_len=length, max_positions=longest)
 
 
-def _fill_in(options: dict[str, Any], defaults: Mapping[str, Any], dim: int) -> None:
-    """Replace None: by `defaults`, or by what follows from another option or from the width."""
+def _fill_in(options: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Replace None: by `defaults`, or by what follows from another option."""
     for key, value in defaults.items():
         if options.get(key) is None:
             options[key] = value
@@ -149,8 +152,6 @@ def _fill_in(options: dict[str, Any], defaults: Mapping[str, Any], dim: int) -> 
     if options.get("decay_steps") is None:
         is_wsd = options.get("schedule") == "wsd"
         options["decay_steps"] = -(-options["steps"] // DECAY_SHARE) if is_wsd else 0
-    if options.get("learning_rate") is None:
-        options["learning_rate"] = min(LARGEST_RATE, RATE_TIMES_WIDTH / dim)
     if not options.get("lora_rank"):
         options["lora_alpha"], options["lora_targets"] = 0.0, ""
     else:
@@ -158,11 +159,6 @@ def _fill_in(options: dict[str, Any], defaults: Mapping[str, Any], dim: int) -> 
             options["lora_alpha"] = 2.0 * options["lora_rank"]
         if options.get("lora_targets") is None:
             options["lora_targets"] = ",".join(LORA_TARGETS)
-    options["corpus_weights"] = options.get("corpus_weights") or ""
-    if options.get("table_rate") is None:
-        options["table_rate"] = TrainOptions.table_rate
-    if options.get("min_learning_rate") is None:
-        options["min_learning_rate"] = 0.0
 
 
 def _check_together(options: TrainOptions) -> None:
