@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.lm.checkpoints.checkpoint import TrainingState, save_checkpoint
 from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.generating.generator import Generator
+from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import Model
+from llmgpu.lm.options import SamplingOptions
 from tests.bpe.vocabularies import build_vocabulary
 
 END = "<|end|>"
@@ -53,6 +57,21 @@ def used_rows(
 def read_weights(model: Model) -> dict[str, NDArray[np.float32]]:
     """Return a model's weights by name."""
     return {name: model.operations.read(tensor) for name, tensor in model.weights.items()}
+
+
+class _KeptLogits(Sampler):
+    """Draws from all logits, and keeps them."""
+
+    def draw(self, logits: NDArray[np.float32]) -> int:
+        self.logits = logits
+        return super().draw(logits)
+
+
+def logits_after(generator: Generator, ids: Sequence[int]) -> NDArray[np.float32]:
+    """Return the logits of what follows `ids`: one for each id that stands for a token."""
+    sampler = _KeptLogits(SamplingOptions(log_probabilities=True))
+    assert len(list(generator.generate(ids, 1, sampler))) == 1
+    return sampler.logits
 
 
 def moments(config: ModelConfig, seed: int) -> dict[str, NDArray[Any]]:

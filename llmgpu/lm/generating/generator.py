@@ -15,11 +15,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.lm.data.token_source import check_ids
@@ -27,7 +26,6 @@ from llmgpu.lm.generating.cached_rows import MAX_STEPS, CachedRows, Largest
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.generating import MOST_LARGEST
-from llmgpu.lm.options import SamplingOptions
 
 PROMPT_ROWS = 64  # ids of prompts that go through at a time
 AHEAD = 2  # submissions of steps that are under way
@@ -62,7 +60,7 @@ class _Sequence:
     request: Request
     ids: list[int]
     left: int
-    done: int = field(default=0)
+    done: int = 0
 
     def add(self, token: int) -> bool:
         """Add an id; return False instead if it is the one that ends the sequence."""
@@ -283,23 +281,6 @@ class Generator:
             self._steps = max(1, self._steps // 2)
         elif self._ahead_most > 1:
             self._steps = min(2 * self._steps, MAX_STEPS)
-
-    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logits of what follows `ids`: one for each id that stands for a token.
-
-        Raises:
-            InputError: there are no ids, more than `seq_len`, or some beyond the vocabulary.
-        """
-        self._check(ids)
-        if len(ids) > self._config.seq_len:
-            raise InputError(
-                f"the text has {len(ids)} ids, but the model takes at most {self._config.seq_len}"
-            )
-        alone = [_Sequence(0, 0, Request(ids, 1, Sampler(SamplingOptions())), list(ids), 1)]
-        self._take_in(alone)
-        self._write_last(alone)
-        logits: NDArray[np.float32] = self._step.find_logits()[0]
-        return logits
 
     def _check(self, ids: Sequence[int]) -> None:
         if not ids:

@@ -27,6 +27,7 @@ from tests.lm.pretrained_folders import (
     write_folder,
     write_safetensors,
 )
+from tests.lm.samples import logits_after
 from tests.reference.lm.llama import Llama
 
 IDS = np.random.default_rng(1).integers(0, 263, 50).tolist()
@@ -36,7 +37,7 @@ INDEX = "model.safetensors.index.json"
 def logits_of(saved: SavedModel, operations: Operations) -> np.ndarray:
     model = Model(operations, saved.config)
     model.load(saved.weights.__getitem__)
-    return Generator(model, saved.vocabulary.size).logits(IDS)
+    return logits_after(Generator(model, saved.vocabulary.size), IDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)

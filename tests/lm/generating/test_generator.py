@@ -18,7 +18,7 @@ from llmgpu.lm.model import Model
 from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.options import SamplingOptions
-from tests.lm.samples import read_weights
+from tests.lm.samples import logits_after, read_weights
 from tests.reference.lm.llama import Llama
 
 CONFIG = ModelConfig(
@@ -46,7 +46,7 @@ def reference_logits(model: Model, ids: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("count", [1, 2, PROMPT_ROWS, PROMPT_ROWS + 1, PROMPT_ROWS + 2, len(IDS)])
 def test_logits_after_a_prompt_of_any_length(operations: Operations, count: int) -> None:
     model = make_model(operations)
-    logits = Generator(model).logits(IDS[:count])
+    logits = logits_after(Generator(model), IDS[:count])
     expected = reference_logits(model, IDS[:count])[-1]
     np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max())
 
@@ -63,7 +63,7 @@ def test_models_of_other_kinds(operations: Operations, changes: dict[str, Any]) 
     config = replace(CONFIG, **changes)
     model = make_model(operations, config)
     expected = reference_logits(model, IDS[:5])[-1]
-    logits = Generator(model).logits(IDS[:5])
+    logits = logits_after(Generator(model), IDS[:5])
     np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max())
 
 
