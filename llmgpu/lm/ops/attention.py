@@ -202,27 +202,14 @@ class GpuAttention(GpuRecorder):
         rows = out.shape[0]
         count = rows * shape.heads
         delta = self.scratch("attention delta", (count + rows,))
+        tensors = {"out": out, "grad_out": grad_out, "delta": delta, "starts": starts}
         if out.is_half:
-            self.dispatch(
-                "lm/10_attention_delta_half.wgsl",
-                workgroups(count),
-                out=out,
-                grad_out=grad_out,
-                delta=delta,
-                starts=starts,
-                dims=dims(count, shape.head_dim // HALVES, rows),
-            )
-            return delta
-        self.dispatch(
-            "lm/10_attention_delta.wgsl",
-            workgroups(count),
-            {"HEAD_QUADS": shape.head_dim // 4},
-            out=out,
-            grad_out=grad_out,
-            delta=delta,
-            starts=starts,
-            dims=dims(count, 0, rows),
-        )
+            kernel, width = "lm/10_attention_delta_half.wgsl", shape.head_dim // HALVES
+            self.dispatch(kernel, workgroups(count), **tensors, dims=dims(count, width, rows))
+        else:
+            kernel, constants = "lm/10_attention_delta.wgsl", {"HEAD_QUADS": shape.head_dim // 4}
+            sizes = dims(count, 0, rows)
+            self.dispatch(kernel, workgroups(count), constants, **tensors, dims=sizes)
         return delta
 
 
