@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,6 @@ class Sizes:
     config: ModelConfig
     sequences: int
     updated: ModelConfig | None = None
-    _block: list[NDArray[np.float32]] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def rows(self) -> int:
@@ -146,9 +146,11 @@ class Sizes:
 
         skip: rows to leave out at the beginning, so that arrays of one shape differ.
         """
-        if not self._block:
-            self._block.append(np.random.default_rng(2).standard_normal(_PERIOD, np.float32))
-        return np.resize(self._block[0], (shape[0] + skip, *shape[1:]))[skip:]
+        return np.resize(self._repeated, (shape[0] + skip, *shape[1:]))[skip:]
+
+    @cached_property
+    def _repeated(self) -> NDArray[np.float32]:
+        return np.random.default_rng(2).standard_normal(_PERIOD, np.float32)
 
     def shape(self, letters: str) -> tuple[int, ...]:
         """Return a shape that is spelled by the letters of `llmgpu.lm.ops`.
