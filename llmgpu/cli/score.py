@@ -24,8 +24,8 @@ from llmgpu.lm.config import SHORT_CONTEXT
 from llmgpu.lm.data.batches import token_bytes
 from llmgpu.lm.data.inputs import default_separator
 from llmgpu.lm.loading import load_model
-from llmgpu.lm.runs.records import perplexity
-from llmgpu.lm.scoring import Document, Request, Score, Scorer, bits_per_byte, read_documents
+from llmgpu.lm.runs.records import bits_per_byte, perplexity
+from llmgpu.lm.scoring import Document, Request, Score, Scorer, read_documents
 from llmgpu.text.corpus import Corpus
 
 
@@ -130,7 +130,7 @@ def _measures(tokens: int, text_bytes: int, log_likelihood: float) -> dict[str, 
         "text_bytes": text_bytes,
         "log_likelihood": log_likelihood,
         "perplexity": surprise if surprise < math.inf else None,  # JSON has no infinity
-        "bits_per_byte": bits_per_byte(log_likelihood, text_bytes),
+        "bits_per_byte": bits_per_byte(-log_likelihood, text_bytes),
     }
 
 

@@ -9,7 +9,6 @@ Windows of several texts go through together, those of like lengths in one batch
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -192,8 +191,3 @@ def read_documents(encoder: Encoder, text: Corpus) -> Iterator[Document]:
 def _document(text: Corpus, number: int, parts: Sequence[NDArray[np.uint32]]) -> Document:
     file = bisect_right(text.begun, number, key=lambda begin: begin.documents) - 1
     return Document(text.begun[file].path, number, np.concatenate(parts))
-
-
-def bits_per_byte(log_likelihood: float, text_bytes: int) -> float | None:
-    """Return the bits that a byte of text takes; None without text."""
-    return -log_likelihood / (math.log(2) * text_bytes) if text_bytes else None

@@ -59,7 +59,12 @@ class EvaluationTotals:
     @property
     def bits_per_byte(self) -> float | None:
         """Bits per byte of text; None without text."""
-        return self._text_nats / (math.log(2) * self.text_bytes) if self.text_bytes else None
+        return bits_per_byte(self._text_nats, self.text_bytes)
+
+
+def bits_per_byte(nats: float, text_bytes: int) -> float | None:
+    """Return the bits per byte of a text with this many nats; None without text."""
+    return nats / (math.log(2) * text_bytes) if text_bytes else None
 
 
 def perplexity(loss: float) -> float:
