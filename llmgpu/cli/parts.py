@@ -94,25 +94,26 @@ class PartJob:
                     f"{self.output} has part {quote(other)}, which part {self.part} would replace: "
                     f"put {PLACEHOLDER} in the output's name, or remove the old file"
                 )
-            expected = {"format": FORMAT, "version": VERSION, "run": self._run}
-            expected["output"] = _facts(self._main_file)
-            if record == {**expected, "summary": record.get("summary")}:
+            if record == self._content(record.get("summary")):
                 return dict(record["summary"])
         return None
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Record that the output is written."""
-        if not self.is_recorded:
-            return
-        content = {
+        if self.is_recorded:
+            with atomic_output(self._record) as file:
+                file.write(json.dumps(self._content(summary), indent=1).encode() + b"\n")
+
+    def _content(self, summary: object) -> dict[str, object]:
+        """Return the record of the part, whose output is written."""
+        name = os.path.basename(self._main_file)
+        return {
             "format": FORMAT,
             "version": VERSION,
             "run": self._run,
-            "output": _facts(self._main_file),
+            "output": [name, *file_facts(self._main_file)[1:]],
             "summary": summary,
         }
-        with atomic_output(self._record) as file:
-            file.write(json.dumps(content, indent=1).encode() + b"\n")
 
     @property
     def _main_file(self) -> str:
@@ -123,7 +124,3 @@ class PartJob:
     @property
     def _record(self) -> str:
         return f"{self.output}.part.json"
-
-
-def _facts(path: str) -> list[str | int]:
-    return [os.path.basename(path), *file_facts(path)[1:]]
