@@ -55,8 +55,7 @@ def with_special_tokens(
     Raises VocabularyError for a token that the vocabulary does not have.
     """
     special = vocabulary.special_tokens
-    allowed = _chosen(vocabulary, options.allowed, special)
-    disallowed = _chosen(vocabulary, options.disallowed, special.keys() - set(allowed))
+    allowed, disallowed = _chosen_texts(vocabulary, options)
     late = _normalized_texts(vocabulary)
     late_allowed: dict[bytes, int] = {}
     for text in late:
@@ -108,10 +107,7 @@ class DocumentEncoder:
         Raises VocabularyError for a token that the vocabulary does not have.
         """
         self._encode = encode
-        special = vocabulary.special_tokens
-        allowed = _chosen(vocabulary, options.allowed, special)
-        disallowed = _chosen(vocabulary, options.disallowed, special.keys() - set(allowed))
-        texts = [text.encode() for text in {*allowed, *disallowed}]
+        texts = [text.encode() for text in set().union(*_chosen_texts(vocabulary, options))]
         self._search = search_for(texts) if texts else None
         around = ids_around(vocabulary, options)
         self._before, self._after = (np.array(ids, np.uint32) for ids in around)
@@ -161,6 +157,15 @@ def token_id(vocabulary: Vocabulary, token: int | str) -> int:
             f"{quote(token)} is the text of {len(ids)} tokens, {ids[:3]}: give the id instead"
         )
     return ids[0]
+
+
+def _chosen_texts(
+    vocabulary: Vocabulary, options: SpecialOptions
+) -> tuple[Collection[str], Collection[str]]:
+    """Return the special tokens that text may spell, and those that it must not."""
+    special = vocabulary.special_tokens
+    allowed = _chosen(vocabulary, options.allowed, special)
+    return allowed, _chosen(vocabulary, options.disallowed, special.keys() - set(allowed))
 
 
 def _chosen(
@@ -284,9 +289,8 @@ class _Insertion:
                 ending[np.argmax(begins)] = False
             values[begins, 0] = self._eos
             present[:, 0] |= ending
-        before = (
-            np.cumsum(present.sum(axis=1)) - present[:, 1]
-        )  # where a document's first token goes
+        # Where the first token of a document goes.
+        before = np.cumsum(present.sum(axis=1)) - present[:, 1]
         ids = np.insert(piece.ids, np.repeat(starts, 2)[present.ravel()], values[present])
         self._is_open |= bool(begins.any())
         if piece.closed and (last := self.finish()) is not None:
