@@ -5,11 +5,14 @@ Everything is local: no fonts, scripts or inventories are downloaded, so the bui
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import sys
+import typing
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -107,6 +110,8 @@ class CommandHelp(Directive):
 
 def setup(app: Any) -> None:
     """Connect what is above."""
+    with patch.object(typing, "TYPE_CHECKING", True):  # signatures name what is imported for types
+        importlib.import_module("llmgpu.tokenizer")
     app.add_directive("command-help", CommandHelp)
     app.connect("autodoc-process-docstring", list_parameters)
     app.connect("autodoc-process-signature", shorten_arrays)
