@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -174,6 +174,24 @@ def select_early(wanted: str, *, auto: bool = False, matrices: bool = False) -> 
         _early_all.append(_in_thread(_start_all))
     else:
         _early[wanted] = _selecting(wanted, matrices=matrices)
+
+
+@contextmanager
+def selecting_early(wanted: str) -> Iterator[None]:
+    """Select a backend early, see `select_early`, for a block that takes it.
+
+    If the block fails before, the device is closed: nobody may take it, least of all a process
+    that is forked from this one, which can't use it.
+    """
+    if wanted != ALL:  # which no single block takes
+        select_early(wanted)
+    try:
+        yield
+    except BaseException:
+        left = _early.pop(wanted, None)
+        if left is not None:
+            left.exception()  # waits: a thread that opens a device must not be forked
+        raise
 
 
 def keep_devices() -> None:

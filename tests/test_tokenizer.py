@@ -21,11 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llmgpu
-from llmgpu import Tokenizer
+from llmgpu import Tokenizer, backend
 from llmgpu.bpe.interchange import huggingface
 from llmgpu.bpe.interchange import tiktoken as rank_files
 from llmgpu.bpe.vocabulary.chat import ChatTemplate
-from llmgpu.errors import DeviceError, InputError, OutputError, VocabularyError
+from llmgpu.errors import DeviceError, InputError, LlmgpuError, OutputError, VocabularyError
 from llmgpu.text.corpus import CorpusOptions
 from llmgpu.tokens.process_encoders import HOST_BYTES
 from tests.bpe.encoding.test_special_encoding import DOCUMENTS, SPECIAL, UNEQUAL, peer, vocabulary
@@ -409,6 +409,30 @@ def test_copies(any_tokenizer: Tokenizer) -> None:
     for made in (pickle.loads(pickle.dumps(any_tokenizer)), copy.deepcopy(any_tokenizer)):
         assert repr(made) == repr(any_tokenizer)
         np.testing.assert_array_equal(made.encode(text), expected)
+
+
+@pytest.mark.parametrize("device", ["no such adapter", "all"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda device: Tokenizer.load("missing", device),
+        lambda device: Tokenizer.from_tiktoken("missing", device=device),
+        lambda device: Tokenizer.from_huggingface("missing", device=device),
+        lambda device: Tokenizer.from_gpt2("missing", "missing", device=device),
+        lambda device: Tokenizer.from_pretrained("missing", device=device),
+        lambda device: Tokenizer.train("missing", vocab_size=300, device=device),
+        lambda device: Tokenizer.train_from_iterator("text", vocab_size=300, device=device),
+        lambda device: Tokenizer.train_from_counts({"low": 0}, vocab_size=300, device=device),
+        lambda device: Tokenizer.train_from_counts({"low": 2}, vocab_size=5, device=device),
+    ],
+)
+def test_what_is_wrong_is_said_before_the_device_and_leaves_none(
+    call: Callable[[str], Tokenizer], device: str
+) -> None:
+    with pytest.raises((LlmgpuError, TypeError)) as raised:
+        call(device)
+    assert not isinstance(raised.value, DeviceError)
+    assert not backend._early and not backend._early_all
 
 
 def test_importing_the_package_imports_little() -> None:

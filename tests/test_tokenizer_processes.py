@@ -78,3 +78,30 @@ def test_child_processes(tmp_path: Path, device: str, method: str) -> None:
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_device_that_was_opened_in_vain_is_not_that_of_a_forked_process(tmp_path: Path) -> None:
+    if sys.platform == "win32":
+        pytest.skip("this system has no fork")
+    require_adapter()
+    vocabulary().save(tmp_path / "v.bin")
+    code = (
+        "import os, signal; from llmgpu import Tokenizer; from llmgpu.errors import LlmgpuError\n"
+        "vocabulary = Tokenizer.load('v.bin').vocabulary\n"
+        "try: Tokenizer.load('missing', 'gpu')\n"
+        "except LlmgpuError: pass\n"
+        "child = os.fork()\n"
+        "if child: assert os.waitpid(child, 0)[1] == 0\n"
+        "else:\n"
+        "    signal.alarm(60)\n"
+        "    try: Tokenizer(vocabulary, 'gpu').encode('low ' * 30_000)\n"
+        "    except LlmgpuError as error: os._exit('was forked' not in str(error))\n"
+        "    os._exit(2)"
+    )
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=tmp_path,
+        env=environment(),
+        check=True,
+        timeout=100,
+    )

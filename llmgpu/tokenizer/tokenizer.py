@@ -15,7 +15,7 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from llmgpu.backend import select_early
+from llmgpu.backend import selecting_early
 from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.errors import InputError
@@ -84,11 +84,11 @@ class Tokenizer(Decoder):
         Raises VocabularyError if it can't be read exactly or is damaged, and for an unknown rule;
         DeviceError like the constructor. Notes are logged to "llmgpu" at level INFO.
         """
-        select_early(device)
-        from llmgpu.bpe.interchange.open import open_vocabulary
+        with selecting_early(device):
+            from llmgpu.bpe.interchange.open import open_vocabulary
 
-        vocabulary = open_vocabulary(path, note=_log.info)
-        return cls(vocabulary.with_match(match or vocabulary.match), device)
+            vocabulary = open_vocabulary(path, note=_log.info)
+            return cls(vocabulary.with_match(match or vocabulary.match), device)
 
     @classmethod
     def from_tiktoken(
@@ -107,11 +107,11 @@ class Tokenizer(Decoder):
         Raises VocabularyError for a file that can't be read exactly, LlmgpuError for an unknown
         pattern. Notes go to the log "llmgpu", at level INFO.
         """
-        select_early(device)
-        vocabulary = FORMATS["tiktoken"].read(
-            path, pattern=pattern, special_tokens=special_tokens, note=_log.info
-        )
-        return cls(vocabulary, device)
+        with selecting_early(device):
+            vocabulary = FORMATS["tiktoken"].read(
+                path, pattern=pattern, special_tokens=special_tokens, note=_log.info
+            )
+            return cls(vocabulary, device)
 
     @classmethod
     def from_huggingface(cls, path: str | Path, *, device: str = "auto") -> Tokenizer:
@@ -120,8 +120,8 @@ class Tokenizer(Decoder):
         Raises VocabularyError for one that can't be read exactly. Notes go to the log "llmgpu", at
         level INFO.
         """
-        select_early(device)
-        return cls(FORMATS["huggingface"].read(path, note=_log.info), device)
+        with selecting_early(device):
+            return cls(FORMATS["huggingface"].read(path, note=_log.info), device)
 
     @classmethod
     def from_gpt2(
@@ -139,11 +139,11 @@ class Tokenizer(Decoder):
 
         Raises VocabularyError for files that can't be read exactly.
         """
-        select_early(device)
-        vocabulary = FORMATS["gpt2"].read(
-            vocab, merges, pattern=pattern, special_tokens=special_tokens, note=_log.info
-        )
-        return cls(vocabulary, device)
+        with selecting_early(device):
+            vocabulary = FORMATS["gpt2"].read(
+                vocab, merges, pattern=pattern, special_tokens=special_tokens, note=_log.info
+            )
+            return cls(vocabulary, device)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, device: str = "auto") -> Tokenizer:
@@ -151,10 +151,10 @@ class Tokenizer(Decoder):
 
         Raises VocabularyError for a folder without them, and like `from_huggingface`.
         """
-        select_early(device)
-        from llmgpu.bpe.interchange.open import find_in_folder
+        with selecting_early(device):
+            from llmgpu.bpe.interchange.open import find_in_folder
 
-        return cls(find_in_folder(folder).read(_log.info), device)
+            return cls(find_in_folder(folder).read(_log.info), device)
 
     @classmethod
     def train(
@@ -184,22 +184,24 @@ class Tokenizer(Decoder):
         """
         if (corpus is None) == (counts is None):
             raise InputError("give either corpus or counts")
-        select_early(device)
-        from llmgpu.tokenizer.training import train_on_counts_files, train_on_files
+        with selecting_early(device):
+            from llmgpu.tokenizer.training import train_on_counts_files, train_on_files
 
-        options: dict[str, Any] = {
-            "vocab_size": vocab_size,
-            "min_frequency": min_frequency,
-            "special_tokens": tuple(several(special_tokens)),
-            "tie": tie,
-            "max_token_length": max_token_length,
-            "match": match,
-        }
-        if counts is not None:
-            return cls(train_on_counts_files(names_of(counts), pattern, device, options), device)
-        assert corpus is not None
-        options["pattern"] = pattern or DEFAULT_PATTERN
-        return cls(train_on_files(names_of(corpus), reading, device, options), device)
+            options: dict[str, Any] = {
+                "vocab_size": vocab_size,
+                "min_frequency": min_frequency,
+                "special_tokens": tuple(several(special_tokens)),
+                "tie": tie,
+                "max_token_length": max_token_length,
+                "match": match,
+            }
+            if counts is not None:
+                return cls(
+                    train_on_counts_files(names_of(counts), pattern, device, options), device
+                )
+            assert corpus is not None
+            options["pattern"] = pattern or DEFAULT_PATTERN
+            return cls(train_on_files(names_of(corpus), reading, device, options), device)
 
     @classmethod
     def train_from_iterator(
@@ -218,12 +220,12 @@ class Tokenizer(Decoder):
 
         Raises like `train`, and TypeError for a text that is not str or bytes, or a single str.
         """
-        select_early(device)
-        from llmgpu.tokenizer.training import train_on_texts
+        with selecting_early(device):
+            from llmgpu.tokenizer.training import train_on_texts
 
-        special = tuple(several(special_tokens))
-        options |= {"vocab_size": vocab_size, "special_tokens": special}
-        return cls(train_on_texts(several(texts), device, options), device)
+            special = tuple(several(special_tokens))
+            options |= {"vocab_size": vocab_size, "special_tokens": special}
+            return cls(train_on_texts(several(texts), device, options), device)
 
     @classmethod
     def train_from_counts(
@@ -242,11 +244,11 @@ class Tokenizer(Decoder):
 
         Raises InputError for an empty word or a count below 1; else like `train`.
         """
-        select_early(device)
-        from llmgpu.tokenizer.training import train_on_counts
+        with selecting_early(device):
+            from llmgpu.tokenizer.training import train_on_counts
 
-        options |= {"vocab_size": vocab_size, "pattern": pattern}
-        return cls(train_on_counts(counts, device, options), device)
+            options |= {"vocab_size": vocab_size, "pattern": pattern}
+            return cls(train_on_counts(counts, device, options), device)
 
     @overload
     def encode(

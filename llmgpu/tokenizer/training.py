@@ -65,5 +65,5 @@ def _special_bytes(options: Options) -> tuple[bytes, ...]:
 
 def _train(source: Corpus | WordCounts, device: str, options: Options) -> Vocabulary:
     with source if isinstance(source, Corpus) else nullcontext():
-        backend = start_selecting(device)()
-        return train_vocabulary(source, TrainingOptions(**options), backend).vocabulary
+        checked = TrainingOptions(**options)
+        return train_vocabulary(source, checked, start_selecting(device)()).vocabulary
