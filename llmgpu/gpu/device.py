@@ -153,10 +153,6 @@ class Device(OpenedAdapter):
         """Begin a list of commands."""
         return Commands(self, self.gpu_seconds if self.timing else None)
 
-    def submit(self, commands: Commands) -> object:
-        """Hand commands to the device, see `Commands.submit`."""
-        return commands.submit()
-
     def wait(self, submission: object) -> None:
         """Block until a submission is done (None: all that were submitted)."""
         self.webgpu.wait(self.handle, submission)
@@ -193,7 +189,7 @@ class Device(OpenedAdapter):
             parallel_copy(staging.array()[: len(piece)], piece)
             commands = self.record()
             staging.copy_to(commands, buffer, len(piece), target_offset=start)
-            self.submit(commands)
+            commands.submit()
         self._idle_staging = [staging]
 
     def read(self, buffer: Buffer, count: int, dtype: type[_Scalar]) -> NDArray[_Scalar]:
@@ -228,7 +224,7 @@ class Device(OpenedAdapter):
         lanes = self.create_buffer("probe", 16 * size)
         commands = self.record()
         commands.dispatch(kernel.bind(lanes=lanes), 1)
-        self.submit(commands)
+        commands.submit()
         seen = self.read(lanes, 4 * size, np.uint32).reshape(size, 4)
         local_index, lane, width, subgroup = seen.T.astype(np.int64)
         in_order = bool(np.all(local_index == subgroup * width + lane))

@@ -17,7 +17,7 @@ def test_copies_at_offsets_and_clears(any_device: Device) -> None:
     commands = any_device.record()
     commands.copy(source.handle, target.handle, 400, source_offset=40, target_offset=80)
     commands.clear(source)
-    any_device.submit(commands)
+    commands.submit()
     expected = np.zeros(256, np.uint32)
     expected[20:120] = numbers[10:110]
     np.testing.assert_array_equal(any_device.read(target, 256, np.uint32), expected)
@@ -31,7 +31,7 @@ def test_a_copy_sees_the_dispatch_before_it(any_device: Device) -> None:
     commands.copy(bound.buffers[3].handle, copies.handle, 2560)
     commands.dispatch(bound, 10)
     commands.copy(bound.buffers[3].handle, copies.handle, 2560, target_offset=2560)
-    any_device.submit(commands)
+    commands.submit()
     before, after = any_device.read(copies, 1280, np.uint32).reshape(2, 640)
     assert not before.any() and (after == 7).all()
 
@@ -43,7 +43,7 @@ def test_counts_come_from_the_device(any_device: Device, counts: tuple[int, int,
     any_device.write(arguments, np.array((9, 9, 9, *counts), np.uint32))
     commands = any_device.record()
     commands.dispatch_indirect(bound, arguments, 12)
-    any_device.submit(commands)
+    commands.submit()
     symbols = any_device.read(bound.buffers[3], 640, np.uint32)
     assert np.count_nonzero(symbols == 7) == 64 * counts[0] * counts[1]
 
@@ -55,7 +55,7 @@ def test_counts_in_two_dimensions_come_from_the_device(any_device: Device) -> No
     any_device.write(arguments, np.array((MAX_GROUPS, 2, 1), np.uint32))
     commands = any_device.record()
     commands.dispatch_indirect(bound, arguments, 0)
-    any_device.submit(commands)
+    commands.submit()
     assert (any_device.read(bound.buffers[3], size, np.uint32) == 7).all()
 
 
@@ -88,7 +88,7 @@ def test_a_device_without_timestamps_times_nothing(portable_device: Device) -> N
     try:
         commands = portable_device.record()
         commands.dispatch(bound, 1)
-        portable_device.submit(commands)
+        commands.submit()
     finally:
         portable_device.timing = False
     assert not portable_device.gpu_seconds

@@ -20,7 +20,7 @@ def test_staging_memory_is_used_again(any_device: Device) -> None:
         commands = any_device.record()
         staging.copy_to(commands, target, 4000)
         assert not staging.is_mapped()
-        any_device.submit(commands)
+        commands.submit()
     for k, target in enumerate(targets):
         assert (any_device.read(target, 4000, np.uint8) == k + 1).all()
 

@@ -48,7 +48,7 @@ def test_dispatch_of_more_than_65535_workgroups(any_device: Device) -> None:
     bound = boundary_kernel(any_device, size)
     commands = any_device.record()
     commands.dispatch(bound, -(-size // 64))
-    any_device.submit(commands)
+    commands.submit()
     symbols = any_device.read(bound.buffers[3], size, np.uint32)
     assert (symbols == 7).all()  # every thread ran: the rank of byte 0
 
@@ -115,9 +115,9 @@ def test_bind_checks_names(device: Device) -> None:
 
 def test_commands_can_be_submitted_once(device: Device) -> None:
     commands = device.record()
-    device.submit(commands)
+    commands.submit()
     with pytest.raises(RuntimeError, match="already submitted"):
-        device.submit(commands)
+        commands.submit()
 
 
 def test_mapped_memory_is_not_submitted(device: Device) -> None:
@@ -128,7 +128,7 @@ def test_mapped_memory_is_not_submitted(device: Device) -> None:
     staging.copy_to(commands, buffer, 1000)
     staging.array()  # mapped again before the submission
     with pytest.raises(RuntimeError, match="still mapped"):
-        device.submit(commands)
+        commands.submit()
 
 
 def test_a_download_under_way_is_not_started_again(device: Device) -> None:
@@ -158,7 +158,7 @@ def test_kernels_are_timed(device: Device) -> None:
         for _ in range(3):
             commands.dispatch(bound, 1 << 14)
         device.gpu_seconds.clear()
-        device.submit(commands)
+        commands.submit()
     finally:
         device.timing = False
     assert list(device.gpu_seconds) == ["bpe_word_boundary"]
@@ -172,7 +172,7 @@ def test_small_timed_and_untimed_runs_agree(device: Device) -> None:
         bound = boundary_kernel(device, 1000)
         commands = device.record()
         commands.dispatch(bound, 16)
-        device.submit(commands)
+        commands.submit()
         device.timing = False
         results.append(device.read(bound.buffers[3], 1000, np.uint32))
     np.testing.assert_array_equal(*results)

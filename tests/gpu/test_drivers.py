@@ -108,7 +108,7 @@ def test_a_kernel_runs_on_dawn(dawn_device: Device) -> None:
     device.timing = True
     commands = device.record()
     commands.dispatch(kernel, len(values) // 64)
-    device.wait(device.submit(commands))
+    device.wait(commands.submit())
     device.timing = False
     device.wait(None)
     np.testing.assert_array_equal(device.read(buffer, len(values), np.uint32), 2 * values)
@@ -123,7 +123,7 @@ def test_submissions_that_nobody_waits_for_are_forgotten(dawn_device: Device) ->
     for _ in range(200):
         commands = device.record()
         commands.dispatch(kernel, 1)
-        submissions.append(device.submit(commands))
+        submissions.append(commands.submit())
     device.wait(submissions[-1])
     device.wait(submissions[0])  # was done and forgotten before
     assert device.read(buffer, 64, np.uint32).tolist() == [200 * k for k in range(64)]
@@ -148,7 +148,7 @@ def test_a_signal_during_a_wait_is_not_lost(dawn_device: Device) -> None:
                 commands = device.record()
                 for _ in range(200):
                     commands.dispatch(kernel, 1)
-                device.wait(device.submit(commands))
+                device.wait(commands.submit())
                 device.read(buffer, 64, np.uint32)
     finally:
         timer.join()

@@ -179,7 +179,7 @@ class _Slot:
         commands.dispatch(compact, chunks)
         self._state_copy.record(commands, self.state, 4 * STATE_WORDS)
         self._undecided_copy.record(commands, self._pretokenizer.undecided, 4)
-        device.submit(commands)
+        commands.submit()
         self._state_copy.begin()
         self._undecided_copy.begin()
 

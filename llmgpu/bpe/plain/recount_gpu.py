@@ -166,7 +166,7 @@ class _RecountLoop:
         )
         commands = device.record()
         commands.dispatch(boundary, -(-self._size // self._wg))
-        device.submit(commands)
+        commands.submit()
         self._make_table(self._table_slots)
 
     def _mark_starts(
@@ -178,7 +178,7 @@ class _RecountLoop:
         pretokenizer = GpuPretokenizer(self._device, cut, text_buffer, len(text))
         commands = self._device.record()
         pretokenizer.record(commands, whole)
-        self._device.submit(commands)
+        commands.submit()
         if self._device.read(pretokenizer.undecided, 1, np.uint32)[0]:
             pretokenizer.mark_on_host(whole, text)
         return pretokenizer.start_bits

@@ -224,7 +224,7 @@ class _BatchedLoop:
         commands.dispatch(kernels["first_pairs"].bind_from(buffers), by_pair)
         commands.dispatch(kernels["first_links"].bind_from(buffers), by_position)
         commands.clear(buffers["entries"])
-        device.submit(commands)
+        commands.submit()
 
     def _reserve(self, first_pairs: int) -> None:
         """Make the buffers that grow, large enough for the first pairs, and bind the kernels."""
@@ -353,7 +353,7 @@ class _BatchedLoop:
         larger = self._device.create_buffer(buffer.label, nbytes)
         commands = self._device.record()
         commands.copy(buffer.handle, larger.handle, buffer.nbytes)
-        self._device.submit(commands)
+        commands.submit()
         self._buffers[name] = larger
 
     def _read_log(self, done: int) -> NDArray[np.uint32]:

@@ -168,7 +168,7 @@ class GpuWordCounter:
         self._carried = self._total_counts(int(self.table.read_state()["words"]))
         commands = self._device.record()
         commands.clear(self.table.buffers["counts"])
-        self._device.submit(commands)
+        commands.submit()
 
     def _total_counts(self, words: int) -> NDArray[np.int64]:
         counts = self._device.read(self.table.buffers["counts"], words, np.uint32).astype(np.int64)
@@ -194,7 +194,7 @@ class GpuWordCounter:
         lengths = device.create_buffer("word lengths", 4 * words)
         commands = device.record()
         commands.dispatch(kernels["lengths"].bind(**stored, lengths=lengths), self.table.groups)
-        device.submit(commands)
+        commands.submit()
         offsets = offsets_of(device.read(lengths, words, np.uint32))
         size = int(offsets[-1])
         device.write(lengths, offsets[1:].astype(np.uint32))
@@ -203,7 +203,7 @@ class GpuWordCounter:
         pack = kernels["pack"]
         bound = pack.bind(**stored, ends=lengths, packed=packed)
         commands.dispatch(bound, -(-size // (4 * pack.workgroup_size)))
-        device.submit(commands)
+        commands.submit()
         return device.read(packed, size, np.uint8), offsets
 
 

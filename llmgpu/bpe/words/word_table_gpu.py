@@ -178,7 +178,7 @@ class GpuWordTable:
             commands.copy(source.handle, target.handle, min(source.nbytes, target.nbytes))
         rehash = self.kernels["rehash"].bind_from(self.buffers | {"old_table": before["table"]})
         commands.dispatch(rehash, self.groups)
-        self.device.submit(commands)
+        commands.submit()
         if self.read_state()["full"]:
             raise DeviceError("too many words have the same hash value; use --device cpu")
 
@@ -187,7 +187,7 @@ class GpuWordTable:
         commands = self.device.record()
         for name in ("slots", "table", *self._word_arrays):
             commands.clear(self.buffers[name])
-        self.device.submit(commands)
+        commands.submit()
         self._write_state()
 
 
@@ -255,7 +255,7 @@ class WordSlot:
     def submit_with_state(self, commands: Commands, table: GpuWordTable) -> None:
         """Submit commands, and a copy of the state that they leave."""
         self._state_copy.record(commands, table.buffers["state"], STATE.itemsize)
-        self.device.submit(commands)
+        commands.submit()
         self._state_copy.begin()
 
     def collect(self) -> NDArray[Any]:

@@ -213,7 +213,7 @@ class GpuRecorder(Operations):
     def run(self, program: Program) -> None:
         prepared = self._prepared.pop(id(program), None)
         commands = self._commands_of(program) if prepared is None else prepared[1]
-        self._runs.append(self.device.submit(commands))
+        self._runs.append(commands.submit())
 
     def _commands_of(self, program: Program) -> Commands:
         self._commands = commands = self.device.record()

@@ -92,7 +92,7 @@ class GpuTransfers(Transfers):
             for tensor in tensors:
                 staging.copy_to(commands, tensor.buffer, tensor.nbytes, source_offset=offset)
                 offset += tensor.nbytes
-            self._device.submit(commands)
+            commands.submit()
             self._staged.append(staging)
 
         return staging.array()[:size].view(np.float32), write

@@ -35,7 +35,7 @@ def test_offsets_and_total_are_those_of_numpy(any_device: Device, symbols: int) 
         kernel = any_device.kernel(file, WORKGROUP_SIZE=BLOCK, SCAN_TILE=SCAN_TILE)
         names = {binding.name for binding in kernel.bindings}
         commands.dispatch(kernel.bind(**{name: buffers[name] for name in names}), groups)
-    any_device.submit(commands)
+    commands.submit()
     offsets = np.cumsum(sums, dtype=np.uint64) - sums
     np.testing.assert_array_equal(
         any_device.read(buffers["block_sums"], blocks, np.uint32), offsets

@@ -34,7 +34,7 @@ class Marker:
         self._device.write(self._text, text)
         commands = self._device.record()
         self._pretokenizer.record(commands, piece)
-        self._device.submit(commands)
+        commands.submit()
         bits = self._device.read(self._pretokenizer.start_bits, -(-len(text) // 8), np.uint8)
         return np.unpackbits(bits, bitorder="little")[: len(text)].astype(np.bool_)
 

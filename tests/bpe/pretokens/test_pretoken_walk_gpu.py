@@ -48,7 +48,7 @@ class Walker:
         commands = self._device.record()
         self.piece = make_slice(text, begins, closed=closed)
         self.pretokenizer.record(commands, self.piece)
-        self._device.submit(commands)
+        commands.submit()
         return self.bits(len(text))
 
     def bits(self, length: int) -> NDArray[np.bool_]:

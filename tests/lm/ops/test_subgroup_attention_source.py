@@ -85,7 +85,7 @@ class Case:
         used = {name: each for name, each in self.inputs.items() if f" {name}: array" in text}
         commands = device.record()
         commands.dispatch(kernel.bind(**used, **buffers), groups)
-        device.submit(commands)
+        commands.submit()
         results = []
         for name, like in outputs.items():
             found = device.read(buffers[name], like.size + ROOM, like.dtype.type)

@@ -97,7 +97,7 @@ def run(
     kernel = device.generated(text)
     commands = device.record()
     commands.dispatch(kernel.bind(**buffers), made.tile.count(rows, columns) * parts)
-    device.submit(commands)
+    commands.submit()
     found = device.read(buffers["product"], len(room), kind)
     assert (found[parts * rows * columns :] == kind(6e4)).all()
     sums = found[: parts * rows * columns].reshape(parts, rows, columns)
