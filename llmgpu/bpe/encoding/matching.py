@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import blocks, ranges
 from llmgpu.bpe.encoding.long_words import LongWordMerger
-from llmgpu.bpe.encoding.pair_ranks import NO_RANK, byte_ids, pair_ranks, token_ids
+from llmgpu.bpe.encoding.pair_ranks import NO_RANK, byte_ids, pair_ranks
+from llmgpu.bpe.vocabulary.recovery import ordinary_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 MOST_BYTES = 128  # of a word that is merged in rounds: there may be one for each of its bytes
@@ -41,7 +42,7 @@ class BpeMatcher:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Prepare for the merges of a vocabulary; VocabularyError if there are too many."""
-        self._whole = token_ids(vocabulary) if vocabulary.takes_whole_tokens else {}
+        self._whole = ordinary_ranks(vocabulary) if vocabulary.takes_whole_tokens else {}
         self._pairs = pair_ranks(vocabulary)
         self._byte_ids = byte_ids(vocabulary)
         self._long_words = LongWordMerger(self._pairs, self._byte_ids)

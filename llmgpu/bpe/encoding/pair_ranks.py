@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.vocabulary.recovery import ordinary_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 
@@ -77,7 +78,7 @@ def _listed(merges: NDArray[np.int32]) -> PairRanks:
 
 def _all_cuts(vocabulary: Vocabulary) -> PairRanks:
     """Return a pair for every way to cut a token into two, sorted by id and then by cut."""
-    ids = token_ids(vocabulary)
+    ids = ordinary_ranks(vocabulary)
     pairs = array("i")
     for token, number in ids.items():
         for cut in range(1, len(token)):
@@ -88,16 +89,6 @@ def _all_cuts(vocabulary: Vocabulary) -> PairRanks:
                     pairs.extend((before, after, number))
     left, right, ranks = np.frombuffer(pairs, np.int32).reshape(-1, 3).T
     return PairRanks(left, right, ranks, np.arange(vocabulary.size, dtype=np.int32))
-
-
-def token_ids(vocabulary: Vocabulary) -> dict[bytes, int]:
-    """Return the id of each ordinary token, the lowest of equal ones, ascending."""
-    ids: dict[bytes, int] = {}
-    for number in vocabulary.ordinary_ids.tolist():
-        token = vocabulary.tokens[number]
-        if token:
-            ids.setdefault(token, number)
-    return ids
 
 
 def byte_ids(vocabulary: Vocabulary) -> NDArray[np.int32]:
