@@ -282,14 +282,11 @@ def _list_merges(
     vocabulary: Vocabulary, first: int | None, search: str | None, as_json: bool
 ) -> None:
     """Print merges in order, one per line: the new token and its two parts."""
-    from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
+    from llmgpu.bpe.vocabulary.recovery import listed_merges
 
-    merges = vocabulary.merges
-    if not len(merges):  # it has ranks
-        merges = recover_merges(ordinary_ranks(vocabulary))
     rows: Iterator[_Row] = (
         (made, {"left": left, "right": right}, [left, right])
-        for left, right, made in merges.tolist()
+        for left, right, made in listed_merges(vocabulary).tolist()
     )
     _print_rows(vocabulary, rows, first, search, as_json)
 

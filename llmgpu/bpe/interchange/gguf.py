@@ -19,11 +19,11 @@ from typing import Any
 
 from llmgpu.bpe.interchange.token_tables import (
     exportable_ids,
-    exportable_merges,
     find_end_of_text,
     name_pairs,
     note_unicode,
 )
+from llmgpu.bpe.vocabulary.recovery import listed_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import OutputError, VocabularyError
 from llmgpu.files import OutputFile, output_errors, writes_directly
@@ -142,7 +142,7 @@ def describe(
     Raises VocabularyError where llama.cpp can't give the same ids.
     """
     ids = exportable_ids(vocabulary, _TOOL)
-    merges = exportable_merges(vocabulary)
+    merges = listed_merges(vocabulary)
     pre = _name_split(vocabulary, len(set(merges[:, 2].tolist())))
     end = find_end_of_text(vocabulary.special_tokens)
     bos_id, eos_id = _around(vocabulary, bos_id, eos_id, note)

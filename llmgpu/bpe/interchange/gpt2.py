@@ -20,7 +20,6 @@ from llmgpu.bpe.interchange.token_tables import (
     check_id,
     check_vocabulary_map,
     exportable_ids,
-    exportable_merges,
     imported_vocabulary,
     name_pairs,
     note_around,
@@ -31,6 +30,7 @@ from llmgpu.bpe.interchange.token_tables import (
     to_bytes,
 )
 from llmgpu.bpe.pretokens.pattern import get_pattern
+from llmgpu.bpe.vocabulary.recovery import listed_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.files import atomic_output, output_errors, require_name
@@ -111,7 +111,7 @@ def write(
     """
     require_name(path)
     ids = exportable_ids(vocabulary, "GPT-2's tokenizer")
-    merges = exportable_merges(vocabulary)
+    merges = listed_merges(vocabulary)
     _check_expressible(vocabulary, len(set(merges[:, 2].tolist())))
     lines = [f"{left} {right}\n" for left, right in name_pairs(vocabulary, merges)]
     check_outputs(outputs(path), force=force)

@@ -35,7 +35,6 @@ from llmgpu.bpe.interchange.token_tables import (
     check_id,
     check_vocabulary_map,
     exportable_ids,
-    exportable_merges,
     find_end_of_text,
     imported_vocabulary,
     name_pairs,
@@ -48,6 +47,7 @@ from llmgpu.bpe.interchange.token_tables import (
 )
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
+from llmgpu.bpe.vocabulary.recovery import listed_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.files import atomic_output, output_errors
@@ -223,7 +223,7 @@ def describe(vocabulary: Vocabulary) -> dict[str, Any]:
             "byte_fallback": False,
             "ignore_merges": vocabulary.ignore_merges,
             "vocab": ids,
-            "merges": name_pairs(vocabulary, exportable_merges(vocabulary)),
+            "merges": name_pairs(vocabulary, listed_merges(vocabulary)),
         },
     }
 

@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
-from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.tie import ALPHABET
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
@@ -205,16 +204,6 @@ def exportable_ids(vocabulary: Vocabulary, tool: str) -> dict[str, int]:
                 "the format can't hold both"
             )
     return ids
-
-
-def exportable_merges(vocabulary: Vocabulary) -> NDArray[np.uint32]:
-    """Return the merges (M, 3) that give the vocabulary's ids.
-
-    Where there are only ranks, merges are recovered: see `llmgpu.bpe.vocabulary.recovery`.
-    """
-    if len(vocabulary.merges):
-        return vocabulary.merges
-    return recover_merges(ordinary_ranks(vocabulary))
 
 
 def name_pairs(vocabulary: Vocabulary, merges: NDArray[np.uint32]) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from llmgpu.bpe.training import ENGINES
 from llmgpu.bpe.training.symbols import SeedSymbols, seed_symbols
 from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
-from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
+from llmgpu.bpe.vocabulary.recovery import listed_merges
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import WordCounts
@@ -128,7 +128,7 @@ class TrainingOptions:
         by_ranks = seed.match == "bpe" and len(seed.merges) == 0
         if by_ranks:
             # Further merges extend a list of merges, so ranks are turned into one.
-            return replace(seed, merges=recover_merges(ordinary_ranks(seed)), ignore_merges=True)
+            return replace(seed, merges=listed_merges(seed), ignore_merges=True)
         return seed
 
     @cached_property

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.training.linked_words import apply_merges
 from llmgpu.bpe.training.symbols import seed_symbols
-from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
+from llmgpu.bpe.vocabulary.recovery import listed_merges
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import DistinctWords
@@ -104,8 +104,7 @@ def bytes_a_token(
     if vocabulary.match != "bpe":
         return
     if not len(vocabulary.merges):
-        merges = recover_merges(ordinary_ranks(vocabulary))
-        vocabulary = replace(vocabulary, merges=merges, ignore_merges=True)
+        vocabulary = replace(vocabulary, merges=listed_merges(vocabulary), ignore_merges=True)
     ranks = byte_ranks("hf")
     symbols = seed_symbols(vocabulary, ranks)
     left = symbols.words(words, ranks)

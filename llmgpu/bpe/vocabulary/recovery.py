@@ -34,6 +34,13 @@ def ordinary_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
     return ranks
 
 
+def listed_merges(vocabulary: Vocabulary) -> NDArray[np.uint32]:
+    """Return the merges that give a vocabulary's ids, recovered if it has only ranks: (M, 3)."""
+    if len(vocabulary.merges):
+        return vocabulary.merges
+    return recover_merges(ordinary_ranks(vocabulary))
+
+
 def recover_merges(ranks: Mapping[bytes, int]) -> NDArray[np.uint32]:
     """Return the merges that give the same ids as ranks: uint32 (M, 3), left, right and result.
 
