@@ -86,6 +86,8 @@ def select_backend(
 
     DeviceError if nothing matches (the message lists the adapters), or it can't be opened.
     """
+    if not isinstance(wanted, str):
+        raise TypeError(f"a device is named by a str such as gpu, not {type(wanted).__name__}")
     if wanted == "cpu":
         return NUMPY
     if wanted == ALL:

@@ -244,6 +244,22 @@ def test_training_on_an_iterator(tmp_path: Path) -> None:
         Tokenizer.train_from_iterator([], vocab_size=300, device="cpu")
 
 
+def test_integers_of_numpy(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("ab", bos=np.uint32(3), eos=np.int64(4))  # type: ignore[call-overload]
+    assert ids.tolist() == tokenizer.encode("ab", bos=3, eos=4).tolist()
+    arguments: dict[str, Any] = {"vocab_size": 262, "min_frequency": 3, "max_token_length": 4}
+    expected = Tokenizer.train_from_counts({"lowest": 3, "low": 5}, **arguments)
+    arguments = {name: np.int64(number) for name, number in arguments.items()}
+    counts = {"lowest": np.int64(3), "low": np.uint8(5)}
+    assert Tokenizer.train_from_counts(counts, **arguments) == expected  # type: ignore[arg-type]
+
+
+def test_no_pattern_is_the_default_one() -> None:
+    texts = ["low lower lowest"] * 3
+    expected = Tokenizer.train_from_iterator(texts, vocab_size=262)
+    assert Tokenizer.train_from_iterator(texts, vocab_size=262, pattern=None) == expected
+
+
 def test_training_on_counts(tmp_path: Path) -> None:
     text = words(3, 3_000, 200).decode() + "low"
     (tmp_path / "corpus.txt").write_text(text)
@@ -256,6 +272,9 @@ def test_training_on_counts(tmp_path: Path) -> None:
     for word, count in ((b"", 1), (b"a", 0), (b"a", -1), (b"a", 1 << 63)):
         with pytest.raises(InputError, match="counts are from 1 to"):
             Tokenizer.train_from_counts({word: count}, **arguments)
+    for wrong in (2.9, 2.0, "2", None):
+        with pytest.raises(TypeError, match="the count of 'a' is an int, not"):
+            Tokenizer.train_from_counts({"a": wrong}, **arguments)  # type: ignore[dict-item]
     with pytest.raises(InputError, match="empty"):
         Tokenizer.train_from_counts({}, **arguments)
     with pytest.raises(TypeError, match="str or bytes"):
@@ -314,12 +333,28 @@ def test_what_is_refused(tokenizer: Tokenizer) -> None:
         tokenizer.chunks("a", 0)
     with pytest.raises(InputError, match="text itself, use train_from_iterator"):
         Tokenizer.train("a text", vocab_size=300)
-    with pytest.raises(TypeError, match="not a bool"):
-        tokenizer.encode("a", eos=True)
+    for token in (True, 1.5, b"a"):
+        with pytest.raises(TypeError, match=f"text of a token, not a {type(token).__name__}"):
+            tokenizer.encode("a", eos=token)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="a vocabulary size is an int, not str"):
         Tokenizer.train_from_iterator(["a"], vocab_size="300")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="str or bytes, not int"):
         tokenizer.encode(3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="not list; give one text at a time"):
+        Tokenizer.train_from_iterator([["a"]], vocab_size=300)  # type: ignore[list-item]
+    for options, message in (
+        ({"min_frequency": 2.5}, "minimum frequency is an int, not float"),
+        ({"max_token_length": "9"}, "maximum token length is an int, not str"),
+        ({"special_tokens": [b"<s>"]}, "special token is a str, not bytes"),
+        ({"show_progress": True}, "unexpected argument 'show_progress'"),
+        ({"device": 0}, "named by a str such as gpu, not int"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            Tokenizer.train_from_iterator(["a"], vocab_size=300, **options)
+    with pytest.raises(LlmgpuError, match=r"special tokens must differ .* and not be empty"):
+        Tokenizer.train_from_iterator(["a"], vocab_size=300, special_tokens=[""])
+    with pytest.raises(LlmgpuError, match=r"'w\+': use one of .*, or 'regex:' and the expression"):
+        Tokenizer.train_from_iterator(["a"], vocab_size=300, pattern="w+")
     with pytest.raises(DeviceError):
         Tokenizer(vocabulary(), "no such adapter")
 

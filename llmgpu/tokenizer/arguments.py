@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Collection, Iterable, Sequence
+from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict
 
 from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS, SpecialOptions
 from llmgpu.errors import InputError
@@ -48,14 +49,26 @@ def special_options(
     given = bos is not None or eos is not None or add_special_tokens
     if allowed_special is _NONE and disallowed_special is _NONE and not given:
         return NO_SPECIAL_TOKENS  # at once: it is what most calls want
-    if isinstance(bos, bool) or isinstance(eos, bool):
-        raise TypeError("bos and eos are an id or the text of a token, not a bool")
+    bos, eos = _one_token(bos), _one_token(eos)
     allowed, disallowed = (
         frozenset([texts] if isinstance(texts, str) else texts)
         for texts in (allowed_special, disallowed_special)
     )
     options = SpecialOptions(allowed, disallowed, bos, eos)
     return options.around(vocabulary) if add_special_tokens else options
+
+
+def _one_token(token: Any) -> Any:
+    """Return a token's text as it is, and its id, which may be one of NumPy's integers, as an int.
+
+    Raises TypeError for anything else.
+    """
+    if token is None or isinstance(token, (str, tuple)):
+        return token
+    if isinstance(token, bool) or not isinstance(token, SupportsIndex):
+        found = type(token).__name__
+        raise TypeError(f"bos and eos are an id or the text of a token, not a {found}")
+    return index(token)
 
 
 def several(texts: Iterable[str | bytes]) -> Iterable[str | bytes]:
@@ -70,13 +83,16 @@ def names_of(paths: str | Path | Sequence[str | Path]) -> list[str]:
     return [os.fspath(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
 
 
-def to_bytes(text: Any) -> bytes:
-    """Return a text in UTF-8; TypeError unless it is str or bytes."""
+def to_bytes(text: Any, of_several: str = "") -> bytes:
+    """Return a text in UTF-8; TypeError unless it is str or bytes.
+
+    of_several: what the error says to do with a list of texts.
+    """
     if isinstance(text, bytes):
         return text
     if not isinstance(text, str):
-        hint = "; use encode_batch for several" if isinstance(text, (list, tuple)) else ""
-        raise TypeError(f"a text is str or bytes, not {type(text).__name__}{hint}")
+        advice = f"; {of_several}" if of_several and isinstance(text, (list, tuple)) else ""
+        raise TypeError(f"a text is str or bytes, not {type(text).__name__}{advice}")
     try:
         return text.encode()
     except UnicodeEncodeError:

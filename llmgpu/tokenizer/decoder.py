@@ -33,7 +33,7 @@ _ELSEWHERE = {
     "id_to_token": "convert_ids_to_tokens",
     "special_tokens": "all_special_ids all_special_tokens is_special_token special_tokens_set",
     "vocab_size": "get_vocab_size max_token_value",
-    "get_vocab": "token_byte_values",
+    "get_vocab": "token_byte_values vocab",
     "eot_token": "bos_token_id eos_token eos_token_id",
     "truncate": "enable_truncation",
     'export("huggingface", "FOLDER/")': "save_pretrained",
@@ -41,6 +41,7 @@ _ELSEWHERE = {
     "pad_token_id to_str unk_token unk_token_id",
     "as_tiktoken()": "encode_with_unstable",
     "load": "from_buffer from_file from_str",
+    "train_from_iterator": "train_new_from_iterator",
 }
 
 

@@ -175,8 +175,8 @@ class Tokenizer(Decoder):
         """Train a vocabulary as ``llmgpu bpe-train`` does, with options named like its flags.
 
         corpus: files, folders or globs. reading: how to read them. counts: files of word counts to
-            add up and train on instead of a corpus. pattern: by default that of bpe-train, or of
-            the counts.
+            add up and train on instead of a corpus. pattern: a name, or "regex:" and an expression;
+            by default that of bpe-train, or of the counts.
 
         Raises InputError for a corpus that is empty or can't be read, and for counts that don't fit
         each other or the options, DeviceError for a device that is missing or too small,
@@ -189,6 +189,7 @@ class Tokenizer(Decoder):
 
             options: dict[str, Any] = {
                 "vocab_size": vocab_size,
+                "pattern": pattern,
                 "min_frequency": min_frequency,
                 "special_tokens": tuple(several(special_tokens)),
                 "tie": tie,
@@ -196,11 +197,8 @@ class Tokenizer(Decoder):
                 "match": match,
             }
             if counts is not None:
-                return cls(
-                    train_on_counts_files(names_of(counts), pattern, device, options), device
-                )
+                return cls(train_on_counts_files(names_of(counts), device, options), device)
             assert corpus is not None
-            options["pattern"] = pattern or DEFAULT_PATTERN
             return cls(train_on_files(names_of(corpus), reading, device, options), device)
 
     @classmethod
@@ -295,7 +293,7 @@ class Tokenizer(Decoder):
         options = special_options(
             self._vocabulary, allowed_special, disallowed_special, bos, eos, add_special_tokens
         )
-        data = to_bytes(text)
+        data = to_bytes(text, "use encode_batch for several")
         encoders = self._current_encoders()
         ids = encoders.encode_document(data, options)
         if ids is None:

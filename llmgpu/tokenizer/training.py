@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from operator import index
+from typing import Any, SupportsIndex
 
 from llmgpu.backend import start_selecting
+from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.bpe.training.options import TrainingOptions, require_counted_for
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -24,46 +26,58 @@ def train_on_files(
     names: Sequence[str], reading: CorpusOptions | None, device: str, options: Options
 ) -> Vocabulary:
     """Train on files, folders or globs; special tokens are not trained on."""
+    checked = _checked(options)
     reading = reading or CorpusOptions()
-    separators = (*reading.separators, *_special_bytes(options))
-    return _train(Corpus(names, replace(reading, separators=separators)), device, options)
+    separators = (*reading.separators, *_special_bytes(checked))
+    return _train(Corpus(names, replace(reading, separators=separators)), device, checked)
 
 
 def train_on_texts(texts: Iterable[str | bytes], device: str, options: Options) -> Vocabulary:
     """Train on documents; special tokens are not trained on."""
-    reading = CorpusOptions(separators=_special_bytes(options))
-    return _train(corpus_from_documents(map(to_bytes, texts), reading), device, options)
+    checked = _checked(options)
+    documents = (to_bytes(text, "give one text at a time") for text in texts)
+    reading = CorpusOptions(separators=_special_bytes(checked))
+    return _train(corpus_from_documents(documents, reading), device, checked)
 
 
 def train_on_counts(
     counts: Mapping[str, int] | Mapping[bytes, int], device: str, options: Options
 ) -> Vocabulary:
     """Train on words, and how often each occurs."""
+    checked = _checked(options)
     sums: Counter[bytes] = Counter()
     for word, count in counts.items():
-        sums[to_bytes(word)] += count
-    return _train(WordCounts(words_of(sums), 1, options["pattern"]), device, options)
+        if not isinstance(count, SupportsIndex):
+            raise TypeError(f"the count of {word!r} is an int, not {type(count).__name__}")
+        sums[to_bytes(word)] += index(count)
+    return _train(WordCounts(words_of(sums), 1, checked.pattern), device, checked)
 
 
-def train_on_counts_files(
-    names: Sequence[str], pattern: str | None, device: str, options: Options
-) -> Vocabulary:
-    """Train on the sum of word counts; pattern: None for theirs.
+def train_on_counts_files(names: Sequence[str], device: str, options: Options) -> Vocabulary:
+    """Train on the sum of word counts; a pattern of None is theirs.
 
     Raises InputError unless they were counted as they would be for the options.
     """
-    special = options["special_tokens"]
-    counts = add_counts([load_counts(name, pattern, _special_bytes(options)) for name in names])
-    options = {**options, "pattern": pattern or counts.pattern, "unicode": counts.unicode}
-    require_counted_for(counts, TrainingOptions(**options), special)
-    return _train(counts, device, options)
+    separators, pattern = _special_bytes(_checked(options)), options["pattern"]
+    counts = add_counts([load_counts(name, pattern, separators) for name in names])
+    theirs = {"pattern": pattern or counts.pattern, "unicode": counts.unicode}
+    checked = _checked({**options, **theirs})
+    require_counted_for(counts, checked, checked.special_tokens)
+    return _train(counts, device, checked)
 
 
-def _special_bytes(options: Options) -> tuple[bytes, ...]:
-    return tuple(map(to_bytes, options["special_tokens"]))
+def _checked(options: Options) -> TrainingOptions:
+    """Return the options of a training; a pattern of None is the default."""
+    known = {field.name for field in fields(TrainingOptions)}
+    if unknown := options.keys() - known:
+        raise TypeError(f"unexpected argument {min(unknown)!r}")
+    return TrainingOptions(**{**options, "pattern": options.get("pattern") or DEFAULT_PATTERN})
 
 
-def _train(source: Corpus | WordCounts, device: str, options: Options) -> Vocabulary:
+def _special_bytes(options: TrainingOptions) -> tuple[bytes, ...]:
+    return tuple(map(to_bytes, options.special_tokens))
+
+
+def _train(source: Corpus | WordCounts, device: str, options: TrainingOptions) -> Vocabulary:
     with source if isinstance(source, Corpus) else nullcontext():
-        checked = TrainingOptions(**options)
-        return train_vocabulary(source, checked, start_selecting(device)()).vocabulary
+        return train_vocabulary(source, options, start_selecting(device)()).vocabulary

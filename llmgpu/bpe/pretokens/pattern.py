@@ -69,7 +69,10 @@ def get_pattern(name: str, unicode: str = DEFAULT_VERSION) -> Pattern:
     name = ALIASES.get(name, name)
     if name not in PATTERNS:
         known = ", ".join([*PATTERNS, *ALIASES])
-        raise LlmgpuError(f"unknown pattern {quote(name)}: use one of {known}")
+        raise LlmgpuError(
+            f"unknown pattern {quote(name)}: use one of {known}, or --pattern-regex (in Python, "
+            f"{REGEX_PREFIX!r} and the expression)"
+        )
     found = PATTERNS[name]
     return found if found.unicode in (None, unicode) else replace(found, unicode=unicode)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from numbers import Integral
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
@@ -84,9 +84,11 @@ class TrainingOptions:
         if self.match not in (None, *MATCH_RULES):
             known = ", ".join(MATCH_RULES)
             raise LlmgpuError(f"unknown match rule {quote(self.match)}: use one of {known}")
+        self._make_ints()
+        for text in self.special_tokens:
+            if not isinstance(text, str):
+                raise TypeError(f"a special token is a str, not {type(text).__name__}")
         for size in (*self.smaller_sizes, self.vocab_size):
-            if not isinstance(size, Integral):
-                raise TypeError(f"a vocabulary size is an int, not {type(size).__name__}")
             self._check_size(size)
         if self.min_frequency < 0:
             raise LlmgpuError(f"the minimum frequency is {self.min_frequency}; use 0 or more")
@@ -155,6 +157,20 @@ class TrainingOptions:
         """Return how many tokens merges make until the vocabulary has `size` ids."""
         first = 256 if self.seed is None else self.seed.size
         return size - first - len(self.special_tokens)
+
+    def _make_ints(self) -> None:
+        """Replace integers of NumPy by Python's; TypeError for what is no integer."""
+        for name, what in (
+            ("vocab_size", "a vocabulary size"),
+            ("min_frequency", "the minimum frequency"),
+            ("max_token_length", "the maximum token length"),
+        ):
+            number = getattr(self, name)
+            if number is None and name == "max_token_length":
+                continue
+            if not isinstance(number, SupportsIndex):
+                raise TypeError(f"{what} is an int, not {type(number).__name__}")
+            object.__setattr__(self, name, index(number))
 
     def _check_size(self, size: int) -> None:
         least = size - self.new_tokens(size)
