@@ -63,7 +63,8 @@ def output_errors(path: str) -> Iterator[None]:
         folder = os.path.dirname(path)
         lacks = isinstance(error, FileNotFoundError) and folder and not os.path.lexists(folder)
         hint = f"; make the folder {folder} first" if lacks else ""
-        raise OutputError(f"can't write {path}: {error.strerror or error}{hint}") from error
+        name = "standard output" if path == STANDARD_OUTPUT else path
+        raise OutputError(f"can't write {name}: {error.strerror or error}{hint}") from error
 
 
 def file_size(path: str) -> int | None:

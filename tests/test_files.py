@@ -179,6 +179,15 @@ def test_standard_output_may_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_standard_output_that_is_full_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "wb", 0) as full:
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(full))
+        message = "can't write standard output: No space left"
+        with pytest.raises(OutputError, match=message), atomic_output("-") as stream:
+            stream.write(b"text")
+
+
 def test_files_and_folders_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     synced: list[bool] = []

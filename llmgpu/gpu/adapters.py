@@ -120,7 +120,8 @@ def select_adapter(wanted: str = "gpu", driver: Driver | None = None) -> Adapter
 
 
 def _named(adapters: Sequence[AdapterInfo], name: str) -> list[AdapterInfo]:
-    return [info for info in adapters if name == "gpu" or name.lower() in info.name.lower()]
+    part = name.lower()
+    return [info for info in adapters if name == "gpu" or (part and part in info.name.lower())]
 
 
 OPTIONAL_FEATURES = frozenset({"subgroup", "timestamp-query", "shader-f16", MATRIX_FEATURE})

@@ -103,6 +103,8 @@ def test_limits_above_the_adapter_s_are_refused() -> None:
 def test_an_unknown_adapter_lists_those_there_are(device: Device) -> None:
     with pytest.raises(DeviceError) as caught:
         select_adapter("no such thing")
+    with pytest.raises(DeviceError, match="no adapter's name contains '': use gpu"):
+        select_adapter("")
     assert repr(device.name) in str(caught.value)
     assert select_adapter(device.name[:6].upper()).name == device.name
 
