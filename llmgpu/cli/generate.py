@@ -54,6 +54,8 @@ def generate(
     if "" in stop:
         raise click.UsageError("--stop must not be empty")
     check_chat(chat, chat_template, NO_SPECIAL_TOKENS)
+    if prompts is None and not as_json:
+        refuse_given(("log_probabilities",), "is for --prompts and --json")
     texts = _given_prompts(prompt, prompts, prompt_field, report, chat=chat)
     saved = open_model(run, report.note)
     tokenizer = Tokenizer(with_chat_template(saved.vocabulary, chat_template), device="cpu")

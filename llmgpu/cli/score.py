@@ -44,9 +44,9 @@ def score(
     report = Reporter(quiet=quiet)
     named = named_files(paths, reading.pop("files_from"))
     paths = named or required_input(report, "FILE: files, folders or globs")
+    saved = open_model(model, report.note)  # first: its error is clear if FILE was named before
     sources = resolve_texts(paths, take_selection(reading))
     options = make_corpus_options(**reading)
-    saved = open_model(model, report.note)
     longest = saved.config.max_positions or saved.config.seq_len
     window = window or min(longest, SHORT_CONTEXT)
     backend = start_selecting(device, matrices=True, note=report.note)()

@@ -95,3 +95,4 @@ def test_what_is_refused(llmgpu: Run, model: Path, documents: Path) -> None:
     fails(llmgpu("score", "model", "d.jsonl", "--stride", "65"), 1, "--stride is 65, but must be")
     fails(llmgpu("score", "gone", "d.jsonl"), 1, "gone: no such folder")
     fails(llmgpu("score", "model", "gone.txt"), 1, "gone.txt")
+    fails(llmgpu("score", "d.jsonl", "model"), 1, "d.jsonl: a file, not a run folder")
