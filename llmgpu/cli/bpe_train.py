@@ -335,11 +335,11 @@ def _written(
     vocabularies: Iterable[str], counts: str | None, checkpoint: str | None, resume: bool
 ) -> Iterator[Output]:
     """Yield all files that a run may write; the checkpoint has to be its own."""
-    # A run that was killed between its last two steps has written its vocabulary.
-    is_killed = resume and checkpoint is not None and os.path.isdir(checkpoint)
-    may_replace = was_asked("output") or is_killed
+    resumed = checkpoint if resume else None
     for path in vocabularies:
-        yield Output(path, VOCABULARY, is_chosen=may_replace)
+        # A run that was killed between its last two steps has written its vocabulary.
+        is_own = resumed is not None and Checkpoint.may_have_made(resumed, path)
+        yield Output(path, VOCABULARY, is_chosen=was_asked("output") or is_own)
     if counts:
         yield Output(counts, COUNTS)
     if checkpoint:

@@ -153,6 +153,17 @@ def test_a_finished_run_has_nothing_left_to_do(llmgpu: Run, corpus: Path) -> Non
     assert not (corpus.parent / "kept").exists()
 
 
+def test_starting_from_scratch_replaces_only_the_own_file(llmgpu: Run, corpus: Path) -> None:
+    command = ("bpe-train", "corpus.txt", "--device", "cpu", "--vocab-size")
+    kept = ("--checkpoint", "kept", "--resume")
+    assert llmgpu(*command, "300", *kept, "-o", "w.bin").returncode == 0
+    assert llmgpu(*command, "280").returncode == 0
+    other = (corpus.parent / "v.bin").read_bytes()
+    fails(llmgpu(*command, "301", *kept), 1, "v.bin exists already")
+    assert (corpus.parent / "v.bin").read_bytes() == other
+    assert llmgpu(*command, "301", *kept, "-o", "w.bin").returncode == 0
+
+
 def test_a_run_that_fails_before_it_does_anything_leaves_no_checkpoint(
     llmgpu: Run, tmp_path: Path
 ) -> None:

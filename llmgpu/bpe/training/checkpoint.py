@@ -135,6 +135,14 @@ class Checkpoint:
         return str(_read_run(folder / _RUN).get(UNICODE_FACT, UNRECORDED_VERSION))
 
     @classmethod
+    def may_have_made(cls, path: str | Path, output: str) -> bool:
+        """Whether the run of a folder may have written a file: it says so, or was killed."""
+        made = _outputs_of(Path(path))
+        if made is None:
+            return os.path.isdir(path)
+        return any(facts[:1] == [os.path.abspath(output)] for facts in made)
+
+    @classmethod
     def is_done(cls, path: str | Path, run: Run, outputs: Iterable[str]) -> bool:
         """Whether a folder is of `run`, finished, and the `outputs` that it made are unchanged."""
         made = _outputs_of(Path(path))
