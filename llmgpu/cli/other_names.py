@@ -28,23 +28,31 @@ COMMAND_NAMES = {
     "wc": "count",
 }
 _FILES = frozenset(
-    ("corpus", "data", "dataset", "file", "files", "in", "infile", "input", "text", "train-file")
-)
+    ("corpus", "data", "data-path", "dataset", "file", "files", "in", "infile", "input", "text")
+) | {"train-data", "train-data-path", "train-file"}
 OPTION_NAMES = {  # ours, and what others call it
     "--bad-rows": "on-bad-row on-error skip-errors",
-    "--batch-size": "device-batch-size micro-batch-size",
+    "--batch-size": "device-batch-size micro-batch-size per-device-train-batch-size",
+    "--beta1": "adam-beta1",
+    "--beta2": "adam-beta2",
     "--disallow-special": "disallowed-special",
     "--budget": "fail-above limit-tokens max max-tokens",
     "--device": "cpu cuda gpu",
     "--dim": "d-model hidden-size model-dim n-embd",
     "--eos": "append-eod append-eos",
     "--eval-batches": "eval-iters",
+    "--eval-corpus": "eval-data val-data valid-data-path validation-file",
     "--eval-fraction": "val val-fraction valid",
+    "--eval-interval": "eval-every eval-steps val-loss-every",
+    "--ffn-dim": "ffn-hidden-size intermediate-size",
     "--force": "overwrite yes",
     "--grad-accum": "gradient-accumulation-steps",
+    "--grad-clip": "clip-grad max-grad-norm",
     "--heads": "n-head num-heads num-attention-heads",
+    "--keep": "save-total-limit",
     "--kv-heads": "n-kv-head num-key-value-heads",
     "--layers": "depth n-layer num-hidden-layers num-layers",
+    "--log-interval": "log-every logging-steps",
     "--lr": "learning-rate",
     "--max-new-tokens": "max-length max-tokens n n-predict num-predict",
     "--max-token-length": "max-sentencepiece-length",
@@ -55,18 +63,22 @@ OPTION_NAMES = {  # ours, and what others call it
     "--precision": "dtype",
     "--prompt": "interactive start text",
     "--prompts": "file",
+    "--recompute": "activation-checkpointing gradient-checkpointing recompute-activations",
     "--resume": "checkpoint init-from",
-    "--seq-len": "block-size context-length ctx-size max-seq-len",
+    "--save-interval": "checkpoint-every save-every save-steps",
+    "--schedule": "lr-decay-style lr-scheduler-type",
+    "--seq-len": "block-size context-length ctx-size max-seq-len max-seq-length",
     "--special-token": "control-symbols special-tokens user-defined-symbols",
     "--split": "val val-fraction val-split valid validation-split",
-    "--steps": "epochs iters max-iters max-steps num-epochs num-iterations",
+    "--steps": "epochs iters max-iters max-steps num-epochs num-iterations num-train-epochs "
+    "train-iters",
     "--temperature": "do-sample temp",
     "--text-field": "column field json-keys key text-column",
     "--threads": "jobs n-jobs n-threads num-proc num-threads num-workers workers",
     "--to": "format",
     "--vocab": "encoding model tokenizer tokenizer-model vocab-file",
     "--vocab-size": "num-merges",
-    "--warmup-steps": "warmup-iters",
+    "--warmup-steps": "lr-warmup-iters warmup-iters",
     "--weights": "outtype quantize",
 }
 _NOT_ONE = re.compile(r"'(.+)' is not one of ")  # click's message
