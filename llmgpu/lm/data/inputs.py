@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -27,16 +26,17 @@ from llmgpu.bpe.interchange.token_tables import find_end_of_text
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output, output_errors
-from llmgpu.input_files import read_head, read_whole
+from llmgpu.input_files import read_whole
 from llmgpu.lm.data.token_source import TokenSource, open_token_files
+from llmgpu.outputs import MANIFEST, PROGRESS, SIDE_FILE, kind_of
 from llmgpu.progress import Progress, no_progress
 from llmgpu.resume_key import Run, check_same_run
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Selection, Sources, resolve_sources
 from llmgpu.text.streams import AUTO, STANDARD_INPUT
-from llmgpu.tokens.bin import SIDE_FORMAT, describe_bin_file, masked_file
+from llmgpu.tokens.bin import describe_bin_file, masked_file
 from llmgpu.tokens.conversations import CHAT_TOKENS, MaskingEncoder
-from llmgpu.tokens.manifest import MANIFEST_FORMAT, PROGRESS_FORMAT, read_manifest
+from llmgpu.tokens.manifest import read_manifest
 from llmgpu.tokens.shards import ShardNames, ShardWriter
 from llmgpu.tokens.tokenizing import encode_into, encoding_key, require_rereadable
 
@@ -44,8 +44,6 @@ SHARD_TOKENS = 1 << 24  # a killed run loses no more than one shard's work
 
 _SHARDS = "tokens.bin"
 _MADE_FROM = "made-from.json"  # beside the shards once all are written: their resume key
-_HEAD_BYTES = 200
-_FORMAT = re.compile(rb'\s*\{\s*"format":\s*"([^"]*)"')
 
 
 def default_separator(vocabulary: Vocabulary) -> int | None:
@@ -205,7 +203,7 @@ def are_tokens(inputs: Sources) -> bool:
     suffix = os.path.splitext(first.path)[1].lower()
     if first.format != AUTO or first.path == STANDARD_INPUT:
         return False
-    is_json = suffix == ".json" and _json_format(first.path) in (SIDE_FORMAT, MANIFEST_FORMAT)
+    is_json = suffix == ".json" and kind_of(first.path) in (SIDE_FILE, MANIFEST)
     return is_json or suffix in (".bin", ".npy")
 
 
@@ -248,18 +246,12 @@ def _named_token_files(path: str) -> list[str] | None:
             f"{path}: an array of ids does not record its vocabulary; write a token file with "
             "llmgpu tokenize --format bin"
         )
-    format = _json_format(path)
-    if format == PROGRESS_FORMAT:
+    kind = kind_of(path)
+    if kind == PROGRESS:
         raise InputError(f"{path}: its tokens are not finished; use llmgpu tokenize --resume")
-    if format == SIDE_FORMAT:
+    if kind == SIDE_FILE:
         return [path.removesuffix(".json")]
-    return _listed_files(path) if format == MANIFEST_FORMAT else None
-
-
-def _json_format(path: str) -> str | None:
-    """Return the "format" that a JSON file of llmgpu starts with; None for any other file."""
-    found = _FORMAT.match(read_head(path, _HEAD_BYTES))
-    return found[1].decode(errors="replace") if found else None
+    return _listed_files(path) if kind == MANIFEST else None
 
 
 def _listed_files(manifest: str) -> list[str]:
