@@ -425,18 +425,15 @@ class Workers:
         one of them, which an error would end, with the slice that it has just taken.
         """
         try:
-            self._try_to_start_more()
+            if len(self._threads) < self._most_threads:
+                self._start_thread()
+            while self._helpers and self._read_bytes >= self._helpers_from:
+                # Not a daemon: the process may not end while it is in a driver.
+                threading.Thread(target=self._helpers[0], name="llmgpu-help").start()
+                del self._helpers[0]
         except (MemoryError, RuntimeError):  # RuntimeError: the system has no thread
             self._most_threads = len(self._threads)
             self._helpers.clear()
-
-    def _try_to_start_more(self) -> None:
-        if len(self._threads) < self._most_threads:
-            self._start_thread()
-        while self._helpers and self._read_bytes >= self._helpers_from:
-            # Not a daemon: the process may not end while it is in a driver.
-            threading.Thread(target=self._helpers[0], name="llmgpu-help").start()
-            del self._helpers[0]
 
 
 def _settled(encoded: EncodedSlice, allocate: Allocate) -> EncodedSlice:
