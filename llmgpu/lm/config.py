@@ -20,6 +20,9 @@ ROPE_SCALINGS: tuple[RopeScalingKind, ...] = get_args(RopeScalingKind)
 
 HEAD_DIM_MULTIPLE = 4  # attention reads head rows 16 bytes at a time
 SHORT_CONTEXT = 2048  # tokens whose keys and values take little memory
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+OUTPUT = "lm_head.weight"
 VOCAB_MULTIPLE = 64  # rows of the embedding table are padded to a multiple, with ids never used
 
 
@@ -194,12 +197,12 @@ class ModelConfig:
         """
         table = (self.padded_vocab_size, self.dim)
         unused = self.padded_vocab_size - self.vocab_size
-        yield Weight("model.embed_tokens.weight", table, 0.02, True, unused)
+        yield Weight(EMBEDDING, table, 0.02, True, unused)
         for layer in range(self.layers):
             yield from self._layer_weights(f"model.layers.{layer}")
-        yield Weight("model.norm.weight", (self.dim,), None, False)
+        yield Weight(FINAL_NORM, (self.dim,), None, False)
         if not self.tied:
-            yield Weight("lm_head.weight", table, 0.02, True, unused)
+            yield Weight(OUTPUT, table, 0.02, True, unused)
 
     def _layer_weights(self, prefix: str) -> Iterator[Weight]:
         small = 0.02 / math.sqrt(2 * self.layers)

@@ -13,12 +13,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.config import EMBEDDING, FINAL_NORM, OUTPUT, ModelConfig
 from llmgpu.lm.data.batches import document_starts
 from llmgpu.lm.model import (
-    EMBEDDING,
-    FINAL_NORM,
-    OUTPUT,
     HeadNorm,
     LayerActivations,
     LayerWeights,

@@ -19,16 +19,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from llmgpu.errors import DeviceError
-from llmgpu.lm.config import ModelConfig, Weight
+from llmgpu.lm.config import EMBEDDING, OUTPUT, ModelConfig, Weight
 from llmgpu.lm.ops.arguments import AttentionShape, AttentionTensors, Norm, Rotation
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import AnyArray, Packed, Tensor, make_packed
 from llmgpu.lm.options import Initialisation
-
-EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm.weight"
-OUTPUT = "lm_head.weight"
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.config import Weight
+from llmgpu.lm.config import EMBEDDING, Weight
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.loss_scaling import LossScaling
-from llmgpu.lm.model import EMBEDDING, Model, make_weights
+from llmgpu.lm.model import Model, make_weights
 from llmgpu.lm.ops.optimizer import LOSS_PARTS, NORM_PARTIALS
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.ops.weight_state import HYPER, AdamW, WeightState, WeightUpdate, hyper_parameters

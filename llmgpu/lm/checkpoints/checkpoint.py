@@ -50,6 +50,7 @@ from llmgpu.lm.checkpoints.peft_files import AdapterFiles
 from llmgpu.lm.checkpoints.pretrained import (
     CONFIG,
     GENERATION_CONFIG,
+    WEIGHTS,
     SavedModel,
     open_pretrained,
 )
@@ -64,7 +65,6 @@ from llmgpu.lm.config import ModelConfig
 FORMAT_NAME = "llmgpu model checkpoint"
 FORMAT_VERSION = 1
 
-MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 VOCABULARY = "vocabulary.bin"
 TOKENIZER = "tokenizer.json"
@@ -73,7 +73,7 @@ TRAINING = "training.json"
 ADAPTER = "adapter"
 CARD = "README.md"
 
-_READ_AGAIN = (CONFIG, MODEL, OPTIMIZER, VOCABULARY)
+_READ_AGAIN = (CONFIG, WEIGHTS, OPTIMIZER, VOCABULARY)
 _CHECKSUM = "sha256"
 _DAMAGED = "damaged or changed since it was written"
 _STEP = re.compile(r"step-(?P<step>[0-9]{8,})")
@@ -164,7 +164,7 @@ def save_checkpoint(
         note("without a gate it is not a Llama model: other libraries can't open its checkpoint")
     with new_checkpoint(run_folder, state.step) as folder:
         stored = weights if padded else _without_unused_rows(config, weights)
-        write_tensors(folder / MODEL, stored, {"format": "pt"})
+        write_tensors(folder / WEIGHTS, stored, {"format": "pt"})
         write_tensors(folder / OPTIMIZER, optimizer)
         vocabulary.save(folder / VOCABULARY)
         _write_json(folder / CONFIG, describe_model(config, padded=padded, eos_id=eos_id))
@@ -333,7 +333,7 @@ def _read_weights(
     folder: Path, config: ModelConfig, *, padded: bool
 ) -> dict[str, NDArray[np.float32]]:
     """Return all weights, the tables with unused rows if they are padded."""
-    model = read_tensors(folder / MODEL)
+    model = read_tensors(folder / WEIGHTS)
     if config.layers > len(model.tensors):  # before a name is made for each
         raise CheckpointError(
             f"{model.path}: {len(model.tensors)} tensors are too few for {config.layers} layers"

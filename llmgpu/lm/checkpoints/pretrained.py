@@ -23,13 +23,12 @@ from llmgpu.errors import CheckpointError, VocabularyError
 from llmgpu.input_files import Note, no_notes, parse_json, quote, read_limited
 from llmgpu.lm.checkpoints.huggingface import read_model, read_token_ids
 from llmgpu.lm.checkpoints.safetensors_file import as_float32, read_tensors
-from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.config import OUTPUT, ModelConfig
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
-OUTPUT_LAYER = "lm_head.weight"
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -115,7 +114,7 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
                     f"in {CONFIG} it must be {list(shape)}"
                 )
         for name in self:
-            unused = name.endswith(_COMPUTED) or (config.tied and name == OUTPUT_LAYER)
+            unused = name.endswith(_COMPUTED) or (config.tied and name == OUTPUT)
             if name not in expected and not unused:
                 raise CheckpointError(f"{self._paths[name]}: tensor {quote(name)} is unexpected")
 

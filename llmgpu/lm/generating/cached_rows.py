@@ -9,7 +9,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.model import EMBEDDING, FINAL_NORM, LayerActivations, Model
+from llmgpu.lm.config import EMBEDDING, FINAL_NORM
+from llmgpu.lm.model import LayerActivations, Model
 from llmgpu.lm.ops.arguments import AttentionTensors, HeadTensors, NewRows, Norm
 from llmgpu.lm.ops.generating import logits_of
 from llmgpu.lm.ops.linear import FEW_ROWS
