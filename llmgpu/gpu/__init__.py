@@ -5,8 +5,10 @@
     wgsl/*.wgsl --compose--> source --compile--> Kernel --bind(buffers)--> BoundKernel
                                                                              |
     Device --record()--> Commands <--dispatch / dispatch_indirect / copy-----+
-       |                     |
-       +------submit(Commands) -> its number --wait()-> results in buffers --download--> NumPy
+                             |
+                             +--submit()--> its number --Device.wait()--> results in buffers
+                                                                             |
+                                                         NumPy <--download---+
 
 Modules import only those before them in the order declarations, driver, wgpu_driver, dawn_driver,
 drivers, adapters, kernel, commands, device. `llmgpu.backend` decides which driver is loaded.
