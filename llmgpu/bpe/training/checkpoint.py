@@ -63,9 +63,9 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Take a folder that `begin` or `resume` has made sure of and locked."""
+        """Lock a folder that `begin` or `resume` has made sure of."""
         self.folder = folder
-        self._lock: FileLock | None = None
+        self._lock = FileLock(folder / _LOCK, str(folder))
         self.counts_path = folder / _COUNTS
         self._log: BinaryIO | None = None
         self._synced = 0.0
@@ -88,7 +88,6 @@ class Checkpoint:
             folder.mkdir(exist_ok=is_finished)
         sync(folder.absolute().parent)
         checkpoint = cls(folder)
-        checkpoint._lock = FileLock(folder / _LOCK, str(folder))
         try:
             checkpoint._clear()  # what a finished run left
             checkpoint._write_run(run)
@@ -114,7 +113,6 @@ class Checkpoint:
                 begun.setdefault(UNICODE_FACT, UNRECORDED_VERSION)
             check_same_run(f"{folder} is the checkpoint of another run", begun, run)
         checkpoint = cls(folder)
-        checkpoint._lock = FileLock(folder / _LOCK, str(folder))
         try:
             if is_unused:
                 checkpoint._write_run(run)
@@ -199,8 +197,7 @@ class Checkpoint:
     def close(self) -> None:
         """Close the log and unlock the folder; what is in it stays."""
         self._close_log()
-        if self._lock is not None:
-            self._lock.close()
+        self._lock.close()
 
     def finish(self, run: Run, outputs: Iterable[str]) -> None:
         """Keep nothing but what was done, and the files that were made of it."""
@@ -208,15 +205,13 @@ class Checkpoint:
         with output_errors(str(self.folder)):
             self._write_run(run, outputs=[file_facts(os.path.abspath(path)) for path in outputs])
         self._clear(keep=(_RUN, _OPTIONS))
-        if self._lock is not None:
-            self._lock.remove()
+        self._lock.remove()
 
     def remove(self) -> None:
         """Remove the folder, except for files in it that do not belong to a checkpoint."""
         self._close_log()
         self._clear()
-        if self._lock is not None:
-            self._lock.remove()
+        self._lock.remove()
         with suppress(OSError):
             self.folder.rmdir()
 

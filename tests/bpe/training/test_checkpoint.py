@@ -29,8 +29,8 @@ FORGERIES = examples(30)
 RUN = {"vocabulary sizes": [300], "corpus files": [["a.txt", 10, 123456789]], "limit": None}
 
 
-def log_of(folder: Path) -> tuple[list[list[int]], list[int]]:
-    pairs, counts = Checkpoint(folder).read_merges()
+def log_of(checkpoint: Checkpoint) -> tuple[list[list[int]], list[int]]:
+    pairs, counts = checkpoint.read_merges()
     return pairs.tolist(), counts.tolist()
 
 
@@ -51,15 +51,15 @@ def test_a_log_is_read_back(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     begun = Checkpoint.begin(folder, RUN)
     assert begun.is_empty
-    assert log_of(folder) == ([], [])
+    assert log_of(begun) == ([], [])
     add(begun, 0, 3)
     add(begun, 3, 4)
     begun.close()
     resumed = Checkpoint.resume(folder, RUN)
     assert resumed is not None and not resumed.is_empty
-    assert log_of(folder) == ([[0, 1], [1, 2], [2, 3], [3, 4]], [k << 40 for k in range(4)])
+    assert log_of(resumed) == ([[0, 1], [1, 2], [2, 3], [3, 4]], [k << 40 for k in range(4)])
     add(resumed, 4, 5)
-    assert log_of(folder)[0][3:] == [[3, 4], [4, 5]]
+    assert log_of(resumed)[0][3:] == [[3, 4], [4, 5]]
     resumed.remove()
     assert list(tmp_path.iterdir()) == []
 
@@ -81,11 +81,11 @@ def test_a_torn_tail_is_cut_off(
     torn = content[:length] + data.draw(st.binary(max_size=40))
     (folder / "merges").write_bytes(torn)
     whole = max(k for k, end in enumerate(ends) if torn[:end] == content[:end])
-    assert log_of(folder)[0] == [[0, 1], [1, 2], [2, 3], [3, 4], [7, 8], [8, 9]][: 2 * whole]
+    assert log_of(checkpoint)[0] == [[0, 1], [1, 2], [2, 3], [3, 4], [7, 8], [8, 9]][: 2 * whole]
     assert (folder / "merges").stat().st_size == ends[whole]
     add(checkpoint, 20, 21)
     checkpoint.close()
-    assert log_of(folder)[0][2 * whole :] == [[20, 21]]
+    assert log_of(checkpoint)[0][2 * whole :] == [[20, 21]]
 
 
 def test_a_changed_block_ends_the_log(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_changed_block_ends_the_log(tmp_path: Path) -> None:
     content = bytearray(log.read_bytes())
     content[-1] ^= 1
     log.write_bytes(content)
-    assert log_of(tmp_path / "run")[0] == [[0, 1], [1, 2]]
+    assert log_of(checkpoint)[0] == [[0, 1], [1, 2]]
 
 
 def test_appending_reaches_the_disk_now_and_then(
@@ -312,7 +312,7 @@ def test_forged_logs_are_refused_or_harmless(tmp_path: Path, seeded: bool) -> No
     begun = Checkpoint.begin(tmp_path / "run", RUN)
     expected = train(begun)
     begun.close()
-    pairs, counts = log_of(tmp_path / "run")
+    pairs, counts = log_of(begun)
     log, rng, refused = tmp_path / "run" / "merges", np.random.default_rng(5), 0
     for _ in range(FORGERIES):
         log.unlink()
