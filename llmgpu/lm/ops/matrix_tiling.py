@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Protocol
 
 MAX_INNER = 8_192  # of one part: rounding errors of a running sum grow with its length
 MAX_PARTS = 32
@@ -13,17 +13,44 @@ PROCESSORS = 132  # of a large device; smaller ones lose little by more workgrou
 
 
 @dataclass(frozen=True)
-class Tile:
+class AnyTile(ABC):
     """The block of a product that a workgroup computes.
 
     rows, columns: of the block. inner: terms of its sums that are in workgroup memory at once.
-    thread_rows, thread_columns: the part of each thread. All are multiples of 4, and so is the
-        number of elements that each thread loads of either factor for a step.
     """
 
     rows: int
     columns: int
     inner: int
+
+    @property
+    @abstractmethod
+    def threads(self) -> int:
+        """Threads of a workgroup."""
+
+    @property
+    @abstractmethod
+    def resident(self) -> int:
+        """Workgroups that a processor needs to be busy."""
+
+    @property
+    @abstractmethod
+    def term_cost(self) -> float:
+        """Time to add a term to each element, see `Tile.term_cost`."""
+
+    def count(self, rows: int, columns: int) -> int:
+        """Return how many tiles cover a product."""
+        return -(-rows // self.rows) * -(-columns // self.columns)
+
+
+@dataclass(frozen=True)
+class Tile(AnyTile):
+    """A tile of float32 kernels.
+
+    thread_rows, thread_columns: the part of each thread. These and the block's sizes are multiples
+        of 4, and so is the number of elements that each thread loads of either factor for a step.
+    """
+
     thread_rows: int
     thread_columns: int
 
@@ -57,37 +84,10 @@ class Tile:
         loads = 1 / self.thread_rows + 1 / self.thread_columns
         return self.rows * self.columns * (0.3 + 2.8 * loads) / (64 * 128)
 
-    def count(self, rows: int, columns: int) -> int:
-        """Return how many tiles cover a product."""
-        return -(-rows // self.rows) * -(-columns // self.columns)
-
 
 TILES = (Tile(64, 128, 16, 8, 8), Tile(32, 32, 16, 4, 4))
 # A CPU has few registers, and compiling long kernels for it takes seconds.
 SOFTWARE_TILES = (Tile(64, 64, 8, 4, 8), Tile(32, 32, 8, 4, 4))
-
-
-class AnyTile(Protocol):
-    """What the choice of a tile needs to know, of float32 kernels and of matrix units."""
-
-    @property
-    def inner(self) -> int:
-        """Terms of a step."""
-
-    @property
-    def threads(self) -> int:
-        """Threads of a workgroup."""
-
-    @property
-    def resident(self) -> int:
-        """Workgroups that a processor needs to be busy."""
-
-    @property
-    def term_cost(self) -> float:
-        """Time to add a term to each element, see `Tile.term_cost`."""
-
-    def count(self, rows: int, columns: int) -> int:
-        """Return how many tiles cover a product."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
+from llmgpu.lm.ops.matrix_tiling import AnyTile
+
 PADDING = 8  # halves after each line in workgroup memory
 HALVES = 8  # in a vector of 16 bytes
 SUMS = 4  # in a vector
@@ -14,16 +16,9 @@ SUM_PADDING = 2  # vectors after each line of sums, so that rows of a matrix lie
 
 
 @dataclass(frozen=True)
-class MatrixTile:
-    """The block of a product that a workgroup computes on matrix units.
+class MatrixTile(AnyTile):
+    """A tile on matrix units; subgroup_rows, subgroup_columns: of the part of a subgroup."""
 
-    rows, columns: of the block. inner: terms of its sums that are in workgroup memory at once.
-    subgroup_rows, subgroup_columns: of the part that a subgroup computes.
-    """
-
-    rows: int
-    columns: int
-    inner: int
     subgroup_rows: int
     subgroup_columns: int
 
@@ -86,10 +81,6 @@ class MatrixTile:
             or self.inner % inner
             or any(number % threads for number in vectors)
         )
-
-    def count(self, rows: int, columns: int) -> int:
-        """Return how many tiles cover a product."""
-        return -(-rows // self.rows) * -(-columns // self.columns)
 
 
 @dataclass(frozen=True)
