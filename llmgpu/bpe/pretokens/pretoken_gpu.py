@@ -46,7 +46,6 @@ class GpuPretokenizer:
         text: Buffer,
         capacity: int,
         *,
-        workgroup_size: int = 256,
         reach: int | None = None,
     ) -> None:
         """Compile the pattern's kernel and allocate its memory.
@@ -63,7 +62,7 @@ class GpuPretokenizer:
         walking = {"REACH": self.reach} if found.kernel in _WALKING else {}
         self._kernel = device.kernel(
             f"pretoken/{found.kernel}_starts.wgsl",
-            WORKGROUP_SIZE=workgroup_size,
+            WORKGROUP_SIZE=256,
             **found.constants,
             **walking,
         )
