@@ -204,8 +204,7 @@ class LossGraph:
         self.logits = ops.tensor("logits", (self.block_rows, config.padded_vocab_size))
         # What products take of the logits' gradient; in float32 it takes their place.
         self._logits_gradient = self.logits
-        self._finds_likeliest = find_likeliest
-        self.likeliest = self._ids("likeliest tokens") if find_likeliest else self.targets
+        self.likeliest = self._ids("likeliest tokens") if find_likeliest else None
         if gradients is not None and model.mixed:
             name = "gradient of logits"
             self._logits_gradient = ops.tensor(name, self.logits.shape, np.float16)
@@ -348,7 +347,7 @@ class LossGraph:
         logits = self.logits.rows(0, stop - start)
         gradient = self._logits_gradient.rows(0, stop - start)
         ops.linear(self.final_normed.rows(start, stop), self.model.output_weight, logits)
-        if self._finds_likeliest:
+        if self.likeliest is not None:
             ops.argmax(logits, self.likeliest.rows(start, stop), self.logits_of_tokens)
         ops.cross_entropy(
             logits,

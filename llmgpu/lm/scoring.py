@@ -163,6 +163,7 @@ class Scorer:
         losses = operations.read(graph.losses.cross_entropy).reshape(shape)
         if not np.isfinite(losses).all():
             raise TrainingError("the model's logits are not finite: its weights are too large")
+        assert graph.likeliest is not None  # `_graph` asks for it
         likeliest = operations.read(graph.likeliest).reshape(shape)
         for row, (number, (begin, end, scored)) in enumerate(pieces):
             inside = slice(scored - begin, end - begin)
