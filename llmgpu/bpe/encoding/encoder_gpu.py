@@ -19,13 +19,12 @@ from weakref import WeakKeyDictionary, proxy
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, NoTokenError, new_ids
+from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, new_ids
 from llmgpu.bpe.encoding.encoder_c import host_slices, make_c_vocabulary
-from llmgpu.bpe.encoding.encoder_host import HostSlices
+from llmgpu.bpe.encoding.encoder_host import HostSlices, require_tokens
 from llmgpu.bpe.encoding.pair_ranks import PairRanks, byte_ids, pair_ranks
 from llmgpu.bpe.pretokens.slice_pipeline import begin_slots, made_slots, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
-from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.word_table_gpu import (
     FIRST_WORDS,
@@ -213,11 +212,8 @@ class GpuEncoder:
             long_words = slot.take_long_words(int(state["long"]), self._longest)
             long_words.ids = self._host.match_words(long_words.texts)
         ids, starts = slot.fetch(tokens, allocate, long_words)
-        if self._has_gaps and (ids == NO_TOKEN).any():
-            # The tokens before the byte span the text before it.
-            before = ids[: np.argmax(ids == NO_TOKEN)]
-            position = int(self._vocabulary.token_spans[before].sum())
-            raise NoTokenError(slot.read_byte(position), piece.offset + position)
+        if self._has_gaps:
+            require_tokens(self._vocabulary, piece, ids, 0, slot.read_byte)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed)
 
     @cached_property

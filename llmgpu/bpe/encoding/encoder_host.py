@@ -452,14 +452,20 @@ def stream_lookahead(vocabulary: Vocabulary) -> int | None:
 
 
 def require_tokens(
-    vocabulary: Vocabulary, piece: Slice, ids: NDArray[np.uint32], entry: int
+    vocabulary: Vocabulary,
+    piece: Slice,
+    ids: NDArray[np.uint32],
+    entry: int,
+    read_byte: Callable[[int], int] | None = None,
 ) -> None:
     """Raise NoTokenError for the first byte of a slice that has no token: its id is NO_TOKEN.
 
-    ids: of the slice. entry: where its first token starts.
+    ids: of the slice. entry: where its first token starts. read_byte: returns a byte of a slice
+        whose text is not at hand.
     """
     if ids.max(initial=0) != NO_TOKEN:
         return
     before = ids[: np.argmax(ids == NO_TOKEN)]
     position = entry + int(vocabulary.token_spans[before].sum())
-    raise NoTokenError(int(piece.text[position]), piece.offset + position)
+    byte = int(piece.text[position]) if read_byte is None else read_byte(position)
+    raise NoTokenError(byte, piece.offset + position)
