@@ -151,16 +151,16 @@ def open_pretrained(path: str | Path, note: Note = no_notes) -> SavedModel:
             f"{folder}: the tokenizer has {vocabulary.size:,} ids, but vocab_size in {CONFIG} is "
             f"{config.vocab_size:,}"
         )
-    named = {"config": content}
+    described = [content]
     if os.path.lexists(folder / GENERATION_CONFIG):
-        named["generation"] = _read_object(_inside(folder, GENERATION_CONFIG))
+        described.append(_read_object(_inside(folder, GENERATION_CONFIG)))
     try:
         first, last = (
             read_token_ids(content, f"{end}_token_id", config.vocab_size) for end in ("bos", "eos")
         )
         stops = [
             number
-            for each in named.values()
+            for each in described
             for number in read_token_ids(each, "eos_token_id", config.vocab_size)
         ]
     except CheckpointError as error:
