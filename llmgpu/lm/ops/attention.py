@@ -147,26 +147,26 @@ class GpuAttention(GpuRecorder):
         self, t: AttentionTensors, grad: AttentionGradients, starts: Tensor, shape: AttentionShape
     ) -> None:
         check_width(shape)
-        delta = self._delta(t.out, grad.out, starts, shape)
-        if t.q.is_half:
-            self._backward_of_halves(t, grad, delta, shape)
-            return
-        blocks = shape.batch * -(-shape.seq // BLOCK_ROWS)
-        column_sets = -(-shape.head_dim // COLUMNS)
-        inputs = _inputs(t, grad, delta)
+        units = self._units(shape, gradients=True) if t.q.is_half else None
+        rows, column_sets = BLOCK_ROWS, -(-shape.head_dim // COLUMNS)
+        if units is not None:
+            rows, column_sets = units.tile.rows, units.column_sets
+        blocks = shape.batch * -(-shape.seq // rows)
+        inputs = {"q": t.q, "k": t.k, "v": t.v, "grad_out": grad.out, "log_sum_exp": t.log_sum_exp}
+        inputs["delta"] = self._delta(t.out, grad.out, starts, shape)
         of_keys = {"grad_k": grad.k, "grad_v": grad.v}
-        for kernel, groups, outputs in (
-            ("q", blocks * shape.heads, {"grad_q": grad.q}),
-            ("kv", blocks * shape.kv_heads * column_sets, of_keys),
+        for kernel, source, per_block, outputs in (
+            ("q", attention_backward_q_source, shape.heads, {"grad_q": grad.q}),
+            ("kv", attention_backward_kv_source, shape.kv_heads * column_sets, of_keys),
         ):
-            self.dispatch(
-                f"lm/10_attention_backward_{kernel}.wgsl",
-                groups,
-                tile_constants(shape.head_dim, self.device.limits),
-                params=attention_params(shape, shape.seq, groups),
-                **inputs,
-                **outputs,
-            )
+            groups = blocks * per_block
+            params = attention_params(shape, shape.seq, groups)
+            if units is not None:
+                self.dispatch_generated(source(units), groups, params=params, **inputs, **outputs)
+                continue
+            file = f"lm/10_attention_backward_{kernel}.wgsl"
+            constants = tile_constants(shape.head_dim, self.device.limits)
+            self.dispatch(file, groups, constants, params=params, **inputs, **outputs)
 
     def _units(self, shape: AttentionShape, *, gradients: bool) -> SubgroupAttention:
         units = attention_units(self.device, shape.head_dim, gradients=gradients)
@@ -176,24 +176,6 @@ class GpuAttention(GpuRecorder):
                 "use --precision f32"
             )
         return units
-
-    def _backward_of_halves(
-        self, t: AttentionTensors, grad: AttentionGradients, delta: Tensor, shape: AttentionShape
-    ) -> None:
-        units = self._units(shape, gradients=True)
-        blocks = shape.batch * -(-shape.seq // units.tile.rows)
-        of_keys = {"grad_k": grad.k, "grad_v": grad.v}
-        for text, groups, outputs in (
-            (attention_backward_q_source(units), blocks * shape.heads, {"grad_q": grad.q}),
-            (
-                attention_backward_kv_source(units),
-                blocks * shape.kv_heads * units.column_sets,
-                of_keys,
-            ),
-        ):
-            params = attention_params(shape, shape.seq, groups)
-            inputs = _inputs(t, grad, delta)
-            self.dispatch_generated(text, groups, params=params, **inputs, **outputs)
 
     def _delta(
         self, out: Tensor, grad_out: Tensor, starts: Tensor, shape: AttentionShape
@@ -211,11 +193,6 @@ class GpuAttention(GpuRecorder):
             sizes = dims(count, 0, rows)
             self.dispatch(kernel, workgroups(count), constants, **tensors, dims=sizes)
         return delta
-
-
-def _inputs(t: AttentionTensors, grad: AttentionGradients, delta: Tensor) -> dict[str, Tensor]:
-    inputs = {"q": t.q, "k": t.k, "v": t.v, "grad_out": grad.out}
-    return inputs | {"log_sum_exp": t.log_sum_exp, "delta": delta}
 
 
 def check_width(shape: AttentionShape) -> None:
