@@ -89,12 +89,12 @@ class CSliceEncoder:
         self._matching = make_c_vocabulary(vocabulary)
         self._words = CSharedWords(self._matching, MAX_TABLE_BYTES)
         self._idle: list[CEncoder] = []
-        self._is_complete = vocabulary.unknown_token is not None or not vocabulary.missing_bytes()
+        has_unknown = vocabulary.unknown_token is not None
+        lacks_bytes = bool(vocabulary.missing_bytes())
+        self._is_complete = has_unknown or not lacks_bytes
         self._cuts_from = cuts_from
         # The bytes of an unknown token are not those of the text, nor are those of its merges.
-        self._has_no_cuts = vocabulary.unknown_token is not None and bool(
-            vocabulary.missing_bytes()
-        )
+        self._has_no_cuts = has_unknown and lacks_bytes
 
     def encode(
         self, piece: Slice | UnreadSlice, entry: int, memory: NDArray[np.uint32] | None = None
