@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.lm.ops.arguments import AttentionShape, HeadTensors, NewRows, Norm, Rotation
 from llmgpu.lm.ops.attention import attention_params, check_width
+from llmgpu.lm.ops.layers import turned
 from llmgpu.lm.ops.linear import FEW_ROWS, FOUR, LEAST_ROW_THREADS, LOADS
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.recording import (
@@ -86,9 +87,8 @@ class NumpyGenerating(Generating, NumpyRecorder):
             products.array[:, start : start + width]
             for start, width in zip(weight.starts, widths, strict=True)
         )
-        angles = (rotation.cosines.array[positions], rotation.sines.array[positions])
-        heads.q.array[...] = _rotated(query, *angles)
-        rows = np.concatenate([_rotated(key, *angles), value], 1)
+        heads.q.array[...] = turned(query, rotation, positions)
+        rows = np.concatenate([turned(key, rotation, positions), value], 1)
         heads.cache.array[starts + positions] = rows
 
     @recorded
@@ -168,14 +168,6 @@ def logits_of(inverted: NDArray[np.uint32]) -> NDArray[np.float32]:
     order = ~inverted
     bits = order ^ np.where(order >> 31, np.uint32(0x80000000), np.uint32(0xFFFFFFFF))
     return bits.view(np.float32)
-
-
-def _rotated(x: AnyArray, cosines: AnyArray, sines: AnyArray) -> FloatArray:
-    """Return rows (N, heads * D) turned by the angles of each, (N, D / 2)."""
-    heads = x.reshape(len(x), -1, 2, cosines.shape[1])
-    left, right, cosine, sine = heads[:, :, 0], heads[:, :, 1], cosines[:, None], sines[:, None]
-    turned = np.stack([left * cosine - right * sine, right * cosine + left * sine], 2)
-    return turned.reshape(x.shape)
 
 
 class GpuGenerating(Generating, GpuRecorder):

@@ -125,7 +125,7 @@ class NumpyLayers(NumpyRecorder):
         def compute(rows: slice) -> None:
             target = x if out is None else out
             positions = rotation.positions.array[rows]
-            target.array[rows] = _turned(x.array[rows], rotation, positions, inverse=inverse)
+            target.array[rows] = turned(x.array[rows], rotation, positions, inverse=inverse)
 
         self.over_blocks(compute, *x.shape)
 
@@ -136,7 +136,7 @@ class NumpyLayers(NumpyRecorder):
         for tensor, columns in _columns(starts, heads):
             rows = as_single(x.array[:, columns])
             tensor.array[...] = (
-                rows if tensor is heads.v else _turned(rows, rotation, rotation.positions.array)
+                rows if tensor is heads.v else turned(rows, rotation, rotation.positions.array)
             )
 
     @recorded
@@ -150,8 +150,9 @@ class NumpyLayers(NumpyRecorder):
         positions = rotation.positions.array
         for tensor, columns in _columns(starts, grad):
             rows = tensor.array
-            turned = rows if tensor is grad.v else _turned(rows, rotation, positions, inverse=True)
-            np.copyto(grad_x.array[:, columns], turned, casting="same_kind")
+            if tensor is not grad.v:
+                rows = turned(rows, rotation, positions, inverse=True)
+            np.copyto(grad_x.array[:, columns], rows, casting="same_kind")
 
     @recorded
     def swiglu(self, gate: Tensor, up: Tensor | None, out: Tensor) -> None:
@@ -386,7 +387,7 @@ def _columns(
         yield tensor, slice(start, start + tensor.shape[1])
 
 
-def _turned(
+def turned(
     x: FloatArray, rotation: Rotation, positions: AnyArray, *, inverse: bool = False
 ) -> FloatArray:
     """Return rows (N, heads * D), turned by the angles of positions (N,)."""
@@ -394,8 +395,8 @@ def _turned(
     cosine = rotation.cosines.array[positions, None]
     sine = rotation.sines.array[positions, None] * np.float32(-1 if inverse else 1)
     left, right = heads[:, :, 0], heads[:, :, 1]
-    turned = np.stack((left * cosine - right * sine, right * cosine + left * sine), axis=2)
-    return turned.reshape(x.shape)
+    halves = (left * cosine - right * sine, right * cosine + left * sine)
+    return np.stack(halves, axis=2).reshape(x.shape)
 
 
 def _gate_and_up(gate: Tensor, up: Tensor | None, width: int) -> tuple[AnyArray, AnyArray]:
