@@ -41,6 +41,7 @@ from llmgpu.cli.source_options import (
     resolve_texts,
     take_selection,
 )
+from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.input_files import number_of
 from llmgpu.outputs import COUNTS, VOCABULARY, Output, check_outputs
@@ -74,6 +75,8 @@ def bpe_train(
     report = Reporter(quiet=quiet)
     start = time.perf_counter()
     corpus, selection = _take_corpus(corpus, from_counts, settings, report)
+    if resume:
+        _check_resumed(checkpoint, has_source=bool(corpus or from_counts))
     _check_sources(corpus, from_counts, counts_output, counts_only, report)
     job = _part_job(part, corpus, counts_output if counts_only else None, report)
     counts_output = job.output if job.part else counts_output
@@ -83,7 +86,7 @@ def bpe_train(
     resumed = checkpoint if resume else None
     options, how, key = _take_options(settings, selection, loaded, resumed, report)
     outputs = {} if counts_only else _name_outputs(output, options.sizes)
-    _check_checkpoint_options(checkpoint, resume, options, counts_only)
+    _check_checkpoint_options(checkpoint, options, counts_only)
     found, finished = _take_part(job, found, options, how, key)
     if finished:
         report.line(f"nothing to do: {counts_output} has all of part {job.part}")
@@ -346,11 +349,17 @@ def _written(
         yield from (Output(str(path), None) for path in checkpoint_files(checkpoint))
 
 
-def _check_checkpoint_options(
-    checkpoint: str | None, resume: bool, options: TrainingOptions, counts_only: bool
-) -> None:
-    if resume and not checkpoint:
+def _check_resumed(checkpoint: str | None, *, has_source: bool) -> None:
+    """Raise unless there is a run to resume, or a source to start from scratch with."""
+    if not checkpoint:
         raise click.UsageError("--resume needs --checkpoint FOLDER to resume from")
+    if not has_source and not os.path.lexists(checkpoint):
+        raise InputError(f"{checkpoint} does not exist, so there is no run to resume")
+
+
+def _check_checkpoint_options(
+    checkpoint: str | None, options: TrainingOptions, counts_only: bool
+) -> None:
     if checkpoint and options.engine == "recount":
         raise click.UsageError("--checkpoint can't be combined with --engine recount")
     if checkpoint and counts_only:

@@ -21,7 +21,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import save_counts
 from llmgpu.resume_key import FILES, file_facts
 from llmgpu.text.corpus import corpus_from_bytes
-from tests.cli.conftest import Run, environment, fails, killed_before
+from tests.cli.conftest import COMMAND, Run, environment, fails, killed_before
 
 LEFT = ["options.toml", "run.json"]  # in the folder of a finished run
 OPTIONS = ("--device", "cpu", "--vocab-size", "700,6000", "--special-token", "<|end|>")
@@ -113,6 +113,18 @@ def test_nothing_to_resume(llmgpu: Run, corpus: Path) -> None:
     assert b"note: there is no kept to resume from: starting from scratch" in done.stderr
     assert sorted(path.name for path in corpus.parent.iterdir()) == ["corpus.txt", "kept", "v.bin"]
     assert sorted(path.name for path in (corpus.parent / "kept").iterdir()) == LEFT
+
+
+def test_no_run_and_no_text(tmp_path: Path) -> None:
+    for checkpoint, code, message in (
+        ((), 2, "--resume needs --checkpoint FOLDER"),
+        (("--checkpoint", "gone"), 1, "gone does not exist, so there is no run to resume"),
+    ):
+        command = [*COMMAND, "bpe-train", "--resume", *checkpoint]
+        done = subprocess.run(  # nothing is piped in
+            command, cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, capture_output=True
+        )
+        fails(done, code, message)
 
 
 def test_a_finished_run_has_nothing_left_to_do(llmgpu: Run, corpus: Path) -> None:
