@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -120,7 +121,14 @@ def test_shards_of_parts_are_those_of_the_command(corpus: str) -> None:
         (partial(count_words, "data", "data/a.txt"), OutputError, "is an input"),
         (partial(merge_counts, [], "c"), InputError, "no word counts to add up"),
         (partial(merge_counts, ["a"], "c", weights=[0]), InputError, "give each 1 or more"),
+        (
+            partial(merge_counts, ["a"], "c", weights=[2.5]),  # type: ignore[list-item]
+            TypeError,
+            "as an integer",
+        ),
+        (partial(count_words, "data", "c", special_tokens="ab"), TypeError, "a list of texts"),
         (partial(Tokenizer.train, vocab_size=300), InputError, "give either corpus or counts"),
+        (partial(Tokenizer.train, vocab_size=300, counts=[]), InputError, "at least one file"),
     ],
 )
 def test_what_can_not_be_done(
@@ -154,7 +162,7 @@ def test_counts_beyond_32_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     words = words_of({b"ab": half, b"cd": 1000, b"ef": (1 << 40) + 7, b"ef cd": 2})
     save_counts("c.counts", WordCounts(words, 3, "class"))
     merge_counts(["c.counts", "c.counts"], "two.counts", weights=[1, 1])
-    merge_counts(["c.counts"], "two.parquet", weights=[2])
+    merge_counts(["c.counts"], "two.parquet", weights=[np.int64(2)])  # type: ignore[list-item]
     for name in ("two.counts", "two.parquet"):
         read = load_counts(name, "class")
         assert {read.words.spell(k): int(n) for k, n in enumerate(read.words.counts)} == {

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, TypeVar
 
 from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS, SpecialOptions
 from llmgpu.errors import InputError
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
+Text = TypeVar("Text", str, str | bytes)
 Token = int | str
 
 _NONE: Collection[str] = ()
@@ -71,7 +72,7 @@ def _one_token(token: Any) -> Any:
     return index(token)
 
 
-def several(texts: Iterable[str | bytes]) -> Iterable[str | bytes]:
+def several(texts: Iterable[Text]) -> Iterable[Text]:
     """Return several texts; TypeError for a single one, whose characters would be texts."""
     if isinstance(texts, (str, bytes)):
         raise TypeError("expected a list of texts, but got a single one")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from llmgpu.resume_key import part_key
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.parts import Part, take_part
 from llmgpu.text.sources import resolve_sources
-from llmgpu.tokenizer.arguments import Token, names_of, special_options, to_bytes
+from llmgpu.tokenizer.arguments import Token, names_of, several, special_options, to_bytes
 from llmgpu.tokens.manifest import describe_manifest
 from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
 from llmgpu.tokens.tokenizing import encode_into, encoding_key
@@ -64,9 +65,10 @@ def count_words(
     Raises InputError for a corpus that can't be read or cut, OutputError for a file of another kind
     in the output's place, LlmgpuError for an unknown pattern, DeviceError for a missing device.
     """
-    options = TrainingOptions(_ANY_SIZE, pattern=pattern, special_tokens=tuple(special_tokens))
+    special = tuple(several(special_tokens))
+    options = TrainingOptions(_ANY_SIZE, pattern=pattern, special_tokens=special)
     how = reading or CorpusOptions()
-    how = replace(how, separators=(*how.separators, *map(to_bytes, special_tokens)))
+    how = replace(how, separators=(*how.separators, *map(to_bytes, special)))
     found = resolve_sources(names_of(corpus))
     check_outputs([Output(os.fspath(output), COUNTS)], [source.path for source in found.files])
     if part is not None:
@@ -97,8 +99,9 @@ def merge_counts(
     names = names_of(counts)
     if not names:
         raise InputError("there are no word counts to add up: give at least one file")
+    weights = None if weights is None else [index(weight) for weight in weights]
     if weights is not None and (len(weights) != len(names) or min(weights) < 1):
-        raise InputError(f"{len(names)} files have the weights {[*weights]}: give each 1 or more")
+        raise InputError(f"{len(names)} files have the weights {weights}: give each 1 or more")
     check_outputs([Output(os.fspath(output), COUNTS)], names)
     facts, words, text_bytes = counts_files.merge_counts(names, output, weights)
     return {

@@ -16,6 +16,7 @@ from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import add_counts, load_counts
 from llmgpu.bpe.words.distinct_words import WordCounts, words_of
+from llmgpu.errors import InputError
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_documents
 from llmgpu.tokenizer.arguments import to_bytes
 
@@ -56,8 +57,10 @@ def train_on_counts(
 def train_on_counts_files(names: Sequence[str], device: str, options: Options) -> Vocabulary:
     """Train on the sum of word counts; a pattern of None is theirs.
 
-    Raises InputError unless they were counted as they would be for the options.
+    Raises InputError if there are none, or they were not counted as for the options.
     """
+    if not names:
+        raise InputError("there are no word counts to train on: give at least one file")
     separators, pattern = _special_bytes(_checked(options)), options["pattern"]
     counts = add_counts([load_counts(name, pattern, separators) for name in names])
     theirs = {"pattern": pattern or counts.pattern, "unicode": counts.unicode}
