@@ -247,6 +247,10 @@ def test_training_on_an_iterator(tmp_path: Path) -> None:
 def test_integers_of_numpy(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("ab", bos=np.uint32(3), eos=np.int64(4))  # type: ignore[call-overload]
     assert ids.tolist() == tokenizer.encode("ab", bos=3, eos=4).tolist()
+    text = "ab " * 200
+    few: Any = [np.uint8(200), np.uint8(3)]
+    assert tokenizer.chunks(text, few[0], overlap=few[1]) == tokenizer.chunks(text, 200, overlap=3)
+    assert tokenizer.truncate(text, few[0]) == tokenizer.truncate(text, 200)
     arguments: dict[str, Any] = {"vocab_size": 262, "min_frequency": 3, "max_token_length": 4}
     expected = Tokenizer.train_from_counts({"lowest": 3, "low": 5}, **arguments)
     arguments = {name: np.int64(number) for name, number in arguments.items()}

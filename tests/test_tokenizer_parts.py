@@ -150,7 +150,8 @@ def test_counts_that_do_not_go_with_the_options(corpus: str) -> None:
 def test_a_part_does_not_replace_another(corpus: str) -> None:
     Tokenizer.train(corpus, vocab_size=280, device="cpu").save("v.bin")
     own = partial(tokenize_part, "v.bin", corpus, "t.bin", shard_tokens=512, device="cpu")
-    own(part=(1, 3))
+    done = own(part=(1, 3))
+    assert own(part=(1, 3), shard_tokens=np.int64(512)) == done  # type: ignore[arg-type]
     with pytest.raises(OutputError, match=r"t.json lists part '1/3', which part 2/3 would replace"):
         own(part=(2, 3))
 

@@ -139,7 +139,7 @@ def tokenize_part(
     can't be read, OutputError for another file in a shard's place, DeviceError for a missing
     device.
     """
-    name = os.fspath(output)
+    name, shard_tokens = os.fspath(output), index(shard_tokens)
     known = open_vocabulary(vocabulary)
     special = special_options(known, bos=bos, eos=eos)
     added = {*chain(*ids_around(known, special))}

@@ -430,7 +430,8 @@ class Tokenizer(Decoder):
 
         Raises InputError for a number below 0, and like `encode`.
         """
-        if index(tokens) < 0:
+        tokens = index(tokens)
+        if tokens < 0:
             raise InputError(f"can't truncate to {tokens} tokens; use 0 or more")
         ids = self.encode(text)
         if len(ids) <= tokens:
@@ -449,7 +450,8 @@ class Tokenizer(Decoder):
 
         Raises InputError unless 0 <= overlap < tokens, and like `encode`.
         """
-        if index(tokens) < 1:
+        tokens, overlap = index(tokens), index(overlap)
+        if tokens < 1:
             raise InputError(f"a chunk has 1 token or more, not {tokens}")
         if not 0 <= overlap < tokens:
             raise InputError(f"chunks of {tokens} tokens can't overlap by {overlap} tokens")
