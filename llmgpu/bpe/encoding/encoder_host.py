@@ -229,6 +229,7 @@ class Workers:
         self._has_helpers = False
         self.pace = Pace()
         self._places = None if collected is None else Places(collected)
+        self._no_memory = Task()  # in place of one that there is no memory for
 
     def expect_help(self, helpers: Sequence[Callable[[], None]], nbytes: int) -> None:
         """Call `helpers` in a thread each when `nbytes` of text were read.
@@ -289,7 +290,11 @@ class Workers:
 
     def _run(self) -> None:
         while memory := self._idle.get():
-            task = Task(memory)
+            try:
+                task = Task(memory)
+            except (MemoryError, RuntimeError):  # RuntimeError: no memory for a lock
+                self._end_without_memory()
+                return
             with self._thread_next:
                 self.pace.wait()
                 taken = self.take(task, memory.text)
@@ -310,6 +315,14 @@ class Workers:
                 task.encoded.set_exception(error)
             finally:
                 self._encoding.release()
+
+    def _end_without_memory(self) -> None:
+        """Give no more slices; raise MemoryError where the ids of the next one would be taken."""
+        with self._reading:
+            if not self._ended:
+                self._ended = True
+                self._no_memory.encoded.set_exception(MemoryError())
+                self._order.put(self._no_memory)
 
     def take(self, task: Task, buffer: NDArray[np.uint8]) -> Slice | UnreadSlice | None:
         """Return the next slice, whose ids `task` gets; None at the end.

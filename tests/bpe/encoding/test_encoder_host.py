@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import subprocess
@@ -171,6 +172,35 @@ def test_the_threads_that_there_are_encode_where_no_more_can_start(
     # In a thread, since it is waiting for ever that this test is about.
     threading.Thread(target=encode, daemon=True).start()
     assert found.get(timeout=60) == len(text)
+
+
+@host_encoders
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't allocate lock")])
+def test_encoding_ends_where_a_thread_has_no_memory_for_a_task(
+    host_encoder: Callable[..., HostEncoder], error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = itertools.count()
+
+    class Short(encoder_host.Task):
+        def __init__(self, memory: encoder_host._Memory | None = None) -> None:
+            if next(made) > 10:
+                raise error
+            super().__init__(memory)
+
+    monkeypatch.setattr(encoder_host, "Task", Short)
+    text, found = b" letters" * 1000, queue.SimpleQueue[Exception | None]()
+
+    def encode() -> None:
+        try:
+            list(host_encoder(VOCABULARY, 64, 4).encode(corpus_from_bytes(text)))
+        except Exception as raised:
+            found.put(raised)
+        else:
+            found.put(None)
+
+    # In a thread, since it is waiting for ever that this test is about.
+    threading.Thread(target=encode, daemon=True).start()
+    assert isinstance(found.get(timeout=60), MemoryError)
 
 
 class ReadInTurns(SliceReader):
