@@ -202,7 +202,7 @@ def print_results(record: Record, console: Console) -> None:
         for line in _lines_below(table):
             console.print(f"  {line}", markup=False, soft_wrap=True)
     if not record.complete:
-        console.print("\ninterrupted: these are the results up to then")
+        console.print("\ninterrupted: these are the results so far")
 
 
 def print_comparison(comparison: Comparison, path: str, console: Console) -> None:

@@ -95,7 +95,7 @@ def draw_report(record: Record) -> str:
 def _head(record: Record) -> Iterator[str]:
     """Yield what was measured on, and what could not be."""
     if not record.complete:
-        yield '<p class="warning">Interrupted: these are the results up to then.</p>'
+        yield '<p class="warning">Interrupted: these are the results so far.</p>'
     if not record.is_correct:
         yield '<p class="warning">An engine gave a wrong answer; see the results.</p>'
     for what, text in headlines(record):
