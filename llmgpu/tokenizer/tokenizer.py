@@ -52,7 +52,7 @@ class Tokenizer(Decoder):
     - A pickle holds the vocabulary and the name of the device, which is opened again when needed. A
       forked process can't use adapters if its parent did: there "auto" means the CPU, and any other
       adapter raises DeviceError. Spawned processes have no such limit.
-    - Up to HOST_BYTES of text are always encoded on the CPU, because that is faster.
+    - Up to 64 KiB of text are always encoded on the CPU, because that is faster.
     """
 
     def __init__(self, vocabulary: Vocabulary, device: str = "auto") -> None:
