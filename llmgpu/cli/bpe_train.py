@@ -75,15 +75,13 @@ def bpe_train(
     report = Reporter(quiet=quiet)
     start = time.perf_counter()
     corpus, selection = _take_corpus(corpus, from_counts, settings, report)
-    if resume:
-        _check_resumed(checkpoint, has_source=bool(corpus or from_counts))
+    resumed = _resumed_folder(checkpoint, resume, has_source=bool(corpus or from_counts))
     _check_sources(corpus, from_counts, counts_output, counts_only, report)
     job = _part_job(part, corpus, counts_output if counts_only else None, report)
     counts_output = job.output if job.part else counts_output
     found = resolve_texts(corpus, selection) if corpus else None
     read = [*from_counts, *_seed_files(settings["seed_vocab"]), *_paths_of(found)]
     loaded = _load_counts(from_counts, settings) if from_counts else None
-    resumed = checkpoint if resume else None
     options, how, key = _take_options(settings, selection, loaded, resumed, report)
     outputs = {} if counts_only else _name_outputs(output, options.sizes)
     _check_checkpoint_options(checkpoint, options, counts_only)
@@ -349,12 +347,18 @@ def _written(
         yield from (Output(str(path), None) for path in checkpoint_files(checkpoint))
 
 
-def _check_resumed(checkpoint: str | None, *, has_source: bool) -> None:
-    """Raise unless there is a run to resume, or a source to start from scratch with."""
+def _resumed_folder(checkpoint: str | None, resume: bool, *, has_source: bool) -> str | None:
+    """Return the folder of the run to resume, None without --resume.
+
+    Raises unless there is such a run, or a source to start from scratch with.
+    """
+    if not resume:
+        return None
     if not checkpoint:
         raise click.UsageError("--resume needs --checkpoint FOLDER to resume from")
     if not has_source and not os.path.lexists(checkpoint):
         raise InputError(f"{checkpoint} does not exist, so there is no run to resume")
+    return checkpoint
 
 
 def _check_checkpoint_options(
