@@ -347,6 +347,7 @@ def test_what_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(TypeError, match="not list; give one text at a time"):
         Tokenizer.train_from_iterator([["a"]], vocab_size=300)  # type: ignore[list-item]
     for options, message in (
+        ({"smaller_sizes": (258.5,)}, "vocabulary size is an int, not float"),
         ({"min_frequency": 2.5}, "minimum frequency is an int, not float"),
         ({"max_token_length": "9"}, "maximum token length is an int, not str"),
         ({"special_tokens": [b"<s>"]}, "special token is a str, not bytes"),

@@ -97,7 +97,7 @@ def bpe_train(
             return _tell_done(outputs, report, as_json=as_json)
         before = time.perf_counter()
         plan = _plan(options, device, text, loaded, how.limit)
-        written = _written(outputs.values(), counts_output, checkpoint, resume)
+        written = _written(outputs.values(), counts_output, checkpoint, resumed)
         check_outputs([*written, *job.outputs], [*read, *lists_of_files()], force=force)
         seconds = {"total": 0.0, "open device": time.perf_counter() - before}
         report.line(f"training on {plan.merging.description}")
@@ -333,10 +333,9 @@ def _name_outputs(output: str, sizes: tuple[int, ...]) -> dict[int, str]:
 
 
 def _written(
-    vocabularies: Iterable[str], counts: str | None, checkpoint: str | None, resume: bool
+    vocabularies: Iterable[str], counts: str | None, checkpoint: str | None, resumed: str | None
 ) -> Iterator[Output]:
     """Yield all files that a run may write; the checkpoint has to be its own."""
-    resumed = checkpoint if resume else None
     for path in vocabularies:
         # A run that was killed between its last two steps has written its vocabulary.
         is_own = resumed is not None and Checkpoint.may_have_made(resumed, path)

@@ -160,17 +160,16 @@ class TrainingOptions:
 
     def _make_ints(self) -> None:
         """Replace integers of NumPy by Python's; TypeError for what is no integer."""
-        for name, what in (
-            ("vocab_size", "a vocabulary size"),
-            ("min_frequency", "the minimum frequency"),
-            ("max_token_length", "the maximum token length"),
-        ):
-            number = getattr(self, name)
-            if number is None and name == "max_token_length":
-                continue
-            if not isinstance(number, SupportsIndex):
-                raise TypeError(f"{what} is an int, not {type(number).__name__}")
-            object.__setattr__(self, name, index(number))
+        size = "a vocabulary size"
+        made: dict[str, Any] = {
+            "vocab_size": _as_int(self.vocab_size, size),
+            "smaller_sizes": tuple(_as_int(each, size) for each in self.smaller_sizes),
+            "min_frequency": _as_int(self.min_frequency, "the minimum frequency"),
+        }
+        if self.max_token_length is not None:
+            made["max_token_length"] = _as_int(self.max_token_length, "the maximum token length")
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
 
     def _check_size(self, size: int) -> None:
         least = size - self.new_tokens(size)
@@ -205,6 +204,12 @@ class TrainingOptions:
                     f"special token {quote(text)} is already a token of the seed vocabulary, or a "
                     "part of one: choose another text"
                 )
+
+
+def _as_int(number: object, what: str) -> int:
+    if not isinstance(number, SupportsIndex):
+        raise TypeError(f"{what} is an int, not {type(number).__name__}")
+    return index(number)
 
 
 def require_counted_for(
