@@ -1,4 +1,4 @@
-"""A Tokenizer in child processes."""
+"""A Tokenizer, and what it opens, in child processes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from llmgpu.gpu import DRIVERS, list_adapters, load_driver
 from tests.bpe.encoding.test_special_encoding import vocabulary
 from tests.cli.conftest import environment
-from tests.conftest import require_adapter
+from tests.conftest import NO_DAWN, require_adapter
 from tests.test_tokenizer import long_text
 
 CHILDREN = """
@@ -102,6 +103,38 @@ def test_a_device_that_was_opened_in_vain_is_not_that_of_a_forked_process(tmp_pa
         [sys.executable, "-W", "ignore", "-c", code],
         cwd=tmp_path,
         env=environment(),
+        check=True,
+        timeout=100,
+    )
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_forked_process_ends_what_it_has_of_its_parent(tmp_path: Path, driver: str) -> None:
+    """It closes no device and no threads: those that it would wait for were not forked."""
+    if sys.platform == "win32":
+        pytest.skip("this system has no fork")
+    if driver == "dawn":
+        pytest.importorskip("wgpudawn")
+        if not list_adapters(load_driver("dawn")):
+            pytest.skip(NO_DAWN)
+    else:
+        require_adapter()
+    code = (
+        "import os, signal\n"
+        "from llmgpu.backend import select_backend\n"
+        "from llmgpu.bpe.encoding.open import open_encoder\n"
+        "from llmgpu.cpu.tensors import CThreads\n"
+        "from tests.bpe.encoding.test_special_encoding import vocabulary\n"
+        "kept = [open_encoder(vocabulary(), select_backend('gpu')), CThreads(4)]\n"
+        "child = os.fork()\n"
+        "if child: assert os.waitpid(child, 0)[1] == 0\n"
+        "else: signal.alarm(60)\n"
+        "del kept"
+    )
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=tmp_path,
+        env=environment() | {"LLMGPU_DRIVER": driver, "LLMGPU_CPU": "c"},
         check=True,
         timeout=100,
     )

@@ -14,6 +14,7 @@ import ctypes
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_uint32, c_void_p
 from functools import cache
@@ -206,8 +207,15 @@ class EngineObject:
         if address is None:
             raise out_of_memory()
         self.address: int = address
+        free = getattr(loaded, f"llmgpu_{kind}_free")
         # Not at the end of the process, when a thread may still use it.
-        weakref.finalize(self, getattr(loaded, f"llmgpu_{kind}_free"), address).atexit = False
+        weakref.finalize(self, _free_in, os.getpid(), free, address).atexit = False
+
+
+def _free_in(process: int, free: Callable[[int], None], address: int) -> None:
+    """Free in the process that made it what may wait for threads, which a forked one lacks."""
+    if process == os.getpid():
+        free(address)
 
 
 def as_argument(argument: Any) -> Any:

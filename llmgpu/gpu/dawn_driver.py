@@ -153,6 +153,9 @@ class DawnDriver(Driver):
             handles: list[Any] = wgpudawn.gpu._enumerate_all_adapters()
         return [handle for handle in handles if handle.info["backend_type"] in backends]
 
+    def release_nothing(self) -> None:
+        _api.libf = None  # as the package has it when Python ends
+
     def features(self, adapter: Any) -> frozenset[str]:
         return frozenset(_OWN_NAMES.get(name, name) for name in adapter.features)
 

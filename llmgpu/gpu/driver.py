@@ -15,7 +15,7 @@ import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import IntFlag
-from typing import Any
+from typing import Any, ClassVar
 
 from llmgpu.errors import DeviceError
 
@@ -113,10 +113,12 @@ class Driver(ABC):
 
     name: str
     errors: type[Exception]
+    # Which used adapters: through any driver, since those of the system are the same ones.
+    _process: ClassVar[int | None] = None
 
     def __init__(self) -> None:
         """Make nothing yet."""
-        self._process: int | None = None  # which made the instance; its threads don't fork
+        self._is_used = False
         self._listing = threading.Lock()
 
     def is_usable(self) -> bool:
@@ -133,7 +135,10 @@ class Driver(ABC):
         """
         if not self.is_usable():
             raise DeviceError(FORKED)
-        self._process = os.getpid()  # before the lock, which a forked process would find taken
+        if not self._is_used and sys.platform != "win32":
+            os.register_at_fork(after_in_child=self.release_nothing)
+        self._is_used = True
+        Driver._process = os.getpid()  # before the lock, which a forked process would find taken
         with self._listing:  # adapters that are listed by two threads at once may be missing
             if not self.has_instance():
                 # Without the folder a C library complains.
@@ -152,6 +157,13 @@ class Driver(ABC):
     @abstractmethod
     def enumerate_handles(self) -> list[Any]:
         """Return what `list_handles` returns, of the instance that there is."""
+
+    @abstractmethod
+    def release_nothing(self) -> None:
+        """Keep what objects stand for when they go: in a forked process it is the parent's.
+
+        A driver that releases its parent's device waits for threads that were not forked.
+        """
 
     @abstractmethod
     def features(self, adapter: Any) -> frozenset[str]:

@@ -143,6 +143,9 @@ class WgpuDriver(Driver):
         libf.wgpuInstanceEnumerateAdapters(instance, native, found)
         return [wgpu.gpu._create_adapter(handle) for handle in found]
 
+    def release_nothing(self) -> None:
+        _api.libf = None  # as the package has it when Python ends
+
     def features(self, adapter: Any) -> frozenset[str]:
         return frozenset(adapter.features)
 

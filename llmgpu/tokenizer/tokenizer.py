@@ -478,10 +478,5 @@ class Tokenizer(Decoder):
     def _current_encoders(self) -> ProcessEncoders:
         encoders = self._encoders
         if encoders.process != os.getpid():
-            _encoders_of_parents.append(encoders)
             encoders = self._encoders = encoders.renewed()
         return encoders
-
-
-# Kept alive, because a process must not close a device that it did not open.
-_encoders_of_parents: list[ProcessEncoders] = []
