@@ -249,6 +249,9 @@ def gpu_from(least: int) -> int:
 def _in_thread(select: Callable[[], T]) -> Future[T]:
     from concurrent.futures import ThreadPoolExecutor
 
+    from llmgpu.gpu import set_variables
+
+    set_variables()
     thread = ThreadPoolExecutor(1, thread_name_prefix="llmgpu-open")
     selecting = thread.submit(select)
     _begun.append(selecting)

@@ -133,6 +133,20 @@ def test_a_device_that_will_be_used_is_opened_before_numpy_is_imported(
     assert (done.stdout, done.stderr) == (f"{said} False\n", "")
 
 
+def test_no_variable_is_set_while_a_device_is_opened_and_numpy_imported() -> None:
+    """A driver that reads variables meanwhile may read memory that setting one has freed."""
+    code = (
+        "import os, sys; from llmgpu import backend\n"
+        "os.environ.pop('XDG_RUNTIME_DIR', None)\n"
+        "backend.select_early('gpu')\n"
+        "def refuse(*arguments): os.write(2, repr(arguments).encode()); os._exit(1)\n"
+        "os.putenv = os.unsetenv = refuse\n"
+        "assert 'numpy' not in sys.modules; import numpy\n"
+        "backend._early['gpu'].exception()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize(("name", "package"), [("wgpu", "wgpu"), ("dawn", "wgpudawn")])
 def test_adapters_are_listed_without_numpy(name: str, package: str) -> None:
     pytest.importorskip(package)

@@ -31,7 +31,7 @@ from llmgpu.gpu.adapters import (
     list_adapters,
     select_adapter,
 )
-from llmgpu.gpu.driver import MATRIX_FEATURE, Driver, MatrixShape
+from llmgpu.gpu.driver import MATRIX_FEATURE, Driver, MatrixShape, set_variables
 from llmgpu.gpu.drivers import DRIVERS, chosen_driver, default_driver, has_dawn, load_driver
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ __all__ = [
     "paced_states",
     "parallel_copy",
     "select_adapter",
+    "set_variables",
 ]
 
 

@@ -59,6 +59,17 @@ class MatrixShape:
         return f"{self.rows}x{self.columns}x{self.inner} {self.operand} to {self.sum}"
 
 
+def set_variables() -> None:
+    """Set what drivers want, and what NumPy sets and removes again while it is imported.
+
+    A thread that is to open a device needs them set before it starts: a driver that reads variables
+    while another thread sets one reads freed memory, which may end the process.
+    """
+    # Without the folder a C library complains.
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
+    os.environ.setdefault("OPENBLAS_MAIN_FREE", "1")  # NumPy's value
+
+
 class BufferMap(ABC):
     """A pending or finished map of the start of a buffer into the host's memory."""
 
@@ -141,8 +152,7 @@ class Driver(ABC):
         Driver._process = os.getpid()  # before the lock, which a forked process would find taken
         with self._listing:  # adapters that are listed by two threads at once may be missing
             if not self.has_instance():
-                # Without the folder a C library complains.
-                os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
+                set_variables()
                 self.make_instance()
             return self.enumerate_handles()
 
