@@ -120,7 +120,7 @@ def test_a_forked_process_drops_what_is_its_parents(tmp_path: Path, driver: str)
     else:
         require_adapter()
     code = (
-        "import os, signal\n"
+        "import gc, os, signal\n"
         "from llmgpu.backend import select_backend\n"
         "from llmgpu.bpe.encoding.open import open_encoder\n"
         "from llmgpu.cpu.tensors import CThreads\n"
@@ -129,7 +129,7 @@ def test_a_forked_process_drops_what_is_its_parents(tmp_path: Path, driver: str)
         "child = os.fork()\n"
         "if child: assert os.waitpid(child, 0)[1] == 0\n"
         "else: signal.alarm(60)\n"
-        "kept.clear()\n"
+        "kept.clear(); gc.collect()\n"
         "if not child: os._exit(0)"
     )
     subprocess.run(
