@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -52,10 +52,14 @@ class ProcessEncoders:
         if self._device != "auto":
             _ = self.backend
 
-    @cached_property
+    @property
     def backend(self) -> Backend:
         """Where to compute, or what joins the CPU; opened on first use."""
-        return start_selecting(self._device)()
+        return self._selecting()
+
+    @cached_property
+    def _selecting(self) -> Callable[[], Backend]:
+        return start_selecting(self._device)
 
     @cached_property
     def _host(self) -> Encoder:
@@ -64,16 +68,17 @@ class ProcessEncoders:
     def _open_large(self, text_bytes: int | None) -> Encoder:
         """Return the encoder of long texts; text_bytes: of the next one, if that is known."""
         if self._large is None:
-            backend = self.backend if self._device != "auto" else self._joining
+            backend = self.backend if self._device != "auto" else self._joining(text_bytes)
             self._large = open_matching_encoder(self._vocabulary, backend, text_bytes=text_bytes)
         if isinstance(self._large, Expecting):
             self._large.expect(text_bytes)
         return self._large
 
-    @property
-    def _joining(self) -> Backend:
-        """The CPU, which the device joins."""
+    def _joining(self, text_bytes: int | None) -> Backend:
+        """Return the CPU, which the device joins; it is opened at once for a text that is long."""
         joins = gpu_from(TOKENIZING_FROM)
+        if text_bytes is not None and text_bytes >= joins:
+            _ = self._selecting
         return replace(NUMPY, joining=lambda: self.backend, join_from=joins, shares={})
 
     def encode_files(
