@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from llmgpu.bench.kernels.cases import Array, KernelCase, Sizes, Tensors, by
 from llmgpu.bench.kernels.generating import SCORE_OPERATIONS, generating_cases
+from llmgpu.lm.loss_scaling import FIRST_SCALE
 from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.arguments import (
     AttentionGradients,
@@ -354,22 +356,25 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     yield s.case("gelu", "x:NF +out:NF", 9 * size)
     yield s.case("gelu_backward", "x:NF grad_out:NF +grad_x:NF", 19 * size)
     rows, width = s.rows, s.vocabulary
-    params = np.array([1 / rows, 0.1, 1e-4, 1 / width], np.float32)
 
     def find_losses(ops: Operations, t: Mapping[str, Tensor]) -> None:
         losses = Losses(t["losses"], t["smoothing"], t["z_losses"])
         inputs, gradient = (t["logits"], t["targets"], losses, t["params"]), t.get("gradient")
         ops.cross_entropy(*inputs, gradient=gradient)
 
-    given = {"targets": s.tokens(), "params": params}
+    def given(scale: float) -> Mapping[str, Array]:
+        params = np.array([scale / rows, 0.1, 1e-4, 1 / width], np.float32)
+        return {"targets": s.tokens(), "params": params}
+
     shared: dict[str, Any] = {"uniforms": ("params",), "record": find_losses}
-    # Gradients take the place of the logits, or go elsewhere.
+    # Gradients take the place of the logits, or go elsewhere, scaled as in training.
     parts = "targets +losses:N +smoothing:N +z_losses:N params"
-    for operands, more in (
-        (f"*logits:NV {parts}", shared),
-        (f"logits:NV {parts} +gradient:NV:h", shared | HALVES),
+    for operands, scale, more in (
+        (f"*logits:NV {parts}", 1, shared),
+        (f"logits:NV {parts} +gradient:NV:h", FIRST_SCALE, shared | HALVES),
     ):
-        yield s.case("cross_entropy", operands, 7 * rows * width, lambda: given, **more)
+        content = partial(given, scale)
+        yield s.case("cross_entropy", operands, 7 * rows * width, content, **more)
     yield s.case(
         "argmax",
         "logits:NV *out",
