@@ -234,12 +234,12 @@ def test_start_up_is_that_of_the_recorded_runs() -> None:
 
 
 KERNELS = (  # their names, whether Dawn ran them, and what the page says of the microseconds
-    ("linear, feed-forward", False, "takes {} µs in float32 with both"),
-    ("linear, feed-forward", True, "takes {} µs in float32 with both"),
-    ("linear, feed-forward, half-precision factors", True, "with both, and {} µs on matrix units"),
-    ("attention", False, "attention {} µs through wgpu"),
-    ("attention", True, "through wgpu, {} µs through Dawn"),
-    ("attention, in half precision", True, "through Dawn and {} µs on matrix units"),
+    ("linear, feed-forward", False, "takes {} µs in float32 through wgpu"),
+    ("linear, feed-forward", True, "through wgpu, {} µs through Dawn"),
+    ("linear, feed-forward, half-precision factors", True, "and {} µs on matrix units; attention"),
+    ("attention", False, "; attention {},"),
+    ("attention", True, ", {} and"),
+    ("attention, in half precision", True, "and {} µs; its gradients"),
     ("attention_backward", False, "its gradients {},"),
     ("attention_backward", True, ", {} and"),
     ("attention_backward, in half precision", True, "and {} µs."),
