@@ -1,7 +1,7 @@
 """The folder of a training run, which only one run at a time may write.
 
 - The file ``run.lock`` marks a run folder. A run that writes the folder has this file locked, see
-  `llmgpu.locks`. It stays after the run, as the mark.
+  `llmgpu.locks`. It stays after the run, as the mark, unless nothing else was written.
 - Nothing is ever removed from a folder that is not a run folder.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,20 +40,29 @@ class RunFolder(Closing):
     samples: see `llmgpu.lm.runs.samples`.
     """
 
-    def __init__(self, path: Path, lock: FileLock | None = None) -> None:
-        """Take a folder and its lock from `open_run_folder`; without one, only to read it."""
+    def __init__(self, path: Path, lock: FileLock | None = None, *, is_new: bool = False) -> None:
+        """Take a folder and its lock from `open_run_folder`; without one, only to read it.
+
+        is_new: the folder was made for this run.
+        """
         self.path = path
         self.log = path / "log.jsonl"
         self.loss_curve = path / "loss.svg"
         self.tokens = path / TOKENS_NAME
         self.evaluation_tokens = path / EVALUATION_TOKENS_NAME
         self.samples = path / SAMPLES_NAME
-        self._lock = lock
+        self._lock, self._is_new = lock, is_new
 
     def close(self) -> None:
-        """Unlock the folder."""
-        if self._lock is not None:
-            self._lock.close()
+        """Unlock the folder; remove a new one in which there is nothing, as its run was refused."""
+        lock, self._lock = self._lock, None
+        if lock is None:
+            return
+        if self._is_new and os.listdir(self.path) == [LOCK_NAME]:
+            lock.remove()
+            with suppress(OSError):  # another run is about to use it
+                self.path.rmdir()
+        lock.close()
 
     def remove(self, patterns: Sequence[str], kept: Collection[Path] = ()) -> None:
         """Remove files and folders of the earlier run that match glob patterns.
@@ -110,6 +120,7 @@ def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = Fal
         raise InputError(f"{folder} has no run to resume")
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file, not a run folder: choose a new or an empty folder")
+    is_new = not folder.exists()
     with output_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         names = os.listdir(folder)
@@ -117,7 +128,7 @@ def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = Fal
         raise OutputError(
             f"{folder} is not empty and is not a run folder: choose a new or an empty folder"
         )
-    run = RunFolder(folder, FileLock(folder / LOCK_NAME, str(folder)))
+    run = RunFolder(folder, FileLock(folder / LOCK_NAME, str(folder)), is_new=is_new)
     try:
         _check_free(folder, resume or force)
     except BaseException:

@@ -50,12 +50,22 @@ def test_a_new_folder(tmp_path: Path) -> None:
         assert (path / "run.lock").read_text() == str(os.getpid())
         for inside in (folder.log, folder.loss_curve, folder.tokens):
             assert inside.parent == path
+        folder.log.touch()
     assert (path / "run.lock").read_text() == ""
     folder.close()
+
+
+def test_a_run_that_wrote_nothing_leaves_no_folder_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "first"
+    with pytest.raises(InputError), open_run_folder(path) as folder:
+        raise InputError("refused")
+    folder.close()
+    assert os.listdir(tmp_path / "runs") == []
     empty = tmp_path / "empty"
     empty.mkdir()
     open_run_folder(empty).close()
     open_run_folder(empty).close()  # a run that did nothing
+    assert os.listdir(empty) == ["run.lock"]
 
 
 def test_a_folder_with_a_run(tmp_path: Path) -> None:
