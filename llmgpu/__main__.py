@@ -1,6 +1,7 @@
 """Run the command line with ``python -m llmgpu``, or as the script ``llmgpu``."""
 
 import atexit
+import faulthandler
 import os
 import signal
 import sys
@@ -16,6 +17,9 @@ def main() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
+    if os.name == "posix":  # elsewhere it reports what drivers raise and handle themselves, too
+        with suppress(AttributeError, OSError, RuntimeError, ValueError):  # no stderr, or closed
+            faulthandler.enable()  # a driver that crashes should not do so in silence
     codes: list[int] = []
     atexit.register(_end_at_once, codes)  # first, so that it is called last
     from llmgpu.cli import main as run

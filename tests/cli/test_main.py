@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -253,6 +256,17 @@ def test_a_mistake_does_not_wait_for_a_device_that_is_being_opened(tmp_path: Pat
         )  # fmt: skip
         assert done.returncode == code
         assert "rror: " in done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="only where a crash is a signal")
+def test_a_crash_says_where() -> None:
+    crash = "import llmgpu.cli, os; llmgpu.cli.cli = lambda **options: os.kill(os.getpid(), 11)\n"
+    command = [sys.executable, "-c", f"{crash}from llmgpu.__main__ import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGSEGV
+    assert done.stderr.startswith("Fatal Python error: Segmentation fault\n")
+    closed = " ".join(map(shlex.quote, command))
+    assert subprocess.run(["sh", "-c", f"exec {closed} 2>&-"]).returncode == -signal.SIGSEGV
 
 
 def test_without_memory_no_option_is_named_that_a_command_lacks(
