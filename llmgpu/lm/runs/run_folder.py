@@ -58,9 +58,9 @@ class RunFolder(Closing):
         lock, self._lock = self._lock, None
         if lock is None:
             return
-        if self._is_new and os.listdir(self.path) == [LOCK_NAME]:
-            lock.remove()
-            with suppress(OSError):  # another run is about to use it
+        with suppress(OSError):  # it is gone, or another run is about to use it
+            if self._is_new and os.listdir(self.path) == [LOCK_NAME]:
+                lock.remove()
                 self.path.rmdir()
         lock.close()
 

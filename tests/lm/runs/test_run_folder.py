@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,6 +62,8 @@ def test_a_run_that_wrote_nothing_leaves_no_folder_of_its_own(tmp_path: Path) ->
         raise InputError("refused")
     folder.close()
     assert os.listdir(tmp_path / "runs") == []
+    with open_run_folder(path):
+        shutil.rmtree(path)
     empty = tmp_path / "empty"
     empty.mkdir()
     open_run_folder(empty).close()
