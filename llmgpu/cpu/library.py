@@ -13,8 +13,6 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_uint32, c_void_p
 from functools import cache
@@ -24,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.closing import close_with
 from llmgpu.cpu.build import LIBRARY, sources_checksum
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.processors import usable_processors
@@ -209,13 +208,7 @@ class EngineObject:
         self.address: int = address
         free = getattr(loaded, f"llmgpu_{kind}_free")
         # Not at the end of the process, when a thread may still use it.
-        weakref.finalize(self, _free_in, os.getpid(), free, address).atexit = False
-
-
-def _free_in(process: int, free: Callable[[int], None], address: int) -> None:
-    """Free in the process that made it what may wait for threads, which a forked one lacks."""
-    if process == os.getpid():
-        free(address)
+        close_with(self, free, address).atexit = False
 
 
 def as_argument(argument: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.interchange.huggingface import name_tokens
 from llmgpu.bpe.vocabulary.chat import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.closing import close_with
 from llmgpu.text.chat import Parts
 from llmgpu.tokens.conversations import Conversations, lengths_in_conversations
 
@@ -95,7 +95,7 @@ class ChatEncoder:
                     vocabulary, chat=ChatTemplate(template, name_tokens(vocabulary))
                 )
             conversations = Conversations(vocabulary)
-            close = weakref.finalize(self, _close_in, os.getpid(), conversations)
+            close = close_with(self, conversations.close)
             if template is not None:  # each has a process: the last one is kept
                 for other in [*self._closing]:
                     self._closing.pop(other)()
@@ -103,9 +103,3 @@ class ChatEncoder:
                 self._closing[template] = close
             self._conversations[template] = conversations
         return self._conversations[template]
-
-
-def _close_in(process: int, conversations: Conversations) -> None:
-    """Close conversations in the process that opened them."""
-    if process == os.getpid():
-        conversations.close()
