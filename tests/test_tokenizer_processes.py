@@ -81,6 +81,17 @@ def test_child_processes(tmp_path: Path, device: str, method: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def run_forking(code: str, folder: Path, **variables: str) -> None:
+    """Run a program that forks; fails unless it ends with 0."""
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=folder,
+        env=environment() | variables,
+        check=True,
+        timeout=100,
+    )
+
+
 def test_a_device_that_was_opened_in_vain_is_not_that_of_a_forked_process(tmp_path: Path) -> None:
     if sys.platform == "win32":
         pytest.skip("this system has no fork")
@@ -99,13 +110,7 @@ def test_a_device_that_was_opened_in_vain_is_not_that_of_a_forked_process(tmp_pa
         "    except LlmgpuError as error: os._exit('was forked' not in str(error))\n"
         "    os._exit(2)"
     )
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        cwd=tmp_path,
-        env=environment(),
-        check=True,
-        timeout=100,
-    )
+    run_forking(code, tmp_path)
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
@@ -132,10 +137,4 @@ def test_a_forked_process_drops_what_is_its_parents(tmp_path: Path, driver: str)
         "kept.clear(); gc.collect()\n"
         "if not child: os._exit(0)"
     )
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        cwd=tmp_path,
-        env=environment() | {"LLMGPU_DRIVER": driver, "LLMGPU_CPU": "c"},
-        check=True,
-        timeout=100,
-    )
+    run_forking(code, tmp_path, LLMGPU_DRIVER=driver, LLMGPU_CPU="c")
