@@ -8,6 +8,8 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
+from llmgpu.blas import set_blas_variables
+
 
 def main() -> None:
     """Run the command line; an interrupt before or after it ends the process at once.
@@ -20,6 +22,7 @@ def main() -> None:
     if os.name == "posix":  # elsewhere it reports what drivers raise and handle themselves, too
         with suppress(AttributeError, OSError, RuntimeError, ValueError):  # no stderr, or closed
             faulthandler.enable()  # a driver that crashes should not do so in silence
+    set_blas_variables()
     codes: list[int] = []
     atexit.register(_end_at_once, codes)  # first, so that it is called last
     from llmgpu.cli import main as run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -285,43 +285,31 @@ def _tokenize(
     if output and (finished := job.finished(_output_key(output, vocabulary, key))):
         report.line(f"nothing to do: {output.name} has all of part {job.part}")
         return finished
-    backend = selected()
-    report.line(f"tokenizing on {backend.description}")
-    if vocabulary.normalizer:
-        name = get_normalizer(vocabulary.normalizer).name
-        report.note(f"text is normalized ({name}) before encoding")
-    special, most = source.special, source.max_tokens
-    added = {*chain(*ids_around(vocabulary, special))}
-    total = source.files.total_bytes
-    encoder: Encoder = open_encoder(
-        vocabulary, backend, special=special, threads=source.threads, text_bytes=total
-    )
-    _used[:] = [encoder]
-    chat, masking = source.options.chat, None
-    if chat is not None:
-        encoder = masking = MaskingEncoder(encoder, chat, vocabulary)
-        if output and not output.masked:
+    if output and output.resume and (finished := _finished(output, vocabulary, key)):
+        report.line(f"nothing to do: all shards of {output.name} are finished")
+        return finished | {"fingerprint": vocabulary.fingerprint}
+    added = {*chain(*ids_around(vocabulary, source.special))}
+    with Corpus(source.files, source.options) as text, ExitStack() as unused:
+        sink = None
+        if output:
+            owners = owners_by_file(text, source.splits) if source.splits else None
+            sink = open_sinks(output, vocabulary, added, key, report, owners)
+            unused.callback(sink.abort)
+            if source.max_tokens is None and source.options.limit is None:
+                sink.expect(source.files.total_bytes)  # while the device is being opened
+        backend = selected()
+        report.line(f"tokenizing on {backend.description}")
+        encoder = _open_encoder(source, vocabulary, backend, added, report)
+        if source.options.chat and output and not output.masked:
             report.note(
                 f"format {output.format} can't record which tokens the assistant wrote; use "
                 "--format bin and an output file"
             )
-    if source.chunk:
-        encoder = Chunks(encoder, *source.chunk, spans_without(vocabulary, added))
-    if most:
-        encoder = FirstTokens(encoder, most, spans_without(vocabulary, added))
-
-    if output and output.resume and (finished := _finished(output, vocabulary, key)):
-        report.line(f"nothing to do: all shards of {output.name} are finished")
-        return finished | {"fingerprint": vocabulary.fingerprint}
-    with Corpus(source.files, source.options) as text:
-        owners = owners_by_file(text, source.splits) if source.splits else None
-        opened = (
-            partial(open_sinks, output, vocabulary, added, key, report, owners) if output else None
-        )
-        summary = _encode(text, encoder, opened, report, growth)
+        unused.pop_all()
+        summary = _encode(text, encoder, sink, report, growth)
     summary |= {"fingerprint": vocabulary.fingerprint, "device": backend.description}
-    if masking and encoder is masking:
-        summary["assistant_tokens"] = masking.counted
+    if isinstance(encoder, MaskingEncoder):
+        summary["assistant_tokens"] = encoder.counted
     if backend.shares:
         summary["text_bytes_by_device"] = backend.shares
     if output:
@@ -330,10 +318,35 @@ def _tokenize(
     return summary
 
 
+def _open_encoder(
+    source: _Text,
+    vocabulary: Vocabulary,
+    backend: Backend,
+    added: set[int],
+    report: Reporter,
+) -> Encoder:
+    """Open an encoder that does all that is asked for; added: ids that stand for no text."""
+    if vocabulary.normalizer:
+        name = get_normalizer(vocabulary.normalizer).name
+        report.note(f"text is normalized ({name}) before encoding")
+    special, threads, total = source.special, source.threads, source.files.total_bytes
+    encoder: Encoder = open_encoder(
+        vocabulary, backend, special=special, threads=threads, text_bytes=total
+    )
+    _used[:] = [encoder]
+    if source.options.chat is not None:
+        encoder = MaskingEncoder(encoder, source.options.chat, vocabulary)
+    if source.chunk:
+        encoder = Chunks(encoder, *source.chunk, spans_without(vocabulary, added))
+    if source.max_tokens:
+        encoder = FirstTokens(encoder, source.max_tokens, spans_without(vocabulary, added))
+    return encoder
+
+
 def _encode(
     text: Corpus,
     encoder: Encoder,
-    open_sink: Callable[[], TokenSink] | None,
+    sink: TokenSink | None,
     report: Reporter,
     growth: Growth,
 ) -> dict[str, Any]:
@@ -351,12 +364,12 @@ def _encode(
         estimate()
 
     try:
-        if open_sink is None:
+        if sink is None:
             for piece in encode_corpus(encoder, text, ReusedMemory()):
                 tokens += len(piece.ids)
                 progress("tokenizing", text.bytes_read, text.total_bytes)
         else:
-            with open_sink() as sink:
+            with sink:
                 encode_into(sink, encoder, text, progress)
             tokens = sink.ids
             split = sink.sink if isinstance(sink, ShuffledSink) else sink

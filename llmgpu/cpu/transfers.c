@@ -1,6 +1,5 @@
 /* Copying, reading and writing many bytes with several threads, of which Python sees but one call. */
-#define _POSIX_C_SOURCE 200809L
-#define _DEFAULT_SOURCE /* madvise */
+#define _GNU_SOURCE /* madvise, fallocate */
 #include "engine.h"
 
 #include <errno.h>
@@ -11,6 +10,7 @@
 #endif
 
 #ifdef __linux__
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -21,6 +21,7 @@
 #endif
 #endif
 
+#define MOST_OF_FREE 4 /* a file gets 1/4 of what is free on its disk before there is text for it */
 #define PIECE_BYTES (2 << 20) /* a huge page, which is cleared by each thread that comes to it first */
 
 /* Threads take one piece after the other, which end where huge pages of the target do. move: moves a
@@ -70,6 +71,16 @@ static void read_piece(Transfer *transfer, int64_t begin, int64_t end)
 }
 
 #ifdef __linux__
+/* Return how many bytes are free where a file is; -1 if it is not in memory. */
+static int64_t free_memory(int descriptor)
+{
+    struct statfs disk;
+
+    if (fstatfs(descriptor, &disk) || disk.f_type != RAM_DISK)
+        return -1;
+    return (int64_t)disk.f_bavail * (int64_t)disk.f_bsize;
+}
+
 /* Write a piece and note where bytes are missing. */
 static void write_piece(Transfer *transfer, int64_t begin, int64_t end)
 {
@@ -164,11 +175,9 @@ API int64_t llmgpu_write(int descriptor, const uint8_t *source, int64_t length, 
 {
 #ifdef __linux__
     int64_t into_page = offset % (int64_t)sysconf(_SC_PAGESIZE);
-    struct statfs system;
     struct stat file;
 
-    if (length <= 0 || fstatfs(descriptor, &system) || system.f_type != RAM_DISK ||
-        fstat(descriptor, &file) ||
+    if (length <= 0 || free_memory(descriptor) < 0 || fstat(descriptor, &file) ||
         (file.st_size < offset + length && ftruncate(descriptor, (off_t)(offset + length))))
         return 0;
     uint8_t *mapping = mmap(NULL, (size_t)(length + into_page), PROT_READ | PROT_WRITE, MAP_SHARED,
@@ -183,5 +192,27 @@ API int64_t llmgpu_write(int descriptor, const uint8_t *source, int64_t length, 
 #else
     (void)descriptor, (void)source, (void)length, (void)offset, (void)threads;
     return 0;
+#endif
+}
+
+/* Get memory for the first bytes of a file in memory, which need not be as long yet and stays as long as
+ * it is, until there is no more or another thread sets *has_ended. If little is free, others need it. */
+API void llmgpu_reserve(int descriptor, int64_t length, const int *has_ended)
+{
+#ifdef __linux__
+    int64_t most = free_memory(descriptor) / MOST_OF_FREE;
+
+    if (length > most)
+        length = most;
+    /* In pieces, between which the file is written. */
+    for (int64_t begin = 0; begin < length && !__atomic_load_n(has_ended, __ATOMIC_RELAXED);
+         begin += PIECE_BYTES) {
+        int64_t rest = length - begin;
+        if (fallocate(descriptor, FALLOC_FL_KEEP_SIZE, (off_t)begin,
+                      (off_t)(rest < PIECE_BYTES ? rest : PIECE_BYTES)))
+            return;
+    }
+#else
+    (void)descriptor, (void)length, (void)has_ended;
 #endif
 }

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import IntFlag
 from typing import Any, ClassVar
 
+from llmgpu.blas import set_blas_variables
 from llmgpu.errors import DeviceError
 
 # The platform's own APIs; none of the drivers' OpenGL adapters has what kernels need.
@@ -67,7 +68,7 @@ def set_variables() -> None:
     """
     # Without the folder a C library complains.
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
-    os.environ.setdefault("OPENBLAS_MAIN_FREE", "1")  # NumPy's value
+    set_blas_variables()
 
 
 class BufferMap(ABC):

@@ -19,9 +19,8 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
-from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError
-from llmgpu.processors import usable_processors
+from llmgpu.tokens.ram_disk import Reservation, write_in_parts
 from llmgpu.tokens.sinks import (
     BLOCK_BYTES,
     MAX_ID,
@@ -34,8 +33,8 @@ from llmgpu.tokens.sinks import (
 
 HEADER_BYTES = 128  # of the arrays that are written here
 _MAX_HEADER_BYTES = 1 << 16
-_LEAST_SHARED = 4 << 20  # bytes that are worth starting threads for
-_WRITE_THREADS = min(4, usable_processors() // 2)  # beyond 4, a file is written no faster
+_LEAST_RESERVED = 64 << 20  # bytes of text whose ids are worth reserving memory for
+_TOKEN_BYTES = 4  # of text, in common languages
 
 # What NumPy raises while it parses the Python literal in a header.
 _HEADER_ERRORS = (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError)
@@ -89,6 +88,7 @@ class NumbersWriter(TokenWriter):
         self._dtype = id_dtype(vocabulary_size)
         self._numbers: BinaryIO = self._output.stream
         header = self._header(0)
+        self._reservation: Reservation | None = None
         self._is_collected = bool(header) and self.is_direct
         if self._is_collected:
             self._numbers = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
@@ -99,17 +99,25 @@ class NumbersWriter(TokenWriter):
     def _header(self, count: int) -> bytes:
         """Return the bytes before `count` numbers; their length does not depend on it."""
 
+    def expect(self, text_bytes: int | None) -> None:
+        """Reserve memory for the ids of a text, see `TokenSink.expect`."""
+        if text_bytes is None or text_bytes < _LEAST_RESERVED or self.is_direct:
+            return
+        nbytes = text_bytes // _TOKEN_BYTES * self._dtype.itemsize
+        self._reservation = Reservation(self._numbers, nbytes)
+
     def _content(self, piece: EncodedSlice) -> memoryview:
         return np.ascontiguousarray(piece.ids, self._dtype).data.cast("B")
 
     def _write(self, piece: PreparedSlice) -> None:
         if self._is_collected or not self.is_direct:
-            _write_in_parts(self._numbers, piece.content)
+            write_in_parts(self._numbers, piece.content)
         else:
             self._numbers.write(piece.content)
 
     def _finish(self) -> None:
         stream, header = self._output.stream, self._header(self.ids)
+        self._end_reservation()
         if self._is_collected:
             stream.write(header)
             self._numbers.seek(0)
@@ -121,23 +129,15 @@ class NumbersWriter(TokenWriter):
 
     def abort(self) -> None:
         """Remove what was written, if possible."""
+        self._end_reservation()
         if self._is_collected:
             self._numbers.close()
         super().abort()
 
-
-def _write_in_parts(file: BinaryIO, content: memoryview) -> None:
-    """Write to a file that only this process has, much with several threads if it is in memory."""
-    is_shared = len(content) >= _LEAST_SHARED and _WRITE_THREADS > 1
-    loaded = library() if is_shared else None
-    count = 0
-    if loaded is not None:
-        file.flush()
-        data = np.frombuffer(content, np.uint8)
-        place, begin = address_of(data), file.tell()
-        count = loaded.llmgpu_write(file.fileno(), place, len(data), begin, _WRITE_THREADS)
-        file.seek(begin + count)
-    file.write(content[count:])
+    def _end_reservation(self) -> None:
+        reservation, self._reservation = self._reservation, None
+        if reservation is not None:
+            reservation.end()
 
 
 class NpyWriter(NumbersWriter):

@@ -48,9 +48,10 @@ class ProcessEncoders:
 
     def open(self) -> None:
         """Open the device, unless it is ``auto``, which is opened when it is needed."""
-        prepare_vocabulary(self._vocabulary, self._device)
+        wait = prepare_vocabulary(self._vocabulary, self._device)
         if self._device != "auto":
             _ = self.backend
+        wait()  # a thread that makes tables must not be forked
 
     @property
     def backend(self) -> Backend:

@@ -81,6 +81,12 @@ class TokenSink(Closing):
         else:
             self.abort()
 
+    def expect(self, text_bytes: int | None) -> None:
+        """Say how much text comes, if that is known, before its first ids do.
+
+        So memory for them may be reserved meanwhile.
+        """
+
     def prepare(self, piece: EncodedSlice) -> EncodedSlice:
         """Return a slice for `write`, with the work done that depends on nothing but its ids.
 

@@ -284,6 +284,32 @@ def test_without_memory_no_option_is_named_that_a_command_lacks(
     assert "--" not in error  # --limit is not an option of all
 
 
+BEFORE_NUMPY = """
+import os, sys
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy":
+            print(os.environ.get("OPENBLAS_THREAD_TIMEOUT"), file=sys.stderr)
+
+sys.meta_path.insert(0, Watch())
+from llmgpu.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("given", [None, "9"])
+def test_threads_for_products_of_matrices_are_told_to_sleep_before_numpy_starts_them(
+    given: str | None, vocab: Path
+) -> None:
+    variables = {} if given is None else {"OPENBLAS_THREAD_TIMEOUT": given}
+    count = ("tokenize", "--vocab", str(vocab), "--count", "--device", "cpu", "-q", os.devnull)
+    command = [sys.executable, "-c", BEFORE_NUMPY, *count]
+    done = subprocess.run(command, env=environment() | variables, capture_output=True)
+    assert done.stdout.split() == [b"0"]
+    assert done.stderr.split() == [b"20" if given is None else given.encode()]
+
+
 def test_the_module_lists_its_names() -> None:
     """They are imported when they are asked for."""
     assert {"Tokenizer", "count_words"} <= set(dir(llmgpu))

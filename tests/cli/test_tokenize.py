@@ -16,6 +16,7 @@ import pytest
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.tokens.formats import FORMATS
+from llmgpu.tokens.npy import NumbersWriter
 from tests.cli.conftest import COMMAND, Run, environment, fails
 
 
@@ -202,6 +203,16 @@ def test_a_closed_pipe_is_no_error(corpus: Path, vocab: Path, device_name: str) 
         (["words.txt", "--decode"], 1, "words.txt"),
         (["ids.txt", "--decode", "--count"], 2, "--decode"),
         (["bad.jsonl"], 1, "bad.jsonl"),
+        (["corpus.txt", "--device", "no such GPU"], 1, "no such GPU"),
+        (["corpus.txt", "--device", "no such GPU", "--shuffle"], 1, "no such GPU"),
+        (
+            [
+                *("corpus.txt", "--device", "no such GPU", "-o", "out.bin", "--shard-tokens", "9"),
+                *("--line-documents", "--split", "val=0.1"),
+            ],
+            1,
+            "no such GPU",
+        ),
     ],
 )
 def test_bad_input(
@@ -217,6 +228,25 @@ def test_bad_input(
     target = [] if "-o" in arguments else ["-o", "out"]
     fails(llmgpu("tokenize", *arguments, *options, *target), code, message)
     assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "is_expected"),
+    [([], True), (["--max-tokens", "9"], False), (["--limit", "99"], False)],
+)
+def test_memory_is_reserved_for_a_text_that_is_read_to_its_end(
+    llmgpu: Run,
+    corpus: Path,
+    vocab: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    is_expected: bool,
+) -> None:
+    expected = []
+    monkeypatch.setattr(NumbersWriter, "expect", lambda sink, nbytes: expected.append(nbytes))
+    done = llmgpu("tokenize", "corpus.txt", "--vocab", "v.bin", "-o", "out.npy", *options)
+    assert done.returncode == 0, done.stderr
+    assert expected == [corpus.stat().st_size] * is_expected
 
 
 def test_a_token_file_of_another_vocabulary(llmgpu: Run, corpus: Path, vocab: Path) -> None:

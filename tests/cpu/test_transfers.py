@@ -9,7 +9,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from ctypes import c_int
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -121,6 +123,62 @@ def test_only_a_file_of_a_ram_disk_that_can_be_read_is_written(
     assert loaded.llmgpu_write(descriptor, address_of(data), len(data), 0, 3) == 0  # it is closed
 
 
+def reserve(descriptor: int, length: int, *, has_ended: bool = False) -> None:
+    loaded = library()
+    assert loaded is not None
+    loaded.llmgpu_reserve(descriptor, length, c_int(has_ended))
+
+
+def taken(file: IO[bytes]) -> int:
+    """Return how many bytes of memory a file on a RAM disk has."""
+    return os.fstat(file.fileno()).st_blocks * 512
+
+
+@pytest.mark.parametrize("length", [PIECE, 7 * PIECE, 7 * PIECE + 4096])
+def test_memory_is_reserved_beyond_the_end_of_a_file(ram_disk: Path, length: int) -> None:
+    data = np.random.default_rng(length).bytes(PIECE // 2)
+    with open(ram_disk / "f", "w+b", buffering=0) as file:
+        file.write(data)
+        reserve(file.fileno(), length)
+        assert taken(file) == length and file.seek(0, os.SEEK_END) == len(data)
+        loaded, more = library(), np.ones(3 * PIECE, np.uint8)
+        assert loaded is not None
+        place = file.fileno(), address_of(more), len(more), len(data), 3
+        assert loaded.llmgpu_write(*place) == len(more)
+        file.truncate(len(data) + len(more))
+        assert taken(file) <= 4 * PIECE
+    assert (ram_disk / "f").read_bytes() == data + more.tobytes()
+
+
+@pytest.mark.parametrize("length", [-1, 0])
+def test_nothing_is_reserved_for_nothing(ram_disk: Path, length: int) -> None:
+    with open(ram_disk / "f", "w+b") as file:
+        reserve(file.fileno(), length)
+        assert taken(file) == 0
+        reserve(file.fileno(), PIECE, has_ended=True)
+        assert taken(file) == 0
+    reserve(-1, PIECE)  # no file
+
+
+def test_memory_is_reserved_only_on_a_ram_disk(tmp_path: Path, ram_disk: Path) -> None:
+    if os.stat(tmp_path).st_dev == os.stat(ram_disk).st_dev:
+        pytest.skip("all temporary files are on a RAM disk")
+    with open(tmp_path / "f", "w+b") as file:
+        reserve(file.fileno(), PIECE)
+        assert taken(file) == 0
+
+
+RESERVED = """
+import os, sys
+from ctypes import c_int
+from llmgpu.cpu.library import library
+
+with open(sys.argv[1], "w+b") as file:
+    library().llmgpu_reserve(file.fileno(), 64 << 20, c_int())
+    print(os.fstat(file.fileno()).st_blocks * 512 >> 20)
+"""
+
+
 FILLED = """
 import os, sys
 import numpy as np
@@ -142,17 +200,33 @@ with open(sys.argv[1], "w+b", buffering=0) as file:
 
 def test_a_full_ram_disk_is_an_error_of_the_file_system(tmp_path: Path) -> None:
     """It would end the process if a page were touched for which there is no memory."""
-    mounted = f'mount -t tmpfs -o size=9m none {tmp_path} && exec "$@"'
-    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounted, "sh"]
-    if shutil.which("unshare") is None or subprocess.run([*command, "true"]).returncode:
-        pytest.skip("no RAM disk can be mounted here")
+    with_disk = mounting(tmp_path, "9m")
     python = [sys.executable, "-c", FILLED, str(tmp_path / "f")]
-    ended = subprocess.run([*command, *python], stdout=subprocess.PIPE, text=True)
+    ended = subprocess.run([*with_disk, *python], stdout=subprocess.PIPE, text=True)
     assert (ended.returncode, ended.stdout) == (0, f"{errno.ENOSPC}\n")
 
 
-def test_a_limit_on_the_size_of_files_is_an_error_of_the_file_system(ram_disk: Path) -> None:
+def test_a_quarter_of_what_is_free_is_reserved_at_most(tmp_path: Path) -> None:
+    with_disk = mounting(tmp_path, "40m")
+    python = [sys.executable, "-c", RESERVED, str(tmp_path / "f")]
+    ended = subprocess.run([*with_disk, *python], stdout=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "10\n")
+
+
+def mounting(folder: Path, size: str) -> list[str]:
+    """Return a command that runs another one with a small RAM disk mounted on a folder."""
+    mounted = f'mount -t tmpfs -o size={size} none {folder} && exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounted, "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*command, "true"]).returncode:
+        pytest.skip("no RAM disk can be mounted here")
+    return command
+
+
+@pytest.mark.parametrize(("program", "printed"), [(FILLED, errno.EFBIG), (RESERVED, 8)])
+def test_a_limit_on_the_size_of_files_is_an_error_of_the_file_system(
+    ram_disk: Path, program: str, printed: int
+) -> None:
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({9 * PIECE},) * 2)\n"
-    python = [sys.executable, "-c", limited + FILLED, str(ram_disk / "f")]
+    python = [sys.executable, "-c", limited + program, str(ram_disk / "f")]
     ended = subprocess.run(python, stdout=subprocess.PIPE, text=True)
-    assert (ended.returncode, ended.stdout) == (0, f"{errno.EFBIG}\n")
+    assert (ended.returncode, ended.stdout) == (0, f"{printed}\n")

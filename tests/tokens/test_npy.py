@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
+from llmgpu.cpu.library import library
 from llmgpu.errors import InputError
-from llmgpu.tokens import npy
+from llmgpu.tokens import npy, ram_disk
 from llmgpu.tokens.formats import open_writer
 from tests.tokens.test_formats import read_all
 
@@ -85,9 +87,9 @@ def test_long_slices_are_written_by_several_threads(
 ) -> None:
     if in_memory and not os.access(RAM_DISK, os.W_OK):
         pytest.skip(f"there is no RAM disk at {RAM_DISK}")
-    monkeypatch.setattr(npy, "_WRITE_THREADS", 3)
+    monkeypatch.setattr(ram_disk, "_WRITE_THREADS", 3)
     rng = np.random.default_rng(size)
-    lengths = 3, npy._LEAST_SHARED // 2, 7_000_001, 0, 1, npy._LEAST_SHARED
+    lengths = 3, ram_disk._LEAST_SHARED // 2, 7_000_001, 0, 1, ram_disk._LEAST_SHARED
     slices = [rng.integers(0, size, n, np.uint32) for n in lengths]
     with tempfile.TemporaryDirectory(dir=RAM_DISK if in_memory else tmp_path) as folder:
         path = Path(folder, "ids.npy")
@@ -98,3 +100,42 @@ def test_long_slices_are_written_by_several_threads(
         assert os.listdir(folder) == [path.name]
     np.testing.assert_array_equal(written, np.concatenate(slices))
     assert written.dtype == (np.uint16 if size == 1000 else np.uint32)
+
+
+@pytest.mark.parametrize("name", ["npy", "bin"])
+@pytest.mark.parametrize("text_bytes", [1 << 20, 64 << 20])
+def test_memory_that_was_reserved_and_not_needed_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, name: str, text_bytes: int
+) -> None:
+    if library() is None or not os.access(RAM_DISK, os.W_OK):
+        pytest.skip(f"there is no CPU engine, or no RAM disk at {RAM_DISK}")
+    monkeypatch.setattr(npy, "_LEAST_RESERVED", 1 << 20)
+    ids = np.random.default_rng(1).integers(0, 100_000, 1 << 20, np.uint32)
+    with tempfile.TemporaryDirectory(dir=RAM_DISK) as folder:
+        path = Path(folder, f"ids.{name}")
+        with open_writer(str(path), name, vocabulary_size=100_000, fingerprint="f00d") as writer:
+            writer.expect(text_bytes)
+            wait_until(lambda: taken(folder) >= text_bytes)
+            for begin in range(0, len(ids), 300_000):
+                writer.write(EncodedSlice(ids[begin : begin + 300_000], np.empty(0, np.int64)))
+        assert taken(folder) < ids.nbytes + (64 << 10)
+        assert np.array_equal(read_all(path, name), ids)
+
+        writer = open_writer(str(path), name, vocabulary_size=100_000, fingerprint="f00d")
+        writer.expect(text_bytes)
+        writer.abort()
+        assert taken(folder) < ids.nbytes + (64 << 10)
+        assert np.array_equal(read_all(path, name), ids)
+
+
+def taken(folder: str) -> int:
+    """Return how many bytes of memory the files in a folder of a RAM disk have."""
+    return sum(entry.stat().st_blocks * 512 for entry in os.scandir(folder))
+
+
+def wait_until(is_done: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if is_done():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it is not done after 10 s")

@@ -23,6 +23,7 @@ from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, new_ids
 from llmgpu.bpe.encoding.encoder_c import host_slices, make_c_vocabulary
 from llmgpu.bpe.encoding.encoder_host import HostSlices, require_tokens
 from llmgpu.bpe.encoding.pair_ranks import PairRanks, byte_ids, pair_ranks
+from llmgpu.bpe.pretokens.pretoken_gpu import pack_classes
 from llmgpu.bpe.pretokens.slice_pipeline import begin_slots, made_slots, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -389,8 +390,15 @@ _packed: WeakKeyDictionary[Vocabulary, NDArray[np.uint32]] = WeakKeyDictionary()
 _packing = threading.Lock()
 
 
+def prepare_tables(vocabulary: Vocabulary) -> None:
+    """Make the tables that a device gets before it is open; VocabularyError for too many merges."""
+    packed_pairs(vocabulary)
+    if vocabulary.cut.unicode is not None:
+        pack_classes(vocabulary.cut.unicode)
+
+
 def packed_pairs(vocabulary: Vocabulary) -> NDArray[np.uint32]:
-    """Return `pack_pairs` of a vocabulary, made once; before its device is open, if need be."""
+    """Return `pack_pairs` of a vocabulary, made once."""
     with _packing:
         packed = _packed.get(vocabulary)
         if packed is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from llmgpu.bpe.encoding.special_encoding import with_special_tokens
 from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS, SpecialOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import default_threads, library
-from llmgpu.errors import CapacityError, VocabularyError
+from llmgpu.errors import CapacityError
 
 if TYPE_CHECKING:
     from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
@@ -37,16 +36,23 @@ def keep_encoders() -> None:
     _keeps = True
 
 
-def prepare_vocabulary(vocabulary: Vocabulary, device: str) -> None:
-    """Make what a device needs of a vocabulary, before it is open.
+def prepare_vocabulary(vocabulary: Vocabulary, device: str) -> Callable[[], object]:
+    """Begin to make what a device needs of a vocabulary, in a thread, while it is being opened.
 
     device: as for --device. With ``auto``, the CPU has other work meanwhile.
-    """
-    if device not in ("auto", "cpu") and vocabulary.match == "bpe":
-        from llmgpu.bpe.encoding.encoder_gpu import packed_pairs
 
-        with suppress(VocabularyError):  # which `open_encoder` raises
-            packed_pairs(vocabulary)
+    Returns what waits for the thread.
+    """
+    if device in ("auto", "cpu") or vocabulary.match != "bpe":
+        return lambda: None
+    from concurrent.futures import ThreadPoolExecutor
+
+    from llmgpu.bpe.encoding.encoder_gpu import prepare_tables
+
+    thread = ThreadPoolExecutor(1, thread_name_prefix="llmgpu-pack")
+    preparing = thread.submit(prepare_tables, vocabulary)
+    thread.shutdown(wait=False)
+    return preparing.exception  # which `open_encoder` raises
 
 
 def open_encoder(

@@ -9,14 +9,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.encoding import encoder_gpu
 from llmgpu.bpe.encoding.encoder_shared import SharedEncoder
-from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
 from llmgpu.bpe.encoding.special_encoding import with_special_tokens
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange import huggingface
 from llmgpu.bpe.plain.greedy_gpu import STEPS_PER_BYTE
 from llmgpu.bpe.vocabulary.building import byte_vocabulary, extend_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import CapacityError
+from llmgpu.errors import CapacityError, VocabularyError
 from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.text.test_nfc import CHARACTERS, normalize
@@ -114,3 +114,28 @@ def test_greedy_on_a_device_that_joined_falls_back_to_the_cpu(
     [piece] = open_encoder(vocabulary, joins).encode(corpus_from_bytes([text]))
     assert piece.ids.tolist() == [98, 269, 256, 97]
     assert "longest token" in caplog.text and "; using the CPU" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("device", "match", "are_made"),
+    [("gpu", "bpe", True), ("gpu", "greedy", False), ("cpu", "bpe", False), ("auto", "bpe", False)],
+)
+def test_tables_of_a_device_are_made_before_it_is_open(
+    device: str, match: str, are_made: bool
+) -> None:
+    vocabulary = byte_vocabulary("cl100k", "hf").with_match(match)
+    prepare_vocabulary(vocabulary, device)()
+    assert (vocabulary in encoder_gpu._packed) == are_made
+
+
+def test_who_opens_the_encoder_is_told_why_there_are_no_tables(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object) -> None:
+        raise VocabularyError("too many merges")
+
+    monkeypatch.setattr(encoder_gpu, "pack_pairs", refuse)
+    vocabulary = byte_vocabulary("cl100k", "hf")
+    prepare_vocabulary(vocabulary, "gpu")()
+    with pytest.raises(VocabularyError, match="too many merges"):
+        open_encoder(vocabulary, Backend(device, "a device"))
