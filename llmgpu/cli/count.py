@@ -128,7 +128,7 @@ def _open_encoders(
         encoding.with_template(open_vocabulary(name, note=report.note)) for name in vocabs
     ]
     for vocabulary in vocabularies:
-        prepare_vocabulary(vocabulary, device)
+        prepare_vocabulary(vocabulary, device, text_bytes)
     backend = selected()
     encoders = [
         open_encoder(

@@ -135,7 +135,7 @@ def tokenize(
         between = reading.separators
         summary = decode_files(ids, vocabulary, vocab, target, token_dtype, between, report)
     else:
-        prepare_vocabulary(vocabulary, device)
+        prepare_vocabulary(vocabulary, device, found.total_bytes)
         special = encoding.special_tokens(vocabulary, report)
         with encoding.conversations(vocabulary) as chat:
             reading = with_chat(reading, chat)

@@ -80,6 +80,7 @@ class ProcessEncoders:
         joins = gpu_from(TOKENIZING_FROM)
         if text_bytes is not None and text_bytes >= joins:
             _ = self._selecting
+            prepare_vocabulary(self._vocabulary, self._device, text_bytes)
         return replace(NUMPY, joining=lambda: self.backend, join_from=joins, shares={})
 
     def encode_files(
@@ -104,7 +105,8 @@ class ProcessEncoders:
         count = 0
         with self._lock:
             inner = self._host if is_small else self._open_large(source.total_bytes)
-            for piece in encode_corpus(self._encoder(inner, options), source, ids):
+            encoder = self._encoder(inner, options, is_small=is_small)
+            for piece in encode_corpus(encoder, source, ids):
                 ids.append(piece.ids)
                 starts.append(piece.document_starts + count)
                 count += len(piece.ids)
@@ -124,9 +126,9 @@ class ProcessEncoders:
                 self._documents[options] = documents
             return self._documents[options].encode(text)
 
-    def _encoder(self, inner: Encoder, options: SpecialOptions) -> Encoder:
-        """Return an encoder that handles special tokens."""
-        key = options, inner is self._host
+    def _encoder(self, inner: Encoder, options: SpecialOptions, *, is_small: bool) -> Encoder:
+        """Return an encoder that handles special tokens; is_small: for short texts."""
+        key = options, is_small
         if key not in self._special:
             _make_room(self._special)
             self._special[key] = with_special_tokens(inner, self._vocabulary, options)

@@ -68,7 +68,7 @@ def encode(vocabulary: Vocabulary, word: bytes) -> list[int]:
 )
 def test_windows_of_words(vocabulary: Vocabulary, word: bytes, times: int) -> None:
     word *= times
-    if vocabulary.missing_bytes():
+    if vocabulary.missing_bytes:
         vocabulary = replace(vocabulary, unknown_token=0)
     assume(not (vocabulary.ignore_merges and word in vocabulary.tokens))
     assert encode(vocabulary, word) == reference.bpe_encode(vocabulary, word)

@@ -90,7 +90,7 @@ class CSliceEncoder:
         self._words = CSharedWords(self._matching, MAX_TABLE_BYTES)
         self._idle: list[CEncoder] = []
         has_unknown = vocabulary.unknown_token is not None
-        lacks_bytes = bool(vocabulary.missing_bytes())
+        lacks_bytes = bool(vocabulary.missing_bytes)
         self._is_complete = has_unknown or not lacks_bytes
         self._cuts_from = cuts_from
         # The bytes of an unknown token are not those of the text, nor are those of its merges.
@@ -243,7 +243,7 @@ def _ranked_merges(vocabulary: Vocabulary) -> NDArray[np.uint32] | None:
         return None
     if len(merges):  # of a pair that is listed several times, the last place counts in C, too
         return np.column_stack([merges, np.arange(len(merges), dtype=np.uint32)])
-    if not vocabulary.missing_bytes():
+    if not vocabulary.missing_bytes:
         return None
     pairs = pair_ranks(vocabulary)
     columns = pairs.left, pairs.right, pairs.results[pairs.ranks], pairs.ranks

@@ -380,7 +380,7 @@ def insert_long_words(
 
 def ranked_pairs(vocabulary: Vocabulary) -> PairRanks:
     """Return what `pair_ranks` does, in milliseconds where the CPU engine can."""
-    if library() is None or len(vocabulary.merges) or vocabulary.missing_bytes():
+    if library() is None or len(vocabulary.merges) or vocabulary.missing_bytes:
         return pair_ranks(vocabulary)
     left, right, ids = make_c_vocabulary(vocabulary).pairs().astype(np.int32).T
     return PairRanks(left, right, ids, np.arange(vocabulary.size, dtype=np.int32))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from llmgpu.backend import Backend
+from llmgpu.backend import TOKENIZING_FROM, Backend, gpu_from
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, stream_lookahead
 from llmgpu.bpe.encoding.encoder_shared import SharedEncoder
@@ -36,14 +36,20 @@ def keep_encoders() -> None:
     _keeps = True
 
 
-def prepare_vocabulary(vocabulary: Vocabulary, device: str) -> Callable[[], object]:
+def prepare_vocabulary(
+    vocabulary: Vocabulary, device: str, text_bytes: int | None = None
+) -> Callable[[], object]:
     """Begin to make what a device needs of a vocabulary, in a thread, while it is being opened.
 
-    device: as for --device. With ``auto``, the CPU has other work meanwhile.
+    device: as for --device. text_bytes: of the text, if that is known; ``auto`` opens a device for
+        much.
 
     Returns what waits for the thread.
     """
-    if device in ("auto", "cpu") or vocabulary.match != "bpe":
+    is_opened = device not in ("auto", "cpu") or (
+        device == "auto" and text_bytes is not None and text_bytes >= gpu_from(TOKENIZING_FROM)
+    )
+    if not is_opened or vocabulary.match != "bpe":
         return lambda: None
     from concurrent.futures import ThreadPoolExecutor
 

@@ -200,7 +200,7 @@ def _name_split(vocabulary: Vocabulary, made: int) -> str:
         )
     if vocabulary.normalized_tokens:
         raise VocabularyError(f"{_TOOL} does not support normalized special tokens")
-    if missing := vocabulary.missing_bytes():
+    if missing := vocabulary.missing_bytes:
         raise VocabularyError(
             f"{len(missing)} bytes have no token, the first is 0x{missing[0]:02x}: {_TOOL} would "
             "skip them"

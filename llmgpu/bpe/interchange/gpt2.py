@@ -140,7 +140,7 @@ def _check_expressible(vocabulary: Vocabulary, made: int) -> None:
         raise VocabularyError(
             f"GPT-2's files can't hold a normalizer ({get_normalizer(vocabulary.normalizer).name})"
         )
-    if vocabulary.unknown_token is not None and vocabulary.missing_bytes():
+    if vocabulary.unknown_token is not None and vocabulary.missing_bytes:
         raise VocabularyError("GPT-2's files can't hold an unknown token")
     longer = int((vocabulary.token_lengths[vocabulary.ordinary_ids] > 1).sum())
     if vocabulary.ignore_merges and (len(vocabulary.merges) or made < longer):

@@ -240,7 +240,7 @@ def _describe_added(vocabulary: Vocabulary) -> list[dict[str, Any]]:
 
 def _unknown_text(vocabulary: Vocabulary) -> str | None:
     number = vocabulary.unknown_token
-    if number is None or not vocabulary.missing_bytes():
+    if number is None or not vocabulary.missing_bytes:
         return None
     texts = {special: text for text, special in vocabulary.special_tokens.items()}
     return texts.get(number) or to_text(vocabulary.tokens[number])

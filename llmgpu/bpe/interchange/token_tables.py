@@ -214,7 +214,7 @@ def name_pairs(vocabulary: Vocabulary, merges: NDArray[np.uint32]) -> list[tuple
 
 def note_missing_bytes(vocabulary: Vocabulary, note: Note) -> None:
     """Note which bytes have no token, and what becomes of them."""
-    missing = vocabulary.missing_bytes()
+    missing = vocabulary.missing_bytes
     if missing and vocabulary.unknown_token is None:
         shown = listed([f"0x{value:02x}" for value in missing])
         note(f"bytes without a token are an error here (other tools skip them): {shown}")

@@ -154,7 +154,7 @@ def seed_symbols(seed: Vocabulary, byte_ranks: NDArray[np.uint32]) -> SeedSymbol
 
 
 def _check_seed(seed: Vocabulary) -> None:
-    missing = seed.missing_bytes()
+    missing = seed.missing_bytes
     if missing:
         raise VocabularyError(
             f"this vocabulary can't be extended: {len(missing)} bytes have no token, the "

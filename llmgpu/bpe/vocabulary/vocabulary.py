@@ -218,7 +218,7 @@ class Vocabulary:
             self.match,
             self.ignore_merges if by_merges else None,
             self.merges.astype("<u4").tobytes() if by_merges else None,
-            self.unknown_token if self.missing_bytes() else None,
+            self.unknown_token if self.missing_bytes else None,
             pack_ids(sorted(self.special_tokens.values())),
             self.token_lengths.astype("<u4").tobytes(),
         )
@@ -233,8 +233,9 @@ class Vocabulary:
             digest.update(msgpack.packb(rule))
         return digest.hexdigest()
 
+    @cached_property
     def missing_bytes(self) -> list[int]:
-        """Return the byte values that are not a token; special tokens do not count."""
+        """The byte values that are not a token; special tokens do not count."""
         special = set(self.special_tokens.values())
         of_one_byte = np.flatnonzero(self.token_lengths == 1).tolist()
         starts = self.token_offsets[[i for i in of_one_byte if i not in special]]

@@ -117,14 +117,23 @@ def test_greedy_on_a_device_that_joined_falls_back_to_the_cpu(
 
 
 @pytest.mark.parametrize(
-    ("device", "match", "are_made"),
-    [("gpu", "bpe", True), ("gpu", "greedy", False), ("cpu", "bpe", False), ("auto", "bpe", False)],
+    ("device", "text_bytes", "match", "are_made"),
+    [
+        *[("gpu", None, "bpe", True), ("gpu", 10**9, "greedy", False)],
+        *[("cpu", 10**9, "bpe", False), ("auto", None, "bpe", False)],
+        *[("auto", 999, "bpe", False), ("auto", 1000, "bpe", True)],
+    ],
 )
 def test_tables_of_a_device_are_made_before_it_is_open(
-    device: str, match: str, are_made: bool
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    text_bytes: int | None,
+    match: str,
+    are_made: bool,
 ) -> None:
+    monkeypatch.setenv("LLMGPU_GPU_FROM", "1kB")
     vocabulary = byte_vocabulary("cl100k", "hf").with_match(match)
-    prepare_vocabulary(vocabulary, device)()
+    prepare_vocabulary(vocabulary, device, text_bytes)()
     assert (vocabulary in encoder_gpu._packed) == are_made
 
 

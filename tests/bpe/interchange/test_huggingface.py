@@ -112,7 +112,7 @@ class TestRead:
         peer = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
         peer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         peer.save(str(tmp_path / "t.json"))
-        assert huggingface.read(tmp_path / "t.json", note=notes.append).missing_bytes()
+        assert huggingface.read(tmp_path / "t.json", note=notes.append).missing_bytes
         assert len(notes) == 1 and "'0x00'" in notes[0] and "251 more" in notes[0]
 
     def test_what_is_not_kept_is_noted(self, tmp_path: Path, notes: list[str]) -> None:

@@ -124,7 +124,7 @@ class TestBuild:
         assert vocabulary.merges.dtype == np.uint32
         assert vocabulary.merges.tolist() == [[*p, 256 + k] for k, p in enumerate(MERGES)]
         assert (vocabulary.size, vocabulary.match) == (263, "bpe")
-        assert vocabulary.missing_bytes() == []
+        assert vocabulary.missing_bytes == []
         trie = vocabulary.trie
         found = reference.tokens_of_trie(trie.nodes.tolist(), trie.edges.tolist())
         assert found == {token: i for i, token in enumerate(ordinary)}
