@@ -228,6 +228,18 @@ def test_whole_commands_are_those_recorded() -> None:
     ]
 
 
+def test_a_slower_host_is_as_much_slower_as_the_page_says() -> None:
+    fast, slow = (
+        {(r["what"], r["engine"]): r["seconds"]["median"] for r in record["results"]}
+        for name in ("nvidia-h200.json", "nvidia-h200-slower-host.json")
+        for record in [json.loads((RECORDED / "commands" / name).read_text("utf-8"))]
+    )
+    ratios = [slow[what] / seconds for what, seconds in fast.items()]
+    assert slow.keys() == fast.keys()
+    said = f"took {min(ratios):.1f} to {max(ratios):.1f} times as long"
+    assert said in " ".join(BENCHMARKS.read_text(encoding="utf-8").split())
+
+
 def test_start_up_is_that_of_the_recorded_runs() -> None:
     record = json.loads((RECORDED / "startup" / "nvidia-h200.json").read_text(encoding="utf-8"))
     assert table_rows(8) == [startup_row(result) for result in record["results"]]
