@@ -110,7 +110,7 @@ def test_a_device_that_was_opened_in_vain_is_not_that_of_a_forked_process(tmp_pa
         "    except LlmgpuError as error: os._exit('was forked' not in str(error))\n"
         "    os._exit(2)"
     )
-    run_forking(code, tmp_path)
+    run_forking(code, tmp_path, LLMGPU_DRIVER="wgpu")  # Dawn is not opened before it is needed
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
