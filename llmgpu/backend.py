@@ -246,6 +246,11 @@ def gpu_from(least: int) -> int:
         raise InputError(f"LLMGPU_GPU_FROM: {error}") from error
 
 
+def is_for_gpu(text_bytes: int | None) -> bool:
+    """Whether ``auto`` opens an adapter at once to tokenize so much text; None: not known."""
+    return text_bytes is not None and text_bytes >= gpu_from(TOKENIZING_FROM)
+
+
 def _in_thread(select: Callable[[], T]) -> Future[T]:
     from concurrent.futures import ThreadPoolExecutor
 

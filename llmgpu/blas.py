@@ -2,10 +2,10 @@
 
 import os
 
-# Its threads look for their first product in a loop of 2**26 cycles, unless told otherwise: some
-# 30 ms, in which they take all processors from whatever is opened while NumPy is imported. After
-# 2**20 they sleep, which no sequence of products is slower for.
-_CYCLES_LOG2 = 20
+# Its threads look for a product in a loop of 2**26 cycles, unless told otherwise: when they start,
+# that is 30 ms in which they take all processors from whatever is opened while NumPy is imported.
+# After 2**23 they sleep; the operations of a training step follow each other sooner.
+_CYCLES_LOG2 = 23
 
 
 def set_blas_variables() -> None:

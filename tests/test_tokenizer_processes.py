@@ -113,6 +113,27 @@ def test_a_device_that_was_opened_in_vain_is_not_that_of_a_forked_process(tmp_pa
     run_forking(code, tmp_path, LLMGPU_DRIVER="wgpu")  # Dawn is not opened before it is needed
 
 
+@pytest.mark.parametrize("device", ["auto", "no such GPU"])
+def test_a_process_is_not_forked_while_tables_are_made(tmp_path: Path, device: str) -> None:
+    """It would wait forever for their lock, which nobody holds there."""
+    if sys.platform == "win32":
+        pytest.skip("this system has no fork")
+    vocabulary().save(tmp_path / "v.bin")
+    code = (
+        "import os, signal, time; from llmgpu import Tokenizer; from llmgpu.bpe.encoding import "
+        "encoder_gpu\n"
+        "pack = encoder_gpu.pack_pairs\n"
+        "encoder_gpu.pack_pairs = lambda *given: time.sleep(1) or pack(*given)\n"
+        f"try: Tokenizer.load('v.bin', {device!r}).encode('low ' * 30_000)\n"
+        "except Exception: pass\n"
+        "child = os.fork()\n"
+        "if child: os._exit(os.waitpid(child, 0)[1] != 0)\n"
+        "signal.alarm(60)\n"
+        "Tokenizer.load('v.bin', 'auto').encode('low ' * 30_000)\n"
+    )
+    run_forking(code, tmp_path, LLMGPU_GPU_FROM="1kB")
+
+
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_forked_process_drops_what_is_its_parents(tmp_path: Path, driver: str) -> None:
     """It closes no device and no threads: those that it would wait for were not forked."""

@@ -13,7 +13,7 @@ import click
 
 from llmgpu.backend import TOKENIZING_FROM, Backend, begin_growth, start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
-from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
+from llmgpu.bpe.encoding.open import open_encoder, preparing_vocabulary
 from llmgpu.bpe.encoding.special_encoding import ids_around
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange.open import find_vocabulary
@@ -135,9 +135,9 @@ def tokenize(
         between = reading.separators
         summary = decode_files(ids, vocabulary, vocab, target, token_dtype, between, report)
     else:
-        prepare_vocabulary(vocabulary, device, found.total_bytes)
         special = encoding.special_tokens(vocabulary, report)
-        with encoding.conversations(vocabulary) as chat:
+        preparing = preparing_vocabulary(vocabulary, device, found.total_bytes)
+        with preparing, encoding.conversations(vocabulary) as chat:
             reading = with_chat(reading, chat)
             text = _Text(found, reading, special, threads, max_tokens, chunk, firsts)
             written = None if count else target
@@ -291,12 +291,14 @@ def _tokenize(
     added = {*chain(*ids_around(vocabulary, source.special))}
     with Corpus(source.files, source.options) as text, ExitStack() as unused:
         sink = None
+        if output and writes_directly(output.name):
+            selected()  # a reader need not wait for an output that fails
         if output:
             owners = owners_by_file(text, source.splits) if source.splits else None
             sink = open_sinks(output, vocabulary, added, key, report, owners)
             unused.callback(sink.abort)
-            if source.max_tokens is None and source.options.limit is None:
-                sink.expect(source.files.total_bytes)  # while the device is being opened
+            if source.max_tokens is None:
+                sink.expect(text.plain_bytes)  # while the device is being opened
         backend = selected()
         report.line(f"tokenizing on {backend.description}")
         encoder = _open_encoder(source, vocabulary, backend, added, report)

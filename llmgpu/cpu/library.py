@@ -48,7 +48,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "read": (c_int64, c_int, c_void_p, c_int64, c_int64, c_int),
     "read_small_files": (c_int64, c_char_p, *[c_void_p] * 3, c_int64, c_void_p, c_void_p, c_int),
     "write": (c_int64, c_int, c_void_p, c_int64, c_int64, c_int),
-    "reserve": (None, c_int, c_int64, POINTER(c_int)),
+    "reserve": (c_int64, c_int, c_int64, POINTER(c_int)),
     "spelled_tokens": (
         *(c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
         *(c_int64, c_int64, c_void_p),

@@ -196,23 +196,27 @@ API int64_t llmgpu_write(int descriptor, const uint8_t *source, int64_t length, 
 }
 
 /* Get memory for the first bytes of a file in memory, which need not be as long yet and stays as long as
- * it is, until there is no more or another thread sets *has_ended. If little is free, others need it. */
-API void llmgpu_reserve(int descriptor, int64_t length, const int *has_ended)
+ * it is, until there is no more or another thread sets *has_ended. If little is free, others need it.
+ * Returns for how many bytes there is some now. */
+API int64_t llmgpu_reserve(int descriptor, int64_t length, const int *has_ended)
 {
+    int64_t reserved = 0;
+
 #ifdef __linux__
     int64_t most = free_memory(descriptor) / MOST_OF_FREE;
 
     if (length > most)
         length = most;
     /* In pieces, between which the file is written. */
-    for (int64_t begin = 0; begin < length && !__atomic_load_n(has_ended, __ATOMIC_RELAXED);
-         begin += PIECE_BYTES) {
-        int64_t rest = length - begin;
-        if (fallocate(descriptor, FALLOC_FL_KEEP_SIZE, (off_t)begin,
-                      (off_t)(rest < PIECE_BYTES ? rest : PIECE_BYTES)))
-            return;
+    while (reserved < length && !__atomic_load_n(has_ended, __ATOMIC_RELAXED)) {
+        int64_t rest = length - reserved, piece = rest < PIECE_BYTES ? rest : PIECE_BYTES;
+
+        if (fallocate(descriptor, FALLOC_FL_KEEP_SIZE, (off_t)reserved, (off_t)piece))
+            break;
+        reserved += piece;
     }
 #else
     (void)descriptor, (void)length, (void)has_ended;
 #endif
+    return reserved;
 }

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, BinaryIO, cast
@@ -104,7 +105,8 @@ class NumbersWriter(TokenWriter):
         if text_bytes is None or text_bytes < _LEAST_RESERVED or self.is_direct:
             return
         nbytes = text_bytes // _TOKEN_BYTES * self._dtype.itemsize
-        self._reservation = Reservation(self._numbers, nbytes)
+        with suppress(OSError, RuntimeError):  # it works without, too
+            self._reservation = Reservation(self._numbers, nbytes)
 
     def _content(self, piece: EncodedSlice) -> memoryview:
         return np.ascontiguousarray(piece.ids, self._dtype).data.cast("B")

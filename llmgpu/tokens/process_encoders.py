@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -12,10 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.backend import NUMPY, TOKENIZING_FROM, Backend, gpu_from, start_selecting
+from llmgpu.backend import (
+    NUMPY,
+    TOKENIZING_FROM,
+    Backend,
+    gpu_from,
+    is_for_gpu,
+    start_selecting,
+)
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder, Expecting
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder
-from llmgpu.bpe.encoding.open import open_matching_encoder, prepare_vocabulary
+from llmgpu.bpe.encoding.open import open_matching_encoder, preparing_vocabulary
 from llmgpu.bpe.encoding.special_encoding import DocumentEncoder, with_special_tokens
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -48,10 +56,10 @@ class ProcessEncoders:
 
     def open(self) -> None:
         """Open the device, unless it is ``auto``, which is opened when it is needed."""
-        wait = prepare_vocabulary(self._vocabulary, self._device)
         if self._device != "auto":
-            _ = self.backend
-        wait()  # a thread that makes tables must not be forked
+            selecting = self._selecting
+            with preparing_vocabulary(self._vocabulary, self._device):
+                selecting()
 
     @property
     def backend(self) -> Backend:
@@ -69,18 +77,26 @@ class ProcessEncoders:
     def _open_large(self, text_bytes: int | None) -> Encoder:
         """Return the encoder of long texts; text_bytes: of the next one, if that is known."""
         if self._large is None:
-            backend = self.backend if self._device != "auto" else self._joining(text_bytes)
+            backend = self.backend if self._device != "auto" else self._joined()
             self._large = open_matching_encoder(self._vocabulary, backend, text_bytes=text_bytes)
         if isinstance(self._large, Expecting):
             self._large.expect(text_bytes)
         return self._large
 
-    def _joining(self, text_bytes: int | None) -> Backend:
-        """Return the CPU, which the device joins; it is opened at once for a text that is long."""
-        joins = gpu_from(TOKENIZING_FROM)
-        if text_bytes is not None and text_bytes >= joins:
+    def _opening(self, text_bytes: int | None) -> AbstractContextManager[None]:
+        """Begin to open the device that joins the CPU, if a text is long; encode it in the block.
+
+        It begins before the CPU's own tables are made.
+        """
+        if self._device != "auto" or self._large is not None:
+            return nullcontext()
+        if is_for_gpu(text_bytes):
             _ = self._selecting
-            prepare_vocabulary(self._vocabulary, self._device, text_bytes)
+        return preparing_vocabulary(self._vocabulary, self._device, text_bytes)
+
+    def _joined(self) -> Backend:
+        """Return the CPU, which the device joins."""
+        joins = gpu_from(TOKENIZING_FROM)
         return replace(NUMPY, joining=lambda: self.backend, join_from=joins, shares={})
 
     def encode_files(
@@ -103,7 +119,7 @@ class ProcessEncoders:
         ids = CollectedIds(source.total_bytes)
         starts = [np.empty(0, np.int64)]
         count = 0
-        with self._lock:
+        with self._lock, nullcontext() if is_small else self._opening(source.total_bytes):
             inner = self._host if is_small else self._open_large(source.total_bytes)
             encoder = self._encoder(inner, options, is_small=is_small)
             for piece in encode_corpus(encoder, source, ids):

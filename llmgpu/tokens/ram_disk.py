@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from ctypes import c_int
 from typing import BinaryIO
 
 import numpy as np
 
 from llmgpu.cpu.library import address_of, library
+from llmgpu.memory import free_memory
 from llmgpu.processors import usable_processors
 
 _LEAST_SHARED = 4 << 20  # bytes that are worth starting threads for
+_MOST_OF_FREE = 4  # a file gets 1/4 of the memory that is free, before there is text for it
 _WRITE_THREADS = min(4, usable_processors() // 2)  # beyond 4, a file is written no faster
 
 
@@ -26,24 +29,38 @@ class Reservation:
     """
 
     def __init__(self, file: BinaryIO, nbytes: int) -> None:
-        """Begin to get memory for the first `nbytes` of a file, whose length stays as it is."""
+        """Begin to get memory for the first `nbytes` of a file, whose length stays as it is.
+
+        At most a part of what is free is taken. Raises OSError and RuntimeError where the process
+        may have no more files or threads.
+        """
         self._descriptor = os.dup(file.fileno())  # the file may be closed by another thread
         self._has_ended = c_int()
+        self._reserved = 0
         self._thread = threading.Thread(
             target=self._reserve, args=(nbytes,), name="llmgpu-reserve", daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            os.close(self._descriptor)
+            raise
 
     def _reserve(self, nbytes: int) -> None:
-        loaded = library()
+        free, loaded = free_memory(), library()
         if loaded is not None:
-            loaded.llmgpu_reserve(self._descriptor, nbytes, self._has_ended)
+            most = nbytes if free is None else free // _MOST_OF_FREE
+            self._reserved = loaded.llmgpu_reserve(
+                self._descriptor, min(nbytes, most), self._has_ended
+            )
 
     def end(self) -> None:
         """Get no more memory, and give back what is beyond the end of the file."""
         self._has_ended.value = True
         self._thread.join()
-        os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size)
+        with suppress(OSError):  # then the file keeps it
+            if self._reserved:
+                os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size)
         os.close(self._descriptor)
 
 

@@ -82,7 +82,7 @@ class TokenSink(Closing):
             self.abort()
 
     def expect(self, text_bytes: int | None) -> None:
-        """Say how much text comes, if that is known, before its first ids do.
+        """Say how many bytes of text come, if that is known, before its first ids do.
 
         So memory for them may be reserved meanwhile.
         """

@@ -232,9 +232,16 @@ def test_bad_input(
 
 @pytest.mark.parametrize(
     ("options", "is_expected"),
-    [([], True), (["--max-tokens", "9"], False), (["--limit", "99"], False)],
+    [
+        (["corpus.txt", "corpus.txt"], True),
+        (["corpus.txt", "--max-tokens", "9"], False),
+        (["corpus.txt", "--limit", "99"], False),
+        (["corpus.txt", "corpus.txt.gz"], False),
+        (["corpus.jsonl", "corpus.txt"], False),
+        (["-"], False),
+    ],
 )
-def test_memory_is_reserved_for_a_text_that_is_read_to_its_end(
+def test_memory_is_reserved_for_plain_text_that_is_read_to_its_end(
     llmgpu: Run,
     corpus: Path,
     vocab: Path,
@@ -242,11 +249,23 @@ def test_memory_is_reserved_for_a_text_that_is_read_to_its_end(
     options: list[str],
     is_expected: bool,
 ) -> None:
+    (corpus.parent / "corpus.txt.gz").write_bytes(gzip.compress(corpus.read_bytes()))
+    (corpus.parent / "corpus.jsonl").write_text('{"text": "low"}\n')
     expected = []
     monkeypatch.setattr(NumbersWriter, "expect", lambda sink, nbytes: expected.append(nbytes))
-    done = llmgpu("tokenize", "corpus.txt", "--vocab", "v.bin", "-o", "out.npy", *options)
+    done = llmgpu("tokenize", *options, "--vocab", "v.bin", "-o", "out.npy", stdin=b"low")
     assert done.returncode == 0, done.stderr
-    assert expected == [corpus.stat().st_size] * is_expected
+    known = [nbytes for nbytes in expected if nbytes is not None]
+    assert known == [2 * corpus.stat().st_size] * is_expected
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="this system has no named pipes")
+def test_a_reader_need_not_come_before_a_device_is_refused(
+    llmgpu: Run, corpus: Path, vocab: Path
+) -> None:
+    os.mkfifo(corpus.parent / "pipe")
+    command = ("tokenize", "corpus.txt", "--vocab", "v.bin", "-o", "pipe", "--format", "bin")
+    fails(llmgpu(*command, "--device", "no such GPU"), 1, "no such GPU")
 
 
 def test_a_token_file_of_another_vocabulary(llmgpu: Run, corpus: Path, vocab: Path) -> None:

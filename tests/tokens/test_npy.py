@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from llmgpu.tokens.formats import open_writer
 from tests.tokens.test_formats import read_all
 
 RAM_DISK = Path("/dev/shm")
+RESERVED = 64 << 20  # bytes
 
 
 def saved(path: Path, array: NDArray[Any], **options: Any) -> Path:
@@ -102,30 +105,78 @@ def test_long_slices_are_written_by_several_threads(
     assert written.dtype == (np.uint16 if size == 1000 else np.uint32)
 
 
-@pytest.mark.parametrize("name", ["npy", "bin"])
-@pytest.mark.parametrize("text_bytes", [1 << 20, 64 << 20])
-def test_memory_that_was_reserved_and_not_needed_is_given_back(
-    monkeypatch: pytest.MonkeyPatch, name: str, text_bytes: int
-) -> None:
+@pytest.fixture
+def folder_in_memory() -> Iterator[str]:
     if library() is None or not os.access(RAM_DISK, os.W_OK):
         pytest.skip(f"there is no CPU engine, or no RAM disk at {RAM_DISK}")
+    if shutil.disk_usage(RAM_DISK).free < 16 * RESERVED:
+        pytest.skip(f"{RAM_DISK} is small")
+    with tempfile.TemporaryDirectory(dir=RAM_DISK) as folder:
+        yield folder
+
+
+@pytest.mark.parametrize("name", ["npy", "bin"])
+@pytest.mark.parametrize("text_bytes", [1 << 20, RESERVED])
+def test_memory_that_was_reserved_and_not_needed_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, folder_in_memory: str, name: str, text_bytes: int
+) -> None:
     monkeypatch.setattr(npy, "_LEAST_RESERVED", 1 << 20)
     ids = np.random.default_rng(1).integers(0, 100_000, 1 << 20, np.uint32)
-    with tempfile.TemporaryDirectory(dir=RAM_DISK) as folder:
-        path = Path(folder, f"ids.{name}")
-        with open_writer(str(path), name, vocabulary_size=100_000, fingerprint="f00d") as writer:
-            writer.expect(text_bytes)
-            wait_until(lambda: taken(folder) >= text_bytes)
-            for begin in range(0, len(ids), 300_000):
-                writer.write(EncodedSlice(ids[begin : begin + 300_000], np.empty(0, np.int64)))
-        assert taken(folder) < ids.nbytes + (64 << 10)
-        assert np.array_equal(read_all(path, name), ids)
-
-        writer = open_writer(str(path), name, vocabulary_size=100_000, fingerprint="f00d")
+    folder, descriptors = folder_in_memory, open_descriptors()
+    path = Path(folder, f"ids.{name}")
+    with open_writer(str(path), name, vocabulary_size=100_000, fingerprint="f00d") as writer:
         writer.expect(text_bytes)
-        writer.abort()
-        assert taken(folder) < ids.nbytes + (64 << 10)
-        assert np.array_equal(read_all(path, name), ids)
+        wait_until(lambda: taken(folder) >= text_bytes)
+        for begin in range(0, len(ids), 300_000):
+            writer.write(EncodedSlice(ids[begin : begin + 300_000], np.empty(0, np.int64)))
+    assert taken(folder) < ids.nbytes + (64 << 10)
+    assert np.array_equal(read_all(path, name), ids)
+
+    writer = open_writer(str(path), name, vocabulary_size=100_000, fingerprint="f00d")
+    writer.expect(text_bytes)
+    writer.abort()
+    assert taken(folder) < ids.nbytes + (64 << 10)
+    assert np.array_equal(read_all(path, name), ids)
+    assert open_descriptors() == descriptors
+
+
+def test_a_reservation_ends_at_once(folder_in_memory: str) -> None:
+    with open(Path(folder_in_memory, "f"), "w+b") as file:
+        file.write(b"low")
+        file.flush()
+        reservation = ram_disk.Reservation(file, RESERVED)
+        reservation._has_ended.value = True
+        wait_until(lambda: not reservation._thread.is_alive())
+        assert taken(folder_in_memory) < RESERVED
+        reservation.end()
+        assert taken(folder_in_memory) <= 4096
+        assert os.fstat(file.fileno()).st_size == 3
+
+
+@pytest.mark.parametrize("missing", ["descriptor", "thread"])
+def test_ids_are_written_where_nothing_can_be_reserved(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str
+) -> None:
+    def fail(*given: object) -> None:
+        raise RuntimeError("can't start new thread") if missing == "thread" else OSError("no more")
+
+    monkeypatch.setattr(npy, "_LEAST_RESERVED", 1)
+    descriptors = open_descriptors()
+    with open_writer(str(tmp_path / "f"), "npy", vocabulary_size=9, fingerprint="f00d") as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                *((threading.Thread, "start") if missing == "thread" else (os, "dup")), fail
+            )
+            writer.expect(1 << 20)
+        writer.write(EncodedSlice(np.arange(9, dtype=np.uint32), np.empty(0, np.int64)))
+    assert read_all(tmp_path / "f", "npy") == [*range(9)]
+    assert open_descriptors() == descriptors
+
+
+def open_descriptors() -> list[str]:
+    """Return the numbers of this process's open files, or nothing where the system can't tell."""
+    listed = Path("/proc/self/fd")
+    return sorted(os.listdir(listed)) if listed.exists() else []
 
 
 def taken(folder: str) -> int:

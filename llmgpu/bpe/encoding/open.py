@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from llmgpu.backend import TOKENIZING_FROM, Backend, gpu_from
+from llmgpu.backend import Backend, is_for_gpu
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, stream_lookahead
 from llmgpu.bpe.encoding.encoder_shared import SharedEncoder
@@ -36,29 +37,28 @@ def keep_encoders() -> None:
     _keeps = True
 
 
-def prepare_vocabulary(
+@contextmanager
+def preparing_vocabulary(
     vocabulary: Vocabulary, device: str, text_bytes: int | None = None
-) -> Callable[[], object]:
-    """Begin to make what a device needs of a vocabulary, in a thread, while it is being opened.
+) -> Iterator[None]:
+    """Make the tables that a device needs of a vocabulary, in a thread, while a block opens it.
+
+    The block does not end before the thread does, which must not be forked while it holds locks.
 
     device: as for --device. text_bytes: of the text, if that is known; ``auto`` opens a device for
         much.
-
-    Returns what waits for the thread.
     """
-    is_opened = device not in ("auto", "cpu") or (
-        device == "auto" and text_bytes is not None and text_bytes >= gpu_from(TOKENIZING_FROM)
-    )
+    is_opened = is_for_gpu(text_bytes) if device == "auto" else device != "cpu"
     if not is_opened or vocabulary.match != "bpe":
-        return lambda: None
+        yield
+        return
     from concurrent.futures import ThreadPoolExecutor
 
     from llmgpu.bpe.encoding.encoder_gpu import prepare_tables
 
-    thread = ThreadPoolExecutor(1, thread_name_prefix="llmgpu-pack")
-    preparing = thread.submit(prepare_tables, vocabulary)
-    thread.shutdown(wait=False)
-    return preparing.exception  # which `open_encoder` raises
+    with ThreadPoolExecutor(1, thread_name_prefix="llmgpu-pack") as thread:
+        thread.submit(prepare_tables, vocabulary)  # what it raises, `open_encoder` does
+        yield
 
 
 def open_encoder(

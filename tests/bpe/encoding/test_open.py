@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.encoding import encoder_gpu
 from llmgpu.bpe.encoding.encoder_shared import SharedEncoder
-from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
+from llmgpu.bpe.encoding.open import open_encoder, preparing_vocabulary
 from llmgpu.bpe.encoding.special_encoding import with_special_tokens
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange import huggingface
@@ -133,7 +133,8 @@ def test_tables_of_a_device_are_made_before_it_is_open(
 ) -> None:
     monkeypatch.setenv("LLMGPU_GPU_FROM", "1kB")
     vocabulary = byte_vocabulary("cl100k", "hf").with_match(match)
-    prepare_vocabulary(vocabulary, device, text_bytes)()
+    with preparing_vocabulary(vocabulary, device, text_bytes):
+        pass
     assert (vocabulary in encoder_gpu._packed) == are_made
 
 
@@ -145,6 +146,7 @@ def test_who_opens_the_encoder_is_told_why_there_are_no_tables(
 
     monkeypatch.setattr(encoder_gpu, "pack_pairs", refuse)
     vocabulary = byte_vocabulary("cl100k", "hf")
-    prepare_vocabulary(vocabulary, "gpu")()
+    with preparing_vocabulary(vocabulary, "gpu"):
+        pass
     with pytest.raises(VocabularyError, match="too many merges"):
         open_encoder(vocabulary, Backend(device, "a device"))
