@@ -228,6 +228,13 @@ def test_whole_commands_are_those_recorded() -> None:
     ]
 
 
+def test_writing_in_memory_takes_as_long_as_recorded() -> None:
+    record = json.loads((RECORDED / "commands" / "nvidia-h200.json").read_text("utf-8"))
+    one, four, reserved = record["writing_a_gb_of_ids_seconds"].values()
+    said = f"takes one thread {one} s, and the four {four} s, or {reserved} s where the file"
+    assert said in " ".join(BENCHMARKS.read_text(encoding="utf-8").split())
+
+
 def test_a_slower_host_is_as_much_slower_as_the_page_says() -> None:
     fast, slow = (
         {(r["what"], r["engine"]): r["seconds"]["median"] for r in record["results"]}

@@ -164,9 +164,10 @@ def test_ids_are_written_where_nothing_can_be_reserved(
     descriptors = open_descriptors()
     with open_writer(str(tmp_path / "f"), "npy", vocabulary_size=9, fingerprint="f00d") as writer:
         with monkeypatch.context() as patch:
-            patch.setattr(
-                *((threading.Thread, "start") if missing == "thread" else (os, "dup")), fail
-            )
+            if missing == "thread":
+                patch.setattr(threading.Thread, "start", fail)
+            else:
+                patch.setattr(os, "dup", fail)
             writer.expect(1 << 20)
         writer.write(EncodedSlice(np.arange(9, dtype=np.uint32), np.empty(0, np.int64)))
     assert read_all(tmp_path / "f", "npy") == [*range(9)]
