@@ -297,8 +297,8 @@ def _tokenize(
             owners = owners_by_file(text, source.splits) if source.splits else None
             sink = open_sinks(output, vocabulary, added, key, report, owners)
             unused.callback(sink.abort)
-            if source.max_tokens is None:
-                sink.expect(text.plain_bytes)  # while the device is being opened
+            if source.max_tokens is None and source.options.limit is None:
+                sink.expect(source.files.plain_bytes)  # while the device is being opened
         backend = selected()
         report.line(f"tokenizing on {backend.description}")
         encoder = _open_encoder(source, vocabulary, backend, added, report)

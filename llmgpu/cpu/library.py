@@ -250,10 +250,8 @@ class CPattern(EngineObject):
         """Return where the pre-tokens of a document end: int64 (n,)."""
         padded = np.frombuffer(text + bytes(TEXT_PADDING), np.uint8)
         ends = np.empty(len(text), np.int64)
-        count = self._library.llmgpu_pretoken_ends(
-            self.address, address_of(padded), len(text), address_of(ends)
-        )
-        return ends[:count]
+        place = self.address, address_of(padded), len(text), address_of(ends)
+        return ends[: self._library.llmgpu_pretoken_ends(*place)]
 
 
 class CVocabulary(EngineObject):

@@ -179,15 +179,6 @@ class Corpus(Closing):
         return self._policy.invalid_sequences
 
     @property
-    def plain_bytes(self) -> int | None:
-        """Bytes of all sources if they are text as it is and read to their ends, None if not."""
-        if self.options.limit or any(
-            format_of(source) or source.compression for source in self.sources.files
-        ):
-            return None
-        return self.total_bytes
-
-    @property
     def null_rows(self) -> int:
         """Rows that were left out so far because they have no text."""
         return self._finished_null_rows + (self._file.null_rows if self._file else 0)

@@ -103,6 +103,13 @@ class Sources(NamedTuple):
         known = [length for length in lengths if length is not None]
         return sum(known) if len(known) == len(self.files) else None
 
+    @property
+    def plain_bytes(self) -> int | None:
+        """The same, which is how much text there is; None if a file is not text as it is."""
+        if any(format_of(source) or source.compression for source in self.files):
+            return None
+        return self.total_bytes
+
 
 def format_of(source: Source) -> type[DocumentFile] | None:
     """Return the format in FORMATS that a file is of; None if it is text."""

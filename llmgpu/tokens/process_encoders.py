@@ -84,9 +84,9 @@ class ProcessEncoders:
         return self._large
 
     def _opening(self, text_bytes: int | None) -> AbstractContextManager[None]:
-        """Begin to open the device that joins the CPU, if a text is long; encode it in the block.
+        """Begin to open the device that joins the CPU, if a text is long.
 
-        It begins before the CPU's own tables are made.
+        That is before the CPU's own tables are made. The text is encoded in the block.
         """
         if self._device != "auto" or self._large is not None:
             return nullcontext()

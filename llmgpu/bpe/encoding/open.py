@@ -41,9 +41,9 @@ def keep_encoders() -> None:
 def preparing_vocabulary(
     vocabulary: Vocabulary, device: str, text_bytes: int | None = None
 ) -> Iterator[None]:
-    """Make the tables that a device needs of a vocabulary, in a thread, while a block opens it.
+    """Make a vocabulary's tables for a device in a thread, while the block opens the device.
 
-    The block does not end before the thread does, which must not be forked while it holds locks.
+    The block ends when the thread has: a process forked before would find its locks taken.
 
     device: as for --device. text_bytes: of the text, if that is known; ``auto`` opens a device for
         much.
