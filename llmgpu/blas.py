@@ -2,9 +2,9 @@
 
 import os
 
-# Its threads look for a product in a loop of 2**26 cycles, unless told otherwise: when they start,
-# that is 30 ms in which they take all processors from whatever is opened while NumPy is imported.
-# After 2**23 they sleep; the operations of a training step follow each other sooner.
+# By default its idle threads spin for 2**26 cycles, some 30 ms, before they sleep. They do so as
+# soon as NumPy starts them, and keep every processor busy just when a device is being opened.
+# 2**23 cycles still bridge the gaps between the operations of a training step.
 _CYCLES_LOG2 = 23
 
 
