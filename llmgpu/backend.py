@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmgpu.amounts import parse_bytes
 from llmgpu.errors import DeviceError, InputError
+from llmgpu.forking import delaying_forks
 from llmgpu.memory import Growth
 from llmgpu.processors import usable_processors
 
@@ -69,6 +70,7 @@ NUMPY = Backend(None, "the CPU")
 ALL = "all"
 
 
+@delaying_forks()
 def select_backend(
     wanted: str,
     *,
@@ -136,6 +138,7 @@ def _open(driver: str, wanted: str, *, only_matrices: bool = False) -> Backend |
     return _opened(adapter)
 
 
+@delaying_forks()
 def _opened(adapter: AdapterInfo) -> Backend:
     """Open an adapter; NumPy, which all else needs, may be imported meanwhile."""
     from llmgpu.gpu import OpenedAdapter
@@ -315,6 +318,7 @@ def start_selecting(
     return selecting.result
 
 
+@delaying_forks()
 def _start_all() -> Callable[[], Backend]:
     """Open adapters of the best kind there is, in a thread each; they join the CPU."""
     adapters = list_adapters()

@@ -113,25 +113,61 @@ def test_a_device_that_was_opened_in_vain_is_not_that_of_a_forked_process(tmp_pa
     run_forking(code, tmp_path, LLMGPU_DRIVER="wgpu")  # Dawn is not opened before it is needed
 
 
-@pytest.mark.parametrize("device", ["auto", "no such GPU"])
-def test_a_process_is_not_forked_while_tables_are_made(tmp_path: Path, device: str) -> None:
-    """It would wait forever for their lock, which nobody holds there."""
+LOCKED = """
+import os, signal, threading, time
+from llmgpu import Tokenizer, backend
+from llmgpu.bpe.encoding import encoder_c, encoder_gpu
+
+lock = threading.Lock()
+def slow(function):
+    def call(*given, **named):
+        with lock:
+            time.sleep(1)
+            return function(*given, **named)
+    return call
+
+{module}.{function} = slow({module}.{function})
+def encode(device):
+    try: Tokenizer.load("v.bin", device).encode("low " * 30_000)
+    except Exception: pass
+
+Tokenizer.load("v.bin").encode("low ")  # imports NumPy
+if {is_thread}:
+    threading.Thread(target=encode, args=({device!r},)).start()
+    while not lock.locked(): time.sleep(0.01)
+else: encode({device!r})
+child = os.fork()
+if child: os._exit(os.waitpid(child, 0)[1] != 0)
+signal.alarm(60)
+Tokenizer.load("v.bin").encode("low ")
+with lock: os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("is_thread", [False, True])
+@pytest.mark.parametrize(
+    ("device", "function"),
+    [
+        ("auto", "encoder_gpu.pack_pairs"),
+        ("auto", "backend._has_wgpu"),
+        ("no such GPU", "encoder_gpu.pack_pairs"),
+        ("no such GPU", "backend._has_wgpu"),
+        ("cpu", "encoder_c.CSliceEncoder"),
+        ("gpu", "encoder_gpu.GpuEncoder"),
+    ],
+)
+def test_a_process_is_forked_once_encoders_are_open(
+    tmp_path: Path, device: str, function: str, *, is_thread: bool
+) -> None:
+    """It would wait forever for a lock that nobody holds there."""
     if sys.platform == "win32":
         pytest.skip("this system has no fork")
+    if device == "gpu":
+        require_adapter()
     vocabulary().save(tmp_path / "v.bin")
-    code = (
-        "import os, signal, time; from llmgpu import Tokenizer; from llmgpu.bpe.encoding import "
-        "encoder_gpu\n"
-        "pack = encoder_gpu.pack_pairs\n"
-        "encoder_gpu.pack_pairs = lambda *given: time.sleep(1) or pack(*given)\n"
-        f"try: Tokenizer.load('v.bin', {device!r}).encode('low ' * 30_000)\n"
-        "except Exception: pass\n"
-        "child = os.fork()\n"
-        "if child: os._exit(os.waitpid(child, 0)[1] != 0)\n"
-        "signal.alarm(60)\n"
-        "Tokenizer.load('v.bin', 'auto').encode('low ' * 30_000)\n"
-    )
-    run_forking(code, tmp_path, LLMGPU_GPU_FROM="1kB")
+    module, _, function = function.partition(".")
+    code = LOCKED.format(module=module, function=function, device=device, is_thread=is_thread)
+    run_forking(code, tmp_path, LLMGPU_GPU_FROM="1kB", LLMGPU_DRIVER="wgpu")
 
 
 @pytest.mark.parametrize("driver", DRIVERS)

@@ -8,14 +8,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
 from llmgpu.backend import TOKENIZING_FROM, Backend, start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder
-from llmgpu.bpe.encoding.open import open_encoder, preparing_vocabulary
+from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import EncodingOptions, with_chat
@@ -127,20 +127,19 @@ def _open_encoders(
     vocabularies = [
         encoding.with_template(open_vocabulary(name, note=report.note)) for name in vocabs
     ]
-    with ExitStack() as preparing:
-        for vocabulary in vocabularies:
-            preparing.enter_context(preparing_vocabulary(vocabulary, device, text_bytes))
-        backend = selected()
-        encoders = [
-            open_encoder(
-                vocabulary,
-                backend,
-                special=encoding.special_tokens(vocabulary, report),
-                threads=threads,
-                text_bytes=text_bytes,
-            )
-            for vocabulary in vocabularies
-        ]
+    for vocabulary in vocabularies:
+        prepare_vocabulary(vocabulary, device, text_bytes)
+    backend = selected()
+    encoders = [
+        open_encoder(
+            vocabulary,
+            backend,
+            special=encoding.special_tokens(vocabulary, report),
+            threads=threads,
+            text_bytes=text_bytes,
+        )
+        for vocabulary in vocabularies
+    ]
     return backend, list(zip(vocabularies, encoders, strict=True))
 
 

@@ -13,7 +13,7 @@ import click
 
 from llmgpu.backend import TOKENIZING_FROM, Backend, begin_growth, start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
-from llmgpu.bpe.encoding.open import open_encoder, preparing_vocabulary
+from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
 from llmgpu.bpe.encoding.special_encoding import ids_around
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange.open import find_vocabulary
@@ -136,8 +136,8 @@ def tokenize(
         summary = decode_files(ids, vocabulary, vocab, target, token_dtype, between, report)
     else:
         special = encoding.special_tokens(vocabulary, report)
-        preparing = preparing_vocabulary(vocabulary, device, found.total_bytes)
-        with preparing, encoding.conversations(vocabulary) as chat:
+        prepare_vocabulary(vocabulary, device, found.total_bytes)
+        with encoding.conversations(vocabulary) as chat:
             reading = with_chat(reading, chat)
             text = _Text(found, reading, special, threads, max_tokens, chunk, firsts)
             written = None if count else target

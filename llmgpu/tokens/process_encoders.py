@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -19,11 +18,12 @@ from llmgpu.backend import (
     Backend,
     gpu_from,
     is_for_gpu,
+    select_early,
     start_selecting,
 )
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder, Expecting
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder
-from llmgpu.bpe.encoding.open import open_matching_encoder, preparing_vocabulary
+from llmgpu.bpe.encoding.open import open_matching_encoder, prepare_vocabulary
 from llmgpu.bpe.encoding.special_encoding import DocumentEncoder, with_special_tokens
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -58,8 +58,8 @@ class ProcessEncoders:
         """Open the device, unless it is ``auto``, which is opened when it is needed."""
         if self._device != "auto":
             selecting = self._selecting
-            with preparing_vocabulary(self._vocabulary, self._device):
-                selecting()
+            prepare_vocabulary(self._vocabulary, self._device)
+            selecting()
 
     @property
     def backend(self) -> Backend:
@@ -77,25 +77,21 @@ class ProcessEncoders:
     def _open_large(self, text_bytes: int | None) -> Encoder:
         """Return the encoder of long texts; text_bytes: of the next one, if that is known."""
         if self._large is None:
-            backend = self.backend if self._device != "auto" else self._joined()
+            backend = self._joined(text_bytes) if self._device == "auto" else self.backend
             self._large = open_matching_encoder(self._vocabulary, backend, text_bytes=text_bytes)
         if isinstance(self._large, Expecting):
             self._large.expect(text_bytes)
         return self._large
 
-    def _opening(self, text_bytes: int | None) -> AbstractContextManager[None]:
-        """Begin to open the device that joins the CPU, if a text is long.
+    def _joined(self, text_bytes: int | None) -> Backend:
+        """Return the CPU, which the device joins; begin to open it if the first text is long.
 
-        That is before the CPU's own tables are made. The text is encoded in the block.
+        That is before the CPU's own tables are made.
         """
-        if self._device != "auto" or self._large is not None:
-            return nullcontext()
         if is_for_gpu(text_bytes):
+            select_early(self._device, auto=True)
             _ = self._selecting
-        return preparing_vocabulary(self._vocabulary, self._device, text_bytes)
-
-    def _joined(self) -> Backend:
-        """Return the CPU, which the device joins."""
+        prepare_vocabulary(self._vocabulary, self._device, text_bytes)
         joins = gpu_from(TOKENIZING_FROM)
         return replace(NUMPY, joining=lambda: self.backend, join_from=joins, shares={})
 
@@ -119,7 +115,7 @@ class ProcessEncoders:
         ids = CollectedIds(source.total_bytes)
         starts = [np.empty(0, np.int64)]
         count = 0
-        with self._lock, nullcontext() if is_small else self._opening(source.total_bytes):
+        with self._lock:
             inner = self._host if is_small else self._open_large(source.total_bytes)
             encoder = self._encoder(inner, options, is_small=is_small)
             for piece in encode_corpus(encoder, source, ids):

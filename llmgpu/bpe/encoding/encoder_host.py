@@ -32,6 +32,7 @@ _SPARE_MEMORY = 2  # slices whose ids are being used, beside one for each thread
 _MOST_AHEAD = 4  # slices encoded elsewhere whose ids wait for those of earlier slices
 _FIRST_BYTES = 1 << 16  # of a slice that opens a file, whose others need not be read in turn
 _LARGE = 16  # slices that are one, where only their ids take memory
+_LARGE_BEFORE_HELP = 8  # while helpers may join, whose first ids wait for the end of such a slice
 _PATIENCE_SECONDS = 1.0  # more than it takes to read a slice of a file
 
 
@@ -226,7 +227,7 @@ class Workers:
         self._most_threads = threads
         self._helpers: list[Callable[[], None]] = []
         self._helpers_from = self._read_bytes = 0
-        self._has_helpers = False
+        self._may_be_helped = self._is_helped = False
         self.pace = Pace()
         self._places = None if collected is None else Places(collected)
         self._no_memory = Task()  # in place of one that there is no memory for
@@ -237,7 +238,7 @@ class Workers:
         They take slices with `read`.
         """
         self._helpers, self._helpers_from = list(helpers), nbytes
-        self._has_helpers = bool(helpers)
+        self._may_be_helped = bool(helpers)
 
     @property
     def own_rate(self) -> float:
@@ -357,6 +358,7 @@ class Workers:
         if self._ended:
             return None
         taken: Slice | UnreadSlice | None = None
+        self._is_helped |= task.device > 0
         try:
             taken = self._take_unread(task, len(buffer))
             if taken is None:  # of a file that is not open yet, it may be
@@ -388,8 +390,9 @@ class Workers:
         """
         if task.device or not self._slices.is_parallel:
             return self._reader.take(nbytes)
-        if self._places is not None and not self._has_helpers:
-            nbytes = max(nbytes, min(_LARGE * nbytes, self._places.room - self._read_bytes))
+        if self._places is not None and not self._is_helped:
+            large = nbytes * (_LARGE_BEFORE_HELP if self._may_be_helped else _LARGE)
+            nbytes = max(nbytes, min(large, self._places.room - self._read_bytes))
         return self._reader.take(nbytes, is_full=False)
 
     def allocate(self, task: Task, count: int) -> NDArray[np.uint32]:

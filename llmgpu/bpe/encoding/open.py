@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS, SpecialOption
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import default_threads, library
 from llmgpu.errors import CapacityError
+from llmgpu.forking import delaying_forks
 
 if TYPE_CHECKING:
     from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
@@ -37,28 +37,27 @@ def keep_encoders() -> None:
     _keeps = True
 
 
-@contextmanager
-def preparing_vocabulary(
-    vocabulary: Vocabulary, device: str, text_bytes: int | None = None
-) -> Iterator[None]:
-    """Make a vocabulary's tables for a device in a thread, while the block opens the device.
-
-    The block ends when the thread has: a process forked before would find its locks taken.
+def prepare_vocabulary(vocabulary: Vocabulary, device: str, text_bytes: int | None = None) -> None:
+    """Make a vocabulary's tables for a device in a thread, while another opens the device.
 
     device: as for --device. text_bytes: of the text, if that is known; ``auto`` opens a device for
         much.
     """
     is_opened = is_for_gpu(text_bytes) if device == "auto" else device != "cpu"
     if not is_opened or vocabulary.match != "bpe":
-        yield
         return
     from concurrent.futures import ThreadPoolExecutor
 
+    thread = ThreadPoolExecutor(1, thread_name_prefix="llmgpu-pack")
+    thread.submit(_prepare_tables, vocabulary)  # what it raises, `open_encoder` does
+    thread.shutdown(wait=False)
+
+
+@delaying_forks()
+def _prepare_tables(vocabulary: Vocabulary) -> None:
     from llmgpu.bpe.encoding.encoder_gpu import prepare_tables
 
-    with ThreadPoolExecutor(1, thread_name_prefix="llmgpu-pack") as thread:
-        thread.submit(prepare_tables, vocabulary)  # what it raises, `open_encoder` does
-        yield
+    prepare_tables(vocabulary)
 
 
 def open_encoder(
@@ -124,6 +123,7 @@ def _open_new(
     return _open_device_encoder(vocabulary, backend.device, slice_bytes, text_bytes)
 
 
+@delaying_forks()
 def _open_device_encoder(
     vocabulary: Vocabulary,
     device: Device,
@@ -140,6 +140,7 @@ def _open_device_encoder(
     return GpuGreedyEncoder(device, vocabulary, slice_bytes)
 
 
+@delaying_forks()
 def open_host_encoder(
     vocabulary: Vocabulary, slice_bytes: int | None = None, threads: int | None = None
 ) -> HostEncoder:

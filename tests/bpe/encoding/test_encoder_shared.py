@@ -27,7 +27,7 @@ from llmgpu.bpe.encoding.encoder import (
     new_ids,
 )
 from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
-from llmgpu.bpe.encoding.encoder_host import HostEncoder, Workers
+from llmgpu.bpe.encoding.encoder_host import HostEncoder, Task, Workers
 from llmgpu.bpe.encoding.encoder_shared import DeviceSlices, SharedEncoder, _DeviceShare
 from llmgpu.bpe.encoding.open import open_host_encoder
 from llmgpu.bpe.encoding.special_options import SpecialOptions
@@ -311,6 +311,32 @@ def test_a_device_that_is_not_needed_any_more_waits_for_no_memory() -> None:
             share.cancel()
         with pytest.raises(CancelledError):
             shares[1].allocate(5)
+
+
+@pytest.mark.parametrize(("is_helped", "times"), [(False, 16), (True, 8)])
+def test_slices_are_large_until_a_device_takes_one(
+    tmp_path: Path, is_helped: bool, times: int
+) -> None:
+    (tmp_path / "text").write_bytes(b"low lower " * 400_000)
+    host = open_host_encoder(byte_vocabulary("gpt2", "hf"), threads=4)
+    with Corpus([str(tmp_path / "text")]) as source:
+        reader, nbytes = SliceReader(source, host.pattern), 1 << 16
+        workers = Workers(reader, host.slices, nbytes, 0, CollectedIds(5_000_000))
+        if is_helped:
+            workers.expect_help([lambda: None], 10**9)
+        buffer = np.empty(nbytes, np.uint8)
+
+        def take(task_device: int) -> int:
+            task = Task(device=task_device)
+            taken = workers.fill(task, workers.take(task, buffer), np.empty(1 << 21, np.uint8))
+            assert taken is not None
+            return taken.length
+
+        assert take(0) <= nbytes  # which opens the file
+        assert times - 1 < take(0) / nbytes <= times
+        assert 0 < take(1) / nbytes <= 1
+        assert 0 < take(0) / nbytes <= 1
+        workers.stop()
 
 
 def test_a_slice_without_text_is_done_by_who_reads_it() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -9,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.encoding import encoder_gpu
 from llmgpu.bpe.encoding.encoder_shared import SharedEncoder
-from llmgpu.bpe.encoding.open import open_encoder, preparing_vocabulary
+from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
 from llmgpu.bpe.encoding.special_encoding import with_special_tokens
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange import huggingface
@@ -133,8 +135,10 @@ def test_tables_of_a_device_are_made_before_it_is_open(
 ) -> None:
     monkeypatch.setenv("LLMGPU_GPU_FROM", "1kB")
     vocabulary = byte_vocabulary("cl100k", "hf").with_match(match)
-    with preparing_vocabulary(vocabulary, device, text_bytes):
-        pass
+    prepare_vocabulary(vocabulary, device, text_bytes)
+    for thread in threading.enumerate():
+        if thread.name.startswith("llmgpu-pack"):
+            thread.join()
     assert (vocabulary in encoder_gpu._packed) == are_made
 
 
@@ -146,7 +150,6 @@ def test_who_opens_the_encoder_is_told_why_there_are_no_tables(
 
     monkeypatch.setattr(encoder_gpu, "pack_pairs", refuse)
     vocabulary = byte_vocabulary("cl100k", "hf")
-    with preparing_vocabulary(vocabulary, "gpu"):
-        pass
+    prepare_vocabulary(vocabulary, "gpu")
     with pytest.raises(VocabularyError, match="too many merges"):
         open_encoder(vocabulary, Backend(device, "a device"))

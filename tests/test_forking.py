@@ -1,0 +1,101 @@
+"""Forks while other threads are busy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from llmgpu.forking import delaying_forks
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+SECONDS = 5  # after which a lock is not expected to become free
+
+
+def block() -> None:
+    with delaying_forks():
+        pass
+
+
+def fork_finds_free(*locks: threading.Lock) -> bool:
+    """Whether a forked process finds locks free, and threads of its own can begin blocks."""
+    child = os.fork()
+    if not child:
+        free = all(lock.acquire(timeout=SECONDS) for lock in locks)
+        thread = threading.Thread(target=block, daemon=True)
+        thread.start()
+        thread.join(SECONDS)
+        os._exit(not free or thread.is_alive())
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_fork_waits_for_the_blocks_of_other_threads() -> None:
+    begun = threading.Barrier(3)
+    locks = [threading.Lock(), threading.Lock()]
+
+    def work(lock: threading.Lock, seconds: float) -> None:
+        with delaying_forks(), lock:
+            block()
+            begun.wait()
+            time.sleep(seconds)
+
+    threads = [
+        threading.Thread(target=work, args=(lock, seconds))
+        for lock, seconds in zip(locks, (0.1, 0.4), strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    with delaying_forks():  # its own block is not waited for
+        assert fork_finds_free(*locks)
+    for thread in threads:
+        thread.join()
+
+
+def test_a_block_that_fails_delays_no_fork() -> None:
+    def fail() -> None:
+        with pytest.raises(ZeroDivisionError), delaying_forks():
+            raise ZeroDivisionError
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    assert fork_finds_free()
+
+
+def test_blocks_begin_again_after_a_fork() -> None:
+    assert fork_finds_free()
+    thread = threading.Thread(target=block, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_block_may_start_threads_and_log_while_a_fork_waits() -> None:
+    code = (
+        "import os, threading, time\n"
+        "from llmgpu.forking import delaying_forks\n"
+        "begun = threading.Event()\n"
+        "def work():\n"
+        "    with delaying_forks():\n"
+        "        begun.set()\n"
+        "        time.sleep(0.5)\n"
+        "        import concurrent.futures, logging\n"
+        "        with concurrent.futures.ThreadPoolExecutor(1) as threads:\n"
+        "            threads.submit(logging.getLogger('a').warning, 'done').result()\n"
+        "threading.Thread(target=work).start()\n"
+        "begun.wait()\n"
+        "import concurrent.futures.thread, logging\n"
+        "child = os.fork()\n"
+        "os._exit(0 if not child else os.waitpid(child, 0)[1])\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (0, "done\n")
