@@ -157,16 +157,17 @@ _keeps = False
 _growth: list[Growth] = []  # since before a device was selected early
 
 
+@delaying_forks()
 def select_early(wanted: str, *, auto: bool = False, matrices: bool = False) -> None:
     """Begin to select a backend in a thread, for `start_selecting` to take, if it is a device.
 
     So an adapter is opened while the command's own modules are imported. The driver is imported
     before: two threads that import keep each other waiting, and the adapter takes longer. Nothing
-    begins where it may be Dawn that is selected, see `_selecting`.
+    begins where it may be Dawn that is selected, see `_selecting`, or where it has begun already.
 
     auto: whether ``auto`` will take a device. matrices: see `select_backend`.
     """
-    if wanted == "cpu" or (wanted == "auto" and not auto):
+    if wanted == "cpu" or (wanted == "auto" and not auto) or wanted in _early:
         return
     _growth[:] = [Growth()]
     with suppress(DeviceError, ImportError, OSError, RuntimeError):  # it is raised again later
@@ -182,20 +183,18 @@ def select_early(wanted: str, *, auto: bool = False, matrices: bool = False) -> 
 
 
 @contextmanager
-def selecting_early(wanted: str) -> Iterator[None]:
+def selecting_early(wanted: str, *, auto: bool = False) -> Iterator[None]:
     """Select a backend early, see `select_early`, for a block that takes it.
 
     If the block fails before, the device is closed: nobody may take it, least of all a process
     that is forked from this one, which can't use it.
     """
     if wanted != ALL:  # which no single block takes
-        select_early(wanted)
+        select_early(wanted, auto=auto)
     try:
         yield
     except BaseException:
-        left = _early.pop(wanted, None)
-        if left is not None:
-            left.exception()  # waits: a thread that opens a device must not be forked
+        _early.pop(wanted, None)
         raise
 
 

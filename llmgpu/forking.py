@@ -2,49 +2,89 @@
 
 A child process has none of its parent's other threads, but it has their locks as they were: those
 of a module being imported, say, would never be free there.
+
+There are no locks here, which an interrupt might leave taken: lists are changed in one step each.
 """
 
 from __future__ import annotations
 
+import _thread
+
+# A fork takes the locks of these two as well, which blocks need. What is registered last comes
+# first, so it waits for blocks before.
+import concurrent.futures.thread  # noqa: F401
+import logging  # noqa: F401
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
-from importlib import import_module
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
-_changed = threading.Condition()
-_delaying: list[int] = []  # ids of the threads in a block of `delaying_forks`
+LONGEST_WAIT = 10.0  # seconds, after which nobody waits on: a driver may hang
+_PAUSE = 1e-3  # seconds
+_INTERRUPT_AFTER = 0.05  # seconds: once the functions are done that a fork calls
+_delaying: list[threading.Thread] = []  # in a block of `delaying_forks`, once for each
+_forking: list[threading.Thread] = []  # for which no block begins
+_interrupted: list[threading.Thread] = []  # while they waited
 
 
 @contextmanager
 def delaying_forks() -> Iterator[None]:
     """Let a fork in another thread wait for the end of the block, which must not wait for it."""
-    _watch_forks()
-    thread = threading.get_ident()
-    with _changed:
-        _delaying.append(thread)
+    thread, end = threading.current_thread(), time.monotonic() + LONGEST_WAIT
+    _delaying.append(thread)
     try:
+        while _others(_forking, thread) and time.monotonic() < end:
+            _delaying.remove(thread)
+            time.sleep(_PAUSE)
+            _delaying.append(thread)
         yield
     finally:
-        with _changed:
+        with suppress(ValueError):
             _delaying.remove(thread)
-            _changed.notify_all()
 
 
-@cache
-def _watch_forks() -> None:
-    # What is registered last comes first. A fork takes the locks of these modules as well, and it
-    # must not do so before it waits for blocks that need them.
-    for name in ("concurrent.futures.thread", "logging"):
-        import_module(name)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(
-            before=_begin_fork, after_in_parent=_changed.release, after_in_child=_changed.release
-        )
+def _others(threads: Sequence[threading.Thread], thread: threading.Thread) -> bool:
+    """Whether a thread other than this one is listed and still runs."""
+    return any(other is not thread and other.is_alive() for other in [*threads])
+
+
+def _let_blocks_begin(thread: threading.Thread) -> None:
+    while thread in _forking:
+        _forking.remove(thread)
 
 
 def _begin_fork() -> None:
-    thread = threading.get_ident()
-    _changed.acquire()  # no block begins before the fork is done
-    _changed.wait_for(lambda: all(other == thread for other in _delaying))
+    thread, end = threading.current_thread(), time.monotonic() + LONGEST_WAIT
+    while True:
+        try:
+            _forking.append(thread)
+            if not _others(_delaying, thread) or time.monotonic() > end:
+                return
+            _let_blocks_begin(thread)
+            time.sleep(_PAUSE)
+        except KeyboardInterrupt:  # Python would drop what is raised here, and fork at once
+            _interrupted.append(thread)
+
+
+def _end_fork_in_parent() -> None:
+    thread = threading.current_thread()
+    _let_blocks_begin(thread)
+    if thread in _interrupted:
+        _interrupted.clear()
+        threading.Timer(_INTERRUPT_AFTER, _thread.interrupt_main).start()
+
+
+def _end_fork_in_child() -> None:
+    thread = threading.current_thread()
+    _delaying[:] = [own for own in _delaying if own is thread]
+    _forking.clear()
+    _interrupted.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_begin_fork,
+        after_in_parent=_end_fork_in_parent,
+        after_in_child=_end_fork_in_child,
+    )

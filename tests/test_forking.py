@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -10,10 +12,17 @@ import time
 
 import pytest
 
+from llmgpu import forking
 from llmgpu.forking import delaying_forks
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 SECONDS = 5  # after which a lock is not expected to become free
+
+
+@pytest.fixture(autouse=True)
+def _no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tests that need the limit say so: others would pass by it."""
+    monkeypatch.setattr(forking, "LONGEST_WAIT", math.inf)
 
 
 def block() -> None:
@@ -74,6 +83,46 @@ def test_blocks_begin_again_after_a_fork() -> None:
     thread.start()
     thread.join(SECONDS)
     assert not thread.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_an_interrupt_is_raised_after_the_fork_that_waits() -> None:
+    begun, lock = threading.Event(), threading.Lock()
+
+    def work() -> None:
+        with delaying_forks(), lock:
+            begun.set()
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+
+    thread, forked = threading.Thread(target=work), []
+    thread.start()
+    begun.wait()
+    with pytest.raises(KeyboardInterrupt):
+        forked.append(fork_finds_free(lock))
+        time.sleep(SECONDS)
+    thread.join()
+    assert forked == [True] or not forked  # raised while waiting for the child
+    assert fork_finds_free()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_fork_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forking, "LONGEST_WAIT", 0.2)
+    begun, forked = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with delaying_forks():
+            begun.set()
+            forked.wait()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    begun.wait()
+    assert fork_finds_free()
+    forked.set()
+    thread.join()
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

@@ -5,10 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llmgpu import Tokenizer, backend
+from llmgpu.backend import NUMPY, Backend
+from llmgpu.bpe.encoding.encoder import Encoder
+from llmgpu.bpe.encoding.open import open_matching_encoder
 from llmgpu.gpu import DRIVERS, list_adapters, load_driver
+from llmgpu.tokens import process_encoders
 from tests.bpe.encoding.test_special_encoding import vocabulary
 from tests.cli.conftest import environment
 from tests.conftest import NO_DAWN, require_adapter
@@ -115,7 +121,7 @@ def test_a_device_that_was_opened_in_vain_is_not_that_of_a_forked_process(tmp_pa
 
 LOCKED = """
 import os, signal, threading, time
-from llmgpu import Tokenizer, backend
+from llmgpu import Tokenizer, backend, gpu
 from llmgpu.bpe.encoding import encoder_c, encoder_gpu
 
 lock = threading.Lock()
@@ -152,6 +158,8 @@ with lock: os._exit(0)
         ("auto", "backend._has_wgpu"),
         ("no such GPU", "encoder_gpu.pack_pairs"),
         ("no such GPU", "backend._has_wgpu"),
+        ("auto", "gpu.load_driver"),
+        ("gpu", "gpu.load_driver"),
         ("cpu", "encoder_c.CSliceEncoder"),
         ("gpu", "encoder_gpu.GpuEncoder"),
     ],
@@ -168,6 +176,32 @@ def test_a_process_is_forked_once_encoders_are_open(
     module, _, function = function.partition(".")
     code = LOCKED.format(module=module, function=function, device=device, is_thread=is_thread)
     run_forking(code, tmp_path, LLMGPU_GPU_FROM="1kB", LLMGPU_DRIVER="wgpu")
+
+
+def test_a_device_is_selected_once_though_the_first_text_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LLMGPU_GPU_FROM", "1kB")
+    selected, opened = [], []
+
+    def select(wanted: str, **options: object) -> Backend:
+        selected.append(wanted)
+        return NUMPY
+
+    def open_once_failing(*given: Any, **named: Any) -> Encoder:
+        opened.append(given)
+        if len(opened) == 1:
+            raise MemoryError
+        return open_matching_encoder(*given, **named)
+
+    monkeypatch.setattr(backend, "select_backend", select)
+    monkeypatch.setattr(process_encoders, "open_matching_encoder", open_once_failing)
+    tokenizer = Tokenizer(vocabulary())
+    with pytest.raises(MemoryError):
+        tokenizer.encode("low " * 30_000)
+    assert tokenizer.decode(tokenizer.encode("low " * 30_000)) == "low " * 30_000
+    assert selected == ["auto"]
+    assert not backend._early
 
 
 @pytest.mark.parametrize("driver", DRIVERS)

@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from llmgpu.backend import (
     Backend,
     gpu_from,
     is_for_gpu,
-    select_early,
+    selecting_early,
     start_selecting,
 )
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder, Expecting
@@ -46,6 +45,9 @@ class ProcessEncoders:
         self._vocabulary = vocabulary
         self._device = device
         self._lock = threading.Lock()
+        # No cached properties: their locks, in Python 3.11, are those of all objects and forks.
+        self._selected: Callable[[], Backend] | None = None
+        self._short: Encoder | None = None
         self._large: Encoder | None = None
         self._special: dict[tuple[SpecialOptions, bool], Encoder] = {}
         self._documents: dict[SpecialOptions, DocumentEncoder] = {}
@@ -66,13 +68,19 @@ class ProcessEncoders:
         """Where to compute, or what joins the CPU; opened on first use."""
         return self._selecting()
 
-    @cached_property
+    @property
     def _selecting(self) -> Callable[[], Backend]:
-        return start_selecting(self._device)
+        """What waits for the device, which begins to open on first use."""
+        if self._selected is None:
+            with selecting_early(self._device, auto=True):
+                self._selected = start_selecting(self._device)
+        return self._selected
 
-    @cached_property
+    @property
     def _host(self) -> Encoder:
-        return open_matching_encoder(self._vocabulary, NUMPY, HOST_BYTES, threads=1)
+        if self._short is None:
+            self._short = open_matching_encoder(self._vocabulary, NUMPY, HOST_BYTES, threads=1)
+        return self._short
 
     def _open_large(self, text_bytes: int | None) -> Encoder:
         """Return the encoder of long texts; text_bytes: of the next one, if that is known."""
@@ -89,7 +97,6 @@ class ProcessEncoders:
         That is before the CPU's own tables are made.
         """
         if is_for_gpu(text_bytes):
-            select_early(self._device, auto=True)
             _ = self._selecting
         prepare_vocabulary(self._vocabulary, self._device, text_bytes)
         joins = gpu_from(TOKENIZING_FROM)
