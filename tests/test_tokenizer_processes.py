@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from llmgpu import Tokenizer, backend
 from llmgpu.backend import NUMPY, Backend
+from llmgpu.bpe.encoding import encoder_gpu
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_matching_encoder
 from llmgpu.gpu import DRIVERS, list_adapters, load_driver
@@ -202,6 +206,21 @@ def test_a_device_is_selected_once_though_the_first_text_fails(
     assert tokenizer.decode(tokenizer.encode("low " * 30_000)) == "low " * 30_000
     assert selected == ["auto"]
     assert not backend._early
+
+
+def test_a_tokenizer_on_a_device_has_its_tables_from_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    require_adapter()
+    pack_pairs = encoder_gpu.pack_pairs
+
+    def pack_slowly(*given: Any) -> NDArray[np.uint32]:
+        time.sleep(1)
+        return pack_pairs(*given)
+
+    monkeypatch.setattr(encoder_gpu, "pack_pairs", pack_slowly)
+    tokenizer = Tokenizer(vocabulary(), "gpu")
+    assert tokenizer.vocabulary in encoder_gpu._packed
 
 
 @pytest.mark.parametrize("driver", DRIVERS)

@@ -60,8 +60,9 @@ class ProcessEncoders:
         """Open the device, unless it is ``auto``, which is opened when it is needed."""
         if self._device != "auto":
             selecting = self._selecting
-            prepare_vocabulary(self._vocabulary, self._device)
+            wait_for_tables = prepare_vocabulary(self._vocabulary, self._device)
             selecting()
+            wait_for_tables()
 
     @property
     def backend(self) -> Backend:

@@ -37,20 +37,25 @@ def keep_encoders() -> None:
     _keeps = True
 
 
-def prepare_vocabulary(vocabulary: Vocabulary, device: str, text_bytes: int | None = None) -> None:
+def prepare_vocabulary(
+    vocabulary: Vocabulary, device: str, text_bytes: int | None = None
+) -> Callable[[], object]:
     """Make a vocabulary's tables for a device in a thread, while another opens the device.
 
     device: as for --device. text_bytes: of the text, if that is known; ``auto`` opens a device for
         much.
+
+    Returns what waits for them, and raises nothing: what making them raised, `open_encoder` does.
     """
     is_opened = is_for_gpu(text_bytes) if device == "auto" else device != "cpu"
     if not is_opened or vocabulary.match != "bpe":
-        return
+        return lambda: None
     from concurrent.futures import ThreadPoolExecutor
 
     thread = ThreadPoolExecutor(1, thread_name_prefix="llmgpu-pack")
-    thread.submit(_prepare_tables, vocabulary)  # what it raises, `open_encoder` does
+    making = thread.submit(_prepare_tables, vocabulary)
     thread.shutdown(wait=False)
+    return making.exception
 
 
 @delaying_forks()

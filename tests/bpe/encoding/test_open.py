@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -135,10 +133,7 @@ def test_tables_of_a_device_are_made_before_it_is_open(
 ) -> None:
     monkeypatch.setenv("LLMGPU_GPU_FROM", "1kB")
     vocabulary = byte_vocabulary("cl100k", "hf").with_match(match)
-    prepare_vocabulary(vocabulary, device, text_bytes)
-    for thread in threading.enumerate():
-        if thread.name.startswith("llmgpu-pack"):
-            thread.join()
+    prepare_vocabulary(vocabulary, device, text_bytes)()
     assert (vocabulary in encoder_gpu._packed) == are_made
 
 
@@ -150,6 +145,6 @@ def test_who_opens_the_encoder_is_told_why_there_are_no_tables(
 
     monkeypatch.setattr(encoder_gpu, "pack_pairs", refuse)
     vocabulary = byte_vocabulary("cl100k", "hf")
-    prepare_vocabulary(vocabulary, "gpu")
+    prepare_vocabulary(vocabulary, "gpu")()
     with pytest.raises(VocabularyError, match="too many merges"):
         open_encoder(vocabulary, Backend(device, "a device"))
