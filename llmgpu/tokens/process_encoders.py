@@ -45,7 +45,7 @@ class ProcessEncoders:
         self._vocabulary = vocabulary
         self._device = device
         self._lock = threading.Lock()
-        # No cached properties: their locks, in Python 3.11, are those of all objects and forks.
+        # Not cached properties, which share a lock in Python 3.11: a forked process may find it taken.
         self._selected: Callable[[], Backend] | None = None
         self._short: Encoder | None = None
         self._large: Encoder | None = None
