@@ -1,17 +1,17 @@
-"""Forks that wait for what other threads are doing.
+"""Forks that wait while other threads hold locks that a child process would need.
 
-A child process has none of its parent's other threads, but it has their locks as they were: those
-of a module being imported, say, would never be free there.
+A child process has its parent's locks, but only the thread that forked. A lock that another thread
+held, such as that of a module being imported, is never released there.
 
-There are no locks here, which an interrupt might leave taken: lists are changed in one step each.
+Nothing here takes a lock, which an interrupt could leave taken: each list changes in one step.
 """
 
 from __future__ import annotations
 
 import _thread
 
-# A fork takes the locks of these two as well, which blocks need. What is registered last comes
-# first, so it waits for blocks before.
+# Their own hooks take locks that blocks may need, so a fork has to wait for the blocks before that:
+# hooks are called in reverse order, and those of this module are registered after these imports.
 import concurrent.futures.thread  # noqa: F401
 import logging  # noqa: F401
 import os
@@ -20,9 +20,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-LONGEST_WAIT = 10.0  # seconds, after which nobody waits on: a driver may hang
+LONGEST_WAIT = 10.0  # seconds; a driver may hang
 _PAUSE = 1e-3  # seconds
-_INTERRUPT_AFTER = 0.05  # seconds: once the functions are done that a fork calls
+_INTERRUPT_AFTER = 0.05  # seconds, by when all hooks of the fork have returned
 _delaying: list[threading.Thread] = []  # in a block of `delaying_forks`, once for each
 _forking: list[threading.Thread] = []  # for which no block begins
 _interrupted: list[threading.Thread] = []  # while they waited
@@ -30,7 +30,10 @@ _interrupted: list[threading.Thread] = []  # while they waited
 
 @contextmanager
 def delaying_forks() -> Iterator[None]:
-    """Let a fork in another thread wait for the end of the block, which must not wait for it."""
+    """Make forks in other threads wait for the end of the block, up to LONGEST_WAIT.
+
+    The block must not wait for a thread that forks. A fork of its own thread does not wait.
+    """
     thread, end = threading.current_thread(), time.monotonic() + LONGEST_WAIT
     _delaying.append(thread)
     try:

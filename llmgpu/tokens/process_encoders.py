@@ -45,7 +45,7 @@ class ProcessEncoders:
         self._vocabulary = vocabulary
         self._device = device
         self._lock = threading.Lock()
-        # Not cached properties: in Python 3.11 these share a lock, which may be taken in a fork.
+        # Not cached properties: in Python 3.11 these share a lock, which a fork may find held.
         self._selected: Callable[[], Backend] | None = None
         self._short: Encoder | None = None
         self._large: Encoder | None = None
