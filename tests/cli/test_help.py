@@ -1,0 +1,34 @@
+"""The help of every command, compared with stored text.
+
+After a change of help that is meant, ``python -m tests.cli.test_help`` writes the text anew: the
+change of ``help.txt`` then belongs to the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from llmgpu.cli import COMMANDS, cli
+
+STORED = Path(__file__).with_name("help.txt")
+WIDTH = 100  # columns of the terminal
+
+
+def help_of_all_commands() -> Iterator[str]:
+    """Yield the help of llmgpu and of each command, with a heading."""
+    for command in ("", *COMMANDS):
+        arguments = [*filter(None, [command]), "--help"]
+        done = CliRunner().invoke(cli, arguments, prog_name="llmgpu", terminal_width=WIDTH)
+        assert done.exit_code == 0, done.output
+        yield f"==== {' '.join(['llmgpu', *arguments])}\n{done.stdout}"
+
+
+def test_help_is_the_stored_text() -> None:
+    assert "".join(help_of_all_commands()) == STORED.read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    STORED.write_text("".join(help_of_all_commands()), encoding="utf-8")
