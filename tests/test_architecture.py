@@ -203,6 +203,22 @@ def test_click_and_rich_belong_to_the_command_line() -> None:
     assert importers == {"cli"}
 
 
+MOST_LINES = 700  # of a file
+MOST_FUNCTION_LINES = 60
+
+
+def test_files_and_functions_are_of_readable_length() -> None:
+    long = []
+    for name, path in modules().items():
+        text = path.read_text(encoding="utf-8")
+        long += [name] if text.count("\n") > MOST_LINES else []
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                long += [f"{name}.{node.name}"] if lines > MOST_FUNCTION_LINES else []
+    assert long == []
+
+
 @pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "docs"])
 def test_files_that_pages_name_exist(page: str) -> None:
     path = ROOT / page
