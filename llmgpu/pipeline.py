@@ -1,0 +1,208 @@
+"""Jobs in threads, their results in order.
+
+`in_order` is where the package overlaps work: reading with computing, computing with writing. Its
+threads belong to the generator: a thread starts when there is a job for it, and all of them end
+with the generator, however the generator ends.
+
+Threads share only queues and locks of CPython's C code, and lists that change in one step. So an
+interrupt of the caller leaves no lock taken.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from queue import SimpleQueue
+from sys import is_finalizing
+from typing import Generic, TypeVar, cast
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+PATIENCE_SECONDS = 0.1  # reading a file takes less; only a read that waits for a pipe takes longer
+
+
+def in_order(
+    jobs: Iterable[Job], do: Callable[[Job], Result], ahead: int, *, reader_thread: bool = False
+) -> Generator[Result, None, None]:
+    """Yield `do(job)` for each job, in the order of the jobs; `do` runs in several threads.
+
+    At most `ahead` jobs are taken from `jobs` whose results the caller has not used up: a result
+    is used up when the next one is asked for. The jobs run in up to `ahead` threads. With `ahead`
+    below 2 the caller's thread does each job when its result is asked for.
+
+    reader_thread: iterate over `jobs` in a thread of its own, so that finished results are yielded
+        while `jobs` waits for a pipe. Otherwise the caller's thread iterates over `jobs`.
+
+    Raises the error of a job, or of `jobs`, in place of its result; all earlier results come
+    first. When the generator is closed, or the caller is interrupted in it, jobs that have not
+    begun are dropped, and those that run are waited for. A reader thread is waited for up to
+    PATIENCE_SECONDS; no job that it takes later is done.
+
+    Where the system can't start a thread, there are fewer threads; without any, jobs are done
+    where `jobs` is iterated over. A generator that goes on in a forked process raises RuntimeError.
+    """
+    if ahead < 2:
+        yield from map(do, jobs)
+        return
+    process = os.getpid()
+    pipeline = _Pipeline(iter(jobs), do, ahead)
+    try:
+        if reader_thread:
+            pipeline.start_reader()
+        while (task := pipeline.next_task()) is not None:
+            yield task.take_result()
+            if os.getpid() != process:
+                raise RuntimeError("the threads of this generator are in the process that forked")
+    finally:
+        # Threads exist neither in a forked process nor when the interpreter ends.
+        if os.getpid() == process and not is_finalizing():
+            pipeline.close()
+
+
+class _Task(Generic[Job, Result]):
+    """A job, and its result or error once it is done."""
+
+    def __init__(self, job: Job | None) -> None:
+        self._job = job
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+        self._undone = threading.Lock()
+        self._undone.acquire()
+
+    @property
+    def is_done(self) -> bool:
+        return not self._undone.locked()
+
+    def run(self, do: Callable[[Job], Result]) -> None:
+        job, self._job = cast(Job, self._job), None
+        try:
+            self._result = do(job)
+        except BaseException as error:
+            self._error = error
+        self._undone.release()
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._undone.release()
+
+    def take_result(self) -> Result:
+        """Wait until the job is done; return its result and forget it."""
+        with self._undone:
+            result, self._result = cast(Result, self._result), None
+            error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+            return result
+        finally:
+            del error  # whose traceback would refer to it from this frame
+
+
+class _Pipeline(Generic[Job, Result]):
+    """The threads and queues of one `in_order`."""
+
+    def __init__(self, jobs: Iterator[Job], do: Callable[[Job], Result], ahead: int) -> None:
+        self._jobs, self._do, self._ahead = jobs, do, ahead
+        # Tasks that no thread has begun. A thread that finds None ends and puts it back.
+        self._waiting: SimpleQueue[_Task[Job, Result] | None] = SimpleQueue()
+        # All tasks in the order of the jobs; None after the last.
+        self._order: SimpleQueue[_Task[Job, Result] | None] = SimpleQueue()
+        self._undone: list[_Task[Job, Result]] = []
+        self._last: _Task[Job, Result] = _Task(None)  # for an error of `jobs`, such as no memory
+        self._is_last_taken = self._is_closed = False
+        self._threads: list[threading.Thread] = []
+        self._most_threads = ahead
+        self._readers: list[threading.Thread] = []  # one or none
+        self._room: SimpleQueue[None] = SimpleQueue()  # an entry for each job the reader may take
+
+    def start_reader(self) -> None:
+        """Take jobs in a thread; leave it to the caller's thread if there can't be another."""
+        self._start(self._read, self._readers)
+        for _ in range(self._ahead - 1):
+            self._room.put(None)
+
+    def next_task(self) -> _Task[Job, Result] | None:
+        """Return the next task, None after the last; the result of the one before is used up."""
+        if self._readers:
+            self._room.put(None)
+        else:
+            while not self._is_last_taken and self._order.qsize() < self._ahead:
+                self._take_job()
+        return self._order.get()
+
+    def close(self) -> None:
+        """Drop the tasks that have not begun; wait for those that run."""
+        self._is_closed = True
+        self._waiting.put(None)
+        self._room.put(None)
+        # A thread whose start was interrupted may not be alive yet; it will find nothing to do.
+        for thread in filter(threading.Thread.is_alive, self._readers):
+            thread.join(PATIENCE_SECONDS)
+        for thread in filter(threading.Thread.is_alive, [*self._threads]):
+            thread.join()
+
+    def _read(self) -> None:
+        """Take jobs as there is room for them."""
+        try:
+            while not self._is_last_taken:
+                self._room.get()
+                if self._is_closed:
+                    return
+                self._take_job()
+        except BaseException as error:
+            self._fail(error)
+
+    def _take_job(self) -> None:
+        """Take a job and let a thread do it; an error of `jobs` comes in place of a result."""
+        try:
+            job = next(self._jobs)
+            task: _Task[Job, Result] = _Task(job)
+            self._begin(task)
+            self._order.put(task)
+        except StopIteration:
+            self._is_last_taken = True
+            self._order.put(None)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._is_last_taken = True
+        self._last.fail(error)
+        self._order.put(self._last)
+        self._order.put(None)
+
+    def _begin(self, task: _Task[Job, Result]) -> None:
+        """Hand a task to a thread, to a new one if all are at work."""
+        if self._is_closed:
+            return
+        self._undone = [other for other in self._undone if not other.is_done]
+        self._undone.append(task)
+        most = min(len(self._undone), self._most_threads)
+        if len(self._threads) < most and not self._start(self._work, self._threads):
+            self._most_threads = len(self._threads)
+        if self._threads:
+            self._waiting.put(task)
+        else:
+            task.run(self._do)
+
+    def _start(self, target: Callable[[], None], threads: list[threading.Thread]) -> bool:
+        """Start a thread; return whether the system can."""
+        # Daemons: a process can end while a thread waits for a pipe.
+        thread = threading.Thread(target=target, name="llmgpu-job", daemon=True)
+        threads.append(thread)  # before its start, in which an interrupt may come
+        try:
+            thread.start()
+        except (MemoryError, RuntimeError):
+            threads.remove(thread)
+            return False
+        return True
+
+    def _work(self) -> None:
+        """Do tasks as they come."""
+        while (task := self._waiting.get()) is not None:
+            if not self._is_closed:
+                task.run(self._do)
+            del task
+        self._waiting.put(None)
