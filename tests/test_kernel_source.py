@@ -17,7 +17,7 @@ from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS
 from llmgpu.kernel_source import compose, constant, kernel_source, read_wgsl, struct_dtype
 from llmgpu.lm.ops import optimizer
-from llmgpu.lm.ops.weight_state import HYPER
+from llmgpu.lm.ops.optimizer import HYPER
 from llmgpu.lm.optimizers import adamw_8bit
 
 WGSL = Path(__file__).parents[1] / "wgsl"

@@ -20,7 +20,7 @@ from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.generating.generator import Generator, Request
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import Model
-from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.options import SamplingOptions
 from llmgpu.progress import Progress
 

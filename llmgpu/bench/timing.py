@@ -23,10 +23,9 @@ import numpy as np
 from llmgpu.backend import Backend
 from llmgpu.bench.results import KernelTimes, Limits, Times
 from llmgpu.errors import DeviceError
-from llmgpu.lm.ops.backends import GpuOperations, open_operations
 from llmgpu.lm.ops.matrix_units import MatrixUnits, matrix_units
-from llmgpu.lm.ops.operations import Operations, Program
-from llmgpu.lm.ops.recording import dims
+from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
+from llmgpu.lm.ops.recording import Program, dims
 from llmgpu.lm.ops.tensor import Tensor
 
 if TYPE_CHECKING:

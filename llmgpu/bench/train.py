@@ -29,8 +29,8 @@ from llmgpu.errors import LlmgpuError
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.data.batches import Batch
 from llmgpu.lm.model import initial_values, scaled_frequencies
-from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.ops.layers import rotary_tables
+from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.options import Precision, TrainOptions
 from llmgpu.lm.trainer import Trainer
 from llmgpu.progress import Progress

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from llmgpu.lm.ops.operations import Operations, Program
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.recording import STAGED, Program
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
-from llmgpu.lm.ops.transfers import STAGED
 from llmgpu.processors import usable_processors
 
 BUCKET = 1 << 23  # numbers

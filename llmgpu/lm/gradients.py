@@ -25,17 +25,18 @@ from llmgpu.lm.model import (
     packs_inner,
     round_operand,
 )
-from llmgpu.lm.ops.arguments import (
+from llmgpu.lm.ops.embedding import group_tokens
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.tensor import (
     AttentionGradients,
     AttentionTensors,
     Groups,
     Losses,
     Norm,
+    Packed,
     Rotation,
+    Tensor,
 )
-from llmgpu.lm.ops.embedding import group_tokens
-from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.tensor import Packed, Tensor
 
 LOGITS_BYTES = 2_000_000_000  # of one block of rows, where a tensor may be as large
 MIXED_LOGITS_BYTES = 500_000_000  # where their gradient in half precision takes memory, too

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmgpu.backend import Backend
 from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.model import Model
-from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.options import Precision
 
 

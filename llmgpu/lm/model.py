@@ -20,10 +20,18 @@ from numpy.typing import DTypeLike, NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.lm.config import EMBEDDING, OUTPUT, ModelConfig, Weight
-from llmgpu.lm.ops.arguments import AttentionShape, AttentionTensors, Norm, Rotation
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.tensor import AnyArray, Packed, Tensor, make_packed
+from llmgpu.lm.ops.tensor import (
+    AnyArray,
+    AttentionShape,
+    AttentionTensors,
+    Norm,
+    Packed,
+    Rotation,
+    Tensor,
+    make_packed,
+)
 from llmgpu.lm.options import Initialisation
 
 

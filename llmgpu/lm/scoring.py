@@ -22,7 +22,7 @@ from llmgpu.errors import InputError, TrainingError
 from llmgpu.lm.data.batches import IGNORED_TARGET
 from llmgpu.lm.gradients import LossGraph
 from llmgpu.lm.model import Model
-from llmgpu.lm.ops.operations import Program
+from llmgpu.lm.ops.recording import Program
 from llmgpu.text.corpus import Corpus
 from llmgpu.tokens.tokenizing import encode_corpus
 

@@ -21,9 +21,10 @@ from llmgpu.lm.exchange import Exchange, Stage
 from llmgpu.lm.gradients import LossGraph
 from llmgpu.lm.local_steps import LocalSteps
 from llmgpu.lm.model import Model
-from llmgpu.lm.ops.operations import Operations, Program
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.optimizer import BAD
+from llmgpu.lm.ops.recording import Program
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
-from llmgpu.lm.ops.weight_state import BAD
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import Updates
 from llmgpu.lm.workers import ALONE, Workers

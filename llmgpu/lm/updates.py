@@ -16,9 +16,16 @@ from llmgpu.lm.config import EMBEDDING, Weight
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.loss_scaling import LossScaling
 from llmgpu.lm.model import Model, make_weights
-from llmgpu.lm.ops.optimizer import LOSS_PARTS, NORM_PARTIALS
+from llmgpu.lm.ops.optimizer import (
+    HYPER,
+    LOSS_PARTS,
+    NORM_PARTIALS,
+    AdamW,
+    WeightState,
+    WeightUpdate,
+    hyper_parameters,
+)
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
-from llmgpu.lm.ops.weight_state import HYPER, AdamW, WeightState, WeightUpdate, hyper_parameters
 from llmgpu.lm.optimizers import OPTIMIZERS
 from llmgpu.lm.options import TrainOptions
 

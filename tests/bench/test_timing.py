@@ -22,8 +22,8 @@ from llmgpu.bench.timing import (
 )
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device, load_driver
-from llmgpu.lm.ops.backends import GpuOperations, NumpyOperations
 from llmgpu.lm.ops.matrix_units import MatrixUnits, matrix_units
+from llmgpu.lm.ops.operations import GpuOperations, Operations
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_times_of_a_program(any_device: Device) -> None:
 def test_one_run_at_least_and_none_beyond_the_budget() -> None:
     calls: list[int] = []
     assert len(host_times(lambda: calls.append(1), runs=5, budget=-1)) == 1
-    operations = NumpyOperations()
+    operations = Operations()
     with operations.record("nothing") as program:
         operations.append(lambda: calls.append(2))
     times = time_program(operations, program, runs=5, budget=-1)

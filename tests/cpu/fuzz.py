@@ -40,8 +40,8 @@ from llmgpu.cpu.texts import (
     spell_cells,
 )
 from llmgpu.cpu.tokens import append_merges, lay_out_trie, merges_spell, spelled_tokens
-from llmgpu.lm.ops.arguments import AttentionShape
-from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.ops.operations import open_operations
+from llmgpu.lm.ops.tensor import AttentionShape
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.word_lists import listed
 from tests.cpu.texts import CHARACTERS, MOSTLY_ASCII

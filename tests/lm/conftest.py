@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmgpu.cpu.library import library
-from llmgpu.lm.ops.backends import open_operations
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import Operations, open_operations
 from tests.conftest import require_adapter
 
 

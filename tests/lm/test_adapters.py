@@ -16,8 +16,7 @@ from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.gradients import LossGraph
 from llmgpu.lm.model import Model
-from llmgpu.lm.ops.backends import open_operations
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.options import LORA_TARGETS, TrainOptions
 from llmgpu.lm.trainer import Trainer
 from tests.lm.ops.checking import assert_close

@@ -11,14 +11,14 @@ import pytest
 
 from llmgpu.lm import exchange
 from llmgpu.lm.exchange import buckets, exchange_memory
-from llmgpu.lm.ops.backends import NumpyOperations
-from llmgpu.lm.ops.transfers import STAGED
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.recording import STAGED
 from tests.lm.test_workers import command, environment, needs_mpi
 
 
 def test_buckets_hold_all_numbers_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "BUCKET", 1000)
-    operations = NumpyOperations()
+    operations = Operations()
     sizes = (1, 999, 63, 5000, 7, 936, 64, 1000, 0, 1001)
     tensors, expected = [], np.arange(sum(sizes), dtype=np.float32)
     first = 0

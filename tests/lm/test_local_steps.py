@@ -14,7 +14,6 @@ import pytest
 from llmgpu.cli import cli
 from llmgpu.errors import InputError
 from llmgpu.lm.checkpoints.safetensors_file import read_tensors
-from llmgpu.lm.ops.backends import NumpyOperations
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import AnyArray
 from llmgpu.lm.options import Intervals, TrainOptions
@@ -55,7 +54,7 @@ def mean(arrays: list[AnyArray]) -> AnyArray:
 def by_hand(workers: int) -> tuple[Arrays, Arrays, Arrays]:
     """Return weights, moments and outer momenta of workers that take one batch a step each."""
     plain = TrainOptions(batch_size=2, steps=STEPS, z_loss=0.0)
-    trainers = [new_trainer(NumpyOperations(), plain) for _ in range(workers)]
+    trainers = [new_trainer(Operations(), plain) for _ in range(workers)]
     start, moments = state(trainers[0])
     momenta = {name: np.zeros(array.shape) for name, array in start.items()}
     for step in range(STEPS):
@@ -104,12 +103,12 @@ WORKER = """
 import sys
 from dataclasses import replace
 import numpy as np
-from llmgpu.lm.ops.backends import NumpyOperations
+from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.workers import start_workers
 from tests.lm.test_local_steps import OPTIONS, new_trainer, state, take_steps
 
 workers = start_workers()
-trainer = new_trainer(NumpyOperations(), replace(OPTIONS, grad_accum=2), workers=workers)
+trainer = new_trainer(Operations(), replace(OPTIONS, grad_accum=2), workers=workers)
 take_steps(trainer, 2)
 found = state(trainer)[0] | {
     each.name: trainer.model.operations.read(each) for each in trainer.state_tensors()

@@ -7,8 +7,7 @@ import pytest
 
 from llmgpu.lm import loss_scaling
 from llmgpu.lm.loss_scaling import FIRST_SCALE, GROWTH_STEPS, LARGEST_SCALE, LossScaling
-from llmgpu.lm.ops.backends import open_operations
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.trainer import Trainer
 from tests.lm.samples import read_weights

@@ -13,8 +13,7 @@ from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.errors import InputError, TrainingError
 from llmgpu.lm import scoring
 from llmgpu.lm.model import Model
-from llmgpu.lm.ops.backends import open_operations
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.scoring import Request, Scorer, read_documents, windows
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import resolve_sources

@@ -16,8 +16,7 @@ from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.gradients import LossGraph
 from llmgpu.lm.model import Model, make_weights
 from llmgpu.lm.ops import products, recording
-from llmgpu.lm.ops.backends import NumpyOperations, open_operations
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.products import FixedProducts, has_fixed_products
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.trainer import Trainer
@@ -270,7 +269,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(
     config = replace(SMALL, activation=activation)
     states = []
     for threads in (1, 2, 5):
-        operations = NumpyOperations(FixedProducts(threads))
+        operations = Operations(FixedProducts(threads))
         trainer = Trainer(operations, config, TrainOptions(batch_size=7, steps=9), slots=3)
         trainer.model.initialise(1)
         for step in range(3):

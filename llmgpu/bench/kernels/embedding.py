@@ -33,8 +33,8 @@ from llmgpu.bench.kernels.measure import CaseBench
 from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.peers.torch import Torch, missing_torch
 from llmgpu.bench.results import EMBEDDING, Result
-from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.ops.embedding import group_tokens
+from llmgpu.lm.ops.operations import open_operations
 from llmgpu.memory import free_memory
 from llmgpu.progress import Progress
 

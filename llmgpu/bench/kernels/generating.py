@@ -8,10 +8,17 @@ from typing import Any
 import numpy as np
 
 from llmgpu.bench.kernels.cases import Array, KernelCase, Sizes, by
-from llmgpu.lm.ops.arguments import AttentionShape, HeadTensors, NewRows, Norm, Rotation
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.tensor import Packed, Tensor
+from llmgpu.lm.ops.tensor import (
+    AttentionShape,
+    HeadTensors,
+    NewRows,
+    Norm,
+    Packed,
+    Rotation,
+    Tensor,
+)
 
 SCORE_OPERATIONS = 4  # for each pair of query and key, beside products: scale, maximum, exp, sum
 MANY_ROWS = 64

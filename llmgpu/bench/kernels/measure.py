@@ -30,10 +30,9 @@ from llmgpu.bench.tokenizers.measure import measure_tokenizer_kernels
 from llmgpu.errors import LlmgpuError
 from llmgpu.lm.config import preset
 from llmgpu.lm.gradients import LOGITS_BYTES, logits_block_rows
-from llmgpu.lm.ops.backends import open_operations
-from llmgpu.lm.ops.operations import Operations, Program
+from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
-from llmgpu.lm.ops.recording import LARGEST_HALF
+from llmgpu.lm.ops.recording import LARGEST_HALF, Program
 from llmgpu.progress import Progress
 
 FAMILIES = (*LAYERS, *UPDATES)

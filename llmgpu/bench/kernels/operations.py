@@ -17,7 +17,11 @@ from llmgpu.bench.kernels.cases import Array, KernelCase, Sizes, Tensors, by
 from llmgpu.bench.kernels.generating import SCORE_OPERATIONS, generating_cases
 from llmgpu.lm.loss_scaling import FIRST_SCALE
 from llmgpu.lm.model import scaled_frequencies
-from llmgpu.lm.ops.arguments import (
+from llmgpu.lm.ops.embedding import copy_rows, group_tokens
+from llmgpu.lm.ops.layers import rotary_tables
+from llmgpu.lm.ops.operations import GpuOperations, Operations
+from llmgpu.lm.ops.recording import dims, workgroups
+from llmgpu.lm.ops.tensor import (
     AttentionGradients,
     AttentionShape,
     AttentionTensors,
@@ -25,13 +29,8 @@ from llmgpu.lm.ops.arguments import (
     Losses,
     Norm,
     Rotation,
+    Tensor,
 )
-from llmgpu.lm.ops.backends import GpuOperations
-from llmgpu.lm.ops.embedding import copy_rows, group_tokens
-from llmgpu.lm.ops.layers import rotary_tables
-from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.recording import dims, workgroups
-from llmgpu.lm.ops.tensor import Tensor
 
 # Of a case whose outputs are rounded, for matrix units: NumPy and a GPU may round to neighbours.
 HALVES: dict[str, Any] = {"where": "to half precision", "needs_half": True, "tolerance": 2e-3}

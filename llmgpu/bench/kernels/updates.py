@@ -10,9 +10,15 @@ from typing import Any
 import numpy as np
 
 from llmgpu.bench.kernels.cases import Arrays, KernelCase, Sizes, Tensors, by, empty
-from llmgpu.lm.ops.optimizer import LOSS_PARTS, NORM_PARTIALS
+from llmgpu.lm.ops.optimizer import (
+    LOSS_PARTS,
+    NORM_PARTIALS,
+    AdamW,
+    WeightState,
+    WeightUpdate,
+    hyper_parameters,
+)
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.ops.weight_state import AdamW, WeightState, WeightUpdate, hyper_parameters
 from llmgpu.lm.optimizers.adamw import Moments, RowMoments
 from llmgpu.lm.optimizers.adamw_8bit import BLOCK, BlockCodes, CodedMoments
 from llmgpu.lm.optimizers.muon import ITERATIONS, MUON, Momentum

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from llmgpu.lm.config import EMBEDDING, FINAL_NORM
 from llmgpu.lm.model import LayerActivations, Model
-from llmgpu.lm.ops.arguments import AttentionTensors, HeadTensors, NewRows, Norm
 from llmgpu.lm.ops.generating import logits_of
 from llmgpu.lm.ops.linear import FEW_ROWS
-from llmgpu.lm.ops.operations import Program
-from llmgpu.lm.ops.tensor import AnyArray, Tensor
+from llmgpu.lm.ops.recording import Program
+from llmgpu.lm.ops.tensor import AnyArray, AttentionTensors, HeadTensors, NewRows, Norm, Tensor
 
 MAX_STEPS = 16  # in a submission
 TIES = 55  # ids, beside those with the largest logits, that there is room for

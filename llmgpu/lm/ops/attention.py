@@ -14,16 +14,8 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.kernel_source import struct_dtype
-from llmgpu.lm.ops.arguments import AttentionGradients, AttentionShape, AttentionTensors
 from llmgpu.lm.ops.matrix_units import attention_units
-from llmgpu.lm.ops.recording import (
-    GpuRecorder,
-    NumpyRecorder,
-    as_single,
-    dims,
-    recorded,
-    workgroups,
-)
+from llmgpu.lm.ops.recording import GpuRecorder, Recorder, as_single, dims, recorded, workgroups
 from llmgpu.lm.ops.subgroup_attention_parts import SubgroupAttention
 from llmgpu.lm.ops.subgroup_attention_source import (
     attention_backward_kv_source,
@@ -31,7 +23,13 @@ from llmgpu.lm.ops.subgroup_attention_source import (
     attention_source,
 )
 from llmgpu.lm.ops.subgroup_matrix_tiling import HALVES
-from llmgpu.lm.ops.tensor import FloatArray, Tensor
+from llmgpu.lm.ops.tensor import (
+    AttentionGradients,
+    AttentionShape,
+    AttentionTensors,
+    FloatArray,
+    Tensor,
+)
 
 MAX_HEAD_DIM = 128  # of the kernels
 BLOCK_ROWS = 64  # queries or keys of a workgroup, as in lm/attention_tiles.wgsl
@@ -49,11 +47,24 @@ def tile_constants(head_dim: int, limits: Mapping[str, int]) -> dict[str, int]:
     return {"HEAD_QUADS": head_dim // 4, "DEPTH_QUADS": depth, "TILE_SLOTS": depths[depth]}
 
 
-class NumpyAttention(NumpyRecorder):
+class AttentionOperations(Recorder):
     """Attention on arrays, a block of queries at a time."""
+
+    def attends_in_half(self, head_dim: int) -> bool:
+        """Whether attention takes float16 tensors of heads of this width, on matrix units."""
+        return False
 
     @recorded
     def attention(self, t: AttentionTensors, starts: Tensor, shape: AttentionShape) -> None:
+        """Write `out`, and `log_sum_exp` for the backward pass.
+
+        starts: uint32 (N,), the first position of its sequence that a row attends to, up to its
+            own; none is less than that of the row before in the sequence.
+        The other tensors are all float32, or all float16 where `attends_in_half`.
+
+        Raises:
+            DeviceError: the kernels don't take heads of this width.
+        """
         work = shape.batch * shape.heads * shape.seq**2
         self.over_rows(shape.batch, work, partial(self._attention, t, starts, shape))
 
@@ -79,6 +90,13 @@ class NumpyAttention(NumpyRecorder):
     def attention_backward(
         self, t: AttentionTensors, grad: AttentionGradients, starts: Tensor, shape: AttentionShape
     ) -> None:
+        """Write the gradients of q, k and v, float32, from what `attention` read and wrote.
+
+        grad.out is of the type of the other tensors.
+
+        Raises:
+            DeviceError: the kernels don't take heads of this width.
+        """
         work = shape.batch * shape.heads * shape.seq**2
         compute = partial(self._attention_backward, t, grad, starts, shape)
         self.over_rows(shape.batch, work, compute)
@@ -119,7 +137,7 @@ class NumpyAttention(NumpyRecorder):
             _add_group(target_v[seen], p, grad_out)
 
 
-class GpuAttention(GpuRecorder):
+class GpuAttention(GpuRecorder, AttentionOperations):
     """Attention as kernels."""
 
     def attends_in_half(self, head_dim: int) -> bool:

@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.arguments import Groups
 from llmgpu.lm.ops.recording import (
     WORKGROUP_SIZE,
     GpuRecorder,
-    NumpyRecorder,
+    Recorder,
     dims,
     recorded,
     row_blocks,
     workgroups,
 )
-from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
+from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Groups, Tensor
 
 VECTOR = 4  # elements of one load
 VECTORS_UNDER_WAY = 4  # loads that a thread of embed_lookup_rows issues before it stores
@@ -52,11 +51,15 @@ def group_tokens(tokens: Ids) -> tuple[Ids, Ids, Ids]:
     return order, starts, rows
 
 
-class NumpyEmbedding(NumpyRecorder):
+class EmbeddingOperations(Recorder):
     """The operations on arrays."""
 
     @recorded
     def embed_lookup(self, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor) -> None:
+        """Out = table[tokens], zeros for tokens >= V; (N,), (V, C), (N, C).
+
+        table: float32 or float16; several tensors are the parts of one table, in order.
+        """
         for part, first in _parts(table):
             # Rows in this part; tokens of other parts fall outside of it.
             rows = tokens.array.astype(np.int64) - first
@@ -64,16 +67,26 @@ class NumpyEmbedding(NumpyRecorder):
 
     @recorded
     def embed_backward_grouped(self, groups: Groups, grad_out: Tensor, grad_table: Tensor) -> None:
+        """Add the rows of grad_out to those of their tokens, in a fixed order.
+
+        Gradients that are not finite count as 0, and tokens beyond the table are left out.
+
+        grad_out: (N, C). grad_table: (V, C).
+        """
         _add_groups(groups, groups.rows.array, grad_out.array, grad_table.array)
 
     @recorded
     def embed_gradient_rows(self, groups: Groups, grad_out: Tensor, out: Tensor) -> None:
+        """Write the gradient of token rows[g] to row g of out, zeros after the last.
+
+        grad_out: (N, C). out: (U, C), where U is N or the number of distinct tokens.
+        """
         out.array[...] = 0
         numbers = np.arange(groups.rows.size, dtype=np.uint32)
         _add_groups(groups, numbers, grad_out.array, out.array)
 
 
-class GpuEmbedding(GpuRecorder):
+class GpuEmbedding(GpuRecorder, EmbeddingOperations):
     """The operations as kernels."""
 
     def embed_lookup(self, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor) -> None:

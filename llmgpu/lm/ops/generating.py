@@ -10,15 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.kernel_source import constant, struct_dtype
-from llmgpu.lm.ops.arguments import AttentionShape, HeadTensors, NewRows, Norm, Rotation
 from llmgpu.lm.ops.attention import attention_params, check_width
-from llmgpu.lm.ops.layers import turned
-from llmgpu.lm.ops.linear import FEW_ROWS, FOUR, LEAST_ROW_THREADS, LOADS
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.layers import LayerOperations, turned
+from llmgpu.lm.ops.linear import FEW_ROWS, FOUR, LEAST_ROW_THREADS, LOADS, ProductOperations
 from llmgpu.lm.ops.recording import (
     WORKGROUP_SIZE,
     GpuRecorder,
-    NumpyRecorder,
     dims,
     recorded,
     thread_count,
@@ -26,8 +23,13 @@ from llmgpu.lm.ops.recording import (
 )
 from llmgpu.lm.ops.tensor import (
     AnyArray,
+    AttentionShape,
     FloatArray,
+    HeadTensors,
+    NewRows,
+    Norm,
     Packed,
+    Rotation,
     Tensor,
 )
 
@@ -40,15 +42,24 @@ DRAW = struct_dtype("lm/13_draw_largest.wgsl", "DrawParams")
 MOST_LARGEST = constant("lm/13_draw_largest.wgsl", "MOST")  # of the logits that ids are drawn from
 
 
-class Generating(Operations):
-    """What is put together from other operations, for any number of rows."""
+class GenerationOperations(LayerOperations, ProductOperations):
+    """The operations of generating, on arrays.
+
+    Those that are put together from others take any number of rows on a device, too.
+    """
 
     def heads_to_cache(
         self, norm: Norm, epsilon: float, weight: Packed, rotation: Rotation, heads: HeadTensors
     ) -> None:
+        """Write queries, and keys and values to their rows of the cache, from a norm's input.
+
+        weight: those of queries, keys and values. rotation: its positions are `NewRows.places`.
+        norm: out and inverse_rms are undefined afterwards.
+        """
         self._rotate_to_cache(self._products(norm, epsilon, weight), weight, rotation, heads)
 
     def feed_forward(self, norm: Norm, epsilon: float, weight: Packed, out: Tensor) -> None:
+        """Out (N, F) = swiglu(gate, up), or gelu(up) where `weight` has no gate, of a norm."""
         products = self._products(norm, epsilon, weight)
         if len(weight.starts) == 1:
             self.gelu(products, out)
@@ -62,24 +73,11 @@ class Generating(Operations):
         self.linear(norm.out, weight.tensor, products)
         return products
 
-    def _rotate_to_cache(
-        self, products: Tensor, weight: Packed, rotation: Rotation, heads: HeadTensors
-    ) -> None:
-        """Record the rotation of products' queries and keys, and the filling of the cache."""
-        raise NotImplementedError
-
-    def _packed_swiglu(self, products: Tensor, weight: Packed, out: Tensor) -> None:
-        """Record the gate's function of products that hold gate and up side by side."""
-        raise NotImplementedError
-
-
-class NumpyGenerating(Generating, NumpyRecorder):
-    """The operations on arrays."""
-
     @recorded
     def _rotate_to_cache(
         self, products: Tensor, weight: Packed, rotation: Rotation, heads: HeadTensors
     ) -> None:
+        """Rotate the queries and keys among products, and fill the cache."""
         positions, starts = rotation.positions.array
         kv_dim = heads.cache.shape[1] // 2
         widths = (heads.q.shape[1], kv_dim, kv_dim)
@@ -93,12 +91,17 @@ class NumpyGenerating(Generating, NumpyRecorder):
 
     @recorded
     def cache_append(self, x: Tensor, cache: Tensor, places: Tensor, column: int) -> None:
+        """Copy rows x (N, K * D) to columns from `column` on of their rows of the cache."""
         cache.array[places.array.sum(0), column : column + x.shape[1]] = x.array
 
     @recorded
     def attention_cached(
         self, heads: HeadTensors, places: Tensor, out: Tensor, shape: AttentionShape
     ) -> None:
+        """Write out (N, H * D): a query attends to the rows of its sequence up to its own.
+
+        Only the heads of `shape` count. DeviceError if the kernels don't take such heads.
+        """
         kept = heads.cache.array.reshape(-1, 2, shape.kv_heads, shape.head_dim)
         grouped = (-1, shape.kv_heads, shape.group, shape.head_dim)
         queries, target = (x.array.reshape(grouped) for x in (heads.q, out))
@@ -122,12 +125,23 @@ class NumpyGenerating(Generating, NumpyRecorder):
     def take_likeliest(
         self, logits: Tensor, count: int, rows: NewRows, chosen: Tensor, step: int
     ) -> None:
+        """Make the likeliest of the first `count` ids the row's token, at its next position.
+
+        That is the smallest of those with the largest logit. They are also written to row `step` of
+        chosen, uint32 (steps, N).
+        """
         rows.tokens.array[...] = logits.array[:, :count].argmax(1)
         chosen.array[step] = rows.tokens.array
         self._advance(rows)
 
     @recorded
     def find_largest(self, logits: Tensor, count: int, k: int, found: Tensor) -> None:
+        """Write the k ids below `count` with the largest logits of each row, and all equal to them.
+
+        logits: (N, V), V a multiple of 4.
+        found: uint32 (N, 1 + capacity, 2): how many there are and 0; id and inverted order of the
+        logit, see `logits_of`, of as many as there is room for, in no order; the rest has all bits.
+        """
         found.array[...] = 0xFFFFFFFF
         for row, target in zip(logits.array[:, :count], found.array, strict=True):
             order = _order_of(row)
@@ -138,6 +152,13 @@ class NumpyGenerating(Generating, NumpyRecorder):
 
     @recorded
     def draw_largest(self, found: Tensor, draws: Tensor, rows: NewRows, step: int) -> None:
+        """Make one of the ids that `find_largest` found the row's token, at its next position.
+
+        draws: (steps, N, 4), of which row `step` counts: a number from 0 to 1 that the id is drawn
+            by, what logits are multiplied by, top_p, and k, up to `MOST_LARGEST`.
+        found: the id is put beside the number of those found. It is what `Sampler` draws, but where
+            that is a matter of rounding.
+        """
         for row, (uniform, inverse, top_p, k) in enumerate(draws.array[step].tolist()):
             count, capacity = int(found.array[row, 0, 0]), found.shape[1] - 1
             pairs = found.array[row, 1 : 1 + min(count, capacity)]
@@ -170,7 +191,7 @@ def logits_of(inverted: NDArray[np.uint32]) -> NDArray[np.float32]:
     return bits.view(np.float32)
 
 
-class GpuGenerating(Generating, GpuRecorder):
+class GpuGenerating(GpuRecorder, GenerationOperations):
     """The operations as kernels."""
 
     def heads_to_cache(

@@ -16,11 +16,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.arguments import AttentionGradients, AttentionTensors, Norm, Rotation
 from llmgpu.lm.ops.recording import (
     WORKGROUP_SIZE,
     GpuRecorder,
-    NumpyRecorder,
+    Recorder,
     as_single,
     dims,
     put,
@@ -30,7 +29,15 @@ from llmgpu.lm.ops.recording import (
     thread_count,
     workgroups,
 )
-from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
+from llmgpu.lm.ops.tensor import (
+    AnyArray,
+    AttentionGradients,
+    AttentionTensors,
+    FloatArray,
+    Norm,
+    Rotation,
+    Tensor,
+)
 
 LEAST_THREADS = 64  # of a workgroup of the norm's backward kernel, whose rows they share
 ROW_ELEMENTS = 8  # of a row that a thread of the norm takes, if the row is long enough
@@ -66,11 +73,17 @@ def rotary_tables(
     return cosines, sines
 
 
-class NumpyLayers(NumpyRecorder):
+class LayerOperations(Recorder):
     """The operations on arrays."""
 
     @recorded
     def rms_norm(self, norm: Norm, epsilon: float) -> None:
+        """Out = x * r * weight with inverse_rms r = 1 / sqrt(mean(x^2) + epsilon).
+
+        Out may be float16, as what the activations write may: then it is rounded as by
+        `round_to_half`.
+        """
+
         def compute(rows: slice) -> None:
             x, target = norm.x.array[rows], norm.out.array[rows]
             out = single_of(target)
@@ -87,6 +100,8 @@ class NumpyLayers(NumpyRecorder):
     def rms_norm_backward(
         self, norm: Norm, grad_out: Tensor, grad_x: Tensor, grad_weight: Tensor
     ) -> None:
+        """Add the gradients of x (N, C) and weight (C,) to those given; grad_out is (N, C)."""
+
         def compute(rows: slice) -> FloatArray:
             x_block, r = norm.x.array[rows], norm.inverse_rms.array[rows, None]
             # The weight gets grad_out * x * r, summed over the rows.
@@ -104,6 +119,8 @@ class NumpyLayers(NumpyRecorder):
 
     @recorded
     def add_bias(self, x: Tensor, bias: Tensor) -> None:
+        """Add bias (O,) to each row of x (N, O)."""
+
         def compute(rows: slice) -> None:
             x.array[rows] += bias.array
 
@@ -111,6 +128,8 @@ class NumpyLayers(NumpyRecorder):
 
     @recorded
     def bias_backward(self, grad_out: Tensor, grad_bias: Tensor) -> None:
+        """Add the sum of the rows of grad_out (N, O) to grad_bias (O,)."""
+
         def compute(rows: slice) -> FloatArray:
             total: FloatArray = grad_out.array[rows].sum(axis=0)
             return total
@@ -122,6 +141,11 @@ class NumpyLayers(NumpyRecorder):
     def rotary(
         self, x: Tensor, rotation: Rotation, out: Tensor | None = None, *, inverse: bool = False
     ) -> None:
+        """Turn x (N, heads * D) by the angles of its rows, or back: in place, or into float16 out.
+
+        D is a multiple of 8 where there is an `out`.
+        """
+
         def compute(rows: slice) -> None:
             target = x if out is None else out
             positions = rotation.positions.array[rows]
@@ -133,6 +157,10 @@ class NumpyLayers(NumpyRecorder):
     def split_heads(
         self, x: Tensor, starts: Sequence[int], rotation: Rotation, heads: AttentionTensors
     ) -> None:
+        """Write q and k, turned by the angles of rows, and v, which x (N, R) has side by side.
+
+        All are float16. starts: their first columns in x, multiples of 4; D is one of 8.
+        """
         for tensor, columns in _columns(starts, heads):
             rows = as_single(x.array[:, columns])
             tensor.array[...] = (
@@ -147,6 +175,7 @@ class NumpyLayers(NumpyRecorder):
         grad_x: Tensor,
         starts: Sequence[int],
     ) -> None:
+        """Write the gradient of what `split_heads` takes, float16, from those of q, k and v."""
         positions = rotation.positions.array
         for tensor, columns in _columns(starts, grad):
             rows = tensor.array
@@ -156,6 +185,11 @@ class NumpyLayers(NumpyRecorder):
 
     @recorded
     def swiglu(self, gate: Tensor, up: Tensor | None, out: Tensor) -> None:
+        """Out = gate * sigmoid(gate) * up; all (N, F), each float32 or float16, as below.
+
+        Without `up`, `gate` (N, R) has both, up in its last columns; then all are float16, and F
+        and R are multiples of 4. So it is in `swiglu_backward` with both gradients.
+        """
         of_gate, of_up = _gate_and_up(gate, up, out.shape[1])
 
         def compute(rows: slice) -> None:
@@ -175,6 +209,7 @@ class NumpyLayers(NumpyRecorder):
         grad_gate: Tensor,
         grad_up: Tensor | None,
     ) -> None:
+        """Write the gradients of gate and up; all (N, F)."""
         width = grad_out.shape[1]
         of_gate, of_up = _gate_and_up(gate, up, width)
         to_gate, to_up = _gate_and_up(grad_gate, grad_up, width)
@@ -198,12 +233,14 @@ class NumpyLayers(NumpyRecorder):
 
     @recorded
     def gelu(self, x: Tensor, out: Tensor) -> None:
+        """Out = x * Phi(x), Phi by tanh; both (N, F)."""
         inputs, values = as_single(x.array), single_of(out.array)
         np.multiply(0.5 * inputs, 1 + _gelu_tanh(inputs), out=values)
         put(values, out.array)
 
     @recorded
     def gelu_backward(self, x: Tensor, grad_out: Tensor, grad_x: Tensor) -> None:
+        """Write the gradient of x; all (N, F)."""
         inputs = as_single(x.array)
         t = _gelu_tanh(inputs)
         slope = _SQRT_2_OVER_PI * (1 + 3 * _CUBIC * inputs**2)  # of the argument of tanh
@@ -213,7 +250,7 @@ class NumpyLayers(NumpyRecorder):
         put(values, grad_x.array)
 
 
-class GpuLayers(GpuRecorder):
+class GpuLayers(GpuRecorder, LayerOperations):
     """The operations as kernels."""
 
     def rms_norm(self, norm: Norm, epsilon: float) -> None:

@@ -21,7 +21,7 @@ from llmgpu.lm.ops.matrix_units import MatrixUnits, matrix_units
 from llmgpu.lm.ops.recording import (
     WORKGROUP_SIZE,
     GpuRecorder,
-    NumpyRecorder,
+    Recorder,
     as_single,
     dims,
     put,
@@ -53,13 +53,19 @@ PAIRS_FROM = 2048  # terms: with fewer, or smaller tiles, loading for two steps 
 MAX_PARTIALS = 1 << 26  # floats of partial sums; a power of two, as is the memory made for them
 
 
-class NumpyLinear(NumpyRecorder):
+class ProductOperations(Recorder):
     """The operations on arrays."""
 
     @recorded
     def linear(
         self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
     ) -> None:
+        """Out (N, O) = x (N, I) weight^T (+ residual); x, weight (O, I) are float32 or float16.
+
+        So are the factors of its gradients; sums are float32, on matrix units where the device has
+        those and both factors are float16. What nothing is added to, here and in the gradient of
+        x, may be float16: then it is rounded as by `round_to_half`.
+        """
         factors = as_single(x.array), as_single(weight.array).T
         if residual is None:
             self._store_product(*factors, out)
@@ -70,6 +76,7 @@ class NumpyLinear(NumpyRecorder):
     def linear_backward_input(
         self, grad_out: Tensor, weight: Tensor, grad_x: Tensor, *, accumulate: bool
     ) -> None:
+        """Grad_x (N, I) = grad_out (N, O) weight; with `accumulate` it is added to grad_x."""
         factors = as_single(grad_out.array), as_single(weight.array)
         if accumulate:
             grad_x.array[...] += self._product(*factors)
@@ -78,6 +85,7 @@ class NumpyLinear(NumpyRecorder):
 
     @recorded
     def linear_backward_weight(self, grad_out: Tensor, x: Tensor, grad_weight: Tensor) -> None:
+        """Add grad_out^T x to grad_weight (O, I)."""
         grad_weight.array[...] += self._product(as_single(grad_out.array).T, as_single(x.array))
 
     @recorded
@@ -90,6 +98,10 @@ class NumpyLinear(NumpyRecorder):
         left_transposed: bool = False,
         right_transposed: bool = False,
     ) -> None:
+        """Write the products (S, N, O) of S matrices (N, I) and S matrices (I, O).
+
+        Factors are float32 or float16 and may be stored transposed, one of them at most.
+        """
         lefts, rights = as_single(left.array), as_single(right.array)
         if left_transposed:
             lefts = lefts.transpose(0, 2, 1)
@@ -142,7 +154,7 @@ class _Operands:
         return self.product.shape[0] if len(self.product.shape) == 3 else 1
 
 
-class GpuLinear(GpuRecorder):
+class GpuLinear(GpuRecorder, ProductOperations):
     """The operations as kernels."""
 
     def linear(

@@ -9,22 +9,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.arguments import Losses
-from llmgpu.lm.ops.recording import (
-    GpuRecorder,
-    NumpyRecorder,
-    dims,
-    put,
-    recorded,
-    thread_count,
-)
-from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.recording import GpuRecorder, Recorder, dims, put, recorded, thread_count
+from llmgpu.lm.ops.tensor import Losses, Tensor
 
 LEAST_THREADS = 64  # of a workgroup, which has one row
 THREAD_LOGITS = 4  # that a thread reads at once
 
 
-class NumpyLoss(NumpyRecorder):
+class LossOperations(Recorder):
     """The operations on arrays."""
 
     @recorded
@@ -39,6 +31,19 @@ class NumpyLoss(NumpyRecorder):
         joint: bool = False,
         gradient: Tensor | None = None,
     ) -> None:
+        """Write the loss of each row, and the gradient of the logits in their place.
+
+        A logit that is NaN or infinite makes the loss and the gradient of its row NaN.
+
+        logits: (N, V), dLogits afterwards. tokens: how many columns stand for tokens, the first
+            ones (W); the others are not read, and their gradient is 0. All of them by default.
+        targets: uint32 (N,); the loss and the gradient of a row whose target is W or more are 0.
+        params: (4,), from `parameters`: factor of the gradients (1 / number of targets that count,
+            0 where there are none), label smoothing, weight of the z-loss, 1 / W.
+        joint: write the sum of all parts to `losses.cross_entropy`.
+        gradient: float16 (N, V), where the gradient goes instead; the logits are undefined then.
+        """
+
         def compute(rows: slice) -> None:
             if tokens is not None:
                 logits.array[rows, tokens:] = 0
@@ -54,6 +59,11 @@ class NumpyLoss(NumpyRecorder):
 
     @recorded
     def argmax(self, logits: Tensor, out: Tensor, tokens: int) -> None:
+        """Write the first of the columns with the largest of the first `tokens` logits of a row.
+
+        logits: (N, V). out: uint32 (N,).
+        """
+
         def compute(rows: slice) -> None:
             out.array[rows] = logits.array[rows, :tokens].argmax(axis=1)
 
@@ -61,10 +71,11 @@ class NumpyLoss(NumpyRecorder):
 
     @recorded
     def sum_losses(self, losses: Tensor, out_sum: Tensor) -> None:
+        """Write the sum of the losses (N,) to out_sum (1,)."""
         out_sum.array.flat[0] = losses.array.sum(dtype=np.float64)
 
 
-class GpuLoss(GpuRecorder):
+class GpuLoss(GpuRecorder, LossOperations):
     """The operations as kernels."""
 
     def cross_entropy(

@@ -1,22 +1,34 @@
-"""Clipping all gradients together, the step of a weight, and what an optimizer is made of.
+"""Clipping all gradients together, and what an optimizer implements: the step of one weight.
 
 Gradients are clipped as one vector, without the host seeing their norm: the sums of squares of each
 tensor (`reduce_norm_sq`) make the norm and the scale (`finalize_grad_stats`), which the updates
-multiply gradients by. A norm or a loss that is not finite marks the step as bad; it and all later
-steps then change nothing until the host clears the mark.
+multiply gradients by. A norm or a loss that is not finite marks the step as bad. That step and all
+later ones then change nothing until the host clears the mark.
+
+An optimizer is a `WeightState`, the state of one weight and how a step changes both, and a line in
+the table of `llmgpu.lm.optimizers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded, workgroups
-from llmgpu.lm.ops.tensor import Tensor, TensorMaker
-from llmgpu.lm.ops.weight_state import BAD, WeightState, WeightUpdate
+from llmgpu.kernel_source import struct_dtype
+from llmgpu.lm.ops.recording import GpuRecorder, Recorder, dims, recorded, workgroups
+from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
+
+HYPER = struct_dtype("lm/hyper.wgsl", "Hyper")
+
+# Entries of `stats`, (4,) float32.
+CLIP_SCALE = 0  # factor of the gradients, which also takes back their scale; 0 in a bad step
+NORM = 1  # of all gradients together
+BAD = 2  # 1 from the first bad step on
+LOSS = 3
 
 LOSS_PARTS = 3  # those of `Losses`
 
@@ -27,33 +39,124 @@ CLIP_EPSILON = 1e-6
 NORM_EPSILON = 1e-12  # least norm that a matrix is divided by
 NEWTON_SCHULZ = np.float32(3.4445), np.float32(-4.775), np.float32(2.0315)
 
-Steps = Sequence[tuple[WeightState, WeightUpdate]]  # of all weights
+
+@dataclass(frozen=True)
+class AdamW:
+    """Options of AdamW, the same in all steps.
+
+    beta1, beta2: how much of the moments is kept.
+    epsilon: added to the root of the second moment.
+    weight_decay: of the tensors that decay, per step and learning rate.
+    max_norm: norm that all gradients together are scaled down to; 0 disables clipping.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    max_norm: float = 1.0
 
 
-def update_each(operations: Operations, steps: Steps, stacked: bool) -> None:
-    """Record steps that take nothing but the kernels of the states."""
-    for state, update in steps:
-        operations.update_weight(state, update)
+def hyper_parameters(
+    options: AdamW,
+    step: int,
+    learning_rate: float,
+    inverse_count: float,
+    slot: int,
+    *,
+    inverse_scale: float = 1.0,
+) -> NDArray[np.void]:
+    """Return what the `hyper` tensor, () of type `HYPER`, must hold in a step.
+
+    step: 0 for the first.
+    inverse_count: 1 / number of targets that the step's losses are summed over.
+    slot: row of the history that the step writes.
+    inverse_scale: 1 / what the gradients were multiplied by.
+    """
+    hyper: NDArray[np.void] = np.zeros((), HYPER)
+    hyper["learning_rate"] = learning_rate
+    hyper["one_minus_beta1"] = 1 - options.beta1
+    hyper["one_minus_beta2"] = 1 - options.beta2
+    hyper["epsilon"] = options.epsilon
+    hyper["weight_decay"] = options.weight_decay
+    hyper["bias_correction1"] = 1 - options.beta1 ** (step + 1)
+    hyper["bias_correction2"] = 1 - options.beta2 ** (step + 1)
+    hyper["max_norm"] = options.max_norm
+    hyper["inverse_count"] = inverse_count
+    hyper["inverse_scale"] = inverse_scale
+    hyper["slot"] = slot
+    return hyper
 
 
 @dataclass(frozen=True)
-class Optimizer:
-    """An optimizer, as `llmgpu.lm.optimizers` lists it.
+class WeightUpdate:
+    """What a step of one weight reads and writes besides the optimizer's state.
 
-    name: what --optimizer and checkpoints call it.
-    make: makes the state of a weight. make_rows: makes the state of a table of which a step updates
-    only some rows, given their numbers (uint32, those beyond the table are skipped); None if the
-    optimizer can't do that. make_hidden: makes the state of a matrix inside a layer; None: `make`.
-    record: records the steps of all weights, with `stacked` those of several matrices at once.
-    keeps_codes: its moments are not all float32.
+    parameter, gradient: of one shape, or the gradient has the rows that the state lists. It is to
+    be multiplied by the clip scale.
+    stats: what `Operations.finalize_grad_stats` wrote. hyper: of type `HYPER`.
+    decays: whether weight decay applies. half_copy: the parameter in half precision, if any.
     """
 
-    name: str
-    make: Callable[[TensorMaker, Tensor], WeightState]
-    make_rows: Callable[[TensorMaker, Tensor, Tensor], WeightState] | None = None
-    make_hidden: Callable[[TensorMaker, Tensor], WeightState] | None = None
-    record: Callable[[Operations, Steps, bool], None] = update_each
-    keeps_codes: bool = False
+    parameter: Tensor
+    gradient: Tensor
+    stats: Tensor
+    hyper: Tensor
+    decays: bool
+    half_copy: Tensor | None = None
+
+    @property
+    def clip_scale(self) -> FloatArray:
+        """The factor that clips gradients, () float32, on the host."""
+        scale: FloatArray = self.stats.array[CLIP_SCALE]
+        return scale
+
+    @property
+    def bindings(self) -> dict[str, Tensor]:
+        """What kernels bind, by the names they have in all of them."""
+        bound = {
+            "parameter": self.parameter,
+            "gradient": self.gradient,
+            "stats": self.stats,
+            "hyper": self.hyper,
+        }
+        return bound if self.half_copy is None else {**bound, "half_copy": self.half_copy}
+
+    @property
+    def suffix(self) -> str:
+        """What the names of kernels end in that also write a half-precision copy."""
+        return "" if self.half_copy is None else "_f16"
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """A kernel with its workgroups, bindings (tensors, or uniforms as arrays) and constants."""
+
+    file: str
+    groups: int
+    bindings: Mapping[str, Tensor | AnyArray]
+    constants: Mapping[str, int] = field(default_factory=dict)
+
+
+class WeightState(ABC):
+    """An optimizer's state of one weight."""
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors of the state, for checkpoints; their names start with the weight's."""
+
+    @abstractmethod
+    def compute(self, update: WeightUpdate) -> None:
+        """Take a step on arrays, in place; it is not called for a bad step."""
+
+    def adamw_moments(self, update: WeightUpdate) -> tuple[Tensor, Tensor] | None:
+        """Return both moments if a step is AdamW's on all elements in float32; None otherwise."""
+        return None
+
+    @abstractmethod
+    def kernel(self, update: WeightUpdate) -> KernelCall:
+        """Return the kernel that takes a step, and changes nothing if `stats` marks it as bad."""
 
 
 def piece_of_norm(grad: Tensor) -> int:
@@ -61,11 +164,12 @@ def piece_of_norm(grad: Tensor) -> int:
     return max(-(-grad.size // NORM_PARTIALS), MIN_PIECE)
 
 
-class NumpyOptimizer(NumpyRecorder):
+class UpdateOperations(Recorder):
     """The operations on arrays."""
 
     @recorded
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> None:
+        """Write NORM_PARTIALS sums that make the sum of grad's squares into row `index`."""
         flat, sums = grad.array.reshape(-1), partials.array[index]
         piece = piece_of_norm(grad)
         sums[...] = 0
@@ -73,10 +177,23 @@ class NumpyOptimizer(NumpyRecorder):
             for k, start in enumerate(range(0, grad.size, piece)):
                 sums[k] = np.square(flat[start : start + piece]).sum()
 
+    def reduce_norms(self, grads: Sequence[Tensor], partials: Tensor) -> None:
+        """Write NORM_PARTIALS sums of the squares of each gradient, into rows from 0 on."""
+        for index, grad in enumerate(grads):
+            self.reduce_norm_sq(grad, partials, index)
+
     @recorded
     def finalize_grad_stats(
         self, partials: Tensor, loss_sums: Tensor, stats: Tensor, history: Tensor, hyper: Tensor
     ) -> None:
+        """Write stats (4,) = clip_scale, norm, bad, loss, and a row of history (S, 8).
+
+        A norm or a part of the loss that is not finite marks the step as bad. Every later step is
+        bad, too, until the host clears the mark.
+
+        loss_sums: (3 * A, columns), sums of the parts of `Losses`, A rows each, added up.
+        The history's row is loss, norm, clip_scale, bad, label smoothing, z-loss, 0, 0.
+        """
         with np.errstate(over="ignore", invalid="ignore"):
             norm = np.sqrt(partials.array.sum()) * hyper.array["inverse_scale"]
             sums = [part.sum() for part in np.split(loss_sums.array, LOSS_PARTS)]
@@ -92,10 +209,12 @@ class NumpyOptimizer(NumpyRecorder):
 
     @recorded
     def update_weight(self, state: WeightState, update: WeightUpdate) -> None:
+        """Take an optimizer's step of one weight; nothing changes in a bad step."""
         if update.stats.array[BAD] == 0:
             state.compute(update)
 
     def scale_to_norm(self, matrices: Tensor) -> None:
+        """Divide each of S matrices (S, N, O) by its Frobenius norm, if that is not 0."""
         partials = self.scratch("squares of a matrix", (1, NORM_PARTIALS))
         for k in range(matrices.shape[0]):
             self.reduce_norm_sq(matrices.rows(k, k + 1), partials, 0)
@@ -107,13 +226,14 @@ class NumpyOptimizer(NumpyRecorder):
 
     @recorded
     def newton_schulz(self, gram: Tensor, square: Tensor) -> None:
+        """Square = a I + b gram + c square, both (S, n, n); Muon's coefficients."""
         a, b, c = NEWTON_SCHULZ
         square.array[...] = b * gram.array + c * square.array
         side = np.arange(gram.shape[-1])
         square.array[:, side, side] += a
 
 
-class GpuOptimizer(GpuRecorder):
+class GpuUpdates(GpuRecorder, UpdateOperations):
     """The operations as kernels."""
 
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> None:

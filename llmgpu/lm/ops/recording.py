@@ -1,86 +1,226 @@
-"""Recording programs on either backend, and how work is divided there.
+"""Recording programs, and how work is divided.
 
-`NumpyRecorder` appends functions on arrays to a program; `GpuRecorder` kernels bound to buffers, so
-that a program that runs a million times compiles and binds once. Both have the operations on any
-tensor: zeros, and conversions between single and half precision. The modules beside this one add
-the others, one kind of operation a module; `backends` puts the kinds together.
+Calling an operation appends it to a program. `Recorder` appends functions on arrays; it is the base
+of `llmgpu.lm.ops.operations.Operations`. `GpuRecorder` overrides it and appends kernels bound to
+buffers, so that a program that runs a million times compiles and binds once. Both have the
+operations that take any tensor: zeros, and conversions between single and half precision.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from llmgpu.errors import DeviceError
-from llmgpu.lm.ops.operations import Operations, Program
 from llmgpu.lm.ops.products import FixedProducts
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
-from llmgpu.lm.ops.transfers import GpuTransfers, NumpyTransfers, Transfers
 
 if TYPE_CHECKING:
-    from llmgpu.gpu import BoundKernel, Buffer, Commands, Device, Kernel
+    from llmgpu.gpu import BoundKernel, Buffer, Commands, Device, Download, Kernel, Staging
 
 WORKGROUP_SIZE = 256  # threads of a workgroup where a kernel is not given another number
 LARGEST_HALF = np.float32(65504)
 BLOCK_ELEMENTS = 1 << 18  # of a block of rows: temporary arrays stay small, and in the cache
+STAGED = 5  # uploads whose memory the device may still read
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Recorder = TypeVar("Recorder", bound="NumpyRecorder")
+AnyRecorder = TypeVar("AnyRecorder", bound="Recorder")
+Step = Callable[[], None]
+
+
+@dataclass
+class Program:
+    """Recorded operations on fixed tensors, in order."""
+
+    name: str
+    steps: list[Step] = field(default_factory=list)
 
 
 def recorded(
-    compute: Callable[Concatenate[Recorder, P], None],
-) -> Callable[Concatenate[Recorder, P], None]:
+    compute: Callable[Concatenate[AnyRecorder, P], None],
+) -> Callable[Concatenate[AnyRecorder, P], None]:
     """Make a function that computes on arrays an operation, which records the call instead."""
 
     @wraps(compute)
-    def record(self: Recorder, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def record(self: AnyRecorder, /, *args: P.args, **kwargs: P.kwargs) -> None:
         self.append(partial(compute, self, *args, **kwargs))
 
     return record
 
 
-class NumpyRecorder(Operations):
-    """Programs of functions on arrays."""
+class Transfers:
+    """Moves many float32 tensors at a time to and from the host, end to end as (n,) arrays.
+
+    These are copies of arrays, see `GpuTransfers`.
+    """
+
+    def start_reading(self, tensors: Sequence[Tensor]) -> Callable[[FloatArray], None]:
+        """Start a copy of tensors, after everything that was run.
+
+        Returns a function that waits for the numbers and writes them to an (n,) array.
+        """
+        values = np.concatenate([tensor.array.reshape(-1) for tensor in tensors])
+        return lambda out: np.copyto(out, values)
+
+    def start_writing(self, tensors: Sequence[Tensor]) -> tuple[FloatArray, Callable[[], None]]:
+        """Return an (n,) array to fill, and a function that writes it, before all later programs.
+
+        The array may be slow to read. Call the function before starting with the next array.
+        """
+        values = np.empty(sum(tensor.size for tensor in tensors), np.float32)
+
+        def write() -> None:
+            first = 0
+            for tensor in tensors:
+                own = values[first : first + tensor.size]
+                tensor.array[...] = own.reshape(tensor.shape)
+                first += tensor.size
+
+        return values, write
+
+
+class Recorder:
+    """Tensors, and programs of functions on arrays.
+
+    nbytes: bytes of all tensors made so far. products: computes the matrix products; None: NumPy's
+    library. stack_elements: how many numbers of matrices it is best to compute with at once; 0: of
+    one matrix. has_half_precision: whether float16 tensors can be computed with. is_asynchronous:
+    whether `run` returns before its program has been carried out. max_tensor_bytes: size of the
+    largest tensor that can be made.
+    """
 
     stack_elements = 0
-    has_half_precision = True
     is_asynchronous = False
-    max_tensor_bytes = sys.maxsize
 
     def __init__(self, products: FixedProducts | None = None) -> None:
-        """Start without tensors; products: None leaves matrix products to NumPy's library."""
-        super().__init__()
+        """Start without tensors; nothing is being recorded."""
         self.products = products
+        self.nbytes = 0
+        self._scratch: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+        self._program: Program | None = None
+
+    @property
+    def has_half_precision(self) -> bool:
+        return True
+
+    @property
+    def max_tensor_bytes(self) -> int:
+        return sys.maxsize
+
+    # Memory
+
+    def tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: DTypeLike = np.float32,
+        *,
+        uniform: bool = False,
+    ) -> Tensor:
+        """Make a tensor of zeros.
+
+        uniform: it is small, and the host writes it between runs.
+
+        Raises:
+            DeviceError: the device can't hold or bind that much.
+        """
+        tensor = self._allocate(Tensor(name, shape, np.dtype(dtype), None), uniform=uniform)
+        self.nbytes += tensor.nbytes
+        return tensor
+
+    def parameters(
+        self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32
+    ) -> Tensor:
+        """Make a small tensor of numbers that the host writes between runs."""
+        return self.tensor(name, shape, dtype, uniform=True)
 
     def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
+        """Return a tensor of this name, shape and type with memory."""
         return replace(tensor, data=np.zeros(tensor.shape, tensor.dtype))
 
+    def scratch(self, role: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
+        """Return memory that an operation may use until the next one starts.
+
+        All operations that ask for the same role and shape share it; its contents are undefined.
+        """
+        key = (role, shape)
+        if key not in self._scratch:
+            self._scratch[key] = self.tensor(f"{role} scratch", shape, dtype)
+        return self._scratch[key]
+
     def write(self, tensor: Tensor, array: AnyArray) -> None:
+        """Copy an array of the tensor's size into it, before anything that runs later."""
         tensor.array[...] = np.asarray(array, tensor.dtype).reshape(tensor.shape)
 
+    def write_computed(
+        self, tensors: Sequence[Tensor], compute: Callable[[], Iterable[AnyArray]]
+    ) -> None:
+        """Fill tensors with computed arrays, one each.
+
+        They are not computed where only the memory of tensors is counted.
+        """
+        for tensor, array in zip(tensors, compute(), strict=True):
+            self.write(tensor, array)
+
     def begin_read(self, tensor: Tensor) -> Callable[[], AnyArray]:
+        """Start a copy of a tensor, after everything that was run.
+
+        Returns a function that waits for the copy and returns it.
+        """
         copied = tensor.array.copy()
         return lambda: copied
 
+    def read(self, tensor: Tensor) -> AnyArray:
+        """Return a copy of a tensor, after everything that was run."""
+        return self.begin_read(tensor)()
+
     def open_transfers(self, numbers: int) -> Transfers:
-        return NumpyTransfers()
+        """Return transfers of up to `numbers` numbers at a time, while programs run."""
+        return Transfers()
+
+    # Programs
+
+    @contextmanager
+    def record(self, name: str) -> Iterator[Program]:
+        """Append the operations called in the block to a new program, which the block is given."""
+        outer, self._program = self._program, Program(name)
+        try:
+            yield self._program
+        finally:
+            self._program = outer
+
+    def append(self, step: Step) -> None:
+        """Append a step to the program being recorded.
+
+        Raises:
+            RuntimeError: no program is being recorded.
+        """
+        if self._program is None:
+            raise RuntimeError("an operation was called outside `record`")
+        self._program.steps.append(step)
+
+    def prepare(self, program: Program) -> None:
+        """Do what can be done of the program's next run while the device is at work."""
 
     def run(self, program: Program) -> None:
+        """Carry out a program, or start it on a device without waiting for its end."""
         # Numbers that are tiny or not finite go through without a warning, as on a GPU.
         threads = nullcontext() if self.products is None else self.products.one_blas_thread()
         with np.errstate(all="ignore"), threads:
             for step in program.steps:
                 step()
+
+    def wait_for_runs(self, ahead: int) -> None:
+        """Return once no more than `ahead` of the programs that were run are unfinished."""
 
     def over_rows(
         self, rows: int, elements: int, compute: Callable[[slice], T], step: int = 1
@@ -91,7 +231,7 @@ class NumpyRecorder(Operations):
         return self.products.over_rows(rows, elements, compute, step)
 
     def over_blocks(self, compute: Callable[[slice], T], rows: int, width: int) -> list[T]:
-        """Compute the blocks of `row_blocks` in threads; return what each gives, in their order."""
+        """Compute the blocks of `row_blocks` in threads; return the results in their order."""
 
         def compute_part(part: slice) -> list[T]:
             return [
@@ -102,39 +242,96 @@ class NumpyRecorder(Operations):
         parts = self.over_rows(rows, rows * width, compute_part, block_rows(width))
         return [found for part in parts for found in part]
 
-    def prepare(self, program: Program) -> None:
-        """Do nothing: `run` carries out its program by itself."""
-
-    def wait_for_runs(self, ahead: int) -> None:
-        """Return at once: `run` has carried out its program."""
+    # Zeros and conversions
 
     @recorded
     def fill_zero(self, tensor: Tensor) -> None:
+        """Write zeros; any shape and type."""
         tensor.array[...] = 0
 
     @recorded
     def cast_f32_to_f16(self, source: Tensor, target: Tensor) -> None:
+        """Round to the nearest half-precision number of up to 65504 in size; NaN stays NaN.
+
+        Raises:
+            DeviceError: the device has no half-precision numbers.
+        """
         saturate_to_half(source.array, target.array)
 
     @recorded
     def round_to_half(self, source: Tensor, target: Tensor) -> None:
+        """Round to the nearest half-precision number, infinity from 65520 on; NaN stays NaN.
+
+        Raises:
+            DeviceError: the device has no half-precision numbers.
+        """
         np.copyto(target.array, source.array, casting="same_kind")
 
     @recorded
     def cast_f16_to_f32(self, source: Tensor, target: Tensor) -> None:
+        """Write half-precision numbers as float32, which is exact.
+
+        Raises:
+            DeviceError: the device has no half-precision numbers.
+        """
         target.array[...] = source.array
 
     @recorded
     def scale(self, x: Tensor, out: Tensor, factor: float) -> None:
+        """Out = factor * x; any shape, the same for both."""
         np.multiply(x.array, np.float32(factor), out=out.array)
 
 
-class GpuRecorder(Operations):
+class GpuTransfers(Transfers):
+    """Copies through staging memory that the device and the host have in turns, and that is kept.
+
+    Each transfer is queued among the programs that were run.
+    """
+
+    def __init__(self, device: Device, numbers: int) -> None:
+        """Allocate nothing yet; numbers: how many a transfer has at most."""
+        self._device = device
+        self._nbytes = 4 * numbers
+        self._idle: list[Download] = []
+        self._staged: deque[Staging] = deque()  # in the order in which the device reads them
+
+    def start_reading(self, tensors: Sequence[Tensor]) -> Callable[[FloatArray], None]:
+        from llmgpu.gpu import Download
+
+        download = self._idle.pop() if self._idle else Download(self._device)
+        download.reserve(self._nbytes)
+        download.start_all([(tensor.buffer, tensor.nbytes) for tensor in tensors])
+
+        def read(out: FloatArray) -> None:
+            download.finish(out.view(np.uint8))
+            self._idle.append(download)
+
+        return read
+
+    def start_writing(self, tensors: Sequence[Tensor]) -> tuple[FloatArray, Callable[[], None]]:
+        from llmgpu.gpu import Staging
+
+        is_full = len(self._staged) == STAGED
+        staging = self._staged.popleft() if is_full else Staging(self._device, self._nbytes)
+        size = sum(tensor.nbytes for tensor in tensors)
+
+        def write() -> None:
+            commands = self._device.record()
+            offset = 0
+            for tensor in tensors:
+                staging.copy_to(commands, tensor.buffer, tensor.nbytes, source_offset=offset)
+                offset += tensor.nbytes
+            commands.submit()
+            self._staged.append(staging)
+
+        return staging.array()[:size].view(np.float32), write
+
+
+class GpuRecorder(Recorder):
     """Programs of bound kernels with their numbers of workgroups."""
 
-    is_asynchronous = True
-
     stack_elements = 1 << 25  # 128 MiB: enough to keep a large device busy
+    is_asynchronous = True
 
     def __init__(self, device: Device) -> None:
         """Start without tensors on an open device."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from llmgpu.registry import Entry, Registry
 
 if TYPE_CHECKING:
-    from llmgpu.lm.ops.optimizer import Optimizer
+    from llmgpu.lm.optimizers.adamw import Optimizer
 
 _ROOM = "llmgpu.lm.optimizers"
 OPTIMIZERS: Registry[Optimizer] = Registry(

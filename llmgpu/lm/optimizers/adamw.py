@@ -1,4 +1,4 @@
-"""AdamW: moments in float32, of a whole weight or of the rows that a batch has touched.
+"""What an optimizer is, and AdamW: moments in float32 of a whole weight or of some rows.
 
 I. Loshchilov, F. Hutter, Decoupled Weight Decay Regularization, arXiv 1711.05101. Where only some
 rows are updated, the others keep their moments as they are, as in torch's SparseAdam.
@@ -7,17 +7,45 @@ rows are updated, the others keep their moments as they are, as in torch's Spars
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from llmgpu.lm.ops.optimizer import Optimizer
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.optimizer import KernelCall, WeightState, WeightUpdate
 from llmgpu.lm.ops.recording import dims, saturate_to_half, workgroups
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor, TensorMaker
-from llmgpu.lm.ops.weight_state import KernelCall, WeightState, WeightUpdate
 
 PIECE = 1 << 16  # elements that NumPy works on at a time, so that they stay in the cache
+
+Steps = Sequence[tuple[WeightState, WeightUpdate]]  # of all weights
+
+
+def update_each(operations: Operations, steps: Steps, stacked: bool) -> None:
+    """Record steps that take nothing but the kernels of the states."""
+    for state, update in steps:
+        operations.update_weight(state, update)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimizer, as `llmgpu.lm.optimizers` lists it.
+
+    name: what --optimizer and checkpoints call it.
+    make: makes the state of a weight. make_rows: makes the state of a table of which a step updates
+    only some rows, given their numbers (uint32, those beyond the table are skipped); None if the
+    optimizer can't do that. make_hidden: makes the state of a matrix inside a layer; None: `make`.
+    record: records the steps of all weights, with `stacked` those of several matrices at once.
+    keeps_codes: its moments are not all float32.
+    """
+
+    name: str
+    make: Callable[[TensorMaker, Tensor], WeightState]
+    make_rows: Callable[[TensorMaker, Tensor, Tensor], WeightState] | None = None
+    make_hidden: Callable[[TensorMaker, Tensor], WeightState] | None = None
+    record: Callable[[Operations, Steps, bool], None] = update_each
+    keeps_codes: bool = False
 
 
 def adamw(

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.optimizer import Optimizer
+from llmgpu.lm.ops.optimizer import KernelCall, WeightState, WeightUpdate
 from llmgpu.lm.ops.recording import dims, saturate_to_half
 from llmgpu.lm.ops.tensor import FloatArray, Tensor, TensorMaker
-from llmgpu.lm.ops.weight_state import KernelCall, WeightState, WeightUpdate
-from llmgpu.lm.optimizers.adamw import PIECE, adamw
+from llmgpu.lm.optimizers.adamw import PIECE, Optimizer, adamw
 
 Codes = NDArray[np.uint8]
 

@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.optimizer import Optimizer, Steps
+from llmgpu.lm.ops.optimizer import KernelCall, WeightState, WeightUpdate
 from llmgpu.lm.ops.recording import dims, saturate_to_half, workgroups
 from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, Tensor, TensorMaker
-from llmgpu.lm.ops.weight_state import KernelCall, WeightState, WeightUpdate
-from llmgpu.lm.optimizers.adamw import Moments, RowMoments
+from llmgpu.lm.optimizers.adamw import Moments, Optimizer, RowMoments, Steps
 
 MOMENTUM = 0.95
 UPDATE_RMS = 0.2  # about that of the elements of AdamW's steps

@@ -9,8 +9,7 @@ from typing import Any
 from llmgpu.backend import Backend
 from llmgpu.cpu.library import library
 from llmgpu.cpu.tensors import ARITHMETIC
-from llmgpu.lm.ops.backends import open_operations
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.products import describe_products, has_fixed_products
 
 # What the log calls the engine that computes on the CPU; earlier versions had only NumPy.

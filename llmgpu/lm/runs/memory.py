@@ -20,8 +20,8 @@ import numpy as np
 from llmgpu.backend import Backend
 from llmgpu.errors import DeviceError
 from llmgpu.lm.ops.attention import BLOCK_SCORES
-from llmgpu.lm.ops.backends import GpuOperations, NumpyOperations
-from llmgpu.lm.ops.operations import Operations, Program
+from llmgpu.lm.ops.operations import GpuOperations, Operations
+from llmgpu.lm.ops.recording import Program
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.optimizers.adamw import PIECE
 from llmgpu.lm.runs.settings import RunSettings
@@ -38,7 +38,7 @@ _WEIGHT_COPIES, _SCORE_COPIES, _ACTIVATION_COPIES, _OPTIMIZER_COPIES = 2, 5, 6, 
 
 
 class _Measuring(Operations):
-    """Operations on tensors without memory, which are counted; programs can't be run."""
+    """Operations on tensors without memory, whose sizes are added up; programs can't be run."""
 
     largest = Tensor("nothing", (0,), np.dtype(np.float32), None)
     backend: Backend
@@ -76,10 +76,6 @@ class _Measuring(Operations):
         """Compute nothing."""
 
 
-class _MeasuringNumpy(_Measuring, NumpyOperations):
-    """Programs of functions, which are never called."""
-
-
 class _MeasuringGpu(_Measuring, GpuOperations):
     """Programs without kernels: none is compiled or bound."""
 
@@ -96,7 +92,7 @@ def training_memory(settings: RunSettings, backend: Backend, slots: int) -> int:
     """
     device, free = backend.device, free_memory()
     require_free(LAYER_BYTES * settings.config.layers, free, "at least ")
-    operations = _MeasuringNumpy() if device is None else _MeasuringGpu(device)
+    operations = _Measuring() if device is None else _MeasuringGpu(device)
     operations.backend, operations.free = backend, free
     Trainer(operations, settings.config, settings.options, slots)
     operations.require_bindable()  # those made while programs were recorded, too

@@ -35,7 +35,7 @@ from llmgpu.bench.kernels.measure import NO_HALF_PRECISION, prepare, same_values
 from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.results import Result
 from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
-from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.ops.operations import open_operations
 from llmgpu.progress import no_progress
 from tests.bench.conftest import given
 from tests.conftest import require_adapter

@@ -13,9 +13,8 @@ from llmgpu.bench.kernels import operations as lab
 from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS
 from llmgpu.kernel_source import constant
-from llmgpu.lm.ops.backends import GpuOperations
 from llmgpu.lm.ops.embedding import NO_TOKEN
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import GpuOperations, Operations
 from tests.lm.conftest import operations  # noqa: F401 (a fixture)
 from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
 from tests.lm.ops.embedding_data import SHAPES, Ids, random_table, random_tokens

@@ -15,8 +15,7 @@ from llmgpu.lm.config import ModelConfig, RopeScaling
 from llmgpu.lm.generating.generator import PROMPT_ROWS, Generator, Request
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import Model
-from llmgpu.lm.ops.backends import open_operations
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.options import SamplingOptions
 from tests.lm.samples import logits_after, read_weights
 from tests.reference.lm.llama import Llama

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.optimizer import HYPER, AdamW, WeightUpdate, hyper_parameters
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.ops.weight_state import HYPER, AdamW, WeightUpdate, hyper_parameters
 from tests.lm.ops.checking import tensor_of
 
 LEARNING_RATE = 3e-3

@@ -13,18 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.cpu import library
-from llmgpu.lm.ops.arguments import (
+from llmgpu.lm.ops.operations import Operations, open_operations
+from llmgpu.lm.ops.optimizer import AdamW, WeightUpdate, hyper_parameters
+from llmgpu.lm.ops.tensor import (
     AttentionGradients,
     AttentionShape,
     AttentionTensors,
     Losses,
     Norm,
     Rotation,
+    Tensor,
 )
-from llmgpu.lm.ops.backends import open_operations
-from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.ops.weight_state import AdamW, WeightUpdate, hyper_parameters
 from llmgpu.lm.optimizers.adamw import Moments
 from tests.lm.ops.checking import run, tensor_of
 

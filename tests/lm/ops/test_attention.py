@@ -12,10 +12,8 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
 from llmgpu.kernel_source import constant
 from llmgpu.lm.ops import attention
-from llmgpu.lm.ops.arguments import AttentionGradients, AttentionShape, AttentionTensors
-from llmgpu.lm.ops.backends import GpuOperations, open_operations
-from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
+from llmgpu.lm.ops.tensor import AttentionGradients, AttentionShape, AttentionTensors, Tensor
 from tests.lm.ops.checking import (
     FLOAT32_TOLERANCE,
     assert_close,

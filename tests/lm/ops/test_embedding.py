@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS
-from llmgpu.lm.ops.arguments import Groups
-from llmgpu.lm.ops.backends import GpuOperations, open_operations
 from llmgpu.lm.ops.embedding import NO_TOKEN, SLICE, group_tokens, lanes_of_row
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
+from llmgpu.lm.ops.tensor import Groups
 from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
 from tests.lm.ops.embedding_data import SHAPES, VECTOR_SHAPES, Ids, random_table, random_tokens
 from tests.reference.lm import embedding as reference

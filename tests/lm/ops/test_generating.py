@@ -8,11 +8,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.arguments import AttentionShape, HeadTensors, NewRows, Norm, Rotation
 from llmgpu.lm.ops.generating import MOST_LARGEST, logits_of
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.tensor import Packed, Tensor, make_packed
+from llmgpu.lm.ops.tensor import (
+    AttentionShape,
+    HeadTensors,
+    NewRows,
+    Norm,
+    Packed,
+    Rotation,
+    Tensor,
+    make_packed,
+)
 from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
 from tests.reference.lm import activation, attention, norm, rotary
 

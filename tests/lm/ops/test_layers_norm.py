@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.arguments import Norm
 from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.tensor import Norm
 from tests.lm.ops.checking import (
     assert_close,
     assert_rounded,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmgpu.lm.ops.arguments import AttentionGradients, AttentionTensors, Rotation
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.tensor import AttentionGradients, AttentionTensors, Rotation
 from tests.lm.ops.checking import (
     assert_close,
     assert_rounded,

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from llmgpu.gpu import Device
 from llmgpu.lm.ops import linear
-from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.ops.matrix_tiling import SOFTWARE_TILES, TILES, Tile
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import Operations, open_operations
 from tests.lm.ops.checking import (
     FLOAT32_TOLERANCE,
     HALF_WEIGHTS_TOLERANCE,

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.arguments import Losses
 from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.tensor import Losses, Tensor
 from tests.lm.ops.checking import (
     assert_close,
     float32_values,

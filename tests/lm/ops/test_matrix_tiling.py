@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS
-from llmgpu.lm.ops.matrix_tiling import (
-    MAX_INNER,
-    SOFTWARE_TILES,
-    TILES,
-    Tile,
-    choose_tiling,
-)
+from llmgpu.lm.ops.matrix_tiling import MAX_INNER, SOFTWARE_TILES, TILES, Tile, choose_tiling
 
 MOST = 1 << 26
 SIZES = [(8192, 768, 768), (768, 768, 8192), (8192, 768, 50304), (50304, 768, 8192), (1, 1, 1)]

@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.backends import NumpyOperations
 from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.optimizer import NORM_PARTIALS
-from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.ops.weight_state import (
+from llmgpu.lm.ops.optimizer import (
     BAD,
     CLIP_SCALE,
     LOSS,
     NORM,
+    NORM_PARTIALS,
     AdamW,
     WeightUpdate,
     hyper_parameters,
 )
+from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.optimizers.adamw import PIECE, Moments
 from tests.lm.ops.adamw_steps import (
     LEARNING_RATE,
@@ -232,7 +231,7 @@ def test_any_step(operations: Operations, options: AdamW, step: int) -> None:
 
 
 def test_more_elements_than_numpy_works_on_at_a_time() -> None:
-    operations, size = NumpyOperations(), PIECE + 300
+    operations, size = Operations(), PIECE + 300
     parameter, gradient = float32_values(np.random.default_rng(1), 2, size)
     steps = Steps(operations, parameter)
     half_copy = half_copy_of(operations, np.zeros(size))

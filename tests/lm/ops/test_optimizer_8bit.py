@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.backends import NumpyOperations
 from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.optimizer import AdamW
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.ops.weight_state import AdamW
 from llmgpu.lm.optimizers.adamw import PIECE
 from llmgpu.lm.optimizers.adamw_8bit import BLOCK, BlockCodes, CodedMoments, block_codes
 from tests.lm.ops.adamw_steps import (
@@ -87,7 +86,7 @@ def test_more_elements_than_numpy_works_on_at_a_time() -> None:
     parameter, *gradients = float32_values(rng, 3, PIECE + 300)
 
     def train(part: slice) -> list[NDArray[Any]]:
-        steps = CodedSteps(NumpyOperations(), parameter[part])
+        steps = CodedSteps(Operations(), parameter[part])
         for step, gradient in enumerate(gradients):
             steps.begin(OPTIONS, step, gradient[part])
             steps.take()

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.backends import NumpyOperations
 from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.optimizer import AdamW
 from llmgpu.lm.ops.products import FixedProducts
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.ops.weight_state import AdamW
 from llmgpu.lm.optimizers.muon import MUON, Momentum, record_orthogonal
 from tests.lm.ops.adamw_steps import LEARNING_RATE, Steps, half_of, require_half_precision
 from tests.lm.ops.checking import float32_values, run, tensor_of
@@ -142,5 +141,5 @@ def test_muon_changes_nothing_in_a_bad_step(operations: Operations, with_half_co
 @pytest.mark.parametrize("shape", [(256, 512), (512, 256)])
 def test_the_same_bits_with_any_number_of_threads(shape: tuple[int, int]) -> None:
     values = matrix(np.random.default_rng(3), *shape)
-    one, three = (orthogonal(NumpyOperations(FixedProducts(n)), values) for n in (1, 3))
+    one, three = (orthogonal(Operations(FixedProducts(n)), values) for n in (1, 3))
     assert one.tobytes() == three.tobytes()

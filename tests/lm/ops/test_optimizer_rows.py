@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.backends import NumpyOperations
 from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.optimizer import AdamW, WeightUpdate
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.ops.weight_state import AdamW, WeightUpdate
 from llmgpu.lm.optimizers.adamw import PIECE, RowMoments
 from tests.lm.ops.adamw_steps import (
     LEARNING_RATE,
@@ -96,7 +95,7 @@ def test_more_rows_than_numpy_works_on_at_a_time() -> None:
     rng = np.random.default_rng(1)
     parameter, gradient = float32_values(rng, 2, 3, PIECE // 2)
     rows = np.array([2, 0, 1], np.uint32)
-    steps = Steps(NumpyOperations(), parameter)
+    steps = Steps(Operations(), parameter)
     steps.begin(OPTIONS, 0, gradient[rows])
     update(steps.operations, steps, rows)
     state = (parameter, np.zeros(parameter.shape), np.zeros(parameter.shape))

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_TIMED
-from llmgpu.lm.ops.backends import open_operations
-from llmgpu.lm.ops.operations import Operations, Program
+from llmgpu.lm.ops.operations import Operations, open_operations
+from llmgpu.lm.ops.recording import Program
 from llmgpu.lm.ops.tensor import Tensor
 from tests.conftest import require_adapter
 from tests.lm.ops.checking import run, tensor_of

@@ -9,7 +9,6 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.gpu import Device, load_driver
-from llmgpu.lm.ops.arguments import AttentionShape
 from llmgpu.lm.ops.attention import PARAMS
 from llmgpu.lm.ops.matrix_units import attention_units
 from llmgpu.lm.ops.subgroup_attention_parts import AttentionTile, SubgroupAttention
@@ -18,6 +17,7 @@ from llmgpu.lm.ops.subgroup_attention_source import (
     attention_backward_q_source,
     attention_source,
 )
+from llmgpu.lm.ops.tensor import AttentionShape
 from tests.lm.ops.test_attention import starts_of
 from tests.reference.lm import attention as reference
 from tests.reference.lm.subgroup_matrices import by_first_lanes

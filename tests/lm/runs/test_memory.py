@@ -13,7 +13,7 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.runs.memory import NUMPY_BYTES, host_memory, training_memory

@@ -12,7 +12,7 @@ from llmgpu.backend import NUMPY
 from llmgpu.cpu.library import library
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from llmgpu.lm.data.inputs import open_tokens
-from llmgpu.lm.ops.backends import EngineOperations, NumpyOperations
+from llmgpu.lm.ops.operations import EngineOperations, Operations
 from llmgpu.lm.ops.products import describe_products, has_fixed_products
 from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs.memory import training_memory
@@ -161,7 +161,7 @@ def test_a_run_says_whether_threads_change_its_bits_and_resumes_so(tmp_path: Pat
                 folder.log.write_text("".join([json.dumps(facts) + "\n", *rest]))
             resumed = prepared(folder, [], load_checkpoint(folder.path), steps=4)
             operations = resumed._trainer.model.operations
-            assert isinstance(operations, NumpyOperations)
+            assert isinstance(operations, Operations)
             assert (operations.products is not None) is said
             in_c = isinstance(operations, EngineOperations)
             assert in_c is (name == "new" and library() is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.arguments import AttentionShape
+from llmgpu.lm.ops.tensor import AttentionShape
 
 Array = NDArray[np.float64]
 Starts = NDArray[np.uint32]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.weight_state import AdamW
+from llmgpu.lm.ops.optimizer import AdamW
 
 Array = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""The CPU engine's operations: any number of threads, other vectors, numbers that are not finite.
+"""Which backend has which operation; the CPU engine's with any threads, vectors and numbers.
 
 The tests of each operation beside this file compare them with float64.
 """
@@ -15,28 +15,74 @@ from numpy.typing import NDArray
 
 from llmgpu.cpu import build
 from llmgpu.cpu.library import library
-from llmgpu.lm.ops import c_operations
-from llmgpu.lm.ops.arguments import AttentionShape
-from llmgpu.lm.ops.backends import EngineOperations, open_operations
-from llmgpu.lm.ops.c_operations import COperations
+from llmgpu.lm.ops.operations import (
+    NORM_ROWS,
+    QUERIES,
+    EngineOperations,
+    GpuOperations,
+    Operations,
+    open_operations,
+)
 from llmgpu.lm.ops.products import FixedProducts
+from llmgpu.lm.ops.recording import Recorder
+from llmgpu.lm.ops.tensor import AttentionShape
 from tests.lm.ops.all_operations import LARGE, Results, Tensors, run_all
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the CPU engine is not used")
+needs_engine = pytest.mark.skipif(library() is None, reason="the CPU engine is not used")
+ON_TENSORS = {"fill_zero", "cast_f32_to_f16", "round_to_half", "cast_f16_to_f32", "scale"}
+IN_C = {
+    "attention",
+    "attention_backward",
+    "cross_entropy",
+    "linear",
+    "linear_backward_input",
+    "linear_backward_weight",
+    "multiply",
+    "reduce_norm_sq",
+    "rms_norm",
+    "rms_norm_backward",
+    "rotary",
+    "swiglu",
+    "swiglu_backward",
+    "update_weight",
+}
 
 
-def results_of(operations: COperations) -> Results:
+def declared() -> set[str]:
+    """Return the names of all operations: the public functions of all families."""
+    families = set(Operations.__mro__[1:]) - set(Recorder.__mro__)
+    return ON_TENSORS | {name for family in families for name in vars(family) if name[0] != "_"}
+
+
+def overridden(backend: type[Operations]) -> set[str]:
+    return {name for name in declared() if getattr(backend, name) is not getattr(Operations, name)}
+
+
+def test_the_gpu_has_a_kernel_for_every_operation() -> None:
+    assert overridden(GpuOperations) == declared()
+
+
+def test_the_cpu_engine_has_the_operations_of_the_table() -> None:
+    assert overridden(EngineOperations) == IN_C
+
+
+def test_every_operation_is_documented() -> None:
+    assert not [name for name in declared() if not getattr(Operations, name).__doc__]
+
+
+def results_of(operations: EngineOperations) -> Results:
     return run_all(Tensors(operations, np.random.default_rng(1)), LARGE)
 
 
 def test_sizes_of_memory_are_those_of_the_engine() -> None:
     for file, name, value in (
-        ("products.c", "BLOCK", c_operations.QUERIES),
-        ("rows.c", "NORM_ROWS", c_operations.NORM_ROWS),
+        ("products.c", "BLOCK", QUERIES),
+        ("rows.c", "NORM_ROWS", NORM_ROWS),
     ):
         assert f"#define {name} {value} " in (build.FOLDER / file).read_text()
 
 
+@needs_engine
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:
     one, *others = (results_of(EngineOperations(FixedProducts(n))) for n in (1, 2, 5))
     for other in others:
@@ -45,6 +91,7 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
 
 
 @pytest.mark.slow
+@needs_engine
 def test_bits_do_not_depend_on_the_vectors_of_the_processor(tmp_path: Path) -> None:
     build.build(tmp_path / "plain.so", ["-DLLMGPU_PLAIN"])
     program = ["-m", "tests.lm.ops.all_operations"]
@@ -57,6 +104,7 @@ def test_bits_do_not_depend_on_the_vectors_of_the_processor(tmp_path: Path) -> N
     assert plain == other
 
 
+@needs_engine
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, 1e-40])
 def test_numbers_that_are_not_finite_are_where_numpy_has_them(value: float) -> None:
     def change(array: NDArray[np.float32]) -> None:
@@ -74,12 +122,15 @@ def test_numbers_that_are_not_finite_are_where_numpy_has_them(value: float) -> N
             np.testing.assert_array_equal(kind(found[1][name]), kind(expected), err_msg=name)
 
 
-def test_without_openblas_numpy_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(c_operations, "sgemm", lambda: None)
+@needs_engine
+def test_without_openblas_numpy_multiplies() -> None:
     shape = AttentionShape(2, 9, 2, 1, 6)
     found = [
         run_all(Tensors(operations, np.random.default_rng(3)), shape, 11)
-        for operations in (EngineOperations(FixedProducts(2)), open_operations(None))
+        for operations in (
+            EngineOperations(FixedProducts(2), openblas=False),
+            open_operations(None),
+        )
     ]
     for name, expected in found[1].items():
         np.testing.assert_allclose(found[0][name], expected, rtol=1e-4, atol=1e-5, err_msg=name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.recording import STAGED
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
-from llmgpu.lm.ops.transfers import STAGED
 
 
 def numbers(size: int, seed: int) -> FloatArray:
