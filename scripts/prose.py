@@ -1,8 +1,9 @@
+# ruff: noqa: SIM905  (lists of words)
 """Print figures about the package's prose, room by room; fail where prose has to be decoded.
 
-The figures are a thermometer: pronouns, relatives and "what" in every thousand words of docstrings and
-comments, and how many lines of function bodies are comments. Texts that name things have few pronouns.
-Run ``python scripts/prose.py``; ``--limit`` makes the command fail above the limits.
+The figures are a thermometer: pronouns, relatives and "what" in every thousand words of docstrings
+and comments, and the share of comments in the lines of function bodies. Texts that name things
+have few pronouns. ``python scripts/prose.py --limit`` fails above the limits.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Prose:
                 self._count_words(docstring)
                 docstring_rows |= _rows(node.body[0])
             if isinstance(node, ast.FunctionDef):
-                body_rows |= set().union(*map(_rows, node.body))
+                body_rows |= set(range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1))
         body_rows -= docstring_rows
         for row, comment in _comments(text):
             self._count_words(comment)
