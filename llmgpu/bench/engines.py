@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from llmgpu.backend import NUMPY, Backend, list_adapters, list_all_adapters, select_backend
-from llmgpu.bench.options import ALL
+from llmgpu.bench import ALL
 from llmgpu.bench.results import C_ENGINE, NUMPY_ENGINE, Adapter, Machine
 from llmgpu.bench.timing import timed
 from llmgpu.cpu.library import library

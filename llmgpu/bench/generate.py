@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from llmgpu.backend import NUMPY
+from llmgpu.bench import GENERATE, BenchOptions
 from llmgpu.bench.engines import Engine, cpu_engine
-from llmgpu.bench.options import BenchOptions
-from llmgpu.bench.results import GENERATE, Result, Times
+from llmgpu.bench.results import Result, Times
 from llmgpu.bench.timing import measure_limits, runs_within, timed
 from llmgpu.errors import LlmgpuError
 from llmgpu.lm.config import ModelConfig, preset

@@ -1,7 +1,7 @@
-"""What a benchmark finds: results, the record that holds them, and the JSON file of a record.
+"""The results of a benchmark, the record that holds them, and the JSON file of a record.
 
-Times are in seconds, rates in units a second. In JSON a field that has nothing to say is left out.
-Version 1 has results about texts only (`text_bytes`, `vocab_size` and `pattern` say the job);
+Times are in seconds, rates in units a second. JSON leaves out fields without a value.
+Version 1 has results about texts only (`text_bytes`, `vocab_size` and `pattern` are the job);
 results of version 2 may have a `job`, a line for people that states the sizes, and a `variant`.
 """
 
@@ -10,21 +10,55 @@ from __future__ import annotations
 import json
 import statistics
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, astuple, dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
-from llmgpu.bench.units import quantity
-from llmgpu.errors import InputError
+from llmgpu.bench import EMBEDDING, KERNELS
+from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.input_files import input_errors, printable, read_whole
 
 FORMAT = "llmgpu-bench"
 VERSION = 2
-BPE_TRAIN, TOKENIZE = "bpe-train", "tokenize"
-EMBEDDING, KERNELS, TRAIN, STARTUP = "embedding", "kernels", "train", "startup"
-GENERATE = "generate"
 NUMPY_ENGINE, C_ENGINE = "NumPy", "llmgpu in C"
-HOST_ENGINES = (NUMPY_ENGINE, C_ENGINE)  # what computes on the CPU
+HOST_ENGINES = (NUMPY_ENGINE, C_ENGINE)  # engines that compute on the CPU
+
+_LARGE = ("", "K", "M", "G", "T", "P")
+_SMALL = ("", "m", "µ", "n")
+_HIGHEST = 999.5  # from here on three digits need the next prefix
+
+
+def three_digits(number: float) -> str:
+    """Return a number with three digits, or all those before the point."""
+    return f"{number:,.0f}" if abs(number) >= 99.95 else f"{number:.3g}"
+
+
+def quantity(number: float, unit: str) -> str:
+    """Return a number with a prefix of powers of 1000: 1.23 GB/s, without a unit 1.23 G."""
+    power = 0
+    while abs(number) >= _HIGHEST and power < len(_LARGE) - 1:
+        number, power = number / 1000, power + 1
+    return f"{three_digits(number)} {_LARGE[power]}{unit}".rstrip()
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a time in s, ms, µs or ns: 1.23 ms."""
+    scale, unit = _second_unit(seconds)
+    return f"{three_digits(seconds * scale)} {unit}"
+
+
+def spread_text(median: float, fastest: float, slowest: float) -> str:
+    """Return the fastest and the slowest of several runs in the unit of their median."""
+    scale, unit = _second_unit(median)
+    return f"{three_digits(fastest * scale)}-{three_digits(slowest * scale)} {unit}"
+
+
+def _second_unit(seconds: float) -> tuple[float, str]:
+    """Return how many of the unit that suits a time make a second, and the unit."""
+    power = 0
+    while seconds * 1000**power < 0.9995 and power < len(_SMALL) - 1:
+        power += 1
+    return 1000.0**power, f"{_SMALL[power]}s"
 
 
 @dataclass(frozen=True)
@@ -119,6 +153,29 @@ class Result:
     def name(self) -> str:
         """The engine with the variant, if there is one."""
         return f"{self.engine}, {self.variant}" if self.variant else self.engine
+
+    def compared(self, right: bool, answer: str) -> Result:
+        """Return the result with the verdict on its answer; answer: such as "ids of NumPy"."""
+        return replace(self, correct=right, answer=f"{'the' if right else 'NOT the'} {answer}")
+
+    def timed(
+        self, seconds: Sequence[float], per_second: Sequence[str] = (), **more: Any
+    ) -> Result:
+        """Return the result with the times of several runs and `more` fields.
+
+        per_second: fields with a count, such as "tokens", whose rates are added.
+        """
+        times = Times.of(seconds)
+        result = replace(self, seconds=times, **more)
+        rates = {f"{name}_per_second": getattr(result, name) / times.median for name in per_second}
+        return replace(result, **rates)
+
+    def or_why_not(self, measure: Callable[[], Result]) -> Result:
+        """Return the result of `measure`, or this one with the reason why it failed."""
+        try:
+            return measure()
+        except LlmgpuError as error:
+            return replace(self, note=str(error))
 
     @property
     def kind_and_way(self) -> tuple[str, str]:
@@ -222,11 +279,6 @@ class Record:
         """Whether no engine gave a wrong answer."""
         return all(result.correct is not False for result in self.results)
 
-    def is_peer(self, result: Result) -> bool:
-        """Whether a result is another program's; early records do not mark all of them."""
-        own = {*HOST_ENGINES, *(adapter.name for adapter in self.machine.adapters)}
-        return result.peer or result.engine.removeprefix("recount on ") not in own
-
     def tables(self) -> list[ResultTable]:
         """Return all results as tables, in the order in which they were measured."""
         tables: dict[tuple[str, str], ResultTable] = {}
@@ -298,31 +350,19 @@ def read_record(plain: Any) -> Record:
     """
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise ValueError("is not a record of llmgpu bench: make one with -o FILE")
-    if plain.get("version") not in range(1, VERSION + 1):
+    if plain.get("version") != VERSION:
         version = plain.get("version")
-        raise ValueError(f"is a record of version {version!r}; this llmgpu reads 1 to {VERSION}")
+        raise ValueError(f"is a record of version {version!r}; this llmgpu reads {VERSION}")
     try:
-        record: Record = _read(Record, plain, "")
-        _name_startup(record)
+        record: Record = _read(Record, plain, "it")
         _check_numbers(record)
     except ValueError as error:
         raise ValueError(f"is damaged: {error}") from error
     return record
 
 
-def _name_startup(record: Record) -> None:
-    """Name the CPU engine of start-up, NumPy in earlier versions, as the other results do."""
-    if any(result.engine == C_ENGINE for result in record.results):
-        record.results[:] = [
-            replace(result, engine=C_ENGINE)
-            if (result.what, result.engine) == (STARTUP, NUMPY_ENGINE)
-            else result
-            for result in record.results
-        ]
-
-
 def _check_numbers(record: Record) -> None:
-    """Raise ValueError for what is missing, and for numbers that can't be divided by."""
+    """Raise ValueError for a result without sizes, and for numbers that can't be divided by."""
     divisors = {
         f"limits.{name}": tuple(number for number in astuple(limits) if number is not None)
         for name, limits in record.limits.items()
@@ -337,51 +377,50 @@ def _check_numbers(record: Record) -> None:
             raise ValueError(f"{place} has a number that is not above 0")
 
 
+_CALLED = {dict: "an object", list: "a list"}  # types of JSON; others by their names
+
+
 def _read(kind: Any, value: Any, place: str) -> Any:
-    """Return a value of JSON as a type; ValueError says what is wrong with it, and where."""
+    """Return a value of JSON as a type; ValueError names its place and the type."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is types.UnionType:  # always "... | None"; null stands for the default, see below
+    if origin is types.UnionType:  # always "... | None"; a null stands for the default
         return _read(arguments[0], value, place)
+    if kind in (int, float):
+        # Not all integers of JSON are numbers that can be calculated with.
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not abs(value) < 1e30:
+            raise ValueError(f"{place} is not a number")
+        return value
+    wanted: Any = dict if is_dataclass(kind) else list if origin is tuple else origin or kind
+    if not isinstance(value, wanted):
+        called = _CALLED.get(wanted, f"of type {wanted.__name__}")
+        raise ValueError(f"{place} is not {called}")
+    inside = "" if place == "it" else f"{place}."
     if is_dataclass(kind):
-        return _read_fields(kind, _checked(value, dict, "an object", place), place)
-    if origin is dict:
-        items = _checked(value, dict, "an object", place).items()
+        return _read_fields(kind, value, inside)
+    if wanted is dict:
         return {
-            printable(name): _read(arguments[1], item, f"{place}.{name}") for name, item in items
+            printable(k): _read(arguments[1], item, f"{inside}{k}") for k, item in value.items()
         }
-    if origin in (list, tuple):
-        items = enumerate(_checked(value, list, "a list", place))
+    if wanted is list:
+        items = enumerate(value)
         return origin(_read(arguments[0], item, f"{place}[{k}]") for k, item in items)
-    if kind not in (int, float):
-        found = _checked(value, kind, f"of type {kind.__name__}", place)
-        return printable(found) if kind is str else found
-    # Not all integers of JSON are numbers that can be calculated with.
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not abs(value) < 1e30:
-        raise ValueError(f"{place} is not a number")
-    return value
+    return printable(value) if kind is str else value
 
 
-def _read_fields(kind: Any, plain: dict[str, Any], place: str) -> Any:
+def _read_fields(kind: Any, plain: dict[str, Any], inside: str) -> Any:
     hints, values = get_type_hints(kind), {}
     for of_kind in fields(kind):
         name = of_kind.name
-        inner = f"{place}.{name}".lstrip(".")
         if plain.get(name) is not None:
-            values[name] = _read(hints[name], plain[name], inner)
+            values[name] = _read(hints[name], plain[name], f"{inside}{name}")
         elif of_kind.default is MISSING and of_kind.default_factory is MISSING:
-            raise ValueError(f"{inner} is missing")
+            raise ValueError(f"{inside}{name} is missing")
     return kind(**values)
 
 
-def _checked(value: Any, kind: type, called: str, place: str) -> Any:
-    if not isinstance(value, kind):
-        raise ValueError(f"{place or 'it'} is not {called}")
-    return value
-
-
 def _stated(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return a result without fields that have nothing to say."""
+    """Return a result without the fields that have no value."""
     return {
         name: _stated(value) if isinstance(value, dict) else value
         for name, value in plain.items()

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from llmgpu.bench import STARTUP, BenchOptions
 from llmgpu.bench.engines import Engine
-from llmgpu.bench.options import BenchOptions
-from llmgpu.bench.results import STARTUP, Result, Times
+from llmgpu.bench.results import Result, Times
 from llmgpu.bench.timing import timed
 from llmgpu.errors import LlmgpuError
 from llmgpu.progress import Progress

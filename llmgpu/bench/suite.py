@@ -14,23 +14,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from llmgpu.backend import NUMPY
-from llmgpu.bench.engines import Engine, describe_machine, open_engines
-from llmgpu.bench.generate import measure_generate
-from llmgpu.bench.kernels.embedding import measure_embedding
-from llmgpu.bench.kernels.measure import measure_kernels
-from llmgpu.bench.options import TEXT_PARTS, BenchOptions
-from llmgpu.bench.results import (
+from llmgpu.bench import (
     BPE_TRAIN,
     EMBEDDING,
     GENERATE,
     KERNELS,
     STARTUP,
+    TEXT_PARTS,
     TOKENIZE,
     TRAIN,
-    Record,
-    Result,
-    VocabularyFacts,
+    BenchOptions,
 )
+from llmgpu.bench.engines import Engine, describe_machine, open_engines
+from llmgpu.bench.generate import measure_generate
+from llmgpu.bench.kernels.embedding import measure_embedding
+from llmgpu.bench.kernels.measure import measure_kernels
+from llmgpu.bench.results import Record, Result, VocabularyFacts
 from llmgpu.bench.startup import measure_startup
 from llmgpu.bench.timing import measure_limits
 from llmgpu.bench.tokenizers.corpus import Job, load_text, make_job

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY
+from llmgpu.bench import TRAIN, BenchOptions
 from llmgpu.bench.engines import Engine, cpu_engine
-from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.peers.torch import Torch, first_line, missing_torch
-from llmgpu.bench.results import TRAIN, Result, Times
+from llmgpu.bench.results import Result, Times
 from llmgpu.bench.timing import kernel_times, measure_limits, runs_within, timed
 from llmgpu.errors import LlmgpuError
 from llmgpu.lm.config import ModelConfig, preset

@@ -1,13 +1,22 @@
-"""Axes of charts, with their ticks and labels."""
+"""Axes of charts, with their ticks and labels; and rooflines.
+
+A roofline shows what memory and arithmetic allow, and what kernels reach. Across: operations per
+byte that has to be moved. Up: operations per second. No kernel is above the roof, the lower of
+bandwidth times operations per byte and the rate of the arithmetic. Places across are in per cent,
+so that text has the same size on all screens.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+
+from llmgpu.charts import escape_text
 
 LOG_RATIO = 10.0  # of the largest to the smallest number, from which an axis is logarithmic
 
@@ -18,6 +27,14 @@ _STEPS = (1, 2, 5, 10)  # of ticks, in powers of ten
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _MOST_FINE_POWERS = 3
 _MOST_POWERS = 8
+
+# Of a roofline, in pixels but for the ratio.
+HEIGHT = 380
+_TOP, _BOTTOM = 14, 330
+_LEFT = 58  # for numbers
+_MARGIN = 4.0  # of the numbers on an axis, beyond the roof's edge: a ratio
+_GIGA = 1e9
+Dot = tuple[float, float]  # a kernel: operations for each byte, and a second
 
 
 @dataclass(frozen=True)
@@ -113,3 +130,59 @@ def _floor(number: float) -> int:
 
 def _ceil(number: float) -> int:
     return math.ceil(number - _TOLERANCE)
+
+
+def draw_roofline(
+    dots: Sequence[Dot], bandwidth: float, rates: Sequence[float], title: str, caption: str
+) -> list[str]:
+    """Return a roofline as lines of HTML.
+
+    dots: kernels, numbered from 1. bandwidth: bytes per second. rates: operations per second, at
+    least one; each has a level line, and the highest is the picture's edge.
+    """
+    highest = max(rates)
+    edge = highest / bandwidth  # operations per byte from which on arithmetic is the limit
+    corners = [(edge / _MARGIN, highest / _MARGIN), (edge * _MARGIN, highest)]
+    across, up = np.array([*dots, *corners]).T
+    x, y = value_axis(across, 0, 100), value_axis(up / _GIGA, _BOTTOM, _TOP)
+    middle = (_TOP + _BOTTOM) / 2
+    lines = [
+        f"<figure>\n<figcaption>{escape_text(caption)}</figcaption>",
+        '<div class="plot">',
+        f'<svg class="down" width="{_LEFT}" height="{HEIGHT}">',
+        f'<text class="x" transform="translate(12 {middle:.1f}) rotate(-90)">GFLOP/s</text>',
+    ]
+    lines += [
+        f'<text class="y" x="{_LEFT - 6}" y="{at + 4:.1f}">{label}</text>'
+        for at, label in y.marks()
+    ]
+    lines += [
+        "</svg>",
+        f'<svg class="across" width="100%" height="{HEIGHT}" role="img">',
+        f"<title>{escape_text(title)}</title>",
+    ]
+    lines += (_line("grid", ("0", f"{at:.1f}"), ("100%", f"{at:.1f}")) for at, _ in y.marks())
+    for at, label in x.marks():
+        lines.append(_line("axis", (f"{at:.2f}%", _BOTTOM), (f"{at:.2f}%", _BOTTOM + 5)))
+        lines.append(f'<text class="x" x="{at:.2f}%" y="{_BOTTOM + 20}">{label}</text>')
+    lines.append(_line("axis", ("0", _BOTTOM), ("100%", _BOTTOM)))
+    lines.append(f'<text class="x" x="50%" y="{_BOTTOM + 42}">FLOP per byte</text>')
+    for rate in rates:
+        # The slope of the highest rate's line begins where it enters the picture.
+        ends = [rate / bandwidth, x.high]
+        if rate == highest:
+            ends = [max(x.low, y.low * _GIGA / bandwidth), *ends]
+        places = [
+            (f"{x.at(at):.2f}%", f"{y.at(min(bandwidth * at, rate) / _GIGA):.1f}") for at in ends
+        ]
+        lines += (_line("roof", *both) for both in pairwise(places))
+    for number, (across, up) in enumerate(dots, 1):
+        across, up = x.at(across), y.at(up / _GIGA)
+        lines.append(f'<circle cx="{across:.2f}%" cy="{up:.1f}" r="8.5"/>')
+        lines.append(f'<text class="number" x="{across:.2f}%" y="{up + 3.5:.1f}">{number}</text>')
+    return [*lines, "</svg>\n</div>\n</figure>"]
+
+
+def _line(kind: str, begin: tuple[object, object], end: tuple[object, object]) -> str:
+    (x1, y1), (x2, y2) = begin, end
+    return f'<line class="{kind}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>'

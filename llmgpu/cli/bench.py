@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,26 +15,26 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from llmgpu.bench.options import (
+from llmgpu.bench import (
     ALL,
     DEFAULT_LIMIT,
     DEFAULT_RUNS,
     DEFAULT_VOCAB_SIZE,
     GENERATED,
+    KERNELS,
     PARTS,
     QUICK_LIMIT,
     QUICK_RUNS,
     QUICK_VOCAB_SIZE,
     BenchOptions,
 )
-from llmgpu.bench.report.compare import Change, Comparison, compare_records
-from llmgpu.bench.report.page import draw_report
-from llmgpu.bench.report.tables import columns_of, facts_of, headlines, time_lines
-from llmgpu.bench.results import KERNELS, Record, Result, ResultTable, load_record
+from llmgpu.bench.page import draw_report
+from llmgpu.bench.report import columns_of, compare_records, facts_of, headlines, time_lines
+from llmgpu.bench.results import Record, Result, ResultTable, load_record, seconds_text
 from llmgpu.bench.suite import Benchmark
 from llmgpu.bench.tokenizers.corpus import text_blocks
-from llmgpu.bench.units import seconds_text
 from llmgpu.bpe.interchange.open import find_vocabulary
+from llmgpu.charts import Column
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.given import refuse_given
 from llmgpu.cli.interrupts import last_act
@@ -69,11 +69,6 @@ class Outputs:
         """Whether to print tables for people."""
         return not (self.as_json and self.quiet) and not self.takes_stdout
 
-    @property
-    def console(self) -> Console:
-        """Where the tables go."""
-        return Console(stderr=self.as_json, highlight=False)
-
     def hand_over(self, record: Record) -> None:
         """Write the files, print the tables and print the JSON, as far as they are wanted."""
         plain = record.to_json()
@@ -84,7 +79,7 @@ class Outputs:
             with atomic_output(self.report_path) as file:
                 file.write(draw_report(record).encode())
         if self.shows_tables:
-            print_results(record, self.console)
+            print_results(record, Console(stderr=self.as_json, highlight=False))
         if self.as_json:
             print_json(plain, to_stderr=self.takes_stdout)
 
@@ -177,60 +172,50 @@ def _measure(options: BenchOptions, outputs: Outputs) -> Record:
 
 
 def _compare(old: Record, path: str, new: Record, threshold: float, outputs: Outputs) -> None:
-    """Say what changed; LlmgpuError if something got slower."""
+    """Print the changes since the record at `path`; LlmgpuError if something got slower."""
     comparison = compare_records(old, new, threshold)
-    console = Console(stderr=True, highlight=False) if outputs.takes_stdout else outputs.console
     if not (outputs.quiet and outputs.as_json):
-        print_comparison(comparison, path, console)
+        to_stderr = outputs.as_json or outputs.takes_stdout
+        console = Console(stderr=to_stderr, highlight=False)
+        console.width = max(console.width, NARROWEST)
+        console.print()
+        for line in comparison.notes:
+            _print_line(console, f"since {path}: {line}")
+        if comparison.changes:
+            _print_table(console, f"compared with {path}", comparison.columns())
+        else:
+            _print_line(console, f"nothing is comparable with {path}")
+        for line in comparison.not_compared:
+            _print_line(console, f"not compared: {line}")
     if slower := comparison.slower:
         most = slower[0]
         raise LlmgpuError(
             f"{len(slower)} of {len(comparison.changes)} medians grew by more than "
-            f"{100 * threshold:g} % since {path}; most of all {most.what}, {most.name}: "
+            f"{100 * threshold:g} % since {path}; most of all {most.new.what}, {most.new.name}: "
             f"{100 * most.relative:+.1f} %"
         )
 
 
 def print_results(record: Record, console: Console) -> None:
-    """Print what was measured on, a table for each job, and where the time goes."""
+    """Print headlines and facts, a table for each job, and where the time goes."""
     console.width = max(console.width, NARROWEST)
     for name, text in (*headlines(record), *facts_of(record)):
-        console.print(f"{name}: {text}", markup=False, soft_wrap=True)
+        _print_line(console, f"{name}: {text}")
     for table in record.tables():
         console.print()
-        console.print(_table(table))
+        _print_table(console, f"{table.what}: {table.title}", columns_of(table, narrow=True))
         for line in _lines_below(table):
-            console.print(f"  {line}", markup=False, soft_wrap=True)
+            _print_line(console, f"  {line}")
     if not record.complete:
         console.print("\ninterrupted: these are the results so far")
 
 
-def print_comparison(comparison: Comparison, path: str, console: Console) -> None:
-    """Print what got slower or faster than in the record at `path`."""
-    console.width = max(console.width, NARROWEST)
-    console.print()
-    for line in comparison.notes:
-        console.print(f"since {path}: {line}", markup=False, soft_wrap=True)
-    if comparison.changes:
-        title = escape(f"compared with {path}")
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for name in ("part", "job", "engine"):
-            table.add_column(name)
-        for name in ("then", "now", "change"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for change in comparison.changes:
-            table.add_row(*map(escape, _change_row(change, comparison)))
-        console.print(table)
-    else:
-        console.print(f"nothing is comparable with {path}", markup=False, soft_wrap=True)
-    for line in comparison.not_compared:
-        console.print(f"not compared: {line}", markup=False, soft_wrap=True)
+def _print_line(console: Console, line: str) -> None:
+    console.print(line, markup=False, soft_wrap=True)
 
 
-def _table(results: ResultTable) -> Table:
-    title = escape(f"{results.what}: {results.title}")
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    columns = columns_of(results, narrow=True)
+def _print_table(console: Console, title: str, columns: Sequence[Column]) -> None:
+    table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
         is_number = column.kind == "number"
         table.add_column(
@@ -241,25 +226,14 @@ def _table(results: ResultTable) -> Table:
         )
     for row in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*map(escape, row))
-    return table
-
-
-def _change_row(change: Change, comparison: Comparison) -> list[str]:
-    words = f"{100 * change.relative:+.1f} %"
-    if comparison.is_slower(change):
-        words += " SLOWER"
-    name = f"{change.name} (peer)" if change.is_peer else change.name
-    times = [seconds_text(change.old), seconds_text(change.new)]
-    return [change.what, change.job, name, *times, words]
+    console.print(table)
 
 
 def _lines_below(table: ResultTable) -> Iterator[str]:
     """Yield lines on what answers were, on notes, and on where the time goes."""
     if table.answers:
         yield f"answers: {table.answers}"
-    if table.what == KERNELS:
-        return
-    for result in table.results:
+    for result in table.results if table.what != KERNELS else ():
         for name, text in (*time_lines(result), *_kernel_times(result)):
             yield f"{result.name}, {name}: {text}"
 

@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from llmgpu.bench import timing, train
+from llmgpu.bench import PARTS, BenchOptions, timing, train
 from llmgpu.bench.kernels import embedding, measure
 from llmgpu.bench.kernels.cases import Sizes
-from llmgpu.bench.options import PARTS, BenchOptions
 from llmgpu.bench.results import Record, read_record
 from llmgpu.bench.suite import Benchmark
 from llmgpu.lm.config import ModelConfig

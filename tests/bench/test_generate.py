@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench import generate
+from llmgpu.bench import GENERATE, BenchOptions, generate
 from llmgpu.bench.engines import Engine, cpu_engine
-from llmgpu.bench.options import BenchOptions
-from llmgpu.bench.results import GENERATE
 from llmgpu.gpu import Device
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.model import Model

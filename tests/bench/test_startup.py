@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from llmgpu.backend import NUMPY
-from llmgpu.bench import startup
+from llmgpu.bench import STARTUP, BenchOptions, startup
 from llmgpu.bench.engines import Engine, cpu_engine
-from llmgpu.bench.options import BenchOptions
-from llmgpu.bench.results import STARTUP
 from llmgpu.errors import LlmgpuError
 from llmgpu.progress import no_progress
 

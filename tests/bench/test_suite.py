@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, list_adapters
+from llmgpu.bench import PARTS, TEXT_PARTS, BenchOptions
 from llmgpu.bench.engines import Engine, cpu_engine, describe_machine
-from llmgpu.bench.options import PARTS, TEXT_PARTS, BenchOptions
 from llmgpu.bench.peers import tokenizers as peers
 from llmgpu.bench.peers.tokenizers import (
     TOKENIZING_PEERS,

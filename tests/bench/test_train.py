@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench import train
+from llmgpu.bench import BenchOptions, train
 from llmgpu.bench.engines import Engine, cpu_engine
-from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.results import Limits
 from llmgpu.bench.train import (
     OwnSteps,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmgpu.bench.units import quantity, seconds_text, spread_text
+from llmgpu.bench.results import quantity, seconds_text, spread_text
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ from rich.console import Console
 
 from llmgpu import Tokenizer
 from llmgpu.backend import NUMPY
-from llmgpu.bench import suite
+from llmgpu.bench import PARTS, QUICK_RUNS, TEXT_PARTS, BenchOptions, suite
 from llmgpu.bench.engines import Engine, cpu_engine, describe_machine
-from llmgpu.bench.options import PARTS, QUICK_RUNS, TEXT_PARTS, BenchOptions
 from llmgpu.bench.results import Record, Result, TextFacts, Times, load_record
 from llmgpu.bench.suite import MODEL_PARTS, Benchmark
 from llmgpu.bench.tokenizers.corpus import load_text

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bench import EMBEDDING, BenchOptions
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.kernels import operations as kernels
 from llmgpu.bench.kernels.cases import (
@@ -30,9 +31,8 @@ from llmgpu.bench.kernels.cases import (
     empty,
 )
 from llmgpu.bench.kernels.measure import CaseBench
-from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.peers.torch import Torch, missing_torch
-from llmgpu.bench.results import EMBEDDING, Result
+from llmgpu.bench.results import Result
 from llmgpu.lm.ops.embedding import group_tokens
 from llmgpu.lm.ops.operations import open_operations
 from llmgpu.memory import free_memory

@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY
+from llmgpu.bench import KERNELS, BenchOptions
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.kernels.cases import Arrays, KernelCase, Sizes, Tensors
 from llmgpu.bench.kernels.operations import LAYERS
 from llmgpu.bench.kernels.updates import UPDATES
-from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.peers.torch import Torch, first_line
-from llmgpu.bench.results import KERNELS, Result
+from llmgpu.bench.results import Result
 from llmgpu.bench.timing import measure_limits, raise_clocks, time_program, timed
 from llmgpu.bench.tokenizers.measure import measure_tokenizer_kernels
 from llmgpu.errors import LlmgpuError

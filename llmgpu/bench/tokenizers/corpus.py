@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmgpu.bench.options import GENERATED
+from llmgpu.bench import GENERATED
 from llmgpu.bench.results import Result, TextFacts, Times
 from llmgpu.errors import InputError
 from llmgpu.progress import Progress

@@ -26,11 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Backend
+from llmgpu.bench import BPE_TRAIN, KERNELS, TOKENIZE, BenchOptions
 from llmgpu.bench.engines import Engine, cpu_engine
-from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.peers import tokenizers as peers
 from llmgpu.bench.peers.tokenizers import EncodeFile, TokenizingPeer, TrainingPeer
-from llmgpu.bench.results import BPE_TRAIN, KERNELS, TOKENIZE, KernelTimes, Result, Times
+from llmgpu.bench.results import KernelTimes, Result, Times
 from llmgpu.bench.timing import has_timestamps, kernel_times, raise_clocks, timed
 from llmgpu.bench.tokenizers.corpus import Job, load_text
 from llmgpu.bpe.encoding.encoder import CollectedIds, EncodedSlice, Encoder

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from llmgpu.bpe.training.statistics import lengths_of, scripts_of
 from llmgpu.bpe.vocabulary.spelling import readable
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.charts.page import (
+from llmgpu.charts import (
     Bar,
     Column,
     draw_bars,

@@ -6,8 +6,14 @@ from typing import Any
 
 import click
 
-from llmgpu.bench.options import ALL, DEFAULT_PATTERN, DEFAULT_RUNS, DEFAULT_VOCAB_SIZE, PARTS
-from llmgpu.bench.report.compare import DEFAULT_THRESHOLD
+from llmgpu.bench import (
+    ALL,
+    DEFAULT_PATTERN,
+    DEFAULT_RUNS,
+    DEFAULT_THRESHOLD,
+    DEFAULT_VOCAB_SIZE,
+    PARTS,
+)
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary import MATCH_RULES
 from llmgpu.cli.options import force_option, option_group, output_options

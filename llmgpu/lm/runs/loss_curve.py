@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.charts import escape_text
 from llmgpu.charts.axes import Axis, step_axis, value_axis
-from llmgpu.charts.page import escape_text
 from llmgpu.files import atomic_output
 from llmgpu.lm.runs.records import StepRecord
 

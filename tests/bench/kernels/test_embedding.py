@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench import timing
+from llmgpu.bench import BenchOptions, timing
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.kernels import embedding
 from llmgpu.bench.kernels.embedding import (
@@ -32,7 +32,6 @@ from llmgpu.bench.kernels.embedding import (
     measure_embedding,
 )
 from llmgpu.bench.kernels.measure import NO_HALF_PRECISION, prepare, same_values
-from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.results import Result
 from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
 from llmgpu.lm.ops.operations import open_operations

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench import timing
+from llmgpu.bench import BenchOptions, timing
 from llmgpu.bench.engines import Engine, cpu_engine
 from llmgpu.bench.kernels import measure
 from llmgpu.bench.kernels.cases import KernelCase, Sizes
@@ -26,7 +26,6 @@ from llmgpu.bench.kernels.measure import (
     same_values,
     wrong_outputs,
 )
-from llmgpu.bench.options import BenchOptions
 from llmgpu.bench.peers.torch import Torch
 from llmgpu.bench.results import Limits, Result, load_record
 from llmgpu.bench.timing import has_timestamps, keep_busy, raise_clocks

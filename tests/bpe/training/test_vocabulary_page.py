@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from llmgpu.bpe.training.statistics import lengths_of
 from llmgpu.bpe.training.vocabulary_page import draw_vocabulary
-from tests.bench.report.test_page import NASTY, Page, Tags
+from tests.bench.test_page import NASTY, Page, Tags
 from tests.bpe.encoding.test_special_encoding import SPECIAL, vocabulary
 
 

@@ -15,16 +15,16 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from llmgpu.bench.options import PARTS
-from llmgpu.bench.report.page import MOST_KERNELS, draw_report
+from llmgpu.bench import PARTS
+from llmgpu.bench.page import MOST_KERNELS, draw_report
 from llmgpu.bench.results import Record, load_record, read_record
-from llmgpu.charts.roofline import HEIGHT
+from llmgpu.charts.axes import HEIGHT
 from llmgpu.cli.commands.bench import bench
 from tests.bench.conftest import given
-from tests.bench.report.test_compare import record, result
+from tests.bench.test_compare import record, result
 
 HTML = "{http://www.w3.org/1999/xhtml}"
-RECORDED = sorted((Path(__file__).parents[3] / "docs" / "recorded").glob("*.json"))
+RECORDED = sorted((Path(__file__).parents[2] / "docs" / "recorded").glob("*.json"))
 NASTY = "</style><script>alert('1')</script>&amp;\"\0\ud800\N{SNOWMAN} " + "long" * 60
 WIDTHS = (380, 760, 1020, 1280)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -95,7 +95,7 @@ def test_recorded_runs_have_pages(path: Path, tmp_path: Path) -> None:
     assert all(found.engine in page.text for found in timed)
     # Bars of kernels are shares of what was measured as limits, which a record may be without.
     others = [found for found in timed if found.what != "kernels"]
-    peers = [found for found in others if record.is_peer(found)]
+    peers = [found for found in others if found.peer]
     assert len(page.all("rect", "own")) >= len(others) - len(peers) > 0
     assert len(page.all("rect", "peer")) >= len(peers) > 0
 
@@ -149,7 +149,10 @@ def test_hostile_records_that_are_valid_are_drawn(tmp_path: Path) -> None:
 
 def test_bars_are_as_long_as_rates() -> None:
     times = {"NumPy": 25.0, "a GPU": 100.0, "tiktoken 1": 50.0}
-    results = [result("tokenize", name, mb_per_second=rate) for name, rate in times.items()]
+    results = [
+        result("tokenize", name, mb_per_second=rate, peer=name.startswith("tiktoken"))
+        for name, rate in times.items()
+    ]
     page = Page(draw(record(*results)))
     own = [node.get("width") for node in page.all("rect", "own")]
     assert own == ["25.00%", "100.00%"]
@@ -161,7 +164,7 @@ def test_bars_are_as_long_as_rates() -> None:
 def test_bars_of_what_arithmetic_limits_are_operations() -> None:
     rates = {"bytes_per_second": 1e9, "operations_per_second": 2e12}
     own = result("tokenize", "a GPU", **rates, share_of_copy=0.1, share_of_floor=0.5)
-    other = result("tokenize", "tiktoken 1", **rates | {"operations_per_second": 1e12})
+    other = result("tokenize", "tiktoken 1", **rates | {"operations_per_second": 1e12}, peer=True)
     page = Page(draw(record(own, other)))
     assert "arithmetic per second: more is better" in page.text
     assert [node.get("width") for node in page.all("rect", "peer")] == ["50.00%"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmgpu.bench.report.tables import (
+from llmgpu.bench.report import (
     MEASURES,
     SHARE_OF_FLOOR,
     SPEED_UP,
@@ -14,9 +14,9 @@ from llmgpu.bench.report.tables import (
     headlines,
 )
 from llmgpu.bench.results import Result, load_record, read_record
-from tests.bench.report.test_compare import record, result
+from tests.bench.test_compare import record, result
 
-RECORDED = Path(__file__).parents[3] / "docs" / "recorded"
+RECORDED = Path(__file__).parents[2] / "docs" / "recorded"
 
 
 def test_measures_of_a_result() -> None:

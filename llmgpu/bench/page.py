@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
-from llmgpu.bench.report.tables import (
+from llmgpu.bench import BPE_TRAIN, EMBEDDING, GENERATE, KERNELS, STARTUP, TOKENIZE, TRAIN
+from llmgpu.bench.report import (
     OPERATION_RATE,
     SHARE_OF_FLOOR,
     columns_of,
@@ -14,20 +15,8 @@ from llmgpu.bench.report.tables import (
     headlines,
     time_lines,
 )
-from llmgpu.bench.results import (
-    BPE_TRAIN,
-    EMBEDDING,
-    GENERATE,
-    KERNELS,
-    STARTUP,
-    TOKENIZE,
-    TRAIN,
-    Record,
-    Result,
-    ResultTable,
-)
-from llmgpu.bench.units import quantity, seconds_text, three_digits
-from llmgpu.charts.page import (
+from llmgpu.bench.results import Record, Result, ResultTable, quantity, seconds_text, three_digits
+from llmgpu.charts import (
     Bar,
     Column,
     draw_bars,
@@ -37,7 +26,7 @@ from llmgpu.charts.page import (
     escape_text,
     folded,
 )
-from llmgpu.charts.roofline import Dot, Roof, draw_roofline
+from llmgpu.charts.axes import Dot, draw_roofline
 
 MOST_KERNELS = 12  # in a chart; the others are added up
 _SOFTWARE = "software adapter"  # kind of an adapter
@@ -93,7 +82,7 @@ def draw_report(record: Record) -> str:
 
 
 def _head(record: Record) -> Iterator[str]:
-    """Yield what was measured on, and what could not be."""
+    """Yield warnings, headlines and facts."""
     if not record.complete:
         yield '<p class="warning">Interrupted: these are the results so far.</p>'
     if not record.is_correct:
@@ -123,7 +112,7 @@ def _part(what: str, tables: Sequence[ResultTable], record: Record) -> list[str]
     lines = [f'<h2 id="{escape_text(what)}">{title}</h2>']
     lines += [f"<p>{text}</p>" for text in introduction]
     if what == KERNELS:
-        lines += _next_to_peers(tables, record)
+        lines += _next_to_peers(tables)
     software = {a.name for a in record.machine.adapters if a.kind == _SOFTWARE}
     for table in tables:
         lines.append(f"<h3>{escape_text(table.title)}</h3>")
@@ -136,7 +125,7 @@ def _part(what: str, tables: Sequence[ResultTable], record: Record) -> list[str]
 def _table(table: ResultTable, record: Record, software: Set[str]) -> list[str]:
     """Return charts, a table and details; software: the names of software adapters."""
     is_kernels = table.what == KERNELS
-    lines = _engine_charts(table, record) if is_kernels else result_bars(table, record)
+    lines = _engine_charts(table, record) if is_kernels else result_bars(table)
     lines += draw_table(columns_of(table), [result.correct is False for result in table.results])
     if table.answers:
         lines.append(f'<p class="small">answers: {escape_text(table.answers)}</p>')
@@ -146,7 +135,7 @@ def _table(table: ResultTable, record: Record, software: Set[str]) -> list[str]:
     return lines
 
 
-def _next_to_peers(tables: Sequence[ResultTable], record: Record) -> list[str]:
+def _next_to_peers(tables: Sequence[ResultTable]) -> list[str]:
     """Return a chart for each kernel that another program was measured at."""
     kernels: dict[str, dict[str, Result]] = {}
     for table in tables:
@@ -156,14 +145,14 @@ def _next_to_peers(tables: Sequence[ResultTable], record: Record) -> list[str]:
     lines: list[str] = []
     for title, by_engine in kernels.items():
         results = [result for result in by_engine.values() if result.seconds is not None]
-        if any(map(record.is_peer, results)):
+        if any(result.peer for result in results):
             lines.append(f"<h4>{escape_text(title)}</h4>")
-            lines += result_bars(ResultTable(KERNELS, title, results), record)
+            lines += result_bars(ResultTable(KERNELS, title, results))
     return ["<h3>Next to other programs</h3>", *lines] if lines else []
 
 
 def _engine_charts(table: ResultTable, record: Record) -> list[str]:
-    """Return the roofline of an engine whose limits are known, and how near kernels are to it."""
+    """Return the roofline of an engine whose limits are known, and shares of its limits."""
     limits = record.limits.get(table.title)
     dots = {k: dot for k, result in enumerate(table.results) if (dot := dot_of(result))}
     if limits is None or not dots:
@@ -182,8 +171,8 @@ def _engine_charts(table: ResultTable, record: Record) -> list[str]:
     if limits.matrix_operations_per_second is not None:
         rates.append(limits.matrix_operations_per_second)
         measured += f", matrix units {quantity(rates[1], 'FLOP/s')}"
-    title, roof = f"Roofline of {table.title}", Roof(bandwidth, rates)
-    roofline = draw_roofline([*dots.values()], roof, title, f"{title}; {measured}")
+    title = f"Roofline of {table.title}"
+    roofline = draw_roofline([*dots.values()], bandwidth, rates, title, f"{title}; {measured}")
     return [*roofline, *folded("What the numbers are", draw_table(columns)), *share_bars(table)]
 
 
@@ -199,7 +188,7 @@ def _details(result: Result, *, is_open: bool) -> list[str]:
     return folded(f"Where the time of {result.name} goes", [*chart, *times], is_open=is_open)
 
 
-def result_bars(table: ResultTable, record: Record) -> list[str]:
+def result_bars(table: ResultTable) -> list[str]:
     """Return the chart of a job: how fast each is at it, by a rate or else by the median time."""
     rate = common_rate(table.results)
     bars = []
@@ -208,7 +197,7 @@ def result_bars(table: ResultTable, record: Record) -> list[str]:
         if result.seconds is not None:
             number = rate.of(result) if rate else result.median
             value = rate.full_text(result) if rate else seconds_text(result.median)
-        kind = "peer" if record.is_peer(result) else "own"
+        kind = "peer" if result.peer else "own"
         bars.append(Bar(result.engine, kind, value, number, result.kind_and_way[1]))
     if all(bar.number is None for bar in bars):
         return []
@@ -218,7 +207,7 @@ def result_bars(table: ResultTable, record: Record) -> list[str]:
 
 
 def share_bars(table: ResultTable) -> list[str]:
-    """Return the chart of how near an engine's kernels are to what it can do."""
+    """Return the chart of the shares that an engine's kernels reach of its limits."""
     bars = [
         Bar(r.variant or "kernel", "own", SHARE_OF_FLOOR.text(r), r.share_of_floor, r.sizes)
         for r in table.results
@@ -243,7 +232,7 @@ def kernel_bars(seconds: Mapping[str, float], caption: str) -> list[str]:
 
 
 def dot_of(result: Result) -> Dot | None:
-    """Return where a result is on a roofline, None if it has no place there."""
+    """Return the place of a result on a roofline, None if it has none."""
     numbers = (result.bytes or 0, result.operations or 0, result.operations_per_second or 0)
     nbytes, operations, rate = numbers
     return (operations / nbytes, rate) if result.seconds and min(numbers) > 0 else None
