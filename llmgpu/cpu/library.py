@@ -123,7 +123,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "rotary": (None, *[c_void_p] * 5, c_int64, c_int64, c_int64, c_int),
     "swiglu": (None, *[c_void_p] * 4, c_int64),
     "swiglu_backward": (None, *[c_void_p] * 6, c_int64),
-    "cross_entropy": (None, *[c_void_p] * 7, c_int64, c_int64, c_int64, c_int),
+    "cross_entropy": (None, *[c_void_p] * 7, c_int64, c_int64, c_int64),
     "reduce_norm_sq": (None, *[c_void_p] * 3, c_int64, c_int64),
     "adamw": (None, *[c_void_p] * 7, c_int, c_int64),
 }

@@ -206,7 +206,6 @@ typedef struct {
     float *losses, *smoothing, *z_losses;
     const float *params;
     int64_t width, tokens;
-    int is_joint;
 } Loss;
 
 /* Write the parts of a row's loss, and the gradient over its finite logits; see
@@ -218,7 +217,7 @@ static void row_loss(const Loss *p, int64_t row, float *logits, uint32_t target)
     const float spread = alpha * p->params[3];
     int64_t n = p->tokens;
     float largest = kernels->largest(logits, n), distance = logits[target] - largest;
-    float loss = -(p->is_joint ? 1.0f - alpha : 1.0f) * distance, smoothing = 0.0f;
+    float loss = -distance, smoothing = 0.0f;
 
     if (alpha > 0.0f) {
         double sum = 0;
@@ -226,8 +225,6 @@ static void row_loss(const Loss *p, int64_t row, float *logits, uint32_t target)
             sum += (double)(logits[i] - largest);
         float mean = (float)(sum / (double)n);
         smoothing = alpha * (distance - mean);
-        if (p->is_joint)
-            loss -= alpha * mean;
     }
     kernels->exp_shifted(logits, n, largest);
     /* Keep the target apart from the rest, whose share 1 - p is exact even if p is nearly 1. */
@@ -237,7 +234,7 @@ static void row_loss(const Loss *p, int64_t row, float *logits, uint32_t target)
     float log_sum_exp = largest + log_of(total), z_loss = beta * log_sum_exp * log_sum_exp;
     /* Where the target is the largest, the others' sum may be too small for 1 + rest. */
     loss += of_target == 1.0f ? (float)log1p((double)rest) : log_of(total);
-    p->losses[row] = p->is_joint ? loss + z_loss : loss;
+    p->losses[row] = loss;
     p->smoothing[row] = smoothing;
     p->z_losses[row] = z_loss;
     float pull = 2.0f * beta * log_sum_exp, factor = (1.0f + pull) / total;
@@ -270,9 +267,9 @@ static void loss_rows(const void *arguments, int64_t start, int64_t stop, int64_
  * Operations.cross_entropy. */
 API void llmgpu_cross_entropy(Threads *threads, float *logits, const uint32_t *targets,
                               float *losses, float *smoothing, float *z_losses, const float *params,
-                              int64_t rows, int64_t width, int64_t tokens, int is_joint)
+                              int64_t rows, int64_t width, int64_t tokens)
 {
-    Loss loss = {logits, targets, losses, smoothing, z_losses, params, width, tokens, is_joint};
+    Loss loss = {logits, targets, losses, smoothing, z_losses, params, width, tokens};
     run_job(threads, loss_rows, &loss, rows, worthwhile_step(width));
 }
 

@@ -150,8 +150,8 @@ class LossGraph:
     which no other gradient follows from, may be left out. The host writes each batch by
     `write_batch`, and `write_loss_params` before each step.
 
-    padded: see `TrainOptions.padded_loss`. separator: attention does not reach back beyond this id;
-    None: to the first token of the sequence. recompute: the backward pass computes what is inside
+    separator: attention does not reach back beyond this id; None: to the first token of the
+    sequence. recompute: the backward pass computes what is inside
     layers again, so that only their outputs are kept. logits_bytes: of one block of rows. losses:
     of the last run, (N,) each. likeliest: with `find_likeliest`, the most probable id of each row,
     uint32 (N,).
@@ -165,7 +165,6 @@ class LossGraph:
         gradients: Mapping[str, Tensor] | None = None,
         packed_gradients: Mapping[str, Packed] | None = None,
         *,
-        padded: bool = False,
         separator: int | None = None,
         logits_bytes: int | None = None,
         find_likeliest: bool = False,
@@ -173,7 +172,7 @@ class LossGraph:
     ) -> None:
         """Make the activations of all layers, or of only one if there are no gradients to find."""
         self.model = model
-        self._padded, self._separator, self._recompute = padded, separator, recompute
+        self._separator, self._recompute = separator, recompute
         self.rows = batch * seq
         ops, config = model.operations, model.config
         self._shape = model.attention_shape(batch, seq)
@@ -257,12 +256,6 @@ class LossGraph:
             for tensor, array in zip(tensors, group_tokens(ids), strict=True):
                 ops.write(tensor, array)
 
-    @property
-    def logits_of_tokens(self) -> int:
-        """How many logits of a row the softmax is taken over."""
-        config = self.model.config
-        return config.padded_vocab_size if self._padded else config.vocab_size
-
     def write_loss_params(
         self, count: int, label_smoothing: float, z_loss: float, scale: float = 1.0
     ) -> None:
@@ -271,7 +264,7 @@ class LossGraph:
         scale: factor of all gradients.
         """
         share = scale / count if count else 0.0
-        params = [share, label_smoothing, z_loss, 1 / self.logits_of_tokens]
+        params = [share, label_smoothing, z_loss, 1 / self.model.config.vocab_size]
         self.model.operations.write(self._loss_params, np.array(params, np.float32))
 
     def record_losses(self) -> None:
@@ -344,19 +337,18 @@ class LossGraph:
 
     def _record_block_loss(self, start: int, stop: int) -> Tensor:
         """Record logits and losses of a block of rows; return the logits' gradient."""
-        ops = self.model.operations
+        ops, tokens = self.model.operations, self.model.config.vocab_size
         logits = self.logits.rows(0, stop - start)
         gradient = self._logits_gradient.rows(0, stop - start)
         ops.linear(self.final_normed.rows(start, stop), self.model.output_weight, logits)
         if self.likeliest is not None:
-            ops.argmax(logits, self.likeliest.rows(start, stop), self.logits_of_tokens)
+            ops.argmax(logits, self.likeliest.rows(start, stop), tokens)
         ops.cross_entropy(
             logits,
             self.targets.rows(start, stop),
             self.losses.rows(start, stop),
             self._loss_params,
-            tokens=self.logits_of_tokens,
-            joint=self._padded,
+            tokens=tokens,
             gradient=gradient if gradient.is_half else None,
         )
         return gradient

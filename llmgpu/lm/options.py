@@ -63,13 +63,6 @@ class TrainOptions:
     recompute: activations inside layers are computed again in the backward pass, to the same bits,
     and not kept.
 
-    As in runs of earlier versions, dense_gradient: sparse_embedding makes the gradient, and takes
-    the norm, of the whole table. padded_loss: the softmax runs over all rows of the table, those
-    that stand for no token included, the training loss has label smoothing and z-loss in it, and
-    checkpoints have all rows. half_weights_only: f16 rounds the weights in products and nothing
-    else, and does not scale the loss. Without stacked_steps Muon takes the steps of matrices one by
-    one, which on a GPU adds some sums in another order.
-
     lora_rank: the rank of adapters that are trained in place of the model's weights, 0: none.
     lora_alpha: they count lora_alpha / lora_rank times. lora_targets: the matrices that have one,
     from `LORA_TARGETS`, with commas between them.
@@ -107,14 +100,10 @@ class TrainOptions:
     evaluation_fraction: float = 0.01
     evaluation_batches: int = 20
     evaluation_parts: int = 32
-    padded_loss: bool = False
-    dense_gradient: bool = False
     lora_rank: int = 0
     lora_alpha: float = 0.0
     lora_targets: str = ""
     driver: DriverName = "wgpu"
-    half_weights_only: bool = False
-    stacked_steps: bool = True
     f16_version: int = F16_VERSION
     document_mask: bool = True
     recompute: bool = False
@@ -232,7 +221,7 @@ class TrainOptions:
     @property
     def is_mixed(self) -> bool:
         """Whether products take half-precision factors, and the loss is scaled."""
-        return self.precision == "f16" and not self.half_weights_only
+        return self.precision == "f16"
 
     @property
     def sequences(self) -> int:

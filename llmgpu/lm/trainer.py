@@ -39,10 +39,10 @@ LEAST_STAGE = 1 << 20  # numbers whose sums over workers are worth a submission 
 class StepResult:
     """Results of a step.
 
-    loss, smoothing_loss, z_loss: means of the parts of the loss over its targets; with
-    `TrainOptions.padded_loss` the first is that of all parts together. grad_norm: norm of the
-    gradients before clipping. is_skipped: its gradients overflowed at the scale they had, so that
-    it changed nothing; is_bad: it changed nothing for another reason, nor does any after it.
+    loss, smoothing_loss, z_loss: means of the parts of the loss over its targets. grad_norm: norm
+    of the gradients before clipping. is_skipped: its gradients overflowed at the scale they had,
+    so that it changed nothing; is_bad: it changed nothing for another reason, nor does any after
+    it.
     """
 
     loss: float
@@ -81,8 +81,8 @@ class Trainer:
         self.options = options
         self.step = 0
         self.slots = slots
-        half = options.precision == "f16"
-        self.model = Model(operations, config, half=half, mixed=options.is_mixed)
+        in_half = options.is_mixed
+        self.model = Model(operations, config, half=in_half, mixed=in_half)
         self.adapters = Adapters(self.model, options) if options.lora_rank else None
         trained = None if self.adapters is None else self.adapters.trained
         self.updates = Updates(self.model, options, slots, trained)
@@ -93,7 +93,6 @@ class Trainer:
             config.seq_len,
             of_weights.gradients,
             of_weights.packed_gradients,
-            padded=options.padded_loss,
             separator=separator,
             recompute=options.recompute,
         )
@@ -183,8 +182,8 @@ class Trainer:
         self._ops.prepare(self._batch_programs[first])
         self._finish_step()
         # The loss is the mean over the targets of all batches that gradients are summed over.
-        limit = self.graph.logits_of_tokens
-        count = sum(int(np.count_nonzero(targets < limit)) for _, targets in counted)
+        tokens = self.model.config.vocab_size
+        count = sum(int(np.count_nonzero(targets < tokens)) for _, targets in counted)
         self.graph.write_loss_params(
             count, self.options.label_smoothing, self.options.z_loss, self.updates.scale
         )

@@ -38,7 +38,7 @@ class Updates:
     trained: what is updated. gradients, states: by weight name. stats: results of the last step,
     see `finalize_grad_stats`.
     rows: with sparse updates, the rows of the embedding table that a step updates; its gradient has
-    these rows alone, unless `TrainOptions.dense_gradient` asks for all of them.
+    these rows alone.
     history: (slots, 8) as `Operations.finalize_grad_stats` writes it; row step % slots.
     loss_scaling: with half-precision gradients.
     loss_sums: (3 * grad_accum, SUM_WIDTH), column 0 has the sums of the batches' losses, then those
@@ -60,13 +60,14 @@ class Updates:
         self.trained = trained
         self._options = options
         self.rows: Tensor | None = None
+        self.gradients: dict[str, Tensor] = {}
         if options.sparse_embedding:
             count = min(options.sequences * model.config.seq_len, model.config.vocab_size)
             self.rows = ops.tensor("updated rows", (count,), np.uint32)
-            self._row_gradient = ops.tensor("gradient of updated rows", (count, model.config.dim))
-        self.gradients: dict[str, Tensor] = {}
-        if options.sparse_embedding and not options.dense_gradient:
-            self.gradients[EMBEDDING] = self._row_gradient  # its weight is the first one
+            # Its weight is the first one.
+            self.gradients[EMBEDDING] = ops.tensor(
+                "gradient of updated rows", (count, model.config.dim)
+            )
         whole = [weight for weight in trained if weight.name not in self.gradients]
         made, self.packed_gradients = make_weights(ops, whole, np.float32, "gradient of {}")
         self.gradients |= made
@@ -106,7 +107,7 @@ class Updates:
         rows = np.full(self.rows.shape, IGNORED_TARGET, np.uint32)
         rows[: len(distinct)] = distinct
         self._model.operations.write(self.rows, rows)
-        return None if self._options.dense_gradient else distinct
+        return distinct
 
     def write_step(self, step: int, learning_rate: float, count: int) -> None:
         """Write the numbers of step `step` (from 0), whose batches have `count` valid targets."""
@@ -143,22 +144,18 @@ class Updates:
         ops.finalize_grad_stats(
             self.partials, self.loss_sums, self.stats, self.history, self._hyper
         )
-        updated = dict(self.gradients)
-        if self.rows is not None and self._options.dense_gradient:
-            ops.embed_lookup(self.rows, self.gradients[EMBEDDING], self._row_gradient)
-            updated[EMBEDDING] = self._row_gradient
         steps = []
         for weight, tensor in self.trained.items():
             update = WeightUpdate(
                 tensor,
-                updated[weight.name],
+                self.gradients[weight.name],
                 self.stats,
                 self._table_hyper if weight.is_table else self._hyper,
                 weight.decays,
                 self._model.half_copies.get(weight.name),
             )
             steps.append((self.states[weight.name], update))
-        self._optimizer.record(ops, steps, self._options.stacked_steps)
+        self._optimizer.record(ops, steps)
 
     def bad_tensors(self) -> list[str]:
         """Return the weights whose gradients' norms were not finite in the last step."""

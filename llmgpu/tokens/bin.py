@@ -45,13 +45,17 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 _SIDE_FIELDS: dict[str, type] = {
     "dtype": str,
+    "layout": str,
     "count": int,
     "bytes": int,
     "vocabulary_size": int,
     "fingerprint": str,
+    "documents": int,
+    "continues": bool,
+    "length": int,
+    "sample_sha256": str,
     "document_offsets": list,
 }
-_SAMPLED_FIELDS: dict[str, type] = {"length": int, "sample_sha256": str}  # not in old side files
 _MASK_ENDING = ".mask.npy"
 
 
@@ -117,7 +121,6 @@ def index_path(path: str | Path, layout: Layout) -> str | None:
 def read_side_file(path: str | Path) -> dict[str, object]:
     """Return the content of the side file of the ``bin`` file `path`, types of fields checked.
 
-    A missing layout is "raw".
     Raises InputError if it is missing, damaged, of another format or of a newer version.
     """
     name = side_path(path)
@@ -129,15 +132,16 @@ def read_side_file(path: str | Path) -> dict[str, object]:
     version = side.get("version")
     if version != SIDE_VERSION:
         raise InputError(f"{name}: version {quote(version)}, but this llmgpu reads {SIDE_VERSION}")
-    for field, kind in (_SIDE_FIELDS | (_SAMPLED_FIELDS if _is_sampled(side) else {})).items():
+    for field, kind in _SIDE_FIELDS.items():
         value = side.get(field)
         if type(value) is not kind or (type(value) is int and value < 0):
             raise InputError(f"{name}: field {field!r} is missing or not of type {kind.__name__}")
     if side["dtype"] not in ("uint16", "uint32"):
         raise InputError(f"{name}: dtype {quote(side['dtype'])} is neither uint16 nor uint32")
-    layout = side.setdefault("layout", "raw")
-    if not isinstance(layout, str) or layout not in LAYOUTS:
-        raise InputError(f"{name}: layout {quote(layout)} is not one of {', '.join(LAYOUTS)}")
+    if side["layout"] not in LAYOUTS:
+        raise InputError(
+            f"{name}: layout {quote(side['layout'])} is not one of {', '.join(LAYOUTS)}"
+        )
     _check_offsets(name, cast(list[object], side["document_offsets"]), cast(int, side["count"]))
     mask = side.get("loss_mask")
     if mask is not None and (not isinstance(mask, dict) or mask.keys() != {"sample_sha256"}):
@@ -291,14 +295,9 @@ def _side_facts(name: str, side: dict[str, object], is_stream: bool) -> _BinFact
             f"{name} has {size} bytes, but by its side file {side_path(name)} it has {count} ids "
             f"of {dtype.itemsize} bytes{header}: they don't belong together, or one is cut short"
         )
-    if not is_stream and _is_sampled(side):
+    if not is_stream:
         _check_samples(name, side, name)
     return _BinFacts(layout, dtype, count)
-
-
-def _is_sampled(side: dict[str, object]) -> bool:
-    """Whether a side file says anything of samples, as all do that are not of old versions."""
-    return bool(side.keys() & _SAMPLED_FIELDS.keys())
 
 
 def _check_samples(name: str, side: dict[str, object], tokens: str) -> None:

@@ -97,18 +97,21 @@ def describe_manifest(path: str | Path) -> dict[str, Any]:
 def read_facts(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
     """Return what a manifest holds, and its shards; InputError as `read_manifest`."""
     failure = "is not a list of token shards, as --shard-tokens writes OUT.json"
-    return _read(path, json.loads, MANIFEST_FORMAT, (VERSION,), failure)
+    return _read(path, json.loads, MANIFEST_FORMAT, VERSION, failure)
 
 
 def read_progress(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
     """Return what a progress file holds, and the finished shards; InputError if it is damaged."""
     failure = "does not say what a run has finished"
-    return _read(path, _parse_progress, PROGRESS_FORMAT, (1, PROGRESS_VERSION), failure)
+    content, shards = _read(path, _parse_progress, PROGRESS_FORMAT, PROGRESS_VERSION, failure)
+    if not isinstance(content.get("run"), dict):
+        raise InputError(f"{path} {failure} (its run is not an object)")
+    return content, shards
 
 
 def _parse_progress(data: bytes) -> dict[str, Any]:
     """Return a progress file as one object; a job that was killed may leave part of a line last."""
-    if data.startswith(b"{\n"):  # version 1 was an object
+    if data.startswith(b"{\n"):  # one object, as version 1 was; `_read` names the version
         return {**json.loads(data)}
     job, _, rest = data.partition(b"\n")
     lines = rest[: rest.rfind(b"\n") + 1].splitlines()
@@ -119,7 +122,7 @@ def _read(
     path: str | Path,
     parse: Callable[[bytes], dict[str, Any]],
     format: str,
-    versions: tuple[int, ...],
+    version: int,
     failure: str,
 ) -> tuple[dict[str, Any], list[Shard]]:
     """Return what a manifest or a progress file holds, and its shards.
@@ -130,8 +133,6 @@ def _read(
         content = parse(read_whole(path, "list of shards"))
         found = content["format"], content["version"]
         shards = [Shard(**entry) for entry in content["shards"]]
-        if not isinstance(content.get("run", {}), dict):
-            raise TypeError("its run is not an object")
         for shard in shards:
             if not isinstance(shard.file, str) or os.path.basename(shard.file) != shard.file:
                 raise ValueError(
@@ -142,9 +143,9 @@ def _read(
         kind = kind_of(str(path))
         what = f"it is {kind}" if kind not in (None, TEXT, MANIFEST, PROGRESS) else error
         raise InputError(f"{path} {failure} ({what})") from error
-    if found[0] != format or found[1] not in versions:
+    if found[0] != format or found[1] != version:
         raise InputError(
-            f"{path}: {quote(found[0])} version {quote(found[1])}, not {format} {versions[-1]}"
+            f"{path}: {quote(found[0])} version {quote(found[1])}, not {format} {version}"
         )
     return content, shards
 

@@ -393,7 +393,7 @@ def _read_progress(names: ShardNames, run: Run) -> list[Shard]:
     if not os.path.lexists(path):
         return []
     content, shards = read_progress(path)
-    check_same_run(f"{path} belongs to another run", content.get("run", {}), run)
+    check_same_run(f"{path} belongs to another run", content["run"], run)
     whole = 0
     while whole < len(shards) and is_whole(names.shard(whole), shards[whole]):
         whole += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -193,13 +194,12 @@ def test_options_of_checkpoints(llmgpu: Run, corpus: Path) -> None:
 
 
 def test_what_began_with_another_version_of_unicode_keeps_it(llmgpu: Run, tmp_path: Path) -> None:
-    """A checkpoint and word counts as they were before the version was recorded."""
+    """A checkpoint and word counts of Unicode 18; a checkpoint that says no version is refused."""
     text = "x\u0558y \u0295Ali \u0295Umar ".encode() * 30
     (tmp_path / "t.txt").write_bytes(text)
     options = TrainingOptions(275, "o200k", unicode="18.0")
     run = options.facts() | {FILES: [["t.txt", *file_facts(str(tmp_path / "t.txt"))[1:]]]}
     run |= {"text_field": "text", "encoding_errors": "raw", "doc_separators": [], "limit": None}
-    del run["Unicode version"]
     counts = count_corpus(corpus_from_bytes(text), make_plan(options, NUMPY))
     checkpoint = Checkpoint.begin(tmp_path / "kept", run)
     save_counts(checkpoint.counts_path, counts)
@@ -207,6 +207,12 @@ def test_what_began_with_another_version_of_unicode_keeps_it(llmgpu: Run, tmp_pa
     save_counts(tmp_path / "c", counts)
     expected = train_vocabulary(counts, options, NUMPY).vocabulary
     common = ("--device", "cpu", "-q", "--vocab-size", "275")
+    shutil.copytree(tmp_path / "kept", tmp_path / "old")
+    del run["Unicode version"]
+    content = json.loads((tmp_path / "old" / "run.json").read_bytes()) | {"run": run}
+    (tmp_path / "old" / "run.json").write_text(json.dumps(content))
+    old = ("t.txt", "--pattern", "o200k", "--checkpoint", "old", "--resume", "-o", "old.bin")
+    fails(llmgpu("bpe-train", *old, *common), 1, "old lacks the Unicode version, as in unreleased")
     resume = ("t.txt", "--pattern", "o200k", "--checkpoint", "kept", "--resume")
     for source, output in ((resume, "resumed.bin"), (("--from-counts", "c"), "counted.bin")):
         assert llmgpu("bpe-train", *source, *common, "-o", output).returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -145,10 +146,12 @@ def test_a_damaged_llmc_file(llmgpu: Run, vocab: Path, corpus: Path) -> None:
         llmgpu(*decode, "x.bin"), 1, "x.bin is not the file that its side file x.bin.json describes"
     )
     side = json.loads((corpus.parent / "x.bin.json").read_bytes())
-    del side["length"], side["sample_sha256"]  # as in side files of old versions
-    (corpus.parent / "x.bin.json").write_text(json.dumps(side))
+    damaged = hashlib.sha256(path.read_bytes()).hexdigest()  # as if written like this
+    (corpus.parent / "x.bin.json").write_text(json.dumps(side | {"sample_sha256": damaged}))
     fails(llmgpu(*decode, "x.bin"), 1, "x.bin: not a header of llm.c tokens (magic ")
     path.write_bytes(whole[:8] + b"\1\0\0\0" + whole[12:])
+    damaged = hashlib.sha256(path.read_bytes()).hexdigest()
+    (corpus.parent / "x.bin.json").write_text(json.dumps(side | {"sample_sha256": damaged}))
     fails(
         llmgpu(*decode, "x.bin"),
         1,

@@ -52,15 +52,13 @@ def run(operations: Operations, program: Any) -> None:
 
 
 @pytest.mark.parametrize("config", KINDS, ids=KIND_NAMES)
-@pytest.mark.parametrize(("block_rows", "padded"), [(None, False), (64, False), (None, True)])
+@pytest.mark.parametrize("block_rows", [None, 64])
 def test_gradients_are_those_of_the_float64_model(
     operations: Operations,
     config: ModelConfig,
     block_rows: int | None,
-    padded: bool,
     monkeypatch: Any,
 ) -> None:
-    """padded: rows of the table without a token count, as in runs of earlier versions."""
     if block_rows:
         monkeypatch.setattr("llmgpu.lm.gradients.LOGITS_BYTES", 4 * 128 * block_rows)
     batch = 10
@@ -73,21 +71,20 @@ def test_gradients_are_those_of_the_float64_model(
         if name.endswith((".bias", "q_norm.weight", "k_norm.weight")):
             first[name] += np.linspace(-0.5, 0.4, len(first[name]), dtype=np.float32)
     for table in {"model.embed_tokens.weight", "lm_head.weight"} & first.keys():
-        first[table][config.vocab_size :] = 0.1 if padded else 1e30
+        first[table][config.vocab_size :] = 1e30
     model.load(first.__getitem__)
     gradients = {name: operations.tensor(name, t.shape) for name, t in model.weights.items()}
-    graph = LossGraph(model, batch, config.seq_len, gradients, padded=padded)
+    graph = LossGraph(model, batch, config.seq_len, gradients)
     graph.write_loss_params(count, 0.1, 1e-3)
     with operations.record("gradients") as program:
         graph.record_gradients()
     graph.write_batch(tokens, targets)
     run(operations, program)
     weights = {name: values.astype(np.float64) for name, values in read_weights(model).items()}
-    vocab_size = config.padded_vocab_size if padded else config.vocab_size
-    reference = Llama(replace(config, vocab_size=vocab_size), weights)
+    reference = Llama(config, weights)
     loss, expected = reference.loss_and_gradients(tokens, targets, smoothing=0.1, z_weight=1e-3)
     parts = [operations.read(part).sum() for part in graph.losses.parts]
-    assert sum(parts[: 1 if padded else 3]) / count == pytest.approx(loss, rel=1e-5)
+    assert sum(parts) / count == pytest.approx(loss, rel=1e-5)
     # Norms of heads divide by small numbers: float32 errs by 5e-5 in NumPy and 1.6e-4 on an H200.
     tolerance = 3e-4 if config.qk_norm else 3e-5
     for name, gradient in gradients.items():
@@ -370,14 +367,11 @@ def test_moments_in_eight_bits_train_as_well(operations: Operations) -> None:
     np.testing.assert_allclose(losses, recorded()["float32"]["losses"][:40], rtol=0.03)
 
 
-@pytest.mark.parametrize("dense_gradient", [False, True])
-def test_sparse_updates_are_those_of_a_whole_gradient(
-    operations: Operations, dense_gradient: bool
-) -> None:
+def test_sparse_updates_are_those_of_a_whole_gradient(operations: Operations) -> None:
     """The gradient has the rows of a step's ids, and one step is that of all rows."""
     config = replace(SMALL, tied=False, vocab_size=500)
     dense = TrainOptions(batch_size=2, grad_accum=3, weight_decay=0.0, grad_clip=0.1)
-    sparse = replace(dense, sparse_embedding=True, dense_gradient=dense_gradient)
+    sparse = replace(dense, sparse_embedding=True)
     batches = [random_batch(config, 2, seed) for seed in range(3)]
     ids = np.unique([tokens for tokens, _ in batches])
     trainers = [Trainer(operations, config, options, slots=1) for options in (sparse, dense)]
@@ -389,11 +383,10 @@ def test_sparse_updates_are_those_of_a_whole_gradient(
     gradients = [t.updates.gradients["model.embed_tokens.weight"] for t in trainers]
     rows, whole = (operations.read(gradient) for gradient in gradients)
     assert (whole[ids] != 0).any(axis=1).sum() > 10
-    if not dense_gradient:
-        assert gradients[0].shape == (2 * 3 * config.seq_len, config.dim)
-        assert not rows[len(ids) :].any()
-        np.testing.assert_array_equal(rows[: len(ids)], whole[ids])
-        assert not whole[np.setdiff1d(np.arange(len(whole)), ids)].any()
+    assert gradients[0].shape == (2 * 3 * config.seq_len, config.dim)
+    assert not rows[len(ids) :].any()
+    np.testing.assert_array_equal(rows[: len(ids)], whole[ids])
+    assert not whole[np.setdiff1d(np.arange(len(whole)), ids)].any()
     one, other = (trainer.results(1)[0] for trainer in trainers)
     assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-6)
     weights = [read_weights(trainer.model) for trainer in trainers]

@@ -109,17 +109,17 @@ def test_a_changed_file_is_refused(tmp_path: Path) -> None:
             read(path)
 
 
-@pytest.mark.parametrize("field", ["length", "sample_sha256"])
-def test_samples_are_all_there_or_none_is(tmp_path: Path, field: str) -> None:
+@pytest.mark.parametrize("field", ["layout", "documents", "continues", "length", "sample_sha256"])
+def test_a_side_file_without_a_field_is_refused(tmp_path: Path, field: str) -> None:
+    """Unreleased versions wrote fewer fields; none is filled in."""
     path, side_path = tmp_path / "ids.bin", tmp_path / "ids.bin.json"
     write_ids(tmp_path, OLD)
     side = json.loads(side_path.read_bytes())
-    old = {name: side[name] for name in side if name not in ("length", "sample_sha256")}
-    side_path.write_text(json.dumps(old))
-    assert read_ids(path) == OLD
-    side_path.write_text(json.dumps(old | {field: side[field]}))
-    with pytest.raises(InputError, match="is missing or not of type"):
-        read_ids(path)
+    del side[field]
+    side_path.write_text(json.dumps(side))
+    for read in (describe_bin_file, read_ids):
+        with pytest.raises(InputError, match=f"field '{field}' is missing or not of type"):
+            read(path)
 
 
 @pytest.mark.parametrize("rule", ["bpe", "greedy"])

@@ -299,6 +299,20 @@ def test_a_progress_file_of_another_format(tmp_path: Path) -> None:
         shards_in(tmp_path, resume=True)
 
 
+def test_a_progress_file_of_an_unreleased_version(tmp_path: Path) -> None:
+    """Version 1 was one object; a line without its run has been written by nothing."""
+    interrupted(tmp_path, list(range(9)))
+    path = tmp_path / "out.progress.json"
+    job, *shards = map(json.loads, path.read_bytes().splitlines())
+    path.write_text(json.dumps(job | {"version": 1, "shards": shards}, indent=1))
+    with pytest.raises(InputError, match="version 1, not llmgpu-token-shards-in-progress 2"):
+        shards_in(tmp_path, resume=True)
+    del job["run"]
+    path.write_text("".join(json.dumps(each) + "\n" for each in (job, *shards)))
+    with pytest.raises(InputError, match=r"what a run has finished \(its run is not an object\)"):
+        shards_in(tmp_path, resume=True)
+
+
 def test_the_progress_file_is_added_to(tmp_path: Path) -> None:
     """Writing it again for each shard would take time quadratic in the number of shards."""
     path = tmp_path / "out.progress.json"
@@ -339,19 +353,6 @@ def test_a_progress_file_that_ends_within_a_line(tmp_path: Path) -> None:
             assert writer.kept == 3
             write_bytes(writer, values)
         assert files_of(tmp_path) == whole
-
-
-def test_a_progress_file_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
-    values, path = list(range(17)), tmp_path / "out.progress.json"
-    whole = whole_before_interrupted(tmp_path, values)
-    job, *shards = map(json.loads, path.read_bytes().splitlines())
-    totals = {"count": 8, "bytes": 8, "documents": 1}
-    job |= {"version": 1, **totals, "shards": shards[:2]}
-    path.write_bytes(json.dumps(job, indent=1).encode() + b"\n")
-    with shards_in(tmp_path, resume=True) as writer:
-        assert writer.kept == 2
-        write_bytes(writer, values)
-    assert files_of(tmp_path) == whole
 
 
 def test_shards_of_a_former_run_go_away(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@
 // The first W columns are tokens. The others fill the table of the output layer up: they are not read,
 // and their gradient is 0. A target that is not a token is ignored: loss and gradient of its row are 0.
 // In any other row a logit of a token that is NaN or infinite makes loss and gradient NaN, so that
-// training can stop. With JOINT = 1 the loss is the sum of its three parts.
+// training can stop.
 //
 // With m the largest logit the loss is log sum exp(l - m) + m - l[target], and smoothing adds
 // alpha * (mean(m - l) - (m - l[target])): terms that do not cancel where logits are large. The sum of

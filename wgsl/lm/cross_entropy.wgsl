@@ -9,8 +9,6 @@
 @group(0) @binding(5) var<storage, read_write> smoothing: array<f32>;
 @group(0) @binding(6) var<storage, read_write> z_losses: array<f32>;
 
-override JOINT: u32 = 0u;
-
 const NOT_FINITE: u32 = 0x7f800000u; // the exponent of infinities and NaN
 
 // Of a row, or of a thread's part of it.
@@ -51,11 +49,8 @@ fn store_losses(row: u32, width: u32, has_row: bool, local_index: u32) -> Slope 
     let nothing = select(0.0, bitcast<f32>(0x7fc00000u | index), counted);
     let valid = counted && sums.bad == 0.0;
     if (local_index == 0u && has_row) {
-        let smoothed = log_total + (1.0 - params.y) * distance + params.y * sums.gap;
-        let joint = smoothed + params.z * lse * lse;
-        let loss = select(log_total + distance, joint, JOINT == 1u);
         let added = select(0.0, params.y * (sums.gap - distance), params.y > 0.0);
-        losses[row] = select(nothing, loss, valid);
+        losses[row] = select(nothing, log_total + distance, valid);
         smoothing[row] = select(nothing, added, valid);
         z_losses[row] = select(nothing, params.z * lse * lse, valid);
     }

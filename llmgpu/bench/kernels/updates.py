@@ -127,7 +127,7 @@ def muon_cases(s: Sizes) -> Iterator[KernelCase]:
 
     def record(ops: Any, t: Tensors) -> None:
         update = _weight_update(t, half_copy=t.get("mirror"))
-        MUON.record(ops, [(Momentum(t["momentum"]), update)], True)
+        MUON.record(ops, [(Momentum(t["momentum"]), update)])
 
     case = s.case(
         "muon_update",

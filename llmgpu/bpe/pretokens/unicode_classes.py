@@ -2,7 +2,7 @@
 
 - DEFAULT_VERSION is what the peers have, so that the named patterns cut as they do: tiktoken 0.14
   and tokenizers 0.23 agree about every code point.
-- UNRECORDED_VERSION is that of files from before versions were recorded.
+- UNRECORDED_VERSION is that of vocabulary files with classes whose training data names none.
 - A vocabulary, word counts and a checkpoint keep the version that they began with.
 
 scripts/make_unicode_classes.py makes unicode_VERSION.txt: runs of code points one after the other,

@@ -28,7 +28,6 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pretokens.unicode_classes import UNRECORDED_VERSION
 from llmgpu.bpe.training.options import UNICODE_FACT
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import atomic_output, file_size, output_errors, require_name, sync
@@ -109,9 +108,14 @@ class Checkpoint:
         is_unused = _is_unused(folder)
         if not is_unused:  # nothing is written to a folder that belongs to something else
             begun = _read_run(folder / _RUN)
-            if UNICODE_FACT in run:
-                begun.setdefault(UNICODE_FACT, UNRECORDED_VERSION)
-            check_same_run(f"{folder} is the checkpoint of another run", begun, run)
+            is_recorded = UNICODE_FACT in begun or UNICODE_FACT not in run
+            known = run if is_recorded else {**run, UNICODE_FACT: None}
+            check_same_run(f"{folder} is the checkpoint of another run", begun, known)
+            if not is_recorded:
+                raise InputError(
+                    f"{folder} lacks the {UNICODE_FACT}, as in unreleased versions of llmgpu: "
+                    "resume it with the one that wrote it, or start a new run"
+                )
         checkpoint = cls(folder)
         try:
             if is_unused:
@@ -123,14 +127,15 @@ class Checkpoint:
 
     @classmethod
     def unicode_of(cls, path: str | Path) -> str | None:
-        """Return the version of Unicode of the run that is to be resumed; None if there is none.
+        """Return the Unicode version of the run that is to be resumed, None if it has no such.
 
         Raises InputError if it is not a checkpoint.
         """
         folder = Path(path)
         if not os.path.lexists(folder) or _is_unused(folder) or _outputs_of(folder) is not None:
             return None
-        return str(_read_run(folder / _RUN).get(UNICODE_FACT, UNRECORDED_VERSION))
+        version = _read_run(folder / _RUN).get(UNICODE_FACT)
+        return None if version is None else str(version)
 
     @classmethod
     def may_have_made(cls, path: str | Path, output: str) -> bool:

@@ -7,7 +7,7 @@
   ``special_ids`` (ascending; the text is the token), ``merges`` (left, right, result),
   ``trie.nodes`` (first child, number of children, token id) and ``trie.edges`` (byte, target node).
 - ``training`` also has ``unicode``, the version of the character classes, if the pattern has some;
-  files from before it was recorded have ``unicode_classes.UNRECORDED_VERSION``.
+  a file without that entry is of ``unicode_classes.UNRECORDED_VERSION``.
 - So has it ``normalized_tokens``, ``prefix_ids`` and ``suffix_ids``, ids with commas between them,
   if there are any, and a chat template, see `llmgpu.bpe.vocabulary.chat`.
 - There are no msgpack arrays, and only three maps of few entries. A reader that allows no more

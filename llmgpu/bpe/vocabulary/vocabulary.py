@@ -9,7 +9,7 @@
   files made with a vocabulary carry it. It leaves out how ties were broken, how training went, and
   merges that a greedy match never looks at.
 - The version of Unicode is part of it where the pattern has character classes: it changes the ids
-  of some text, if not of most. Files from before versions were recorded have UNRECORDED_VERSION,
+  of some text, if not of most. A file that names no version is of UNRECORDED_VERSION,
   which is left out, so that their fingerprints stay.
 """
 

@@ -2,8 +2,8 @@
 
 - A msgpack map comes first, its entries always in the same order: ``format`` and ``version``, which
   pattern cut the text, which separators were left out of it, and how much there is of all. A file
-  whose pattern has character classes has version 2 and says which Unicode they are of; one without
-  that has version 1, and so have all from before it was recorded.
+  whose pattern has character classes has version 2 and says which Unicode they are of; one whose
+  pattern has none has version 1.
 - The words follow, sorted by their bytes: all lengths (32 bits), all counts (64 bits), both
   little-endian, then all bytes. The SHA-256 of everything before comes last.
 - The same counts give the same bytes, and the sum of the files of parts is the file of the whole.
@@ -30,7 +30,7 @@ from llmgpu.bpe.arrays import is_ascending, offsets_of
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES
-from llmgpu.bpe.pretokens.unicode_classes import UNRECORDED_VERSION
+from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.words.counts_parquet import is_parquet, read_parquet, write_parquet
 from llmgpu.bpe.words.distinct_words import (
     MAX_TEXT_BYTES,
@@ -287,7 +287,7 @@ def check_counted_alike(counts: Sequence[WordCounts]) -> None:
 def _recorded(pattern: Pattern) -> dict[str, str]:
     """Return what the header has of the version of Unicode."""
     unicode = pattern.unicode
-    return {} if unicode is None or unicode == UNRECORDED_VERSION else {"unicode": unicode}
+    return {} if unicode is None else {"unicode": unicode}
 
 
 class _UnfitError(Exception):
@@ -345,7 +345,7 @@ def _check_header(header: dict[str, Any]) -> None:
     if separators != sorted(set(separators)):
         raise _UnfitError("damaged: its separators are not in order")
     name, expression = header["pattern"], header["expression"]
-    unicode = header.get("unicode", UNRECORDED_VERSION)
+    unicode = header.get("unicode", DEFAULT_VERSION)
     try:
         pattern = get_pattern(name, unicode)
     except LlmgpuError:
@@ -356,7 +356,12 @@ def _check_header(header: dict[str, Any]) -> None:
             f"{unicode}, which this llmgpu does not know: count the corpus again"
         )
     if ("unicode" in header) != bool(_recorded(pattern)):
-        raise _UnfitError("damaged: its header is not in canonical form")
+        raise _UnfitError(
+            "damaged: its header is not in canonical form"
+            if "unicode" in header
+            else f"pattern {name} has character classes, and the file does not say of which "
+            "Unicode, as in unreleased versions of llmgpu: count the corpus again"
+        )
 
 
 def _content_bytes(header: dict[str, Any]) -> int:
@@ -372,7 +377,7 @@ def _counts_of(words: DistinctWords, header: dict[str, Any], path: str | Path) -
         header["pattern"],
         tuple(header["separators"]),
         source=str(path),
-        unicode=header.get("unicode", UNRECORDED_VERSION),
+        unicode=header.get("unicode", DEFAULT_VERSION),
     )
 
 

@@ -40,7 +40,6 @@ from llmgpu.lm.checkpoints.huggingface import (
     describe_generation,
     describe_model,
     describe_tokenizer,
-    has_padded_tables,
     model_type,
     read_model,
     read_token_id,
@@ -137,7 +136,6 @@ def save_checkpoint(
     optimizer: Mapping[str, TensorSource],
     state: TrainingState,
     *,
-    padded: bool = False,
     eos_id: int | None = None,
     keep: int = 2,
     spare: int | None = None,
@@ -152,9 +150,8 @@ def save_checkpoint(
     stop_ids: tokens after which a text is complete, beside `eos_id`. card: the text of README.md.
 
     weights: all of `config.weights()`, float32. optimizer: any tensors. Each is read when its turn
-    comes, so that one at a time is in memory. padded: write all rows of the tables, those that
-    stand for no token included; without it those are zeros, and left out. note: called with what
-    other tools can't use.
+    comes, so that one at a time is in memory. Rows of tables that stand for no token are zeros and
+    are left out. note: called with what other tools can't use.
 
     Raises OutputError if it can't be written, or the step already has a checkpoint; nothing
     has changed then. ValueError for weights, or a vocabulary, that are not those of `config`.
@@ -163,12 +160,11 @@ def save_checkpoint(
     if model_type(config) is None:
         note("without a gate it is not a Llama model: other libraries can't open its checkpoint")
     with new_checkpoint(run_folder, state.step) as folder:
-        stored = weights if padded else _without_unused_rows(config, weights)
-        write_tensors(folder / WEIGHTS, stored, {"format": "pt"})
+        write_tensors(folder / WEIGHTS, _without_unused_rows(config, weights), {"format": "pt"})
         write_tensors(folder / OPTIMIZER, optimizer)
         vocabulary.save(folder / VOCABULARY)
-        _write_json(folder / CONFIG, describe_model(config, padded=padded, eos_id=eos_id))
-        described = describe_generation(config, padded=padded, eos_id=eos_id, stop_ids=stop_ids)
+        _write_json(folder / CONFIG, describe_model(config, eos_id=eos_id))
+        described = describe_generation(eos_id, stop_ids)
         _write_json(folder / GENERATION_CONFIG, described)
         if _write_tokenizer(folder / TOKENIZER, vocabulary, note):
             described = describe_tokenizer(config, vocabulary, eos_id)
@@ -314,7 +310,7 @@ def _load(folder: Path) -> Checkpoint:
         with _naming(folder / GENERATION_CONFIG):
             generation = _read_json(folder / GENERATION_CONFIG)
             stop_ids |= {*read_token_ids(generation, "eos_token_id", config.vocab_size)}
-    weights = _read_weights(folder, config, padded=has_padded_tables(described, config))
+    weights = _read_weights(folder, config)
     optimizer = read_tensors(folder / OPTIMIZER)
     return Checkpoint(
         folder=folder,
@@ -329,17 +325,13 @@ def _load(folder: Path) -> Checkpoint:
     )
 
 
-def _read_weights(
-    folder: Path, config: ModelConfig, *, padded: bool
-) -> dict[str, NDArray[np.float32]]:
-    """Return all weights, the tables with unused rows if they are padded."""
+def _read_weights(folder: Path, config: ModelConfig) -> dict[str, NDArray[np.float32]]:
     model = read_tensors(folder / WEIGHTS)
     if config.layers > len(model.tensors):  # before a name is made for each
         raise CheckpointError(
             f"{model.path}: {len(model.tensors)} tensors are too few for {config.layers} layers"
         )
-    shapes = {w.name: w.shape if padded else w.used_shape for w in config.weights()}
-    model.require({name: (np.float32, shape) for name, shape in shapes.items()})
+    model.require({w.name: (np.float32, w.used_shape) for w in config.weights()})
     model.require_finite()
     return model.tensors
 

@@ -5,9 +5,6 @@
   without gate, so a model with GeLU gets the type "llmgpu". Mistral without a sliding window is a
   Llama by another name.
 - What a config.json asks for that a model here has not, is refused by its key and value.
-- `vocab_size` is the number of rows of the tables, as it is there; the number of ids is stated
-  beside it. Tables of earlier versions are padded: they have rows for ids that the tokenizer does
-  not have, which were trained as others are.
 """
 
 from __future__ import annotations
@@ -84,10 +81,8 @@ def model_type(config: ModelConfig) -> str | None:
     return None
 
 
-def describe_model(
-    config: ModelConfig, *, padded: bool = False, eos_id: int | None = None
-) -> dict[str, Any]:
-    """Return the content of config.json; padded: whether the tables have unused rows."""
+def describe_model(config: ModelConfig, *, eos_id: int | None = None) -> dict[str, Any]:
+    """Return the content of config.json."""
     kind = model_type(config)
     scaling = _describe_scaling(config.rope_scaling)
     own = {"vocab_size": config.vocab_size}
@@ -99,7 +94,7 @@ def describe_model(
         **{theirs: getattr(config, ours) for theirs, ours in _SIZES.items()},
         "max_position_embeddings": config.max_positions or config.seq_len,
         "head_dim": config.head_dim,
-        "vocab_size": config.padded_vocab_size if padded else config.vocab_size,
+        "vocab_size": config.vocab_size,
         "tie_word_embeddings": config.tied,
         "hidden_act": _ACTIVATIONS[config.activation],
         "rms_norm_eps": config.norm_epsilon,
@@ -169,18 +164,13 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
         )
     except InputError as error:
         raise CheckpointError(str(error)) from error
-    found, allowed = content.get("vocab_size", config.vocab_size), _heights(config)
-    if found not in allowed:
-        raise CheckpointError(
-            f"vocab_size is {_show(found)}, but by the other sizes it must be "
-            f"{' or '.join(map(str, allowed))}"
-        )
+    rows = _get(content, "vocab_size", int)
+    if rows != config.vocab_size:
+        wrong = f"vocab_size is {rows}, but by the other sizes it must be {config.vocab_size}"
+        if rows == config.padded_vocab_size:
+            wrong += ": its tables are padded, as in unreleased versions of llmgpu"
+        raise CheckpointError(wrong)
     return config
-
-
-def _heights(config: ModelConfig) -> tuple[int, ...]:
-    """Return how many rows the tables may have."""
-    return tuple(dict.fromkeys((config.vocab_size, config.padded_vocab_size)))
 
 
 def _refuse_unsupported(name: str, content: Mapping[str, Any]) -> None:
@@ -214,11 +204,6 @@ def _read_head_width(name: str, content: Mapping[str, Any], dim: int, heads: int
     else:
         return None
     return None if heads > 0 and dim % heads == 0 and dim // heads == width else width
-
-
-def has_padded_tables(content: Mapping[str, Any], config: ModelConfig) -> bool:
-    """Whether the tables of the model that a config.json describes have rows without a token."""
-    return bool(content.get("vocab_size", config.padded_vocab_size) != config.vocab_size)
 
 
 def _read_activation(name: str, content: Mapping[str, Any]) -> str:
@@ -304,26 +289,18 @@ def _check_token_id(name: str, number: object, ids: int) -> None:
         raise CheckpointError(f"{name} is {_show(number)}, but ids are below {ids}")
 
 
-def describe_generation(
-    config: ModelConfig,
-    *,
-    padded: bool = False,
-    eos_id: int | None = None,
-    stop_ids: Iterable[int] = (),
-) -> dict[str, Any]:
-    """Return the content of generation_config.json, which suppresses rows without a token.
+def describe_generation(eos_id: int | None, stop_ids: Iterable[int] = ()) -> dict[str, Any]:
+    """Return the content of generation_config.json.
 
     stop_ids: tokens after which a text is complete, beside `eos_id`.
     """
     stops = sorted({*stop_ids, *(() if eos_id is None else (eos_id,))})
-    content: dict[str, Any] = {
+    return {
         "bos_token_id": None,
         "eos_token_id": stops if len(stops) > 1 else next(iter(stops), None),
         "pad_token_id": eos_id,  # what batches are filled up with, where nothing else is
         "do_sample": True,
     }
-    no_tokens = list(range(config.vocab_size, config.padded_vocab_size)) if padded else []
-    return content | ({"suppress_tokens": no_tokens} if no_tokens else {})
 
 
 def describe_tokenizer(

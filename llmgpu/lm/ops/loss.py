@@ -28,7 +28,6 @@ class LossOperations(Recorder):
         params: Tensor,
         *,
         tokens: int | None = None,
-        joint: bool = False,
         gradient: Tensor | None = None,
     ) -> None:
         """Write the loss of each row, and the gradient of the logits in their place.
@@ -40,16 +39,13 @@ class LossOperations(Recorder):
         targets: uint32 (N,); the loss and the gradient of a row whose target is W or more are 0.
         params: (4,), from `parameters`: factor of the gradients (1 / number of targets that count,
             0 where there are none), label smoothing, weight of the z-loss, 1 / W.
-        joint: write the sum of all parts to `losses.cross_entropy`.
         gradient: float16 (N, V), where the gradient goes instead; the logits are undefined then.
         """
 
         def compute(rows: slice) -> None:
             if tokens is not None:
                 logits.array[rows, tokens:] = 0
-            found = _cross_entropy(
-                logits.array[rows, :tokens], targets.array[rows], params.array, joint=joint
-            )
+            found = _cross_entropy(logits.array[rows, :tokens], targets.array[rows], params.array)
             for part, values in zip(losses.parts, found, strict=True):
                 part.array[rows] = values
             if gradient is not None:
@@ -86,7 +82,6 @@ class GpuLoss(GpuRecorder, LossOperations):
         params: Tensor,
         *,
         tokens: int | None = None,
-        joint: bool = False,
         gradient: Tensor | None = None,
     ) -> None:
         rows, width = logits.shape
@@ -95,7 +90,7 @@ class GpuLoss(GpuRecorder, LossOperations):
         self.dispatch(
             "lm/07_cross_entropy_half.wgsl" if in_fours else "lm/07_cross_entropy.wgsl",
             rows,
-            {"WORKGROUP_SIZE": threads, "JOINT": int(joint)},
+            {"WORKGROUP_SIZE": threads},
             logits=logits,
             tgts=targets,
             losses=losses.cross_entropy,
@@ -125,14 +120,12 @@ def _cross_entropy(
     logits: NDArray[np.float32],
     targets: NDArray[np.uint32],
     params: NDArray[np.float32],
-    *,
-    joint: bool,
 ) -> tuple[NDArray[np.float32], ...]:
     """Return the parts of the losses of a block of rows; overwrite its logits by their gradient."""
     counted = targets < logits.shape[1]
     is_bad = counted & ~np.isfinite(logits).all(axis=1)
     logits[is_bad | ~counted] = 0
-    parts = _loss_and_gradient(logits, np.where(counted, targets, 0), params, joint=joint)
+    parts = _loss_and_gradient(logits, np.where(counted, targets, 0), params)
     for array in (*parts, logits):
         array[~counted] = 0
         array[is_bad] = np.nan
@@ -144,8 +137,6 @@ def _loss_and_gradient(
     logits: NDArray[np.float32],
     index: NDArray[np.uint32],
     params: NDArray[np.float32],
-    *,
-    joint: bool,
 ) -> tuple[NDArray[np.float32], ...]:
     """Do the same for rows of finite logits whose targets, `index`, are tokens.
 
@@ -157,14 +148,11 @@ def _loss_and_gradient(
     largest = logits.max(axis=1)
     # Exponentials of distances to the largest logit can't overflow.
     logits -= largest[:, None]
-    kept = 1 - alpha if joint else 1
-    losses: NDArray[np.float32] = -kept * logits[target]
+    losses: NDArray[np.float32] = -logits[target]
     smoothing = np.zeros_like(losses)
     if alpha > 0:
         mean = logits.mean(axis=1, dtype=np.float64).astype(np.float32)
         smoothing = alpha * (logits[target] - mean)
-        if joint:
-            losses -= alpha * mean
     np.exp(logits, out=logits)
     # Keep the target apart from the rest, whose share 1 - p is exact even if p is nearly 1.
     target_part = logits[target]
@@ -175,7 +163,7 @@ def _loss_and_gradient(
     z_losses = beta * lse * lse
     # Where the target is the largest, the others' sum may be too small for 1 + rest.
     log_total = np.where(target_part == 1, np.log1p(rest), np.log(total))
-    losses += log_total + z_losses if joint else log_total
+    losses += log_total
 
     # The gradient: p - q, plus the z-loss, everywhere; then the exact form at the target.
     pull = 2 * beta * lse

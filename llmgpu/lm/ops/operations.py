@@ -243,12 +243,11 @@ class EngineOperations(Operations):
         params: Tensor,
         *,
         tokens: int | None = None,
-        joint: bool = False,
         gradient: Tensor | None = None,
     ) -> None:
         rows, width = logits.shape
         arrays = logits, targets, *losses.parts, params
-        self.call("cross_entropy", *arrays, rows, width, width if tokens is None else tokens, joint)
+        self.call("cross_entropy", *arrays, rows, width, width if tokens is None else tokens)
         if gradient is not None:
             self.round_to_half(logits, gradient)
 

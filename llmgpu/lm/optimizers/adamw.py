@@ -22,7 +22,7 @@ PIECE = 1 << 16  # elements that NumPy works on at a time, so that they stay in 
 Steps = Sequence[tuple[WeightState, WeightUpdate]]  # of all weights
 
 
-def update_each(operations: Operations, steps: Steps, stacked: bool) -> None:
+def update_each(operations: Operations, steps: Steps) -> None:
     """Record steps that take nothing but the kernels of the states."""
     for state, update in steps:
         operations.update_weight(state, update)
@@ -36,7 +36,7 @@ class Optimizer:
     make: makes the state of a weight. make_rows: makes the state of a table of which a step updates
     only some rows, given their numbers (uint32, those beyond the table are skipped); None if the
     optimizer can't do that. make_hidden: makes the state of a matrix inside a layer; None: `make`.
-    record: records the steps of all weights, with `stacked` those of several matrices at once.
+    record: records the steps of all weights.
     keeps_codes: its moments are not all float32.
     """
 
@@ -44,7 +44,7 @@ class Optimizer:
     make: Callable[[TensorMaker, Tensor], WeightState]
     make_rows: Callable[[TensorMaker, Tensor, Tensor], WeightState] | None = None
     make_hidden: Callable[[TensorMaker, Tensor], WeightState] | None = None
-    record: Callable[[Operations, Steps, bool], None] = update_each
+    record: Callable[[Operations, Steps], None] = update_each
     keeps_codes: bool = False
 
 

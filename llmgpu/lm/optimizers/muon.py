@@ -154,15 +154,15 @@ def _scratch(
 HiddenStep = tuple[Momentum, WeightUpdate]
 
 
-def _record(operations: Operations, steps: Steps, stacked: bool) -> None:
-    """Record the steps of all weights; stacked: of several matrices of one shape at once."""
+def _record(operations: Operations, steps: Steps) -> None:
+    """Record the steps of all weights, those of several matrices of one shape at once."""
     by_shape: dict[tuple[int, ...], list[HiddenStep]] = {}
     for state, update in steps:
         if isinstance(state, Momentum):
             by_shape.setdefault(update.parameter.shape, []).append((state, update))
         else:
             operations.update_weight(state, update)
-    most = operations.stack_elements if stacked else 0
+    most = operations.stack_elements
     stacks = [stack for equal in by_shape.values() for stack in _stacks(equal, most)]
     memory = max((len(stack) * stack[0][1].parameter.size for stack in stacks), default=0)
     for stack in stacks:

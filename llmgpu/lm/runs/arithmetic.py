@@ -9,10 +9,11 @@ from typing import Any
 from llmgpu.backend import Backend
 from llmgpu.cpu.library import library
 from llmgpu.cpu.tensors import ARITHMETIC
+from llmgpu.errors import CheckpointError
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.products import describe_products, has_fixed_products
 
-# What the log calls the engine that computes on the CPU; earlier versions had only NumPy.
+# Names of the engine that computes on the CPU, as the log records them.
 _IN_NUMPY, _IN_C = "NumPy", f"C (arithmetic {ARITHMETIC})"
 
 
@@ -30,14 +31,25 @@ class Arithmetic:
 
     @classmethod
     def choose(cls, backend: Backend, begun: Mapping[str, Any] | None) -> Arithmetic:
-        """Choose that of a run; begun: the facts of its log if it is resumed."""
+        """Choose that of a run; begun: the facts of its log if it is resumed.
+
+        Raises CheckpointError for facts of an unreleased version, which do not record it.
+        """
         is_on_cpu = backend.device is None
         in_c = is_on_cpu and library() is not None
         if begun is None:
             return cls(backend, in_c, is_on_cpu and has_fixed_products())
+        missing = {"fixed_products"} - begun.keys()
+        if "engine" in begun or "products" in begun:  # it began on the CPU
+            missing |= {"engine", "products"} - begun.keys()
+        if missing:
+            raise CheckpointError(
+                f"the log of the run lacks {', '.join(sorted(missing))}, as in unreleased versions "
+                "of llmgpu: resume it with the one that wrote it, or start a new run"
+            )
+        # A run that began on a GPU names no engine; on the CPU NumPy continues it.
         in_c = in_c and begun.get("engine", _IN_NUMPY) != _IN_NUMPY
-        # Runs of earlier versions left the threads to NumPy's library.
-        return cls(backend, in_c, bool(begun.get("fixed_products", False)))
+        return cls(backend, in_c, bool(begun["fixed_products"]))
 
     def open_operations(self) -> Operations:
         """Open the operations."""
@@ -54,10 +66,9 @@ class Arithmetic:
 
     def changes(self, begun: Mapping[str, Any]) -> Iterator[str]:
         """Yield why a resumed run will not have the bits of an uninterrupted one."""
-        begun = {"engine": _IN_NUMPY} | dict(begun)
+        begun = {"engine": _IN_NUMPY, "products": "not recorded"} | dict(begun)
         for name, now in self.facts().items():
-            before = begun.get(name, now if self.fixed_products else "not recorded")
-            if before != now:
+            if (before := begun.get(name)) != now:
                 yield (
                     "from here on the bits may differ from those of an uninterrupted run: its "
                     f"{name} was {before} and is {now} now"

@@ -1,8 +1,7 @@
 """The losses of a training run as a chart: a self-contained SVG, for light and dark backgrounds.
 
 - Training losses as a thin line, with their moving average over it; validation losses as points.
-  Both are cross-entropies. Where the log of an earlier version has the sum with label smoothing and
-  z-loss instead, the line is called "objective".
+  Both are cross-entropies.
 - The axis is logarithmic where losses are far apart. Losses that are NaN or too large to draw are
   left out.
 - In a long run each point of a line is the mean of several records.
@@ -69,13 +68,12 @@ def write_loss_curve(path: str | Path, records: Sequence[StepRecord], title: str
 def draw_loss_curve(records: Sequence[StepRecord], title: str) -> str:
     """Return the losses of `records` as the text of an SVG; title: any text."""
     training = _points([(record.step, record.loss) for record in records])
-    name = "objective" if any(record.z_loss is None for record in records) else "training"
     validation = _points([(record.step, record.validation_loss) for record in records])
     everything = np.concatenate([training, validation])
     parts = [f'<text class="title" x="{_LEFT}" y="34">{escape_text(title)}</text>']
     if len(everything):
-        parts += _chart(_thin(training), _thin(validation), everything, name)
-        summary = _summary({name: training, "validation": validation})
+        parts += _chart(_thin(training), _thin(validation), everything)
+        summary = _summary({"training": training, "validation": validation})
         parts.append(f'<text x="{_LEFT}" y="56">{summary}</text>')
     else:
         parts.append(f'<text x="{_LEFT}" y="56">no losses yet</text>')
@@ -125,18 +123,18 @@ def _smooth(points: Points) -> Points:
     return smoothed
 
 
-def _chart(training: Points, validation: Points, everything: Points, name: str) -> list[str]:
-    """Return the axes, the lines and the legend; name: of the training losses."""
+def _chart(training: Points, validation: Points, everything: Points) -> list[str]:
+    """Return the axes, the lines and the legend."""
     x = step_axis(int(everything[:, 0].max()), _LEFT, _RIGHT)
     y = value_axis(everything[:, 1], _BOTTOM, _TOP)
     parts = [*_horizontal_axis(x), *_vertical_axis(y)]
     names = {}  # by the look of what is drawn
     if len(training) >= _LEAST_SMOOTHED:
-        names = {"thin": name, "strong": "smoothed"}
+        names = {"thin": "training", "strong": "smoothed"}
         parts.append(_line("thin", training, x, y))
         parts.append(_line("strong", _smooth(training), x, y))
     elif len(training):
-        names = {"strong": name}
+        names = {"strong": "training"}
         parts += [_line("strong", training, x, y), _dots("strong-dot", training, x, y)]
     if len(validation):
         names["dot"] = "validation"

@@ -75,13 +75,13 @@ def perplexity(loss: float) -> float:
         return math.inf
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepRecord:
     """The state of a run at a step.
 
     step: steps done. loss: mean cross-entropy of the training since the last record, in nats a
-    token. smoothing_loss, z_loss: what label smoothing and z-loss add to it; None in runs with
-    `TrainOptions.padded_loss`, whose loss they are part of. learning_rate, grad_norm: of this step.
+    token. smoothing_loss, z_loss: what label smoothing and z-loss add to it. learning_rate,
+    grad_norm: of this step.
     tokens: trained on so far. tokens_per_second: since the last record. teraflops: 10^12 operations
     of the model a second, see `ModelConfig.training_operations`; mfu: their share of what the
     device can do. seconds: of training so far. validation_loss, bits_per_byte: where evaluated.
@@ -98,8 +98,8 @@ class StepRecord:
     seconds: float
     validation_loss: float | None = None
     bits_per_byte: float | None = None
-    smoothing_loss: float | None = None
-    z_loss: float | None = None
+    smoothing_loss: float
+    z_loss: float
     loss_scale: float | None = None
     skipped_steps: int | None = None
     teraflops: float | None = None

@@ -379,8 +379,6 @@ class TrainingRun:
 
     def _penalties(self, results: Sequence[StepResult]) -> dict[str, Any]:
         """Return the means of the parts of the loss that are logged beside the cross-entropy."""
-        if self._options.padded_loss:
-            return {}
         return {
             name: float(np.mean([getattr(result, name) for result in results]))
             for name in ("smoothing_loss", "z_loss")
@@ -423,7 +421,6 @@ class TrainingRun:
                 random_state={},  # the seed alone decides order and initial weights
                 options=asdict(self._options),
             ),
-            padded=self._options.padded_loss,
             eos_id=self._eos_id,
             keep=self._intervals.keep,
             spare=self._decay_start,

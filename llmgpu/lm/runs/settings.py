@@ -20,28 +20,12 @@ from llmgpu.lm.options import (
     flag_of,
 )
 
-# Options that runs of earlier versions do not have, and what these runs did.
-FORMER_OPTIONS: dict[str, Any] = {
-    "padded_loss": True,
-    "dense_gradient": True,
-    "driver": "wgpu",
-    "half_weights_only": True,
-    "stacked_steps": False,
-    "f16_version": 1,
-    "schedule": "cosine",
-    "decay_steps": 0,
-    "initialisation": "normal",
-    "lora_rank": 0,
-    "lora_alpha": 0.0,
-    "lora_targets": "",
-    "document_mask": False,
-    "evaluation_parts": 1,
-    "recompute": False,
-    "sync_every": 0,
-    "outer_learning_rate": 0.7,
-    "outer_momentum": 0.9,
-    "corpus_weights": "",
-    "table_rate": 1.0,
+# Options that every run of the first commits stored, and the only values that this llmgpu computes.
+_FIXED_OPTIONS = {
+    "padded_loss": False,
+    "dense_gradient": False,
+    "half_weights_only": False,
+    "stacked_steps": True,
 }
 
 # When a run is resumed.
@@ -206,8 +190,7 @@ def resumed_settings(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> RunSet
     """Return the settings with which a checkpoint's run is resumed.
 
     asked: the options given explicitly. The number of steps and of evaluation batches may change;
-    everything else must be as it was, so that the run stays the same: an option that the checkpoint
-    lacks is that of earlier versions, not today's default.
+    everything else must be as it was, so that the run stays the same.
 
     Raises:
         InputError: another option differs. CheckpointError: options that are missing, or not known
@@ -238,10 +221,19 @@ def resumed_settings(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> RunSet
 
 
 def _stored_options(checkpoint: Checkpoint) -> TrainOptions:
-    stored = FORMER_OPTIONS | checkpoint.state.options
-    missing = [name for name in sorted(_OPTION_NAMES) if name not in stored]
+    stored = dict(checkpoint.state.options)
+    for name, value in _FIXED_OPTIONS.items():
+        if stored.pop(name, value) is not value:
+            raise CheckpointError(
+                f"{checkpoint.folder} is of an unreleased version of llmgpu, whose {name} is not "
+                f"{value}: resume it with that version, or start a new run"
+            )
+    missing = sorted(_OPTION_NAMES - stored.keys())
     if missing:
-        raise CheckpointError(f"{checkpoint.folder}: its options lack {', '.join(missing)}")
+        raise CheckpointError(
+            f"{checkpoint.folder}: its options lack {', '.join(missing)}, as in unreleased "
+            "versions of llmgpu: resume it with the one that wrote it, or start a new run"
+        )
     try:
         options = TrainOptions(**stored)
     except (TypeError, InputError) as error:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES
 from llmgpu.bpe.words import counts_file
 from llmgpu.bpe.words.counts_file import (
@@ -127,18 +128,25 @@ def test_counts_of_different_kinds_are_not_added(other: Info, message: str) -> N
         )
 
 
-def test_a_file_from_before_the_version_of_unicode_was_recorded(tmp_path: Path) -> None:
-    older = sample_with(tmp_path / "c", {"version": 1, "unicode": ...})
-    (tmp_path / "c").write_bytes(older)
-    loaded = load_counts(tmp_path / "c")
-    assert (loaded.pattern, loaded.unicode) == ("gpt2", "18.0")
-    save_counts(tmp_path / "again", loaded)
-    assert (tmp_path / "again").read_bytes() == older
-    written(tmp_path / "newer", SAMPLE)
-    newer = load_counts(tmp_path / "newer")
-    assert newer.unicode == "16.0"
+def test_a_file_that_does_not_record_the_version_of_unicode_is_refused(tmp_path: Path) -> None:
+    """Unreleased versions wrote version 1 for all patterns."""
+    (tmp_path / "c").write_bytes(sample_with(tmp_path / "c", {"version": 1, "unicode": ...}))
+    with pytest.raises(
+        InputError,
+        match=r"pattern gpt2 has character classes, .*not say of which Unicode",
+    ):
+        load_counts(tmp_path / "c")
+
+
+def test_counts_of_two_versions_of_unicode_are_not_added(tmp_path: Path) -> None:
+    for unicode in ("16.0", "18.0"):
+        save_counts(
+            tmp_path / unicode, WordCounts(as_words(SAMPLE), 1, "gpt2", (), unicode=unicode)
+        )
+    loaded = [load_counts(tmp_path / unicode) for unicode in ("18.0", "16.0")]
+    assert [each.unicode for each in loaded] == ["18.0", "16.0"]
     with pytest.raises(InputError, match=r"Unicode version '18.0' and '16.0'; count one"):
-        add_counts([loaded, newer])
+        add_counts(loaded)
 
 
 def test_patterns_without_character_classes_have_no_version(tmp_path: Path) -> None:
@@ -190,7 +198,7 @@ HEADERS: list[tuple[dict[str, Any], str]] = [
     ({"version": True, "unicode": ...}, "damaged: version is a bool"),
     ({"version": 1}, "damaged: its header has unexpected or missing entries"),
     ({"unicode": "17.0"}, "of Unicode 17.0, which this llmgpu does not know: count the corpus"),
-    ({"unicode": "18.0"}, "not in canonical form"),
+    ({"pattern": "class", "expression": PATTERNS["class"].expression}, "not in canonical form"),
     ({"unicode": 16}, "damaged: unicode is a int"),
     ({"documents": -1}, "damaged: documents is -1"),
     ({"documents": 1.0}, "damaged: documents is a float"),

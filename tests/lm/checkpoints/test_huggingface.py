@@ -14,10 +14,8 @@ import pytest
 from llmgpu.errors import CheckpointError
 from llmgpu.lm.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from llmgpu.lm.checkpoints.huggingface import (
-    describe_generation,
     describe_model,
     describe_tokenizer,
-    has_padded_tables,
     model_type,
     read_model,
     read_token_id,
@@ -111,7 +109,7 @@ def test_stretched_positions(where: str) -> None:
         ({"num_hidden_layers": 0}, "layers is 0, but must be at least 1"),
         (
             {"vocab_size": 300, "llmgpu": {"vocab_size": 270}},
-            "vocab_size is 300, but by the other sizes it must be 270 or 320",
+            "vocab_size is 300, but by the other sizes it must be 270",
         ),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, but must be of type bool"),
         ({"rms_norm_eps": 0.0}, r"rms_norm_eps is 0\.0, but must be above 0"),
@@ -143,7 +141,11 @@ def test_stretched_positions(where: str) -> None:
         ({"rope_parameters": {"rope_type": "default"}}, "rope_theta is missing"),
         ({"rope_parameters": []}, r"rope_parameters is \[\], but must be of type dict"),
         ({"llmgpu": {}}, "vocab_size is missing"),
-        ({"llmgpu": {"vocab_size": 200}}, "vocab_size is 320, .* must be 200 or 256"),
+        ({"llmgpu": {"vocab_size": 200}}, "vocab_size is 320, .* must be 200$"),
+        (
+            {"llmgpu": {"vocab_size": 300}},
+            "must be 300: its tables are padded, as in unreleased versions of llmgpu",
+        ),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -165,29 +167,19 @@ def test_begin_and_end() -> None:
     assert "eos_token" not in describe_tokenizer(config, vocabulary, 5)  # a token without a name
 
 
-def test_rows_that_are_no_tokens_are_not_sampled() -> None:
-    assert describe_generation(ModelConfig(126), padded=True)["suppress_tokens"] == [126, 127]
-    assert "suppress_tokens" not in describe_generation(ModelConfig(126))
-    assert "suppress_tokens" not in describe_generation(ModelConfig(128), padded=True)
-
-
-def test_tables_have_a_row_for_each_token_unless_padded(tmp_path: Path) -> None:
+def test_tables_have_a_row_for_each_token(tmp_path: Path) -> None:
     vocabulary = small_vocabulary()
     config = small_config(vocabulary, tied=False)
     weights = random_weights(config, 1)
-    tables = ("model.embed_tokens.weight", "lm_head.weight")
-    for padded, height in ((False, 263), (True, 320)):
-        if padded:  # earlier versions trained all rows
-            weights |= {name: weights[name] + np.float32(1) for name in tables}
-        given = (sources(weights), {}, state_of(1 + padded))
-        folder = save_checkpoint(tmp_path, config, vocabulary, *given, padded=padded)
-        content = json.loads((folder / "config.json").read_bytes())
-        assert (content["vocab_size"], content["llmgpu"]) == (height, {"vocab_size": 263})
-        assert read_model(content) == config and has_padded_tables(content, config) == padded
-        stored = read_tensors(folder / "model.safetensors").tensors
-        assert {stored[name].shape for name in tables} == {(height, config.dim)}
-        for name, values in (weights if padded else used_rows(config, weights)).items():
-            np.testing.assert_array_equal(load_checkpoint(folder).weights[name], values)
+    folder = save_checkpoint(tmp_path, config, vocabulary, sources(weights), {}, state_of(1))
+    content = json.loads((folder / "config.json").read_bytes())
+    assert (content["vocab_size"], content["llmgpu"]) == (263, {"vocab_size": 263})
+    assert read_model(content) == config
+    stored = read_tensors(folder / "model.safetensors").tensors
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert stored[name].shape == (263, config.dim)
+    for name, values in used_rows(config, weights).items():
+        np.testing.assert_array_equal(load_checkpoint(folder).weights[name], values)
 
 
 def saved(folder: Path, note: Callable[[str], None], **sizes: Any) -> Path:

@@ -46,7 +46,6 @@ def cross_entropy(
     beta: float = 0.0,
     *,
     tokens: int | None = None,
-    joint: bool = False,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return (parts of the losses (3, N), gradient)."""
     params = parameters(operations, tokens or logits.shape[1], inv_norm, alpha, beta)
@@ -56,7 +55,7 @@ def cross_entropy(
     run(
         operations,
         lambda: operations.cross_entropy(
-            logits_tensor, targets_tensor, losses, params, tokens=tokens, joint=joint
+            logits_tensor, targets_tensor, losses, params, tokens=tokens
         ),
     )
     parts = np.array([operations.read(part) for part in losses.parts])
@@ -70,19 +69,15 @@ def check(
     settings: tuple[float, float] = (0.0, 0.0),
     inv_norm: float = 0.25,
 ) -> None:
-    """Compare both ways to write the loss: in its parts, and joined."""
+    """Compare the parts of the loss and the gradient with those of float64."""
     total, expected_gradient = reference.cross_entropy(logits, targets, inv_norm, *settings)
     expected = reference.parts(logits, targets, *settings)
     np.testing.assert_allclose(expected.sum(axis=0), total, rtol=1e-9)
-    for joint in (False, True):
-        parts, gradient = cross_entropy(
-            operations, logits, targets, inv_norm, *settings, joint=joint
-        )
-        losses = total if joint else expected[0]
-        assert_close(parts[0][:, None], losses[:, None])
-        # Smoothing is the difference of the target's loss to the mean of all.
-        assert_close(parts.T[:, 1:], expected.T[:, 1:], 1e-5 * (1 + np.abs(expected[0]).max()))
-        assert_close(gradient, expected_gradient)
+    parts, gradient = cross_entropy(operations, logits, targets, inv_norm, *settings)
+    assert_close(parts[0][:, None], expected[0][:, None])
+    # Smoothing is the difference of the target's loss to the mean of all.
+    assert_close(parts.T[:, 1:], expected.T[:, 1:], 1e-5 * (1 + np.abs(expected[0]).max()))
+    assert_close(gradient, expected_gradient)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

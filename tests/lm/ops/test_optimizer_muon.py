@@ -78,7 +78,7 @@ def step(
     operations: Operations, steps: Steps, state: Momentum, *, decay: bool, half: Tensor | None
 ) -> None:
     update = steps.update(decay=decay, half_copy=half)
-    run(operations, lambda: MUON.record(operations, [(state, update)], True))
+    run(operations, lambda: MUON.record(operations, [(state, update)]))
 
 
 @pytest.mark.parametrize("shape", [(24, 7), (33, 65), (64, 64)])
@@ -98,8 +98,7 @@ def test_muon(operations: Operations, shape: tuple[int, int], decay: bool) -> No
     np.testing.assert_allclose(operations.read(state.momentum), expected[1], atol=1e-6)
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-def test_matrices_of_several_shapes(operations: Operations, stacked: bool) -> None:
+def test_matrices_of_several_shapes(operations: Operations) -> None:
     rng = np.random.default_rng(5)
     shapes = [(16, 24), (8, 16), (16, 24), (7, 9), (8, 16), (16, 24), (7, 9)]
     steps, states, expected = [], [], []
@@ -112,7 +111,7 @@ def test_matrices_of_several_shapes(operations: Operations, stacked: bool) -> No
         expected.append(reference.muon(before, gradient, OPTIONS, LEARNING_RATE, decay=True)[0])
     updates = [each.update(decay=True, half_copy=None) for each in steps]
     taken = list(zip(states, updates, strict=True))
-    run(operations, lambda: MUON.record(operations, taken, stacked))
+    run(operations, lambda: MUON.record(operations, taken))
     for each, values in zip(steps, expected, strict=True):
         np.testing.assert_allclose(operations.read(each.parameter), values, atol=2e-5)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -74,14 +73,6 @@ def test_lines_points_and_legend() -> None:
         assert x < right and y < below
     # The smoothed line does not lag: means of an even fall are the fall itself.
     assert np.allclose(picture.line("strong"), thin, atol=0.11)
-
-
-def test_a_loss_with_penalties_in_it_is_not_called_one_of_training() -> None:
-    records = [replace(r, smoothing_loss=None, z_loss=None) for r in records_of([3.0] * 20, 10)]
-    for some in (records, records[:2]):
-        picture = Picture(some)
-        assert "objective" in picture.texts and "training" not in picture.texts
-        assert picture.summary.startswith("objective loss 3 at step")
 
 
 def test_the_smoothed_line_is_smoother() -> None:

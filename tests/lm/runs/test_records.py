@@ -58,12 +58,18 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     assert set(lines[2]) == {*lines[1], "validation_loss", "perplexity", "bits_per_byte"}
 
 
-def test_a_log_of_an_earlier_version_has_one_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["smoothing_loss", "z_loss"])
+def test_a_log_without_the_parts_of_the_loss_is_refused(tmp_path: Path, name: str) -> None:
+    """Unreleased versions logged the sum of all parts."""
     path = tmp_path / "log.jsonl"
-    with RunLog.begin(path, {}) as log:
-        log.append(record_of(1, smoothing_loss=None, z_loss=None))
-    assert not {"smoothing_loss", "z_loss"} & json.loads(path.read_bytes().split(b"\n")[1]).keys()
-    assert read_log(path).records == [record_of(1, smoothing_loss=None, z_loss=None)]
+    write_log(path, [1])
+    facts, line, _ = path.read_bytes().split(b"\n")
+    record = json.loads(line)
+    del record[name]
+    path.write_bytes(b"\n".join([facts, json.dumps(record).encode(), b""]))
+    for read in (read_log, lambda path: RunLog.resume(path, 1)):
+        with pytest.raises(InputError, match=f"line 2: {name} is missing or not a number"):
+            read(path)
 
 
 def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:

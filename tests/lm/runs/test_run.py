@@ -10,6 +10,7 @@ import pytest
 
 from llmgpu.backend import NUMPY
 from llmgpu.cpu.library import library
+from llmgpu.errors import CheckpointError
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from llmgpu.lm.data.inputs import open_tokens
 from llmgpu.lm.ops.operations import EngineOperations, Operations
@@ -123,7 +124,7 @@ def log_facts(folder: RunFolder) -> dict[str, Any]:
 
 
 def test_a_resumed_run_says_that_its_bits_may_be_others(tmp_path: Path) -> None:
-    """What computed a run is in its log; earlier versions left the threads of a library out."""
+    """What computed a run is in its log."""
     with open_run_folder(tmp_path / "run") as folder:
         prepared(folder, [], steps=2).run()
         checkpoint, facts = load_checkpoint(folder.path), log_facts(folder)
@@ -135,9 +136,10 @@ def test_a_resumed_run_says_that_its_bits_may_be_others(tmp_path: Path) -> None:
             ({}, []),
             ({"products": other}, [f"products was {other} and is {now} now"]),
             ({"engine": "C (arithmetic 0)"}, ["engine was C (arithmetic 0) and is "]),
-            ({"engine": None}, []),
-            ({"device": "a GPU"}, ["device was a GPU and is "]),
-            ({"products": None, "fixed_products": False}, ["products was not recorded and is "]),
+            (
+                {"device": "a GPU", "engine": None, "products": None, "fixed_products": False},
+                ["device was a GPU and is ", "products was not recorded and is "],
+            ),
         ):
             changed = {name: fact for name, fact in (facts | changes).items() if fact is not None}
             folder.log.write_text("".join([json.dumps(changed) + "\n", *rest]))
@@ -149,21 +151,28 @@ def test_a_resumed_run_says_that_its_bits_may_be_others(tmp_path: Path) -> None:
 
 
 def test_a_run_says_whether_threads_change_its_bits_and_resumes_so(tmp_path: Path) -> None:
-    """A run of an earlier version, whose log does not say it, has NumPy and its threads."""
-    for name, said in (("new", has_fixed_products()), ("old", False)):
-        with open_run_folder(tmp_path / name) as folder:
-            prepared(folder, [], steps=2).run()
-            facts = log_facts(folder)
-            assert facts.pop("fixed_products") is has_fixed_products()
-            assert facts.pop("engine").startswith("NumPy" if library() is None else "C ")
-            if name == "old":
-                rest = folder.log.read_text().splitlines(keepends=True)[1:]
-                folder.log.write_text("".join([json.dumps(facts) + "\n", *rest]))
-            resumed = prepared(folder, [], load_checkpoint(folder.path), steps=4)
-            operations = resumed._trainer.model.operations
-            assert isinstance(operations, Operations)
-            assert (operations.products is not None) is said
-            in_c = isinstance(operations, EngineOperations)
-            assert in_c is (name == "new" and library() is not None)
-            resumed.run()
-            assert ("fixed_products" in log_facts(folder)) is (name == "new")
+    with open_run_folder(tmp_path / "run") as folder:
+        prepared(folder, [], steps=2).run()
+        facts = log_facts(folder)
+        assert facts["fixed_products"] is has_fixed_products()
+        assert facts["engine"].startswith("NumPy" if library() is None else "C ")
+        resumed = prepared(folder, [], load_checkpoint(folder.path), steps=4)
+        operations = resumed._trainer.model.operations
+        assert isinstance(operations, Operations)
+        assert (operations.products is not None) is has_fixed_products()
+        assert isinstance(operations, EngineOperations) is (library() is not None)
+        resumed.run()
+
+
+@pytest.mark.parametrize("lacking", ["fixed_products", "engine", "products"])
+def test_a_log_that_does_not_say_what_computed_the_run_is_refused(
+    tmp_path: Path, lacking: str
+) -> None:
+    """Unreleased versions did not log it."""
+    with open_run_folder(tmp_path / "run") as folder:
+        prepared(folder, [], steps=2).run()
+        facts, *rest = folder.log.read_text().splitlines(keepends=True)
+        kept = {name: fact for name, fact in json.loads(facts).items() if name != lacking}
+        folder.log.write_text("".join([json.dumps(kept) + "\n", *rest]))
+        with pytest.raises(CheckpointError, match=f"the log of the run lacks {lacking}, as in"):
+            prepared(folder, [], load_checkpoint(folder.path), steps=4)

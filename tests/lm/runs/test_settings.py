@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +13,8 @@ import pytest
 from llmgpu.backend import Backend
 from llmgpu.errors import CheckpointError, InputError, LlmgpuError
 from llmgpu.gpu import Device
-from llmgpu.lm.options import Intervals
+from llmgpu.lm.options import Intervals, TrainOptions
 from llmgpu.lm.runs.settings import (
-    FORMER_OPTIONS,
     RunSettings,
     gains_by_halves,
     new_settings,
@@ -63,9 +62,15 @@ def test_learning_rates_that_do_not_fit_together_are_refused_at_once() -> None:
         new(min_learning_rate=1.0)
 
 
-def resume(settings: RunSettings, lacking: Sequence[str] = (), **asked: Any) -> RunSettings:
-    """Resume a run of these settings; only what a checkpoint says of them is needed."""
-    options = {name: v for name, v in asdict(settings.options).items() if name not in lacking}
+def resume(
+    settings: RunSettings, stored: Mapping[str, Any] | None = None, **asked: Any
+) -> RunSettings:
+    """Resume a run of these settings; only what a checkpoint says of them is needed.
+
+    stored: changes of its options; `...` removes one.
+    """
+    options = asdict(settings.options) | dict(stored or {})
+    options = {name: value for name, value in options.items() if value is not ...}
     state = SimpleNamespace(options=options, step=3)
     checkpoint: Any = SimpleNamespace(
         state=state, config=settings.config, folder=Path("run/step-00000003")
@@ -91,23 +96,24 @@ def test_room_for_results_is_what_is_taken_between_two_readings() -> None:
     assert Intervals(log=10**12, evaluation=10**12, save=10**12).unread_steps(7) == 7
 
 
-def test_options_that_a_checkpoint_lacks_are_those_of_earlier_versions() -> None:
+OLD_OPTIONS = {
+    "padded_loss": False,
+    "dense_gradient": False,
+    "half_weights_only": False,
+    "stacked_steps": True,
+}
+
+
+def test_options_that_nobody_could_set_are_accepted_with_the_value_that_is_computed() -> None:
     begun = new(label_smoothing=0.1)
-    assert not begun.options.padded_loss
-    assert resume(begun) == begun
-    former = resume(begun, lacking=[*FORMER_OPTIONS])
-    assert former.options == replace(
-        begun.options,
-        padded_loss=True,
-        dense_gradient=True,
-        half_weights_only=True,
-        stacked_steps=False,
-        table_rate=1.0,
-        f16_version=1,
-        document_mask=False,
-        evaluation_parts=1,
-    )
-    assert not resume(begun, steps=900).options.padded_loss
+    assert resume(begun, OLD_OPTIONS) == resume(begun) == begun
+    for name, value in OLD_OPTIONS.items():
+        assert resume(begun, {name: value}) == begun
+        for wrong in (not value, None, int(value)):
+            with pytest.raises(
+                CheckpointError, match=f"of an unreleased version of llmgpu, whose {name} is not"
+            ):
+                resume(begun, OLD_OPTIONS | {name: wrong})
 
 
 def test_the_precision_is_that_of_the_matrix_units_unless_given(device: Device) -> None:
@@ -129,12 +135,20 @@ def test_the_precision_is_that_of_the_matrix_units_unless_given(device: Device) 
 def test_runs_in_f16_keep_their_arithmetic_or_are_refused() -> None:
     begun = new(precision="f16")
     assert resume(begun) == begun
-    assert not resume(begun, lacking=["f16_version", "half_weights_only"]).options.is_mixed
     with pytest.raises(CheckpointError, match=r"rounds differently \(arithmetic 1, not 3\)"):
-        resume(begun, lacking=["f16_version"])
+        resume(begun, {"f16_version": 1})
 
 
-@pytest.mark.parametrize("name", ["z_loss", "warmup_steps", "sparse_embedding"])
-def test_other_options_are_never_filled_in_when_a_run_resumes(name: str) -> None:
-    with pytest.raises(CheckpointError, match=f"step-00000003: its options lack {name}"):
-        resume(new(), lacking=[name])
+@pytest.mark.parametrize("name", [field.name for field in fields(TrainOptions)])
+def test_an_option_that_a_checkpoint_lacks_is_never_filled_in(name: str) -> None:
+    """Each was added at some time, and older checkpoints lack it."""
+    with pytest.raises(CheckpointError, match=f"step-00000003: its options lack {name}, as in un"):
+        resume(new(), {name: ...})
+
+
+def test_a_checkpoint_of_the_first_commits_names_all_that_it_lacks() -> None:
+    lacking = dict.fromkeys(["table_rate", "document_mask", "f16_version"], ...)
+    with pytest.raises(
+        CheckpointError, match="its options lack document_mask, f16_version, table_rate"
+    ):
+        resume(new(), lacking)
