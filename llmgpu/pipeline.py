@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
+from math import inf
 from queue import SimpleQueue
 from sys import is_finalizing
 from typing import Generic, TypeVar, cast
@@ -24,30 +25,41 @@ PATIENCE_SECONDS = 0.1  # reading a file takes less; only a read that waits for 
 
 
 def in_order(
-    jobs: Iterable[Job], do: Callable[[Job], Result], ahead: int, *, reader_thread: bool = False
+    jobs: Iterable[Job],
+    do: Callable[[Job], Result],
+    ahead: int,
+    *,
+    threads: int | None = None,
+    reader_thread: bool = False,
 ) -> Generator[Result, None, None]:
     """Yield `do(job)` for each job, in the order of the jobs; `do` runs in several threads.
 
     At most `ahead` jobs are taken from `jobs` whose results the caller has not used up: a result
-    is used up when the next one is asked for. The jobs run in up to `ahead` threads. With `ahead`
-    below 2 the caller's thread does each job when its result is asked for.
+    is used up when the next one is asked for. With `ahead` below 2 the caller's thread does each
+    job when its result is asked for.
 
+    threads: the jobs run in up to this many threads, None: up to `ahead`. In one thread they run
+        one after the other; 0: where `jobs` is iterated over.
     reader_thread: iterate over `jobs` in a thread of its own, so that finished results are yielded
         while `jobs` waits for a pipe. Otherwise the caller's thread iterates over `jobs`.
 
     Raises the error of a job, or of `jobs`, in place of its result; all earlier results come
-    first. When the generator is closed, or the caller is interrupted in it, jobs that have not
-    begun are dropped, and those that run are waited for. A reader thread is waited for up to
-    PATIENCE_SECONDS; no job that it takes later is done.
+    first, and no later job begins. When the generator is closed, or the caller is interrupted in
+    it, jobs that have not begun are dropped, and jobs that run are waited for. A reader thread is
+    waited for up to PATIENCE_SECONDS; no job that it takes later is done. If `jobs` is a generator,
+    it is closed, too: so a chain of generators ends from its end to its beginning.
 
     Where the system can't start a thread, there are fewer threads; without any, jobs are done
     where `jobs` is iterated over. A generator that goes on in a forked process raises RuntimeError.
     """
     if ahead < 2:
-        yield from map(do, jobs)
+        try:
+            yield from map(do, jobs)
+        finally:
+            _close(jobs)
         return
     process = os.getpid()
-    pipeline = _Pipeline(iter(jobs), do, ahead)
+    pipeline = _Pipeline(iter(jobs), do, ahead, ahead if threads is None else threads)
     try:
         if reader_thread:
             pipeline.start_reader()
@@ -61,10 +73,16 @@ def in_order(
             pipeline.close()
 
 
+def _close(jobs: Iterable[object]) -> None:
+    if isinstance(jobs, Generator):
+        jobs.close()
+
+
 class _Task(Generic[Job, Result]):
     """A job, and its result or error once it is done."""
 
-    def __init__(self, job: Job | None) -> None:
+    def __init__(self, job: Job | None, number: int) -> None:
+        self.number = number
         self._job = job
         self._result: Result | None = None
         self._error: BaseException | None = None
@@ -75,13 +93,16 @@ class _Task(Generic[Job, Result]):
     def is_done(self) -> bool:
         return not self._undone.locked()
 
-    def run(self, do: Callable[[Job], Result]) -> None:
+    def run(self, do: Callable[[Job], Result]) -> bool:
+        """Do the job; return whether it succeeds."""
         job, self._job = cast(Job, self._job), None
+        succeeds = True
         try:
             self._result = do(job)
         except BaseException as error:
-            self._error = error
+            self._error, succeeds = error, False
         self._undone.release()
+        return succeeds
 
     def fail(self, error: BaseException) -> None:
         self._error = error
@@ -103,17 +124,21 @@ class _Task(Generic[Job, Result]):
 class _Pipeline(Generic[Job, Result]):
     """The threads and queues of one `in_order`."""
 
-    def __init__(self, jobs: Iterator[Job], do: Callable[[Job], Result], ahead: int) -> None:
+    def __init__(
+        self, jobs: Iterator[Job], do: Callable[[Job], Result], ahead: int, most_threads: int
+    ) -> None:
         self._jobs, self._do, self._ahead = jobs, do, ahead
         # Tasks that no thread has begun. A thread that finds None ends and puts it back.
         self._waiting: SimpleQueue[_Task[Job, Result] | None] = SimpleQueue()
         # All tasks in the order of the jobs; None after the last.
         self._order: SimpleQueue[_Task[Job, Result] | None] = SimpleQueue()
         self._undone: list[_Task[Job, Result]] = []
-        self._last: _Task[Job, Result] = _Task(None)  # for an error of `jobs`, such as no memory
+        self._last: _Task[Job, Result] = _Task(None, 0)  # for an error of `jobs`, such as no memory
         self._is_last_taken = self._is_closed = False
+        self._count = 0  # tasks made
+        self._failed: float = inf  # number of the first task known to have failed
         self._threads: list[threading.Thread] = []
-        self._most_threads = ahead
+        self._most_threads = most_threads
         self._readers: list[threading.Thread] = []  # one or none
         self._room: SimpleQueue[None] = SimpleQueue()  # an entry for each job the reader may take
 
@@ -142,6 +167,8 @@ class _Pipeline(Generic[Job, Result]):
             thread.join(PATIENCE_SECONDS)
         for thread in filter(threading.Thread.is_alive, [*self._threads]):
             thread.join()
+        if not self._readers:
+            _close(self._jobs)
 
     def _read(self) -> None:
         """Take jobs as there is room for them."""
@@ -153,12 +180,15 @@ class _Pipeline(Generic[Job, Result]):
                 self._take_job()
         except BaseException as error:
             self._fail(error)
+        finally:
+            _close(self._jobs)
 
     def _take_job(self) -> None:
         """Take a job and let a thread do it; an error of `jobs` comes in place of a result."""
         try:
             job = next(self._jobs)
-            task: _Task[Job, Result] = _Task(job)
+            task: _Task[Job, Result] = _Task(job, self._count)
+            self._count += 1
             self._begin(task)
             self._order.put(task)
         except StopIteration:
@@ -175,8 +205,6 @@ class _Pipeline(Generic[Job, Result]):
 
     def _begin(self, task: _Task[Job, Result]) -> None:
         """Hand a task to a thread, to a new one if all are at work."""
-        if self._is_closed:
-            return
         self._undone = [other for other in self._undone if not other.is_done]
         self._undone.append(task)
         most = min(len(self._undone), self._most_threads)
@@ -185,7 +213,7 @@ class _Pipeline(Generic[Job, Result]):
         if self._threads:
             self._waiting.put(task)
         else:
-            task.run(self._do)
+            self._run(task)
 
     def _start(self, target: Callable[[], None], threads: list[threading.Thread]) -> bool:
         """Start a thread; return whether the system can."""
@@ -202,7 +230,11 @@ class _Pipeline(Generic[Job, Result]):
     def _work(self) -> None:
         """Do tasks as they come."""
         while (task := self._waiting.get()) is not None:
-            if not self._is_closed:
-                task.run(self._do)
+            self._run(task)
             del task
         self._waiting.put(None)
+
+    def _run(self, task: _Task[Job, Result]) -> None:
+        """Do a task unless nobody will take its result."""
+        if not (self._is_closed or task.number > self._failed or task.run(self._do)):
+            self._failed = min(self._failed, task.number)

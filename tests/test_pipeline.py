@@ -85,6 +85,54 @@ def test_jobs_run_in_several_threads_at_a_time(reader_thread: bool) -> None:
 
 
 @by_either
+def test_one_thread_does_one_job_after_the_other(reader_thread: bool) -> None:
+    running, found = threading.Lock(), []
+
+    def do(number: int) -> int:
+        assert running.acquire(blocking=False)
+        time.sleep(1e-3)
+        found.append(number)
+        running.release()
+        return threading.get_ident()
+
+    threads = set(in_order(range(20), do, 5, threads=1, reader_thread=reader_thread))
+    assert found == [*range(20)]
+    assert len(threads) == 1 and threading.get_ident() not in threads
+
+
+@by_either
+def test_without_threads_jobs_are_done_where_they_are_taken(reader_thread: bool) -> None:
+    def jobs() -> Iterator[int]:
+        for _ in range(9):
+            yield threading.get_ident()
+
+    def do(taken_in: int) -> bool:
+        return taken_in == threading.get_ident()
+
+    before = threading.active_count()
+    with closing(in_order(jobs(), do, 3, threads=0, reader_thread=reader_thread)) as results:
+        assert next(results)
+        assert threading.active_count() == before + reader_thread
+        assert all(results)
+
+
+@by_either
+@pytest.mark.parametrize("threads", [0, 1])
+def test_no_job_begins_after_one_that_failed(threads: int, reader_thread: bool) -> None:
+    done: list[int] = []
+
+    def do(number: int) -> None:
+        if number == 3:
+            raise ValueError
+        done.append(number)
+
+    with pytest.raises(ValueError):
+        for _ in in_order(range(20), do, 6, threads=threads, reader_thread=reader_thread):
+            time.sleep(0.01)
+    assert done == [0, 1, 2]
+
+
+@by_either
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_without_jobs_ahead_the_caller_does_each(ahead: int, reader_thread: bool) -> None:
     taken: list[int] = []
@@ -126,11 +174,21 @@ def test_no_more_jobs_are_taken_than_may_be_ahead(reader_thread: bool) -> None:
         assert len(taken) <= used + most
 
 
-def test_few_jobs_take_few_threads() -> None:
+@by_either
+def test_a_thread_starts_only_if_all_are_at_work(reader_thread: bool) -> None:
+    done: list[int] = []
     before = threading.active_count()
-    with closing(in_order(range(2), square, 16)) as results:
-        next(results)
-        assert threading.active_count() <= before + 2
+
+    def jobs() -> Iterator[int]:
+        for number in range(20):
+            wait_until(lambda number=number: len(done) == number)
+            time.sleep(2e-3)  # now the thread is idle
+            yield number
+
+    with closing(in_order(jobs(), done.append, 16, reader_thread=reader_thread)) as results:
+        for _ in range(19):
+            next(results)
+            assert threading.active_count() <= before + 1 + reader_thread
 
 
 @by_either
@@ -195,6 +253,26 @@ def test_an_error_of_the_caller_ends_the_threads(reader_thread: bool) -> None:
     with pytest.raises(ZeroDivisionError):
         for number in in_order(range(100), square, 4, reader_thread=reader_thread):
             _ = 1 // (number - 4)
+
+
+@by_either
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_a_chain_ends_with_its_end(ahead: int, reader_thread: bool) -> None:
+    closed, before = threading.Event(), threading.active_count()
+
+    def jobs() -> Iterator[int]:
+        try:
+            yield from range(100)
+        finally:
+            closed.set()
+
+    source = jobs()
+    first = in_order(source, square, ahead, reader_thread=reader_thread)
+    second = in_order(first, lambda number: 1 // (9 - number), ahead)
+    with pytest.raises(ZeroDivisionError):
+        list(second)
+    assert closed.wait(LONG if reader_thread else 0)
+    wait_until(lambda: threading.active_count() == before)  # with `source` and `first` still referred to
 
 
 @by_either
@@ -325,10 +403,11 @@ def test_a_job_is_dropped_as_soon_as_it_is_done(reader_thread: bool) -> None:
 def test_fewer_threads_than_asked_for_do_the_same(
     threads: int, reader_thread: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, started = threading.Thread.start, []
+    real, started, refused = threading.Thread.start, [], []
 
     def start(thread: threading.Thread) -> None:
         if len(started) == threads:
+            refused.append(thread)
             raise error("can't start new thread")
         started.append(thread)
         real(thread)
@@ -337,6 +416,7 @@ def test_fewer_threads_than_asked_for_do_the_same(
     found = in_order(range(20), square, 5, reader_thread=reader_thread)
     assert list(found) == [number * number for number in range(20)]
     assert len(started) <= threads
+    assert len(refused) <= 1 + (threads == 0 and reader_thread)  # it doesn't try again and again
 
 
 @by_either
@@ -348,12 +428,12 @@ def test_no_memory_for_a_job_is_an_error_in_its_place(
     made = 0
 
     class Task(pipeline._Task[int, int]):
-        def __init__(self, job: int | None) -> None:
+        def __init__(self, job: int | None, number: int) -> None:
             nonlocal made
             made += 1
             if made == 5:  # one is made in advance
                 raise MemoryError
-            super().__init__(job)
+            super().__init__(job, number)
 
     monkeypatch.setattr(pipeline, "_Task", Task)
     found: list[int] = []

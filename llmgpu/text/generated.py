@@ -13,9 +13,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from llmgpu.cpu.library import library
 from llmgpu.cpu.texts import GeneratedBlocks
+from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
 
 BLOCK_WORDS = 1 << 15
@@ -56,16 +56,14 @@ def generate_text(nbytes: int, seed: int = 0) -> Iterator[bytes]:
 
 
 def _blocks(seed: int, most: int) -> Iterator[bytes]:
-    """Yield blocks from the first on, made in threads where they can be; most: that will do."""
+    """Yield blocks from the first on, without end; most: how many the caller may need."""
     words = _Words()
     threads = 1 if library() is None else usable_processors()
     group = max(1, min(_GROUP, most // threads))
-    pending: deque[Future[list[bytes | memoryview]]] = deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="llmgpu-generate") as pool:
-        for first in count(0, group):
-            pending.append(pool.submit(words.blocks, seed, range(first, first + group)))
-            if len(pending) >= min(2 * threads, most):
-                yield from map(bytes, pending.popleft().result())
+    groups = (range(first, first + group) for first in count(0, group))
+    ahead = min(2 * threads, most)
+    for blocks in in_order(groups, partial(words.blocks, seed), ahead, threads=threads):
+        yield from map(bytes, blocks)
 
 
 class _Words:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
 
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, ReusedMemory, new_ids
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.errors import InputError, TextError
+from llmgpu.pipeline import in_order
 from llmgpu.progress import Progress
 from llmgpu.resume_key import FILES, Run, file_facts
 from llmgpu.text.corpus import Corpus, CorpusOptions
@@ -17,8 +15,8 @@ from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.text.streams import AUTO, STANDARD_INPUT
 from llmgpu.tokens.sinks import TokenSink
 
-_WRITERS = 3  # threads: one writes, others prepare what is written next
-_WAITING_IDS = 1 << 21  # that are to be written, unless each thread has a slice
+_PREPARED = 2  # slices that threads prepare for writing at a time
+_WRITTEN = 2  # slices that are written or wait for it
 
 
 def encode_corpus(
@@ -45,49 +43,11 @@ def encode_into(sink: TokenSink, encoder: Encoder, text: Corpus, progress: Progr
 
     Raises what the encoder, the corpus and the sink raise.
     """
-    memory = ReusedMemory()
-    with nullcontext(sink.write) if sink.is_direct else _in_background(sink) as write:
-        for piece in encode_corpus(encoder, text, memory):
-            write(piece)
-            progress("tokenizing", text.bytes_read, text.total_bytes)
-
-
-@contextmanager
-def _in_background(sink: TokenSink) -> Iterator[Callable[[EncodedSlice], None]]:
-    """Yield a function that writes slices to a sink in other threads, which prepare several.
-
-    What the sink raises for a slice is raised by a later call, or at the end of the block.
-    """
-    waiting: deque[tuple[Future[None], int]] = deque()
-    waiting_ids = 0
-
-    def finish() -> int:
-        written, ids = waiting.popleft()
-        written.result()
-        return ids
-
-    def step(piece: EncodedSlice, before: Future[None] | None) -> None:
-        prepared = sink.prepare(piece)
-        if before is not None:
-            before.result()
-        sink.write(prepared)
-
-    def write(piece: EncodedSlice) -> None:
-        nonlocal waiting_ids
-        many = waiting_ids + len(piece.ids) > _WAITING_IDS
-        while waiting and (waiting[0][0].done() or (many and len(waiting) >= _WRITERS)):
-            waiting_ids -= finish()
-        before = waiting[-1][0] if waiting else None
-        waiting.append((threads.submit(step, piece, before), len(piece.ids)))
-        waiting_ids += len(piece.ids)
-
-    threads = ThreadPoolExecutor(_WRITERS, thread_name_prefix="llmgpu-write")
-    try:
-        yield write
-        while waiting:
-            finish()
-    finally:
-        threads.shutdown(cancel_futures=True)
+    encoded = encode_corpus(encoder, text, ReusedMemory())
+    prepared = in_order(encoded, sink.prepare, 0 if sink.is_direct else _PREPARED)
+    ahead = 0 if sink.is_direct else _WRITTEN
+    for _ in in_order(prepared, sink.write, ahead, threads=1):
+        progress("tokenizing", text.bytes_read, text.total_bytes)
 
 
 def encoding_key(

@@ -9,11 +9,10 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,6 +32,7 @@ from llmgpu.bpe.words.spilling import (
 )
 from llmgpu.cpu.library import CCounter, default_threads, library
 from llmgpu.memory import Costs
+from llmgpu.pipeline import in_order
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 
@@ -77,27 +77,29 @@ def count_words(
     found = as_pattern(pattern)
     counters = [_Counter(found, words, memory // (2 * threads)) for _ in range(threads)]
     idle = list(counters)
+    reader = SliceReader(corpus, found)
+    ahead = threads + 1  # a slice for each thread, and the one that is read meanwhile
+    buffers = [np.empty(slice_bytes, np.uint8) for _ in range(ahead)]
 
-    def count(piece: Slice) -> None:
+    def read_slices() -> Iterator[Slice]:
+        for slices in count(1):
+            piece = reader.read(buffers.pop())
+            if piece is None:
+                return
+            progress("counting words", corpus.bytes_read, corpus.total_bytes)
+            yield piece
+            if slices >= ahead:  # the first ones are counted
+                on_words(*_sizes_so_far(words, counters, slices))
+
+    def count_one(piece: Slice) -> NDArray[np.uint8]:
         counter = idle.pop()  # there is one for each thread
         counter.add(piece)
         idle.append(counter)
+        return piece.buffer
 
-    reader, slices = SliceReader(corpus, found), 0
-    buffers = [np.empty(slice_bytes, np.uint8) for _ in range(threads + 1)]
-    pending: deque[tuple[Future[None], NDArray[np.uint8]]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        while piece := reader.read(buffers.pop()):
-            pending.append((pool.submit(count, piece), piece.buffer))
-            slices += 1
-            progress("counting words", corpus.bytes_read, corpus.total_bytes)
-            if not buffers:
-                counted, buffer = pending.popleft()
-                counted.result()
-                buffers.append(buffer)
-                on_words(*_sizes_so_far(words, counters, slices))
-        for counted, _ in pending:
-            counted.result()
+    for buffer in in_order(read_slices(), count_one, ahead, threads=threads):
+        buffers.append(buffer)
+    # The first counter takes the words of the others.
     first, *others = counters
     for counter in others:
         first.absorb(counter)
