@@ -27,7 +27,7 @@ _PRETOKENS = (
     "bpe/pretokens/test_pattern.py bpe/pretokens/test_pattern_families.py cpu/test_library.py"
 )
 _OPERATIONS = (
-    "lm/ops/test_operations.py lm/ops/test_layers_norm.py lm/ops/test_layers_activation.py "
+    "lm/ops/test_operations.py lm/ops/test_layers_norm.py lm/ops/test_activations.py "
     "lm/ops/test_layers_rotary.py lm/ops/test_attention.py lm/ops/test_linear.py "
     "lm/ops/test_loss.py lm/ops/test_optimizer.py"
 )

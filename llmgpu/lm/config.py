@@ -15,6 +15,7 @@ from llmgpu.errors import InputError
 
 Activation = Literal["swiglu", "gelu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+UNGATED: tuple[Activation, ...] = ("gelu",)  # of feed-forward networks without a gate
 RopeScalingKind = Literal["linear", "llama3"]
 ROPE_SCALINGS: tuple[RopeScalingKind, ...] = get_args(RopeScalingKind)
 
@@ -138,7 +139,8 @@ class ModelConfig:
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1")
         if self.qkv_bias + self.qk_norm + (not self.is_gated) > 1:
-            raise InputError("qkv_bias, qk_norm and gelu can't be combined; use one of them")
+            ungated = " or ".join(UNGATED)
+            raise InputError(f"qkv_bias, qk_norm and {ungated} can't be combined; use one of them")
         if self.max_positions is not None and self.max_positions < self.seq_len:
             raise InputError(
                 f"seq_len is {self.seq_len}, but the model takes at most {self.max_positions}"
@@ -180,7 +182,7 @@ class ModelConfig:
     @property
     def is_gated(self) -> bool:
         """Whether the feed-forward network has a gate."""
-        return self.activation == "swiglu"
+        return self.activation not in UNGATED
 
     @property
     def padded_vocab_size(self) -> int:

@@ -363,13 +363,14 @@ class LossGraph:
         ops.linear_backward_weight(residual, a.activated, d.down)
         ops.linear_backward_input(residual, w.down, g.activated, accumulate=False)
         if a.inner is not None and g.inner is not None:
-            ops.swiglu_backward(a.inner, None, g.activated, g.inner, None)
+            ops.activate_backward(self.model.activation, [a.inner], g.activated, [g.inner])
             self._record_packed_backward("mlp", layer, g.inner, a.ffn_normed)
         elif a.up is not None and g.up is not None:
             if a.gate is None or g.gate is None or d.gate is None:
-                ops.gelu_backward(a.up, g.activated, g.up)
+                ops.activate_backward(self.model.activation, [a.up], g.activated, [g.up])
             else:
-                ops.swiglu_backward(a.gate, a.up, g.activated, g.gate, g.up)
+                inner, gradients = [a.gate, a.up], [g.gate, g.up]
+                ops.activate_backward(self.model.activation, inner, g.activated, gradients)
                 ops.linear_backward_weight(g.gate, a.ffn_normed, d.gate)
             ops.linear_backward_weight(g.up, a.ffn_normed, d.up)
             ops.linear_backward_input(g.up, w.up, g.normed, accumulate=False)

@@ -20,6 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.lm.config import EMBEDDING, OUTPUT, ModelConfig, Weight
+from llmgpu.lm.ops.activations import BY_NAME
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import (
@@ -274,6 +275,7 @@ class Model:
         self.operations = operations
         self.config = config
         self.mixed = mixed
+        self.activation = BY_NAME[config.activation]
         self.weights, packed = make_weights(operations, config.weights(), np.float32)
         halves = [weight for weight in config.weights() if half and weight.decays]
         self.half_copies, packed_halves = make_weights(operations, halves, np.float16, "{} in half")
@@ -366,12 +368,8 @@ class Model:
 
     def record_activation(self, a: LayerActivations) -> None:
         """Record the activation of a layer's feed-forward network."""
-        if a.inner is not None:
-            self.operations.swiglu(a.inner, None, a.activated)
-        elif a.up is not None and a.gate is None:
-            self.operations.gelu(a.up, a.activated)
-        elif a.up is not None and a.gate is not None:
-            self.operations.swiglu(a.gate, a.up, a.activated)
+        inner = [each for each in (a.inner, a.gate, a.up) if each is not None]
+        self.operations.activate(self.activation, inner, a.activated)
 
     def _record_projections(self, layer: int, a: LayerActivations, positions: Tensor) -> None:
         """Record queries and keys with their positions, and values, of a layer's normed input."""

@@ -1,14 +1,52 @@
-// What the feed-forward network's functions and their derivatives share.
+// The activations of feed-forward networks and their slopes. ACTIVATION chooses one.
+//
+// A new activation has a number here and in llmgpu/lm/ops/activations.py, and a branch in
+// `activated` and in `slope`.
+
+const SILU: u32 = 0u; // x * sigmoid(x)
+const GELU: u32 = 1u; // x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
+
+override ACTIVATION: u32 = SILU;
 
 const SQRT_2_OVER_PI: f32 = 0.7978845608;
 const GELU_CUBIC: f32 = 0.044715;
 
-fn sigmoid(value: f32) -> f32 {
-    return 1.0 / (1.0 + exp(-value));
+fn activated(x: f32) -> f32 {
+    if (ACTIVATION == GELU) {
+        return 0.5 * x * (1.0 + gelu_tanh(x));
+    }
+    return x * sigmoid(x);
 }
 
-fn four_sigmoids(values: vec4<f32>) -> vec4<f32> {
-    return 1.0 / (1.0 + exp(-values));
+fn slope(x: f32) -> f32 {
+    if (ACTIVATION == GELU) {
+        let t = gelu_tanh(x);
+        let of_tanh = SQRT_2_OVER_PI * (1.0 + 3.0 * GELU_CUBIC * x * x);
+        return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * of_tanh;
+    }
+    let s = sigmoid(x);
+    return s * (1.0 + x * (1.0 - s));
+}
+
+// factor * activated(x). For SiLU the products are taken from the left, which fixes the rounding.
+fn times_activated(factor: f32, x: f32) -> f32 {
+    if (ACTIVATION == SILU) {
+        return factor * x * sigmoid(x);
+    }
+    return factor * activated(x);
+}
+
+// factor * slope(x). For SiLU the products are taken from the left, which fixes the rounding.
+fn times_slope(factor: f32, x: f32) -> f32 {
+    if (ACTIVATION == SILU) {
+        let s = sigmoid(x);
+        return factor * s * (1.0 + x * (1.0 - s));
+    }
+    return factor * slope(x);
+}
+
+fn sigmoid(value: f32) -> f32 {
+    return 1.0 / (1.0 + exp(-value));
 }
 
 // tanh is 1 in f32 well before 20; devices may compute it by exponentials, which overflow later.

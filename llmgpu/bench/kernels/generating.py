@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from llmgpu.bench.kernels.cases import Array, KernelCase, Sizes, by
+from llmgpu.lm.ops.activations import SWIGLU
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import (
@@ -85,7 +86,7 @@ def _layer_cases(s: Sizes, rows: int, *, half: bool) -> Iterator[KernelCase]:
             lambda: inputs(2 * ffn_dim) | {"out": np.full((rows, ffn_dim), np.nan, np.float32)},
             sizes=f"{by(rows, config.dim)} to {by(rows, ffn_dim)}",
             record=lambda ops, t: ops.feed_forward(
-                _norm(t), EPSILON, Packed(t["weight"], (0, ffn_dim)), t["out"]
+                _norm(t), EPSILON, Packed(t["weight"], (0, ffn_dim)), SWIGLU, t["out"]
             ),
             bytes=2 * ffn_dim * config.dim * np.dtype(kind).itemsize,
             **more,

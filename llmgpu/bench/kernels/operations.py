@@ -17,6 +17,7 @@ from llmgpu.bench.kernels.cases import Array, KernelCase, Sizes, Tensors, by
 from llmgpu.bench.kernels.generating import SCORE_OPERATIONS, generating_cases
 from llmgpu.lm.loss_scaling import FIRST_SCALE
 from llmgpu.lm.model import scaled_frequencies
+from llmgpu.lm.ops.activations import GELU, SWIGLU
 from llmgpu.lm.ops.embedding import copy_rows, group_tokens
 from llmgpu.lm.ops.layers import rotary_tables
 from llmgpu.lm.ops.operations import GpuOperations, Operations
@@ -329,31 +330,41 @@ def _rotation_cases(s: Sizes, sizes: str) -> Iterator[KernelCase]:
         yield s.case("join_heads", operands, operations, angles, record=join, **more)
 
 
+def _activate(ops: Operations, t: Tensors) -> None:
+    *inner, out = t.values()
+    ops.activate(GELU if "x" in t else SWIGLU, inner, out)
+
+
+def _activate_backward(ops: Operations, t: Tensors) -> None:
+    count = len(t) // 2
+    inner, (grad_out, *gradients) = [*t.values()][:count], [*t.values()][count:]
+    ops.activate_backward(GELU if "x" in t else SWIGLU, inner, grad_out, gradients)
+
+
 def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     """Activations, cross-entropy with the sum of the losses, and conversions of precision."""
     size = s.rows * s.config.ffn_dim
-    yield s.case("swiglu", "gate:NF up:NF +out:NF", 5 * size)
+    yield s.case("swiglu", "gate:NF up:NF +out:NF", 5 * size, record=_activate)
     halves = HALVES | {"where": "in half precision", "sizes": by(s.rows, s.config.ffn_dim)}
     yield s.case(
         "swiglu",
         "gate:NG:h +out:NF:h",
         5 * size,
-        record=lambda ops, t: ops.swiglu(t["gate"], None, t["out"]),
+        record=_activate,
         **halves,
     )
     operands = "gate:NF up:NF grad_out:NF +grad_gate:NF +grad_up:NF"
-    yield s.case("swiglu_backward", operands, 11 * size)
+    yield s.case("swiglu_backward", operands, 11 * size, record=_activate_backward)
     yield s.case(
         "swiglu_backward",
         "gate:NG:h grad_out:NF:h +grad_gate:NG:h",
         11 * size,
-        record=lambda ops, t: ops.swiglu_backward(
-            t["gate"], None, t["grad_out"], t["grad_gate"], None
-        ),
+        record=_activate_backward,
         **halves,
     )
-    yield s.case("gelu", "x:NF +out:NF", 9 * size)
-    yield s.case("gelu_backward", "x:NF grad_out:NF +grad_x:NF", 19 * size)
+    yield s.case("gelu", "x:NF +out:NF", 9 * size, record=_activate)
+    operands = "x:NF grad_out:NF +grad_x:NF"
+    yield s.case("gelu_backward", operands, 19 * size, record=_activate_backward)
     rows, width = s.rows, s.vocabulary
 
     def find_losses(ops: Operations, t: Mapping[str, Tensor]) -> None:

@@ -107,7 +107,8 @@ class CachedRows:
                 ops.round_to_half(attended, operand)
             ops.linear(operand, weights.attention_out, self._x, residual=self._x)
             norm = self._norm(f"{prefix}.post_attention_layernorm.weight")
-            ops.feed_forward(norm, config.norm_epsilon, model.packed_inner[layer], activated)
+            inner = model.packed_inner[layer]
+            ops.feed_forward(norm, config.norm_epsilon, inner, model.activation, activated)
             ops.linear(activated, weights.down, self._x, residual=self._x)
 
     def _record_layers(self, caches: Sequence[Tensor]) -> None:

@@ -6,10 +6,14 @@ and what follows at a time, so that a token takes few dispatches.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.kernel_source import constant, struct_dtype
+from llmgpu.lm.ops.activations import Activation, ActivationOperations
 from llmgpu.lm.ops.attention import attention_params, check_width
 from llmgpu.lm.ops.layers import LayerOperations, turned
 from llmgpu.lm.ops.linear import FEW_ROWS, FOUR, LEAST_ROW_THREADS, LOADS, ProductOperations
@@ -42,7 +46,7 @@ DRAW = struct_dtype("lm/13_draw_largest.wgsl", "DrawParams")
 MOST_LARGEST = constant("lm/13_draw_largest.wgsl", "MOST")  # of the logits that ids are drawn from
 
 
-class GenerationOperations(LayerOperations, ProductOperations):
+class GenerationOperations(ActivationOperations, LayerOperations, ProductOperations):
     """The operations of generating, on arrays.
 
     Those that are put together from others take any number of rows on a device, too.
@@ -58,13 +62,19 @@ class GenerationOperations(LayerOperations, ProductOperations):
         """
         self._rotate_to_cache(self._products(norm, epsilon, weight), weight, rotation, heads)
 
-    def feed_forward(self, norm: Norm, epsilon: float, weight: Packed, out: Tensor) -> None:
-        """Out (N, F) = swiglu(gate, up), or gelu(up) where `weight` has no gate, of a norm."""
+    def feed_forward(
+        self, norm: Norm, epsilon: float, weight: Packed, activation: Activation, out: Tensor
+    ) -> None:
+        """Write the activation (N, F) of the products of a norm and `weight`.
+
+        weight: the matrices of gate and up, or the only one where the activation has no gate.
+        norm: out and inverse_rms are undefined afterwards.
+        """
         products = self._products(norm, epsilon, weight)
-        if len(weight.starts) == 1:
-            self.gelu(products, out)
+        if activation.is_gated:
+            self._activate_packed(products, weight, activation, out)
         else:
-            self._packed_swiglu(products, weight, out)
+            self.activate(activation, [products], out)
 
     def _products(self, norm: Norm, epsilon: float, weight: Packed) -> Tensor:
         self.rms_norm(norm, epsilon)
@@ -113,13 +123,16 @@ class GenerationOperations(LayerOperations, ProductOperations):
             p /= p.sum(-1, keepdims=True)
             target[row] = p @ values.transpose(1, 0, 2)
 
-    def _packed_swiglu(self, products: Tensor, weight: Packed, out: Tensor) -> None:
+    def _activate_packed(
+        self, products: Tensor, weight: Packed, activation: Activation, out: Tensor
+    ) -> None:
+        """Activate float32 products of gate and up that lie side by side."""
         width = out.shape[1]
-        gate, up = (
+        inner = [
             Tensor(products.name, out.shape, products.dtype, products.array[:, k : k + width])
             for k in weight.starts
-        )
-        self.swiglu(gate, up, out)
+        ]
+        self.activate(activation, inner, out)
 
     @recorded
     def take_likeliest(
@@ -205,13 +218,16 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
         bindings = {**_places_of(rotation, heads), "params": params}
         self._normed_rows("13_normed_heads", norm, weight, pairs, bindings)
 
-    def feed_forward(self, norm: Norm, epsilon: float, weight: Packed, out: Tensor) -> None:
-        if not _takes_few_rows(norm) or len(weight.starts) == 1:
-            super().feed_forward(norm, epsilon, weight, out)
+    def feed_forward(
+        self, norm: Norm, epsilon: float, weight: Packed, activation: Activation, out: Tensor
+    ) -> None:
+        if not _takes_few_rows(norm) or not activation.is_gated:
+            super().feed_forward(norm, epsilon, weight, activation, out)
             return
         params = _inner_params(weight, out, norm.x.shape[1] // FOUR, epsilon)
         bindings: dict[str, Tensor | AnyArray] = {"out": out, "params": params}
-        self._normed_rows("13_normed_swiglu", norm, weight, out.shape[1], bindings)
+        constants, width = activation.constants, out.shape[1]
+        self._normed_rows("13_normed_gated", norm, weight, width, bindings, constants)
 
     def _normed_rows(
         self,
@@ -219,7 +235,8 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
         norm: Norm,
         weight: Packed,
         pairs: int,
-        bindings: dict[str, Tensor | AnyArray],
+        bindings: Mapping[str, Tensor | AnyArray],
+        constants: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Dispatch a kernel that makes `pairs` pairs of products of each normalised row."""
         rows, width = norm.x.shape
@@ -228,7 +245,7 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
         self.dispatch(
             f"lm/{kernel}{suffix}.wgsl",
             rows * workgroups(pairs * row_threads),
-            {"WORKGROUP_SIZE": WORKGROUP_SIZE, "ROW_THREADS": row_threads},
+            {**constants, "WORKGROUP_SIZE": WORKGROUP_SIZE, "ROW_THREADS": row_threads},
             x=norm.x,
             norm_weight=norm.weight,
             weight=weight.tensor,
@@ -274,12 +291,14 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
             out=out,
         )
 
-    def _packed_swiglu(self, products: Tensor, weight: Packed, out: Tensor) -> None:
+    def _activate_packed(
+        self, products: Tensor, weight: Packed, activation: Activation, out: Tensor
+    ) -> None:
+        file, constants = "lm/13_packed_gated.wgsl", activation.constants
         params = _inner_params(weight, out, 0, 0)
 
         def record(out: Tensor) -> None:
-            file = "lm/13_packed_swiglu.wgsl"
-            self.dispatch(file, workgroups(out.size), x=products, out=out, params=params)
+            self.dispatch(file, workgroups(out.size), constants, x=products, out=out, params=params)
 
         self.through_single({"out": out}, record)
 

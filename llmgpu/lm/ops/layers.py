@@ -1,17 +1,14 @@
-"""What a layer computes row by row: the norm, the rotation by positions, and the activations.
+"""What a layer computes row by row: norms, biases, and the rotation by positions.
 
 RMS norm: B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, arXiv 1910.07467. Rotation:
 J. Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, arXiv 2104.09864;
-columns i and i + D/2 of a head make a pair, as in Hugging Face's Llama. SwiGLU: N. Shazeer, GLU
-Variants Improve Transformer, arXiv 2002.05202. GeLU in its tanh form: D. Hendrycks, K. Gimpel,
-Gaussian Error Linear Units, arXiv 1606.08415.
+columns i and i + D/2 of a head make a pair, as in Hugging Face's Llama.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,9 +43,6 @@ MAX_PARTIALS = 1024  # workgroups of that kernel: enough to fill a GPU
 FOUR = 4  # elements, or pairs of them, of a thread that writes half precision
 COLUMNS = 16  # of a matrix in a workgroup that adds its rows up, which fixes the order of sums
 HALF_COLUMNS = 4  # where runs in half precision alone depend on it: more workgroups share the rows
-
-_SQRT_2_OVER_PI = np.float32(np.sqrt(2 / np.pi))
-_CUBIC = np.float32(0.044715)
 
 
 def rotary_frequencies(head_dim: int, theta: float) -> NDArray[np.float64]:
@@ -183,72 +177,6 @@ class LayerOperations(Recorder):
                 rows = turned(rows, rotation, positions, inverse=True)
             np.copyto(grad_x.array[:, columns], rows, casting="same_kind")
 
-    @recorded
-    def swiglu(self, gate: Tensor, up: Tensor | None, out: Tensor) -> None:
-        """Out = gate * sigmoid(gate) * up; all (N, F), each float32 or float16, as below.
-
-        Without `up`, `gate` (N, R) has both, up in its last columns; then all are float16, and F
-        and R are multiples of 4. So it is in `swiglu_backward` with both gradients.
-        """
-        of_gate, of_up = _gate_and_up(gate, up, out.shape[1])
-
-        def compute(rows: slice) -> None:
-            gates, product = as_single(of_gate[rows]), single_of(out.array[rows])
-            np.multiply(gates, _sigmoid(gates), out=product)
-            product *= of_up[rows]
-            put(product, out.array[rows])
-
-        self.over_blocks(compute, *out.shape)
-
-    @recorded
-    def swiglu_backward(
-        self,
-        gate: Tensor,
-        up: Tensor | None,
-        grad_out: Tensor,
-        grad_gate: Tensor,
-        grad_up: Tensor | None,
-    ) -> None:
-        """Write the gradients of gate and up; all (N, F)."""
-        width = grad_out.shape[1]
-        of_gate, of_up = _gate_and_up(gate, up, width)
-        to_gate, to_up = _gate_and_up(grad_gate, grad_up, width)
-
-        def compute(rows: slice) -> None:
-            gates, gradient = as_single(of_gate[rows]), as_single(grad_out.array[rows])
-            s = _sigmoid(gates)
-            for_up, for_gate = single_of(to_up[rows]), single_of(to_gate[rows])
-            np.multiply(gradient, gates * s, out=for_up)
-            put(for_up, to_up[rows])
-            # The derivative of gate * sigmoid(gate), s * (1 + gate * (1 - s)).
-            slope = 1 - s
-            slope *= gates
-            slope += 1
-            slope *= s
-            slope *= of_up[rows]
-            np.multiply(gradient, slope, out=for_gate)
-            put(for_gate, to_gate[rows])
-
-        self.over_blocks(compute, *grad_out.shape)
-
-    @recorded
-    def gelu(self, x: Tensor, out: Tensor) -> None:
-        """Out = x * Phi(x), Phi by tanh; both (N, F)."""
-        inputs, values = as_single(x.array), single_of(out.array)
-        np.multiply(0.5 * inputs, 1 + _gelu_tanh(inputs), out=values)
-        put(values, out.array)
-
-    @recorded
-    def gelu_backward(self, x: Tensor, grad_out: Tensor, grad_x: Tensor) -> None:
-        """Write the gradient of x; all (N, F)."""
-        inputs = as_single(x.array)
-        t = _gelu_tanh(inputs)
-        slope = _SQRT_2_OVER_PI * (1 + 3 * _CUBIC * inputs**2)  # of the argument of tanh
-        derivative = 0.5 * (1 + t) + 0.5 * inputs * (1 - t * t) * slope
-        values = single_of(grad_x.array)
-        np.multiply(grad_out.array, derivative, out=values)
-        put(values, grad_x.array)
-
 
 class GpuLayers(GpuRecorder, LayerOperations):
     """The operations as kernels."""
@@ -370,51 +298,6 @@ class GpuLayers(GpuRecorder, LayerOperations):
             params=dims(fours, *counts, *(column // FOUR for column in columns)),
         )
 
-    def swiglu(self, gate: Tensor, up: Tensor | None, out: Tensor) -> None:
-        if up is None:
-            self._swiglu_halves("06_swiglu", out, {"x": gate, "out": out})
-        else:
-            self._elements("06_swiglu", {"gate": gate, "up": up}, {"out": out})
-
-    def swiglu_backward(
-        self,
-        gate: Tensor,
-        up: Tensor | None,
-        grad_out: Tensor,
-        grad_gate: Tensor,
-        grad_up: Tensor | None,
-    ) -> None:
-        if up is None or grad_up is None:
-            tensors = {"x": gate, "grad_out": grad_out, "grad_x": grad_gate}
-            self._swiglu_halves("09_swiglu_backward", grad_out, tensors)
-            return
-        inputs = {"gate": gate, "up": up, "grad_out": grad_out}
-        gradients = {"grad_gate": grad_gate, "grad_up": grad_up}
-        self._elements("09_swiglu_backward", inputs, gradients)
-
-    def _swiglu_halves(self, kernel: str, out: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        fours = out.size // FOUR
-        sizes = dims(fours, out.shape[1] // FOUR, tensors["x"].shape[1] // FOUR)
-        self.dispatch(f"lm/{kernel}_half.wgsl", workgroups(fours), **tensors, dims=sizes)
-
-    def gelu(self, x: Tensor, out: Tensor) -> None:
-        self._elements("06_gelu", {"x": x}, {"out": out})
-
-    def gelu_backward(self, x: Tensor, grad_out: Tensor, grad_x: Tensor) -> None:
-        inputs = {"x": x, "grad_out": grad_out}
-        self._elements("09_gelu_backward", inputs, {"grad_x": grad_x})
-
-    def _elements(
-        self, kernel: str, inputs: Mapping[str, Tensor], outs: Mapping[str, Tensor]
-    ) -> None:
-        """Dispatch a kernel of one thread per element, in float32."""
-        size = next(iter(outs.values())).size
-        singles = {name: self.single(name, tensor) for name, tensor in inputs.items()}
-        record = partial(
-            self.dispatch, f"lm/{kernel}.wgsl", workgroups(size), dims=dims(size), **singles
-        )
-        self.through_single(outs, record)
-
 
 def _columns(
     starts: Sequence[int], heads: AttentionTensors | AttentionGradients
@@ -434,24 +317,3 @@ def turned(
     left, right = heads[:, :, 0], heads[:, :, 1]
     halves = (left * cosine - right * sine, right * cosine + left * sine)
     return np.stack(halves, axis=2).reshape(x.shape)
-
-
-def _gate_and_up(gate: Tensor, up: Tensor | None, width: int) -> tuple[AnyArray, AnyArray]:
-    """Return both arrays, which are the first and the last columns of one if `up` is None."""
-    if up is not None:
-        return gate.array, up.array
-    return gate.array[:, :width], gate.array[:, -width:]
-
-
-def _sigmoid(x: FloatArray) -> FloatArray:
-    # By tanh, which does not overflow: sigmoid(x) = (1 + tanh(x / 2)) / 2.
-    result: FloatArray = np.float32(0.5) * x
-    np.tanh(result, out=result)
-    result += 1
-    result *= np.float32(0.5)
-    return result
-
-
-def _gelu_tanh(x: FloatArray) -> FloatArray:
-    result: FloatArray = np.tanh(_SQRT_2_OVER_PI * (x + _CUBIC * x * x * x))
-    return result

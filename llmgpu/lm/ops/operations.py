@@ -7,7 +7,7 @@ for the operations that the engine has. `GpuOperations` has kernels for all of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from llmgpu.cpu.library import library
 from llmgpu.cpu.tensors import CThreads
+from llmgpu.lm.ops.activations import SWIGLU, Activation, ActivationOperations, GpuActivations
 from llmgpu.lm.ops.attention import AttentionOperations, GpuAttention
 from llmgpu.lm.ops.embedding import EmbeddingOperations, GpuEmbedding
 from llmgpu.lm.ops.generating import GenerationOperations, GpuGenerating
@@ -50,12 +51,13 @@ Call = tuple[Any, ...]  # an operation of the engine and its arguments, tensors 
 
 
 class Operations(
+    GenerationOperations,  # before the families that it uses
+    ActivationOperations,
     AttentionOperations,
     EmbeddingOperations,
-    GenerationOperations,
     LayerOperations,
-    ProductOperations,
     LossOperations,
+    ProductOperations,
     UpdateOperations,
 ):
     """Tensors, programs, and the operations that programs are made of.
@@ -67,12 +69,13 @@ class Operations(
 
 
 class GpuOperations(
+    GpuGenerating,
+    GpuActivations,
     GpuAttention,
     GpuEmbedding,
-    GpuGenerating,
     GpuLayers,
-    GpuLinear,
     GpuLoss,
+    GpuLinear,
     GpuUpdates,
     Operations,
 ):
@@ -142,23 +145,23 @@ class EngineOperations(Operations):
         return "rotary", x, *tables, *x.shape, rotation.head_dim, inverse
 
     @called_in_c
-    def swiglu(self, gate: Tensor, up: Tensor | None, out: Tensor) -> Call | None:
-        if up is None or not _are_single(gate, up, out):
+    def activate(self, activation: Activation, inner: Sequence[Tensor], out: Tensor) -> Call | None:
+        if activation is not SWIGLU or len(inner) == 1 or not _are_single(*inner, out):
             return None
-        return "swiglu", gate, up, out, out.size
+        return "swiglu", *inner, out, out.size
 
     @called_in_c
-    def swiglu_backward(
+    def activate_backward(
         self,
-        gate: Tensor,
-        up: Tensor | None,
+        activation: Activation,
+        inner: Sequence[Tensor],
         grad_out: Tensor,
-        grad_gate: Tensor,
-        grad_up: Tensor | None,
+        grad_inner: Sequence[Tensor],
     ) -> Call | None:
-        if up is None or grad_up is None or not _are_single(gate, up, grad_out, grad_gate, grad_up):
+        tensors = *inner, grad_out, *grad_inner
+        if activation is not SWIGLU or len(inner) == 1 or not _are_single(*tensors):
             return None
-        return "swiglu_backward", gate, up, grad_out, grad_gate, grad_up, gate.size
+        return "swiglu_backward", *tensors, grad_out.size
 
     @called_in_c
     def linear(

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.cpu import library
+from llmgpu.lm.ops.activations import SWIGLU
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.optimizer import AdamW, WeightUpdate, hyper_parameters
 from llmgpu.lm.ops.tensor import (
@@ -82,8 +83,8 @@ def _rows(new: Tensors, shape: AttentionShape, vocabulary: int) -> Callable[[], 
         ops.rms_norm_backward(norm, *gradients)
         ops.rotary(rotated[0], rotation)
         ops.rotary(rotated[1], rotation, inverse=True)
-        ops.swiglu(*gated[:3])
-        ops.swiglu_backward(gated[0], gated[1], *gated[3:])
+        ops.activate(SWIGLU, gated[:2], gated[2])
+        ops.activate_backward(SWIGLU, gated[:2], gated[3], gated[4:])
 
     return record
 

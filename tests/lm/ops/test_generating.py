@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmgpu.lm.ops.activations import GELU, SWIGLU
 from llmgpu.lm.ops.generating import MOST_LARGEST, logits_of
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import Operations
@@ -113,7 +114,8 @@ def test_the_inside_of_the_feed_forward_network(
     matrices = [float32_values(rng, width, dim) / 4 for _ in range(1 + gated)]
     packed, matrices = packed_of(operations, matrices, half=half)
     reads, out = norm_of(operations, x, weight), poisoned(operations, "out", (rows, width))
-    run(operations, lambda: operations.feed_forward(reads, EPSILON, packed, out))
+    function = SWIGLU if gated else GELU
+    run(operations, lambda: operations.feed_forward(reads, EPSILON, packed, function, out))
     products = [norm.rms_norm(x, weight, EPSILON)[0] @ matrix.T for matrix in matrices]
     expected = activation.swiglu(*products) if gated else activation.gelu(*products)
     assert_close(operations.read(out), expected, TOLERANCE)

@@ -31,6 +31,8 @@ from tests.lm.ops.all_operations import LARGE, Results, Tensors, run_all
 needs_engine = pytest.mark.skipif(library() is None, reason="the CPU engine is not used")
 ON_TENSORS = {"fill_zero", "cast_f32_to_f16", "round_to_half", "cast_f16_to_f32", "scale"}
 IN_C = {
+    "activate",
+    "activate_backward",
     "attention",
     "attention_backward",
     "cross_entropy",
@@ -42,8 +44,6 @@ IN_C = {
     "rms_norm",
     "rms_norm_backward",
     "rotary",
-    "swiglu",
-    "swiglu_backward",
     "update_weight",
 }
 

@@ -1,6 +1,6 @@
-// gelu: the activation of a feed-forward network without gate, in its tanh form.
+// activation: the inside of a feed-forward network without gate.
 //
-//   out = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
+//   out = activated(x)
 //
 // binding 0  x     read        (N, F)
 // binding 1  out   read_write  (N, F)
@@ -14,13 +14,13 @@
 @group(0) @binding(2) var<uniform> dims: vec4<u32>;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
-fn gelu(
+fn activation(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
     let i = flat_element(workgroup, workgroups, local_index);
     if (i < dims.x) {
-        out[i] = 0.5 * x[i] * (1.0 + gelu_tanh(x[i]));
+        out[i] = activated(x[i]);
     }
 }

@@ -1,7 +1,6 @@
-// swiglu_backward: the gradients of swiglu.
+// gated_backward: the gradients of gated.
 //
-//   with s = sigmoid(gate):
-//   grad_gate = grad_out * up * s * (1 + gate * (1 - s)),  grad_up = grad_out * gate * s
+//   grad_gate = grad_out * up * slope(gate),  grad_up = grad_out * activated(gate)
 //
 // binding 0  gate       read        (N, F)
 // binding 1  up         read        (N, F)
@@ -21,15 +20,14 @@
 @group(0) @binding(5) var<uniform> dims: vec4<u32>;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
-fn swiglu_backward(
+fn gated_backward(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
     let i = flat_element(workgroup, workgroups, local_index);
     if (i < dims.x) {
-        let s = sigmoid(gate[i]);
-        grad_gate[i] = grad_out[i] * up[i] * s * (1.0 + gate[i] * (1.0 - s));
-        grad_up[i] = grad_out[i] * gate[i] * s;
+        grad_gate[i] = times_slope(grad_out[i] * up[i], gate[i]);
+        grad_up[i] = times_activated(grad_out[i], gate[i]);
     }
 }

@@ -1,7 +1,6 @@
-// swiglu_backward_half: the gradients of swiglu in half precision, of gate and up side by side.
+// gated_backward_half: the gradients of gated_half, of gate and up side by side.
 //
-//   with s = sigmoid(gate):
-//   grad_gate = grad_out * up * s * (1 + gate * (1 - s)),  grad_up = grad_out * gate * s
+//   grad_gate = grad_out * up * slope(gate),  grad_up = grad_out * activated(gate)
 //
 // binding 0  x         read        (N, R), half precision, four per element; gate comes first, up last
 // binding 1  grad_out  read        (N, F), half precision, four per element
@@ -18,7 +17,7 @@
 @group(0) @binding(3) var<uniform> dims: vec4<u32>;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
-fn swiglu_backward_half(
+fn gated_backward_half(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
@@ -29,9 +28,13 @@ fn swiglu_backward_half(
         let up_ix = gate_ix + dims.z - dims.y;
         let gate = four_singles(x[gate_ix]);
         let gradient = four_singles(grad_out[i]);
-        let s = four_sigmoids(gate);
-        let slope = s * (1.0 + gate * (1.0 - s));
-        grad_x[gate_ix] = four_halves(gradient * four_singles(x[up_ix]) * slope);
-        grad_x[up_ix] = four_halves(gradient * gate * s);
+        let slopes = vec4<f32>(slope(gate.x), slope(gate.y), slope(gate.z), slope(gate.w));
+        grad_x[gate_ix] = four_halves(gradient * four_singles(x[up_ix]) * slopes);
+        grad_x[up_ix] = four_halves(vec4<f32>(
+            times_activated(gradient.x, gate.x),
+            times_activated(gradient.y, gate.y),
+            times_activated(gradient.z, gate.z),
+            times_activated(gradient.w, gate.w),
+        ));
     }
 }

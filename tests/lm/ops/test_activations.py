@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmgpu.lm.config import ACTIVATIONS, UNGATED
+from llmgpu.lm.ops.activations import BY_NAME, GELU, SWIGLU
 from llmgpu.lm.ops.operations import Operations
 from tests.lm.ops.checking import (
     assert_close,
@@ -29,6 +31,11 @@ def inputs(shape: tuple[int, int]) -> list[NDArray[np.float64]]:
     return [float32_values(rng, *shape) for _ in range(3)]
 
 
+def test_every_activation_of_models_is_there() -> None:
+    assert BY_NAME.keys() == set(ACTIVATIONS)
+    assert {name for name, each in BY_NAME.items() if not each.is_gated} == set(UNGATED)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_swiglu(operations: Operations, shape: tuple[int, int]) -> None:
     check_swiglu(operations, *inputs(shape)[:2])
@@ -43,7 +50,7 @@ def check_swiglu(
 ) -> None:
     tensors = [tensor_of(operations, "input", array) for array in (gate, up)]
     out = poisoned(operations, "out", gate.shape)
-    run(operations, lambda: operations.swiglu(*tensors, out))
+    run(operations, lambda: operations.activate(SWIGLU, tensors, out))
     assert_close(operations.read(out), reference.swiglu(gate, up))
 
 
@@ -52,7 +59,7 @@ def test_swiglu_backward(operations: Operations, shape: tuple[int, int]) -> None
     arrays = inputs(shape)
     tensors = [tensor_of(operations, "input", array) for array in arrays]
     outs = [poisoned(operations, "out", shape) for _ in range(2)]
-    run(operations, lambda: operations.swiglu_backward(*tensors, *outs))
+    run(operations, lambda: operations.activate_backward(SWIGLU, tensors[:2], tensors[2], outs))
     for out, expected in zip(outs, reference.swiglu_backward(*arrays), strict=True):
         assert_close(operations.read(out), expected)
 
@@ -61,7 +68,7 @@ def test_swiglu_backward(operations: Operations, shape: tuple[int, int]) -> None
 def test_gelu(operations: Operations, x: NDArray[np.float64]) -> None:
     out = poisoned(operations, "out", x.shape)
     tensor = tensor_of(operations, "x", x)
-    run(operations, lambda: operations.gelu(tensor, out))
+    run(operations, lambda: operations.activate(GELU, [tensor], out))
     assert_close(operations.read(out), reference.gelu(x))
 
 
@@ -70,7 +77,7 @@ def test_gelu_backward(operations: Operations, shape: tuple[int, int]) -> None:
     arrays = inputs(shape)[:2]
     tensors = [tensor_of(operations, "input", array) for array in arrays]
     out = poisoned(operations, "out", shape)
-    run(operations, lambda: operations.gelu_backward(*tensors, out))
+    run(operations, lambda: operations.activate_backward(GELU, tensors[:1], tensors[1], [out]))
     assert_close(operations.read(out), reference.gelu_backward(*arrays))
 
 
@@ -84,13 +91,13 @@ def test_half_precision(
     arrays[0][0, 0], arrays[1][0, 0] = 300, 300  # their product is beyond half precision
     outs = [poisoned_halves(operations, "out", shape) for _ in range(5)]
     tensors = [tensor_of(operations, "input", array.astype(kind)) for array in arrays]
-    of_gate, of_up, x = tensors
+    x = tensors[2]
 
     def record() -> None:
-        operations.swiglu(of_gate, of_up, outs[0])
-        operations.swiglu_backward(*tensors, outs[1], outs[2])
-        operations.gelu(x, outs[3])
-        operations.gelu_backward(of_gate, x, outs[4])
+        operations.activate(SWIGLU, tensors[:2], outs[0])
+        operations.activate_backward(SWIGLU, tensors[:2], x, outs[1:3])
+        operations.activate(GELU, [x], outs[3])
+        operations.activate_backward(GELU, tensors[:1], x, outs[4:])
 
     run(operations, record)
     gate, up, grad_out = (array.astype(np.float64) for array in arrays)
@@ -121,8 +128,8 @@ def test_gate_and_up_side_by_side(
     grad_x = poisoned_halves(operations, "gradient", x.shape)
 
     def record() -> None:
-        operations.swiglu(x, None, out)
-        operations.swiglu_backward(x, None, grad_out, grad_x, None)
+        operations.activate(SWIGLU, [x], out)
+        operations.activate_backward(SWIGLU, [x], grad_out, [grad_x])
 
     run(operations, record)
     exact = [array.astype(np.float64) for array in arrays]

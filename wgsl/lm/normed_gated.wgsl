@@ -1,5 +1,5 @@
-// The inside of the gated feed-forward network for few rows: the norm, gate and up, and the gate's
-// function. The kernel declares its weights, and `four_weights`.
+// The inside of a feed-forward network with a gate for few rows: the norm, gate and up, and the
+// activation. The kernel declares its weights, and `four_weights`.
 //!include lm/inner_params.wgsl
 //!include lm/normed_pairs.wgsl
 //!include lm/activations.wgsl
@@ -8,7 +8,7 @@
 @group(0) @binding(3) var<storage, read> norm_weight: array<vec4<f32>>;
 
 // The columns of a workgroup.
-fn store_normed_swiglu(group: u32, local_index: u32) {
+fn store_normed_gated(group: u32, local_index: u32) {
     let of_workgroup = WORKGROUP_SIZE / ROW_THREADS;
     let groups = (params.width + of_workgroup - 1u) / of_workgroup;
     let row = group / groups;
@@ -17,6 +17,6 @@ fn store_normed_swiglu(group: u32, local_index: u32) {
     let rows = vec2<u32>(column, params.up_start + column);
     let sums = normed_sums(row, rows, inside, params.quads, params.epsilon, local_index);
     if (inside && local_index % ROW_THREADS == 0u) {
-        out[row * params.width + column] = sums.x * sigmoid(sums.x) * sums.y;
+        out[row * params.width + column] = activated(sums.x) * sums.y;
     }
 }

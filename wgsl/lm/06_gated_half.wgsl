@@ -1,6 +1,7 @@
-// swiglu_half: the gate of the feed-forward network in half precision, from gate and up side by side.
+// gated_half: the inside of a feed-forward network with a gate in half precision, from gate and up
+// side by side.
 //
-//   out = gate * sigmoid(gate) * up
+//   out = activated(gate) * up
 //
 // binding 0  x     read        (N, R), half precision, four per element; gate comes first, up last
 // binding 1  out   read_write  (N, F), half precision, four per element
@@ -15,7 +16,7 @@
 @group(0) @binding(2) var<uniform> dims: vec4<u32>;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
-fn swiglu_half(
+fn gated_half(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
@@ -24,6 +25,7 @@ fn swiglu_half(
     if (i < dims.x) {
         let place = i / dims.y * dims.z + i % dims.y;
         let gate = four_singles(x[place]);
-        out[i] = four_halves(gate * four_sigmoids(gate) * four_singles(x[place + dims.z - dims.y]));
+        let values = vec4<f32>(activated(gate.x), activated(gate.y), activated(gate.z), activated(gate.w));
+        out[i] = four_halves(values * four_singles(x[place + dims.z - dims.y]));
     }
 }

@@ -1,6 +1,6 @@
-// swiglu: the gate of the feed-forward network.
+// gated: the inside of a feed-forward network with a gate.
 //
-//   out = gate * sigmoid(gate) * up
+//   out = activated(gate) * up
 //
 // binding 0  gate  read        (N, F)
 // binding 1  up    read        (N, F)
@@ -16,13 +16,13 @@
 @group(0) @binding(3) var<uniform> dims: vec4<u32>;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
-fn swiglu(
+fn gated(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
     let i = flat_element(workgroup, workgroups, local_index);
     if (i < dims.x) {
-        out[i] = gate[i] * sigmoid(gate[i]) * up[i];
+        out[i] = activated(gate[i]) * up[i];
     }
 }

@@ -1,6 +1,6 @@
-// packed_swiglu: the gate of the feed-forward network, from products that lie side by side.
+// packed_gated: the inside of a feed-forward network with a gate, from products side by side.
 //
-//   out = gate * sigmoid(gate) * up
+//   out = activated(gate) * up
 //
 // binding 0  params  uniform     sizes
 // binding 1  x       read        (N, products)
@@ -14,7 +14,7 @@
 @group(0) @binding(2) var<storage, read_write> out: array<f32>;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
-fn packed_swiglu(
+fn packed_gated(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
@@ -22,7 +22,6 @@ fn packed_swiglu(
     let i = flat_element(workgroup, workgroups, local_index);
     if (i < params.rows * params.width) {
         let gate_ix = i / params.width * params.row_width + i % params.width;
-        let gate = x[gate_ix];
-        out[i] = gate * sigmoid(gate) * x[gate_ix + params.up_start];
+        out[i] = activated(x[gate_ix]) * x[gate_ix + params.up_start];
     }
 }

@@ -1,7 +1,7 @@
-// normed_swiglu_half: the inside of the gated feed-forward network for few rows: the norm, gate and up by
-// weights in half precision, and the gate's function.
+// normed_gated_half: the inside of a feed-forward network with a gate for few rows: the norm, gate and
+// up by weights in half precision, and the activation.
 //
-//   out = gate * sigmoid(gate) * up
+//   out = activated(gate) * up
 //
 // binding 0  params       uniform     sizes
 // binding 1  x            read        (N, C), four per element
@@ -9,7 +9,7 @@
 // binding 3  norm_weight  read        (C,), four per element
 // binding 4  weight       read        (rows, C), half precision, four per element
 // dispatch: for each row, one workgroup for WORKGROUP_SIZE / ROW_THREADS columns
-//!include lm/normed_swiglu.wgsl
+//!include lm/normed_gated.wgsl
 
 @group(0) @binding(4) var<storage, read> weight: array<vec2<u32>>;
 
@@ -18,10 +18,10 @@ fn four_weights(i: u32) -> vec4<f32> {
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)
-fn normed_swiglu_half(
+fn normed_gated_half(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
-    store_normed_swiglu(flat_group(workgroup, workgroups), local_index);
+    store_normed_gated(flat_group(workgroup, workgroups), local_index);
 }

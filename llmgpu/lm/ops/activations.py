@@ -1,0 +1,217 @@
+"""Activations: what a feed-forward network computes of its inner products.
+
+SwiGLU: N. Shazeer, GLU Variants Improve Transformer, arXiv 2002.05202. GeLU in its tanh form:
+D. Hendrycks, K. Gimpel, Gaussian Error Linear Units, arXiv 1606.08415.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from llmgpu.kernel_source import constant
+from llmgpu.lm.ops.recording import (
+    GpuRecorder,
+    Recorder,
+    as_single,
+    dims,
+    put,
+    recorded,
+    single_of,
+    workgroups,
+)
+from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
+
+FOUR = 4  # elements of a thread that computes in half precision
+
+_SQRT_2_OVER_PI = np.float32(np.sqrt(2 / np.pi))
+_CUBIC = np.float32(0.044715)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function of float32 numbers, and its slope.
+
+    number: the value of ACTIVATION in lm/activations.wgsl. is_gated: whether the results are
+    multiplied by a second product. compute: writes the results for x to `out`. differentiate:
+    returns the results and the slopes.
+    """
+
+    number: int
+    is_gated: bool
+    compute: Callable[[FloatArray, FloatArray], None]
+    differentiate: Callable[[FloatArray], tuple[FloatArray, FloatArray]]
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The constant that chooses the function in kernels."""
+        return {"ACTIVATION": self.number}
+
+
+def _sigmoid(x: FloatArray) -> FloatArray:
+    # By tanh, which does not overflow: sigmoid(x) = (1 + tanh(x / 2)) / 2.
+    result: FloatArray = np.float32(0.5) * x
+    np.tanh(result, out=result)
+    result += 1
+    result *= np.float32(0.5)
+    return result
+
+
+def _silu(x: FloatArray, out: FloatArray) -> None:
+    np.multiply(x, _sigmoid(x), out=out)
+
+
+def _silu_slope(x: FloatArray) -> tuple[FloatArray, FloatArray]:
+    s = _sigmoid(x)
+    slope = 1 - s
+    slope *= x
+    slope += 1
+    slope *= s
+    return x * s, slope
+
+
+def _gelu_tanh(x: FloatArray) -> FloatArray:
+    result: FloatArray = np.tanh(_SQRT_2_OVER_PI * (x + _CUBIC * x * x * x))
+    return result
+
+
+def _gelu(x: FloatArray, out: FloatArray) -> None:
+    np.multiply(0.5 * x, 1 + _gelu_tanh(x), out=out)
+
+
+def _gelu_slope(x: FloatArray) -> tuple[FloatArray, FloatArray]:
+    t = _gelu_tanh(x)
+    of_tanh = _SQRT_2_OVER_PI * (1 + 3 * _CUBIC * x**2)
+    return 0.5 * x * (1 + t), 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * of_tanh
+
+
+def _number(name: str) -> int:
+    return constant("lm/activations.wgsl", name)
+
+
+SWIGLU = Activation(_number("SILU"), True, _silu, _silu_slope)
+GELU = Activation(_number("GELU"), False, _gelu, _gelu_slope)
+BY_NAME = {"swiglu": SWIGLU, "gelu": GELU}  # the names of `llmgpu.lm.config.ACTIVATIONS`
+
+
+class ActivationOperations(Recorder):
+    """The activations of inner products: x alone, or the gate x and up of a gated activation.
+
+    Gate and up may lie side by side in one float16 tensor (N, R), the gate in its first and up in
+    its last columns; then all tensors are float16, and F and R are multiples of 4.
+    """
+
+    @recorded
+    def activate(self, activation: Activation, inner: Sequence[Tensor], out: Tensor) -> None:
+        """Out = f(x), or f(x) * up; all (N, F), each float32 or float16."""
+        x, *up = _columns(activation, inner, out.shape[1])
+
+        def compute(rows: slice) -> None:
+            values = single_of(out.array[rows])
+            activation.compute(as_single(x[rows]), values)
+            for factor in up:
+                values *= factor[rows]
+            put(values, out.array[rows])
+
+        self.over_blocks(compute, *out.shape)
+
+    @recorded
+    def activate_backward(
+        self,
+        activation: Activation,
+        inner: Sequence[Tensor],
+        grad_out: Tensor,
+        grad_inner: Sequence[Tensor],
+    ) -> None:
+        """Write the gradients of all inner products, tensors like those, from that of `out`."""
+        width = grad_out.shape[1]
+        x, *up = _columns(activation, inner, width)
+        grad_x, *grad_up = _columns(activation, grad_inner, width)
+
+        def compute(rows: slice) -> None:
+            gradient = as_single(grad_out.array[rows])
+            values, slope = activation.differentiate(as_single(x[rows]))
+            for factor, target in zip(up, grad_up, strict=True):
+                slope *= factor[rows]
+                values *= gradient
+                put(values, target[rows])
+            slope *= gradient
+            put(slope, grad_x[rows])
+
+        self.over_blocks(compute, *grad_out.shape)
+
+
+class GpuActivations(GpuRecorder, ActivationOperations):
+    """The operations as kernels."""
+
+    def activate(self, activation: Activation, inner: Sequence[Tensor], out: Tensor) -> None:
+        if _are_packed(activation, inner):
+            self._halves("06_gated_half", activation, out, {"x": inner[0], "out": out})
+        else:
+            kernel = "06_gated" if activation.is_gated else "06_activation"
+            self._elements(kernel, activation, _named(inner), {"out": out})
+
+    def activate_backward(
+        self,
+        activation: Activation,
+        inner: Sequence[Tensor],
+        grad_out: Tensor,
+        grad_inner: Sequence[Tensor],
+    ) -> None:
+        inputs = {**_named(inner), "grad_out": grad_out}
+        gradients = _named(grad_inner, "grad_")
+        if _are_packed(activation, inner):
+            self._halves("09_gated_backward_half", activation, grad_out, inputs | gradients)
+        else:
+            kernel = "09_gated_backward" if activation.is_gated else "09_activation_backward"
+            self._elements(kernel, activation, inputs, gradients)
+
+    def _halves(
+        self, kernel: str, activation: Activation, out: Tensor, tensors: Mapping[str, Tensor]
+    ) -> None:
+        """Dispatch a kernel of four elements a thread, whose products lie side by side."""
+        fours = out.size // FOUR
+        sizes = dims(fours, out.shape[1] // FOUR, tensors["x"].shape[1] // FOUR)
+        file, constants = f"lm/{kernel}.wgsl", activation.constants
+        self.dispatch(file, workgroups(fours), constants, **tensors, dims=sizes)
+
+    def _elements(
+        self,
+        kernel: str,
+        activation: Activation,
+        inputs: Mapping[str, Tensor],
+        outs: Mapping[str, Tensor],
+    ) -> None:
+        """Dispatch a kernel of one thread per element, in float32."""
+        size = next(iter(outs.values())).size
+        singles = {name: self.single(name, tensor) for name, tensor in inputs.items()}
+        record = partial(
+            self.dispatch,
+            f"lm/{kernel}.wgsl",
+            workgroups(size),
+            activation.constants,
+            dims=dims(size),
+            **singles,
+        )
+        self.through_single(outs, record)
+
+
+def _are_packed(activation: Activation, inner: Sequence[Tensor]) -> bool:
+    return activation.is_gated and len(inner) == 1
+
+
+def _columns(activation: Activation, inner: Sequence[Tensor], width: int) -> list[AnyArray]:
+    """Return the arrays of the inner products, each (N, F)."""
+    arrays = [each.array for each in inner]
+    if _are_packed(activation, inner):
+        return [arrays[0][:, :width], arrays[0][:, -width:]]
+    return arrays
+
+
+def _named(inner: Sequence[Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """Return inner products by their names in kernels."""
+    names = ("x",) if len(inner) == 1 else ("gate", "up")
+    return {prefix + name: tensor for name, tensor in zip(names, inner, strict=True)}
