@@ -272,7 +272,8 @@ def test_a_chain_ends_with_its_end(ahead: int, reader_thread: bool) -> None:
     with pytest.raises(ZeroDivisionError):
         list(second)
     assert closed.wait(LONG if reader_thread else 0)
-    wait_until(lambda: threading.active_count() == before)  # with `source` and `first` still referred to
+    # The test still refers to `source` and `first`.
+    wait_until(lambda: threading.active_count() == before)
 
 
 @by_either

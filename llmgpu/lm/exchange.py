@@ -13,7 +13,6 @@ import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -23,6 +22,7 @@ import numpy as np
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.recording import STAGED, Program
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
+from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
 
 BUCKET = 1 << 23  # numbers
@@ -34,6 +34,7 @@ _TOKEN = 16  # bytes that tell a worker's memory from any other
 _MOST_THREADS = 8  # beyond them memory is the limit
 
 Fill = Callable[[FloatArray], None]
+Write = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,21 @@ class Exchange:
         self._stages = [(stage.program, list(buckets(stage.tensors))) for stage in stages]
         sizes = [_size(bucket) for _, given in self._stages for bucket in given]
         self._transfers = operations.open_transfers(max(sizes))
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="llmgpu-exchange")
-        self._filling: tuple[Future[None], Callable[[], None]] | None = None
 
     def finish(self) -> int:
         """Run the stages after the first, which was run; return how many there are.
 
         The sums are written before what runs later.
+        """
+        for write in in_order(self._begun_sums(), _fill, 2, threads=1):
+            write()
+        return len(self._stages) - 1
+
+    def _begun_sums(self) -> Iterator[tuple[Fill, FloatArray, Write]]:
+        """Run the stages; yield for each bucket, once it is read, how it is added up.
+
+        That is: a function that fills an array with the sums, the array, float32 (n,), and a
+        function that writes the array to the tensors of the bucket.
         """
         pending: deque[tuple[list[Tensor], Fill]] = deque()
         for number, (program, given) in enumerate(self._stages):
@@ -86,25 +95,19 @@ class Exchange:
             for bucket in given:
                 pending.append((bucket, self._transfers.start_reading(bucket)))
                 if len(pending) > AHEAD:
-                    self._add_up(*pending.popleft())
+                    yield self._read(*pending.popleft())
         while pending:
-            self._add_up(*pending.popleft())
-        self._write()
-        return len(self._stages) - 1
+            yield self._read(*pending.popleft())
 
-    def _add_up(self, bucket: list[Tensor], read: Fill) -> None:
-        """Read a bucket, write the sums of the one before, and begin to add up this one."""
+    def _read(self, bucket: list[Tensor], read: Fill) -> tuple[Fill, FloatArray, Write]:
         fill = self._open_sums().give(_size(bucket), read)
-        self._write()
-        sums, write = self._transfers.start_writing(bucket)
-        self._filling = self._thread.submit(fill, sums), write
+        return fill, *self._transfers.start_writing(bucket)
 
-    def _write(self) -> None:
-        if self._filling is not None:
-            filling, write = self._filling
-            self._filling = None
-            filling.result()
-            write()
+
+def _fill(sums: tuple[Fill, FloatArray, Write]) -> Write:
+    fill, array, write = sums
+    fill(array)
+    return write
 
 
 def exchange_memory(parameters: int) -> int:
@@ -150,7 +153,6 @@ class SharedSums(Sums):
         arrays = [np.frombuffer(each, np.float32, _SLOTS * BUCKET, _TOKEN) for each in memory]
         self._slots = deque(zip(*(array.reshape(_SLOTS, BUCKET) for array in arrays), strict=True))
         threads = max(1, min(usable_processors() // len(memory), _MOST_THREADS))
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="llmgpu-sums")
         self._scratch = [np.empty(_BLOCK, np.float32) for _ in range(threads)]
 
     def give(self, count: int, read: Fill) -> Fill:
@@ -164,12 +166,17 @@ class SharedSums(Sums):
         self._communicator.Barrier()
         size = max(_BLOCK, -(-count // len(self._scratch)))
         parts = [slice(first, min(first + size, count)) for first in range(0, count, size)]
-        for _ in self._threads.map(partial(_add, slot, out), parts, self._scratch):
+        jobs = zip(parts, self._scratch, strict=False)
+        for _ in in_order(jobs, partial(_add, slot, out), len(parts)):
             pass
 
 
-def _add(given: Sequence[FloatArray], out: FloatArray, part: slice, total: FloatArray) -> None:
-    """Write the sums of a part of arrays; `out` may be slow to read, so `total` collects them."""
+def _add(given: Sequence[FloatArray], out: FloatArray, job: tuple[slice, FloatArray]) -> None:
+    """Write the sums of a part of arrays.
+
+    job: the part, and an array that collects a block of sums, since `out` may be slow to read.
+    """
+    part, total = job
     for first in range(part.start, part.stop, _BLOCK):
         block = slice(first, min(first + _BLOCK, part.stop))
         sums = np.add(given[0][block], given[1][block], out=total[: block.stop - first])

@@ -7,10 +7,10 @@ stops, that thread makes no further call of the driver: the process may end.
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.slices import Slice, SliceSource
 from llmgpu.gpu import Device, Staging
+from llmgpu.pipeline import in_order
 
 
 class SliceSlot(Protocol):
@@ -72,24 +73,25 @@ def submitted_slices(
     Raises what reading or submitting a slice raised, in place of that slice.
     """
     submitter = _Submitter(reader, slots, make_slot)
-    sizes = min(first_bytes or slice_bytes, slice_bytes), slice_bytes
-    thread = threading.Thread(target=submitter.run, args=sizes, name="llmgpu-submit", daemon=True)
-    thread.start()
+    taken = submitter.slices(min(first_bytes or slice_bytes, slice_bytes), slice_bytes)
+    submitted = in_order(taken, _same, SLOTS, threads=0, reader_thread=True)
     try:
-        while (item := submitter.submitted.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-            submitter.free.put(item[0])
+        for slot, piece in submitted:
+            yield slot, piece
+            submitter.free.put(slot)
     finally:
         submitter.stop()
+        submitted.close()
+
+
+def _same(submitted: tuple[_Slot, Slice]) -> tuple[_Slot, Slice]:
+    return submitted
 
 
 class _Submitter(Generic[_Slot]):
-    """Reads slices into free slots and submits them, in a thread of its own.
+    """Reads slices into free slots and submits them, in one thread.
 
-    free: slots to read into; None ends the thread. submitted: slots with their slices in order,
-        then None, or the exception that ended the thread. After `stop` there is no `_make_slot`.
+    free: slots to read into; None ends the slices. After `stop` there is no `_make_slot`.
     """
 
     def __init__(
@@ -97,26 +99,21 @@ class _Submitter(Generic[_Slot]):
     ) -> None:
         self._reader, self._slots = reader, slots
         self._make_slot: Callable[[], _Slot] | None = make_slot
-        self.free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
-        self.submitted: queue.SimpleQueue[tuple[_Slot, Slice] | BaseException | None]
-        self.submitted = queue.SimpleQueue()
+        self.free: SimpleQueue[_Slot | None] = SimpleQueue()
         self._driver = threading.Lock()  # held while the thread is in the driver
         for slot in slots:
             self.free.put(slot)
 
-    def run(self, size: int, slice_bytes: int) -> None:
-        """Submit slices, the first of up to `size` bytes, until the text ends or `stop`."""
-        try:
-            while (slot := self._next_slot()) is not None:
-                piece = self._submit_next(slot, min(size, slice_bytes))
-                if piece is not None:
-                    self.submitted.put((slot, piece))
-                if piece is None or piece.end:
-                    break
-                size *= 2
-            self.submitted.put(None)
-        except BaseException as error:
-            self.submitted.put(error)
+    def slices(self, size: int, slice_bytes: int) -> Iterator[tuple[_Slot, Slice]]:
+        """Yield slots with submitted slices, the first of up to `size` bytes."""
+        while (slot := self._next_slot()) is not None:
+            piece = self._submit_next(slot, min(size, slice_bytes))
+            if piece is None:
+                return
+            yield slot, piece
+            if piece.end:
+                return
+            size *= 2
 
     def _next_slot(self) -> _Slot | None:
         if len(self._slots) < SLOTS and self.free.empty():
@@ -141,9 +138,9 @@ class _Submitter(Generic[_Slot]):
         return piece
 
     def stop(self) -> None:
-        """Wait for the driver; let the thread end, at once or when its read returns."""
+        """Wait for the driver; the thread makes no further call of it."""
         with self._driver:
-            self._make_slot = None  # whose owner may be freed from here on
+            self._make_slot = None  # the owner of this function may be freed from here on
         self.free.put(None)
 
 

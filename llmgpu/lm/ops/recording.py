@@ -74,7 +74,7 @@ class Transfers:
     def start_writing(self, tensors: Sequence[Tensor]) -> tuple[FloatArray, Callable[[], None]]:
         """Return an (n,) array to fill, and a function that writes it, before all later programs.
 
-        The array may be slow to read. Call the function before starting with the next array.
+        The array may be slow to read. Call the function before starting with the next but one.
         """
         values = np.empty(sum(tensor.size for tensor in tensors), np.float32)
 
@@ -294,6 +294,7 @@ class GpuTransfers(Transfers):
         self._nbytes = 4 * numbers
         self._idle: list[Download] = []
         self._staged: deque[Staging] = deque()  # in the order in which the device reads them
+        self._stagings = 0  # staged, or being filled
 
     def start_reading(self, tensors: Sequence[Tensor]) -> Callable[[FloatArray], None]:
         from llmgpu.gpu import Download
@@ -311,8 +312,9 @@ class GpuTransfers(Transfers):
     def start_writing(self, tensors: Sequence[Tensor]) -> tuple[FloatArray, Callable[[], None]]:
         from llmgpu.gpu import Staging
 
-        is_full = len(self._staged) == STAGED
+        is_full = self._stagings == STAGED
         staging = self._staged.popleft() if is_full else Staging(self._device, self._nbytes)
+        self._stagings += not is_full
         size = sum(tensor.nbytes for tensor in tensors)
 
         def write() -> None:

@@ -75,6 +75,6 @@ def test_nothing_is_submitted_when_the_caller_has_enough(device: Device, taken: 
     assert not any(slot.is_submitting for slot in slots)
     submitted = sum(len(slot.texts) for slot in slots)
     for thread in threading.enumerate():
-        if thread.name == "llmgpu-submit":
+        if thread.name == "llmgpu-job":
             thread.join(10)
     assert sum(len(slot.texts) for slot in slots) == submitted
