@@ -182,13 +182,15 @@ static int widen(WordTable *table)
     return 0;
 }
 
+/* Append a word to the bytes of a table, which has TEXT_PADDING bytes of room after the last one:
+ * callers make words of its parts. */
 static int keep_bytes(WordTable *table, const Word *word, uint64_t *place)
 {
     int64_t length = word->length, used = table->bytes_used;
     int64_t after = used + (int64_t)sizeof length + length;
     void *bytes = table->bytes;
 
-    if (grow(&bytes, &table->bytes_room, after, 1) != 0)
+    if (grow(&bytes, &table->bytes_room, after + TEXT_PADDING, 1) != 0)
         return NO_MEMORY;
     table->bytes = bytes;
     memcpy(table->bytes + used, &length, sizeof length);

@@ -40,6 +40,7 @@ from llmgpu.cpu.texts import (
     spell_cells,
 )
 from llmgpu.cpu.tokens import append_merges, lay_out_trie, merges_spell, spelled_tokens
+from llmgpu.errors import InputError
 from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.ops.tensor import AttentionShape
 from llmgpu.text.corpus import corpus_from_bytes
@@ -67,6 +68,9 @@ def random_vocabulary(rng: random.Random, pattern: str) -> Vocabulary:
     for _ in range(3):
         tokens |= dict.fromkeys(a + b for a, b in zip(tokens, list(tokens)[1:], strict=False))
     kind = rng.choice(["ranks", "merges", "unknown", "greedy"])
+    if kind == "ranks" and rng.random() < 0.3:  # prefixes of a long token, one byte apart
+        whole = b"".join(rng.choices(pieces or SINGLE, k=2)) * rng.randint(8, 400)
+        tokens |= {whole[: len(whole) - cut]: None for cut in (1, 0)}
     known = SINGLE if kind != "unknown" else [b"<unk>", *SINGLE[::2]]
     spelled = [*known, *(token for token in list(tokens)[:400] if token not in set(known))]
     ids = {token: number for number, token in enumerate(spelled)}
@@ -105,9 +109,23 @@ def check_encoding(rng: random.Random, pattern: str, documents: list[bytes]) -> 
     for host_encoder in (CpuEncoder, cutting_cpu_encoder):
         encoder = host_encoder(vocabulary, slice_bytes, rng.choice([1, 2, 5]))
         assert encoded(encoder, documents) == expected, (vocabulary, documents)
+    check_decoding(rng, vocabulary, expected[0])
     at_once = CpuEncoder(vocabulary).encode_document(documents[0])
     if at_once is not None:
         assert at_once.tolist() == encoded(NumpyEncoder(vocabulary), documents[:1])[0], documents
+
+
+def check_decoding(rng: random.Random, vocabulary: Vocabulary, ids: list[int]) -> None:
+    """Ids have the bytes of their tokens, in any order; an id beyond the last is refused."""
+    drawn = rng.choices(range(vocabulary.size), k=rng.choice([1, 8, 300]))
+    for given in (ids, drawn, rng.sample(drawn, len(drawn))):
+        expected = b"".join(vocabulary.tokens[number] for number in given)
+        assert vocabulary.decode(np.array(given, np.uint32)) == expected, given
+    try:
+        vocabulary.decode([*drawn, vocabulary.size])
+    except InputError:
+        return
+    raise AssertionError("an id beyond the last was decoded")
 
 
 def check_counting(rng: random.Random, pattern: str, documents: list[bytes]) -> None:

@@ -94,6 +94,28 @@ def test_the_sanitizer_sees_a_text_without_padding(checked: Path) -> None:
 
 
 @pytest.mark.slow
+def test_parts_of_the_last_long_token_are_looked_up(checked: Path) -> None:
+    """A part of a few bytes at the very end of the tokens, which is read 16 bytes at a time."""
+    program = (
+        "import sys, numpy as np\n"
+        "from llmgpu.cpu import library\n"
+        "library.LIBRARY = library.Path(sys.argv[1])\n"
+        "from llmgpu.bpe.encoding.encoder_c import CpuEncoder\n"
+        "from llmgpu.bpe.pretokens.pattern import get_pattern\n"
+        "from llmgpu.bpe.vocabulary.vocabulary import Vocabulary\n"
+        "from llmgpu.text.corpus import corpus_from_bytes\n"
+        "long = [(b'xy' * 1000)[:length] for length in (1999, 2000)]\n"
+        "tokens = (*(bytes([value]) for value in range(256)), *long)\n"
+        "merges, expression = np.empty((0, 3), np.uint32), get_pattern('none').expression\n"
+        "vocabulary = Vocabulary(tokens, merges, 'none', expression, match='bpe')\n"
+        "pieces = CpuEncoder(vocabulary).encode(corpus_from_bytes([b'ab' * 40000]))\n"
+        "print(sum(len(piece.ids) for piece in pieces))"
+    )
+    done = run(checked, ["-c", program, str(checked)])
+    assert (done.returncode, done.stdout) == (0, "80000\n"), done.stderr[-3000:]
+
+
+@pytest.mark.slow
 def test_threads_that_share_words_or_work(tmp_path: Path) -> None:
     done = run_threads(tmp_path)
     assert (done.returncode, done.stdout) == (0, "0 mistakes\n"), done.stderr[-3000:]
