@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, astuple, dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -159,16 +159,15 @@ class Result:
         return replace(self, correct=right, answer=f"{'the' if right else 'NOT the'} {answer}")
 
     def timed(
-        self, seconds: Sequence[float], per_second: Sequence[str] = (), **more: Any
+        self, seconds: Sequence[float], counted: Mapping[str, int] | None = None, **more: Any
     ) -> Result:
         """Return the result with the times of several runs and `more` fields.
 
-        per_second: fields with a count, such as "tokens", whose rates are added.
+        counted: numbers by name, such as "tokens", whose rates a second are added.
         """
         times = Times.of(seconds)
-        result = replace(self, seconds=times, **more)
-        rates = {f"{name}_per_second": getattr(result, name) / times.median for name in per_second}
-        return replace(result, **rates)
+        more |= {f"{k}_per_second": count / times.median for k, count in (counted or {}).items()}
+        return replace(self, seconds=times, **more)
 
     def or_why_not(self, measure: Callable[[], Result]) -> Result:
         """Return the result of `measure`, or this one with the reason why it failed."""

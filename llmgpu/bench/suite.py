@@ -25,10 +25,10 @@ from llmgpu.bench import (
     TRAIN,
     BenchOptions,
 )
+from llmgpu.bench.embedding import measure_embedding
 from llmgpu.bench.engines import Engine, describe_machine, open_engines
 from llmgpu.bench.generate import measure_generate
-from llmgpu.bench.kernels.embedding import measure_embedding
-from llmgpu.bench.kernels.measure import measure_kernels
+from llmgpu.bench.kernels import measure_kernels
 from llmgpu.bench.results import Record, Result, VocabularyFacts
 from llmgpu.bench.startup import measure_startup
 from llmgpu.bench.timing import measure_limits

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -65,13 +65,11 @@ class ProgramTimes:
     seconds: list[float] = field(default_factory=list)
     by_kernel: dict[str, list[float]] = field(default_factory=dict)
 
-    def fields(self) -> dict[str, Any]:
-        """Return the fields of a result that these times fill."""
-        filled: dict[str, Any] = {"clock": self.clock, "seconds": Times.of(self.seconds)}
-        if self.by_kernel:
-            medians = {name: Times.of(spent).median for name, spent in self.by_kernel.items()}
-            filled["kernels"] = KernelTimes(medians, sum(medians.values()))
-        return filled
+    @property
+    def kernels(self) -> KernelTimes | None:
+        """Median seconds of each kernel."""
+        medians = {name: Times.of(spent).median for name, spent in self.by_kernel.items()}
+        return KernelTimes(medians, sum(medians.values())) if medians else None
 
 
 def time_program(

@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from llmgpu.bench import PARTS, BenchOptions, timing, train
-from llmgpu.bench.kernels import embedding, measure
-from llmgpu.bench.kernels.cases import Sizes
+from llmgpu.bench import PARTS, BenchOptions, embedding, kernels, timing, train
+from llmgpu.bench.cases import Sizes
 from llmgpu.bench.results import Record, read_record
 from llmgpu.bench.suite import Benchmark
 from llmgpu.lm.config import ModelConfig
@@ -35,8 +34,8 @@ def run(options: BenchOptions) -> Record:
 def small_parts(patch: pytest.MonkeyPatch) -> None:
     """Let the parts about models take sizes, and time, that hardly count."""
     config = ModelConfig(90, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, seq_len=12)
-    patch.setattr(measure, "choose_sizes", lambda engine, quick: (Sizes(config, 3), "small"))
-    patch.setattr(measure, "QUICK_CASE_SECONDS", 0.0)
+    patch.setattr(kernels, "choose_sizes", lambda engine, quick: (Sizes(config, 3), "small"))
+    patch.setattr(kernels, "QUICK_CASE_SECONDS", 0.0)
     patch.setattr(embedding, "QUICK_TABLE_BYTES", 1 << 20)
     patch.setattr(embedding, "QUICK_BUDGET", 0.0)
     patch.setattr(timing, "WARM_UP_SECONDS", 0.0)

@@ -13,19 +13,17 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench import BenchOptions, timing
-from llmgpu.bench.engines import Engine, cpu_engine
-from llmgpu.bench.kernels import measure
-from llmgpu.bench.kernels.cases import KernelCase, Sizes
-from llmgpu.bench.kernels.measure import (
-    FAMILIES,
+from llmgpu.bench import BenchOptions, cases, kernels, timing
+from llmgpu.bench.cases import (
     CaseBench,
-    choose_sizes,
-    measure_kernels,
+    KernelCase,
+    Sizes,
     prepare,
     same_values,
     wrong_outputs,
 )
+from llmgpu.bench.engines import Engine, cpu_engine
+from llmgpu.bench.kernels import FAMILIES, choose_sizes, measure_kernels
 from llmgpu.bench.peers.torch import Torch
 from llmgpu.bench.results import Limits, Result, load_record
 from llmgpu.bench.timing import has_timestamps, keep_busy, raise_clocks
@@ -36,7 +34,7 @@ from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.progress import no_progress
 from tests.bench.conftest import given
 
-RECORDED = Path(__file__).parents[3] / "docs" / "recorded"
+RECORDED = Path(__file__).parents[2] / "docs" / "recorded"
 CONFIG = ModelConfig(90, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, seq_len=12)
 SIZES = Sizes(CONFIG, 3)
 QUICK = BenchOptions(runs=2, peers=False, quick=True)
@@ -48,10 +46,10 @@ SEPARATELY = "adamw_update, all weights, then cast"
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make everything small, and the figures of engines such that nothing need be measured."""
-    monkeypatch.setattr(measure, "choose_sizes", lambda engine, quick: (SIZES, "small"))
+    monkeypatch.setattr(kernels, "choose_sizes", lambda engine, quick: (SIZES, "small"))
     monkeypatch.setattr(tokenizers, "kernel_text_bytes", lambda engine, quick: 3000)
     monkeypatch.setattr(tokenizers, "KERNELS_VOCAB_SIZE", 270)
-    monkeypatch.setattr(measure, "measure_limits", lambda engine: Limits(1e9, 1e10))
+    monkeypatch.setattr(cases, "measure_limits", lambda engine: Limits(1e9, 1e10))
     monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
 
 
@@ -114,7 +112,7 @@ def test_every_kernel_of_a_model_is_there(results: list[Result], device: Device)
     if not has_timestamps(device) or "shader-f16" not in device.features:
         pytest.skip("kernels are not told apart, or not all there")
     timed = {label for r in results if r.kernels is not None for label in r.kernels.seconds}
-    folder = Path(__file__).parents[3] / "wgsl" / "lm"
+    folder = Path(__file__).parents[2] / "wgsl" / "lm"
     texts = "\n".join(path.read_text() for path in folder.glob("*.wgsl"))
     written = set(re.findall(r"@compute\s+@workgroup_size\([^)]*\)\s*fn (\w+)", texts))
     assert len(written) == 69
@@ -155,7 +153,7 @@ def test_wrong_answers_have_no_times(device: Device, monkeypatch: pytest.MonkeyP
             arrays = arrays | {"x": arrays["x"] * 1.001}
         return prepare(operations, prepared, arrays)
 
-    monkeypatch.setattr(measure, "prepare", broken)
+    monkeypatch.setattr(cases, "prepare", broken)
     result = bench().measure_case(engine_of(device), case)
     assert result.correct is False
     assert result.answer == "NOT the inverse_rms of NumPy"
@@ -226,13 +224,13 @@ def test_both_ways_give_the_same_bytes(device: Device) -> None:
 def test_an_update_of_one_weight_that_differs_is_wrong(device: Device) -> None:
     case = CASES[ALL_WEIGHTS]
 
-    def differs(ops: Any, tensors: Any) -> None:
-        case.record_on(ops, tensors)
-        ops.fill_zero(tensors["parameter 0"])
+    def differs(ops: Any, t: Any) -> None:
+        case.record_on(ops, t)
+        ops.fill_zero(t["parameter 0"])
 
     if not open_operations(device).has_half_precision:
         pytest.skip("no half precision")
-    changed = replace(case, record=differs, reference=case.record)
+    changed = replace(case, record=differs, reference=case.record or case.name)
     result = bench().measure_case(engine_of(device), changed)
     wrong = "NOT the parameter 0 and mirror 0 of NumPy"
     assert (result.correct, result.answer) == (False, wrong)
@@ -246,7 +244,7 @@ def test_same_values() -> None:
     assert not same_values(np.where(wanted < 0, np.nan, wanted), wanted, 1e-5)
     assert not same_values(wanted[:1], wanted, 1e-5)
     assert same_values(wanted[:, ::-1], wanted, 1e-5, only_total=True)
-    long = np.ones(measure.BLOCK_ELEMENTS + 5, np.float32)
+    long = np.ones(cases.BLOCK_ELEMENTS + 5, np.float32)
     spoilt = long.copy()
     spoilt[-1] = 2
     assert same_values(long, long, 1e-5)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.bench.kernels import operations as lab
+from llmgpu.bench import embedding as lab
 from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS
 from llmgpu.kernel_source import constant

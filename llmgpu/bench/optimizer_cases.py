@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from llmgpu.bench.kernels.cases import Arrays, KernelCase, Sizes, Tensors, by, empty
+from llmgpu.bench.cases import Arrays, KernelCase, Sizes, Tensors, by, empty
+from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import (
     LOSS_PARTS,
     NORM_PARTIALS,
@@ -18,7 +18,6 @@ from llmgpu.lm.ops.optimizer import (
     WeightUpdate,
     hyper_parameters,
 )
-from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.optimizers.adamw import Moments, RowMoments
 from llmgpu.lm.optimizers.adamw_8bit import BLOCK, BlockCodes, CodedMoments
 from llmgpu.lm.optimizers.muon import ITERATIONS, MUON, Momentum
@@ -34,21 +33,21 @@ _STATE_OPERANDS = "*parameter:VC gradient:VC *first:VC *second:VC"
 
 
 def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Norm of a gradient, and what is made of all of them."""
+    """Norm of a gradient, and the figures of a step made of all norms."""
     size = s.vocabulary * s.config.dim
-    shared = {"partials": empty(1, NORM_PARTIALS)}
-    totals: dict[str, Any] = {"more": (0,), "total": ("partials",)}
-    yield s.case("reduce_norm_sq", "grad:VC +partials", 2 * size, lambda: shared, **totals)
-    # Those of a layer, of which some are small.
+    total: dict[str, Any] = {"total": ("partials",)}
+    one = {"partials": empty(1, NORM_PARTIALS)}
+    yield s.case("reduce_norm_sq", "grad:VC +partials", 2 * size, lambda: one, index=0, **total)
+    # Gradients of a layer, some of them small.
     shapes = ("CC", "KC", "KC", "CC", "FC", "FC", "CF", "C", "C")
+    operands = " ".join(f"grads_{k}:{letters}" for k, letters in enumerate(shapes))
+    shared = {"partials": empty(len(shapes), NORM_PARTIALS)}
+    size, sizes = (
+        sum(int(np.prod(s.shape(k))) for k in shapes),
+        f"{len(shapes)} gradients of a layer",
+    )
     yield s.case(
-        "reduce_norms",
-        " ".join(f"grad_{k}:{letters}" for k, letters in enumerate(shapes)) + " +partials",
-        2 * sum(int(np.prod(s.shape(letters))) for letters in shapes),
-        lambda: {"partials": empty(len(shapes), NORM_PARTIALS)},
-        sizes=f"{len(shapes)} gradients of a layer",
-        record=lambda ops, t: ops.reduce_norms([*t.values()][:-1], t["partials"]),
-        total=("partials",),
+        "reduce_norms", f"{operands} +partials", 2 * size, lambda: shared, sizes=sizes, **total
     )
     yield s.case(
         "finalize_grad_stats",
@@ -103,7 +102,7 @@ def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
 def row_cases(s: Sizes) -> Iterator[KernelCase]:
     """Updates of the rows that a batch has touched."""
     rows = np.unique(s.tokens())
-    sizes = f"{len(rows):,} rows of {by(*s.table_shape)}"
+    sizes = f"{len(rows):,} rows of {by(*s.shape('VC'))}"
     touched = len(rows) * s.config.dim
     plain, with_copy = _with_and_without_copy(
         s,
@@ -125,9 +124,8 @@ def muon_cases(s: Sizes) -> Iterator[KernelCase]:
     height, width = s.shape("FC")
     products = 2 * ITERATIONS * (2 * height * width**2 + width**3)
 
-    def record(ops: Any, t: Tensors) -> None:
-        update = _weight_update(t, half_copy=t.get("mirror"))
-        MUON.record(ops, [(Momentum(t["momentum"]), update)])
+    def record(ops: Operations, t: Tensors) -> None:
+        MUON.record(ops, [(Momentum(t["momentum"]), _weight_update(t))])
 
     case = s.case(
         "muon_update",
@@ -138,14 +136,8 @@ def muon_cases(s: Sizes) -> Iterator[KernelCase]:
         record=record,
     )
     yield case
-    yield replace(
-        case,
-        name="muon_update_f16",
-        make=lambda: case.make() | {"mirror": empty(height, width, dtype=np.float16)},
-        copies={"mirror": "parameter"},
-        needs_half=True,
-        tolerance=2e-3,  # the factors of its products are in half precision
-    )
+    # The factors of its products are in half precision.
+    yield replace(_with_copy(case, s.shape("FC")), tolerance=2e-3)
 
 
 def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
@@ -167,11 +159,10 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
             arrays[f"mirror {k}"] = empty(*weight.shape, dtype=np.float16)
         return arrays | step_parameters()
 
-    def record(ops: Any, t: Tensors, *, fused: bool) -> None:
+    def record_in(ops: Operations, t: Tensors, *, fused: bool) -> None:
         for k, weight in enumerate(weights):
             copy = t[f"mirror {k}"]
-            half_copy = copy if fused else None
-            update = _weight_update(t, f" {k}", decays=weight.decays, half_copy=half_copy)
+            update = _weight_update(t, f" {k}", decays=weight.decays, half_copy=fused)
             ops.update_weight(Moments(t[f"first {k}"], t[f"second {k}"]), update)
             if not fused:
                 ops.cast_f32_to_f16(t[f"parameter {k}"], copy)
@@ -185,14 +176,18 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
         tuple(f"parameter {k}" for k in numbers),
         uncompared=tuple(f"{name} {k}" for name in ("first", "second") for k in numbers),
         copies={f"mirror {k}": f"parameter {k}" for k in numbers},
-        record=partial(record, fused=True),
+        record=lambda ops, t: record_in(ops, t, fused=True),
         where=ALL_WEIGHTS,
         uniforms=("hyper",),
         needs_half=True,
     )
     yield case
-    separately = partial(record, fused=False)
-    yield replace(case, name="adamw_update", where=f"{ALL_WEIGHTS}, then cast", record=separately)
+    yield replace(
+        case,
+        name="adamw_update",
+        where=f"{ALL_WEIGHTS}, then cast",
+        record=lambda ops, t: record_in(ops, t, fused=False),
+    )
 
 
 def step_parameters() -> Arrays:
@@ -202,7 +197,7 @@ def step_parameters() -> Arrays:
 
 
 def _state(s: Sizes) -> Arrays:
-    return step_parameters() | {"second": np.abs(s.normal(*s.table_shape, skip=3))}
+    return step_parameters() | {"second": np.abs(s.normal(*s.shape("VC"), skip=3))}
 
 
 def _with_and_without_copy(
@@ -219,26 +214,31 @@ def _with_and_without_copy(
     state: makes the state that is updated of a case's tensors.
     """
 
-    def record(ops: Any, t: Tensors) -> None:
-        ops.update_weight(state(t), _weight_update(t, half_copy=t.get("mirror")))
+    def record(ops: Operations, t: Tensors) -> None:
+        ops.update_weight(state(t), _weight_update(t))
 
     more |= {"uniforms": ("hyper",), "record": record}
     case = s.case(name, f"{operands} stats hyper", operations, given, **more)
     yield case
-    yield replace(
+    yield _with_copy(case, s.shape("VC"))
+
+
+def _with_copy(case: KernelCase, shape: tuple[int, ...]) -> KernelCase:
+    return replace(
         case,
-        name=f"{name}_f16",
-        make=lambda: case.make() | {"mirror": empty(*s.table_shape, dtype=np.float16)},
+        name=f"{case.name}_f16",
+        make=lambda: case.make() | {"mirror": empty(*shape, dtype=np.float16)},
         copies={"mirror": "parameter"},
         needs_half=True,
     )
 
 
 def _weight_update(
-    t: Tensors, suffix: str = "", *, decays: bool = True, half_copy: Tensor | None = None
+    t: Tensors, suffix: str = "", *, decays: bool = True, half_copy: bool = True
 ) -> WeightUpdate:
     weight, gradient = t[f"parameter{suffix}"], t[f"gradient{suffix}"]
-    return WeightUpdate(weight, gradient, t["stats"], t["hyper"], decays, half_copy)
+    copy = t.get(f"mirror{suffix}") if half_copy else None
+    return WeightUpdate(weight, gradient, t["stats"], t["hyper"], decays, copy)
 
 
 UPDATES = (

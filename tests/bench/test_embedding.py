@@ -11,27 +11,22 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench import BenchOptions, timing
-from llmgpu.bench.engines import Engine
-from llmgpu.bench.kernels import embedding
-from llmgpu.bench.kernels.embedding import (
+from llmgpu.bench import BenchOptions, embedding, timing
+from llmgpu.bench.cases import NO_HALF_PRECISION, prepare, same_values
+from llmgpu.bench.embedding import (
     BACKWARD,
     COMPACT,
-    GPU_WAYS,
     GRADIENTS,
     HALF,
-    JOBS,
     KINDS,
+    LABS,
     LOOKUP,
-    NUMPY_WAYS,
     POSITIONS,
-    REFERENCES,
     REPEATED,
-    TORCH_WAYS,
-    EmbeddingJob,
+    Lab,
     measure_embedding,
 )
-from llmgpu.bench.kernels.measure import NO_HALF_PRECISION, prepare, same_values
+from llmgpu.bench.engines import Engine
 from llmgpu.bench.results import Result
 from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
 from llmgpu.lm.ops.operations import open_operations
@@ -39,14 +34,14 @@ from llmgpu.progress import no_progress
 from tests.bench.conftest import given
 from tests.conftest import require_adapter
 
-TINY = EmbeddingJob("Tiny", 300, 64, 2, 75)
+TINY = Lab("Tiny", 300, 64, 2, 75)
 OPTIONS = BenchOptions(runs=2, peers=False)
 NUMPY_ENGINE = Engine(NUMPY, 0.0)
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding, "JOBS", (TINY,))
+    monkeypatch.setattr(embedding, "LABS", (TINY,))
     monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
     monkeypatch.setattr(timing, "CPU_COPY_BYTES", 1 << 20)
     monkeypatch.setattr(timing, "HARDWARE_COPY_BYTES", 1 << 20)
@@ -70,18 +65,18 @@ def small_bindings() -> Iterator[Device]:
 
 
 def test_the_models_are_those_of_the_exercise() -> None:
-    assert [(job.vocab_size, job.width, job.batch, job.seq_len) for job in JOBS] == [
+    assert [(job.vocab_size, job.width, job.batch, job.seq_len) for job in LABS] == [
         (50_257, 768, 32, 512),
         (32_000, 4096, 8, 1024),
         (128_256, 4096, 8, 2048),
     ]
-    assert JOBS[0].describe() == "GPT-2 Small: table 50,257 x 768, 32 x 512 tokens"
-    assert (JOBS[2].table_bytes, JOBS[2].output_bytes) == (2_101_346_304, 268_435_456)
+    assert LABS[0].describe() == "GPT-2 Small: table 50,257 x 768, 32 x 512 tokens"
+    assert (LABS[2].table_bytes, LABS[2].output_bytes) == (2_101_346_304, 268_435_456)
 
 
 @pytest.mark.parametrize("limit", [10, 3000, 1 << 20, 100 << 20, 1 << 32])
-@pytest.mark.parametrize("job", JOBS)
-def test_scaling(job: EmbeddingJob, limit: int) -> None:
+@pytest.mark.parametrize("job", LABS)
+def test_scaling(job: Lab, limit: int) -> None:
     scaled = job.scaled_to(limit)
     assert scaled.table_bytes <= limit or scaled.vocab_size == 1
     assert scaled.tokens == max(job.tokens // scaled.scale, 1)
@@ -91,8 +86,8 @@ def test_scaling(job: EmbeddingJob, limit: int) -> None:
         assert scaled == job
 
 
-def names(ways: dict[str, tuple[Any, ...]]) -> list[str]:
-    return [f"{kind}: {way}" for kind in KINDS for way, _ in ways[kind]]
+def names(engine: str) -> list[str]:
+    return [f"{name}: {way}" for name, kind in KINDS.items() for way in getattr(kind, engine)]
 
 
 def expected(arrays: dict[str, Any], kind: str) -> np.ndarray[Any, Any]:
@@ -105,7 +100,7 @@ def expected(arrays: dict[str, Any], kind: str) -> np.ndarray[Any, Any]:
         distinct = np.unique(tokens)
         missing = np.zeros((len(tokens) - len(distinct), TINY.width))
         return np.concatenate([table[distinct], missing]) if kind == COMPACT else table
-    rows = np.array([arrays["table 0"][t] for t in tokens]).astype(np.float32)
+    rows = np.array([arrays["table"][t] for t in tokens]).astype(np.float32)
     if kind == POSITIONS:
         table = arrays["position_table"]
         rows = rows + np.array([table[s % TINY.seq_len] for s in range(TINY.tokens)])
@@ -114,7 +109,7 @@ def expected(arrays: dict[str, Any], kind: str) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_references_are_right_and_told_from_wrong_answers(kind: str) -> None:
-    case = embedding._case(TINY, kind, "a way", REFERENCES[kind], sys.maxsize)
+    case = TINY.case(kind, "a way", KINDS[kind].reference, sys.maxsize)
     arrays = case.make()
     prepared = prepare(open_operations(None), case, arrays)
     prepared.run()
@@ -130,19 +125,19 @@ def test_references_are_right_and_told_from_wrong_answers(kind: str) -> None:
 
 def test_data() -> None:
     arrays = TINY.arrays(POSITIONS, sys.maxsize)
-    assert len(np.unique(arrays["table 0"], axis=0)) == TINY.vocab_size
+    assert len(np.unique(arrays["table"], axis=0)) == TINY.vocab_size
     assert TINY.token_ids(LOOKUP).max() < TINY.vocab_size
     repeated = TINY.token_ids(REPEATED)
     assert np.count_nonzero(repeated == repeated[0]) >= TINY.tokens // 50
     np.testing.assert_array_equal(arrays["positions"], [*range(75), *range(75)])
     parts = [array for name, array in TINY.arrays(HALF, 1000).items() if "table" in name]
     assert max(part.nbytes for part in parts) <= 1000
-    whole = TINY.arrays(HALF, sys.maxsize)["table 0"]
+    whole = TINY.arrays(HALF, sys.maxsize)["table"]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
 def test_moved_bytes() -> None:
-    pair = EmbeddingJob("Pair", 1, 8, 1, 2)  # both tokens are the only one
+    pair = Lab("Pair", 1, 8, 1, 2)  # both tokens are the only one
     assert pair.moved_bytes(LOOKUP) == 8 + 32 + 64
     assert pair.moved_bytes(HALF) == 8 + 16 + 64
     assert pair.moved_bytes(POSITIONS) == 8 + 32 + 8 + 64 + 64
@@ -152,7 +147,7 @@ def test_moved_bytes() -> None:
 
 def test_numpy() -> None:
     results = measure(NUMPY_ENGINE)
-    assert [r.variant for r in results] == names(NUMPY_WAYS)
+    assert [r.variant for r in results] == names("numpy")
     for result in results:
         assert (result.what, result.engine) == ("embedding", "NumPy")
         assert result.job == "Tiny: table 300 x 64, 2 x 75 tokens"
@@ -165,7 +160,7 @@ def test_numpy() -> None:
 
 def test_a_device(any_device: Device) -> None:
     results = [r for r in measure(own(any_device), NUMPY_ENGINE) if r.engine != "NumPy"]
-    assert [r.variant for r in results] == names(GPU_WAYS)
+    assert [r.variant for r in results] == names("gpu")
     for result in results:
         if HALF in result.variant and "shader-f16" not in any_device.features:
             assert result.note == NO_HALF_PRECISION
@@ -184,7 +179,7 @@ def test_tables_larger_than_a_binding_come_in_parts(small_bindings: Device) -> N
     assert TINY.table_bytes > small_bindings.max_binding_bytes
     results = measure(own(small_bindings))
     smaller = [r for r in results if r.job == "Tiny: table 150 x 64, 1 x 75 tokens"]
-    assert len(smaller) == len(names(GPU_WAYS)) == len(results) / 2
+    assert len(smaller) == len(names("gpu")) == len(results) / 2
     assert all(r.correct and r.note.startswith("scaled down: 1/2") for r in smaller)
     for result in results[: len(smaller)]:
         way = result.variant.partition(": ")[2]
@@ -201,7 +196,7 @@ def test_tables_larger_than_a_binding_come_in_parts(small_bindings: Device) -> N
 def test_outputs_larger_than_a_binding_are_a_note(
     small_bindings: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedding, "JOBS", (replace(TINY, vocab_size=100, batch=9),))
+    monkeypatch.setattr(embedding, "LABS", (replace(TINY, vocab_size=100, batch=9),))
     for result in measure(own(small_bindings)):
         assert "binds at most 49152" in result.note
         assert result.seconds is None
@@ -211,7 +206,7 @@ def test_a_wrong_answer_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(ops: Any, t: Any) -> None:
         ops.append(lambda: t["out"].array.fill(0))
 
-    monkeypatch.setitem(embedding.NUMPY_WAYS, LOOKUP, (("nothing", nothing),))
+    monkeypatch.setitem(KINDS, LOOKUP, replace(KINDS[LOOKUP], numpy={"nothing": nothing}))
     result = measure(NUMPY_ENGINE)[0]
     assert result.correct is False
     assert result.answer == "NOT the rows of NumPy"
@@ -219,7 +214,7 @@ def test_a_wrong_answer_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_quick_is_the_first_model_scaled_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding, "JOBS", (TINY, replace(TINY, model="Second")))
+    monkeypatch.setattr(embedding, "LABS", (TINY, replace(TINY, model="Second")))
     monkeypatch.setattr(embedding, "QUICK_TABLE_BYTES", TINY.table_bytes // 2)
     results = measure(NUMPY_ENGINE, quick=True)
     assert {r.job for r in results} == {"Tiny: table 150 x 64, 1 x 75 tokens"}
@@ -242,7 +237,7 @@ def test_torch() -> None:
     pytest.importorskip("torch")
     results = measure(NUMPY_ENGINE, peers=True)
     peers = [r for r in results if r.peer]
-    assert [r.variant for r in peers] == names(TORCH_WAYS)
+    assert [r.variant for r in peers] == names("torch")
     for result in peers:
         assert result.engine.startswith("torch ")
         assert result.engine.endswith(" (cpu)")
@@ -253,7 +248,7 @@ def test_torch() -> None:
 def test_a_device_beside_torch(device: Device) -> None:
     pytest.importorskip("torch")
     results = [r for r in measure(own(device), peers=True) if not r.peer]
-    assert len(results) == len(names(GPU_WAYS))
+    assert len(results) == len(names("gpu"))
     for result in results:
         assert given(result.speed_up_over_torch) > 0
         assert result.speed_up is None  # NumPy was not measured
@@ -266,6 +261,5 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_kind_is_measured_everywhere() -> None:
-    for ways in (NUMPY_WAYS, GPU_WAYS, TORCH_WAYS):
-        assert list(ways) == list(KINDS)
-        assert all(ways.values())
+    for kind in KINDS.values():
+        assert kind.numpy and kind.gpu and kind.torch

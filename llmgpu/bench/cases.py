@@ -1,0 +1,509 @@
+"""Operations one at a time: cases, the sizes of their tensors, and how each is compared and timed.
+
+The bytes to move follow from the arrays of a case: every input is read once and every output
+written once; an array that is added to or changed in place counts twice. Where the bytes depend on
+the content of a table or a list, the case states them. Operations are additions, multiplications,
+comparisons, and one for a root, a division or an exponential.
+
+The outputs of an engine are compared with NumPy's on the same inputs before they are timed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.backend import NUMPY
+from llmgpu.bench import BenchOptions
+from llmgpu.bench.engines import Engine
+from llmgpu.bench.peers.torch import Torch, first_line
+from llmgpu.bench.results import Result, Times
+from llmgpu.bench.timing import (
+    ProgramTimes,
+    measure_limits,
+    raise_clocks,
+    time_program,
+    timed,
+)
+from llmgpu.bench.train import uneven_ids
+from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.ops.operations import Operations, open_operations
+from llmgpu.lm.ops.optimizer import NORM_PARTIALS
+from llmgpu.lm.ops.recording import LARGEST_HALF, Program
+from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.progress import Progress
+
+Array = NDArray[Any]
+Arrays = dict[str, Array]
+Tensors = dict[str, Tensor]
+TOLERANCE = 3e-5  # NumPy and a GPU round differently, and add up in other orders
+STEP_PARAMETERS = ("stats", "hyper")  # a few numbers, which no case counts as moved input
+CACHE_BYTES = 256 << 20  # more than any cache holds
+NO_HALF_PRECISION = "no half precision (shader-f16)"
+BLOCK_ELEMENTS = 1 << 22  # compared at a time
+_PERIOD = 1_000_003  # random numbers that an array repeats
+_OPERAND = re.compile(r"([+*]?)(\w+)(?::(\w+))?(:h)?")
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """An operation on given inputs.
+
+    name: of the operation. where: tells cases of one operation apart. sizes, note: for people.
+    operations: how many, None to leave it out. bytes: to move, if not those of the arrays.
+    make: returns the first content of all tensors by name, NaN for those that are written only.
+    values: arguments beside tensors, by name. record: the operation, by default that of the name:
+        a name, or a function of `Operations` and parameters as `call_by_name` fills them.
+    outputs: names of those to compare, of which `total` are compared by their sums alone.
+    uncompared: other outputs. copies: half-precision copies of outputs, by name.
+    uniforms: names of those that a kernel takes as a uniform. needs_half: whether it takes half
+        precision. halves: its products are of factors in half precision, which matrix units
+        multiply where there are some. why_not: why it can't be measured.
+    torch: the same in torch, in place or returned.
+    kind, reference: cases of one kind have the same inputs, and the answer that `reference` gives
+        on NumPy; without a reference NumPy's own way is it. answer: what outputs are together.
+    fields: other fields of results. counted: numbers whose rates a second are results, too.
+    """
+
+    name: str
+    sizes: str
+    operations: int | None
+    make: Callable[[], Arrays]
+    outputs: tuple[str, ...]
+    values: Mapping[str, Any] = field(default_factory=dict)
+    record: str | Callable[..., Any] = ""
+    where: str = ""
+    note: str = ""
+    why_not: str = ""
+    uniforms: tuple[str, ...] = ()
+    needs_half: bool = False
+    halves: bool = False
+    tolerance: float = TOLERANCE
+    total: tuple[str, ...] = ()
+    uncompared: tuple[str, ...] = ()
+    copies: dict[str, str] = field(default_factory=dict)
+    torch: Callable[[Any, dict[str, Any]], Any] | None = None
+    bytes: int | None = None
+    kind: str = ""
+    reference: str | Callable[..., Any] = ""
+    answer: str = "numbers"
+    fields: dict[str, int] = field(default_factory=dict)
+    counted: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Shared by cases whose times are compared."""
+        return self.kind or self.variant, self.sizes
+
+    @property
+    def variant(self) -> str:
+        """Name of the case in tables."""
+        return f"{self.name}, {self.where}" if self.where else self.name
+
+    def record_on(self, operations: Operations, tensors: Tensors) -> None:
+        """Append the operation to the program being recorded."""
+        record = self.record or self.name
+        if isinstance(record, str):
+            declared = getattr(Operations, record, None) or getattr(type(operations), record)
+            call_by_name(getattr(operations, record), declared, tensors, self.values)
+        else:
+            call_by_name(partial(record, operations), record, tensors, self.values)
+
+    def moved_bytes(self, arrays: Arrays) -> int:
+        """Return the bytes that have to be read and written."""
+        if self.bytes is not None:
+            return self.bytes
+        outputs = {*self.outputs, *self.uncompared, *self.copies}
+        moved = 0
+        for name, array in arrays.items():
+            if name in outputs:
+                # Content to begin with means that it is read, too.
+                moved += array.nbytes * (1 if np.isnan(array.flat[0]) else 2)
+            elif name not in self.uniforms and name not in STEP_PARAMETERS:
+                moved += array.nbytes
+        return moved
+
+
+def call_by_name(
+    function: Callable[..., Any],
+    declared: Callable[..., Any],
+    tensors: Tensors,
+    values: Mapping[str, Any],
+) -> None:
+    """Call a function with the tensors and values that are named as its parameters.
+
+    Tensors NAME_0, NAME_1, ... are the list NAME, and "t" is the dict of all. A dataclass of
+    tensors, such as `Norm`, is made of the tensors named PARAMETER_FIELD or FIELD; fields that the
+    operation does not use may have any. Other parameters get None, or keep their defaults.
+
+    declared: has the signature, the first parameter of which is left out.
+    """
+    given: dict[str, Any] = {"t": tensors}
+    for key, tensor in tensors.items():
+        name, _, number = key.rpartition("_")
+        if number.isdigit():
+            given.setdefault(name, []).append(tensor)
+        else:
+            given[key] = tensor
+    given |= values
+    unused = next(iter(tensors.values()))
+    arguments = {}
+    _, *parameters = inspect.signature(declared).parameters.values()
+    for parameter in parameters:
+        name = parameter.name
+        kind = inspect.unwrap(declared).__globals__.get(parameter.annotation)
+        if is_dataclass(kind) and kind is not Tensor:
+            assert isinstance(kind, type)
+            if not isinstance(given.get(name), kind):
+                names = [each.name for each in fields(kind)]
+                of_fields = (given.get(f"{name}_{k}", given.get(k, unused)) for k in names)
+                given[name] = kind(*of_fields)
+            arguments[name] = given[name]
+        elif name in given:
+            arguments[name] = given[name]
+        elif parameter.default is parameter.empty:
+            arguments[name] = None
+    function(**arguments)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A model and the sequences of a batch, which give all cases their shapes.
+
+    updated: the model all of whose weights are updated in one case, by default the same.
+    """
+
+    config: ModelConfig
+    sequences: int
+    updated: ModelConfig | None = None
+
+    @property
+    def rows(self) -> int:
+        """Tokens of a batch (N)."""
+        return self.sequences * self.config.seq_len
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the table (V)."""
+        return self.config.padded_vocab_size
+
+    def tokens(self) -> NDArray[np.uint32]:
+        """Return ids (N,), as uneven as in a text."""
+        generator = np.random.default_rng(1)
+        return uneven_ids(generator, self.config.vocab_size, (self.rows,))
+
+    def positions(self) -> NDArray[np.uint32]:
+        """Return the place of each row in its sequence, (N,)."""
+        return np.tile(np.arange(self.config.seq_len, dtype=np.uint32), self.sequences)
+
+    def normal(self, *shape: int, skip: int = 0) -> NDArray[np.float32]:
+        """Return normal random numbers; large arrays repeat them.
+
+        skip: rows to leave out at the beginning, so that arrays of one shape differ.
+        """
+        return np.resize(self._repeated, (shape[0] + skip, *shape[1:]))[skip:]
+
+    @cached_property
+    def _repeated(self) -> NDArray[np.float32]:
+        return np.random.default_rng(2).standard_normal(_PERIOD, np.float32)
+
+    def shape(self, letters: str) -> tuple[int, ...]:
+        """Return a shape that is spelled by the letters of `llmgpu.lm.ops`.
+
+        N rows, V table, C width, K width of keys, F feed-forward, H heads, T positions; 1 is 1. P
+        and G: queries, keys and values, and gate and up, side by side.
+        """
+        config = self.config
+        letter = {"N": self.rows, "V": self.vocabulary, "C": config.dim, "K": config.kv_dim}
+        letter |= {"F": config.ffn_dim, "H": config.heads, "T": config.seq_len, "1": 1}
+        letter |= {"P": config.dim + 2 * config.kv_dim, "G": 2 * config.ffn_dim}
+        return tuple(letter[each] for each in letters)
+
+    def case(
+        self,
+        name: str,
+        operands: str,
+        operations: int,
+        given: Callable[[], Mapping[str, Array]] = dict,
+        **more: Any,
+    ) -> KernelCase:
+        """Return a case of an operation by its operands.
+
+        operands: ``name:SHAPE``, or ``name:SHAPE:h`` in half precision, which are random numbers;
+            ``+name:SHAPE`` is written, ``*name:SHAPE`` is read and written.
+        given: returns content that is not random, of operands that need no shape then.
+        more: other fields of a case; sizes are by default the shape of the first operand. Names
+            that are no fields are values.
+        """
+        parts = _OPERAND.findall(operands)
+
+        def make() -> Arrays:
+            content, arrays = given(), {}
+            for skip, (role, key, letters, half) in enumerate(parts):
+                dtype = np.float16 if half else np.float32
+                if key in content:
+                    arrays[key] = content[key]
+                elif role == "+":
+                    arrays[key] = empty(*self.shape(letters), dtype=dtype)
+                else:
+                    arrays[key] = self.normal(*self.shape(letters), skip=skip).astype(dtype)
+            return arrays
+
+        values = {key: more.pop(key) for key in [*more] if key not in _CASE_FIELDS}
+        more.setdefault("sizes", by(*self.shape(parts[0][2] or "1")))
+        more.setdefault("outputs", tuple(key for role, key, *_ in parts if role))
+        return KernelCase(name, make=make, operations=operations, values=values, **more)
+
+
+_CASE_FIELDS = {each.name for each in fields(KernelCase)}
+
+
+def empty(*shape: int, dtype: Any = np.float32) -> Array:
+    """Return an array for outputs, full of NaN, which shows numbers left unwritten."""
+    return np.full(shape, np.nan, dtype)
+
+
+def by(*sizes: int) -> str:
+    """Spell a shape."""
+    return " x ".join(f"{size:,}" for size in sizes)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An operation recorded on tensors of an engine."""
+
+    operations: Operations
+    tensors: Tensors
+    program: Program
+
+    def run(self) -> None:
+        """Run it once, to the end."""
+        self.operations.run(self.program)
+        self.operations.wait_for_runs(0)
+
+    def read(self, name: str) -> Array:
+        """Return the content of a tensor."""
+        return self.operations.read(self.tensors[name])
+
+
+def prepare(operations: Operations, case: KernelCase, arrays: Arrays) -> Prepared:
+    """Put a case's arrays into tensors and record its operation."""
+    tensors = {}
+    for name, array in arrays.items():
+        make = operations.parameters if name in case.uniforms else operations.tensor
+        tensors[name] = make(name, array.shape, array.dtype)
+        operations.write(tensors[name], array)
+    with operations.record(case.variant) as program:
+        case.record_on(operations, tensors)
+    return Prepared(operations, tensors, program)
+
+
+def wrong_outputs(case: KernelCase, found: Prepared, expected: Prepared) -> list[str]:
+    """Return the outputs that differ from the expected ones, and copies that are not copies."""
+    wrong = []
+    for name in case.outputs:
+        total, values = name in case.total, (found.read(name), expected.read(name))
+        if not same_values(*values, case.tolerance, only_total=total):
+            wrong.append(name)
+    for name, original in case.copies.items():
+        halves = np.clip(found.read(original), -LARGEST_HALF, LARGEST_HALF).astype(np.float16)
+        if not np.array_equal(found.read(name), halves):
+            wrong.append(name)
+    return wrong
+
+
+def same_values(found: Array, wanted: Array, tolerance: float, *, only_total: bool = False) -> bool:
+    """Whether |difference| <= tolerance * (|wanted| + RMS of wanted's row) for all numbers.
+
+    only_total: of the sums alone.
+    """
+    if found.shape != wanted.shape:
+        return False
+    if only_total:
+        found, wanted = (array.sum(dtype=np.float64).reshape(1) for array in (found, wanted))
+    if not tolerance:
+        return np.array_equal(found, wanted)
+    width = wanted.shape[-1] if wanted.ndim > 1 else wanted.size
+    rows = max(1, BLOCK_ELEMENTS // max(1, width))
+    found, wanted = (array.reshape(-1, width) for array in (found, wanted))
+    for start in range(0, len(wanted), rows):
+        block = slice(start, start + rows)
+        reference = wanted[block].astype(np.float64)
+        rms = np.sqrt(np.square(reference).mean(axis=-1, keepdims=True))
+        allowed = tolerance * (np.abs(reference) + rms)
+        # Not "any larger": a NaN is not larger than anything.
+        if not (np.abs(found[block] - reference) <= allowed).all():
+            return False
+    return True
+
+
+@dataclass
+class CaseBench:
+    """Cases that engines and torch carry out one after the other.
+
+    what: the part. budget: seconds after which no further run of a case starts.
+    cold: whether to fill a GPU's caches with other numbers before each run.
+    numpy_seconds, torch_seconds: of the first case of a kind, by kind and sizes; torch's by device.
+    """
+
+    what: str
+    options: BenchOptions
+    progress: Progress
+    budget: float
+    cold: bool = False
+    numpy_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    torch_seconds: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    _inputs: tuple[object, Arrays, Prepared, float] | None = None
+
+    def measure_cases(
+        self, engine: Engine, cases: Iterable[KernelCase], torch: Torch | None = None
+    ) -> Iterator[Result]:
+        """Yield a result for each operation, and torch's after those that it has."""
+        self._inputs = None  # engines may take tables in other parts
+        listed = list(cases)
+        for index, case in enumerate(listed):
+            self.progress(f"{self.what}: {engine.name}, {case.variant}", index, len(listed))
+            yield self.measure_case(engine, case)
+            if torch is not None and case.torch is not None:
+                yield self.measure_torch(torch, case, engine)
+
+    def measure_case(self, engine: Engine, case: KernelCase) -> Result:
+        """Compare a case's answer on an engine with NumPy's; where it is the same, time it."""
+        begun = self._begin(engine.name, case)
+        operations = open_operations(engine.backend.device)
+        why_not = case.why_not
+        if case.needs_half and not operations.has_half_precision:
+            why_not = why_not or NO_HALF_PRECISION
+        if why_not:
+            return replace(begun, note=why_not)
+        return begun.or_why_not(lambda: self._compare_and_time(begun, engine, operations, case))
+
+    def _compare_and_time(
+        self, begun: Result, engine: Engine, operations: Operations, case: KernelCase
+    ) -> Result:
+        arrays, expected, one_run = self._reference(case)
+        prepared, result = expected, replace(begun, correct=True, answer="the reference")
+        if engine.backend is not NUMPY or case.reference:
+            prepared = prepare(operations, case, arrays)
+            prepared.run()
+            result = _compared(begun, case, wrong_outputs(case, prepared, expected))
+        if not result.correct:
+            return result
+        before = None
+        if self.cold:
+            raise_clocks(engine.backend)
+            before = _fill_caches(engine, operations)
+        runs = self.options.runs
+        times = time_program(prepared.operations, prepared.program, runs, self.budget, before)
+        result = _measured(result, engine, case, arrays, times)
+        return self._add_speed_ups(result, engine, case, one_run)
+
+    def measure_torch(self, torch: Torch, case: KernelCase, engine: Engine | None = None) -> Result:
+        """Measure the same in torch; engine: whose limits its rates are shares of."""
+        begun = replace(self._begin(torch.name, case), peer=True)
+        assert case.torch is not None
+        self.progress(f"{self.what}: {torch.name}, {case.variant}", 0, 1)
+        arrays, expected, _ = self._reference(case)
+        try:
+            tensors = {name: torch.tensor(array.copy()) for name, array in arrays.items()}
+            compute = partial(case.torch, torch.module, tensors)
+            found = compute().detach().cpu().numpy()
+            # Before it runs again: some ways add to their output, which `found` may share.
+            (output,) = case.outputs
+            right = same_values(found, expected.read(output), case.tolerance)
+            result = _compared(begun, case, [] if right else [output])
+            if not right:
+                return result
+            times = torch.times(compute, self.options.runs, self.budget, cold=self.cold)
+        except RuntimeError as error:
+            return replace(begun, note=first_line(error))
+        result = _measured(result, engine, case, arrays, times)
+        self.torch_seconds.setdefault((torch.device, *case.key), result.median)
+        if engine is None and case.key in self.numpy_seconds:
+            return replace(result, speed_up=self.numpy_seconds[case.key] / result.median)
+        return result
+
+    def _begin(self, engine: str, case: KernelCase) -> Result:
+        return Result(self.what, engine, job=case.sizes, variant=case.variant, note=case.note)
+
+    def _reference(self, case: KernelCase) -> tuple[Arrays, Prepared, float]:
+        """Return a case's arrays, NumPy's answer, and its seconds; of one kind only once."""
+        key = (*case.key, case.reference)
+        if self._inputs is None or self._inputs[0] != key or not case.kind:
+            self._inputs = None  # its memory is free before more is asked for
+            arrays = case.make()
+            own = replace(case, record=case.reference or case.record)
+            expected = prepare(open_operations(None), own, arrays)
+            self._inputs = (key, arrays, expected, timed(expected.run)[0])
+        return self._inputs[1:]
+
+    def _add_speed_ups(
+        self, result: Result, engine: Engine, case: KernelCase, one_run: float
+    ) -> Result:
+        """Add how much faster than NumPy and torch it is, by their first way of the kind."""
+        by_torch, on_numpy = None, engine.backend is NUMPY
+        if on_numpy:
+            self.numpy_seconds.setdefault(case.key, result.median)
+        by_numpy = self.numpy_seconds.get(case.key)
+        if case.kind:
+            cuda, cpu = (self.torch_seconds.get((device, *case.key)) for device in ("cuda", "cpu"))
+            by_torch = cuda if "NVIDIA" in engine.name and cuda is not None else cpu
+        else:
+            # Every such case is run by NumPy, if only to be compared.
+            by_numpy = None if on_numpy else by_numpy or one_run
+        return replace(
+            result,
+            speed_up=by_numpy and by_numpy / result.median,
+            speed_up_over_torch=by_torch and by_torch / result.median,
+        )
+
+
+def _compared(begun: Result, case: KernelCase, wrong: list[str]) -> Result:
+    """Return a result with the verdict on its outputs; wrong: names of outputs."""
+    named = case.answer if case.kind or not wrong else " and ".join(wrong)
+    within = f", within {case.tolerance:g}" if case.tolerance and not wrong else ""
+    return begun.compared(not wrong, f"{named} of NumPy{within}")
+
+
+def _measured(
+    result: Result, engine: Engine | None, case: KernelCase, arrays: Arrays, times: ProgramTimes
+) -> Result:
+    """Add times, bytes and operations with their rates, and shares of an engine's limits."""
+    nbytes, operations = case.moved_bytes(arrays), case.operations
+    median = Times.of(times.seconds).median
+    counted: dict[str, int] = {"bytes": nbytes, **case.counted}
+    more: dict[str, Any] = {"bytes": nbytes, **case.fields}
+    if engine is not None:
+        limits = measure_limits(engine.backend)
+        more["share_of_copy"] = nbytes / median / limits.bytes_per_second
+        if operations is not None:
+            counted["operations"] = more["operations"] = operations
+            rate = limits.operations_per_second
+            if case.halves:
+                rate = limits.matrix_operations_per_second or rate
+            floor = max(nbytes / limits.bytes_per_second, operations / rate)
+            more["share_of_floor"] = floor / median
+    more |= {"clock": times.clock, "kernels": times.kernels}
+    return result.timed(times.seconds, counted, **more)
+
+
+def _fill_caches(engine: Engine, operations: Operations) -> Callable[[], None] | None:
+    """Return a function that evicts the GPU's caches by reading.
+
+    Writing would leave lines for the measured kernel to write back.
+    """
+    if engine.backend.is_software:
+        return None
+    size = min(CACHE_BYTES, operations.max_tensor_bytes) // 4
+    numbers = operations.tensor("more than a cache", (size,))
+    partials = operations.tensor("sums", (1, NORM_PARTIALS))
+    with operations.record("fill caches") as program:
+        operations.reduce_norm_sq(numbers, partials, 0)
+    return lambda: operations.run(program)

@@ -1,0 +1,423 @@
+"""The embedding's lab: ways to look rows up and to add gradients to them, as cases of kernels.
+
+Tables and tokens have the sizes of three models. Transfers are left out: tables and tokens are in
+place before. Bytes a second are those that have to be read and written, each row once, over the
+time; caches that keep rows from one run to the next can lift them above a copy's. A laboratory
+exercise that this follows counts the output alone; that rate is a result, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bench import EMBEDDING, BenchOptions
+from llmgpu.bench.cases import TOLERANCE, Array, Arrays, CaseBench, KernelCase, Tensors, by, empty
+from llmgpu.bench.engines import Engine
+from llmgpu.bench.peers.torch import Torch, missing_torch
+from llmgpu.bench.results import Result
+from llmgpu.lm.ops.embedding import copy_rows, group_tokens
+from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
+from llmgpu.lm.ops.recording import dims, workgroups
+from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.memory import free_memory
+from llmgpu.progress import Progress
+
+LOOKUP = "lookup"
+HALF = "lookup, f16 table"
+POSITIONS = "token plus position"
+BACKWARD = "backward"
+REPEATED = "backward, 2 % of the tokens the same"
+COMPACT = "backward, rows of distinct tokens alone"
+GRADIENTS = (BACKWARD, REPEATED, COMPACT)
+REPEATED_SHARE = 50  # one token in 50 is the same as others
+BLOCK = 1_000_003  # random numbers; prime, so that no two rows made of them are the same
+TABLE_COPIES = 8  # for which the host needs memory, if not more
+SOFTWARE_TABLE_BYTES = 32 << 20
+QUICK_TABLE_BYTES = 64 << 20
+QUICK_SOFTWARE_TABLE_BYTES = 8 << 20
+BUDGET, QUICK_BUDGET = 0.5, 0.1  # seconds for a way
+TILE_COLUMNS, TILE_TOKENS = 32, 8  # of a workgroup of embed_lookup_2d
+
+
+# Kernels of the lab alone. Lookups write out (N, C), the rows of tokens (N,) in a table (V, C).
+# Gradients add grad_out (N, C) to rows of grad_table (V, C) with atomics, in no fixed order.
+
+
+def _lookup(file: str, groups: Callable[[int, int], int]) -> Callable[..., None]:
+    """Return a lookup by a kernel; groups: returns the workgroups for rows (N, C)."""
+
+    def look_up(operations: GpuOperations, tokens: Tensor, table: Tensor, out: Tensor) -> None:
+        bound = {"tokens": tokens, "table": table, "out": out}
+        sizes = dims(*out.shape, table.shape[0])
+        operations.dispatch(file, groups(*out.shape), **bound, dims=sizes)
+
+    return look_up
+
+
+def _gradient(file: str, groups: Callable[[int, int], int]) -> Callable[..., None]:
+    """Return a gradient by a kernel; groups: returns the workgroups for rows (N, C)."""
+
+    def add(
+        operations: GpuOperations, tokens: Tensor, grad_out: Tensor, grad_table: Tensor
+    ) -> None:
+        bound = {"tokens": tokens, "grad_out": grad_out, "grad_table": grad_table}
+        sizes = dims(*grad_out.shape, grad_table.shape[0])
+        operations.dispatch(file, groups(*grad_out.shape), **bound, dims=sizes)
+
+    return add
+
+
+embed_lookup_2d = _lookup(
+    "bench/embed_lookup_2d.wgsl", lambda n, c: -(-c // TILE_COLUMNS) * -(-n // TILE_TOKENS)
+)
+embed_lookup_token = _lookup("bench/embed_lookup_token.wgsl", lambda n, _: workgroups(n))
+embed_lookup_rows_scalar = _lookup("bench/embed_lookup_rows_scalar.wgsl", lambda n, _: n)
+embed_backward = _gradient("lm/01_embed_backward.wgsl", lambda n, c: workgroups(n * c))
+embed_backward_rows = _gradient("lm/01_embed_backward_rows.wgsl", lambda n, _: n)
+
+
+def embed_lookup_positions(
+    operations: Operations,
+    tokens: Tensor,
+    table: Tensor,
+    positions: Tensor,
+    position_table: Tensor,
+    out: Tensor,
+) -> None:
+    """Out = table[tokens] + position_table[positions], each 0 beyond its table.
+
+    (N,), (V, C), (N,), (P, C), (N, C); float32, on every backend.
+    """
+    if not isinstance(operations, GpuOperations):
+
+        def add_rows() -> None:
+            rows = np.empty_like(out.array)
+            copy_rows(position_table.array, positions.array, rows)
+            copy_rows(table.array, tokens.array, out.array)
+            out.array[...] += rows
+
+        operations.append(add_rows)
+        return
+    bound = {"tokens": tokens, "table": table, "out": out, "positions": positions}
+    bound |= {"position_table": position_table}
+    sizes = dims(*out.shape, table.shape[0], position_table.shape[0])
+    kernel = "lm/01_embed_lookup_positions.wgsl"
+    operations.dispatch(kernel, workgroups(out.size), **bound, dims=sizes)
+
+
+# Ways
+
+
+def _index(ops: Operations, t: Tensors) -> None:
+    """Make new rows, as ``table[tokens]`` does."""
+    tokens, table = t["tokens"].array, t["table"].array
+    ops.append(lambda: t.update(out=replace(t["out"], data=table[tokens])))
+
+
+def _add_row_after_row(table: Array, tokens: Array, grad_out: Array) -> None:
+    for s, token in enumerate(tokens):
+        table[token] += grad_out[s]
+
+
+def _add_by(add: Callable[[Array, Array, Array], None]) -> Callable[..., None]:
+    """Return the addition of gradients to the rows of a NumPy table."""
+
+    def record(ops: Operations, grad_table: Tensor, tokens: Tensor, grad_out: Tensor) -> None:
+        ops.append(partial(add, grad_table.array, tokens.array, grad_out.array))
+
+    return record
+
+
+def _torch_rows(torch: Any, t: dict[str, Any], ids: str = "tokens", table: str = "table") -> Any:
+    return torch.nn.functional.embedding(t[ids], t[table])
+
+
+def _torch_sum(torch: Any, t: dict[str, Any]) -> Any:
+    return _torch_rows(torch, t) + _torch_rows(torch, t, "positions", "position_table")
+
+
+def _torch_backward(torch: Any, t: dict[str, Any]) -> Any:
+    backward, rows = torch.ops.aten.embedding_dense_backward, len(t["grad_table"])
+    return backward(t["grad_out"], t["tokens"], rows, -1, False)
+
+
+def _torch_compact(torch: Any, t: dict[str, Any]) -> Any:
+    groups = torch.searchsorted(t["rows"], t["tokens"])
+    return t["out"].zero_().index_add_(0, groups, t["grad_out"])
+
+
+Way = str | Callable[..., Any]  # an operation's name, or a function as `KernelCase.record` takes
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The ways to do one kind of work, by name, on each engine.
+
+    reference: the way that gives the answer on NumPy.
+    """
+
+    reference: Way
+    numpy: dict[str, Way]
+    gpu: dict[str, Way]
+    torch: dict[str, Callable[[Any, dict[str, Any]], Any]]
+
+
+IN_PARTS = ("embed_lookup", "embed_lookup_elements", "embed_gradient_rows")  # tables, or none
+_SUM = Kind(
+    "embed_backward_grouped",
+    {
+        "row after row": _add_by(_add_row_after_row),
+        "np.add.at": _add_by(np.add.at),
+        "grouped": "embed_backward_grouped",
+    },
+    {
+        "atomic, one thread an element": embed_backward,
+        "atomic, one workgroup a token": embed_backward_rows,
+        "grouped": "embed_backward_grouped",
+    },
+    {
+        "index_add_": lambda _, t: t["grad_table"].index_add_(0, t["tokens"], t["grad_out"]),
+        "of nn.Embedding, zeros included": _torch_backward,
+    },
+)
+KINDS = {
+    LOOKUP: Kind(
+        "embed_lookup",
+        {"np.take into memory that is there": "embed_lookup", "table[tokens]": _index},
+        {
+            "one thread a token": embed_lookup_token,
+            "one thread an element": "embed_lookup_elements",
+            "8 tokens x 32 columns a workgroup": embed_lookup_2d,
+            "one workgroup a token": embed_lookup_rows_scalar,
+            "16-byte loads": "embed_lookup",
+        },
+        {"nn.Embedding": _torch_rows},
+    ),
+    HALF: Kind(
+        "embed_lookup",
+        {"np.take": "embed_lookup"},
+        {"16-byte loads": "embed_lookup", "one thread an element": "embed_lookup_elements"},
+        {"nn.Embedding, then float": lambda torch, t: _torch_rows(torch, t).float()},
+    ),
+    POSITIONS: Kind(
+        embed_lookup_positions,
+        {"np.take, added": embed_lookup_positions},
+        {"one thread an element": embed_lookup_positions},
+        {"two nn.Embedding, added": _torch_sum},
+    ),
+    BACKWARD: _SUM,
+    REPEATED: _SUM,
+    COMPACT: Kind(
+        "embed_gradient_rows",
+        {"grouped": "embed_gradient_rows"},
+        {"grouped": "embed_gradient_rows"},
+        {"index_add_": _torch_compact},
+    ),
+}
+
+
+# Sizes
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A table (vocab_size, width) in float32, and batch x seq_len tokens to look up.
+
+    scale: divisor of the model's vocabulary and tokens.
+    """
+
+    model: str
+    vocab_size: int
+    width: int
+    batch: int
+    seq_len: int
+    scale: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens (N)."""
+        return self.batch * self.seq_len
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the table."""
+        return self.vocab_size * self.width * 4
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of the rows that a lookup writes."""
+        return self.tokens * self.width * 4
+
+    def describe(self) -> str:
+        """Return one line for people."""
+        table = by(self.vocab_size, self.width)
+        return f"{self.model}: table {table}, {self.batch} x {self.seq_len:,} tokens"
+
+    def scaled_to(self, table_bytes: int) -> Lab:
+        """Return the lab with a table of at most this size, and proportionally fewer tokens.
+
+        Rows stay as long as they are, and tokens repeat as often as they do.
+        """
+        scale = 1
+        while self.table_bytes > table_bytes * scale:
+            scale *= 2
+        batch = max(self.batch // scale, 1)
+        return replace(
+            self,
+            vocab_size=max(self.vocab_size // scale, 1),
+            batch=batch,
+            seq_len=max(self.tokens // scale // batch, 1),
+            scale=self.scale * scale,
+        )
+
+    def token_ids(self, kind: str) -> NDArray[np.uint32]:
+        """Return the tokens of one of `KINDS`, (N,)."""
+        _, generator = self._numbers()
+        ids = generator.integers(0, self.vocab_size, self.tokens).astype(np.uint32)
+        if kind == REPEATED:
+            same = max(self.tokens // REPEATED_SHARE, 1)
+            ids[generator.choice(self.tokens, same, replace=False)] = ids[0]
+        return ids
+
+    def _numbers(self) -> tuple[NDArray[np.float32], np.random.Generator]:
+        """Return the numbers that tables repeat, from 0 to 1, and a generator for ids."""
+        generator = np.random.default_rng(self.tokens)
+        return generator.random(BLOCK, np.float32), generator
+
+    def arrays(self, kind: str, largest: int) -> Arrays:
+        """Return the inputs and outputs of a kind of work, by name.
+
+        A table of more than `largest` bytes is in parts of whole rows, "table_0" and so on. Numbers
+        are not negative, so that sums of gradients lose nothing by cancellation.
+        """
+        (block, _), tokens = self._numbers(), self.token_ids(kind)
+        arrays: Arrays = {"tokens": tokens}
+        if kind in GRADIENTS:
+            arrays |= zip(("order", "starts", "rows"), group_tokens(tokens), strict=True)
+            arrays["grad_out"] = np.resize(block[::-1], (self.tokens, self.width))
+            if kind != COMPACT:
+                return arrays | {"grad_table": np.zeros((self.vocab_size, self.width), np.float32)}
+            return arrays | {"out": empty(self.tokens, self.width)}
+        values = block.astype(np.float16) if kind == HALF else block
+        table = np.resize(values, (self.vocab_size, self.width))
+        if table.nbytes <= largest:
+            arrays["table"] = table
+        else:
+            rows = max(largest // table[:1].nbytes, 1)
+            starts = range(0, len(table), rows)
+            arrays |= {f"table_{k}": table[i : i + rows] for k, i in enumerate(starts)}
+        if kind == POSITIONS:
+            arrays["positions"] = np.tile(np.arange(self.seq_len, dtype=np.uint32), self.batch)
+            arrays["position_table"] = np.resize(block[::-1], (self.seq_len, self.width))
+        return arrays | {"out": empty(self.tokens, self.width)}
+
+    def moved_bytes(self, kind: str) -> int:
+        """Return the bytes that have to be read and written, rows of several tokens once."""
+        row = self.width * 4
+        rows = len(np.unique(self.token_ids(kind))) * row
+        moved = {
+            LOOKUP: rows,
+            HALF: rows // 2,
+            POSITIONS: rows + self.tokens * 4 + self.seq_len * row,
+            BACKWARD: 2 * rows,
+            REPEATED: 2 * rows,
+            COMPACT: self.output_bytes,
+        }
+        return self.tokens * 4 + moved[kind] + self.output_bytes
+
+    def case(self, kind: str, way: str, record: Way, largest: int) -> KernelCase:
+        """Return a way as a case; largest: bytes of a part of a table."""
+        fits = record in IN_PARTS or self.table_bytes <= largest
+        too_large = f"takes a table in one binding, which has at most {largest:,} bytes"
+        note = f"scaled down: 1/{self.scale} of the model's vocabulary and tokens"
+        return KernelCase(
+            f"{kind}: {way}",
+            self.describe(),
+            None,
+            partial(self.arrays, kind, largest),
+            ("grad_table",) if kind in (BACKWARD, REPEATED) else ("out",),
+            record=record,
+            reference=KINDS[kind].reference,
+            kind=kind,
+            needs_half=kind == HALF,
+            note=note if self.scale > 1 else "",
+            why_not="" if fits else too_large,
+            answer="rows",
+            tolerance=TOLERANCE if kind in GRADIENTS else 0,
+            bytes=self.moved_bytes(kind),
+            fields={"table_bytes": self.table_bytes, "output_bytes": self.output_bytes},
+            counted={"output_bytes": self.output_bytes, "tokens": self.tokens},
+        )
+
+
+LABS = (
+    Lab("GPT-2 Small", 50_257, 768, 32, 512),
+    Lab("Llama-2-7B", 32_000, 4096, 8, 1024),
+    Lab("Llama-3-8B", 128_256, 4096, 8, 2048),
+)
+
+
+def measure_embedding(
+    engines: Sequence[Engine], options: BenchOptions, progress: Progress
+) -> Iterator[Result]:
+    """Yield the result of each engine's ways in each lab, NumPy's and torch's before others'."""
+    for lab, own_engines in _labs(engines, options):
+        budget = QUICK_BUDGET if options.quick else BUDGET
+        bench = CaseBench(EMBEDDING, options, progress, budget)
+        for is_gpu in (False, True):
+            if is_gpu and options.peers:
+                yield from _measure_torch(bench, lab, own_engines)
+            for engine in own_engines:
+                if is_gpu == (engine.backend.device is not None):
+                    largest = open_operations(engine.backend.device).max_tensor_bytes
+                    ways = [
+                        lab.case(name, way, record, largest)
+                        for name, kind in KINDS.items()
+                        for way, record in (kind.gpu if is_gpu else kind.numpy).items()
+                    ]
+                    yield from bench.measure_cases(engine, ways)
+
+
+def _measure_torch(bench: CaseBench, lab: Lab, engines: Sequence[Engine]) -> Iterator[Result]:
+    """Yield the result of each of torch's ways on the devices that engines are compared with."""
+    try:
+        devices = {torch.device: torch for torch in map(Torch.beside, engines)}
+    except ImportError:
+        yield missing_torch(EMBEDDING, lab.describe())
+        return
+    for torch in devices.values():
+        for name, kind in KINDS.items():
+            for way, compute in kind.torch.items():
+                case = lab.case(name, way, kind.reference, sys.maxsize)
+                yield bench.measure_torch(torch, replace(case, torch=compute))
+        torch.free_memory()
+
+
+def _labs(engines: Sequence[Engine], options: BenchOptions) -> list[tuple[Lab, list[Engine]]]:
+    """Return labs with the engines that work in each; NumPy works in all of them.
+
+    A lab is as large as suits an engine; one for the ways that take no table in parts may follow.
+    """
+    free = free_memory()
+    host = sys.maxsize if free is None else free // TABLE_COPIES
+    labs: dict[Lab, list[Engine]] = {}
+    for lab in LABS[:1] if options.quick else LABS:
+        for engine in engines:
+            largest = QUICK_TABLE_BYTES if options.quick else sys.maxsize
+            if engine.is_software_adapter:
+                largest = QUICK_SOFTWARE_TABLE_BYTES if options.quick else SOFTWARE_TABLE_BYTES
+            own = lab.scaled_to(min(host, largest))
+            labs.setdefault(own, []).append(engine)
+            device = engine.backend.device
+            if device is not None and own.table_bytes > device.max_binding_bytes:
+                labs.setdefault(lab.scaled_to(device.max_binding_bytes), []).append(engine)
+    for working in labs.values():
+        working += [e for e in engines if e.backend.device is None and e not in working]
+    return list(labs.items())

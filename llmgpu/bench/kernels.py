@@ -1,0 +1,399 @@
+"""The operations of a language model, one at a time: cases of layers and of generating.
+
+Each operation runs alone, at the sizes of a training step of GPT-2 small on a GPU and of a tiny
+model where a CPU computes. Between the runs of a GPU its caches are filled with other numbers.
+Speed-ups are over NumPy's median at the same sizes, or where NumPy is not measured at these, over
+the one run that was compared. Kernels that only the embedding's lab compares are not cases here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from llmgpu.bench import KERNELS, BenchOptions
+from llmgpu.bench.cases import Array, CaseBench, KernelCase, Sizes, by, empty
+from llmgpu.bench.embedding import embed_lookup_positions
+from llmgpu.bench.engines import Engine
+from llmgpu.bench.optimizer_cases import UPDATES
+from llmgpu.bench.peers.torch import Torch
+from llmgpu.bench.results import Result
+from llmgpu.bench.tokenizers.measure import measure_tokenizer_kernels
+from llmgpu.lm.config import preset
+from llmgpu.lm.gradients import LOGITS_BYTES, logits_block_rows
+from llmgpu.lm.loss_scaling import FIRST_SCALE
+from llmgpu.lm.model import scaled_frequencies
+from llmgpu.lm.ops.activations import GELU, SWIGLU
+from llmgpu.lm.ops.embedding import group_tokens
+from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
+from llmgpu.lm.ops.operations import open_operations
+from llmgpu.lm.ops.tensor import AttentionShape
+from llmgpu.progress import Progress
+
+CASE_SECONDS, QUICK_CASE_SECONDS = 0.5, 0.05  # after which no further run of a case starts
+# Of a case whose outputs are rounded, for matrix units: NumPy and a GPU may round to neighbours.
+HALVES: dict[str, Any] = {"where": "to half precision", "needs_half": True, "tolerance": 2e-3}
+SCORE_OPERATIONS = 4  # for each pair of query and key, beside products: scale, maximum, exp, sum
+MANY_ROWS = 64
+LARGEST = 200  # logits, as many as are kept by default
+EPSILON = 1e-5
+NORM_AND_PRODUCTS_TOLERANCE = 1e-4
+
+
+def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Lookup, its gradient, and zeros."""
+    rows, width, tokens = s.rows, s.config.dim, s.tokens()
+    distinct = len(np.unique(tokens))
+    table = by(*s.shape("VC"))
+    sizes = f"table {table}, {rows:,} ids, {distinct:,} of them different"
+    ids_and_out = 4 * rows + 4 * rows * width
+    given = {"tokens": tokens, "positions": s.positions()}
+    given |= zip(("order", "starts", "rows"), group_tokens(tokens), strict=True)
+
+    def case(name: str, operands: str, operations: int, nbytes: int, **more: object) -> KernelCase:
+        return s.case(name, operands, operations, lambda: given, sizes=sizes, bytes=nbytes, **more)
+
+    half = {"where": "half-precision table", "needs_half": True}
+    for operand, row, more in (("table:VC", 4 * width, {}), ("table:VC:h", 2 * width, half)):
+        nbytes = ids_and_out + distinct * row
+        yield case("embed_lookup", f"tokens {operand} +out:NC", 0, nbytes, tolerance=0, **more)
+    yield case(
+        "embed_lookup_positions",
+        "tokens table:VC positions position_table:TC +out:NC",
+        rows * width,
+        ids_and_out + 4 * rows + 4 * width * (distinct + s.config.seq_len),
+        record=embed_lookup_positions,
+    )
+    for name, output, written in (
+        ("embed_backward_grouped", "*grad_table:VC", 2 * distinct),
+        ("embed_gradient_rows", "+out:NC", rows),
+    ):
+        nbytes = 4 * rows + 8 * distinct + 4 * width * (rows + written)
+        yield case(name, f"order starts rows grad_out:NC {output}", rows * width, nbytes)
+    yield s.case("fill_zero", "+tensor:VC", 0, tolerance=0)
+
+
+def norm_cases(s: Sizes) -> Iterator[KernelCase]:
+    """RMS norm and its gradients."""
+    rows, width = s.rows, s.config.dim
+    operands, operations = "x:NC weight:C +out:NC{} +inverse_rms:N", rows * (4 * width + 3)
+    yield s.case("rms_norm", operands.format(""), operations, epsilon=EPSILON)
+    yield s.case("rms_norm", operands.format(":h"), operations, epsilon=EPSILON, **HALVES)
+
+    def given() -> dict[str, Array]:
+        x = s.normal(rows, width)
+        return {"x": x, "inverse_rms": 1 / np.sqrt(np.square(x).mean(axis=1) + np.float32(EPSILON))}
+
+    operands = "x:NC weight:C inverse_rms grad_out:NC *grad_x:NC *grad_weight:C"
+    yield s.case("rms_norm_backward", operands, 9 * rows * width, given)
+
+
+def linear_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Biases; matrix products of the feed-forward network, of the output layer, and of one row."""
+    size = s.rows * s.config.dim
+    yield s.case("add_bias", "*x:NC bias:C", size)
+    yield s.case("bias_backward", "grad_out:NC *grad_bias:C", size)
+    yield from _products(s, "F", "feed-forward")
+    yield from _products(s, "V", "output layer")
+    yield from _products(s, "F", "feed-forward", halves=True)
+    half = "half-precision weights"
+    yield _product(s, "N", f"feed-forward, {half}", half=True)
+    yield _product(s, "1", "one row")
+    yield _product(s, "1", f"one row, {half}", half=True)
+
+
+def _multiply(torch: Any, t: Mapping[str, Any]) -> Any:
+    return torch.matmul(t["x"], t["weight"].T)
+
+
+def _product(s: Sizes, rows: str, where: str, *, half: bool = False) -> KernelCase:
+    n, m, k = s.shape(f"{rows}FC")
+    operands, sizes = f"x:{rows}C weight:FC{':h' * half} +out:{rows}F", f"{by(n, k)} to {by(n, m)}"
+    more: dict[str, Any] = {"where": where, "needs_half": half}
+    torch = None if half else _multiply
+    return s.case("linear", operands, 2 * n * m * k, sizes=sizes, torch=torch, **more)
+
+
+def _products(s: Sizes, outputs: str, where: str, *, halves: bool = False) -> Iterator[KernelCase]:
+    """Yield a linear layer and its gradients; halves: of factors in half precision."""
+    rows, width, (m,) = s.rows, s.config.dim, s.shape(outputs)
+    half = ":h" * halves
+    more: dict[str, Any] = {"operations": 2 * rows * width * m, "where": where}
+    if halves:  # torch rounds the products, too
+        more |= HALVES | {"where": f"{where}, half-precision factors", "halves": True}
+
+    def multiply_by_weight(torch: Any, t: Mapping[str, Any]) -> Any:
+        return torch.matmul(t["grad_out"], t["weight"])
+
+    def add_product(torch: Any, t: Mapping[str, Any]) -> Any:
+        if halves:
+            return t["grad_weight"].add_(torch.matmul(t["grad_out"].T, t["x"]))
+        return t["grad_weight"].addmm_(t["grad_out"].T, t["x"])
+
+    operands = f"x:NC{half} weight:{outputs}C{half} +out:N{outputs}"
+    sizes = f"{by(rows, width)} to {by(rows, m)}"
+    yield s.case("linear", operands, sizes=sizes, torch=_multiply, **more)
+    operands = f"grad_out:N{outputs}{half} weight:{outputs}C{half} +grad_x:NC"
+    more["accumulate"], sizes = False, f"{by(rows, m)} to {by(rows, width)}"
+    yield s.case("linear_backward_input", operands, sizes=sizes, torch=multiply_by_weight, **more)
+    operands = f"grad_out:N{outputs}{half} x:NC{half} *grad_weight:{outputs}C"
+    sizes = f"{by(m, rows)} times {by(rows, width)}"
+    yield s.case("linear_backward_weight", operands, sizes=sizes, torch=add_product, **more)
+
+
+def attention_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Rotation and attention, forward and backward."""
+    config = s.config
+    sizes = f"{config.heads} heads of {config.head_dim}, {by(s.sequences, config.seq_len)} tokens"
+    yield from _rotation_cases(s, sizes)
+    heads = (config.heads, config.kv_heads, config.head_dim)
+    shape = AttentionShape(s.sequences, config.seq_len, *heads)
+    # How many keys all queries of all heads see together: a query sees those up to its own.
+    pairs = shape.batch * shape.heads * shape.seq * (shape.seq + 1) // 2
+
+    # `out` and `log_sum_exp` are inputs of the backward pass: any numbers make the same work, if
+    # probabilities stay below one.
+    def given(**more: Array) -> dict[str, Array]:
+        return {"starts": np.zeros(s.rows, np.uint32), **more}
+
+    def with_sums() -> dict[str, Array]:
+        return given(log_sum_exp=np.full(s.shape("NH"), 7, np.float32))
+
+    halves = HALVES | {"where": "in half precision", "halves": True}
+    for half, more in (("", {}), (":h", halves)):
+        more |= {"sizes": sizes, "shape": shape}
+        inputs = f"q:NC{half} k:NK{half} v:NK{half}"
+        operations = pairs * (2 * 2 * config.head_dim + SCORE_OPERATIONS)  # two products
+        operands = f"{inputs} +out:NC{half} +log_sum_exp:NH starts"
+        yield s.case("attention", operands, operations, given, **more)
+        operations = pairs * (5 * 2 * config.head_dim + SCORE_OPERATIONS)  # five products
+        operands = f"{inputs} out:NC{half} log_sum_exp grad_out:NC{half}"
+        operands += " +grad_q:NC +grad_k:NK +grad_v:NK starts"
+        yield s.case("attention_backward", operands, operations, with_sums, **more)
+
+
+def _rotation_cases(s: Sizes, sizes: str) -> Iterator[KernelCase]:
+    config = s.config
+
+    def angles() -> dict[str, Array]:
+        cosines, sines = rotary_tables(config.seq_len, scaled_frequencies(config))
+        return {"cosines": cosines, "sines": sines, "positions": s.positions()}
+
+    operations, tables = 3 * s.rows * config.dim, "cosines sines positions"
+    more: dict[str, Any] = {"sizes": sizes, "head_dim": config.head_dim}
+    yield s.case("rotary", f"*x:NC {tables}", operations, angles, **more)
+    if config.head_dim % 8 == 0:
+        more |= HALVES | {"starts": (0, config.dim, config.dim + config.kv_dim)}
+        yield s.case("rotary", f"x:NC {tables} +out:NC:h", operations, angles, **more)
+        operands = f"x:NP:h {tables} +q:NC:h +k:NK:h +v:NK:h"
+        yield s.case("split_heads", operands, operations, angles, **more)
+        operands = f"q:NC k:NK v:NK {tables} +grad_x:NP:h"
+        yield s.case("join_heads", operands, operations, angles, **more)
+
+
+def generating_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Passing a new token through a layer, and choosing the next one."""
+    for rows, half in ((1, False), (1, True), (MANY_ROWS, False)):
+        yield from _new_token_cases(s, rows, half=half)
+    last = np.array([[s.config.seq_len - 1], [0]], np.uint32)
+    yield from _cache_cases(s, last)
+    yield from _choice_cases(s, last)
+
+
+def _new_token_cases(s: Sizes, rows: int, *, half: bool) -> Iterator[KernelCase]:
+    """A layer's first products with what follows, and the inside of its feed-forward network."""
+    config = s.config
+    dim, kv_dim, length = config.query_dim, config.kv_dim, config.seq_len
+    kind = np.float16 if half else np.float32
+    where = f"{rows} row{'s' if rows > 1 else ''}{', half-precision weights' if half else ''}"
+    more: dict[str, Any] = {"where": where, "needs_half": half, "epsilon": EPSILON}
+    more |= {"tolerance": NORM_AND_PRODUCTS_TOLERANCE, "uncompared": ("norm_out", "inverse_rms")}
+    norm = "x norm_weight weight_tensor"
+
+    def case(
+        name: str, operands: str, products: int, width: int, given: Callable[[], dict[str, Array]]
+    ) -> KernelCase:
+        """Return a case; products: columns that are multiplied. width: columns that are read."""
+
+        def make() -> dict[str, Array]:
+            return given() | {
+                "x": s.normal(rows, config.dim),
+                "norm_weight": s.normal(config.dim, skip=1),
+                "norm_out": empty(rows, config.dim),
+                "inverse_rms": empty(rows),
+                "weight_tensor": (s.normal(products, config.dim, skip=2) / 16).astype(kind),
+            }
+
+        return s.case(
+            name,
+            f"{norm} {operands} norm_out inverse_rms",
+            2 * rows * config.dim * products,
+            make,
+            sizes=f"{by(rows, config.dim)} to {by(rows, width)}",
+            bytes=products * config.dim * np.dtype(kind).itemsize,
+            **more,
+        )
+
+    def with_cache() -> dict[str, Array]:
+        frequencies = rotary_frequencies(config.head_dim, config.rope_theta)
+        cosines, sines = rotary_tables(length, frequencies)
+        places = np.stack([np.full(rows, length // 2), np.arange(rows)]).astype(np.uint32)
+        cache = np.zeros((length + rows, 2 * kv_dim), np.float32)
+        given = {"cosines": cosines, "sines": sines, "positions": places, "cache": cache}
+        return given | {"q": empty(rows, dim)}
+
+    more |= {"head_dim": config.head_dim, "starts": (0, dim, dim + kv_dim), "activation": SWIGLU}
+    operands, width = "cosines sines positions +q *cache", dim + 2 * kv_dim
+    yield case("heads_to_cache", operands, width, width, with_cache)
+    if config.is_gated:
+        width, more["starts"] = config.ffn_dim, (0, config.ffn_dim)
+        yield case("feed_forward", "+out", 2 * width, width, lambda: {"out": empty(rows, width)})
+
+
+def _cache_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
+    """Attention of one token to those before it, and filling their cache. last: its place."""
+    config = s.config
+    length, heads = config.seq_len, (config.heads, config.kv_heads, config.head_dim)
+    yield s.case(
+        "attention_cached",
+        "q cache places +out",
+        length * config.heads * (2 * 2 * config.head_dim + SCORE_OPERATIONS),
+        lambda: {
+            "q": s.normal(1, config.query_dim),
+            "cache": s.normal(length, 2 * config.kv_dim),
+            "places": last,
+            "out": empty(1, config.query_dim),
+        },
+        sizes=f"one query, {config.heads} heads of {config.head_dim}, {length:,} tokens",
+        shape=AttentionShape(1, 1, *heads),
+        bytes=8 * length * config.kv_dim + 8 * config.query_dim,
+    )
+    yield s.case(
+        "cache_append",
+        "x:TK *cache places",
+        0,
+        lambda: {
+            "cache": np.zeros((length, 2 * config.kv_dim), np.float32),
+            "places": np.stack([np.arange(length), np.zeros(length)]).astype(np.uint32),
+        },
+        tolerance=0,
+        column=config.kv_dim,
+        bytes=8 * length * config.kv_dim + 4 * length,
+    )
+
+
+def _choice_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
+    """The choice of the next token from the logits. last: its place."""
+    count = s.config.vocab_size
+    more: dict[str, Any] = {"tolerance": 0, "idle": 0, "step": 0, "count": count}
+    token, chosen = np.zeros(1, np.uint32), np.zeros((1, 1), np.uint32)
+    given: dict[str, Array] = {"tokens": token, "places": last, "chosen": chosen}
+    yield s.case("take_likeliest", "logits:1V *tokens *chosen places", 0, lambda: given, **more)
+    k = min(LARGEST, count)
+    yield s.case(
+        "find_largest",
+        "logits:1V +found",
+        0,
+        lambda: {"found": np.zeros((1, 1 + k, 2), np.uint32)},
+        sizes=f"{k} of {count:,}",
+        total=("found",),  # ids are found in no order: of the pairs only the sums are the same
+        k=k,
+        **more,
+    )
+    values = s.normal(k)
+    pairs = np.zeros((1, 1 + k, 2), np.uint32)
+    pairs[0, 0, 0], pairs[0, 1:, 0] = k, np.arange(k)
+    # Positive numbers, in the order that `find_largest` writes.
+    pairs[0, 1:, 1] = ~(np.abs(values).view(np.uint32) | np.uint32(1 << 31))
+    draws = np.array([[[0.5, 1, 1, k]]], np.float32)
+    drawn = given | {"found": pairs, "draws": draws}
+    operands, sizes = "*found draws *tokens places", f"{k} logits"
+    yield s.case("draw_largest", operands, 0, lambda: drawn, sizes=sizes, **more)
+
+
+def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Activations, cross-entropy with the sum of the losses, and conversions of precision."""
+    size = s.rows * s.config.ffn_dim
+    halves = HALVES | {"where": "in half precision", "sizes": by(s.rows, s.config.ffn_dim)}
+    forward: dict[str, Any] = {"record": "activate", "activation": SWIGLU}
+    backward = forward | {"record": "activate_backward"}
+    yield s.case("swiglu", "inner_0:NF inner_1:NF +out:NF", 5 * size, **forward)
+    yield s.case("swiglu", "inner_0:NG:h +out:NF:h", 5 * size, **forward, **halves)
+    operands = "inner_0:NF inner_1:NF grad_out:NF +grad_inner_0:NF +grad_inner_1:NF"
+    yield s.case("swiglu_backward", operands, 11 * size, **backward)
+    operands = "inner_0:NG:h grad_out:NF:h +grad_inner_0:NG:h"
+    yield s.case("swiglu_backward", operands, 11 * size, **backward, **halves)
+    of_gelu = {"activation": GELU}
+    yield s.case("gelu", "inner_0:NF +out:NF", 9 * size, **forward | of_gelu)
+    operands = "inner_0:NF grad_out:NF +grad_inner_0:NF"
+    yield s.case("gelu_backward", operands, 19 * size, **backward | of_gelu)
+    rows, width = s.rows, s.vocabulary
+
+    def given(scale: float) -> Mapping[str, Array]:
+        params = np.array([scale / rows, 0.1, 1e-4, 1 / width], np.float32)
+        return {"targets": s.tokens(), "params": params}
+
+    # Gradients take the place of the logits, or go elsewhere, scaled as in training.
+    parts = "targets +cross_entropy:N +smoothing:N +z_loss:N params"
+    in_half = f"logits:NV {parts} +gradient:NV:h"
+    for operands, scale, more in ((f"*logits:NV {parts}", 1, {}), (in_half, FIRST_SCALE, HALVES)):
+        content = partial(given, scale)
+        more = {"uniforms": ("params",), **more}
+        yield s.case("cross_entropy", operands, 7 * rows * width, content, **more)
+    found = {"out": np.zeros(rows, np.uint32)}
+    argmax: dict[str, Any] = {"tolerance": 0, "tokens": width}
+    yield s.case("argmax", "logits:NV *out", rows * width, lambda: found, **argmax)
+    losses, sizes = np.abs(s.normal(rows)), f"{rows:,} losses"
+    operands = "losses +out_sum:1"
+    yield s.case("sum_losses", operands, rows, lambda: {"losses": losses}, sizes=sizes)
+    yield s.case("scale", "x:VC +out:VC", s.vocabulary * s.config.dim, factor=2.0)
+    exact: dict[str, Any] = {"needs_half": True, "tolerance": 0}
+    yield s.case("cast_f32_to_f16", "source:VC +target:VC:h", 0, **exact)
+    yield s.case("round_to_half", "source:VC +target:VC:h", 0, **exact)
+    yield s.case("cast_f16_to_f32", "source:VC:h +target:VC", 0, **exact)
+
+
+FAMILIES = (
+    embedding_cases,
+    norm_cases,
+    linear_cases,
+    attention_cases,
+    generating_cases,
+    elementwise_cases,
+    *UPDATES,
+)
+
+
+def measure_kernels(
+    engines: Sequence[Engine], options: BenchOptions, progress: Progress
+) -> Iterator[Result]:
+    """Yield the results of each engine: language models, then tokenizers."""
+    budget = QUICK_CASE_SECONDS if options.quick else CASE_SECONDS
+    bench = CaseBench(KERNELS, options, progress, budget, cold=True)
+    for engine in engines:
+        sizes, note = choose_sizes(engine, quick=options.quick)
+        cases = [replace(case, note=note) for family in FAMILIES for case in family(sizes)]
+        torch = Torch.on_gpu(engine) if options.peers else None
+        yield from bench.measure_cases(engine, cases, torch)
+    yield from measure_tokenizer_kernels(engines, options, progress)
+
+
+def choose_sizes(engine: Engine, *, quick: bool) -> tuple[Sizes, str]:
+    """Return the sizes for an engine, and a line where they are not those of GPT-2 small."""
+    narrow = preset("tiny", 512, layers=12, dim=64, ffn_dim=192)
+    if engine.backend.is_software:
+        config = preset("tiny", 512, seq_len=32 if quick else 128)
+        return Sizes(config, 1 if quick else 4, narrow), "sizes for a CPU, within its caches"
+    if quick:
+        return Sizes(preset("gpt2", 8192), 1, narrow), "fewer rows and ids"
+    config, sequences = preset("gpt2", 50_257), 8
+    rows = sequences * config.seq_len
+    bindable = logits_block_rows(open_operations(engine.backend.device), config, rows, LOGITS_BYTES)
+    if bindable < rows:
+        fewer = preset("gpt2", 50_257, seq_len=max(64, bindable // sequences // 64 * 64))
+        return Sizes(fewer, sequences), "fewer rows: the logits of all are more than a binding"
+    return Sizes(config, sequences), ""
