@@ -14,7 +14,7 @@ import pytest
 
 from llmgpu import backend, gpu
 from llmgpu.backend import NUMPY, Backend, select_early, start_selecting
-from llmgpu.cli.options import gpu_from
+from llmgpu.cli.groups import gpu_from
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import drivers
 from tests.conftest import require_adapter

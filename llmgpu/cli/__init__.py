@@ -28,23 +28,23 @@ COMMANDS: Registry[click.Command] = Registry(
             f"{_ROOM}.bpe_train:bpe_train", "Train a byte-level BPE vocabulary on text."
         ),
         "compare-vocabs": Entry(
-            f"{_ROOM}.compare_vocabs:compare_vocabs", "Compare two vocabularies."
+            f"{_ROOM}.vocabularies:compare_vocabs", "Compare two vocabularies."
         ),
         "count": Entry(f"{_ROOM}.count:count", "Count the tokens of files."),
         "export": Entry(
-            f"{_ROOM}.interchange:export_vocabulary", "Export a vocabulary for another tool."
+            f"{_ROOM}.vocabularies:export_vocabulary", "Export a vocabulary for another tool."
         ),
-        "generate": Entry(f"{_ROOM}.generate:generate", "Continue a prompt with a language model."),
+        "generate": Entry(f"{_ROOM}.models:generate", "Continue a prompt with a language model."),
         "import": Entry(
-            f"{_ROOM}.interchange:import_vocabulary", "Import a vocabulary from another tool."
+            f"{_ROOM}.vocabularies:import_vocabulary", "Import a vocabulary from another tool."
         ),
-        "info": Entry(f"{_ROOM}.info:info", "Show GPUs, or describe a file."),
+        "info": Entry(f"{_ROOM}.vocabularies:info", "Show GPUs, or describe a file."),
         "merge-shards": Entry(
-            f"{_ROOM}.merging:merge_shards", "Combine the shards of all parts in one manifest."
+            f"{_ROOM}.parts:merge_shards", "Combine the shards of all parts in one manifest."
         ),
-        "merge-word-counts": Entry(f"{_ROOM}.merging:merge_word_counts", "Add up word counts."),
-        "run": Entry(f"{_ROOM}.run:run", "Run a command in parts on a Ray cluster."),
-        "score": Entry(f"{_ROOM}.score:score", "Score texts with a language model."),
+        "merge-word-counts": Entry(f"{_ROOM}.parts:merge_word_counts", "Add up word counts."),
+        "run": Entry(f"{_ROOM}.parts:run", "Run a command in parts on a Ray cluster."),
+        "score": Entry(f"{_ROOM}.models:score", "Score texts with a language model."),
         "tokenize": Entry(f"{_ROOM}.tokenize:tokenize", "Convert text to token ids and back."),
         "train": Entry(f"{_ROOM}.train:train", "Train a Llama-style language model."),
     }

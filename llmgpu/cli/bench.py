@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -35,9 +34,10 @@ from llmgpu.bench.suite import Benchmark
 from llmgpu.bench.tokenizers.corpus import text_blocks
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.charts import Column
+from llmgpu.cli.commands.bench import BenchCommand
 from llmgpu.cli.console import Reporter, print_json
-from llmgpu.cli.given import refuse_given
 from llmgpu.cli.interrupts import last_act
+from llmgpu.cli.options import refuse_given
 from llmgpu.errors import LlmgpuError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.outputs import PAGE, RECORD, TEXT, Output, check_outputs
@@ -46,7 +46,7 @@ from llmgpu.text.sources import resolve_sources
 NARROWEST = 80  # columns; less would break the tables' cells
 _NAME_WIDTH = 16
 # Options that say what to do with a record, measured or read; all others say what to measure.
-_FOR_RECORDS = {"record_path", "output", "report", "compare", "threshold", "force"}
+_FOR_RECORDS = {"record_path", "output", "page", "compare", "threshold", "force"}
 _FOR_RECORDS |= {"as_json", "quiet", "debug"}
 
 
@@ -54,15 +54,22 @@ _FOR_RECORDS |= {"as_json", "quiet", "debug"}
 class Outputs:
     """Where a record goes: files of JSON and HTML, JSON and tables on the terminal."""
 
-    json_path: str | None
-    report_path: str | None
-    as_json: bool
-    quiet: bool
+    asked: BenchCommand
+
+    @property
+    def as_json(self) -> bool:
+        """Whether the record is printed as JSON."""
+        return self.asked.report.as_json
+
+    @property
+    def quiet(self) -> bool:
+        """Whether progress and, with JSON, tables are left out."""
+        return self.asked.report.quiet
 
     @property
     def takes_stdout(self) -> bool:
         """Whether a file goes to standard output, which then has no place for anything else."""
-        return STANDARD_OUTPUT in (self.json_path, self.report_path)
+        return STANDARD_OUTPUT in (self.asked.output, self.asked.page)
 
     @property
     def shows_tables(self) -> bool:
@@ -72,11 +79,11 @@ class Outputs:
     def hand_over(self, record: Record) -> None:
         """Write the files, print the tables and print the JSON, as far as they are wanted."""
         plain = record.to_json()
-        if self.json_path is not None:
-            with atomic_output(self.json_path) as file:
+        if self.asked.output is not None:
+            with atomic_output(self.asked.output) as file:
                 file.write(json.dumps(plain, indent=1).encode() + b"\n")
-        if self.report_path is not None:
-            with atomic_output(self.report_path) as file:
+        if self.asked.page is not None:
+            with atomic_output(self.asked.page) as file:
                 file.write(draw_report(record).encode())
         if self.shows_tables:
             print_results(record, Console(stderr=self.as_json, highlight=False))
@@ -84,70 +91,54 @@ class Outputs:
             print_json(plain, to_stderr=self.takes_stdout)
 
 
-def bench(
-    *,
-    corpus: tuple[str, ...],
-    vocab: str | None,
-    write_corpus: str | None,
-    record_path: str | None,
-    output: str | None,
-    report: str | None,
-    compare: str | None,
-    threshold: float,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-    **measuring: Any,
-) -> None:
+def bench(asked: BenchCommand) -> None:
     """Measure this machine, or read what was measured; show it, write it and compare it."""
+    corpus, record_path, compare = asked.corpus, asked.record_path, asked.compare
     if record_path is not None:
         parameters = {str(each.name) for each in click.get_current_context().command.params}
         reason = "has no effect with --from, which measures nothing"
         refuse_given(parameters - _FOR_RECORDS, reason)
-    kinds = ((output, RECORD), (report, PAGE), (write_corpus, TEXT))
+    kinds = ((asked.output, RECORD), (asked.page, PAGE), (asked.write_corpus, TEXT))
     written = [Output(path, kind) for path, kind in kinds if path is not None]
     sources = resolve_sources(corpus).files if corpus and GENERATED not in corpus else []
     read = [*(source.path for source in sources), *filter(None, (record_path, compare))]
-    read += find_vocabulary(vocab).inputs if vocab else []
-    check_outputs(written, read, force=force)
+    read += find_vocabulary(asked.vocab).inputs if asked.vocab else []
+    check_outputs(written, read, force=asked.force)
     baseline = None if compare is None else load_record(compare)
-    outputs = Outputs(output, report, as_json, quiet)
+    outputs = Outputs(asked)
     if record_path is not None:
         record = load_record(record_path)
         outputs.hand_over(record)
     else:
-        options = _options(corpus=corpus, vocabulary=vocab, **measuring)
-        if write_corpus is not None:
-            with atomic_output(write_corpus) as file:
+        options = _options(asked)
+        if asked.write_corpus is not None:
+            with atomic_output(asked.write_corpus) as file:
                 file.writelines(text_blocks(corpus, options.limit))
             return
         record = _measure(options, outputs)
     if baseline is not None and compare is not None:
-        _compare(baseline, compare, record, threshold, outputs)
+        _compare(baseline, compare, record, asked.threshold, outputs)
     if not record.is_correct:
         raise LlmgpuError("an engine gave a wrong answer; see the results")
 
 
-def _options(
-    *,
-    what: tuple[str, ...],
-    limit: int | None,
-    vocab_size: int | None,
-    runs: int | None,
-    quick: bool,
-    **others: Any,
-) -> BenchOptions:
-    """Return what to measure; quick: smaller sizes where none is given."""
+def _options(asked: BenchCommand) -> BenchOptions:
+    """Return what to measure; --quick gives smaller sizes where no option names one."""
     sizes = (QUICK_LIMIT, QUICK_VOCAB_SIZE, QUICK_RUNS)
-    if not quick:
+    if not asked.quick:
         sizes = (DEFAULT_LIMIT, DEFAULT_VOCAB_SIZE, DEFAULT_RUNS)
     return BenchOptions(
-        parts=PARTS if not what or ALL in what else tuple(dict.fromkeys(what)),
-        limit=limit or sizes[0],
-        vocab_size=sizes[1] if vocab_size is None else vocab_size,
-        runs=sizes[2] if runs is None else runs,
-        quick=quick,
-        **others,
+        parts=PARTS if not asked.what or ALL in asked.what else tuple(dict.fromkeys(asked.what)),
+        devices=asked.devices,
+        corpus=asked.corpus,
+        limit=asked.limit or sizes[0],
+        vocab_size=sizes[1] if asked.vocab_size is None else asked.vocab_size,
+        pattern=asked.pattern,
+        runs=sizes[2] if asked.runs is None else asked.runs,
+        peers=asked.peers,
+        vocabulary=asked.vocab,
+        match=asked.match,
+        quick=asked.quick,
     )
 
 

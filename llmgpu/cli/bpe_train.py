@@ -23,99 +23,87 @@ from llmgpu.bpe.training.train import TrainingResult, carry_out, count_corpus
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import add_counts, load_counts, save_counts
 from llmgpu.bpe.words.distinct_words import WordCounts
+from llmgpu.cli.commands.bpe_train import BpeTrainCommand
 from llmgpu.cli.console import Reporter, human_bytes, left_out_of, print_json
-from llmgpu.cli.given import flags_given, refuse_given, was_asked
-from llmgpu.cli.option_files import keep_options
-from llmgpu.cli.options import (
+from llmgpu.cli.groups import (
+    FILE_OPTIONS,
     READING_OPTIONS,
-    chosen_pattern,
+    ReadingOptions,
     gpu_from,
-    make_corpus_options,
     piped_input,
-)
-from llmgpu.cli.parts import PartJob
-from llmgpu.cli.source_options import (
-    SOURCE_OPTIONS,
-    lists_of_files,
-    named_files,
     resolve_texts,
-    take_selection,
 )
+from llmgpu.cli.option_files import keep_options
+from llmgpu.cli.options import flags_given, refuse_given, was_asked
+from llmgpu.cli.parts import PartJob
 from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.input_files import number_of
 from llmgpu.outputs import COUNTS, VOCABULARY, Output, check_outputs
 from llmgpu.resume_key import FILES, file_facts
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.parts import Part
 from llmgpu.text.sources import Selection, Sources
 from llmgpu.text.streams import AUTO, STANDARD_INPUT
 
 _MAIN_PHASES = ("total", "count words", "read", "merge")
 _TOLD_SECONDS = 0.05  # of others, shorter ones are not worth a word
-_OF_MERGING = ("sizes", "min_frequency", "max_token_length", "tie", "match", "engine")
+_OF_MERGING = ("vocab_size", "min_frequency", "max_token_length", "tie", "match", "engine")
 
 
-def bpe_train(
-    corpus: tuple[str, ...],
-    output: str,
-    device: str,
-    counts_output: str | None,
-    counts_only: bool,
-    from_counts: tuple[str, ...],
-    checkpoint: str | None,
-    resume: bool,
-    part: Part | str | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-    **settings: Any,
-) -> None:
-    """Train a byte-level BPE vocabulary on CORPUS: files, folders, globs, or a pipe."""
-    report = Reporter(quiet=quiet)
+def bpe_train(asked: BpeTrainCommand) -> None:
+    """Train a byte-level BPE vocabulary, or only count words."""
+    report = Reporter(quiet=asked.report.quiet)
     start = time.perf_counter()
-    corpus, selection = _take_corpus(corpus, from_counts, settings, report)
-    resumed = _resumed_folder(checkpoint, resume, has_source=bool(corpus or from_counts))
-    _check_sources(corpus, from_counts, counts_output, counts_only, report)
-    job = _part_job(part, corpus, counts_output if counts_only else None, report)
-    counts_output = job.output if job.part else counts_output
+
+    # The text or the counts, and the options: wrong ones are refused before anything is written.
+    corpus = asked.files.named(asked.corpus)
+    corpus = corpus or (() if asked.from_counts else piped_input(report))
+    resumed = _resumed_folder(asked, has_source=bool(corpus or asked.from_counts))
+    _check_sources(asked, corpus, report)
+    job = _part_job(asked, corpus, report)
+    counts_output = job.output if job.part else asked.counts_output
+    selection = asked.files.selection()
     found = resolve_texts(corpus, selection) if corpus else None
-    read = [*from_counts, *_seed_files(settings["seed_vocab"]), *_paths_of(found)]
-    loaded = _load_counts(from_counts, settings) if from_counts else None
-    options, how, key = _take_options(settings, selection, loaded, resumed, report)
-    outputs = {} if counts_only else _name_outputs(output, options.sizes)
-    _check_checkpoint_options(checkpoint, options, counts_only)
+    read = _read(asked, found)
+    loaded = _load_counts(asked) if asked.from_counts else None
+    options, how = _library_options(asked, loaded, resumed, report)
+    outputs = {} if asked.counts_only else _name_outputs(asked.output, options.sizes)
+
+    # The part of the text, if it is not finished yet.
+    key = _reading_key(asked.reading, how, selection)
     found, finished = _take_part(job, found, options, how, key)
     if finished:
         report.line(f"nothing to do: {counts_output} has all of part {job.part}")
-        return print_json(finished, to_stderr=False) if as_json else None
+        return print_json(finished, to_stderr=False) if asked.report.as_json else None
     with Corpus(found, how) if found else nullcontext() as text:
-        paths = _paths_of(found) or from_counts
+        paths = _paths_of(found) or asked.from_counts
         run = {**options.facts(), FILES: list(map(file_facts, paths)), **key}
         made = [*outputs.values(), *filter(None, [counts_output])]
         if resumed and STANDARD_INPUT not in paths and Checkpoint.is_done(resumed, run, made):
-            return _tell_done(outputs, report, as_json=as_json)
+            return _tell_done(outputs, report, as_json=asked.report.as_json)
+
+        # The device; all outputs are checked before the work begins.
         before = time.perf_counter()
-        plan = _plan(options, device, text, loaded, how.limit)
-        written = _written(outputs.values(), counts_output, checkpoint, resumed)
-        check_outputs([*written, *job.outputs], [*read, *lists_of_files()], force=force)
+        source = loaded or text
+        assert source is not None
+        plan = _plan(options, asked.device, source, how.limit)
+        written = _written(outputs.values(), counts_output, asked.checkpoint, resumed)
+        check_outputs([*written, *job.outputs], read, force=asked.force)
         seconds = {"total": 0.0, "open device": time.perf_counter() - before}
         report.line(f"training on {plan.merging.description}")
         _print_notes(report, plan.notes)
-        source = loaded or text
-        assert source is not None
-        if counts_only:
+        if asked.counts_only:
             summary = _count(source, plan, counts_output, report, is_part=job.part is not None)
         else:
-            with _open_checkpoint(checkpoint, resume, run, made, report) as kept:
+            with _open_checkpoint(asked, run, made, report) as kept:
                 result = _train(source, plan, kept, outputs, counts_output, report)
             summary = _summary(result, plan, text, outputs, seconds)
     summary["estimated_memory_bytes"] = report.needed_bytes
     summary["seconds"]["total"] = round(time.perf_counter() - start, 3)
     job.finish(summary)
     _print_summary(report, summary)
-    if as_json:
-        print_json(summary, to_stderr=STANDARD_OUTPUT in (output, counts_output))
+    if asked.report.as_json:
+        print_json(summary, to_stderr=STANDARD_OUTPUT in (asked.output, counts_output))
 
 
 def _count(
@@ -187,54 +175,46 @@ def _train(
     return result
 
 
-def _take_corpus(
-    corpus: Sequence[str], from_counts: Sequence[str], settings: dict[str, Any], report: Reporter
-) -> tuple[tuple[str, ...], Selection]:
-    """Return the names of text files, or of a pipe if there are none, and how to select them."""
-    named = named_files(corpus, settings.pop("files_from"))
-    return named or (() if from_counts else piped_input(report)), take_selection(settings)
-
-
-def _reading_key(reading: dict[str, Any], selection: Selection) -> dict[str, Any]:
-    """Return how text is read, for the resume key; as before there was --bad-rows by default."""
+def _reading_key(
+    reading: ReadingOptions, how: CorpusOptions, selection: Selection
+) -> dict[str, Any]:
+    """Return how text is read, for the resume key; some facts are left out at their defaults."""
     asked = selection.input_format
-    if reading["bad_rows"] == CorpusOptions.bad_rows:
-        reading = {name: value for name, value in reading.items() if name != "bad_rows"}
-    return reading if asked == AUTO else {**reading, "input_format": asked}
+    return {
+        "text_field": reading.text_field,
+        "encoding_errors": reading.encoding_errors,
+        "doc_separators": tuple(text.decode() for text in how.separators),
+        "limit": reading.limit,
+        **({"bad_rows": reading.bad_rows} if reading.bad_rows != CorpusOptions.bad_rows else {}),
+        **({"input_format": asked} if asked != AUTO else {}),
+    }
 
 
-def _check_sources(
-    corpus: Sequence[str],
-    from_counts: Sequence[str],
-    output: str | None,
-    counts_only: bool,
-    report: Reporter,
-) -> None:
+def _check_sources(asked: BpeTrainCommand, corpus: Sequence[str], report: Reporter) -> None:
     """Raise UsageError unless there is one kind of source; note options that have no effect."""
-    if bool(corpus) == bool(from_counts):
+    if bool(corpus) == bool(asked.from_counts):
         what = "files, folders or globs, or - for standard input"
         raise click.UsageError(f"give either CORPUS ({what}) or --from-counts")
-    if counts_only and not output:
+    if asked.counts_only and not asked.counts_output:
         raise click.UsageError("--counts-only needs --save-counts FILE to write the counts to")
-    if counts_only:
+    if asked.counts_only:
         refuse_given(("output",), "has no effect with --counts-only, which writes no vocabulary")
         for flag in flags_given(_OF_MERGING):
             report.note(
                 f"{flag} has no effect with --counts-only; use it when training on the counts"
             )
-    if from_counts:
-        refuse_given((*READING_OPTIONS, *SOURCE_OPTIONS), "can't be combined with --from-counts")
+    if asked.from_counts:
+        refuse_given((*READING_OPTIONS, *FILE_OPTIONS), "can't be combined with --from-counts")
 
 
-def _part_job(
-    part: Part | str | None, corpus: Sequence[str], counts: str | None, report: Reporter
-) -> PartJob:
+def _part_job(asked: BpeTrainCommand, corpus: Sequence[str], report: Reporter) -> PartJob:
     """Return the part that is counted; UsageError if a vocabulary would be trained."""
-    if part and not (corpus and counts):
+    counts = asked.counts_output if asked.counts_only else None
+    if asked.part and not (corpus and counts):
         raise click.UsageError(
             "--part needs CORPUS and --counts-only; train on the merged counts later"
         )
-    return PartJob(part, counts or STANDARD_OUTPUT, report)
+    return PartJob(asked.part, counts or STANDARD_OUTPUT, report)
 
 
 def _take_part(
@@ -255,70 +235,65 @@ def _take_part(
 def _plan(
     options: TrainingOptions,
     device: str,
-    text: Corpus | None,
-    loaded: WordCounts | None,
+    source: Corpus | WordCounts,
     limit: int | None,
 ) -> Plan:
     """Plan training on up to `limit` bytes of a text, or on loaded counts."""
-    known = loaded.words.text_bytes if loaded else text.total_bytes if text else None
+    known = source.total_bytes if isinstance(source, Corpus) else source.words.text_bytes
     size = min((each for each in (known, limit) if each is not None), default=None)
     least = 0 if options.engine == "recount" else gpu_from(TRAINING_FROM)
     return make_plan(options, start_selecting(device, size, least)())
 
 
-def _load_counts(paths: Sequence[str], settings: dict[str, Any]) -> WordCounts:
-    """Add up word counts; `settings` have the pattern of those that other programs made."""
-    pattern = chosen_pattern(settings["pattern"], settings["pattern_regex"])
-    special = tuple(text.encode() for text in settings["special_tokens"])
-    return add_counts([load_counts(path, pattern, special) for path in paths])
+def _load_counts(asked: BpeTrainCommand) -> WordCounts:
+    """Add up word counts; counts of other programs take the pattern of the options."""
+    pattern = asked.training["pattern"]
+    special = tuple(text.encode() for text in asked.training["special_tokens"])
+    return add_counts([load_counts(path, pattern, special) for path in asked.from_counts])
+
+
+def _read(asked: BpeTrainCommand, sources: Sources | None) -> list[str]:
+    """Return all files that the command reads, those of other parts included."""
+    seed = asked.training["seed"]
+    of_seed = find_vocabulary(seed).inputs if seed else ()
+    return [*asked.from_counts, *of_seed, *_paths_of(sources), *asked.files.lists]
 
 
 def _paths_of(sources: Sources | None) -> list[str]:
     return [source.path for source in sources.files] if sources else []
 
 
-def _seed_files(path: str | None) -> list[str]:
-    return find_vocabulary(path).inputs if path else []
-
-
-def _take_options(
-    settings: dict[str, Any],
-    selection: Selection,
-    loaded: WordCounts | None,
-    resumed: str | None,
-    report: Reporter,
-) -> tuple[TrainingOptions, CorpusOptions, dict[str, Any]]:
-    """Return the options of training and of reading text, and the latter for the resume key.
+def _library_options(
+    asked: BpeTrainCommand, loaded: WordCounts | None, resumed: str | None, report: Reporter
+) -> tuple[TrainingOptions, CorpusOptions]:
+    """Return the options of training and of reading text, with what seed and counts decide.
 
     resumed: the checkpoint of the run that is resumed.
     """
+    given = dict(asked.training)
     begun = Checkpoint.unicode_of(resumed) if resumed else None
-    reading = {name: settings.pop(name) for name in READING_OPTIONS}
-    path = settings.pop("seed_vocab")
-    seed = open_vocabulary(path, note=report.note) if path else None
-    *smaller, largest = settings.pop("sizes")
-    chosen = chosen_pattern(settings.pop("pattern"), settings.pop("pattern_regex"))
+    seed = open_vocabulary(given["seed"], note=report.note) if given["seed"] else None
+    *smaller, largest = given["vocab_size"]
     origin = seed or loaded
-    # The settings that are left have the names of TrainingOptions' fields.
-    options = TrainingOptions(
-        largest,
-        pattern=chosen or (origin.pattern if origin else DEFAULT_PATTERN),
-        tie=settings.pop("tie") or (seed.tie if seed else "hf"),
-        smaller_sizes=tuple(smaller),
-        seed=seed,
-        unicode=origin.unicode if origin else begun or DEFAULT_VERSION,
-        **settings,
-    )
-    if options.seed is not None and options.seed.pattern != options.pattern:
+    given |= {
+        "vocab_size": largest,
+        "smaller_sizes": tuple(smaller),
+        "pattern": given["pattern"] or (origin.pattern if origin else DEFAULT_PATTERN),
+        "tie": given["tie"] or (seed.tie if seed else "hf"),
+        "seed": seed,
+        "unicode": origin.unicode if origin else begun or DEFAULT_VERSION,
+    }
+    options = TrainingOptions(**given, threads=asked.threads)
+    if seed is not None and seed.pattern != options.pattern:
         report.note(
             f"the seed's merges are replayed on text split by {options.pattern}, not by "
-            f"{options.seed.pattern}: some texts may get different ids than with the seed"
+            f"{seed.pattern}: some texts may get different ids than with the seed"
         )
     special = (*(seed.special_tokens if seed else ()), *options.special_tokens)
     if loaded:
         require_counted_for(loaded, options, special)
-    reading |= {"doc_separators": reading["doc_separators"] + special}
-    return options, make_corpus_options(**reading), _reading_key(reading, selection)
+    _check_checkpoint_options(asked, options)
+    return options, asked.reading.corpus_options(more_separators=special)
 
 
 def _name_outputs(output: str, sizes: tuple[int, ...]) -> dict[int, str]:
@@ -346,42 +321,41 @@ def _written(
         yield from (Output(str(path), None) for path in checkpoint_files(checkpoint))
 
 
-def _resumed_folder(checkpoint: str | None, resume: bool, *, has_source: bool) -> str | None:
+def _resumed_folder(asked: BpeTrainCommand, *, has_source: bool) -> str | None:
     """Return the folder of the run to resume, None without --resume.
 
     Raises unless there is such a run, or a source to start from scratch with.
     """
-    if not resume:
+    if not asked.resume:
         return None
-    if not checkpoint:
+    if not asked.checkpoint:
         raise click.UsageError("--resume needs --checkpoint FOLDER to resume from")
-    if not has_source and not os.path.lexists(checkpoint):
-        raise InputError(f"{checkpoint} does not exist, so there is no run to resume")
-    return checkpoint
+    if not has_source and not os.path.lexists(asked.checkpoint):
+        raise InputError(f"{asked.checkpoint} does not exist, so there is no run to resume")
+    return asked.checkpoint
 
 
-def _check_checkpoint_options(
-    checkpoint: str | None, options: TrainingOptions, counts_only: bool
-) -> None:
-    if checkpoint and options.engine == "recount":
+def _check_checkpoint_options(asked: BpeTrainCommand, options: TrainingOptions) -> None:
+    if asked.checkpoint and options.engine == "recount":
         raise click.UsageError("--checkpoint can't be combined with --engine recount")
-    if checkpoint and counts_only:
+    if asked.checkpoint and asked.counts_only:
         raise click.UsageError("--checkpoint can't be combined with --counts-only")
 
 
 @contextmanager
 def _open_checkpoint(
-    path: str | None, resume: bool, run: dict[str, Any], made: Sequence[str], report: Reporter
+    asked: BpeTrainCommand, run: dict[str, Any], made: Sequence[str], report: Reporter
 ) -> Iterator[Checkpoint | None]:
     """Begin or resume a checkpoint; finish it if the block succeeds and has `made` its files.
 
     It is removed if the block fails with nothing done.
     """
+    path = asked.checkpoint
     if path is None:
         yield None
         return
-    checkpoint = Checkpoint.resume(path, run) if resume else None
-    if resume:
+    checkpoint = Checkpoint.resume(path, run) if asked.resume else None
+    if asked.resume:
         lacks = f"the run in {path} is finished and had other options"
         if not os.path.lexists(path):
             lacks = f"there is no {path} to resume from"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import click
 
@@ -11,8 +12,8 @@ from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.vocabulary.chat import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter
-from llmgpu.cli.given import was_given
-from llmgpu.cli.options import id_or_text
+from llmgpu.cli.groups import ChatOptions, SpecialTokenOptions, id_or_text
+from llmgpu.cli.options import was_given
 from llmgpu.input_files import decode_text, naming, read_limited
 from llmgpu.text.chat import MESSAGES, Chat
 from llmgpu.text.corpus import CorpusOptions
@@ -21,32 +22,28 @@ from llmgpu.tokens.conversations import CHAT_TOKENS, Conversations
 
 @dataclass(frozen=True)
 class EncodingOptions:
-    """The values of `special_options` and `chat_options`.
+    """What options about special tokens and conversations mean for a command that encodes.
 
-    Raises click.UsageError for some that can't be combined.
+    Raises click.UsageError for options that can't be combined.
     """
 
-    allowed_special: tuple[str, ...]
-    disallow_special: tuple[str, ...]
-    bos: str | None
-    eos: str | None
-    add_special_tokens: bool
-    chat: bool
-    chat_template: str | None
+    given: SpecialTokenOptions
+    chat: ChatOptions
 
     def __post_init__(self) -> None:
-        check_chat(self.chat, self.chat_template, self._special)
+        check_chat(self.chat, self._special)
 
     @property
     def _special(self) -> SpecialOptions:
-        around = id_or_text(self.bos), id_or_text(self.eos)
-        return SpecialOptions(self.allowed_special, self.disallow_special, *around)
+        given = self.given
+        around = id_or_text(given.bos), id_or_text(given.eos)
+        return SpecialOptions(given.allowed_special, given.disallow_special, *around)
 
     def special_tokens(self, vocabulary: Vocabulary, report: Reporter) -> SpecialOptions:
         """Return how to encode special tokens, with those that the vocabulary adds if asked for."""
-        if self.chat:
+        if self.chat.chat:
             return CHAT_TOKENS
-        if not self.add_special_tokens:
+        if not self.given.add_special_tokens:
             return self._special
         if not (vocabulary.prefix_ids or vocabulary.suffix_ids):
             report.note(
@@ -56,18 +53,27 @@ class EncodingOptions:
 
     def conversations(self, vocabulary: Vocabulary) -> AbstractContextManager[Conversations | None]:
         """Return what opens a renderer of conversations with --chat, and None without it."""
-        return Conversations(vocabulary) if self.chat else nullcontext()
+        return Conversations(vocabulary) if self.chat.chat else nullcontext()
 
     def with_template(self, vocabulary: Vocabulary) -> Vocabulary:
         """Return a vocabulary with the chat template that was given, if one was."""
-        return with_chat_template(vocabulary, self.chat_template)
+        return with_chat_template(vocabulary, self.chat.chat_template)
 
 
-def check_chat(chat: bool, template: str | None, special: SpecialOptions) -> None:
+class _HasChat(Protocol):
+    """Options of which some are about conversations."""
+
+    @property
+    def chat(self) -> bool: ...
+    @property
+    def chat_template(self) -> str | None: ...
+
+
+def check_chat(asked: _HasChat, special: SpecialOptions) -> None:
     """Raise click.UsageError for options that can't be combined with --chat, or need it."""
-    if template is not None and not chat:
+    if asked.chat_template is not None and not asked.chat:
         raise click.UsageError("--chat-template needs --chat")
-    if chat and (not special.is_plain or was_given("add_special_tokens")):
+    if asked.chat and (not special.is_plain or was_given("add_special_tokens")):
         raise click.UsageError("--chat takes no special tokens: the chat template writes them")
 
 

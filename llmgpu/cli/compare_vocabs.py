@@ -15,9 +15,10 @@ from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.bpe.training.statistics import lengths_of, scripts_of
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cli.commands.vocabularies import CompareVocabsCommand
 from llmgpu.cli.console import Reporter, left_out_of, print_json, print_result, print_table
 from llmgpu.cli.count import keep_input
-from llmgpu.cli.options import gpu_from, labels_of, make_corpus_options
+from llmgpu.cli.groups import gpu_from, labels_of
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources
 from llmgpu.tokens.counting import count_files
@@ -25,30 +26,23 @@ from llmgpu.tokens.counting import count_files
 GROUPS: dict[str, Callable[[Vocabulary], list[str]]] = {"script": scripts_of, "length": lengths_of}
 
 
-def compare_vocabs(
-    first: str,
-    second: str,
-    texts: tuple[str, ...],
-    device: str,
-    as_json: bool,
-    quiet: bool,
-    **reading: Any,
-) -> None:
+def compare_vocabs(asked: CompareVocabsCommand) -> None:
     """Compare two vocabularies."""
-    report = Reporter(quiet=quiet)
-    names = [first, second]
-    options = make_corpus_options(**reading)
-    with keep_input(texts, passes=2) as (sources, kept):
-        selected = start_selecting(device, sources.total_bytes, gpu_from(TOKENIZING_FROM))
+    report = Reporter(quiet=asked.report.quiet)
+    names = [asked.first, asked.second]
+    options = asked.reading.corpus_options()
+    with keep_input(asked.texts, passes=2) as (sources, kept):
+        size = sources.total_bytes
+        selected = start_selecting(asked.device, size, gpu_from(TOKENIZING_FROM))
         pair = [open_vocabulary(name, note=report.note) for name in names]
         facts = _overlap(names, pair)
-        if texts:
+        if asked.texts:
             facts |= _measure(pair, sources, options, selected(), report)
             report.note_left_out(facts)
     facts |= {"groups": _groups(pair, facts.pop("used", None))}
     for file in facts.get("files", ()):
         file["path"] = "-" if file["path"] == kept else file["path"]
-    if as_json:
+    if asked.report.as_json:
         print_json(facts, to_stderr=False)
     else:
         _print(labels_of(names), facts)

@@ -19,18 +19,17 @@ from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import EncodingOptions, with_chat
+from llmgpu.cli.commands.count import CountCommand
 from llmgpu.cli.console import Reporter, left_out_of, print_json, print_table
-from llmgpu.cli.given import refuse_given
-from llmgpu.cli.options import gpu_from, labels_of, make_corpus_options, required_input, take_group
+from llmgpu.cli.groups import gpu_from, labels_of, required_input, resolve_texts
+from llmgpu.cli.options import refuse_given
 from llmgpu.cli.parts import PartJob
-from llmgpu.cli.source_options import listed_files, resolve_texts, take_selection
 from llmgpu.errors import BudgetError
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import listed as in_words
 from llmgpu.input_files import number_of, source_name
 from llmgpu.text.content import read_mark
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.parts import Part
 from llmgpu.text.sources import Selection, Sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.conversations import MaskingEncoder
@@ -55,47 +54,33 @@ ORDERS = {
 }
 
 
-def count(
-    paths: tuple[str, ...],
-    vocabs: tuple[str, ...],
-    per: str,
-    sort: str | None,
-    budget: int | None,
-    budget_per_file: int | None,
-    threads: int | None,
-    part: Part | str | None,
-    device: str,
-    as_json: bool,
-    quiet: bool,
-    **reading: Any,
-) -> None:
+def count(asked: CountCommand) -> None:
     """Count the tokens of files, folders or globs, or of a pipe."""
-    report = Reporter(quiet=quiet)
-    encoding = take_group(EncodingOptions, reading)
-    paths, listed = _named_paths(paths, reading.pop("files_from"), report)
+    report = Reporter(quiet=asked.report.quiet)
+    per, vocabs = asked.per, asked.vocabs
+    encoding = EncodingOptions(asked.special, asked.chat)
+    paths, listed = _named_paths(asked, report)
     if per in ("document", "total"):
         refuse_given(("sort",), f"has no effect with --per {per}")
-    selection = take_selection(reading)
-    options = make_corpus_options(**reading)
-    lenient = None if encoding.chat else options.text_field
-    selection = replace(selection, lenient_field=lenient, listed=listed)
-    job = PartJob(part, STANDARD_OUTPUT, report)
+    options = asked.reading.corpus_options(line_documents=asked.line_documents)
+    lenient = None if asked.chat.chat else options.text_field
+    selection = replace(asked.files.selection(), lenient_field=lenient, listed=listed)
+    job = PartJob(asked.part, STANDARD_OUTPUT, report)
     begin = time.perf_counter()
     with keep_input(paths, len(vocabs), selection) as (sources, kept):
         sources = job.take(sources, options)
-        size = sources.total_bytes
-        backend, encoders = _open_encoders(vocabs, encoding, device, threads, size, report)
+        backend, encoders = _open_encoders(asked, encoding, sources.total_bytes, report)
         lengths = [DocumentLengths() for _ in vocabs] if per == "document" else None
         rows, summary = _count(encoders, sources, options, encoding, report, lengths)
     rows = [row._replace(path=STANDARD_INPUT) if row.path == kept else row for row in rows]
     largest = max(rows, key=lambda row: max(row.tokens), default=None)
     if per == "folder":
         rows = _by_folder(rows)
-    if sort:
-        rows.sort(key=ORDERS[sort])
+    if asked.sort:
+        rows.sort(key=ORDERS[asked.sort])
     total = Row("total", summary["text_bytes"], summary["tokens"])
     report.note_left_out(summary)
-    if as_json:
+    if asked.report.as_json:
         summary |= {
             "vocabularies": list(vocabs),
             "fingerprints": [vocabulary.fingerprint for vocabulary, _ in encoders],
@@ -110,32 +95,27 @@ def count(
     else:
         _print_counts(labels_of(vocabs), [] if per == "total" else rows, total)
     if largest:
-        _check_budget(budget_per_file, vocabs, largest, f"{source_name(largest.path)}: ")
-    _check_budget(budget, vocabs, total)
+        _check_budget(asked.budget_per_file, vocabs, largest, f"{source_name(largest.path)}: ")
+    _check_budget(asked.budget, vocabs, total)
 
 
 def _open_encoders(
-    vocabs: Sequence[str],
-    encoding: EncodingOptions,
-    device: str,
-    threads: int | None,
-    text_bytes: int | None,
-    report: Reporter,
+    asked: CountCommand, encoding: EncodingOptions, text_bytes: int | None, report: Reporter
 ) -> tuple[Backend, list[tuple[Vocabulary, Encoder]]]:
     """Open the device, and each vocabulary with an encoder."""
-    selected = start_selecting(device, text_bytes, gpu_from(TOKENIZING_FROM), joins=True)
+    selected = start_selecting(asked.device, text_bytes, gpu_from(TOKENIZING_FROM), joins=True)
     vocabularies = [
-        encoding.with_template(open_vocabulary(name, note=report.note)) for name in vocabs
+        encoding.with_template(open_vocabulary(name, note=report.note)) for name in asked.vocabs
     ]
     for vocabulary in vocabularies:
-        prepare_vocabulary(vocabulary, device, text_bytes)
+        prepare_vocabulary(vocabulary, asked.device, text_bytes)
     backend = selected()
     encoders = [
         open_encoder(
             vocabulary,
             backend,
             special=encoding.special_tokens(vocabulary, report),
-            threads=threads,
+            threads=asked.threads,
             text_bytes=text_bytes,
         )
         for vocabulary in vocabularies
@@ -143,13 +123,12 @@ def _open_encoders(
     return backend, list(zip(vocabularies, encoders, strict=True))
 
 
-def _named_paths(
-    paths: tuple[str, ...], files_from: str | None, report: Reporter
-) -> tuple[tuple[str, ...], frozenset[str]]:
+def _named_paths(asked: CountCommand, report: Reporter) -> tuple[tuple[str, ...], frozenset[str]]:
     """Return the names to count, and which of them are from the list of --files-from."""
-    if files_from is None:
+    paths = asked.paths
+    if asked.files.files_from is None:
         return paths or required_input(report, "PATH: files, folders or globs"), frozenset()
-    listed = listed_files(paths, files_from)
+    listed = asked.files.listed(paths)
     found = set(filter(os.path.lexists, listed))
     there = [name for name in listed if name in found]
     missing = [name for name in listed if name not in found]

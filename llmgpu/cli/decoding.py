@@ -41,20 +41,18 @@ def read_for(ids: Sequence[tuple[str, str]]) -> list[str]:
 def decode_files(
     sources: Sequence[tuple[str, str]],
     vocabulary: Vocabulary,
-    vocab: str,
     target: TokenOutput,
-    dtype: str | None,
     separators: Sequence[bytes],
     report: Reporter,
 ) -> dict[str, Any]:
     """Decode files of ids, each with its format; return the summary.
 
-    vocab: the vocabulary's name. target: gets the text, documents one after the other; JSON Lines,
-    by its name, have an object for each document. Its layout is that of ids in a pipe. dtype: of
-    numbers in token files that do not say it. separators: what goes between documents, or nothing.
+    target: receives the text, documents one after the other; JSON Lines, by its name, have an
+    object for each document. separators: what goes between documents, or nothing.
 
     Raises click.UsageError for several separators, and for one in JSON Lines.
     """
+    vocab, layout = target.asked.vocab, target.asked.layout
     tokens, text_bytes = 0, 0
     in_lines = format_by_name(target.name) == "jsonl"
     if separators and (in_lines or len(separators) > 1):
@@ -71,7 +69,7 @@ def decode_files(
                 matched_as(source, made_with, vocabulary, vocab)
             elif source != STANDARD_INPUT:
                 report.note(note_of_foreign([source], vocab))
-            yield from read_bin(source, vocabulary.size, target.layout, dtype)
+            yield from read_bin(source, vocabulary.size, layout, target.asked.token_dtype)
 
     apart = in_lines or separators
     with atomic_output(target.name) as file:

@@ -14,9 +14,10 @@ import click
 from llmgpu.backend import start_selecting
 from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS
 from llmgpu.cli.chat import check_chat, with_chat_template
+from llmgpu.cli.commands.models import GenerateCommand
 from llmgpu.cli.console import Reporter, is_terminal, print_json, print_result
-from llmgpu.cli.given import refuse_given
-from llmgpu.cli.options import READING_INPUT, piped_input
+from llmgpu.cli.groups import READING_INPUT, piped_input
+from llmgpu.cli.options import refuse_given
 from llmgpu.cli.prompts import Prompt, continue_prompts, from_user, prompt_ids, read_prompts
 from llmgpu.errors import InputError
 from llmgpu.input_files import decode_text, naming, number_of, printable
@@ -25,61 +26,49 @@ from llmgpu.lm.generating.continuation import Continuation, Ends
 from llmgpu.lm.generating.generator import Generator
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.loading import load_model
-from llmgpu.lm.options import Precision, SamplingOptions
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokenizer import Tokenizer
 from llmgpu.tokenizer.chatting import ChatEncoder
 
 
-def generate(
-    run: str,
-    prompt: str | None,
-    prompts: str | None,
-    prompt_field: str | None,
-    batch_size: int,
-    chat: bool,
-    chat_template: str | None,
-    max_new_tokens: int,
-    stop: tuple[str, ...],
-    precision: Precision,
-    ignore_eos: bool,
-    device: str,
-    as_json: bool,
-    quiet: bool,
-    **sampling: Any,
-) -> None:
+def generate(asked: GenerateCommand) -> None:
     """Continue prompts with the model in FOLDER: a run, a checkpoint or a Hugging Face model."""
-    report = Reporter(quiet=quiet)
-    options = SamplingOptions(**sampling)
-    if "" in stop:
+    report = Reporter(quiet=asked.report.quiet)
+    as_json, prompts = asked.report.as_json, asked.prompts
+    if "" in asked.stop:
         raise click.UsageError("--stop must not be empty")
-    check_chat(chat, chat_template, NO_SPECIAL_TOKENS)
+    check_chat(asked, NO_SPECIAL_TOKENS)
     if prompts is None and not as_json:
         refuse_given(("log_probabilities",), "is for --prompts and --json")
-    texts = _given_prompts(prompt, prompts, prompt_field, report, chat=chat)
-    saved = open_model(run, report.note)
-    tokenizer = Tokenizer(with_chat_template(saved.vocabulary, chat_template), device="cpu")
+
+    # Prompts and their ids, before the model is loaded.
+    texts = _given_prompts(asked, report)
+    saved = open_model(asked.run, report.note)
+    vocabulary = with_chat_template(saved.vocabulary, asked.chat_template)
+    tokenizer = Tokenizer(vocabulary, device="cpu")
     conversations = ChatEncoder(  # whose errors name options, unlike those of the tokenizer
         tokenizer.vocabulary, lambda data: tokenizer.encode(data, allowed_special=("all",))
     )
     wanted = [(each, prompt_ids(tokenizer, conversations, each, saved)) for each in texts]
-    backend = start_selecting(device, matrices=True, note=report.note)()
+
+    # The model, for the longest text that it will have.
+    backend = start_selecting(asked.device, matrices=True, note=report.note)()
     report.line(f"generating on {backend.description} with {saved.folder}")
     longest = max(len(ids) for _, ids in wanted)
-    model = load_model(saved, backend, longest + max_new_tokens, precision)
-    sequences = 1 if prompts is None else min(batch_size, len(wanted))
+    model = load_model(saved, backend, longest + asked.max_new_tokens, asked.precision)
+    sequences = 1 if prompts is None else min(asked.batch_size, len(wanted))
     generator = Generator(model, saved.vocabulary.size, sequences)
     ends = Ends(
-        max_new_tokens,
-        frozenset() if ignore_eos else frozenset(saved.stop_ids),
-        tuple(text.encode() for text in stop),
+        asked.max_new_tokens,
+        frozenset() if asked.ignore_eos else frozenset(saved.stop_ids),
+        tuple(text.encode() for text in asked.stop),
     )
     start = time.perf_counter()
     if prompts is not None:
-        count = continue_prompts(generator, wanted, saved.vocabulary, options, ends)
+        count = continue_prompts(generator, wanted, saved.vocabulary, asked.sampling, ends)
         summary: dict[str, Any] = {"prompts": len(wanted), "tokens": count}
     else:
-        one = Continuation(saved.vocabulary, wanted[0][1], Sampler(options), ends)
+        one = Continuation(saved.vocabulary, wanted[0][1], Sampler(asked.sampling), ends)
         _continue_one(texts[0].text, one, generator, is_printed=not as_json)
         count = len(one.ids)
         summary = {"prompt": texts[0].printed(), "prompt_ids": one.prompt_ids, **one.describe()}
@@ -90,21 +79,19 @@ def generate(
         print_json(summary | {"checkpoint": str(saved.folder)}, to_stderr=prompts is not None)
 
 
-def _given_prompts(
-    prompt: str | None, prompts: str | None, field: str | None, report: Reporter, *, chat: bool
-) -> list[Prompt]:
+def _given_prompts(asked: GenerateCommand, report: Reporter) -> list[Prompt]:
     """Return what is to be continued; UsageError for options that do not fit together."""
-    if prompts is None:
+    if asked.prompts is None:
         refuse_given(("prompt_field", "batch_size"), "is for --prompts")
-        text = _single_prompt(prompt, report)
-        if chat and not text:
+        text = _single_prompt(asked.prompt, report)
+        if asked.chat and not text:
             raise click.UsageError("--chat needs --prompt or --prompts: what the user says")
-        return [from_user(text) if chat else Prompt(text)]
-    if prompt is not None:
+        return [from_user(text) if asked.chat else Prompt(text)]
+    if asked.prompt is not None:
         raise click.UsageError("give --prompt or --prompts, not both")
-    if prompts == STANDARD_INPUT:
+    if asked.prompts == STANDARD_INPUT:
         report.line(READING_INPUT)
-    return read_prompts(prompts, field, chat=chat)
+    return read_prompts(asked.prompts, asked.prompt_field, chat=asked.chat)
 
 
 def _single_prompt(prompt: str | None, report: Reporter) -> str:

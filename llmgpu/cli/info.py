@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmgpu.backend import auto_adapter, list_all_adapters
+from llmgpu.cli.commands.vocabularies import InfoCommand
 from llmgpu.cli.console import Reporter, print_json, print_result
-from llmgpu.cli.given import refuse_given
+from llmgpu.cli.options import refuse_given
 from llmgpu.cpu.library import describe as describe_engine
 from llmgpu.errors import InputError, LlmgpuError, VocabularyError
 from llmgpu.input_files import printable, quote
@@ -35,66 +36,60 @@ FEATURES_SHOWN = ("subgroup", "shader-f16", "timestamp-query", "subgroup-matrix"
 _Row = tuple[int, dict[str, Any], list[int]]  # an id, more facts of it, and the tokens to be shown
 
 
-def info(
-    file: str | None,
-    tokens: bool,
-    merges: bool,
-    first: int | None,
-    search: str | None,
-    ids: tuple[int, ...],
-    report: str | None,
-    texts: tuple[str, ...],
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def info(asked: InfoCommand) -> None:
     """Show the adapters of this machine, or facts about a file."""
-    lists = bool(tokens or merges or first or search or ids)
-    _check_combined(report, merges=merges)
+    file, as_json = asked.file, asked.report.as_json
+    lists = bool(asked.tokens or asked.merges or asked.first or asked.search or asked.ids)
+    _check_combined(asked)
     if file is None:
-        if lists or report:
+        if lists or asked.page:
             raise click.UsageError(
                 "--tokens, --merges, --first, --search, --id, --report need a vocabulary"
             )
         _show(_adapter_facts(), as_json)
         return
-    facts = None if lists or report else _file_facts(file)
+    facts = None if lists or asked.page else _file_facts(file)
     if facts is None:
-        from llmgpu.bpe.interchange.open import find_vocabulary
-        from llmgpu.outputs import TOKEN_FILE, kind_of
-        from llmgpu.tokens.bin import side_path
-
-        say = Reporter(quiet=quiet)
-        files = find_vocabulary(file)
-        if report:
-            _check_report(report, [*files.inputs, *texts], force)
-        try:
-            vocabulary = files.read(say.note)
-        except VocabularyError as error:
-            if files.format is None and kind_of(file) in (None, TOKEN_FILE):
-                raise VocabularyError(f"{error}; a token file needs {side_path(file)}") from error
-            raise
-        if merges:
-            _list_merges(vocabulary, first, search, as_json)
+        report = Reporter(quiet=asked.report.quiet)
+        vocabulary = _open_vocabulary(asked, file, report)
+        if asked.merges:
+            _list_merges(vocabulary, asked)
             return
         if lists:
-            _list_tokens(vocabulary, first, search, ids, as_json)
+            _list_tokens(vocabulary, asked)
             return
         facts = _vocabulary_facts(vocabulary) | _model_facts(file)
-        if report:
-            _write_report(report, file, vocabulary, facts, texts, say)
+        if asked.page:
+            _write_page(asked, vocabulary, facts, report)
     _show(facts, as_json)
 
 
-def _check_combined(report: str | None, *, merges: bool) -> None:
+def _check_combined(asked: InfoCommand) -> None:
     """Raise click.UsageError for options that can't be combined."""
-    if report:
+    if asked.page:
         of_lists = ("tokens", "merges", "first", "search", "ids")
         refuse_given(of_lists, "can't be combined with --report")
     else:
         refuse_given(("texts", "force"), "needs --report PAGE")
-    if merges:
+    if asked.merges:
         refuse_given(("tokens", "ids"), "can't be combined with --merges")
+
+
+def _open_vocabulary(asked: InfoCommand, file: str, report: Reporter) -> Vocabulary:
+    """Open the vocabulary that a file or a name stands for; first check the page to be written."""
+    from llmgpu.bpe.interchange.open import find_vocabulary
+    from llmgpu.outputs import TOKEN_FILE, kind_of
+    from llmgpu.tokens.bin import side_path
+
+    files = find_vocabulary(file)
+    if asked.page:
+        _check_page(asked.page, [*files.inputs, *asked.texts], asked.force)
+    try:
+        return files.read(report.note)
+    except VocabularyError as error:
+        if files.format is None and kind_of(file) in (None, TOKEN_FILE):
+            raise VocabularyError(f"{error}; a token file needs {side_path(file)}") from error
+        raise
 
 
 def _show(facts: dict[str, Any], as_json: bool) -> None:
@@ -220,19 +215,14 @@ def _without_lists(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_report(path: str, read: Sequence[str], force: bool) -> None:
+def _check_page(path: str, read: Sequence[str], force: bool) -> None:
     from llmgpu.outputs import PAGE, Output, check_outputs
 
     check_outputs([Output(path, PAGE)], read, force=force)
 
 
-def _write_report(
-    path: str,
-    name: str,
-    vocabulary: Vocabulary,
-    facts: dict[str, Any],
-    texts: Sequence[str],
-    report: Reporter,
+def _write_page(
+    asked: InfoCommand, vocabulary: Vocabulary, facts: dict[str, Any], report: Reporter
 ) -> None:
     """Write the page about a vocabulary."""
     from llmgpu.bpe.training.statistics import bytes_a_token
@@ -241,11 +231,12 @@ def _write_report(
     from llmgpu.files import atomic_output
     from llmgpu.text.corpus import Corpus
 
+    name, path, texts = str(asked.file), str(asked.page), asked.texts
     rates: list[tuple[int, float]] = []
     if texts:
         with Corpus(texts) as text:
             words = count_words(text, vocabulary.cut, report)
-            _check_report(path, [source.path for source in text.sources.files], force=True)
+            _check_page(path, [source.path for source in text.sources.files], force=True)
         if not len(words):
             raise InputError("--on: there is no text to measure with")
         rates += bytes_a_token(vocabulary, words, report)
@@ -256,18 +247,12 @@ def _write_report(
         file.write(page.encode())
 
 
-def _list_tokens(
-    vocabulary: Vocabulary,
-    first: int | None,
-    search: str | None,
-    ids: Iterable[int],
-    as_json: bool,
-) -> None:
+def _list_tokens(vocabulary: Vocabulary, asked: InfoCommand) -> None:
     """Print tokens, one per line."""
     special = set(vocabulary.special_tokens.values())
 
     def rows() -> Iterator[_Row]:
-        for token_id in ids or range(vocabulary.size):
+        for token_id in asked.ids or range(vocabulary.size):
             if token_id >= vocabulary.size:
                 last = vocabulary.size - 1
                 raise VocabularyError(
@@ -275,12 +260,10 @@ def _list_tokens(
                 )
             yield token_id, {"special": token_id in special}, [token_id]
 
-    _print_rows(vocabulary, rows(), first, search, as_json)
+    _print_rows(vocabulary, rows(), asked)
 
 
-def _list_merges(
-    vocabulary: Vocabulary, first: int | None, search: str | None, as_json: bool
-) -> None:
+def _list_merges(vocabulary: Vocabulary, asked: InfoCommand) -> None:
     """Print merges in order, one per line: the new token and its two parts."""
     from llmgpu.bpe.vocabulary.recovery import listed_merges
 
@@ -288,29 +271,23 @@ def _list_merges(
         (made, {"left": left, "right": right}, [left, right])
         for left, right, made in listed_merges(vocabulary).tolist()
     )
-    _print_rows(vocabulary, rows, first, search, as_json)
+    _print_rows(vocabulary, rows, asked)
 
 
-def _print_rows(
-    vocabulary: Vocabulary,
-    rows: Iterable[_Row],
-    first: int | None,
-    search: str | None,
-    as_json: bool,
-) -> None:
+def _print_rows(vocabulary: Vocabulary, rows: Iterable[_Row], asked: InfoCommand) -> None:
     """Print the first rows whose token matches; as text, the id and the tokens to be shown."""
     from llmgpu.bpe.vocabulary.spelling import readable
 
-    wanted, tokens = _searched(search), vocabulary.tokens
+    wanted, tokens = _searched(asked.search), vocabulary.tokens
     printed = 0
     for token_id, more, shown in rows:
         token = tokens[token_id]
         if not wanted.search(token.decode(errors="backslashreplace")):
             continue
-        if printed == first:
+        if printed == asked.first:
             break
         printed += 1
-        if as_json:
+        if asked.report.as_json:
             facts = {"id": token_id, "text": _text_of(token), "hex": token.hex()}
             print_json(facts | more, to_stderr=False)
         else:

@@ -13,9 +13,9 @@ from llmgpu.bpe.interchange.formats import READERS, WRITERS, guess_format
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import with_chat_template
+from llmgpu.cli.commands.vocabularies import ExportVocabularyCommand, ImportVocabularyCommand
 from llmgpu.cli.console import Reporter, print_json
-from llmgpu.cli.given import was_asked
-from llmgpu.cli.options import chosen_pattern
+from llmgpu.cli.options import was_asked
 from llmgpu.errors import VocabularyError
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import number_of
@@ -28,20 +28,11 @@ if TYPE_CHECKING:
 _ENDINGS = {".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf"}
 
 
-def import_vocabulary(
-    source: str,
-    merges: str | None,
-    format_name: str | None,
-    pattern: str | None,
-    pattern_regex: str | None,
-    special_tokens: tuple[tuple[str, int], ...],
-    output: str,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def import_vocabulary(asked: ImportVocabularyCommand) -> None:
     """Import a vocabulary of another tool, with exactly the same ids."""
-    report = Reporter(quiet=quiet)
+    report = Reporter(quiet=asked.report.quiet)
+    source, merges, output = asked.source, asked.merges, asked.output
+    format_name = asked.format_name
     if merges is None:
         found = find_vocabulary(source, format_name)
         source, merges = found.path, found.merges
@@ -53,41 +44,34 @@ def import_vocabulary(
     vocabulary = READERS[chosen].read(
         source,
         merges,
-        pattern=chosen_pattern(pattern, pattern_regex),
-        special_tokens=dict(special_tokens),
+        pattern=asked.pattern,
+        special_tokens=dict(asked.special_tokens),
         note=report.note,
     )
     read = [source, tiktoken.side_path(source), *filter(None, [merges])]
-    check_outputs([Output(output, VOCABULARY, is_chosen=was_asked("output"))], read, force=force)
-    vocabulary.save(output, force=force)
+    written = Output(output, VOCABULARY, is_chosen=was_asked("output"))
+    check_outputs([written], read, force=asked.force)
+    vocabulary.save(output, force=asked.force)
     report.line(
         f"{output}: {vocabulary.size:,} ids, {len(vocabulary.special_tokens):,} of them special, "
         f"pattern {vocabulary.pattern}, from {chosen}"
     )
-    if as_json:
+    if asked.report.as_json:
         print_json(_summarize(vocabulary, chosen), to_stderr=output == STANDARD_OUTPUT)
 
 
-def export_vocabulary(
-    vocab: str,
-    format_name: str | None,
-    output: str,
-    weights: str | None,
-    chat_template: str | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def export_vocabulary(asked: ExportVocabularyCommand) -> None:
     """Export the vocabulary VOCAB for another tool, with exactly the same ids."""
-    report = Reporter(quiet=quiet)
+    report = Reporter(quiet=asked.report.quiet)
+    output, chat_template = asked.output, asked.chat_template
     by_name = "huggingface" if output.endswith("/") else _ENDINGS.get(os.path.splitext(output)[1])
-    format_name = format_name or by_name
+    format_name = asked.format_name or by_name
     if format_name is None:
         raise click.UsageError(f"give --to FORMAT: one of {', '.join(WRITERS)}")
     writer = WRITERS[format_name]
-    options: dict[str, Any] = {"note": report.note, "force": force}
-    model = _open_model(vocab, report) if format_name == "gguf" else None
-    if model is None and weights is not None:
+    options: dict[str, Any] = {"note": report.note, "force": asked.force}
+    model = _open_model(asked.vocab, report) if format_name == "gguf" else None
+    if model is None and asked.weights is not None:
         raise click.UsageError("--weights is only for exporting a model to gguf")
     if format_name not in ("gguf", "huggingface") and chat_template is not None:
         raise click.UsageError("--chat-template is only for gguf and huggingface")
@@ -95,20 +79,20 @@ def export_vocabulary(
     if model is not None:
         inputs = [*named, *map(str, model.folder.iterdir())]
         vocabulary = with_chat_template(model.vocabulary, chat_template)
-        check_outputs(writer.outputs(output), inputs, force=force)
+        check_outputs(writer.outputs(output), inputs, force=asked.force)
         model = replace(model, vocabulary=vocabulary)
-        _write_model(model, output, weights=weights or "f32", **options)
+        _write_model(model, output, weights=asked.weights or "f32", **options)
     else:
-        files = find_vocabulary(vocab)
+        files = find_vocabulary(asked.vocab)
         vocabulary = with_chat_template(files.read(report.note), chat_template)
-        check_outputs(writer.outputs(output), [*named, *files.inputs], force=force)
+        check_outputs(writer.outputs(output), [*named, *files.inputs], force=asked.force)
         writer.write(vocabulary, output, **options)
         _note_model(os.path.dirname(files.path), report)
     what = "" if model is None else f"the model of {model.folder} with "
     report.line(f"{output}: {what}{number_of(vocabulary.size, 'id')}")
     if format_name == "huggingface" and os.path.isfile(output) and not os.path.splitext(output)[1]:
         report.note(f"{output} is a tokenizer.json; {output}/ is a folder for AutoTokenizer")
-    if as_json:
+    if asked.report.as_json:
         print_json(_summarize(vocabulary, format_name), to_stderr=output == STANDARD_OUTPUT)
 
 

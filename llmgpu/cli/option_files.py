@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import click
 
-from llmgpu.cli.given import was_asked
+from llmgpu.cli.options import was_asked
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import quote, read_whole

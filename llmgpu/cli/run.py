@@ -23,10 +23,10 @@ import click
 
 from llmgpu.backend import keep_devices
 from llmgpu.bpe.encoding.open import keep_encoders
+from llmgpu.cli.commands.parts import RunCommand
 from llmgpu.cli.console import Reporter, print_json
-from llmgpu.cli.options import READING_OPTIONS
+from llmgpu.cli.groups import FILE_OPTIONS, READING_OPTIONS
 from llmgpu.cli.parts import PLACEHOLDER
-from llmgpu.cli.source_options import SOURCE_OPTIONS
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import number_of, quote
@@ -35,9 +35,9 @@ from llmgpu.text.parts import Part
 PARTS_OF_WORKER = 4  # so that the last ones to finish are small
 _RETRIES = 3  # of a part whose actor is lost
 _REFUSED = ("part", "decode", "count", "from_counts", "split", "shuffle", "max_tokens", "limit")
-_COUNTING = (*READING_OPTIONS, *SOURCE_OPTIONS, "corpus")  # of no use for training on counts
+_COUNTING = (*READING_OPTIONS, *FILE_OPTIONS, "corpus")  # of no use for training on counts
 _SHOWN = ("as_json", "quiet")
-_TRAINING = ("output", "sizes", "counts_output", "counts_only", "checkpoint", "resume")
+_TRAINING = ("output", "vocab_size", "counts_output", "counts_only", "checkpoint", "resume")
 
 
 @dataclass(frozen=True)
@@ -60,22 +60,15 @@ class Job:
         return self.output.replace(PLACEHOLDER, part.file_name)
 
 
-def run(
-    command: tuple[str, ...],
-    ray: str,
-    parts: int | None,
-    cpus: int,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def run(asked: RunCommand) -> None:
     """Run a command in parts on a Ray cluster, and combine the results."""
-    report = Reporter(quiet=quiet)
-    job = make_job(command, cpus)
-    with _open_ray(ray) as engine:
+    report, cpus = Reporter(quiet=asked.report.quiet), asked.cpus
+    job = make_job(asked.command, cpus)
+    with _open_ray(asked.ray) as engine:
         slots = int(engine.cluster_resources().get("CPU", 0)) // cpus
         if not slots:
             raise InputError(f"no machine of the Ray cluster has {cpus} processors: use --cpus 1")
-        numbers = range(1, (parts or PARTS_OF_WORKER * slots) + 1)
+        numbers = range(1, (asked.parts or PARTS_OF_WORKER * slots) + 1)
         all_parts = [Part(number, len(numbers)) for number in numbers]
         report.line(f"{number_of(len(all_parts), 'part')} for {number_of(slots, 'Ray worker')}")
         summaries = _carry_out(engine, job, all_parts, cpus, report)
@@ -83,8 +76,8 @@ def run(
     merged = _call([*job.merge(outputs), "--quiet", "--json"])
     report.line(f"{merged['output']}: {number_of(len(all_parts), 'part')} combined")
     if job.last:
-        merged = _call([*job.last, "--json", *(["--quiet"] if quiet else [])])
-    if as_json:
+        merged = _call([*job.last, "--json", *(["--quiet"] if asked.report.quiet else [])])
+    if asked.report.as_json:
         print_json({**merged, "parts": summaries}, to_stderr=False)
 
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, start_selecting
 from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.cli.commands.models import ScoreCommand
 from llmgpu.cli.console import Reporter, left_out_of, print_json, print_result
-from llmgpu.cli.options import make_corpus_options, required_input
-from llmgpu.cli.source_options import named_files, resolve_texts, take_selection
+from llmgpu.cli.groups import required_input, resolve_texts
 from llmgpu.input_files import number_of
 from llmgpu.lm.checkpoints.checkpoint import open_model
 from llmgpu.lm.checkpoints.pretrained import SavedModel
@@ -29,28 +29,19 @@ from llmgpu.lm.scoring import Document, Request, Score, Scorer, read_documents
 from llmgpu.text.corpus import Corpus
 
 
-def score(
-    model: str,
-    paths: tuple[str, ...],
-    window: int | None,
-    stride: int | None,
-    per_token: bool,
-    device: str,
-    as_json: bool,
-    quiet: bool,
-    **reading: Any,
-) -> None:
+def score(asked: ScoreCommand) -> None:
     """Score documents with the model in FOLDER."""
-    report = Reporter(quiet=quiet)
-    named = named_files(paths, reading.pop("files_from"))
-    paths = named or required_input(report, "FILE: files, folders or globs")
-    saved = open_model(model, report.note)  # first: its error is clear if FILE was named before
-    sources = resolve_texts(paths, take_selection(reading))
-    options = make_corpus_options(**reading)
+    report = Reporter(quiet=asked.report.quiet)
+    paths = asked.files.named(asked.paths)
+    paths = paths or required_input(report, "FILE: files, folders or globs")
+    saved = open_model(asked.model, report.note)  # first: its error is clear if FILE came before
+    sources = resolve_texts(paths, asked.files.selection())
+    options = asked.reading.corpus_options()
     longest = saved.config.max_positions or saved.config.seq_len
-    window = window or min(longest, SHORT_CONTEXT)
-    backend = start_selecting(device, matrices=True, note=report.note)()
-    scorer = Scorer(load_model(saved, backend, window), window, stride or max(1, window // 2))
+    window = asked.window or min(longest, SHORT_CONTEXT)
+    backend = start_selecting(asked.device, matrices=True, note=report.note)()
+    model = load_model(saved, backend, window)
+    scorer = Scorer(model, window, asked.stride or max(1, window // 2))
     report.line(
         f"scoring on {backend.description} with {saved.folder}: windows of {window:,} tokens, "
         f"{scorer.stride:,} apart"
@@ -60,11 +51,11 @@ def score(
     with Corpus(sources, options) as text:
         encoder = open_encoder(saved.vocabulary, NUMPY)
         for document, found in _scored(scorer, read_documents(encoder, text), totals.before):
-            print_result(json.dumps(totals.add(document, found, per_token=per_token)))
+            print_result(json.dumps(totals.add(document, found, per_token=asked.per_token)))
         summary = totals.summary() | {"documents": text.documents, **left_out_of(text)}
     report.note_left_out(summary)
     report.line(_describe(summary))
-    if as_json:
+    if asked.report.as_json:
         summary |= {
             "seconds": round(time.perf_counter() - begin, 3),
             "device": backend.description,

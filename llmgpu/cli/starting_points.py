@@ -11,6 +11,7 @@ import click
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import with_chat_template
+from llmgpu.cli.commands.train import TrainCommand
 from llmgpu.cli.console import Reporter
 from llmgpu.errors import InputError
 from llmgpu.lm.checkpoints.checkpoint import VOCABULARY, list_checkpoints, open_model
@@ -53,21 +54,16 @@ class StartingPoint:
         return settings
 
 
-def find_starting_point(
-    vocab: str | None,
-    init: str | None,
-    chat_template: str | None,
-    run: str | None,
-    report: Reporter,
-) -> StartingPoint:
-    """Open what --vocab and --init name; run: the folder that is resumed, if any.
+def find_starting_point(given: TrainCommand, report: Reporter) -> StartingPoint:
+    """Open what --vocab and --init name.
 
     Without --vocab the vocabulary is that of the model, or of the run.
 
     Raises click.MissingParameter where that leaves none; InputError for a model with another
     vocabulary than --vocab.
     """
-    steps = {} if run is None else list_checkpoints(run)
+    vocab, init, chat_template = given.vocab, given.init, given.chat.chat_template
+    steps = list_checkpoints(given.output) if given.resume else {}
     model = open_model(init, report.note) if init is not None and not steps else None
     if vocab is None and init is not None:
         if model is None:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cli.commands.tokenize import TokenizeCommand
 from llmgpu.cli.console import Reporter, token_style
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import number_of
@@ -29,41 +30,39 @@ from llmgpu.tokens.splitting import (
 
 @dataclass(frozen=True)
 class TokenOutput:
-    """Where ids go, by the options of the same names."""
+    """Where ids go, with the part and the format settled.
 
+    masked: a mask beside the ids says which of them the assistant wrote.
+    """
+
+    asked: TokenizeCommand
     name: str
     format: str
-    layout: str
-    shard_tokens: int | None
-    resume: bool
-    force: bool
-    split: dict[str, float]
-    seed: int
-    shuffle: bool
     masked: bool
-    split_by: str
+
+    @property
+    def split(self) -> dict[str, float]:
+        """The shares of the splits, by name."""
+        return dict(self.asked.split)
 
     @property
     def names(self) -> list[str]:
-        """The file of the first part, and those of the others."""
+        """The file of the first split, and those of the others."""
         return [self.name, *(split_name(self.name, part) for part in self.split)]
 
 
-def check_files(
-    output: TokenOutput, read: Sequence[str], decode: bool, others: Sequence[Output]
-) -> None:
+def check_files(output: TokenOutput, read: Sequence[str], others: Sequence[Output]) -> None:
     """Raise OutputError if writing would replace an input, or a file of another kind."""
-    if decode or output.format == SHOWN:
+    asked = output.asked
+    if asked.decode or output.format == SHOWN:
         written = [Output(output.name, TEXT)]
-    elif output.shard_tokens is not None:
+    elif asked.shard_tokens is not None:
         written = [file for name in output.names for file in ShardNames(name).outputs()]
     else:
-        names, layout = output.names, output.layout
+        of_file = output.format, asked.layout
         masked = output.masked
-        written = [
-            file for name in names for file in outputs(name, output.format, layout, masked=masked)
-        ]
-    check_outputs([*written, *others], read, force=output.force)
+        written = [each for name in output.names for each in outputs(name, *of_file, masked=masked)]
+    check_outputs([*written, *others], read, force=asked.force)
 
 
 def open_sinks(
@@ -87,13 +86,13 @@ def open_sinks(
             opened.callback(sinks[-1].abort)
         opened.pop_all()
     spans = spans_without(vocabulary, added)
-    owners = owners or drawn_owners([*output.split.values()], output.seed)
+    owners = owners or drawn_owners([*output.split.values()], output.asked.seed)
     sink = SplitSink(sinks, owners, spans) if output.split else sinks[0]
-    if not output.shuffle:
+    if not output.asked.shuffle:
         return sink
     folder = None if output.name == STANDARD_OUTPUT else os.path.dirname(output.name) or os.curdir
     try:
-        return ShuffledSink(sink, output.seed, spans, folder)
+        return ShuffledSink(sink, output.asked.seed, spans, folder)
     except BaseException:
         sink.abort()
         raise
@@ -107,29 +106,29 @@ def _open_sink(
     key: Run,
     report: Reporter,
 ) -> TokenSink:
-    if output.shard_tokens is None:
+    if output.asked.shard_tokens is None:
         return open_writer(
             name,
             output.format,
             vocabulary_size=vocabulary.size,
             fingerprint=vocabulary.fingerprint,
             match_facts=vocabulary.match_facts,
-            layout=output.layout,
+            layout=output.asked.layout,
             masked=output.masked,
-            force=output.force,
+            force=output.asked.force,
         )
     shards = ShardWriter(
         name,
         vocabulary,
-        output.shard_tokens,
-        layout=output.layout,
+        output.asked.shard_tokens,
+        layout=output.asked.layout,
         added=added,
         masked=output.masked,
         run=key,
-        resume=output.resume,
-        force=output.force,
+        resume=output.asked.resume,
+        force=output.asked.force,
     )
-    if output.resume:
+    if output.asked.resume:
         progress = ShardNames(name).progress
         report.line(
             f"resuming from {progress}: {number_of(shards.kept, 'shard')} finished"

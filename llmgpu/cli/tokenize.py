@@ -19,12 +19,12 @@ from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import EncodingOptions, with_chat
+from llmgpu.cli.commands.tokenize import TokenizeCommand
 from llmgpu.cli.console import Reporter, human_bytes, left_out_of, print_json, print_result
 from llmgpu.cli.decoding import decode_files, files_of_ids, read_for
-from llmgpu.cli.given import refuse_given
-from llmgpu.cli.options import READING_INPUT, gpu_from, make_corpus_options, take_group
+from llmgpu.cli.groups import READING_INPUT, gpu_from, resolve_texts
+from llmgpu.cli.options import refuse_given
 from llmgpu.cli.parts import PartJob
-from llmgpu.cli.source_options import lists_of_files, named_files, resolve_texts, take_selection
 from llmgpu.cli.token_output import TokenOutput, check_files, open_sinks
 from llmgpu.files import STANDARD_OUTPUT, writes_directly
 from llmgpu.input_files import number_of
@@ -32,7 +32,7 @@ from llmgpu.memory import Growth
 from llmgpu.resume_key import Run
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.normalizing import get_normalizer
-from llmgpu.text.parts import Part, is_one_document, split_by_position
+from llmgpu.text.parts import is_one_document, split_by_position
 from llmgpu.text.sources import Sources
 from llmgpu.tokens.chunks import Chunks
 from llmgpu.tokens.conversations import MaskingEncoder
@@ -70,102 +70,84 @@ _OF_OUTPUT = (
     *("output", "format_name", "layout", "shard_tokens", "split", "seed", "shuffle"),
     *("split_by", "resume", "force"),
 )
-_TO_OUTPUT = ("layout", "shard_tokens", "resume", "force", "seed", "shuffle", "split_by")
 
 
 @dataclass(frozen=True)
 class _Text:
-    """What is tokenized, and how."""
+    """What is tokenized, and how.
 
+    chunk: length of the chunks that documents are cut into, and how much they overlap. firsts:
+    which files begin the splits by position.
+    """
+
+    asked: TokenizeCommand
     files: Sources
     options: CorpusOptions
     special: SpecialOptions
-    threads: int | None
-    max_tokens: int | None
     chunk: tuple[int, int] | None
-    splits: list[int] | None
+    firsts: list[int] | None
 
 
-def tokenize(
-    files: tuple[str, ...],
-    vocab: str,
-    output: str,
-    format_name: str | None,
-    match: str | None,
-    decode: bool,
-    count: bool,
-    line_documents: bool,
-    threads: int | None,
-    max_tokens: int | None,
-    part: Part | str | None,
-    device: str,
-    as_json: bool,
-    quiet: bool,
-    chunk_tokens: int | None,
-    overlap: int,
-    token_dtype: str | None,
-    **options: Any,
-) -> None:
+def tokenize(asked: TokenizeCommand) -> None:
     """Tokenize text: files, folders or globs, stdin by default. Each file is a document."""
-    report = Reporter(quiet=quiet, prints_data=output == STANDARD_OUTPUT and not count)
-    _check_unused(decode=decode, count=count)
-    job = PartJob(part, output, report)
-    encoding = take_group(EncodingOptions, options)
-    target = _take_output(options, job.output, format_name, decode=decode, chat=encoding.chat)
-    chunk = _chunk(chunk_tokens, overlap)
-    files = named_files(files, options.pop("files_from"))
-    selection = take_selection(options)
-    sources = files or _input(report)
-    found = Sources([], 0) if decode else resolve_texts(sources, selection)
-    ids = files_of_ids(sources, format_name) if decode else []
-    vocabulary_files = find_vocabulary(vocab)
-    if not count:
-        read = [*sources, *read_for(ids)] if decode else [source.path for source in found.files]
-        named = [*filter(None, [encoding.chat_template]), *lists_of_files()]
-        check_files(target, [*vocabulary_files.inputs, *named, *read], decode, job.outputs)
-        if not (decode or format_name):
+    as_json, prints_data = asked.report.as_json, asked.output == STANDARD_OUTPUT and not asked.count
+    report = Reporter(quiet=asked.report.quiet, prints_data=prints_data)
+
+    # Options, names of files: what is wrong is refused before anything is opened.
+    _check_unused(asked)
+    job = PartJob(asked.part, asked.output, report)
+    encoding = EncodingOptions(asked.special, asked.chat)
+    target = _take_output(asked, job.output)
+    chunk = _chunk(asked)
+    sources = asked.selection.named(asked.files) or _input(report)
+    found = Sources([], 0)
+    if not asked.decode:
+        found = resolve_texts(sources, asked.selection.selection())
+    ids = files_of_ids(sources, asked.format_name) if asked.decode else []
+    vocabulary_files = find_vocabulary(asked.vocab)
+    if not asked.count:
+        read = [*sources, *read_for(ids)] if asked.decode else [each.path for each in found.files]
+        named = [*filter(None, [asked.chat.chat_template]), *asked.selection.lists]
+        check_files(target, [*vocabulary_files.inputs, *named, *read], job.outputs)
+        if not (asked.decode or asked.format_name):
             check_ending(target.name)
-    reading = make_corpus_options(line_documents=line_documents, **options)
+    reading = asked.reading.corpus_options(line_documents=asked.line_documents)
     found, firsts = _take(found, reading, target, job)
+
+    # The device is opened while the vocabulary is read.
     growth = begin_growth()
-    selected = start_selecting(device, found.total_bytes, gpu_from(TOKENIZING_FROM), joins=True)
+    least = gpu_from(TOKENIZING_FROM)
+    selected = start_selecting(asked.device, found.total_bytes, least, joins=True)
     vocabulary = vocabulary_files.read(report.note)
-    vocabulary = encoding.with_template(vocabulary.with_match(match or vocabulary.match))
-    if decode:
-        between = reading.separators
-        summary = decode_files(ids, vocabulary, vocab, target, token_dtype, between, report)
+    vocabulary = encoding.with_template(vocabulary.with_match(asked.match or vocabulary.match))
+    if asked.decode:
+        summary = decode_files(ids, vocabulary, target, reading.separators, report)
     else:
         special = encoding.special_tokens(vocabulary, report)
-        prepare_vocabulary(vocabulary, device, found.total_bytes)
+        prepare_vocabulary(vocabulary, asked.device, found.total_bytes)
         with encoding.conversations(vocabulary) as chat:
             reading = with_chat(reading, chat)
-            text = _Text(found, reading, special, threads, max_tokens, chunk, firsts)
-            written = None if count else target
+            text = _Text(asked, found, reading, special, chunk, firsts)
+            written = None if asked.count else target
             summary = _tokenize(text, vocabulary, selected, written, job, report, growth)
     if as_json:
-        print_json(summary, to_stderr=output == STANDARD_OUTPUT and not count)
-    elif count:
+        print_json(summary, to_stderr=prints_data)
+    elif asked.count:
         print_result(summary["tokens"])
 
 
-def _take_output(
-    options: dict[str, Any], name: str, format_name: str | None, *, decode: bool, chat: bool
-) -> TokenOutput:
-    """Take the options of the output; UsageError for some that can't be combined."""
-    format = format_name or ("ids" if decode else format_by_name(name))
-    output = TokenOutput(
-        name=name,
-        format=format,
-        masked=chat and format == "bin" and not writes_directly(name),
-        split=dict(options.pop("split")),
-        **{name: options.pop(name) for name in _TO_OUTPUT},
-    )
+def _take_output(asked: TokenizeCommand, name: str) -> TokenOutput:
+    """Return where ids go; UsageError for options that can't be combined."""
+    format = asked.format_name or ("ids" if asked.decode else format_by_name(name))
+    masked = asked.chat.chat and format == "bin" and not writes_directly(name)
+    output = TokenOutput(asked, name, format, masked)
     _check_output(output)
     return output
 
 
-def _chunk(tokens: int | None, overlap: int) -> tuple[int, int] | None:
+def _chunk(asked: TokenizeCommand) -> tuple[int, int] | None:
     """Return the length of chunks and their overlap; UsageError for numbers that don't fit."""
+    tokens, overlap = asked.chunk_tokens, asked.overlap
     if tokens is None:
         refuse_given(("overlap",), "needs --chunk-tokens N")
         return None
@@ -178,7 +160,7 @@ def _take(
     sources: Sources, options: CorpusOptions, output: TokenOutput, job: PartJob
 ) -> tuple[Sources, list[int] | None]:
     """Return what is read, and which files begin the splits by position, if there are any."""
-    if output.split_by == "position":
+    if output.asked.split_by == "position":
         return split_by_position(sources, output.split, options)
     if output.split and is_one_document(sources, options):
         raise click.UsageError(
@@ -193,57 +175,57 @@ def _input(report: Reporter) -> tuple[str, ...]:
     return ("-",)
 
 
-def _check_unused(*, decode: bool, count: bool) -> None:
+def _check_unused(asked: TokenizeCommand) -> None:
     """Raise click.UsageError for options that have no effect on what is done."""
-    if not decode:
+    if not asked.decode:
         refuse_given(("token_dtype",), "is for --decode")
-        if count:
+        if asked.count:
             refuse_given(_OF_OUTPUT, "can't be combined with --count, which writes no ids")
         return
     refuse_given(_OF_TEXT, "is for text, not for --decode")
     refuse_given(_OF_ENCODING, "can't be combined with --decode")
-    if click.get_current_context().params["format_name"] == SHOWN:
+    if asked.format_name == SHOWN:
         raise click.UsageError(f"--decode can't read --format {SHOWN}")
 
 
 def _check_output(output: TokenOutput) -> None:
     """Raise click.UsageError for options that can't be combined."""
-    if output.layout != "raw" and output.format != "bin":
+    asked, is_named = output.asked, output.name != STANDARD_OUTPUT
+    if asked.layout != "raw" and output.format != "bin":
         raise click.UsageError("--layout needs --format bin, or -o NAME.bin")
-    if output.resume and output.shard_tokens is None:
+    if asked.resume and asked.shard_tokens is None:
         raise click.UsageError("--resume needs --shard-tokens N")
-    if output.split and output.name == STANDARD_OUTPUT:
+    if asked.split and not is_named:
         raise click.UsageError("--split needs -o FILE")
-    if not output.split:
+    if not asked.split:
         refuse_given(("split_by",), "needs --split NAME=SHARE")
-    if output.split_by == "position":
+    if asked.split_by == "position":
         why = "can't be combined with --split-by position, which keeps the order"
         refuse_given(("shuffle", "seed", "part", "max_tokens", "chunk_tokens"), why)
-    if not (output.split or output.shuffle):
+    if not (asked.split or asked.shuffle):
         refuse_given(("seed",), "is for --split and --shuffle")
-    if output.format == SHOWN and (output.split or output.shuffle or output.shard_tokens):
+    if output.format == SHOWN and (asked.split or asked.shuffle or asked.shard_tokens):
         raise click.UsageError(
             f"--format {SHOWN} can't be combined with --split, --shuffle or --shard-tokens"
         )
     check_shares(output.split)
-    if output.shard_tokens is None:
-        return
-    if output.format != "bin" or output.name == STANDARD_OUTPUT:
+    if asked.shard_tokens is not None and not (output.format == "bin" and is_named):
         raise click.UsageError("--shard-tokens needs --format bin and -o OUT.bin")
 
 
-def _key(source: _Text, output: TokenOutput, job: PartJob) -> Run:
+def _key(source: _Text, job: PartJob) -> Run:
     """Return the resume key of the ids; an empty one if they can't be resumed."""
-    if not output.shard_tokens and not job.is_recorded:
+    asked = source.asked
+    if not asked.shard_tokens and not job.is_recorded:
         return {}
-    if output.resume:
+    if asked.resume:
         require_rereadable(source.files)
     key = {
         **encoding_key(source.files, source.options, source.special),
-        **({"max tokens": source.max_tokens} if source.max_tokens else {}),
-        **({"split": output.split, "seed": output.seed} if output.split else {}),
-        **({"order": output.seed} if output.shuffle else {}),
-        **({"split by": output.split_by} if output.split_by != "documents" else {}),
+        **({"max tokens": asked.max_tokens} if asked.max_tokens else {}),
+        **({"split": dict(asked.split), "seed": asked.seed} if asked.split else {}),
+        **({"order": asked.seed} if asked.shuffle else {}),
+        **({"split by": asked.split_by} if asked.split_by != "documents" else {}),
         **({"chunks": source.chunk} if source.chunk else {}),
     }
     return job.key(source.files, key)
@@ -251,10 +233,12 @@ def _key(source: _Text, output: TokenOutput, job: PartJob) -> Run:
 
 def _output_key(output: TokenOutput, vocabulary: Vocabulary, key: Run) -> Run:
     """Return the key with all else that the output depends on."""
-    facts = {name: getattr(output, name) for name in ("format", "layout", "shard_tokens", "split")}
     return {
         **key,
-        **facts,
+        "format": output.format,
+        "layout": output.asked.layout,
+        "shard_tokens": output.asked.shard_tokens,
+        "split": output.split,
         "vocabulary": vocabulary.fingerprint,
         "match": vocabulary.match,
     }
@@ -262,8 +246,8 @@ def _output_key(output: TokenOutput, vocabulary: Vocabulary, key: Run) -> Run:
 
 def _finished(output: TokenOutput, vocabulary: Vocabulary, key: Run) -> dict[str, Any] | None:
     """Return the sums of all shards if none is left to write."""
-    assert output.shard_tokens is not None
-    job = vocabulary, output.shard_tokens, output.layout, key
+    assert output.asked.shard_tokens is not None
+    job = vocabulary, output.asked.shard_tokens, output.asked.layout, key
     manifests = [manifest for name in output.names if (manifest := finished_job(name, *job))]
     if len(manifests) < len(output.names):
         return None
@@ -281,11 +265,12 @@ def _tokenize(
     growth: Growth,
 ) -> dict[str, Any]:
     """Tokenize a text, only counting if there is no output; return the summary."""
-    key = _key(source, output, job) if output else {}
+    asked = source.asked
+    key = _key(source, job) if output else {}
     if output and (finished := job.finished(_output_key(output, vocabulary, key))):
         report.line(f"nothing to do: {output.name} has all of part {job.part}")
         return finished
-    if output and output.resume and (finished := _finished(output, vocabulary, key)):
+    if output and asked.resume and (finished := _finished(output, vocabulary, key)):
         report.line(f"nothing to do: all shards of {output.name} are finished")
         return finished | {"fingerprint": vocabulary.fingerprint}
     added = {*chain(*ids_around(vocabulary, source.special))}
@@ -294,10 +279,10 @@ def _tokenize(
         if output and writes_directly(output.name):
             selected()  # a reader need not wait for an output that fails
         if output:
-            owners = owners_by_file(text, source.splits) if source.splits else None
+            owners = owners_by_file(text, source.firsts) if source.firsts else None
             sink = open_sinks(output, vocabulary, added, key, report, owners)
             unused.callback(sink.abort)
-            if source.max_tokens is None and source.options.limit is None:
+            if asked.max_tokens is None and source.options.limit is None:
                 sink.expect(source.files.plain_bytes)  # while the device is being opened
         backend = selected()
         report.line(f"tokenizing on {backend.description}")
@@ -331,17 +316,20 @@ def _open_encoder(
     if vocabulary.normalizer:
         name = get_normalizer(vocabulary.normalizer).name
         report.note(f"text is normalized ({name}) before encoding")
-    special, threads, total = source.special, source.threads, source.files.total_bytes
     encoder: Encoder = open_encoder(
-        vocabulary, backend, special=special, threads=threads, text_bytes=total
+        vocabulary,
+        backend,
+        special=source.special,
+        threads=source.asked.threads,
+        text_bytes=source.files.total_bytes,
     )
     _used[:] = [encoder]
     if source.options.chat is not None:
         encoder = MaskingEncoder(encoder, source.options.chat, vocabulary)
     if source.chunk:
         encoder = Chunks(encoder, *source.chunk, spans_without(vocabulary, added))
-    if source.max_tokens:
-        encoder = FirstTokens(encoder, source.max_tokens, spans_without(vocabulary, added))
+    if source.asked.max_tokens:
+        encoder = FirstTokens(encoder, source.asked.max_tokens, spans_without(vocabulary, added))
     return encoder
 
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,11 @@ from llmgpu.bpe.encoding.special_encoding import token_id
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
+from llmgpu.cli.commands.train import TrainCommand
 from llmgpu.cli.console import Reporter, left_out_of
-from llmgpu.cli.given import was_asked
+from llmgpu.cli.groups import id_or_text, required_input
 from llmgpu.cli.option_files import keep_options
-from llmgpu.cli.options import (
-    READING_OPTIONS,
-    id_or_text,
-    make_corpus_options,
-    required_input,
-    take_group,
-)
-from llmgpu.cli.source_options import lists_of_files, named_files, take_selection
+from llmgpu.cli.options import was_asked
 from llmgpu.cli.starting_points import StartingPoint, find_starting_point
 from llmgpu.cli.train_corpora import check_shares, resolve_corpora, resolve_evaluated
 from llmgpu.cli.train_report import (
@@ -52,7 +46,7 @@ from llmgpu.lm.data.inputs import default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.exchange import exchange_memory
 from llmgpu.lm.local_steps import local_memory
-from llmgpu.lm.options import Intervals, TrainOptions
+from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.runs.memory import host_memory, training_memory
 from llmgpu.lm.runs.records import read_log
 from llmgpu.lm.runs.run import TrainingRun
@@ -89,62 +83,45 @@ REPLACED = (
     "decayed-*",
 )  # what --force removes
 
-_INTERVALS = tuple(field.name for field in fields(Intervals))
 
-
-def train(corpus: tuple[str, ...], output: str, as_json: bool, quiet: bool, **options: Any) -> None:
+def train(given: TrainCommand) -> None:
     """Train a Llama-style language model on CORPUS: text, or token files written by `tokenize`."""
     workers = start_workers()
-    report = Reporter(quiet=quiet or not workers.is_first)
+    report = Reporter(quiet=given.report.quiet or not workers.is_first)
     if workers.count == 1 and (number := os.environ.get("WORLD_SIZE", "1")) != "1":
         report.note(
             f"WORLD_SIZE={number} has no effect: to train on several GPUs use mpiexec -n {number} "
             "llmgpu train"
         )
     with workers.all_or_none():
-        asked = _take_options(corpus, output, options, workers, report)
-        backend = None if asked.given.resume else asked.select_new()
-        check_outputs(_written(output, asked.given.force), asked.inputs)
-    with workers.together(say_failure), _open_folder(asked, output) as folder:
+        asked = _take_options(given, workers, report)
+        backend = None if given.resume else asked.select_new()
+        check_outputs(_written(given.output, given.force), asked.inputs)
+    with workers.together(say_failure), _open_folder(asked, given.output) as folder:
         with workers.first_alone():
             run, host_bytes = _open_run(asked, folder, backend)
         summary = run.run()
     if workers.is_first:
         summary |= {"estimated_memory_bytes": host_bytes}
-        print_summary(report, summary, as_json=as_json)
-
-
-@dataclass(frozen=True)
-class _Given:
-    """Options that need no interpretation."""
-
-    init: str | None
-    eos: str | None
-    chat: bool
-    chat_template: str | None
-    token_dtype: str | None
-    device: str
-    resume: bool
-    force: bool
+        print_summary(report, summary, as_json=given.report.as_json)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
     """What the command was given, the workers that train, and where to report.
 
-    corpora: several with --weights. reading: options about text. settings: for `new_settings`;
-    `explicit` are those of them that were given. separator: the id of --eos, or the default one.
+    device: of this worker. corpora: several with --weights. settings: for `new_settings`;
+    `explicit` are the settings that were given. separator: the id of --eos, or the default one.
     inputs: all files that are read.
     """
 
-    given: _Given
+    given: TrainCommand
+    device: str
     corpora: list[Sources]
     evaluated: Sources | None
     start: StartingPoint
-    reading: dict[str, Any]
     settings: dict[str, Any]
     explicit: dict[str, Any]
-    intervals: Intervals
     separator: int | None
     inputs: list[str]
     workers: Workers
@@ -152,7 +129,7 @@ class _Asked:
 
     def select(self, **how: Any) -> Backend:
         """Return where to compute."""
-        return select_backend(self.given.device, note=self.report.note, **how)
+        return select_backend(self.device, note=self.report.note, **how)
 
     def select_new(self) -> Backend:
         """Return where a run that starts now computes."""
@@ -168,42 +145,38 @@ class _Asked:
     def check(self, options: TrainOptions) -> None:
         """Raise InputError for options that do not suit the workers or the intervals."""
         self.workers.check(options.grad_accum)
-        self.intervals.check(options)
+        self.given.intervals.check(options)
 
 
-def _take_options(
-    corpus: Sequence[str], output: str, options: dict[str, Any], workers: Workers, report: Reporter
-) -> _Asked:
+def _take_options(given: TrainCommand, workers: Workers, report: Reporter) -> _Asked:
     """Return what the options ask for; what can't work is refused before there is a folder."""
-    given = take_group(_Given, options)
-    corpus = named_files(corpus, options.pop("files_from"))
-    if given.resume and not (corpus or os.path.lexists(output)):
-        raise InputError(f"{output} does not exist, so there is no run to resume")
+    # The texts.
+    corpus = given.files.named(given.corpus)
+    if given.resume and not (corpus or os.path.lexists(given.output)):
+        raise InputError(f"{given.output} does not exist, so there is no run to resume")
     corpus = corpus or required_input(report, "CORPUS: text or token files")
-    selection = replace(take_selection(options), may_be_tokens=True)
-    corpora = resolve_corpora(corpus, selection, READING_OPTIONS, options["corpus_weights"])
-    given = replace(given, device=_own_device(workers, given.device, corpus))
-    reading = {name: options.pop(name) for name in READING_OPTIONS}
-    intervals = Intervals(**{name: options.pop(name) or 0 for name in _INTERVALS})
-    evaluated = resolve_evaluated(options.pop("eval_corpus"))
-    check_chat(given.chat, given.chat_template, SpecialOptions(eos=given.eos))
-    folder = output if given.resume else None
-    vocab, config = options.pop("vocab"), options.pop("config")
-    start = find_starting_point(vocab, given.init, given.chat_template, folder, report)
+    selection = replace(given.files.selection(), may_be_tokens=True)
+    corpora = resolve_corpora(corpus, selection, given.training["corpus_weights"])
+    device = _own_device(workers, given.device, corpus)
+    evaluated = resolve_evaluated(given.eval_corpus)
+
+    # The vocabulary and the model to begin with.
+    check_chat(given.chat, SpecialOptions(eos=given.eos))
+    start = find_starting_point(given, report)
     texts = (text.path for each in (*corpora, evaluated) if each for text in each.files)
-    named = filter(None, (config, given.chat_template))
-    explicit = {name: value for name, value in options.items() if was_asked(name)}
+    named = filter(None, (given.config, given.chat.chat_template))
+    settings = {"preset": given.preset, **given.model, **given.training}
+    explicit = {name: value for name, value in settings.items() if was_asked(name)}
     asked = _Asked(
         given=given,
+        device=device,
         corpora=corpora,
         evaluated=evaluated,
         start=start,
-        reading=reading,
-        settings=start.with_defaults(options, explicit),
+        settings=start.with_defaults(settings, explicit),
         explicit=explicit,
-        intervals=intervals,
         separator=_separator(start, given.eos),
-        inputs=[*texts, *start.inputs, *named, *lists_of_files()],
+        inputs=[*texts, *start.inputs, *named, *given.files.lists],
         workers=workers,
         report=report,
     )
@@ -239,7 +212,7 @@ def _settle_resumed(asked: _Asked, folder: RunFolder, checkpoint: Checkpoint) ->
     return _Settled(
         settings,
         asked.select(driver=settings.options.driver),
-        with_chat_template(checkpoint.vocabulary, asked.given.chat_template),
+        with_chat_template(checkpoint.vocabulary, asked.given.chat.chat_template),
         _same_separator(checkpoint, asked),
         checkpoint,
     )
@@ -262,7 +235,7 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
     settings, backend = settled.settings, settled.backend
     check_shares(asked.corpora, settings.options)
     steps = settings.options.steps
-    needed_bytes = training_memory(settings, backend, asked.intervals.unread_steps(steps))
+    needed_bytes = training_memory(settings, backend, asked.given.intervals.unread_steps(steps))
     host_bytes = host_memory(settings, backend, needed_bytes)
     if workers.count > 1:
         host_bytes += exchange_memory(settings.config.parameters)
@@ -276,7 +249,7 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
         settings,
         backend,
         source,
-        asked.intervals,
+        asked.given.intervals,
         checkpoint,
         needed_bytes,
         eos_id=settled.separator,
@@ -303,9 +276,9 @@ def _open_sources(
         keep_options(folder.path)
     # Text is encoded by wgpu, even where Dawn trains.
     uses_wgpu = settled.backend.driver == "wgpu"
-    backend = settled.backend if uses_wgpu else select_backend(given.device)
-    options = make_corpus_options(**asked.reading)
-    templates = Conversations(settled.vocabulary) if given.chat else nullcontext()
+    backend = settled.backend if uses_wgpu else select_backend(asked.device)
+    options = given.reading.corpus_options()
+    templates = Conversations(settled.vocabulary) if given.chat.chat else nullcontext()
     with closing(report), templates as conversations:
         opened: Callable[..., TokenSource] = partial(
             open_tokens,

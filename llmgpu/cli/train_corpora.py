@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmgpu.cli.given import refuse_given
-from llmgpu.cli.source_options import check_text_field
+from llmgpu.cli.groups import READING_OPTIONS, check_text_field
+from llmgpu.cli.options import refuse_given
 from llmgpu.errors import InputError
 from llmgpu.input_files import number_of
 from llmgpu.lm.data.inputs import are_tokens
@@ -14,12 +14,12 @@ from llmgpu.text.sources import Selection, Sources, resolve_sources
 
 
 def resolve_corpora(
-    corpus: Sequence[str], selection: Selection, reading: Sequence[str], weights: str | None
+    corpus: Sequence[str], selection: Selection, weights: str | None
 ) -> list[Sources]:
     """Return the files of each corpus: of every name with --weights, else of all names together.
 
-    reading: options about text, for which UsageError is raised if no file is text. Raises
-    InputError unless there is a weight for each name.
+    Raises UsageError for options about text if no file is text, InputError unless there is a weight
+    for each name.
     """
     count = weights.count(",") + 1 if weights else 0
     if count not in (0, len(corpus)):
@@ -32,7 +32,7 @@ def resolve_corpora(
         check_text_field(texts)
     else:
         path = corpora[0].files[0].path
-        refuse_given((*reading, "chat"), f"is for text, and {path} has tokens")
+        refuse_given((*READING_OPTIONS, "chat"), f"is for text, and {path} has tokens")
     return corpora
 
 

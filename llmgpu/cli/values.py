@@ -182,7 +182,6 @@ class VocabularySizes(Parsed[tuple[int, ...]]):
     """One size of a vocabulary, or several with commas between them: 8192,32Ki."""
 
     def __init__(self) -> None:
-        """Take nothing."""
         super().__init__("sizes", self._parse_all)
 
     @staticmethod
@@ -196,3 +195,20 @@ class VocabularySizes(Parsed[tuple[int, ...]]):
     def spell(self, value: Sequence[int]) -> str:
         """Return sizes as they are given; see `llmgpu.cli.option_files.Spelled`."""
         return ",".join(map(str, value))
+
+
+# The kinds that declared options name, see `llmgpu.option_fields.Option`.
+KINDS: dict[str, click.ParamType[Any]] = {
+    "above 0": click.FloatRange(min=0, min_open=True),
+    "bytes": BYTE_SIZE,
+    "count": COUNT,
+    "file weight": FILE_WEIGHT,
+    "part": PART,
+    "pattern": PatternName(),
+    "share": SHARE,
+    "sizes": VocabularySizes(),
+    "special token": SPECIAL_TOKEN,
+    "text": TEXT,
+    "threads": THREADS,
+    "tokens": TOKEN_COUNT,
+}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from llmgpu.errors import InputError
+from llmgpu.option_fields import option
 
 Activation = Literal["swiglu", "gelu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
@@ -117,14 +118,20 @@ class ModelConfig:
     """
 
     vocab_size: int
-    dim: int = 256
-    layers: int = 4
-    heads: int = 4
-    kv_heads: int = 4
-    ffn_dim: int = 704
-    seq_len: int = 256
-    tied: bool = True
-    activation: Activation = "swiglu"
+    # fmt: off
+    dim: int = option(256, "count", "Width of the model.", default_words="")
+    layers: int = option(4, "count", "Number of layers.", default_words="")
+    heads: int = option(4, "count", "Attention heads; must divide --dim.", default_words="")
+    kv_heads: int = option(4, "count", "Key/value heads.", default_words="same as --heads")
+    ffn_dim: int = option(704, "count", "Width of the feed-forward network.", default_words="")
+    seq_len: int = option(256, "count", "Tokens per sequence.", default_words="")
+    tied: bool = option(
+        True, bool, "Use the embedding table as the output layer.", "--tied/--untied",
+        default_words="tied")
+    activation: Activation = option(
+        "swiglu", ACTIVATIONS,
+        "Activation function. Other tools can't open gelu models (no gate).", default_words="")
+    # fmt: on
     rope_theta: float = 10_000.0
     norm_epsilon: float = 1e-5
     head_width: int | None = None

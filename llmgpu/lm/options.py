@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, get_args
 
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 from llmgpu.lm.optimizers import OPTIMIZERS
+from llmgpu.option_fields import check_ranges, flag_of, option
 
 Precision = Literal["f32", "f16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -23,21 +25,24 @@ LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 DRIVER_NAMES: tuple[DriverName, ...] = get_args(DriverName)
 
 
-_FLAGS = {
-    "learning_rate": "--lr",
-    "min_learning_rate": "--min-lr",
-    "outer_learning_rate": "--outer-lr",
-    "evaluation_fraction": "--eval-fraction",
-    "evaluation_batches": "--eval-batches",
-    "evaluation_parts": "--eval-parts",
-    "corpus_weights": "--weights",
-}
 F16_VERSION = 3  # of the arithmetic of `TrainOptions.is_mixed`
 
 
-def flag_of(name: str) -> str:
-    """Return the option on the command line that sets a field or a size."""
-    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
+# The keys that stored options begin with, in their order in files. Later fields follow.
+_STORED_FIRST = (
+    *("batch_size", "grad_accum", "steps", "learning_rate", "min_learning_rate", "warmup_steps"),
+    *("schedule", "decay_steps", "initialisation", "beta1", "beta2", "epsilon", "weight_decay"),
+    *("grad_clip", "label_smoothing", "z_loss", "seed", "precision", "optimizer"),
+    *("sparse_embedding", "evaluation_fraction", "evaluation_batches", "evaluation_parts"),
+    *("lora_rank", "lora_alpha", "lora_targets", "driver", "f16_version", "document_mask"),
+    *("recompute", "corpus_weights", "sync_every", "outer_learning_rate", "outer_momentum"),
+    "table_rate",
+)
+
+
+def _by_preset(default: int, of_presets: Mapping[str, int]) -> str:
+    """Return a default in words, and the defaults of presets that have their own."""
+    return "; ".join([str(default), *(f"{name}: {n}" for name, n in of_presets.items())])
 
 
 @dataclass(frozen=True)
@@ -77,72 +82,102 @@ class TrainOptions:
     f16_version: which numbers are rounded to half precision, and in which order sums are made.
     """
 
-    batch_size: int = 8
-    grad_accum: int = 1
-    steps: int = 1000
-    learning_rate: float = 6e-4
-    min_learning_rate: float = 6e-5
-    warmup_steps: int = 100
-    schedule: Schedule = "cosine"
-    decay_steps: int = 0
-    initialisation: Initialisation = "normal"
-    beta1: float = 0.9
-    beta2: float = 0.95
+    # fmt: off
+    steps: int = option(
+        1000, "count", "Number of optimizer steps.", may_change=True,
+        default_words=_by_preset(1000, PRESET_STEPS))
+    batch_size: int = option(
+        8, "count", "Sequences per batch.", default_words=_by_preset(8, PRESET_BATCHES))
+    grad_accum: int = option(
+        1, "count", "Batches per step; more tokens per step in the same memory.")
+    learning_rate: float = option(
+        6e-4, float, "Peak learning rate.", "--lr", default_words="0.5 / --dim, up to 0.01")
+    min_learning_rate: float = option(
+        6e-5, float, "Final learning rate.", "--min-lr", default_words="0")
+    table_rate: float = option(
+        1.0, float,
+        "Learning rate of the embedding table and output layer, as a multiple of --lr.",
+        default_words="10 with muon, else 1; 1 with --init")
+    schedule: Schedule = option(
+        "cosine", SCHEDULES,
+        "Learning-rate schedule: cosine decay, or constant until the last --decay-steps (wsd).")
+    decay_steps: int = option(
+        0, "count", "Length of the decay, for wsd.", least=0, may_change=True,
+        default_words="a fifth of --steps")
+    initialisation: Initialisation = option(
+        "normal", INITIALISATIONS,
+        "Initial weights: one scale for all, or scaled by fan-in, output projections zero.")
+    sync_every: int = option(
+        0, int,
+        "Steps each worker takes alone between exchanges of weights; 0: exchange gradients in "
+        "every step.", least=0)
+    outer_learning_rate: float = option(
+        0.7, float, "With --sync-every, learning rate of the outer step.", "--outer-lr")
+    outer_momentum: float = option(
+        0.9, float, "With --sync-every, momentum of the outer step.", below=1)
+    warmup_steps: int = option(
+        100, int, "Linear warm-up steps.", least=0,
+        default_words="a tenth of --steps, up to 100")
+    weight_decay: float = option(0.1, float, "Weight decay, applied to matrices only.")
+    beta1: float = option(0.9, float, "Decay of the mean of gradients.", below=1)
+    beta2: float = option(0.95, float, "Decay of the mean of squared gradients.", below=1)
+    grad_clip: float = option(
+        1.0, float, "Clip the global gradient norm to this; 0 disables it.")
+    label_smoothing: float = option(
+        0.0, float, "Share of each target's probability to spread over all tokens.", below=1)
+    z_loss: float = option(
+        1e-4, float, "Weight of the penalty on the squared log-sum-exp of logits.")
+    optimizer: str = option(
+        "adamw", OPTIMIZERS,
+        f"{'; '.join(f'{name} {text}' for name, text in OPTIMIZERS.summaries.items())}.",
+        default_words="muon; adamw with --init")
+    lora_rank: int = option(
+        0, int, "With --init, train adapters of this rank instead of the weights; 0: no adapters.",
+        least=0)
+    lora_alpha: float = option(
+        0.0, float, "Scale adapters by this divided by --lora-rank.",
+        default_words="twice --lora-rank")
+    lora_targets: str = option(
+        "", "text", f"Matrices to adapt, separated by commas: {', '.join(LORA_TARGETS)}.",
+        default_words="all")
+    precision: Precision = option(
+        "f32", PRECISIONS, "f16 uses half-precision matrix products (needs shader-f16).",
+        default_words="f16 for all but small models on matrix units (llmgpu[dawn]), else f32")
+    corpus_weights: str = option(
+        "", "text", "Share of the sequences to draw from each name in CORPUS: 0.7,0.3.",
+        "--weights", default_words="")
+    seed: int = option(
+        1337, int, "Random seed for the initial weights and the order of the text.", least=0)
+    evaluation_fraction: float = option(
+        0.01, float, "Share of the text to hold out for evaluation.", "--eval-fraction", below=1)
+    evaluation_parts: int = option(
+        32, "count", "Take the held-out text from up to this many places.", "--eval-parts")
+    evaluation_batches: int = option(
+        20, "count", "Evaluate on at most this many batches.", "--eval-batches", least=0,
+        may_change=True)
+    sparse_embedding: bool = option(
+        False, bool,
+        "Update only the embedding rows of tokens in the batch (needs --untied).")
+    document_mask: bool = option(
+        True, bool, "Keep attention within documents.", "--document-mask/--no-document-mask")
+    recompute: bool = option(
+        False, bool,
+        "Recompute activations in the backward pass: less memory, more time, same result.",
+        may_change=True)
+    # fmt: on
     epsilon: float = 1e-8
-    weight_decay: float = 0.1
-    grad_clip: float = 1.0
-    label_smoothing: float = 0.0
-    z_loss: float = 1e-4
-    seed: int = 1337
-    precision: Precision = "f32"
-    optimizer: str = "adamw"
-    sparse_embedding: bool = False
-    evaluation_fraction: float = 0.01
-    evaluation_batches: int = 20
-    evaluation_parts: int = 32
-    lora_rank: int = 0
-    lora_alpha: float = 0.0
-    lora_targets: str = ""
     driver: DriverName = "wgpu"
     f16_version: int = F16_VERSION
-    document_mask: bool = True
-    recompute: bool = False
-    corpus_weights: str = ""
-    sync_every: int = 0
-    outer_learning_rate: float = 0.7
-    outer_momentum: float = 0.9
-    table_rate: float = 1.0
 
     def __post_init__(self) -> None:
         """Check each value, and that they fit together."""
         self._check_types()
-        for name, least in (
-            ("batch_size", 1),
-            ("grad_accum", 1),
-            ("steps", 1),
-            ("warmup_steps", 0),
-            ("decay_steps", 0),
-            ("lora_rank", 0),
-            ("evaluation_parts", 1),
-            ("sync_every", 0),
-        ):
-            if getattr(self, name) < least:
-                value = getattr(self, name)
-                raise InputError(f"{flag_of(name)} is {value}, but must be at least {least}")
-        for name in ("beta1", "beta2", "label_smoothing", "evaluation_fraction", "outer_momentum"):
-            if getattr(self, name) >= 1:
-                value = getattr(self, name)
-                raise InputError(f"{flag_of(name)} is {value}, but must be less than 1")
-        for name, choices in (
-            ("precision", PRECISIONS),
-            ("driver", DRIVER_NAMES),
-            ("schedule", SCHEDULES),
-            ("initialisation", INITIALISATIONS),
-            ("optimizer", OPTIMIZERS),
-        ):
-            if getattr(self, name) not in choices:
-                given = getattr(self, name)
-                raise InputError(f"{flag_of(name)} is {given}; use one of {', '.join(choices)}")
+        if not 0 <= self.seed < 1 << 63:
+            raise InputError(f"--seed is {self.seed}, but must be from 0 to 2^63 - 1")
+        check_ranges(self)
+        if self.driver not in DRIVER_NAMES:
+            known = ", ".join(DRIVER_NAMES)
+            raise InputError(f"--driver is {self.driver}; use one of {known}")
         if self.decay_steps and self.schedule != "wsd":
             raise InputError("--decay-steps needs --schedule wsd")
         if self.lora_rank:
@@ -152,8 +187,6 @@ class TrainOptions:
             able = " or ".join(name for name, each in OPTIMIZERS.items() if each.make_rows)
             raise InputError(f"--sparse-embedding needs --optimizer {able}, not {self.optimizer}")
         self._check_rounds()
-        if not 0 <= self.seed < 1 << 63:
-            raise InputError(f"--seed is {self.seed}, but must be from 0 to 2^63 - 1")
         if self.min_learning_rate > self.learning_rate:
             raise InputError(
                 f"--min-lr is {self.min_learning_rate}, but must not be above --lr, "
@@ -167,7 +200,7 @@ class TrainOptions:
             raise InputError(f"--sync-every needs --optimizer {able}, not {self.optimizer}")
         for name in ("outer_learning_rate", "outer_momentum"):
             if not self.sync_every and getattr(self, name) != getattr(TrainOptions, name):
-                raise InputError(f"{flag_of(name)} needs --sync-every, such as 50")
+                raise InputError(f"{flag_of(name, TrainOptions)} needs --sync-every, such as 50")
 
     def _check_lora(self) -> None:
         """Check the options of adapters."""
@@ -196,6 +229,11 @@ class TrainOptions:
                     f"--weights has {quote(text)}; use numbers above 0, such as 0.7,0.3"
                 )
 
+    def stored(self) -> dict[str, Any]:
+        """Return the values by name, as the files of a run hold them."""
+        first = {name: getattr(self, name) for name in _STORED_FIRST}
+        return first | asdict(self)
+
     @property
     def shares(self) -> tuple[float, ...]:
         """The weights of corpora; one if all is one corpus."""
@@ -216,7 +254,8 @@ class TrainOptions:
             ):
                 raise InputError(f"{field.name} is of type {type(value).__name__}")
             if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
-                raise InputError(f"{flag_of(field.name)} is {value}, but must be 0 or more")
+                flag = flag_of(field.name, TrainOptions)
+                raise InputError(f"{flag} is {value}, but must be 0 or more")
 
     @property
     def is_mixed(self) -> bool:
@@ -272,24 +311,27 @@ class Intervals:
     what the device can do, for the share of it that is logged; 0 if unknown.
     """
 
-    log: int = 10
-    evaluation: int = 100
-    save: int = 100
-    keep: int = 2
-    sample: int = 0
-    peak_teraflops: float = 0.0
+    # fmt: off
+    log: int = option(10, "count", "Log every N steps.", "--log-interval")
+    evaluation: int = option(100, "count", "Evaluate every N steps.", "--eval-interval")
+    save: int = option(100, "count", "Save a checkpoint every N steps.", "--save-interval")
+    keep: int = option(2, "count", "Keep this many of the newest checkpoints.")
+    sample: int = option(
+        0, "count", "Generate a sample every N steps (also written to samples.jsonl).",
+        "--sample-every", default_words="")
+    peak_teraflops: float = option(
+        0.0, "above 0", "Peak speed of the device, in TFLOPS; logs the share in use (mfu).",
+        "--peak-tflops", metavar="FLOAT", default_words="")
+    # fmt: on
 
     def check(self, options: TrainOptions) -> None:
         """Raise InputError for no real speed, or steps at which the workers' weights differ."""
         if not math.isfinite(self.peak_teraflops):
             raise InputError(f"--peak-tflops is {self.peak_teraflops}, but must be finite")
-        for name, steps in (
-            ("eval_interval", self.evaluation),
-            ("save_interval", self.save),
-            ("sample_every", self.sample),
-        ):
+        for name in ("evaluation", "save", "sample"):
+            steps = getattr(self, name)
             if options.sync_every and steps % options.sync_every:
-                flag = flag_of(name)
+                flag = flag_of(name, Intervals)
                 raise InputError(
                     f"{flag} is {steps}, but workers have the same weights only every "
                     f"{options.sync_every} steps (--sync-every): use a multiple, such as "
@@ -311,12 +353,23 @@ class SamplingOptions:
     `llmgpu.lm.generating.sampling`; 1 for none. log_probabilities: whether to keep those of ids.
     """
 
-    temperature: float = 0.8
-    top_k: int = 200
-    top_p: float = 1.0
-    seed: int = 1337
-    repetition_penalty: float = 1.0
-    log_probabilities: bool = False
+    # fmt: off
+    temperature: float = option(
+        0.8, float, "Lower values are more predictable; 0 always takes the most likely token.")
+    top_k: int = option(
+        200, int, "Sample from this many of the most likely tokens; 0: from all tokens.")
+    top_p: float = option(
+        1.0, float, "Sample from the most likely tokens that add up to this probability.")
+    seed: int = option(
+        1337, int, "Random seed; the same seed gives the same text on the same device.")
+    repetition_penalty: float = option(
+        1.0, float,
+        "Penalize tokens that occurred before: 1.1 slightly; 1: no penalty.")
+    log_probabilities: bool = option(
+        False, bool,
+        "Include the log-probability of each token in the output of --prompts or --json.",
+        "--logprobs")
+    # fmt: on
 
     def __post_init__(self) -> None:
         """Check each value."""

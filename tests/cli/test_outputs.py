@@ -24,7 +24,7 @@ INPUTS = {
     ("bench", "record_path"): ["--from {}"],
     ("bench", "compare"): ["--compare {}"],
     ("bpe-train", "corpus"): ["{} --device cpu"],
-    ("bpe-train", "seed_vocab"): ["corpus.txt --seed-vocab {} --vocab-size 400 --device cpu"],
+    ("bpe-train", "seed"): ["corpus.txt --seed-vocab {} --vocab-size 400 --device cpu"],
     ("bpe-train", "files_from"): ["--files-from {} --device cpu"],
     ("bpe-train", "from_counts"): ["--from-counts {} --device cpu"],
     ("compare-vocabs", "first"): [],  # nothing is written
@@ -67,7 +67,7 @@ INPUTS = {
 SHARDS = "--format bin --shard-tokens 1K -o out.bin"
 OUTPUTS = {
     ("bench", "output"): [("out", "-o out")],
-    ("bench", "report"): [("out", "--report out")],
+    ("bench", "page"): [("out", "--report out")],
     ("bench", "write_corpus"): [("out", "--write-corpus out")],
     ("bpe-train", "output"): [("out", "-o out")],
     ("bpe-train", "counts_output"): [("out", "--save-counts out")],
@@ -83,7 +83,7 @@ OUTPUTS = {
         ("folder/merges.txt", "--to gpt2 -o folder"),
     ],
     ("import", "output"): [("out", "-o out")],
-    ("info", "report"): [("out", "--report out")],
+    ("info", "page"): [("out", "--report out")],
     ("merge-shards", "output"): [("out", "-o out")],
     ("merge-word-counts", "output"): [("out", "-o out")],
     ("tokenize", "output"): [

@@ -53,10 +53,8 @@ NUMBERS = (
 )
 EXPRESSIONS = (r"\w+|\W", "(", "(?:a|a)*$", "a*b|.", "\\p{L}+", "", "x{99999999999}")
 # Options whose names say where results go; the others name what is read.
-WRITTEN = frozenset({"output", "counts_output", "checkpoint", "report", "write_corpus"})
-READ = frozenset(
-    {"vocab", "vocabs", "seed_vocab", "from_counts", "record_path", "compare", "corpus"}
-)
+WRITTEN = frozenset({"output", "counts_output", "checkpoint", "page", "write_corpus"})
+READ = frozenset({"vocab", "vocabs", "from_counts", "record_path", "compare", "corpus"})
 READ |= {"texts", "config", "chat_template"}
 
 # What each command gets in any case, so that a run takes little time.
@@ -156,7 +154,8 @@ def values_of(parameter: click.Parameter) -> tuple[str, ...]:
     name, kind = str(parameter.name), parameter.type
     if name in WRITTEN:
         return OUTPUTS
-    if name in READ or isinstance(parameter, click.Argument):
+    is_seed_vocabulary = name == "seed" and kind is click.STRING
+    if name in READ or is_seed_vocabulary or isinstance(parameter, click.Argument):
         return INPUTS
     if isinstance(kind, click.Choice):
         return (*kind.choices, "x")

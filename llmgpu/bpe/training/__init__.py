@@ -1,3 +1,1 @@
 """Learning merges from words: the batched trainers, the plain one, and what they have in common."""
-
-ENGINES = ("batched", "recount")  # see `llmgpu.bpe.training.options.TrainingOptions`

@@ -9,10 +9,9 @@ from operator import index
 from typing import Any, SupportsIndex
 
 from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
-from llmgpu.bpe.training import ENGINES
+from llmgpu.bpe.training.declared import ENGINES, DeclaredOptions
 from llmgpu.bpe.training.symbols import SeedSymbols, seed_symbols
 from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
@@ -29,8 +28,8 @@ RECOUNT_SLOTS = 1024  # 8 KiB of workgroup memory
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
-    """What to train.
+class TrainingOptions(DeclaredOptions):
+    """What to train: the declared options with their meaning in the library, and some more.
 
     vocab_size: upper bound of the number of ids, special tokens included.
     pattern: name of the pre-tokenizer's pattern; an alias is replaced by it.
@@ -38,52 +37,39 @@ class TrainingOptions:
     special_tokens: they get the last ids, in this order.
     tie: which of two equally frequent pairs is merged first, see `llmgpu.bpe.vocabulary.tie`.
     max_token_length: make no token of more bytes; None for no limit.
-    smaller_sizes: other sizes to make vocabularies of, each less than `vocab_size`.
-    seed: a vocabulary whose tokens keep their ids, and whose merges come first. Its tie rule must
-        be that above. With another pattern than its own, its merges are made in text that is cut
-        by the new one, so that tokens learned now may go across where it cut.
-    engine: "batched" merges the distinct words, many pairs at a time; "recount" counts the whole
-        text again for each merge, on a GPU.
-    recount_slots: slots of the table in workgroup memory in which the recount engine counts first,
-        a power of two. It changes no merge, only how fast they are found.
-    threads: how many count words where there is no GPU; None: see `llmgpu.bpe.words.count_host`.
-    unicode: version of the pattern's character classes; it must be that of a seed with the same
-        pattern.
     match: how the vocabulary is applied, "bpe" or "greedy"; None for the seed's rule, or "bpe". The
         merges are the same.
+    seed: a vocabulary whose tokens keep their ids, and whose merges come first. Its tie rule must
+        be the `tie` of the options. With another pattern than the seed's own, its merges are made
+        in text that the new pattern cuts, so that new tokens may cross the seed's boundaries.
+    engine: "batched" merges the distinct words, many pairs at a time; "recount" counts the whole
+        text again for each merge, on a GPU.
+    smaller_sizes: other sizes to make vocabularies of, each less than `vocab_size`.
+    recount_slots: slots of the table in workgroup memory in which the recount engine counts first,
+        a power of two. The number changes no merge, only the speed.
+    threads: CPU threads that count words; None: see `llmgpu.bpe.words.count_host`.
+    unicode: version of the pattern's character classes; it must be that of a seed with the same
+        pattern.
 
     Raises:
         LlmgpuError: an option is out of range, or doesn't go with the seed.
         VocabularyError: the seed can't be extended.
     """
 
-    vocab_size: int
-    pattern: str = DEFAULT_PATTERN
-    min_frequency: int = 2
-    special_tokens: tuple[str, ...] = ()
-    tie: str = "hf"
-    max_token_length: int | None = None
     smaller_sizes: tuple[int, ...] = ()
-    seed: Vocabulary | None = None
-    engine: str = "batched"
     recount_slots: int = RECOUNT_SLOTS
     threads: int | None = None
     unicode: str = DEFAULT_VERSION
-    match: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pattern", get_pattern(self.pattern, self.unicode).name)
-        if self.tie not in TIE_RULES:
-            raise LlmgpuError(
-                f"unknown tie rule {quote(self.tie)}: use one of {', '.join(TIE_RULES)}"
-            )
-        if self.engine not in ENGINES:
-            raise LlmgpuError(
-                f"unknown engine {quote(self.engine)}: use one of {', '.join(ENGINES)}"
-            )
-        if self.match not in (None, *MATCH_RULES):
-            known = ", ".join(MATCH_RULES)
-            raise LlmgpuError(f"unknown match rule {quote(self.match)}: use one of {known}")
+        for what, value, known in (
+            ("tie rule", self.tie, TIE_RULES),
+            ("engine", self.engine, ENGINES),
+            ("match rule", "bpe" if self.match is None else self.match, MATCH_RULES),
+        ):
+            if value not in known:
+                raise LlmgpuError(f"unknown {what} {quote(value)}: use one of {', '.join(known)}")
         self._make_ints()
         for text in self.special_tokens:
             if not isinstance(text, str):

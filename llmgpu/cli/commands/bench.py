@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import click
 
@@ -16,52 +16,72 @@ from llmgpu.bench import (
 )
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary import MATCH_RULES
-from llmgpu.cli.options import force_option, option_group, output_options
-from llmgpu.cli.values import BYTE_SIZE, PERCENTAGE, VOCABULARY_SIZE
-
-_options = option_group(
-    click.option("--device", "devices", multiple=True, default=(ALL,), metavar="all|cpu|gpu|NAME",
-                 help="Device to measure; all, the default, is the CPU and every GPU. Repeatable."),
-    click.option("--corpus", multiple=True, metavar="PATH",
-                 help="Text to measure on; generated: text of any size, with a realistic number of "
-                 "distinct words. Repeatable.  [default: the source of Python's standard library]"),
-    click.option("--limit", type=BYTE_SIZE, metavar="SIZE",
-                 help="Use at most this much text.  [default: 20MB]"),
-    click.option("--vocab-size", type=VOCABULARY_SIZE, metavar="N",
-                 help=f"Size to train to.  [default: {DEFAULT_VOCAB_SIZE}]"),
-    click.option("--pattern", type=click.Choice(list(PATTERNS)), default=DEFAULT_PATTERN,
-                 show_default=True, help="Pattern that splits text into pre-tokens."),
-    click.option("--vocab", metavar="VOCAB",
-                 help="Tokenize with this vocabulary and its pattern instead of training one."),
-    click.option("--match", type=click.Choice(MATCH_RULES),
-                 help="Tokenize with this rule only: merges in order (bpe) or longest token first "
-                 "(greedy).  [default: the vocabulary's rule, and greedy]"),
-    click.option("--runs", type=int, metavar="N",
-                 help=f"Runs per measurement.  [default: {DEFAULT_RUNS}]"),
-    click.option("--peers/--no-peers", default=True, show_default=True,
-                 help="Also measure other programs."),
-    click.option("--quick", is_flag=True,
-                 help="Use smaller sizes unless set otherwise: 1MB of text, 1024 ids and 2 runs."),
-    click.option("--write-corpus", metavar="FILE",
-                 help="Only write the text to this file; measure nothing."),
-    click.option("--from", "record_path", metavar="FILE",
-                 help="Read results written by -o instead of measuring."),
-    click.option("--output", "-o", metavar="FILE", help="Write all results to this JSON file."),
-    click.option("--report", metavar="FILE", help="Write an HTML page with charts and tables."),
-    click.option("--compare", metavar="FILE",
-                 help="Compare with results written by -o; exit with code 1 if any part of llmgpu "
-                 "is slower by more than --threshold."),
-    click.option("--threshold", type=PERCENTAGE, default=DEFAULT_THRESHOLD, metavar="PERCENT",
-                 help="Largest slowdown of a median that --compare accepts.  [default: 10%]"),
-    force_option,
-    output_options,
-)  # fmt: skip
+from llmgpu.cli import groups
+from llmgpu.cli.groups import ReportOptions
+from llmgpu.cli.options import command
+from llmgpu.cli.values import PERCENTAGE, VOCABULARY_SIZE
+from llmgpu.option_fields import argument, group, option
 
 
-@click.command()
-@click.argument("what", nargs=-1, metavar="[WHAT]...", type=click.Choice((*PARTS, ALL)))
-@_options
-def bench(**options: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class BenchCommand:
+    """The options of the command."""
+
+    # fmt: off
+    what: tuple[str, ...] = argument(
+        "[WHAT]...", many=True, type=click.Choice((*PARTS, ALL)))
+    devices: tuple[str, ...] = option(
+        (ALL,), str,
+        "Device to measure; all, the default, is the CPU and every GPU. Repeatable.", "--device",
+        metavar="all|cpu|gpu|NAME", many=True, settings={"show_default": False})
+    corpus: tuple[str, ...] = option(
+        (), str,
+        "Text to measure on; generated: text of any size, with a realistic number of distinct "
+        "words. Repeatable.  [default: the source of Python's standard library]", metavar="PATH",
+        many=True)
+    limit: int | None = option(
+        None, "bytes", "Use at most this much text.", metavar="SIZE", default_words="20MB")
+    vocab_size: int | None = option(
+        None, VOCABULARY_SIZE, "Size to train to.", metavar="N",
+        default_words=str(DEFAULT_VOCAB_SIZE))
+    pattern: str = option(
+        DEFAULT_PATTERN, PATTERNS, "Pattern that splits text into pre-tokens.")
+    vocab: str | None = option(
+        None, str, "Tokenize with this vocabulary and its pattern instead of training one.",
+        metavar="VOCAB")
+    match: str | None = option(
+        None, MATCH_RULES,
+        "Tokenize with this rule only: merges in order (bpe) or longest token first (greedy).",
+        default_words="the vocabulary's rule, and greedy")
+    runs: int | None = option(
+        None, int, "Runs per measurement.", default_words=str(DEFAULT_RUNS))
+    peers: bool = option(True, bool, "Also measure other programs.", "--peers/--no-peers")
+    quick: bool = option(
+        False, bool,
+        "Use smaller sizes unless set otherwise: 1MB of text, 1024 ids and 2 runs.")
+    write_corpus: str | None = option(
+        None, str, "Only write the text to this file; measure nothing.", metavar="FILE")
+    record_path: str | None = option(
+        None, str, "Read results written by -o instead of measuring.", "--from", metavar="FILE")
+    output: str | None = option(
+        None, str, "Write all results to this JSON file.", "--output", "-o", metavar="FILE")
+    page: str | None = option(
+        None, str, "Write an HTML page with charts and tables.", "--report", metavar="FILE")
+    compare: str | None = option(
+        None, str,
+        "Compare with results written by -o; exit with code 1 if any part of llmgpu is slower by "
+        "more than --threshold.", metavar="FILE")
+    threshold: float = option(
+        DEFAULT_THRESHOLD, PERCENTAGE,
+        "Largest slowdown of a median that --compare accepts.  [default: 10%]", metavar="PERCENT",
+        settings={"show_default": False})
+    force: bool = groups.force()
+    report: ReportOptions = group(ReportOptions)
+    # fmt: on
+
+
+@command(BenchCommand, "bench", "bench:bench")
+def bench(asked: BenchCommand) -> None:
     """Benchmark this machine: median and spread, end to end, by phase and by kernel.
 
     WHAT is bpe-train (training a tokenizer), tokenize, embedding (row lookups), kernels (each
@@ -86,6 +106,3 @@ def bench(**options: Any) -> None:
       llmgpu bench --from results.json --report report.html
       llmgpu bench --corpus generated --limit 10GB --write-corpus 10GB.txt
     """
-    from llmgpu.cli import bench
-
-    bench.bench(**options)

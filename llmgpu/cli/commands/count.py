@@ -2,57 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import MISSING, dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from llmgpu.backend import TOKENIZING_FROM
-from llmgpu.cli.options import (
-    VOCAB_HELP,
-    chat_options,
-    corpus_options,
-    device_option,
-    encoding_threads_option,
-    open_device_early,
-    option_group,
-    output_options,
-    part_option,
-    special_options,
+from llmgpu.cli import groups
+from llmgpu.cli.groups import (
+    ChatOptions,
+    FileOptions,
+    ReadingOptions,
+    ReportOptions,
+    SpecialTokenOptions,
 )
-from llmgpu.cli.source_options import source_options
-from llmgpu.cli.values import TOKEN_COUNT
+from llmgpu.cli.options import command
+from llmgpu.option_fields import argument, group, option
 
-_options = option_group(
-    click.option("--vocab", "vocabs", required=True, multiple=True, metavar="VOCAB",
-                 help=f"{VOCAB_HELP} Repeatable: one column each."),
-    click.option("--per", type=click.Choice(["file", "folder", "document", "total"]),
-                 default="file", show_default=True,
-                 help="Print one line per file or folder, or only the total; document prints how "
-                 "long documents are: median, 90th and 99th percentile, and the share above powers "
-                 "of two."),
-    click.option("--line-documents", is_flag=True, help="Make each line a document."),
-    click.option("--sort", type=click.Choice(["path", "tokens", "bytes"]),
-                 help="Sort by path, or by tokens (of the first VOCAB) or bytes, largest first.  "
-                 "[default: input order]"),
-    click.option("--budget", type=TOKEN_COUNT, metavar="N",
-                 help="Exit with code 3 if there are more than N tokens in total (50K, 2M)."),
-    click.option("--budget-per-file", type=TOKEN_COUNT, metavar="N",
-                 help="Exit with code 3 if a file has more than N tokens."),
-    encoding_threads_option,
-    part_option,
-    special_options,
-    chat_options,
-    source_options,
-    corpus_options,
-    device_option,
-    output_options,
-)  # fmt: skip
+if TYPE_CHECKING:
+    from llmgpu.text.parts import Part
 
 
-@click.command()
-@click.argument("paths", nargs=-1, metavar="[PATH...|-]")
-@_options
-def count(**options: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CountCommand:
+    """The options of the command."""
+
+    # fmt: off
+    paths: tuple[str, ...] = argument("[PATH...|-]", many=True)
+    vocabs: tuple[str, ...] = option(
+        MISSING, str, f"{groups.VOCAB_HELP} Repeatable: one column each.", "--vocab",
+        metavar="VOCAB", many=True)
+    per: str = option(
+        "file", ("file", "folder", "document", "total"),
+        "Print one line per file or folder, or only the total; document prints how long documents "
+        "are: median, 90th and 99th percentile, and the share above powers of two.")
+    line_documents: bool = option(False, bool, "Make each line a document.")
+    sort: str | None = option(
+        None, ("path", "tokens", "bytes"),
+        "Sort by path, or by tokens (of the first VOCAB) or bytes, largest first.",
+        default_words="input order")
+    budget: int | None = option(
+        None, "tokens",
+        "Exit with code 3 if there are more than N tokens in total (50K, 2M).", metavar="N")
+    budget_per_file: int | None = option(
+        None, "tokens", "Exit with code 3 if a file has more than N tokens.", metavar="N")
+    threads: int | None = groups.encoding_threads()
+    part: Part | str | None = groups.part()
+    special: SpecialTokenOptions = group(SpecialTokenOptions)
+    chat: ChatOptions = group(ChatOptions)
+    files: FileOptions = group(FileOptions)
+    reading: ReadingOptions = group(ReadingOptions)
+    device: str = groups.device()
+    report: ReportOptions = group(ReportOptions)
+    # fmt: on
+
+
+@command(CountCommand, "count", "count:count")
+def count(asked: CountCommand) -> None:
     """Count the tokens of files, folders or globs, or of a pipe: wc for tokens.
 
     \b
@@ -62,7 +68,4 @@ def count(**options: Any) -> None:
       llmgpu count --vocab v.bin corpus.jsonl --per document
       git diff | llmgpu count --vocab o200k --budget 8K
     """
-    open_device_early(options, options["paths"], TOKENIZING_FROM)
-    from llmgpu.cli import count
-
-    count.count(**options)
+    groups.open_device_early(click.get_current_context().params, asked.paths, TOKENIZING_FROM)

@@ -2,89 +2,96 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from llmgpu.backend import TOKENIZING_FROM
 from llmgpu.bpe.vocabulary import MATCH_RULES
-from llmgpu.cli.options import (
-    chat_options,
-    corpus_options,
-    device_option,
-    encoding_threads_option,
-    force_option,
-    open_device_early,
-    option_group,
-    output_options,
-    part_option,
-    special_options,
-    token_dtype_option,
-    vocab_option,
+from llmgpu.cli import groups
+from llmgpu.cli.groups import (
+    ChatOptions,
+    FileOptions,
+    ReadingOptions,
+    ReportOptions,
+    SpecialTokenOptions,
 )
-from llmgpu.cli.source_options import source_options
-from llmgpu.cli.values import SHARE, TOKEN_COUNT
+from llmgpu.cli.options import command
+from llmgpu.option_fields import argument, group, option
 from llmgpu.tokens.formats import FORMATS, SHOWN, describe_formats
 from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 
-_options = option_group(
-    vocab_option,
-    click.option("--output", "-o", default="-", show_default=True, metavar="FILE",
-                 help="Output file; - for stdout."),
-    click.option("--format", "format_name", type=click.Choice([*FORMATS, SHOWN]),
-                 help=f"Format of the ids: {describe_formats()}; or {SHOWN}, one line per token "
-                 "with its id and text (on a terminal, the text with its tokens in color).  "
-                 "[default: by the extension of -o, else ids; detected with --decode]"),
-    click.option("--match", type=click.Choice(MATCH_RULES),
-                 help="How words become tokens: longest token first (greedy) or merges in order "
-                 "(bpe).  [default: the vocabulary's rule]"),
-    click.option("--decode", is_flag=True, help="Convert files of ids back to text."),
-    click.option("--count", is_flag=True, help="Print only the number of tokens."),
-    click.option("--line-documents", is_flag=True,
-                 help="Make each line a document, and write it as it arrives."),
-    encoding_threads_option,
-    click.option("--layout", type=click.Choice(list(LAYOUTS)), default="raw", show_default=True,
-                 help=f"Layout for --format bin: {describe_layouts()}."),
-    click.option("--shard-tokens", type=TOKEN_COUNT, metavar="N",
-                 help="Write shards of N tokens (100M, 1B): OUT-000000.bin, OUT-000001.bin, ..., "
-                 "and the manifest OUT.json."),
-    click.option("--split", type=SHARE, multiple=True, metavar="NAME=SHARE",
-                 help="Write a random share of the documents to a separate file: val=0.01 puts 1% "
-                 "of them into OUT-val.bin (val.bin next to train.bin). Repeatable."),
-    click.option("--split-by", type=click.Choice(["documents", "position"]), default="documents",
-                 show_default=True,
-                 help="How --split selects text: random documents, or by position, for a text in "
-                 "one file (val=0.1 is its last tenth, starting at a line)."),
-    click.option("--chunk-tokens", type=TOKEN_COUNT, metavar="N",
-                 help="Cut documents into chunks of N tokens; each chunk becomes a document."),
-    click.option("--overlap", type=click.IntRange(min=0), default=0, show_default=True, metavar="K",
-                 help="Start each chunk with the last K tokens of the previous one."),
-    click.option("--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True,
-                 help="Random seed for --split and --shuffle."),
-    click.option("--shuffle", is_flag=True,
-                 help="Write documents in random order; needs 4 extra bytes of disk space per "
-                 "token."),
-    click.option("--max-tokens", type=TOKEN_COUNT, metavar="N",
-                 help="Stop after N tokens (4096, 100M), even in the middle of a document."),
-    click.option("--resume", is_flag=True,
-                 help="Resume an interrupted run. The text is re-tokenized and compared with "
-                 "finished shards, which are not rewritten."),
-    token_dtype_option,
-    part_option,
-    force_option,
-    special_options,
-    source_options,
-    corpus_options,
-    chat_options,
-    device_option,
-    output_options,
-)  # fmt: skip
+if TYPE_CHECKING:
+    from llmgpu.text.parts import Part
 
 
-@click.command()
-@click.argument("files", nargs=-1, metavar="[FILE...|-]")
-@_options
-def tokenize(**options: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TokenizeCommand:
+    """The options of the command."""
+
+    # fmt: off
+    files: tuple[str, ...] = argument("[FILE...|-]", many=True)
+    vocab: str = groups.vocab()
+    output: str = option("-", str, "Output file; - for stdout.", "--output", "-o", metavar="FILE")
+    format_name: str | None = option(
+        None, (*FORMATS, SHOWN),
+        f"Format of the ids: {describe_formats()}; or {SHOWN}, one line per token with its id and "
+        "text (on a terminal, the text with its tokens in color).", "--format",
+        default_words="by the extension of -o, else ids; detected with --decode")
+    match: str | None = option(
+        None, MATCH_RULES,
+        "How words become tokens: longest token first (greedy) or merges in order (bpe).",
+        default_words="the vocabulary's rule")
+    decode: bool = option(False, bool, "Convert files of ids back to text.")
+    count: bool = option(False, bool, "Print only the number of tokens.")
+    line_documents: bool = option(
+        False, bool, "Make each line a document, and write it as it arrives.")
+    threads: int | None = groups.encoding_threads()
+    layout: str = option("raw", LAYOUTS, f"Layout for --format bin: {describe_layouts()}.")
+    shard_tokens: int | None = option(
+        None, "tokens",
+        "Write shards of N tokens (100M, 1B): OUT-000000.bin, OUT-000001.bin, ..., and the "
+        "manifest OUT.json.", metavar="N")
+    split: tuple[tuple[str, float], ...] = option(
+        (), "share",
+        "Write a random share of the documents to a separate file: val=0.01 puts 1% of them into "
+        "OUT-val.bin (val.bin next to train.bin). Repeatable.", metavar="NAME=SHARE", many=True)
+    split_by: str = option(
+        "documents", ("documents", "position"),
+        "How --split selects text: random documents, or by position, for a text in one file "
+        "(val=0.1 is its last tenth, starting at a line).")
+    chunk_tokens: int | None = option(
+        None, "tokens",
+        "Cut documents into chunks of N tokens; each chunk becomes a document.", metavar="N")
+    overlap: int = option(
+        0, int, "Start each chunk with the last K tokens of the previous one.", metavar="K",
+        least=0)
+    seed: int = option(0, int, "Random seed for --split and --shuffle.", least=0)
+    shuffle: bool = option(
+        False, bool,
+        "Write documents in random order; needs 4 extra bytes of disk space per token.")
+    max_tokens: int | None = option(
+        None, "tokens",
+        "Stop after N tokens (4096, 100M), even in the middle of a document.", metavar="N")
+    resume: bool = option(
+        False, bool,
+        "Resume an interrupted run. The text is re-tokenized and compared with finished shards, "
+        "which are not rewritten.")
+    token_dtype: str | None = groups.token_dtype()
+    part: Part | str | None = groups.part()
+    force: bool = groups.force()
+    special: SpecialTokenOptions = group(SpecialTokenOptions)
+    selection: FileOptions = group(FileOptions)
+    reading: ReadingOptions = group(ReadingOptions)
+    chat: ChatOptions = group(ChatOptions)
+    device: str = groups.device()
+    report: ReportOptions = group(ReportOptions)
+    # fmt: on
+
+
+@command(TokenizeCommand, "tokenize", "tokenize:tokenize")
+def tokenize(asked: TokenizeCommand) -> None:
     """Tokenize files, folders or globs; reads stdin by default. Each file is a document.
 
     \b
@@ -100,7 +107,4 @@ def tokenize(**options: Any) -> None:
       tail -f log | llmgpu tokenize --vocab v.bin --line-documents
       llmgpu tokenize --vocab v.bin --decode -o text corpus.bin
     """
-    open_device_early(options, options["files"], TOKENIZING_FROM)
-    from llmgpu.cli import tokenize
-
-    tokenize.tokenize(**options)
+    groups.open_device_early(click.get_current_context().params, asked.files, TOKENIZING_FROM)

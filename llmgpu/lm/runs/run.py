@@ -183,7 +183,7 @@ class TrainingRun:
             "training_tokens": self._batches.training_sequences * config.seq_len,
             "evaluation_sequences": self._batches.evaluation_sequences,
             "model": asdict(config),
-            "options": asdict(self._options),
+            "options": self._options.stored(),
             "intervals": asdict(self._intervals),
             "eos_id": self._eos_id,
             **({} if self._init_path is None else {"init": self._init_path}),
@@ -419,7 +419,7 @@ class TrainingRun:
                 tokens_seen=self._tokens(trainer.step),
                 sequence_position=self._position(trainer.step),
                 random_state={},  # the seed alone decides order and initial weights
-                options=asdict(self._options),
+                options=self._options.stored(),
             ),
             eos_id=self._eos_id,
             keep=self._intervals.keep,

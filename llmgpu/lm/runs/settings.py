@@ -17,8 +17,8 @@ from llmgpu.lm.options import (
     PRESET_BATCHES,
     PRESET_STEPS,
     TrainOptions,
-    flag_of,
 )
+from llmgpu.option_fields import flag_of, own_options
 
 # Options that every run of the first commits stored, and the only values that this llmgpu computes.
 _FIXED_OPTIONS = {
@@ -28,8 +28,8 @@ _FIXED_OPTIONS = {
     "stacked_steps": True,
 }
 
-# When a run is resumed.
-MAY_CHANGE = frozenset({"steps", "decay_steps", "evaluation_batches", "recompute"})
+# Options that may change when a run is resumed.
+MAY_CHANGE = {name for name, one in own_options(TrainOptions).items() if one.may_change}
 FINE_TUNING_LENGTH = 1024  # default of --seq-len where the model's longest sequence is longer
 # The default learning rate. The best for widths of 64 and 128, of AdamW and Muon, was about
 # 1 / width (docs/recipes.md); half of it loses 1 % and leaves room.
@@ -115,7 +115,7 @@ def _shortened(model: ModelConfig, sizes: Mapping[str, Any]) -> ModelConfig:
     """Return a model for training on sequences of the length asked for."""
     for name, value in sizes.items():
         if name != "seq_len" and value is not None:
-            flag = flag_of(name)
+            flag = flag_of(name, ModelConfig)
             raise InputError(
                 f"{flag} is {value}, but --init sets the size of the model; drop {flag}"
             )
@@ -205,7 +205,7 @@ def resumed_settings(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> RunSet
     before = asdict(config) | asdict(options)
     for key, value in wanted.items():
         if key not in MAY_CHANGE and value != before[key]:
-            flag = flag_of(key)
+            flag = flag_of(key, TrainOptions, ModelConfig)
             what = flag if key in asked else f"{flag} of --preset {name}"
             raise InputError(
                 f"{what} is {value}, but the run in {checkpoint.folder.parent} has {before[key]}: "

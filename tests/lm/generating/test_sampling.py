@@ -7,7 +7,8 @@ import pytest
 
 from llmgpu.errors import InputError
 from llmgpu.lm.generating.sampling import Sampler
-from llmgpu.lm.options import SamplingOptions, flag_of
+from llmgpu.lm.options import SamplingOptions
+from llmgpu.option_fields import flag_of
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
 
@@ -92,7 +93,7 @@ def test_huge_logits_do_not_overflow() -> None:
     [{"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0}, {"seed": -1}],
 )
 def test_senseless_options_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(InputError, match=f"{flag_of(next(iter(options)))} is"):
+    with pytest.raises(InputError, match=f"{flag_of(next(iter(options)), SamplingOptions)} is"):
         sampler(**options)
 
 
@@ -102,7 +103,7 @@ def test_values_at_their_limits() -> None:
     SamplingOptions(top_p=1, seed=0)
     SamplingOptions(top_p=1e-9, seed=(1 << 63) - 1)
     for options in ({"top_p": 1.01}, {"seed": 1 << 63}, {"temperature": float("inf")}):
-        with pytest.raises(InputError, match=f"{flag_of(next(iter(options)))} is"):
+        with pytest.raises(InputError, match=f"{flag_of(next(iter(options)), SamplingOptions)} is"):
             sampler(**options)
 
 

@@ -1,0 +1,356 @@
+"""Groups of options that several commands share, and what their values mean."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmgpu import backend
+from llmgpu.cli.options import refuse_given, was_given
+from llmgpu.errors import InputError
+from llmgpu.option_fields import option, own_options
+
+if TYPE_CHECKING:
+    from llmgpu.cli.console import Reporter
+    from llmgpu.text.corpus import CorpusOptions
+    from llmgpu.text.sources import Selection, Sources
+    from llmgpu.text.streams import Source
+
+READING_INPUT = "reading standard input"
+STANDARD_INPUT = "-"
+INPUT_FORMATS = ("auto", "text", "jsonl", "parquet", "bytes")
+VOCAB_HELP = (
+    "Vocabulary: a file written by bpe-train or import, a tokenizer.json, a .tiktoken file, "
+    "vocab.json next to merges.txt, a Hugging Face folder, or the name of an encoding or model "
+    "if tiktoken has downloaded it: cl100k, o200k, gpt2, gpt-4o-mini."
+)
+_TAKING_LESS = ("limit", "max_tokens", "part", "resume", "decode")  # of the text, or none
+_MOST_LABEL = 14  # characters of a column's head
+
+# fmt: off
+# Options of several commands, each declared by a call: a field belongs to one class.
+# See `llmgpu.bpe.interchange.open.find_vocabulary`.
+vocab = partial(option, MISSING, str, VOCAB_HELP, metavar="VOCAB")
+vocabulary_output = partial(
+    option, "v.bin", str, "Vocabulary file to write; - for stdout.", "--output", "-o",
+    metavar="FILE")
+encoding_threads = partial(
+    option, None, "threads", "CPU threads that encode.", metavar="N",
+    default_words="one per processor; up to 4 with NumPy")
+device = partial(
+    option, "auto", str,
+    "\b\nauto: the fastest device for the job;\n"
+    "cpu; gpu: the best GPU; gpu:1: the next one;\n"
+    "NAME[:N]: a GPU whose name contains NAME;\n"
+    "all: CPU and GPUs (tokenize, count).\nAlso set by $LLMGPU_DEVICE.",
+    metavar="auto|cpu|gpu|NAME[:N]", settings={"envvar": "LLMGPU_DEVICE"})
+part = partial(
+    option, None, "part",
+    "Process part I of N; finished parts are skipped. %P in the output name is replaced by "
+    "the part. auto: read I and N from the variables of a Slurm array, of a Kubernetes indexed "
+    "job, or RANK and WORLD_SIZE.", metavar="I/N|auto")
+# See `llmgpu.tokens.foreign`.
+token_dtype = partial(
+    option, None, ("uint16", "uint32"),
+    "Integer type of token files from other tools that don't record it (nanoGPT: uint16).")
+# See `llmgpu.outputs.check_outputs`.
+force = partial(option, False, bool, "Overwrite existing files of a different kind.")
+# fmt: on
+
+
+def _set_log_format(context: click.Context, parameter: click.Parameter, value: str) -> None:
+    """Store the format for `llmgpu.cli.console`."""
+    from llmgpu.cli.console import LOG_FORMAT
+
+    context.meta[LOG_FORMAT] = value
+
+
+def _limit_regex(context: click.Context, parameter: click.Parameter, seconds: float | None) -> None:
+    """Set the time limit of custom patterns for this command."""
+    if seconds is not None:
+        from llmgpu.bpe.pretokens.custom_regex import DEFAULT_MATCH_SECONDS, limit_match_seconds
+
+        limit_match_seconds(seconds)
+        context.call_on_close(partial(limit_match_seconds, DEFAULT_MATCH_SECONDS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """What a command prints about its work."""
+
+    # fmt: off
+    as_json: bool = option(
+        False, bool,
+        "Print the summary as a JSON object on the last line of stdout, or of stderr if stdout "
+        "carries data.", "--json")
+    quiet: bool = option(
+        False, bool, "Suppress everything on stderr except errors.", "--quiet", "-q")
+    log_format: str = option(
+        "text", ("text", "json"),
+        "Format of progress and notes on stderr; json writes an object per line.",
+        settings={"expose_value": False, "callback": _set_log_format})
+    debug: bool = option(
+        False, bool, "Show a traceback on errors.", settings={"expose_value": False})
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingOptions:
+    """How text is read from files."""
+
+    # fmt: off
+    limit: int | None = option(
+        None, "bytes", "Read at most this much text: 4096, 100MB, 2GiB.", metavar="SIZE")
+    doc_separators: tuple[str, ...] = option(
+        (), "text",
+        "Split documents at this text and drop it; with tokenize --decode, write it between "
+        "documents. Repeatable.", "--doc-separator", metavar="TEXT", many=True)
+    encoding_errors: str = option(
+        "raw", ("raw", "strict", "replace"),
+        "What to do with invalid UTF-8: keep the bytes (raw), fail and name the offset (strict), "
+        "or insert U+FFFD (replace).")
+    text_field: str = option(
+        "text", "text",
+        "Field of .jsonl lines, or column of .parquet files, to read text from. Rows without text "
+        "are skipped and counted.", metavar="NAME")
+    bad_rows: str = option(
+        "error", ("error", "skip"),
+        "What to do with .jsonl lines that are not JSON objects, or whose field is not text: fail "
+        "and name the line, or skip and count them.")
+    regex_seconds: float | None = option(
+        None, click.FloatRange(min=0, min_open=True),
+        "CPU time limit per megabyte for a custom pattern.", metavar="SECONDS", default_words="30",
+        settings={"expose_value": False, "callback": _limit_regex})
+    # fmt: on
+
+    def corpus_options(
+        self, *, line_documents: bool = False, more_separators: tuple[str, ...] = ()
+    ) -> CorpusOptions:
+        """Return the library's options; UsageError for an empty separator."""
+        from llmgpu.text.corpus import CorpusOptions
+
+        separators = self.doc_separators + more_separators
+        if "" in separators:
+            raise click.UsageError("--doc-separator must not be empty")
+        return CorpusOptions(
+            text_field=self.text_field,
+            separators=tuple(text.encode() for text in separators),
+            encoding_errors=self.encoding_errors,
+            limit=self.limit,
+            line_documents=line_documents,
+            bad_rows=self.bad_rows,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """Which files are read, and as what."""
+
+    # fmt: off
+    input_format: str = option(
+        "auto", INPUT_FORMATS,
+        "Format of the input; auto goes by the file name. text is plain text, bytes reads any file "
+        "as raw bytes.")
+    exclude: tuple[str, ...] = option(
+        (), "text",
+        "Exclude files and folders with this name ('*.min.js'), or with this path inside a folder "
+        "('docs/old/*'). Repeatable.", metavar="GLOB", many=True)
+    gitignore: bool = option(False, bool, "Skip files in folders that .gitignore ignores.")
+    files_from: str | None = option(
+        None, str,
+        "Read more file names from FILE or standard input, one per line or separated by NUL bytes "
+        "(find -print0).", metavar="FILE|-")
+    # fmt: on
+
+    def named(self, paths: Sequence[str]) -> tuple[str, ...]:
+        """Return `paths` and the names in the list of files; InputError if the list is empty."""
+        names = self.listed(paths)
+        if self.files_from is not None and not names:
+            raise InputError(f"--files-from: {self._list_name} names no files")
+        return (*paths, *names)
+
+    def listed(self, paths: Sequence[str]) -> tuple[str, ...]:
+        """Return the names in the list of files, if there is one; paths: named besides it."""
+        if self.files_from is None:
+            return ()
+        if self.files_from == STANDARD_INPUT and STANDARD_INPUT in paths:
+            both = "standard input can't be both the text and the list of --files-from"
+            raise click.UsageError(both)
+        try:
+            if self.files_from == STANDARD_INPUT:
+                data = sys.stdin.buffer.read()
+            else:
+                with open(self.files_from, "rb") as file:
+                    data = file.read()
+        except (OSError, AttributeError) as error:
+            reason = getattr(error, "strerror", error)
+            raise InputError(f"can't read {self._list_name}: {reason}") from error
+        listed = data.split(b"\0") if b"\0" in data else [*map(_unquoted, data.splitlines())]
+        return tuple(line.decode("utf-8", "surrogateescape") for line in listed if line)
+
+    @property
+    def lists(self) -> list[str]:
+        """The files with lists of files that the command reads."""
+        return [*filter(None, [self.files_from])]
+
+    @property
+    def _list_name(self) -> str | None:
+        return "standard input" if self.files_from == STANDARD_INPUT else self.files_from
+
+    def selection(self) -> Selection:
+        """Return how files are selected, lists of files apart."""
+        from llmgpu.text.sources import Selection
+
+        found = Selection(
+            input_format=self.input_format, exclude=self.exclude, gitignore=self.gitignore
+        )
+        # A pipe has fields only if it holds lines of JSON.
+        return replace(found, of_input="jsonl") if was_given("text_field") else found
+
+
+READING_OPTIONS = tuple(
+    name for name, one in own_options(ReadingOptions).items() if "callback" not in one.settings
+)
+FILE_OPTIONS = tuple(own_options(FileOptions))
+
+
+def _unquoted(name: bytes) -> bytes:
+    """Return a name without the quotes and escapes that git adds to special characters."""
+    if not (len(name) > 2 and name.startswith(b'"') and name.endswith(b'"')):
+        return name
+    try:
+        plain = name[1:-1].decode("unicode_escape").encode("latin-1")  # escapes are of bytes
+    except UnicodeError:
+        return name
+    return name if os.path.lexists(name) else plain
+
+
+def resolve_texts(names: Sequence[str], selection: Selection) -> Sources:
+    """Return the files of text that names stand for; see `resolve_sources`, `check_text_field`."""
+    from llmgpu.text.sources import resolve_sources
+
+    found = resolve_sources(names, selection)
+    check_text_field(found.files)
+    return found
+
+
+def check_text_field(files: Sequence[Source]) -> None:
+    """Raise click.UsageError for a --text-field if no file has fields."""
+    from llmgpu.text.sources import format_of
+
+    if not any(format_of(source) for source in files):
+        first = files[0].path if files else "nothing"
+        refuse_given(
+            ("text_field",),
+            f"is for .jsonl and .parquet files, but {first} is read as text; if it has JSON lines, "
+            "use --input-format jsonl",
+        )
+
+
+# Special tokens and conversations: see `llmgpu.cli.chat.Encoding`.
+@dataclass(frozen=True, kw_only=True)
+class SpecialTokenOptions:
+    """Special tokens in a text and around it."""
+
+    # fmt: off
+    allowed_special: tuple[str, ...] = option(
+        (), "text",
+        "Encode this special token as its id where it occurs in the text; by default it is encoded "
+        "like any other text. Repeatable.", metavar="TEXT|all", many=True)
+    disallow_special: tuple[str, ...] = option(
+        (), "text",
+        "Fail if the text contains this special token (all: any not allowed). Repeatable.",
+        metavar="TEXT|all", many=True)
+    bos: str | None = option(
+        None, "text", "Prepend this token to each document, given as an id or as its text.",
+        metavar="ID|TEXT")
+    eos: str | None = option(
+        None, "text", "Append this token to each document, given as an id or as its text.",
+        metavar="ID|TEXT")
+    add_special_tokens: bool = option(
+        False, bool,
+        "Add the special tokens that the vocabulary's tokenizer.json adds around a text, such as a "
+        "beginning-of-text token.")
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """Whether texts are conversations, see `llmgpu.tokens.conversations`."""
+
+    # fmt: off
+    chat: bool = option(
+        False, bool,
+        "Treat each .jsonl line or .parquet row as a conversation, with its messages in "
+        "--text-field (default: messages). It is rendered with the vocabulary's chat template; "
+        "train computes the loss on assistant tokens only.")
+    chat_template: str | None = option(
+        None, str, "Jinja template for --chat.", metavar="FILE",
+        default_words="the vocabulary's, else ChatML")
+    # fmt: on
+
+
+def piped_input(report: Reporter) -> tuple[str, ...]:
+    """Return standard input, as a source of text, if it is a pipe or a file, and say so."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # there is none
+        return ()
+    if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
+        return ()
+    report.line(READING_INPUT)
+    return (STANDARD_INPUT,)
+
+
+def required_input(report: Reporter, what: str) -> tuple[str, ...]:
+    """Return standard input as `piped_input` does; UsageError that asks for `what` without it."""
+    found = piped_input(report)
+    if not found:
+        raise click.UsageError(f"give {what}, or - for standard input")
+    return found
+
+
+def labels_of(vocabs: Sequence[str]) -> list[str]:
+    """Return the heads of columns: file names, or whole paths where names are equal."""
+    if len(vocabs) == 1:
+        return ["tokens"]
+    names = [os.path.basename(os.path.normpath(vocab)) for vocab in vocabs]
+    labels = names if len(set(names)) == len(names) else vocabs
+    return [label[-_MOST_LABEL:] for label in labels]
+
+
+def id_or_text(token: str | None) -> int | str | None:
+    """Return what names a token on the command line: an id if it is a number."""
+    return int(token) if token and re.fullmatch(r"[0-9]{1,10}", token) else token
+
+
+def gpu_from(least: int) -> int:
+    """Return from how many bytes of text ``auto`` opens an adapter: LLMGPU_GPU_FROM, or `least`.
+
+    Raises click.UsageError if LLMGPU_GPU_FROM is not a size.
+    """
+    try:
+        return backend.gpu_from(least)
+    except InputError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def open_device_early(options: Mapping[str, Any], paths: Sequence[str], least: int) -> None:
+    """Begin to open a command's device, see `llmgpu.backend.select_early`.
+
+    paths: what it reads. least: bytes of text from which ``auto`` takes a device, which it surely
+    does for plain files of that size.
+    """
+    is_large = False
+    if options["device"] == "auto" and not any(options.get(name) for name in _TAKING_LESS):
+        sizes = (os.path.getsize(path) for path in paths if os.path.isfile(path))
+        is_large = sum(sizes) >= gpu_from(least)
+    backend.select_early(options["device"], auto=is_large)
