@@ -37,7 +37,7 @@ _MERGING = (
 _SHARDS = "tokens/test_layouts.py tokens/test_shards.py"
 _ALONE = (
     "bpe/words/number_words.py bpe/encoding/encoder_shared.py "
-    "bpe/training/batched_numpy.py bpe/training/merge_host.py bpe/training/scanned_words.py "
+    "bpe/training/batched_numpy.py bpe/training/merge_host.py "
     "bpe/vocabulary/trie.py bpe/vocabulary/recovery.py bpe/interchange/gguf.py "
     "bpe/interchange/tekken.py bpe/interchange/tiktoken.py tokens/shards.py text/remote.py "
     "lm/generating/sampling.py cpu/transfers.c"

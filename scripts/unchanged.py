@@ -250,7 +250,7 @@ RULES: dict[str, list[str]] = {
         r"\b_SLOT_BITS\b",  # time alone: how many keys share a slot
     ],
     "llmgpu/bpe/training/merge_host.py": [
-        r"^LONG_WORD = ",  # the same merges from either trainer
+        r"^FEW_PAIRS, |^few_pairs = ",  # memory alone
         r"min\(merges - made, SLICE_MERGES\).*: merges - made -> ",  # as below
         r"^SLICE_OCCURRENCES = ",  # how often progress is told
         r"^is_too_much = .*: (.*) > (.*) -> \1 >= \2$",  # a limit of memory, but for one byte
@@ -316,18 +316,6 @@ RULES: dict[str, list[str]] = {
         r"^self\._encoded \+= ",
         r"^self\._expects_enough = ",
         r"^host_rate = ",
-    ],
-    "llmgpu/bpe/training/scanned_words.py": [
-        r"^MOST_COUNTED = ",  # memory alone
-        r"^size \+= len\(part\[0\]\) .*0 -> 1$",  # as many keys as counts
-        r"^self\._most_positions = ",  # time alone: when positions are dropped
-        r"^listed = max\(.*, 1\) \| 73: 1 -> 2$",  # time alone: how many pairs are listed
-        r"^before\[before >= 0\] &= _NUMBER .*: 0 -> 1$",  # symbol 0 is 0 as it is
-        r"^begun = .*: -2 \+ taken -> -2 - taken$",  # only whether it is even counts
-        r"^for first in range\(0, len\(cells\) - 1, CHUNK\): .*\+ 1$",  # a chunk without pairs
-        r"^after\[after >= _MERGING\] = .*: .* > _MERGING$",  # no merge makes symbol 0
-        r"^total, waiting, size = ",  # time alone: when pairs are added up
-        r"^if size > len\(total\[0\]\) \+ CHUNK: ",  # the same
     ],
     "llmgpu/bpe/words/spilling.py": [
         r"^self\._pieces, self\._kept_bytes = \[\], 0 .*: 0 -> 1$",  # a limit, but for one byte

@@ -98,7 +98,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "counter_take": (None, c_void_p, c_void_p, c_void_p, c_void_p),
     "trainer_new": (
         *(c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_int64, c_void_p),
-        *(c_int64, c_int64, c_int64, c_int64, c_int64),
+        *(c_int64, c_int64, c_int64, c_int64, c_int64, c_int64),
     ),
     "trainer_free": (None, c_void_p),
     "trainer_best": (c_int, c_void_p, c_void_p, c_void_p),

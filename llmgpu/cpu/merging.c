@@ -17,6 +17,11 @@
  * - The next pair is the first of a heap of those that occur `threshold` times or more. Counts only
  *   fall, so an entry whose count is out of date is put back with today's; if the heap is empty the
  *   threshold is lowered to half the largest count.
+ * - Where memory is short, there may be `most_pairs` pairs. When there are more, the words are indexed
+ *   again, without the pairs that occur less often than `kept`. As counts only fall, each pair that
+ *   occurs `kept` times or more is indexed: when it is indexed, or when a merge makes it. So the first
+ *   of the heap is the next pair. When the heap is empty, `kept` is halved and the words are indexed
+ *   again, until `kept` is `least`.
  */
 #include "trainer.h"
 
@@ -55,7 +60,7 @@ static void lose(Trainer *trainer, uint64_t key, int64_t weight)
     if (pair == NO_PAIR)
         return;
     trainer->pairs[pair].count -= weight;
-    if (trainer->pairs[pair].count < trainer->least)
+    if (trainer->pairs[pair].count < trainer->kept)
         drop_list(trainer, pair);
 }
 
@@ -256,7 +261,15 @@ static int merge(Trainer *trainer, uint32_t pair, uint32_t merged, int is_new)
 API int llmgpu_trainer_best(Trainer *trainer, uint32_t *symbols, int64_t *count)
 {
     uint32_t pair;
+    if (trainer->num_pairs > trainer->pair_limit && index_pairs(trainer) != 0)
+        return NO_MEMORY;
     int found = best_pair(trainer, &pair);
+    while (found == 0 && trainer->kept > trainer->least) {
+        trainer->kept /= 2; /* the product of `least` and a power of two */
+        if (index_pairs(trainer) != 0)
+            return NO_MEMORY;
+        found = best_pair(trainer, &pair);
+    }
 
     if (found == 1) {
         symbols[0] = (uint32_t)(trainer->pairs[pair].key >> SYMBOL_BITS);

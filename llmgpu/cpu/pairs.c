@@ -108,7 +108,7 @@ int is_worth_keeping(const Trainer *trainer, uint64_t key, int64_t count)
 {
     int64_t length = (int64_t)trainer->lengths[key >> SYMBOL_BITS] +
                      (int64_t)trainer->lengths[key & SYMBOL_MASK];
-    return count >= trainer->least && length <= trainer->longest;
+    return count >= trainer->kept && length <= trainer->longest;
 }
 
 /* ---- Candidates ---- */
@@ -160,7 +160,7 @@ static int lower_threshold(Trainer *trainer)
     for (int64_t k = 0; k < trainer->num_pairs; k++)
         if (trainer->pairs[k].count > largest)
             largest = trainer->pairs[k].count;
-    trainer->threshold = largest / 2 > trainer->least ? largest / 2 : trainer->least;
+    trainer->threshold = largest / 2 > trainer->kept ? largest / 2 : trainer->kept;
     for (int64_t pair = 0; pair < trainer->num_pairs; pair++)
         if (trainer->pairs[pair].count >= trainer->threshold &&
             push_candidate(trainer, (uint32_t)pair) != 0)

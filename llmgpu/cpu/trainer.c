@@ -11,6 +11,8 @@ static uint32_t given_symbol(const void *symbols, int64_t at, int width)
     return width == 1 ? ((const uint8_t *)symbols)[at] : ((const uint32_t *)symbols)[at];
 }
 
+#define TOO_MANY (-3) /* pairs are counted in more passes */
+
 static int lay_out(Trainer *trainer, const void *symbols, int width, const int64_t *offsets)
 {
     int64_t at = 1, word = 0;
@@ -72,14 +74,54 @@ static int each_pair(Trainer *trainer, int (*found)(Trainer *, uint64_t, uint32_
 
 static int count_one(Trainer *trainer, uint64_t key, uint32_t at, int64_t weight)
 {
-    uint32_t pair = find_or_add(trainer, key);
-
     (void)at;
+    if (trainer->passes > 1 && mix_words(key, 1) % trainer->passes != trainer->pass)
+        return 0;
+    uint32_t pair = find_or_add(trainer, key);
     if (pair == NO_PAIR)
         return NO_MEMORY;
     trainer->pairs[pair].count += weight;
     trainer->pairs[pair].size++;
-    return 0;
+    return trainer->num_pairs > trainer->pair_limit ? TOO_MANY : 0;
+}
+
+/* Forget the pairs that occur less often than `kept`, which is doubled while half of the room is not
+ * enough for the others. At least the most frequent pair stays. */
+static int forget_rare_pairs(Trainer *trainer)
+{
+    for (;; trainer->kept *= 2) {
+        int64_t left = 0, largest = 0;
+        for (int64_t k = 0; k < trainer->num_pairs; k++) {
+            Pair pair = trainer->pairs[k];
+            if (!is_worth_keeping(trainer, pair.key, pair.count))
+                continue;
+            trainer->pairs[left++] = pair;
+            largest = pair.count > largest ? pair.count : largest;
+        }
+        trainer->num_pairs = left;
+        if (left <= trainer->most_pairs / 2 || trainer->kept > largest / 2)
+            return make_pair_table(trainer, trainer->mask + 1);
+    }
+}
+
+/* Count the pairs of the words, in as many passes as it takes to count few enough at a time. */
+static int count_pairs(Trainer *trainer)
+{
+    int failed = TOO_MANY;
+
+    for (trainer->passes = 1; failed == TOO_MANY; trainer->passes *= 2) {
+        trainer->num_pairs = 0;
+        failed = make_pair_table(trainer, trainer->mask + 1);
+        for (trainer->pass = 0; failed == 0 && trainer->pass < trainer->passes; trainer->pass++) {
+            trainer->pair_limit = trainer->num_pairs + trainer->most_pairs / 2;
+            failed = each_pair(trainer, count_one);
+            if (failed == 0)
+                failed = forget_rare_pairs(trainer);
+        }
+    }
+    /* Where equally frequent pairs are too many, they stay, and the words are not indexed for each. */
+    trainer->pair_limit = trainer->most_pairs / 2 + trainer->num_pairs;
+    return failed;
 }
 
 static int list_one(Trainer *trainer, uint64_t key, uint32_t at, int64_t weight)
@@ -87,29 +129,28 @@ static int list_one(Trainer *trainer, uint64_t key, uint32_t at, int64_t weight)
     uint32_t pair = *entry_of(trainer, key);
 
     (void)weight;
-    if (trainer->pairs[pair].begin != 0)
+    if (pair != NO_PAIR)
         trainer->pool[trainer->pairs[pair].begin + trainer->pairs[pair].size++] = at;
     return 0;
 }
 
-/* Count the pairs that the words start out with, and list their positions. */
-static int index_pairs(Trainer *trainer)
+/* Count the pairs of the words as they are now, and list the positions of those that are kept. */
+int index_pairs(Trainer *trainer)
 {
-    if (each_pair(trainer, count_one) != 0)
-        return NO_MEMORY;
     int64_t needed = 0;
+
+    trainer->pool_used = trainer->heap_used = 0;
+    trainer->threshold = INT64_MAX;
+    if (count_pairs(trainer) != 0)
+        return NO_MEMORY;
     for (int64_t pair = 0; pair < trainer->num_pairs; pair++)
-        if (is_worth_keeping(trainer, trainer->pairs[pair].key, trainer->pairs[pair].count))
-            needed += LIST_HEAD + trainer->pairs[pair].size;
+        needed += LIST_HEAD + trainer->pairs[pair].size;
     if (reserve_lists(trainer, needed, NO_PAIR) != 0)
         return NO_MEMORY;
     for (int64_t pair = 0; pair < trainer->num_pairs; pair++) {
         int64_t size = trainer->pairs[pair].size;
         trainer->pairs[pair].size = 0;
-        if (is_worth_keeping(trainer, trainer->pairs[pair].key, trainer->pairs[pair].count))
-            new_list(trainer, (uint32_t)pair, size);
-        else
-            trainer->pairs[pair].count = 0;
+        new_list(trainer, (uint32_t)pair, size);
     }
     return each_pair(trainer, list_one);
 }
@@ -136,12 +177,13 @@ API void llmgpu_trainer_free(Trainer *trainer)
  * lengths: of the first `known` symbols in bytes. most: symbols there may be, up to 2^20.
  * total: symbols of the whole text.
  * least, longest: pairs that occur less often, or have more bytes, are not merged.
+ * most_pairs: about how many pairs are indexed at a time, 2 or more; fewer take more time.
  * Words and symbols may have up to 2^32 - 3 bytes and separators in all. NULL without memory.
  */
 API Trainer *llmgpu_trainer_new(const void *symbols, int width, const int64_t *offsets,
                                 const int64_t *counts, int64_t words, const uint32_t *lengths,
                                 int64_t known, int64_t most, int64_t total, int64_t least,
-                                int64_t longest)
+                                int64_t longest, int64_t most_pairs)
 {
     Trainer *trainer = calloc(1, sizeof *trainer);
     if (trainer == NULL)
@@ -154,9 +196,9 @@ API Trainer *llmgpu_trainer_new(const void *symbols, int width, const int64_t *o
     trainer->total = total;
     trainer->next = (uint32_t)known;
     trainer->most = (uint32_t)most;
-    trainer->least = least;
+    trainer->least = trainer->kept = least;
     trainer->longest = longest;
-    trainer->threshold = INT64_MAX;
+    trainer->most_pairs = most_pairs;
     trainer->lengths = malloc((size_t)(most + 1) * sizeof *trainer->lengths);
     Side *sides[2] = {&trainer->left, &trainer->right};
     int failed = trainer->lengths == NULL || make_pair_table(trainer, 4096) != 0;

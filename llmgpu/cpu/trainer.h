@@ -56,11 +56,14 @@ typedef struct {
     /* The pairs. */
     Pair *pairs;
     int64_t num_pairs, pairs_room;
+    int64_t most_pairs, pair_limit; /* room asked for; beyond the limit the words are indexed anew */
+    uint64_t pass, passes;          /* which share of the pairs is counted, and how many there are */
     uint32_t *pool; /* lists from LIST_HEAD on, so that none begins at 0 */
     int64_t pool_used, pool_room;
     uint32_t *table; /* of pairs by key; as many entries as a power of two, half of them free */
     uint64_t mask;
     int64_t least, longest;
+    int64_t kept; /* pairs that occur less often are not indexed: `least`, or more to save memory */
     /* The candidates. */
     Candidate *heap;
     int64_t heap_used, heap_room;
@@ -93,5 +96,8 @@ int reserve_lists(Trainer *trainer, int64_t needed, uint32_t kept_whole);
 int is_worth_keeping(const Trainer *trainer, uint64_t key, int64_t count);
 int push_candidate(Trainer *trainer, uint32_t pair);
 int best_pair(Trainer *trainer, uint32_t *pair);
+
+/* trainer.c: index the pairs of the words as they are now; 0, or NO_MEMORY. */
+int index_pairs(Trainer *trainer);
 
 #endif

@@ -18,6 +18,8 @@ class CTrainer(EngineObject):
     symbols, offsets, counts, lengths, total: see `llmgpu.bpe.training.symbols.SymbolWords`.
     most: symbols there may be in the end, up to 2^20. least, longest: the least count and the most
         bytes of pairs that are merged.
+    most_pairs: about how many pairs are indexed at a time, which bounds the memory; None for all.
+        The merges are the same.
     """
 
     def __init__(
@@ -31,13 +33,15 @@ class CTrainer(EngineObject):
         most: int,
         least: int = 1,
         longest: int | None = None,
+        most_pairs: int | None = None,
     ) -> None:
         """Count the pairs of the words."""
         self._words = len(counts)
         self._most = most
         longest = 1 << 40 if longest is None else longest
+        most_pairs = 1 << 62 if most_pairs is None else most_pairs
         arrays = symbols, symbols.itemsize, offsets, counts, self._words, lengths, len(lengths)
-        super().__init__("trainer", *arrays, most, total, least, longest)
+        super().__init__("trainer", *arrays, most, total, least, longest, most_pairs)
         self._arguments = (counts,)  # of the others it has copies
 
     def best(self) -> tuple[int, int, int] | None:

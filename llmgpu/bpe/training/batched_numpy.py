@@ -36,13 +36,15 @@ from llmgpu.bpe.arrays import GrowableArray
 from llmgpu.bpe.training.linked_words import (
     MAX_SYMBOLS,
     SYMBOL_BITS,
-    LinkedPairs,
+    LinkedSymbols,
+    PairIndex,
     check_limits,
+    count_pairs,
+    merge_batch,
     pairs_of_keys,
     split_keys,
 )
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.scanned_words import ScannedWords
 from llmgpu.bpe.training.symbols import Merges, OnMerges, Spellings, SymbolWords
 from llmgpu.memory import Costs
 from llmgpu.progress import Progress, no_progress
@@ -60,8 +62,6 @@ def train(
     progress: Progress = no_progress,
     on_merges: OnMerges | None = None,
     spellings: Spellings | None = None,
-    scans: bool = False,
-    keeps_words: bool = True,
 ) -> Merges:
     """Learn merges that make up to `merges` new symbols.
 
@@ -70,22 +70,17 @@ def train(
     on_merges: takes the merges of each batch.
     spellings: symbols that merging may still reach, to which what is merged is added. A merge that
         reaches one makes no new symbol.
-    scans: merge in little memory, see `scanned_words`. The merges are the same.
-    keeps_words: if not, `words` has no symbols afterwards, which spares their memory meanwhile.
 
     Memory: about 60 bytes for each symbol of the words, half of it for the positions of pairs, and
-    up to 60 for each distinct pair; or what `scanned_words` takes.
+    up to 60 for each distinct pair.
     """
     check_limits(words, merges)
     lengths = GrowableArray(np.int64, len(words.lengths) + merges)
     lengths.append(words.lengths)
     least = max(options.min_frequency, 1)
     are_worth = partial(_are_worth_merging, lengths, least, options.max_token_length)
-    pairs: LinkedPairs | ScannedWords = (
-        ScannedWords(words, merges, are_worth) if scans else LinkedPairs(words, are_worth)
-    )
-    if not keeps_words:
-        words.let_go()
+    symbols, pairs = LinkedSymbols(words), PairIndex(are_worth)
+    count_pairs(symbols, pairs)
     short_list = ShortList(pairs, least, spellings)
     merged_keys, merged_counts, batches = GrowableArray(np.int64), GrowableArray(np.int64), 0
     while len(lengths) < len(words.lengths) + merges:
@@ -98,14 +93,14 @@ def train(
         left, right = split_keys(keys)
         new = results >= len(lengths)
         lengths.append((lengths.values[left] + lengths.values[right])[new])
-        pairs.merge_batch(slots, results)
+        merge_batch(symbols, pairs, slots, results)
         merged_keys.append(keys)
         merged_counts.append(counts)
         batches += 1
         if on_merges is not None:
             on_merges(pairs_of_keys(keys), counts)
         progress("merging", len(lengths) - len(words.lengths), merges)
-    return Merges(pairs_of_keys(merged_keys.values), merged_counts.values, pairs.total, batches)
+    return Merges(pairs_of_keys(merged_keys.values), merged_counts.values, symbols.total, batches)
 
 
 def _are_worth_merging(
@@ -129,9 +124,7 @@ class ShortList:
     The threshold is a count and a key. Pairs whose count drops below it are left out.
     """
 
-    def __init__(
-        self, pairs: LinkedPairs | ScannedWords, least: int, spellings: Spellings | None
-    ) -> None:
+    def __init__(self, pairs: PairIndex, least: int, spellings: Spellings | None) -> None:
         self._pairs = pairs
         self._least = least
         self._spellings = spellings
@@ -182,8 +175,7 @@ class ShortList:
 
     def _refill(self) -> None:
         """Lower the threshold to the SHORT_LIST best pairs, or to all that there are."""
-        live = self._pairs.live(self._least)
-        self._known = len(self._pairs.keys)  # slots may be others now
+        live = np.flatnonzero(self._pairs.counts.values >= self._least)
         if len(live) == 0:
             return
         counts, keys = self._pairs.counts.values[live], self._pairs.keys.values[live]

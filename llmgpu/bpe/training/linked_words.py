@@ -143,29 +143,6 @@ class PairIndex:
         return of_occurrence
 
 
-class LinkedPairs(PairIndex):
-    """The pairs of linked words, see `PairIndex`. total: number of symbols in the whole text."""
-
-    def __init__(self, words: SymbolWords, keep: Keep) -> None:
-        """Link words, and give slots to the pairs that `keep` chooses."""
-        super().__init__(keep)
-        self._symbols = LinkedSymbols(words)
-        count_pairs(self._symbols, self)
-
-    @property
-    def total(self) -> int:
-        """Number of symbols in the whole text."""
-        return self._symbols.total
-
-    def live(self, least: int) -> NDArray[np.int64]:
-        """Return the slots of all pairs that occur `least` times or more."""
-        return np.flatnonzero(self.counts.values >= least)
-
-    def merge_batch(self, slots: NDArray[np.int64], results: NDArray[np.int64]) -> None:
-        """Merge the pairs with these slots everywhere; see the function."""
-        merge_batch(self._symbols, self, slots, results)
-
-
 def count_pairs(symbols: LinkedSymbols, pairs: PairIndex) -> None:
     """Count the pairs that the words start out with."""
     symbol = symbols.symbol

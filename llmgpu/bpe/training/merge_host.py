@@ -1,8 +1,8 @@
 """Merging on the host: by the CPU engine, one merge after the other, or on NumPy, many at a time.
 
-Words that are too many for the memory that is free, and without the engine those that are very
-long, are merged by NumPy in little memory, which takes longer: see `scanned_words`. All of them
-make the same merges; how the engine does it is in llmgpu/cpu/merging.c.
+Both make the same merges; how the engine makes them is in llmgpu/cpu/merging.c. Where the free
+memory is too small for the index of all pairs, the engine indexes fewer pairs at a time, which
+takes longer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.training import batched_numpy, linked_words, scanned_words
+from llmgpu.bpe.training import batched_numpy, linked_words
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, OnMerges, Spellings, SymbolWords
 from llmgpu.cpu.library import library
@@ -20,7 +20,8 @@ from llmgpu.memory import Costs, free_memory
 from llmgpu.progress import Progress, no_progress
 
 ENGINE_COSTS = Costs(fixed=14 << 20, per_byte=18, per_word=120)
-LONG_WORD = 256  # bytes on average; NumPy's lists of longer ones would take most of the memory
+LITTLE_COSTS = Costs(fixed=176 << 20, per_byte=11.5, per_word=24)  # with fewer pairs at a time
+FEW_PAIRS, POSITIONS_A_PAIR = 1 << 20, 48  # so many pairs at a time, and one more for 48 positions
 SLICE_MERGES = 256  # between two reports
 SLICE_OCCURRENCES = 1 << 22  # merged between two reports; a fraction of a second
 
@@ -30,23 +31,26 @@ _NONE: Piece = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
 
 def memory_costs(words: float, nbytes: float) -> Costs:
     """Return what merging takes for this many words that have `nbytes` in all."""
-    costs = batched_numpy.COSTS if library() is None else ENGINE_COSTS
+    if library() is None:
+        return batched_numpy.COSTS
     free = free_memory()
-    is_too_much = free is not None and costs.of(words, nbytes) > free
-    is_long = library() is None and nbytes > LONG_WORD * words
-    return scanned_words.COSTS if is_too_much or is_long else costs
+    is_too_much = free is not None and ENGINE_COSTS.of(words, nbytes) > free
+    return LITTLE_COSTS if is_too_much else ENGINE_COSTS
 
 
-def require_free(words: SymbolWords) -> None:
-    """Raise InputError if merging needs more memory than is free, however it is done."""
+def _require_free(words: SymbolWords) -> Costs:
+    """Return what merging takes; InputError if that is more memory than is free."""
     count, nbytes, free = len(words.counts), len(words.symbols), free_memory()
-    needed = memory_costs(count, nbytes).of(count, nbytes) - nbytes
+    costs = memory_costs(count, nbytes)
+    needed = costs.of(count, nbytes) - nbytes
     if free is not None and needed > free:
+        engine = "" if library() else "use the CPU engine, which needs less (see llmgpu info), or "
         raise InputError(
             f"merging {count:,} distinct pre-tokens of {nbytes:,} bytes needs up to "
-            f"{needed / 1e6:,.0f} MB of memory, and {free / 1e6:,.0f} MB are free: use less text "
-            "(--limit), or a pattern that makes shorter pre-tokens"
+            f"{needed / 1e6:,.0f} MB of memory, and {free / 1e6:,.0f} MB are free: {engine}"
+            "use less text (--limit), or a pattern that makes shorter pre-tokens"
         )
+    return costs
 
 
 def train(
@@ -61,11 +65,12 @@ def train(
 ) -> Merges:
     """Learn merges that make up to `merges` new symbols; see `batched_numpy.train`.
 
+    keeps_words: if not, `words` has no symbols afterwards, which spares their memory meanwhile.
+
     Raises InputError if there is too little memory.
     """
-    require_free(words)
-    scans = memory_costs(len(words.counts), len(words.symbols)) is scanned_words.COSTS
-    if scans or library() is None:
+    costs = _require_free(words)
+    if library() is None:
         return batched_numpy.train(
             words,
             options,
@@ -73,10 +78,16 @@ def train(
             progress=progress,
             on_merges=on_merges,
             spellings=spellings,
-            scans=scans,
-            keeps_words=keeps_words,
         )
-    trainer = _open(words, merges, max(options.min_frequency, 1), options.max_token_length)
+    positions = len(words.counts) + len(words.symbols)
+    few_pairs = FEW_PAIRS + positions // POSITIONS_A_PAIR
+    trainer = _open(
+        words,
+        merges,
+        max(options.min_frequency, 1),
+        options.max_token_length,
+        few_pairs if costs is LITTLE_COSTS else None,
+    )
     if not keeps_words:
         words.let_go()
     learned, made = [_NONE], 0
@@ -127,7 +138,11 @@ def apply_merges(
 
 
 def _open(
-    words: SymbolWords, new_symbols: int, least: int = 1, longest: int | None = None
+    words: SymbolWords,
+    new_symbols: int,
+    least: int = 1,
+    longest: int | None = None,
+    most_pairs: int | None = None,
 ) -> CTrainer:
     linked_words.check_limits(words, new_symbols)
     return CTrainer(
@@ -139,4 +154,5 @@ def _open(
         most=len(words.lengths) + new_symbols,
         least=least,
         longest=longest,
+        most_pairs=most_pairs,
     )

@@ -95,6 +95,37 @@ def test_merging_in_c_is_within_its_estimate(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(library() is None, reason="the CPU engine is not built")
+@pytest.mark.parametrize("least", [1, 2])
+@pytest.mark.parametrize("lengths", ["[9_000_000]", "[9] * 1_000_000", "[2] * 4_000_000"])
+def test_merging_in_little_memory_takes_few_bytes_a_byte(lengths: str, least: int) -> None:
+    """Of random bytes, whose pairs are many: all of them take up to 47 bytes a byte."""
+    code = (
+        "from dataclasses import replace\n"
+        "from llmgpu.bpe.training import merge_host\n"
+        "from llmgpu.bpe.training.options import TrainingOptions\n"
+        "from tests.bpe.training.test_memory import byte_ranks, byte_symbols, of_lengths\n"
+        f"words = of_lengths(bytes(range(256)), {lengths})\n"
+        "symbols = byte_symbols(words, byte_ranks('hf'))\n"
+        "merge_host.FEW_PAIRS = 1 << 16\n"  # so that what is fixed hardly matters
+        "merge_host.LITTLE_COSTS = replace(merge_host.LITTLE_COSTS, fixed=24 << 20)\n"
+        "merge_host.free_memory = lambda: merge_host.ENGINE_COSTS.of(*sizes) - 1\n"
+        "sizes = len(words), len(words.data)\n"
+        "def now(key):\n"
+        "    status = dict(line.split(':', 1) for line in open('/proc/self/status'))\n"
+        "    return int(status[key].split()[0]) * 1024\n"
+        "open('/proc/self/clear_refs', 'w').write('5')\n"  # the peak begins here
+        "before = now('VmRSS')\n"
+        f"options = TrainingOptions(20_000, min_frequency={least})\n"
+        "merge_host.train(symbols, options, merges=19_744)\n"
+        "print(words.nbytes + now('VmHWM') - before, merge_host.LITTLE_COSTS.of(*sizes))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    peak, estimate = map(int, done.stdout.split())
+    assert peak < estimate
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(library() is None, reason="the CPU engine is not built")
 @pytest.mark.parametrize("letters", [b"a", LETTERS])
 def test_merging_one_long_word_in_c_takes_few_times_its_length(letters: bytes) -> None:
     """With the text, and with the symbols and lists of 30 MB that no longer matter at its size."""

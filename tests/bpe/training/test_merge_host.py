@@ -16,7 +16,7 @@ from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, Spellings, SymbolWords, byte_symbols
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.cpu import library
-from llmgpu.errors import LlmgpuError
+from llmgpu.errors import InputError, LlmgpuError
 from tests.bpe.training.test_batched_gpu import distinct
 from tests.bpe.training.test_batched_numpy import (
     DOCUMENTS,
@@ -103,6 +103,60 @@ def test_a_longer_text_gives_what_numpy_gives() -> None:
     words = symbol_words([make_text(8, 8000)], "none")
     expected = batched_numpy.train(words, REPEATED, merges=2000)
     assert_same(merge_host.train(words, REPEATED, merges=2000), expected)
+
+
+@settings(deadline=None, max_examples=examples(200))
+@given(WORDS, st.integers(1, 3), st.none() | st.integers(2, 7), st.integers(2, 40))
+def test_few_pairs_at_a_time_give_the_same_merges(
+    words: dict[bytes, int], least: int, longest: int | None, most_pairs: int
+) -> None:
+    options = TrainingOptions(1000, min_frequency=least, max_token_length=longest)
+    symbols = byte_symbols(distinct(words), byte_ranks("hf"))
+    trainer = merge_host._open(symbols, 60, least, longest, most_pairs)
+    pairs, counts = trainer.train(60, 1 << 40)
+    assert_same(
+        Merges(pairs, counts, trainer.total), batched_numpy.train(symbols, options, merges=60)
+    )
+
+
+def test_a_longer_text_with_few_pairs_at_a_time() -> None:
+    """Random bytes have many equally frequent pairs, more of them than are indexed at a time."""
+    text = np.random.default_rng(2).integers(0, 256, 30_000, np.uint8).tobytes()
+    symbols = symbol_words([text, make_text(8, 8000)], "none")
+    trainer = merge_host._open(symbols, 3000, 2, None, 2000)
+    pairs, counts = trainer.train(3000, 1 << 40)
+    expected = batched_numpy.train(symbols, REPEATED, merges=3000)
+    assert_same(Merges(pairs, counts, trainer.total), expected)
+
+
+def test_little_memory_is_enough_for_few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = merge_host.memory_costs(10**6, 10**7)
+    assert usual is merge_host.ENGINE_COSTS
+    free = usual.of(10**6, 10**7) - 1
+    monkeypatch.setattr(merge_host, "free_memory", lambda: free)
+    assert merge_host.memory_costs(10**6, 10**7) is merge_host.LITTLE_COSTS
+    monkeypatch.setattr(merge_host, "free_memory", lambda: None)
+    assert merge_host.memory_costs(10**6, 10**7) is usual
+    words = symbol_words([make_text(8, 8000)], "none")
+    expected = merge_host.train(words, REPEATED, merges=200)
+    monkeypatch.setattr(merge_host, "LITTLE_COSTS", replace(usual, fixed=0))
+    monkeypatch.setattr(merge_host, "free_memory", lambda: usual.fixed)
+    monkeypatch.setattr(merge_host, "FEW_PAIRS", 20)
+    assert_same(merge_host.train(words, REPEATED, merges=200), expected)
+
+
+@pytest.mark.parametrize("engine", ["c", "numpy"])
+def test_too_little_memory_is_said_before_merging(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(library.VARIABLE, engine)
+    monkeypatch.setattr(merge_host, "free_memory", lambda: 5_000_000)
+    needed, remedy = {"c": (185, "use less"), "numpy": (11, "use the CPU engine.* or use less")}[
+        engine
+    ]
+    message = rf"^merging 1 distinct .* up to {needed} MB .* 5 MB are free: {remedy} text"
+    with pytest.raises(InputError, match=message):
+        merge_host.train(symbol_words([b"ab" * 500], "none"), TrainingOptions(300), merges=3)
 
 
 @settings(deadline=None, max_examples=examples(200))
