@@ -33,8 +33,7 @@ from llmgpu.errors import InputError
 from llmgpu.lm.checkpoints.checkpoint import open_model
 from llmgpu.lm.config import SHORT_CONTEXT
 from llmgpu.lm.data.inputs import default_separator
-from llmgpu.lm.generating.continuation import Continuation, Ends
-from llmgpu.lm.generating.generator import Generator
+from llmgpu.lm.generating.generator import Continuation, Ends, Generator
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.loading import load_model
 from llmgpu.lm.options import SamplingOptions

@@ -22,8 +22,7 @@ from llmgpu.cli.prompts import Prompt, continue_prompts, from_user, prompt_ids, 
 from llmgpu.errors import InputError
 from llmgpu.input_files import decode_text, naming, number_of, printable
 from llmgpu.lm.checkpoints.checkpoint import open_model
-from llmgpu.lm.generating.continuation import Continuation, Ends
-from llmgpu.lm.generating.generator import Generator
+from llmgpu.lm.generating.generator import Continuation, Ends, Generator
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.loading import load_model
 from llmgpu.text.streams import STANDARD_INPUT

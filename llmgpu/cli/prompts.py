@@ -13,8 +13,7 @@ from llmgpu.cli.console import print_result
 from llmgpu.errors import InputError
 from llmgpu.input_files import decode_text, input_errors, naming, read_whole
 from llmgpu.lm.checkpoints.pretrained import SavedModel
-from llmgpu.lm.generating.continuation import Continuation, Ends
-from llmgpu.lm.generating.generator import Generator, Request
+from llmgpu.lm.generating.generator import Continuation, Ends, Generator, Request
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.options import SamplingOptions
 from llmgpu.text.chat import MESSAGES, check_messages

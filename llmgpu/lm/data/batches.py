@@ -2,14 +2,15 @@
 
 - A sequence is seq_len + 1 tokens: the model reads the first seq_len and predicts the last seq_len.
   The next sequence starts with the token that this one ends with.
-- Some sequences are for evaluation only: of several parts of the row, see `held_out`, or of another
-  row.
+- Some sequences are for evaluation only. They are taken from several parts of the row, a block at
+  the end of each part, because texts are often sorted by origin; or from another row. Where the
+  token between documents is near, a block begins at one, and training continues after one.
 - Each epoch cuts the rest at other borders and takes the sequences in another order: it starts at a
   random token, less than seq_len from the first. Up to seq_len tokens at the ends are left out.
 - Ids that a loss mask leaves out are read, and not predicted: their targets are ignored.
 - Order and borders depend on seed and epoch alone, so a resumed run only needs the number of
   sequences taken so far.
-- Several corpora with weights are cut and ordered apart, each in its own epochs; see `mixture`.
+- Several corpora with weights are cut and ordered apart, each in its own epochs, see `Mixture`.
 """
 
 from __future__ import annotations
@@ -23,18 +24,53 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
-from llmgpu.lm.data.held_out import Ranges, divide
-from llmgpu.lm.data.mixture import Mixture
 from llmgpu.lm.data.token_source import TokenSource, check_ids
+from llmgpu.lm.options import TrainOptions
 
 IGNORED_TARGET = 0xFFFFFFFF  # beyond every vocabulary: the loss leaves it out
-EVALUATION_FRACTION = 0.01
-
+SEARCHED_SEQUENCES = 8  # how far a document may begin before the place that was meant
+LEAST_PART = 64  # sequences of a part, so that blocks and searches fit
 ROUNDS = 8  # of the Feistel network
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_WHOLE_WEIGHT = 1 << 20  # weights are fractions of it, so that shares are exact in int64
 
 Batch = tuple[NDArray[np.uint32], NDArray[np.uint32]]  # tokens (B, T), targets (B, T)
+
+
+class Mixture:
+    """Draws sequences from corpora in the shares of their weights, each above 0.
+
+    The number of a sequence decides its corpus, so a resumed run needs nothing but the number of
+    sequences taken. Of the first n sequences floor(n * weight) are from the first corpus; the
+    others are shared out among the remaining corpora in the same way. So shares are as exact as
+    whole sequences can be, all along the run.
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        """Take the weights, in any unit."""
+        total = sum(weights)
+        self._shares = [max(1, round(weight / total * _WHOLE_WEIGHT)) for weight in weights]
+
+    def places(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the corpus of each sequence (n,), and its number among those of that corpus.
+
+        numbers: of sequences, from 0, below 2^43.
+        """
+        corpora = np.full(len(numbers), len(self._shares) - 1, np.int64)
+        left, open_ = numbers.copy(), np.ones(len(numbers), np.bool_)
+        places = numbers.copy()
+        whole = sum(self._shares)
+        for corpus, share in enumerate(self._shares[:-1]):
+            before, after = left * share // whole, (left + 1) * share // whole
+            taken = open_ & (after > before)
+            corpora[taken], places[taken] = corpus, before[taken]
+            open_ &= ~taken
+            left -= before
+            whole -= share
+        places[open_] = left[open_]
+        return corpora, places
 
 
 @dataclass(frozen=True)
@@ -81,46 +117,42 @@ class Batches:
     def __init__(
         self,
         source: TokenSource,
-        batch_size: int,
+        options: TrainOptions,
         seq_len: int,
-        *,
-        seed: int = 0,
-        evaluation_fraction: float = EVALUATION_FRACTION,
-        evaluation_parts: int = 1,
         separator: int | None = None,
         evaluation_source: TokenSource | None = None,
-        weights: Sequence[float] = (1.0,),
     ) -> None:
         """Divide the tokens.
 
-        batch_size: sequences (B). seq_len: tokens of each (T). evaluation_fraction: the part of all
-        sequences that is held out, at least one; 0 for none. All are as `TrainOptions` and
-        `ModelConfig` check them. evaluation_parts: the most parts of the tokens that they are of.
-        separator: between documents, if any. evaluation_source: what to evaluate on instead.
-        weights: of the corpora of `source`, if it has several.
+        options: sequences of a batch (B), seed, weights of the corpora of `source`, and the
+            fraction of all sequences that is held out, at least one; 0 for none.
+        seq_len: tokens of a sequence (T). separator: id between documents, if any.
+        evaluation_source: what to evaluate on instead of a fraction of `source`.
 
         Raises InputError for too few tokens.
         """
-        self.batch_size, self.seq_len = batch_size, seq_len
-        self._source, self._seed = source, seed
-        self._mixture = Mixture(weights)
-        fraction = evaluation_fraction if evaluation_source is None else 0.0
+        self.batch_size, self.seq_len = options.batch_size, seq_len
+        self._source, self._seed = source, options.seed
+        self._mixture = Mixture(options.shares)
+        fraction = options.evaluation_fraction if evaluation_source is None else 0.0
         trained: list[tuple[int, int]] = []
         self._corpora: list[_Corpus] = []
         evaluated = []
         for begin, end in pairwise([0, *accumulate(source.corpora or [len(source)])]):
-            corpus = Ranges(source, [(begin, end)])
+            corpus = source.joined([(begin, end)])
             held_out = round(max(0, len(corpus) - 1) // seq_len * fraction)
             held_out = max(1, held_out) if fraction else 0
             if len(corpus) - 1 - held_out * seq_len < seq_len:
-                raise _too_short(corpus, seq_len, held_out)
-            division = divide(corpus, seq_len, held_out, evaluation_parts, separator)
-            left = [(begin + first, begin + last) for first, last in division.training]
+                raise _too_short(len(corpus), seq_len, held_out)
+            training, evaluation = divide(
+                corpus, seq_len, held_out, options.evaluation_parts, separator
+            )
+            left = [(begin + first, begin + last) for first, last in training]
             size, before = sum(b - a for a, b in left), sum(b - a for a, b in trained)
             self._corpora.append(_Corpus(len(self._corpora), before, size, seq_len))
             trained += left
-            evaluated.append(begin + division.evaluation)
-        self._training = Ranges(source, trained)
+            evaluated.append(begin + evaluation)
+        self._training = source.joined(trained)
         self._evaluated, self._evaluation_starts = source, np.concatenate(evaluated)
         if evaluation_source is not None:
             count = (len(evaluation_source) - 1) // seq_len
@@ -158,11 +190,10 @@ class Batches:
             chosen = taken * every // count
             yield self._read(self._evaluated, self._evaluation_starts[chosen])
 
-    def _read(self, row: Ranges | TokenSource, starts: NDArray[np.int64]) -> Batch:
+    def _read(self, row: TokenSource, starts: NDArray[np.int64]) -> Batch:
         """Read the sequences that start at `starts` (n,), n <= B, and fill up with ignored ones."""
         shape = (self.batch_size, self.seq_len)
         tokens, targets = np.zeros(shape, np.uint32), np.full(shape, IGNORED_TARGET, np.uint32)
-        has_mask = row.has_mask
         for k, start in enumerate(starts.tolist()):
             ids = row.read(start, self.seq_len + 1)
             try:
@@ -170,7 +201,7 @@ class Batches:
             except InputError as error:
                 raise InputError(f"a token file was changed during the run: {error}") from error
             tokens[k], targets[k] = ids[:-1], ids[1:]
-            if has_mask:
+            if row.has_mask:
                 targets[k][~row.read_mask(start + 1, self.seq_len)] = IGNORED_TARGET
         return tokens, targets
 
@@ -197,12 +228,61 @@ def token_bytes(vocabulary: Vocabulary) -> NDArray[np.uint32]:
     return spans
 
 
-def _too_short(source: Ranges, seq_len: int, held_out: int) -> InputError:
+def divide(
+    source: TokenSource, seq_len: int, held_out: int, parts: int, separator: int | None
+) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:
+    """Hold out sequences of a source of more than seq_len * held_out tokens.
+
+    Returns the ranges of tokens to train on, ascending, and where the sequences held out begin.
+
+    held_out: sequences in all. parts: the most parts of the text that they are taken from; with one
+    they are the last of the text. separator: the id between documents, if any.
+    """
+    size = len(source)
+    parts = max(1, min(parts, held_out, size // (LEAST_PART * seq_len)))
+    training: list[tuple[int, int]] = []
+    evaluation = []
+    resumed = 0
+    for part in range(parts):
+        end = (part + 1) * size // parts
+        sequences = held_out // parts + (part < held_out % parts)
+        # The last target of a sequence is the token after it.
+        begin = end - sequences * seq_len - 1
+        if parts > 1 and separator is not None and sequences:
+            least = max(resumed + seq_len, begin - SEARCHED_SEQUENCES * seq_len)
+            begin = _last(source, separator, least, begin)
+        # The first token that is held out is read there, and predicted here.
+        training.append((resumed, max(resumed, begin + 1)))
+        evaluation.append(begin + seq_len * np.arange(sequences, dtype=np.int64))
+        resumed = begin + sequences * seq_len + 1
+        if part < parts - 1 and separator is not None:
+            found = _first(source, separator, resumed, end + SEARCHED_SEQUENCES * seq_len)
+            resumed = resumed if found is None else found + 1
+    training.append((resumed, size))
+    used = [(begin, end) for begin, end in training if begin < end]
+    return used, np.concatenate(evaluation)
+
+
+def _last(source: TokenSource, separator: int, least: int, begin: int) -> int:
+    """Return the last place from `least` to `begin` of the separator; `begin` if there is none."""
+    if least > begin:
+        return begin
+    found = np.flatnonzero(source.read(least, begin - least + 1) == separator)
+    return least + int(found[-1]) if len(found) else begin
+
+
+def _first(source: TokenSource, separator: int, begin: int, end: int) -> int | None:
+    """Return the first place from `begin` on of the separator, before `end`."""
+    found = np.flatnonzero(source.read(begin, end - begin) == separator)
+    return begin + int(found[0]) if len(found) else None
+
+
+def _too_short(tokens: int, seq_len: int, held_out: int) -> InputError:
     needed = (1 + held_out) * seq_len + 1
     for_evaluation = f" and {held_out:,} for evaluation" if held_out else ""
     or_less = ", or hold out less for evaluation" if held_out else ""
     return InputError(
-        f"{len(source):,} tokens are too few: one sequence of {seq_len:,} for training"
+        f"{tokens:,} tokens are too few: one sequence of {seq_len:,} for training"
         f"{for_evaluation} take {needed:,}; use more text or a shorter sequence length{or_less}"
     )
 

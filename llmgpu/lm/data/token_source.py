@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,24 +26,33 @@ from llmgpu.tokens.npy import HEADER_BYTES
 _SCANNED_IDS = 1 << 22  # at a time
 _NAMED_IDS = 5  # invalid ids that a message names
 
-_Number = TypeVar("_Number", bound=np.generic)
+
+@dataclass(frozen=True)
+class _Piece:
+    """`count` ids of a file from `begin` on."""
+
+    file: BinFile
+    begin: int
+    count: int
 
 
 class TokenSource:
-    """The ids of token files, end to end.
+    """The ids of token files, or of ranges of them, end to end.
 
     vocabulary: that all of them were made with, by its match rule. checksum: CRC-32 of all ids, in
     one file or in many; mask_checksum: that of which ids count in the loss; 0 before `check_ids`.
-    corpora: how many ids each of several corpora has, one after the other.
+    corpora: how many ids each of several corpora has, one after the other. has_mask: whether a file
+    says that not all of its ids count in the loss.
     """
 
-    def __init__(self, files: Sequence[BinFile], vocabulary: Vocabulary) -> None:
-        """Take the files, which have ids of `vocabulary`; `open_token_files` makes sure of that."""
-        self._files = [file for file in files if file.count]
-        self._ends = np.cumsum([file.count for file in self._files], dtype=np.int64)
+    def __init__(self, pieces: Sequence[_Piece], vocabulary: Vocabulary) -> None:
+        """Take pieces with ids of `vocabulary`; `open_token_files` makes sure of that."""
+        self._pieces = [piece for piece in pieces if piece.count]
+        self._ends = np.cumsum([piece.count for piece in self._pieces], dtype=np.int64)
         self.vocabulary = vocabulary
         self.checksum = self.mask_checksum = 0
         self.corpora: list[int] = []
+        self.has_mask = any(piece.file.has_mask for piece in self._pieces)
 
     def __len__(self) -> int:
         """Return the number of ids."""
@@ -50,55 +60,46 @@ class TokenSource:
 
     def count_in(self, paths: Collection[str]) -> int:
         """Return the number of ids in the files of some paths."""
-        return sum(file.count for file in self._files if file.path in paths)
+        return sum(piece.count for piece in self._pieces if piece.file.path in paths)
 
     @property
     def folders(self) -> set[Path]:
         """The folders that the files are in."""
-        return {Path(file.path).parent for file in self._files}
+        return {Path(piece.file.path).parent for piece in self._pieces}
 
     @property
     def foreign_files(self) -> list[str]:
         """The files that don't record the vocabulary of their ids."""
-        return [file.path for file in self._files if not file.fingerprint]
+        return [piece.file.path for piece in self._pieces if not piece.file.fingerprint]
 
-    @property
-    def has_mask(self) -> bool:
-        """Whether a file says that not all of its ids count in the loss."""
-        return any(file.has_mask for file in self._files)
+    def joined(self, ranges: Iterable[tuple[int, int]]) -> TokenSource:
+        """Return the ids of ranges of this source, end to end."""
+        pieces = chain.from_iterable(self._between(begin, end) for begin, end in ranges)
+        return TokenSource([*pieces], self.vocabulary)
 
-    def read_mask(self, start: int, count: int) -> NDArray[np.bool_]:
-        """Return which of the ids [start, start + count) count in the loss; errors as `read`."""
-        return self._gather(start, count, np.bool_, _read_mask)
+    def _between(self, begin: int, end: int) -> Iterator[_Piece]:
+        """Yield the pieces that the ids [begin, end) are in, in order."""
+        if not 0 <= begin <= end <= len(self):
+            raise IndexError(f"{end - begin} ids from {begin} on, but there are {len(self)}")
+        index = int(np.searchsorted(self._ends, begin, side="right"))
+        while begin < end:
+            piece, last = self._pieces[index], int(self._ends[index])
+            count = min(end, last) - begin
+            yield _Piece(piece.file, piece.begin + piece.count - (last - begin), count)
+            begin, index = begin + count, index + 1
 
     def read(self, start: int, count: int) -> NDArray[np.uint32]:
         """Return the ids [start, start + count): uint32 (count,).
 
         Raises IndexError unless all of them are there, InputError if a file can't be read any more.
         """
-        return self._gather(start, count, np.uint32, _read_ids)
+        pieces = [_read_ids(piece) for piece in self._between(start, start + count)]
+        return np.concatenate([np.empty(0, np.uint32), *pieces], dtype=np.uint32)
 
-    def _gather(
-        self,
-        start: int,
-        count: int,
-        kind: type[_Number],
-        read: Callable[[BinFile, int, int], NDArray[Any]],
-    ) -> NDArray[_Number]:
-        """Return what `read` returns for files, each with a beginning and a count, end to end."""
-        if not 0 <= start <= start + count <= len(self):
-            raise IndexError(f"{count} ids from {start} on, but there are {len(self)}")
-        found = np.empty(count, kind)
-        index = int(np.searchsorted(self._ends, start, side="right"))
-        done = 0
-        while done < count:
-            file = self._files[index]
-            begin = start + done - (int(self._ends[index]) - file.count)
-            piece = read(file, begin, min(count - done, file.count - begin))
-            found[done : done + len(piece)] = piece
-            done += len(piece)
-            index += 1
-        return found
+    def read_mask(self, start: int, count: int) -> NDArray[np.bool_]:
+        """Return which of the ids [start, start + count) count in the loss; errors as `read`."""
+        pieces = [_read_mask(piece) for piece in self._between(start, start + count)]
+        return np.concatenate([np.empty(0, np.bool_), *pieces])
 
     def check_ids(self, progress: Progress = no_progress) -> None:
         """Check all ids and keep their checksum, the CRC-32 of them as uint32, and that of masks.
@@ -108,27 +109,29 @@ class TokenSource:
         progress: called with the number of ids checked, phase "checking tokens".
         """
         done = checksum = mask_checksum = 0
-        has_mask, counts = self.has_mask, False
-        for file in self._files:
-            for begin in range(0, file.count, _SCANNED_IDS):
-                block = _read_ids(file, begin, min(_SCANNED_IDS, file.count - begin))
+        counts = False
+        for whole in self._pieces:
+            for begin in range(0, whole.count, _SCANNED_IDS):
+                piece = _Piece(whole.file, begin, min(_SCANNED_IDS, whole.count - begin))
+                block = _read_ids(piece)
                 if int(block.max()) >= self.vocabulary.size:
                     position = int(np.argmax(block >= self.vocabulary.size))
                     raise InputError(
-                        f"{file.path}: id {block[position]} at position {begin + position} is "
-                        f"beyond the vocabulary of {self.vocabulary.size} ids: the file is damaged"
+                        f"{piece.file.path}: id {block[position]} at position {begin + position} "
+                        f"is beyond the vocabulary of {self.vocabulary.size} ids: the file is "
+                        "damaged"
                     )
                 checksum = zlib.crc32(block.astype("<u4").tobytes(), checksum)
-                if has_mask:
-                    mask = _read_mask(file, begin, len(block))
+                if self.has_mask:
+                    mask = _read_mask(piece)
                     counts |= bool(mask.any())
                     mask_checksum = zlib.crc32(mask.tobytes(), mask_checksum)
                 done += len(block)
                 progress("checking tokens", done, len(self))
-        if has_mask and not counts:
+        if self.has_mask and not counts:
             raise InputError(
-                f"{self._files[0].path}: no token counts towards the loss, because no conversation "
-                "has an assistant message"
+                f"{self._pieces[0].file.path}: no token counts towards the loss, because no "
+                "conversation has an assistant message"
             )
         self.checksum, self.mask_checksum = checksum, mask_checksum
 
@@ -158,34 +161,33 @@ def open_token_files(
         raise VocabularyError(
             f"{one} was tokenized with --match {first}, {other} with --match {second}: use one rule"
         )
-    source = TokenSource(files, next((made for made, _ in rules.values()), vocabulary))
+    pieces = [_Piece(file, 0, file.count) for file in files]
+    source = TokenSource(pieces, next((made for made, _ in rules.values()), vocabulary))
     source.check_ids(progress)
     return source
 
 
-def _read_ids(file: BinFile, begin: int, count: int) -> NDArray[np.integer]:
-    """Return `count` ids of a file from `begin` on: (count,)."""
-    return _read_numbers(file.path, file.dtype, file.offset, file.count, begin, count)
+def _read_ids(piece: _Piece) -> NDArray[np.integer]:
+    return _read_numbers(piece, piece.file.path, piece.file.dtype, piece.file.offset)
 
 
-def _read_mask(file: BinFile, begin: int, count: int) -> NDArray[np.bool_]:
-    """Return which of `count` ids of a file from `begin` on count in the loss: (count,)."""
-    if not file.has_mask:
-        return np.ones(count, np.bool_)
-    path, byte = mask_path(file.path), np.dtype(np.uint8)
-    mask: NDArray[np.bool_] = _read_numbers(path, byte, HEADER_BYTES, file.count, begin, count) != 0
-    return mask
+def _read_mask(piece: _Piece) -> NDArray[np.bool_]:
+    """Return which ids of a piece count in the loss: (count,)."""
+    if not piece.file.has_mask:
+        return np.ones(piece.count, np.bool_)
+    path = mask_path(piece.file.path)
+    return _read_numbers(piece, path, np.dtype(np.uint8), HEADER_BYTES).astype(np.bool_)
 
 
 def _read_numbers(
-    path: str, dtype: np.dtype[np.integer], offset: int, length: int, begin: int, count: int
+    piece: _Piece, path: str, dtype: np.dtype[np.integer], offset: int
 ) -> NDArray[np.integer]:
-    """Return `count` numbers from `begin` on of a file of `length` numbers after `offset` bytes."""
+    """Return the numbers of a piece; path, dtype, offset: where and how they are stored."""
     width = dtype.itemsize
     with input_errors(path), open(path, "rb", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size
-        numbers = np.fromfile(stream, dtype, count, offset=offset + begin * width)
-    if size < offset + length * width or len(numbers) < count:
+        numbers = np.fromfile(stream, dtype, piece.count, offset=offset + piece.begin * width)
+    if size < offset + piece.file.count * width or len(numbers) < piece.count:
         raise InputError(f"{path} was cut short to {size} bytes while it was read")
     return numbers
 

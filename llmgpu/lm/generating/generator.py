@@ -8,6 +8,8 @@ Ids are chosen on the device, several steps ahead of what the host has read. Wha
 random is drawn on the host as well, in float64, from the largest logits: that is what counts, and
 steps that followed another id are dropped. Where more than the largest decide, the host reads all
 logits.
+
+A `Continuation` is a prompt with the ids that follow it, up to the first of some strings.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.lm.data.token_source import check_ids
 from llmgpu.lm.generating.cached_rows import MAX_STEPS, CachedRows, Largest
@@ -289,3 +292,92 @@ class Generator:
             check_ids(ids, self._ids)
         except InputError as error:
             raise InputError(f"the prompt can't be used: {error}") from error
+
+
+class StopStrings:
+    """The bytes of a text as it grows, up to the first of some strings.
+
+    found: whether one has come; nothing may be added then. data: all bytes added, without it and
+    what follows.
+    """
+
+    def __init__(self, stops: Sequence[bytes] = ()) -> None:
+        """Start without text; `stops` are not empty."""
+        self._stops = stops
+        self.data = bytearray()
+        self.found = False
+        self._given = 0
+
+    def add(self, piece: bytes) -> bool:
+        """Add bytes; return whether the text has ended."""
+        before = len(self.data)
+        self.data += piece
+        longest = max(map(len, self._stops), default=0)
+        places = [self.data.find(stop, max(0, before - longest + 1)) for stop in self._stops]
+        if any(place >= 0 for place in places):
+            del self.data[min(place for place in places if place >= 0) :]
+            self.found = True
+        return self.found
+
+    def take(self, *, last: bool = False) -> bytes:
+        """Return the bytes since the last call that can't belong to a stop string.
+
+        last: nothing is added any more.
+        """
+        end = len(self.data)
+        if not (last or self.found):
+            end -= max((self._begun(stop) for stop in self._stops), default=0)
+        taken = bytes(self.data[self._given : end])
+        self._given = max(end, self._given)
+        return taken
+
+    def _begun(self, stop: bytes) -> int:
+        """Return how many bytes at the end of the text may begin a stop string."""
+        sizes = range(min(len(stop) - 1, len(self.data)), 0, -1)
+        return next((size for size in sizes if self.data.endswith(stop[:size])), 0)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Where a continuation ends: after `count` ids, and before an id or a text."""
+
+    count: int
+    ids: frozenset[int]
+    texts: tuple[bytes, ...]
+
+
+class Continuation:
+    """A prompt that is being continued; ids: the new ones."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, prompt_ids: list[int], sampler: Sampler, ends: Ends
+    ) -> None:
+        """Start without new ids."""
+        self._vocabulary, self._sampler, self._ends = vocabulary, sampler, ends
+        self.prompt_ids = prompt_ids
+        self.text = StopStrings(ends.texts)
+        self.ids: list[int] = []
+        sampler.see(prompt_ids)
+
+    def request(self) -> Request:
+        """Return the request for a generator."""
+        ends = self._ends
+        return Request(self.prompt_ids, ends.count, self._sampler, ends.ids, self._add)
+
+    def _add(self, token: int) -> bool:
+        """Add an id; return whether the text has ended."""
+        self.ids.append(token)
+        return self.text.add(self._vocabulary.tokens[token])
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the output says of it, by name."""
+        is_full = len(self.ids) >= self._ends.count and not self.text.found
+        found: dict[str, Any] = {
+            "text": self.text.data.decode("utf-8", "replace"),
+            "finish": "length" if is_full else "stop",
+            "ids": self.ids,
+        }
+        if self._sampler.log_probabilities:  # the last may be that of an id that ended the text
+            values = self._sampler.log_probabilities[: len(self.ids)]
+            found["logprobs"] = [round(each, 6) for each in values]
+        return found

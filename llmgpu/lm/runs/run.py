@@ -102,7 +102,9 @@ class TrainingRun:
         self._evaluation_source, self._origin = evaluation_source, origin
         self._workers, self._listener = workers, listener
         self._options = settings.options
-        self._batches = self._open_batches(settings.config)
+        self._batches = Batches(
+            source, self._options, settings.config.seq_len, eos_id, evaluation_source
+        )
         self._token_bytes = token_bytes(self._vocabulary)
         if workers.is_first:
             prepare_step_folders(folder.path, 0 if checkpoint is None else checkpoint.state.step)
@@ -126,20 +128,6 @@ class TrainingRun:
                 model = self._trainer.model
                 self._samples = Samples(folder.samples, model, self._vocabulary, eos_id)
                 self._samples.keep_up_to(self._trainer.step)
-
-    def _open_batches(self, config: ModelConfig) -> Batches:
-        options = self._options
-        return Batches(
-            self._source,
-            options.batch_size,
-            config.seq_len,
-            seed=options.seed,
-            evaluation_fraction=options.evaluation_fraction,
-            evaluation_parts=options.evaluation_parts,
-            separator=self._eos_id,
-            evaluation_source=self._evaluation_source,
-            weights=options.shares,
-        )
 
     def _open_trainer(self, config: ModelConfig) -> Trainer:
         operations = self._arithmetic.open_operations()

@@ -21,11 +21,14 @@ from llmgpu.lm.data.batches import (
     IGNORED_TARGET,
     ROUNDS,
     Batches,
+    Mixture,
+    divide,
     document_starts,
     permute,
     token_bytes,
 )
 from llmgpu.lm.data.token_source import TokenSource, open_token_files
+from llmgpu.lm.options import TrainOptions
 from llmgpu.tokens.formats import open_writer
 from tests.lm.vocabularies import sample_vocabulary
 
@@ -53,6 +56,11 @@ def source_of(folder: Path, count: int) -> TokenSource:
     with open_writer(path, "bin", **options) as writer:
         writer.write(EncodedSlice(np.arange(count, dtype=np.uint32), np.zeros(1, np.int64)))
     return open_token_files([str(path)], vocabulary, "v.bin")
+
+
+def batches_of(source: TokenSource, batch_size: int, seq_len: int, **options: Any) -> Batches:
+    some = {"seed": 0, "evaluation_parts": 1} | options
+    return Batches(source, TrainOptions(batch_size=batch_size, **some), seq_len)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +94,7 @@ def test_a_loss_mask_leaves_targets_out(tmp_path: Path, source: TokenSource) -> 
     masked_source = open_token_files(paths, source.vocabulary, "v.bin")
     assert masked_source.mask_checksum == zlib.crc32(mask.tobytes())
     options: dict[str, Any] = {"batch_size": 4, "seq_len": 32}
-    plain, counted = Batches(source, **options), Batches(masked_source, **options)
+    plain, counted = batches_of(source, **options), batches_of(masked_source, **options)
     rows = [(plain.training(k), counted.training(k)) for k in range(0, 600, 4)]
     rows += zip(plain.evaluation(), counted.evaluation(), strict=True)
     for (tokens, targets), (same_tokens, some) in rows:
@@ -96,7 +104,7 @@ def test_a_loss_mask_leaves_targets_out(tmp_path: Path, source: TokenSource) -> 
 
 
 def test_targets_are_the_next_tokens(source: TokenSource) -> None:
-    batches = Batches(source, 4, 32)
+    batches = batches_of(source, 4, 32)
     rows = [batches.training(position) for position in (0, 4, 1_000, 99_999_999_999)]
     for tokens, targets in [*rows, *batches.evaluation()]:
         assert tokens.shape == targets.shape == (4, 32)
@@ -108,7 +116,7 @@ def test_targets_are_the_next_tokens(source: TokenSource) -> None:
 
 @pytest.mark.parametrize("seq_len", [pytest.param(1, marks=pytest.mark.slow), 7, 32, 1_000, 4_000])
 def test_an_epoch_has_each_sequence_once(source: TokenSource, seq_len: int) -> None:
-    batches = Batches(source, 50, seq_len, seed=5)
+    batches = batches_of(source, 50, seq_len, seed=5)
     held_out = batches.evaluation_sequences * seq_len
     orders = [starts_of_epoch(batches, epoch) for epoch in range(3)]
     for starts in orders:
@@ -127,9 +135,9 @@ def test_an_epoch_has_each_sequence_once(source: TokenSource, seq_len: int) -> N
 
 
 def test_only_position_and_seed_matter(source: TokenSource) -> None:
-    batches, again = (Batches(source, 4, 100, seed=9) for _ in range(2))
-    other = Batches(source, 4, 100, seed=10)
-    one = Batches(source, 1, 100, seed=9)
+    batches, again = (batches_of(source, 4, 100, seed=9) for _ in range(2))
+    other = batches_of(source, 4, 100, seed=10)
+    one = batches_of(source, 1, 100, seed=9)
     assert batches.training_sequences == 98
     for position in (0, 96, 1_234):  # the second goes over the end of an epoch
         tokens, targets = batches.training(position)
@@ -142,7 +150,7 @@ def test_only_position_and_seed_matter(source: TokenSource) -> None:
 
 
 def test_the_order_is_the_same_on_every_machine(source: TokenSource) -> None:
-    batches = Batches(source, 6, 100, seed=1)
+    batches = batches_of(source, 6, 100, seed=1)
     assert batches.training(0)[0][:, 0].tolist() == [1911, 9411, 4911, 2611, 9311, 6411]
 
 
@@ -157,7 +165,7 @@ def evaluation_starts(batches: Batches, limit: int | None = None) -> list[int]:
 
 
 def test_evaluation_is_at_the_end_and_in_order(source: TokenSource) -> None:
-    batches = Batches(source, 4, 100, evaluation_fraction=0.1)
+    batches = batches_of(source, 4, 100, evaluation_fraction=0.1)
     assert batches.evaluation_sequences == 10
     expected = [10_006 - 1_000 + 100 * i for i in range(10)]
     assert evaluation_starts(batches) == expected
@@ -165,15 +173,15 @@ def test_evaluation_is_at_the_end_and_in_order(source: TokenSource) -> None:
     assert evaluation_starts(batches, 3) == [expected[i] for i in (0, 3, 6)]
     assert evaluation_starts(batches, 0) == []
     assert [len(tokens) for tokens, _ in batches.evaluation()] == [4, 4, 4]
-    assert Batches(source, 4, 100).evaluation_sequences == 1
-    assert Batches(source, 4, 5_000).evaluation_sequences == 1
-    none = Batches(source, 4, 100, evaluation_fraction=0.0)
+    assert batches_of(source, 4, 100).evaluation_sequences == 1
+    assert batches_of(source, 4, 5_000).evaluation_sequences == 1
+    none = batches_of(source, 4, 100, evaluation_fraction=0.0)
     assert evaluation_starts(none) == [] and none.training_sequences == 99
 
 
 @pytest.mark.parametrize("count", [17, 18, 31])
 def test_the_fewest_tokens_there_can_be(tmp_path: Path, count: int) -> None:
-    batches = Batches(source_of(tmp_path, count), 2, 8)
+    batches = batches_of(source_of(tmp_path, count), 2, 8)
     assert (batches.training_sequences, batches.evaluation_sequences) == (1, 1)
     for position in range(0, 40, 2):
         tokens, targets = batches.training(position)
@@ -196,7 +204,7 @@ def test_what_can_not_be_divided(
 ) -> None:
     arguments = {"batch_size": 2, "seq_len": 8} | options
     with pytest.raises(InputError, match=message):
-        Batches(source_of(tmp_path, count), **arguments)
+        batches_of(source_of(tmp_path, count), **arguments)
 
 
 def test_a_file_that_changes_during_a_run(tmp_path: Path) -> None:
@@ -204,7 +212,7 @@ def test_a_file_that_changes_during_a_run(tmp_path: Path) -> None:
     options = {"vocabulary_size": VOCABULARY.size, "fingerprint": VOCABULARY.fingerprint}
     with open_writer(path, "bin", **options) as writer:  # type: ignore[arg-type]
         writer.write(EncodedSlice(np.zeros(100, np.uint32), np.zeros(1, np.int64)))
-    batches = Batches(open_token_files([str(path)], VOCABULARY, "v.bin"), 9, 8)
+    batches = batches_of(open_token_files([str(path)], VOCABULARY, "v.bin"), 9, 8)
     assert not batches.training(0)[0].any()
     path.write_bytes(b"\x90\x01" * 100)
     with pytest.raises(
@@ -255,9 +263,9 @@ def test_corpora_with_weights_are_drawn_in_their_shares_each_in_its_own_epochs(
     source: TokenSource,
 ) -> None:
     """3 007 and 7 000 tokens, a quarter of the sequences from the first."""
-    parts = open_token_files([source._files[0].path], source.vocabulary, "v.bin")
+    parts = open_token_files([source._pieces[0].file.path], source.vocabulary, "v.bin")
     parts.corpora = [3_007, 7_000]
-    batches = Batches(parts, 4, 100, seed=9, evaluation_fraction=0.1, weights=(1.0, 3.0))
+    batches = batches_of(parts, 4, 100, seed=9, evaluation_fraction=0.1, corpus_weights="1,3")
     firsts = np.concatenate([batches.training(k)[0][:, 0] for k in range(0, 400, 4)])
     assert (firsts < 3_007).sum() == 100
     held_out = np.concatenate([tokens[:, 0] for tokens, _ in batches.evaluation()])
@@ -271,12 +279,113 @@ def test_corpora_with_weights_are_drawn_in_their_shares_each_in_its_own_epochs(
         assert not set(tokens.reshape(-1).tolist()) & {int(x) + 1 for x in held_out[:10]}
     first_epoch = firsts[firsts < 3_007][:26].tolist()  # 2 707 tokens are not held out
     assert len(set(first_epoch)) == len(first_epoch)
-    one = Batches(parts, 1, 100, seed=9, evaluation_fraction=0.1, weights=(1.0, 3.0))
+    one = batches_of(parts, 1, 100, seed=9, evaluation_fraction=0.1, corpus_weights="1,3")
     assert np.array_equal([one.training(k)[0][0, 0] for k in range(80)], firsts[:80])
 
 
 def test_a_corpus_that_is_too_short(source: TokenSource) -> None:
-    parts = open_token_files([source._files[0].path], source.vocabulary, "v.bin")
+    parts = open_token_files([source._pieces[0].file.path], source.vocabulary, "v.bin")
     parts.corpora = [10_000, 7]
     with pytest.raises(InputError, match="7 tokens are too few: one sequence of 100"):
-        Batches(parts, 4, 100, weights=(1.0, 3.0))
+        batches_of(parts, 4, 100, corpus_weights="1,3")
+
+
+SEQ_LEN = 8
+
+
+class Row:
+    """Ids in memory, read as `TokenSource` is."""
+
+    def __init__(self, ids: NDArray[np.uint32]) -> None:
+        self.ids = ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def read(self, start: int, count: int) -> NDArray[np.uint32]:
+        assert 0 <= start <= start + count <= len(self.ids)
+        return self.ids[start : start + count]
+
+
+def divided(ids: NDArray[Any], held_out: int, parts: int, separator: int | None) -> Any:
+    row: Any = Row(ids.astype(np.uint32))
+    return divide(row, SEQ_LEN, held_out, parts, separator)
+
+
+@pytest.mark.parametrize("separator", [None, 0])
+@pytest.mark.parametrize(
+    ("size", "held_out", "parts"), [(5_000, 6, 4), (6_001, 90, 32), (40, 1, 3)]
+)
+def test_nothing_that_is_held_out_is_trained_on(
+    size: int, held_out: int, parts: int, separator: int | None
+) -> None:
+    ids = np.random.default_rng(size).integers(0, 30, size)
+    training, evaluation = divided(ids, held_out, parts, separator)
+    assert len(evaluation) == held_out
+    counted = np.zeros(size, int)
+    for begin, end in training:
+        counted[begin:end] += 1
+    evaluated = np.zeros(size, int)
+    for begin in evaluation:
+        assert evaluated[begin + 1 : begin + SEQ_LEN + 1].sum() == 0
+        evaluated[begin + 1 : begin + SEQ_LEN + 1] += 1
+    assert counted.max() == 1 and (counted & evaluated).sum() == 0
+    # What is in neither is less than a search for a document.
+    assert (counted + evaluated == 0).sum() <= parts * 9 * SEQ_LEN
+    if parts > 1 and size > 1_000:
+        assert np.diff(evaluation).max() > SEQ_LEN
+        if separator is not None:
+            # Where a separator is near, which it is in most places.
+            after = [ids[begin - 1] == separator for begin, _ in training[1:]]
+            blocks = np.flatnonzero(np.diff(evaluation, prepend=-size) > SEQ_LEN)
+            at = ids[evaluation[blocks]] == separator
+            assert np.mean(after) > 0.5 and at.mean() > 0.5
+
+
+def test_the_last_of_the_text_where_there_is_one_part() -> None:
+    training, evaluation = divided(np.zeros(100), 3, 1, 0)
+    assert training == [(0, 100 - 3 * SEQ_LEN)]
+    assert evaluation.tolist() == [75, 83, 91]
+
+
+def test_ranges_are_read_as_one_row(source: TokenSource) -> None:
+    ranges = source.joined([(3, 7), (10, 11), (20, 40)])
+    whole = [*range(3, 7), 10, *range(20, 40)]
+    assert len(ranges) == len(whole)
+    for start in range(len(whole)):
+        for count in (1, 2, 6, len(whole) - start):
+            count = min(count, len(whole) - start)
+            assert ranges.read(start, count).tolist() == whole[start : start + count]
+    again = ranges.joined([(2, 6), (9, 9), (24, 25)])
+    assert again.read(0, 5).tolist() == [5, 6, 10, 20, 39]
+    for start, count in ((20, 6), (-1, 2), (26, 0)):
+        with pytest.raises(IndexError, match="but there are 25"):
+            ranges.read(start, count)
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=5), st.integers(0, 10**12))
+def test_shares_are_exact_to_a_sequence_of_each_corpus_before(
+    weights: list[float], begin: int
+) -> None:
+    numbers = np.arange(begin, begin + 300, dtype=np.int64)
+    corpora, places = Mixture(weights).places(numbers)
+    for number, weight in enumerate(weights):
+        mine = places[corpora == number]
+        assert np.array_equal(mine, np.arange(mine[0], mine[0] + len(mine)) if len(mine) else mine)
+        if len(mine):
+            fraction = weight / sum(weights)
+            # Weights are rounded to whole numbers of 2^-20.
+            off = number + 1.01 + (begin + 300) * 2.0**-19
+            assert abs(mine[-1] + 1 - fraction * (numbers[corpora == number][-1] + 1)) <= off
+
+
+def test_the_first_sequences_of_three_corpora() -> None:
+    corpora, places = Mixture([2, 1, 1]).places(np.arange(8, dtype=np.int64))
+    assert corpora.tolist() == [2, 0, 1, 0, 2, 0, 1, 0]
+    assert places.tolist() == [0, 0, 0, 1, 1, 2, 1, 3]
+
+
+def test_one_corpus_has_all() -> None:
+    numbers = np.array([5, 99_999_999_999, 6], np.int64)
+    corpora, places = Mixture([0.3]).places(numbers)
+    assert corpora.tolist() == [0, 0, 0] and np.array_equal(places, numbers)
