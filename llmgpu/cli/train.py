@@ -41,7 +41,7 @@ from llmgpu.lm.checkpoints.checkpoint import (
     load_checkpoint,
     set_aside_checkpoints,
 )
-from llmgpu.lm.checkpoints.model_card import Origin
+from llmgpu.lm.checkpoints.huggingface import Origin
 from llmgpu.lm.data.inputs import default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.exchange import exchange_memory

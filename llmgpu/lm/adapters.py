@@ -21,9 +21,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
+from llmgpu.lm.checkpoints.checkpoint import AdapterFiles
 from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig, Weight
 from llmgpu.lm.model import Model, make_weights
@@ -137,14 +139,31 @@ class Adapters:
         self._model.operations.scale(tensor, scaled, self._factor)
         return scaled
 
-    def files(self, source: Callable[[Tensor], TensorSource]) -> dict[str, TensorSource]:
-        """Return the tensors of peft's file; source: returns how a tensor is read."""
-        found = {}
+    def files(self, source: Callable[[Tensor], TensorSource], base: str) -> AdapterFiles:
+        """Return what peft reads; source: says how a tensor is read; base: where the model is."""
+        tensors = {}
         for name, adapter in self.adapters.items():
             prefix = f"base_model.model.{name.removesuffix('.weight')}"
-            found[f"{prefix}.lora_A.weight"] = _transposed(source(adapter.a))
-            found[f"{prefix}.lora_B.weight"] = source(adapter.b)
-        return found
+            tensors[f"{prefix}.lora_A.weight"] = _transposed(source(adapter.a))
+            tensors[f"{prefix}.lora_B.weight"] = source(adapter.b)
+        return AdapterFiles(tensors, self._describe(base))
+
+    def _describe(self, base: str) -> dict[str, Any]:
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base,
+            "r": self._options.lora_rank,
+            "lora_alpha": self._options.lora_alpha,
+            "target_modules": list(self._options.targets),
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "use_rslora": False,
+            "use_dora": False,
+            "modules_to_save": None,
+            "inference_mode": True,
+        }
 
 
 def adapted_weights(config: ModelConfig, targets: tuple[str, ...]) -> Iterator[Weight]:

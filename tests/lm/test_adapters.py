@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from llmgpu.lm.adapters import Adapters, adapted_weights
-from llmgpu.lm.checkpoints.peft_files import AdapterFiles, describe_adapter
-from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.gradients import LossGraph
@@ -180,8 +178,7 @@ def test_adapters_are_those_of_peft(operations: Operations, tmp_path: Path, kind
 
     def saved(name: str) -> Path:
         assert trainer.adapters is not None
-        files = trainer.adapters.files(trainer.source)
-        AdapterFiles(files, describe_adapter(LORA, str(folder))).write(tmp_path / name)
+        trainer.adapters.files(trainer.source, str(folder)).write(tmp_path / name)
         return tmp_path / name
 
     begun = saved("begun")
@@ -203,7 +200,7 @@ def test_a_source_of_a_factor_is_read_transposed() -> None:
     trainer = Trainer(open_operations(None), kind_of_model("llama"), LORA, slots=1)
     trainer.load(weights_of(kind_of_model("llama")).__getitem__)
     assert trainer.adapters is not None
-    files: dict[str, TensorSource] = trainer.adapters.files(trainer.source)
+    files = trainer.adapters.files(trainer.source, "").tensors
     name = "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
     assert files[name].shape == files[name].read().shape == (3, 40)
     assert np.abs(files[name].read()).max() <= 40**-0.5

@@ -27,31 +27,27 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from llmgpu.bpe.interchange import huggingface as tokenizer_json
 from llmgpu.bpe.interchange.open import download_advice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, OutputError, VocabularyError
 from llmgpu.files import atomic_output, output_errors, sync
-from llmgpu.input_files import Note, no_notes, parse_json, quote, read_limited
+from llmgpu.input_files import Note, no_notes, quote
 from llmgpu.lm.checkpoints.huggingface import (
     describe_generation,
     describe_model,
     describe_tokenizer,
     model_type,
-    read_model,
-    read_token_id,
-    read_token_ids,
 )
-from llmgpu.lm.checkpoints.peft_files import AdapterFiles
 from llmgpu.lm.checkpoints.pretrained import (
     CONFIG,
     GENERATION_CONFIG,
     WEIGHTS,
     SavedModel,
+    naming,
     open_pretrained,
+    read_model_files,
+    read_object,
 )
 from llmgpu.lm.checkpoints.safetensors_file import (
     TensorFile,
@@ -104,11 +100,26 @@ class TrainingState:
     options: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class AdapterFiles:
+    """Tensors by the names of the library peft, and the content of its adapter_config.json."""
+
+    tensors: Mapping[str, TensorSource]
+    config: dict[str, Any]
+
+    def write(self, folder: Path) -> None:
+        """Write a new folder; OutputError if that can't be done."""
+        with output_errors(str(folder)):
+            folder.mkdir()
+        write_tensors(folder / "adapter_model.safetensors", self.tensors, {"format": "pt"})
+        _write_json(folder / "adapter_config.json", self.config)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Checkpoint(SavedModel):
     """A checkpoint as `load_checkpoint` returns it: a model, and what its run resumes from.
 
-    weights: mapped from the file, read-only. optimizer: as they were saved.
+    optimizer: the tensors as they were saved.
     """
 
     optimizer: TensorFile
@@ -154,9 +165,8 @@ def save_checkpoint(
     are left out. note: called with what other tools can't use.
 
     Raises OutputError if it can't be written, or the step already has a checkpoint; nothing
-    has changed then. ValueError for weights, or a vocabulary, that are not those of `config`.
+    has changed then.
     """
-    _check_arguments(config, vocabulary, weights, keep)
     if model_type(config) is None:
         note("without a gate it is not a Llama model: other libraries can't open its checkpoint")
     with new_checkpoint(run_folder, state.step) as folder:
@@ -177,22 +187,6 @@ def save_checkpoint(
         _write_training(folder, vocabulary, state)
     remove_old_checkpoints(run_folder, keep, spare)
     return Path(run_folder) / step_folder_name(state.step)
-
-
-def _check_arguments(
-    config: ModelConfig, vocabulary: Vocabulary, weights: Mapping[str, TensorSource], keep: int
-) -> None:
-    expected = {weight.name: (np.dtype(np.float32), weight.shape) for weight in config.weights()}
-    given = {name: (source.dtype, source.shape) for name, source in weights.items()}
-    if given != expected:
-        names = [name for name in {**expected, **given} if expected.get(name) != given.get(name)]
-        raise ValueError(f"weights do not fit the model's sizes: {', '.join(names)}")
-    if vocabulary.size > config.vocab_size:
-        raise ValueError(
-            f"the vocabulary has {vocabulary.size} tokens, but the model {config.vocab_size}"
-        )
-    if keep < 1:
-        raise ValueError("keep must be at least 1")
 
 
 def _without_unused_rows(
@@ -289,57 +283,27 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
 
 def _load(folder: Path) -> Checkpoint:
     state, fingerprint = _read_training(folder)
-    with _naming(folder / VOCABULARY):
+    with naming(folder / VOCABULARY):
         vocabulary = Vocabulary.load(folder / VOCABULARY)
     if vocabulary.fingerprint != fingerprint:
         raise CheckpointError(
             f"{folder / VOCABULARY} is vocabulary {vocabulary.fingerprint[:12]}, "
             f"but {folder / TRAINING} belongs to {fingerprint[:12]}"
         )
-    with _naming(folder / CONFIG):
-        described = _read_json(folder / CONFIG)
-        config = read_model(described)
-        if config.vocab_size < vocabulary.size:
-            raise CheckpointError(
-                f"the model has {config.vocab_size} tokens, but {VOCABULARY} has {vocabulary.size}"
-            )
-        bos_id = read_token_id(described, "bos_token_id", vocabulary)
-        eos_id = read_token_id(described, "eos_token_id", vocabulary)
-    stop_ids = frozenset(() if eos_id is None else (eos_id,))
-    if (folder / GENERATION_CONFIG).is_file():
-        with _naming(folder / GENERATION_CONFIG):
-            generation = _read_json(folder / GENERATION_CONFIG)
-            stop_ids |= {*read_token_ids(generation, "eos_token_id", config.vocab_size)}
-    weights = _read_weights(folder, config)
-    optimizer = read_tensors(folder / OPTIMIZER)
-    return Checkpoint(
-        folder=folder,
-        config=config,
-        vocabulary=vocabulary,
-        weights=weights,
-        bos_id=bos_id,
-        eos_id=eos_id,
-        stop_ids=stop_ids,
-        optimizer=optimizer,
-        state=state,
-    )
-
-
-def _read_weights(folder: Path, config: ModelConfig) -> dict[str, NDArray[np.float32]]:
-    model = read_tensors(folder / WEIGHTS)
-    if config.layers > len(model.tensors):  # before a name is made for each
+    model = read_model_files(folder)
+    if model["config"].vocab_size < vocabulary.size:
         raise CheckpointError(
-            f"{model.path}: {len(model.tensors)} tensors are too few for {config.layers} layers"
+            f"{folder / CONFIG}: the model has {model['config'].vocab_size} tokens, but "
+            f"{VOCABULARY} has {vocabulary.size}"
         )
-    model.require({w.name: (np.float32, w.used_shape) for w in config.weights()})
-    model.require_finite()
-    return model.tensors
+    optimizer = read_tensors(folder / OPTIMIZER)
+    return Checkpoint(vocabulary=vocabulary, optimizer=optimizer, state=state, **model)
 
 
 def _read_training(folder: Path) -> tuple[TrainingState, str]:
     """Return the state and the vocabulary's fingerprint, after a check of all files."""
-    with _naming(folder / TRAINING):
-        content = _read_json(folder / TRAINING)
+    content = read_object(folder / TRAINING)
+    with naming(folder / TRAINING):
         _check_version(content)
         if content.pop(_CHECKSUM, None) != _hash_json(content):
             raise CheckpointError(_DAMAGED)
@@ -374,23 +338,6 @@ def _check_file(path: Path, written: object) -> None:
         raise CheckpointError(f"{path}: can't read it: {error.strerror}") from error
     if found != written:
         raise CheckpointError(f"{path}: {_DAMAGED}")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    content = parse_json(read_limited(path, "model description"))
-    if not isinstance(content, dict):
-        raise CheckpointError("damaged: not a JSON object")
-    return content
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Turn an error of the block into a CheckpointError that names the file."""
-    try:
-        yield
-    except (CheckpointError, VocabularyError) as error:
-        text = str(error)
-        raise CheckpointError(text if str(path) in text else f"{path}: {text}") from error
 
 
 def step_folder_name(step: int) -> str:
@@ -444,7 +391,7 @@ def new_checkpoint(run_folder: str | Path, step: int) -> Iterator[Path]:
             temporary.mkdir()
         yield temporary
         with output_errors(str(target)):
-            for path in temporary.iterdir():
+            for path in temporary.rglob("*"):
                 sync(path)
             sync(temporary)
             temporary.rename(target)

@@ -1,4 +1,4 @@
-"""A model as Hugging Face's libraries describe it: config.json and the files about its tokenizer.
+"""A model as Hugging Face describes it: config.json, the files about its tokenizer, the model card.
 
 - A model with a SwiGLU network is a Llama, a Qwen2 where queries, keys and values have a bias, or a
   Qwen3 where their heads have norms, and opens there as one. Those libraries have no such model
@@ -10,14 +10,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llmgpu.bpe.interchange.huggingface import describe_config
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, InputError
+from llmgpu.input_files import printable
 from llmgpu.lm.config import ModelConfig, RopeScaling
+from llmgpu.lm.runs.records import StepRecord
+from llmgpu.version import __version__
 
 OWN_KEY = "llmgpu"  # in config.json, and the type of models that no other library has
 
@@ -40,6 +43,7 @@ _SCALING_NUMBERS = {
     },
 }
 _SHOWN = 60  # characters of a value in a message
+_LISTED = 10  # names of files in a model card
 
 
 @dataclass(frozen=True)
@@ -263,15 +267,6 @@ def _show(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def read_token_id(content: Mapping[str, Any], name: str, vocabulary: Vocabulary) -> int | None:
-    """Return bos_token_id or eos_token_id of config.json, None if there is none."""
-    number = content.get(name)
-    if number is None:
-        return None
-    _check_token_id(name, number, vocabulary.size)
-    return int(number)
-
-
 def read_token_ids(content: Mapping[str, Any], name: str, ids: int) -> tuple[int, ...]:
     """Return bos_token_id or eos_token_id as a config.json of others has it: none, one or a list.
 
@@ -280,13 +275,9 @@ def read_token_ids(content: Mapping[str, Any], name: str, ids: int) -> tuple[int
     found = content.get(name)
     numbers = found if isinstance(found, list) else [] if found is None else [found]
     for number in numbers:
-        _check_token_id(name, number, ids)
+        if type(number) is not int or not 0 <= number < ids:
+            raise CheckpointError(f"{name} is {_show(number)}, but ids are below {ids}")
     return tuple(numbers)
-
-
-def _check_token_id(name: str, number: object, ids: int) -> None:
-    if type(number) is not int or not 0 <= number < ids:
-        raise CheckpointError(f"{name} is {_show(number)}, but ids are below {ids}")
 
 
 def describe_generation(eos_id: int | None, stop_ids: Iterable[int] = ()) -> dict[str, Any]:
@@ -317,3 +308,57 @@ def describe_tokenizer(
     named_there = vocabulary.chat.tokens if vocabulary.chat else {}
     tokens = {**end, **padding, **named_there, **end}
     return describe_config(vocabulary, tokens, config.max_positions or config.seq_len)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a model was made from: the command, the files of text or tokens, and the model."""
+
+    command: str
+    data: Sequence[str]
+    init: str | None = None
+
+
+def model_card(config: ModelConfig, origin: Origin, last: StepRecord) -> str:
+    """Return the README.md of a checkpoint; last: the record of its step."""
+    numbers = [
+        ("steps", f"{last.step:,}"),
+        ("tokens", f"{last.tokens:,}"),
+        ("training loss", f"{last.loss:.4f}"),
+    ]
+    for name, value in (
+        ("validation loss", last.validation_loss),
+        ("bits per byte of held-out text", last.bits_per_byte),
+    ):
+        if value is not None:
+            numbers.append((name, f"{value:.4f}"))
+    base = [] if origin.init is None else [f"It began with the weights of `{origin.init}`.", ""]
+    more = len(origin.data) - _LISTED
+    data = [f"- `{name}`" for name in origin.data[:_LISTED]]
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags:",
+        "- llmgpu",
+        "---",
+        "",
+        f"A language model of {config.parameters:,} parameters, trained by llmgpu {__version__}.",
+        "",
+        *base,
+        "| | |",
+        "| --- | --- |",
+        *(f"| {name} | {value} |" for name, value in numbers),
+        "",
+        "Trained on:",
+        "",
+        *data,
+        *([f"- and {more:,} more"] if more > 0 else []),
+        "",
+        "The command:",
+        "",
+        "```sh",
+        origin.command,
+        "```",
+    ]
+    return "".join(f"{printable(line)}\n" for line in lines)

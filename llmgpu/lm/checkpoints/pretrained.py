@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
@@ -47,9 +48,8 @@ class SavedModel:
     """A model in a folder, to be run or trained further.
 
     config.vocab_size may be more than the vocabulary has: rows of the tables that stand for no
-    token. weights: float32 by name; tables without unused rows, unless an earlier version padded
-    them. bos_id, eos_id: tokens at the beginning and the end of a text, if any. stop_ids: those
-    after which a text is complete.
+    token. weights: float32 by name; tables without unused rows. bos_id, eos_id: tokens at the
+    beginning and the end of a text, if any. stop_ids: tokens after which a text is complete.
     """
 
     folder: Path
@@ -135,45 +135,43 @@ def open_pretrained(path: str | Path, note: Note = no_notes) -> SavedModel:
     VocabularyError for a tokenizer that can't be read exactly.
     """
     folder = Path(path)
-    content = _read_object(_inside(folder, CONFIG))
-    try:
-        config = read_model(content)
-    except CheckpointError as error:
-        raise CheckpointError(f"{folder / CONFIG}: {error}") from error
-    weights = WeightFiles(folder)
-    weights.require(config)
-    for name in _TOKENIZER_FILES:
-        if os.path.lexists(folder / name):
+    for name in (CONFIG, GENERATION_CONFIG, *_TOKENIZER_FILES):
+        if name == CONFIG or os.path.lexists(folder / name):
             _inside(folder, name)
+    model = read_model_files(folder)
     vocabulary = find_in_folder(folder).read(note)
-    if vocabulary.size > config.vocab_size:
+    if vocabulary.size > model["config"].vocab_size:
         raise CheckpointError(
             f"{folder}: the tokenizer has {vocabulary.size:,} ids, but vocab_size in {CONFIG} is "
-            f"{config.vocab_size:,}"
+            f"{model['config'].vocab_size:,}"
         )
-    described = [content]
-    if os.path.lexists(folder / GENERATION_CONFIG):
-        described.append(_read_object(_inside(folder, GENERATION_CONFIG)))
-    try:
+    return SavedModel(vocabulary=vocabulary, **model)
+
+
+def read_model_files(folder: Path) -> dict[str, Any]:
+    """Return the fields of a `SavedModel` but its vocabulary; CheckpointError names the file."""
+    content = read_object(folder / CONFIG)
+    with naming(folder / CONFIG):
+        config = read_model(content)
+    weights = WeightFiles(folder)
+    weights.require(config)
+    with naming(folder / CONFIG):
         first, last = (
             read_token_ids(content, f"{end}_token_id", config.vocab_size) for end in ("bos", "eos")
         )
-        stops = [
-            number
-            for each in described
-            for number in read_token_ids(each, "eos_token_id", config.vocab_size)
-        ]
-    except CheckpointError as error:
-        raise CheckpointError(f"{folder}: {error}") from error
-    return SavedModel(
-        folder=folder,
-        config=config,
-        vocabulary=vocabulary,
-        weights=weights,
-        bos_id=next(iter(first), None),
-        eos_id=next(iter(last), None),
-        stop_ids=frozenset(stops),
-    )
+    stop_ids = {*last}
+    if os.path.lexists(folder / GENERATION_CONFIG):
+        generation = read_object(folder / GENERATION_CONFIG)
+        with naming(folder / GENERATION_CONFIG):
+            stop_ids |= {*read_token_ids(generation, "eos_token_id", config.vocab_size)}
+    return {
+        "folder": folder,
+        "config": config,
+        "weights": weights,
+        "bos_id": next(iter(first), None),
+        "eos_id": next(iter(last), None),
+        "stop_ids": frozenset(stop_ids),
+    }
 
 
 def _weight_files(folder: Path) -> dict[Path, list[str]]:
@@ -186,7 +184,7 @@ def _weight_files(folder: Path) -> dict[Path, list[str]]:
             )
         return {_inside(folder, WEIGHTS): []}
     path = _inside(folder, INDEX)
-    table = _read_object(path).get("weight_map")
+    table = read_object(path).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise CheckpointError(f"{path}: weight_map is missing")
     files: dict[str, list[str]] = {}
@@ -226,11 +224,20 @@ def _inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; CheckpointError that names it for anything else."""
+    with naming(path):
         content = parse_json(read_limited(path, "model description"))
-    except VocabularyError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: not a JSON object")
+        if not isinstance(content, dict):
+            raise CheckpointError("damaged: not a JSON object")
     return content
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turn an error of the block into a CheckpointError that names the file."""
+    try:
+        yield
+    except (CheckpointError, VocabularyError) as error:
+        text = str(error)
+        raise CheckpointError(text if str(path) in text else f"{path}: {text}") from error

@@ -100,17 +100,6 @@ class TensorFile:
             if name not in expected:
                 raise CheckpointError(f"{self.path}: tensor {quote(name)} is unexpected")
 
-    def require_finite(self) -> None:
-        """Check that all numbers are finite; CheckpointError names the first tensor with others."""
-        for name, tensor in self.tensors.items():
-            flat = tensor.reshape(-1)
-            for begin in range(0, len(flat), _CHUNK):
-                if not np.isfinite(flat[begin : begin + _CHUNK]).all():
-                    raise CheckpointError(
-                        f"{self.path}: tensor {quote(name)} has numbers that are not finite: the "
-                        "model diverged; use an earlier checkpoint"
-                    )
-
 
 def write_tensors(
     path: str | Path,

@@ -28,8 +28,7 @@ from llmgpu.lm.checkpoints.checkpoint import (
     save_checkpoint,
     step_folder_name,
 )
-from llmgpu.lm.checkpoints.model_card import Origin, model_card
-from llmgpu.lm.checkpoints.peft_files import AdapterFiles, describe_adapter
+from llmgpu.lm.checkpoints.huggingface import Origin, model_card
 from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import Batch, Batches, token_bytes
@@ -393,7 +392,7 @@ class TrainingRun:
             self._measured = time.perf_counter(), trainer.step  # nor is saving
 
     def _write_checkpoint(self) -> None:
-        trainer = self._trainer
+        trainer, adapters = self._trainer, self._trainer.adapters
         sync(self._folder.log)  # a checkpoint is resumed with the log up to its step
         moments = {tensor.name: tensor for tensor in trainer.state_tensors()}
         save_checkpoint(
@@ -412,19 +411,13 @@ class TrainingRun:
             eos_id=self._eos_id,
             keep=self._intervals.keep,
             spare=self._decay_start,
-            adapter=self._adapter(),
+            adapter=None
+            if adapters is None
+            else adapters.files(trainer.source, str(self._init_path)),
             stop_ids=self._stop_ids,
             card=self._card(),
             note=self._listener.note,
         )
-
-    def _adapter(self) -> AdapterFiles | None:
-        """Return what a checkpoint has of adapters, if they are what is trained."""
-        adapters = self._trainer.adapters
-        if adapters is None:
-            return None
-        tensors = adapters.files(self._trainer.source)
-        return AdapterFiles(tensors, describe_adapter(self._options, str(self._init_path)))
 
     def _card(self) -> str | None:
         """Return the README.md of a checkpoint."""

@@ -25,7 +25,6 @@ from llmgpu.lm.checkpoints.checkpoint import (
     prepare_step_folders,
     save_checkpoint,
 )
-from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.tokenizer import Tokenizer
 from tests.lm.samples import (
     END,
@@ -125,36 +124,6 @@ def test_a_run_folder_with_newer_checkpoints_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(OutputError, match="file"):
         prepare_step_folders(tmp_path / "file")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda weights: weights.pop("model.norm.weight"), r"model\.norm\.weight"),
-        (lambda weights: weights.update(x=weights["model.norm.weight"]), "sizes: x"),
-        (
-            lambda weights: weights.update(
-                {"model.norm.weight": TensorSource.of(np.zeros(32, np.float16))}
-            ),
-            r"sizes: model\.norm\.weight",
-        ),
-    ],
-)
-def test_weights_that_are_not_the_model_s(
-    tmp_path: Path, change: Callable[[dict[str, TensorSource]], None], message: str
-) -> None:
-    vocabulary = small_vocabulary()
-    config = small_config(vocabulary)
-    weights = sources(random_weights(config, 1))
-    change(weights)
-    with pytest.raises(ValueError, match=message):
-        save_checkpoint(tmp_path, config, vocabulary, weights, {}, state_of(1))
-    smaller = dataclasses.replace(config, vocab_size=config.vocab_size - 1)
-    with pytest.raises(ValueError, match="263 tokens, but the model 262"):
-        save_checkpoint(
-            tmp_path, smaller, vocabulary, sources(random_weights(smaller, 1)), {}, state_of(1)
-        )
-    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
@@ -317,11 +286,11 @@ MISFITS: list[tuple[Callable[[Path], None], str]] = [
     ),
     (
         lambda folder: change_config(folder, intermediate_size=44),
-        r"'model\.layers\.0\.mlp\.gate_proj\.weight' is float32 \[40, 32\], but must .* \[44, 32\]",
+        r"gate_proj\.weight' is \[40, 32\], but by the sizes in config\.json it must be \[44, 32\]",
     ),
     (
         lambda folder: change_config(folder, tie_word_embeddings=False),
-        r"model\.safetensors: tensor 'lm_head\.weight' is missing",
+        r"tensor 'lm_head\.weight' is missing",
     ),
     (
         lambda folder: change_config(folder, num_hidden_layers=1),
@@ -329,7 +298,7 @@ MISFITS: list[tuple[Callable[[Path], None], str]] = [
     ),
     (
         lambda folder: change_config(folder, num_hidden_layers=10**15),
-        r"model\.safetensors: 20 tensors are too few for 1000000000000000 layers",
+        r"20 tensors are too few for 1000000000000000 layers",
     ),
     (
         lambda folder: change_config(folder, eos_token_id=263),

@@ -18,7 +18,7 @@ from llmgpu.lm.checkpoints.huggingface import (
     describe_tokenizer,
     model_type,
     read_model,
-    read_token_id,
+    read_token_ids,
 )
 from llmgpu.lm.checkpoints.safetensors_file import read_tensors
 from llmgpu.lm.config import PRESETS, ModelConfig, RopeScaling
@@ -157,11 +157,12 @@ def test_begin_and_end() -> None:
     vocabulary = small_vocabulary()
     config = small_config(vocabulary)
     end = vocabulary.special_tokens[END]
-    assert read_token_id({}, "eos_token_id", vocabulary) is None
-    assert read_token_id({"eos_token_id": end}, "eos_token_id", vocabulary) == end
-    for wrong in (-1, vocabulary.size, "1", True, [1]):
+    assert read_token_ids({}, "eos_token_id", 263) == ()
+    assert read_token_ids({"eos_token_id": end}, "eos_token_id", 263) == (end,)
+    assert read_token_ids({"eos_token_id": [end, 5]}, "eos_token_id", 263) == (end, 5)
+    for wrong in (-1, 263, "1", True, [263], [[1]]):
         with pytest.raises(CheckpointError, match=r"bos_token_id is .*, but ids are below 263"):
-            read_token_id({"bos_token_id": wrong}, "bos_token_id", vocabulary)
+            read_token_ids({"bos_token_id": wrong}, "bos_token_id", 263)
     described = describe_tokenizer(config, vocabulary, end)
     assert described["eos_token"] == END and "bos_token" not in described
     assert "eos_token" not in describe_tokenizer(config, vocabulary, 5)  # a token without a name
