@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from llmgpu.backend import NUMPY
 from llmgpu.bench import BenchOptions
 from llmgpu.bench.engines import Engine
-from llmgpu.bench.peers.torch import Torch, first_line
+from llmgpu.bench.peers import Torch, first_line
 from llmgpu.bench.results import Result, Times
 from llmgpu.bench.timing import (
     ProgramTimes,
@@ -32,7 +32,6 @@ from llmgpu.bench.timing import (
     time_program,
     timed,
 )
-from llmgpu.bench.train import uneven_ids
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
@@ -263,6 +262,17 @@ class Sizes:
 
 
 _CASE_FIELDS = {each.name for each in fields(KernelCase)}
+
+
+def uneven_ids(
+    generator: np.random.Generator, vocab_size: int, shape: tuple[int, ...]
+) -> NDArray[np.uint32]:
+    """Return random ids, id k about as often as 1 / (k + 3), as words of a text are."""
+    weights = 1 / (np.arange(vocab_size) + 3.0)
+    ends = np.cumsum(weights)
+    drawn = np.searchsorted(ends, generator.random(shape) * ends[-1], side="right")
+    ids: NDArray[np.uint32] = np.minimum(drawn, vocab_size - 1).astype(np.uint32)
+    return ids
 
 
 def empty(*shape: int, dtype: Any = np.float32) -> Array:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from llmgpu.bench import EMBEDDING, BenchOptions
 from llmgpu.bench.cases import TOLERANCE, Array, Arrays, CaseBench, KernelCase, Tensors, by, empty
 from llmgpu.bench.engines import Engine
-from llmgpu.bench.peers.torch import Torch, missing_torch
+from llmgpu.bench.peers import Torch, missing_torch
 from llmgpu.bench.results import Result
 from llmgpu.lm.ops.embedding import copy_rows, group_tokens
 from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations

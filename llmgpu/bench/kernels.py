@@ -20,9 +20,9 @@ from llmgpu.bench.cases import Array, CaseBench, KernelCase, Sizes, by, empty
 from llmgpu.bench.embedding import embed_lookup_positions
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.optimizer_cases import UPDATES
-from llmgpu.bench.peers.torch import Torch
+from llmgpu.bench.peers import Torch
 from llmgpu.bench.results import Result
-from llmgpu.bench.tokenizers.measure import measure_tokenizer_kernels
+from llmgpu.bench.tokenizers import measure_tokenizer_kernels
 from llmgpu.lm.config import preset
 from llmgpu.lm.gradients import LOGITS_BYTES, logits_block_rows
 from llmgpu.lm.loss_scaling import FIRST_SCALE

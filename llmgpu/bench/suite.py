@@ -1,16 +1,24 @@
-"""The benchmark as a whole: which engines do which parts and jobs, and the record of it.
+"""The benchmark as a whole: the engines, jobs and parts, and the record of all results.
 
 The recount trainer passes the whole text through the device for every merge, and a software adapter
 computes on the CPU, so these get smaller jobs, which the trainers that they are compared with do,
 too. Every result states its sizes.
+
+The part start-up runs whole commands with little to do, each as a process of its own. Its floor is
+a Python that imports NumPy; the phases beside it are those that the command names with ``--json``.
+The rest is imports, devices and files.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from llmgpu.backend import NUMPY
@@ -27,22 +35,85 @@ from llmgpu.bench import (
 )
 from llmgpu.bench.embedding import measure_embedding
 from llmgpu.bench.engines import Engine, describe_machine, open_engines
-from llmgpu.bench.generate import measure_generate
 from llmgpu.bench.kernels import measure_kernels
-from llmgpu.bench.results import Record, Result, VocabularyFacts
-from llmgpu.bench.startup import measure_startup
-from llmgpu.bench.timing import measure_limits
-from llmgpu.bench.tokenizers.corpus import Job, load_text, make_job
-from llmgpu.bench.tokenizers.measure import (
+from llmgpu.bench.models import measure_generate, measure_train
+from llmgpu.bench.results import Record, Result, Times, VocabularyFacts
+from llmgpu.bench.timing import measure_limits, timed
+from llmgpu.bench.tokenizers import (
+    Job,
     Trainer,
     all_trainers,
+    load_text,
     measure_tokenizing,
     measure_training,
 )
-from llmgpu.bench.train import measure_train
 from llmgpu.bpe.interchange.open import open_vocabulary
-from llmgpu.errors import DeviceError
+from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.progress import Progress, no_progress
+
+# Start-up
+
+_LINE = "a line of text, and another one\n"
+
+
+def measure_startup(
+    engines: Sequence[Engine], options: BenchOptions, progress: Progress
+) -> Iterator[Result]:
+    """Yield the results of each engine; LlmgpuError for a command that fails."""
+
+    def run(*arguments: str) -> tuple[Times, list[str]]:
+        found = [_run(arguments) for _ in range(options.runs + (not options.quick))]
+        seconds, printed = zip(*found[-options.runs :], strict=True)  # the one before warms up
+        return Times.of(seconds), list(printed)
+
+    floor, _ = run("-c", "import numpy")
+    for engine in engines:
+        device = "cpu" if engine.backend.device is None else engine.backend.device.name
+        with tempfile.TemporaryDirectory(prefix="llmgpu-bench-") as folder:
+            for job, arguments in _commands(Path(folder)):
+                progress(f"{STARTUP}: {engine.host_name}, {job}", 0, None)
+                times, printed = run("-m", "llmgpu", *arguments, "--device", device, "--json")
+                said = list(map(_phases, printed))
+                phases = {name: Times.of([one[name] for one in said]) for name in said[0]}
+                phases = {"python and NumPy": floor} | phases
+                rest = times.median - sum(phase.median for phase in phases.values())
+                phases["the rest"] = Times.of([max(0.0, rest)])
+                result = Result(STARTUP, engine.host_name, True, job=job, answer="exit code 0")
+                yield result.timed(times.runs, phases=phases)
+
+
+def _commands(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield commands and what they do, in an order in which each finds its files."""
+    text, line, vocabulary, run = (str(folder / name) for name in ("text", "line", "v.bin", "run"))
+    Path(text).write_text(_LINE * 2000, encoding="ascii")
+    Path(line).write_text(_LINE, encoding="ascii")
+    sizes = ["--vocab-size", "300", "-o", vocabulary]
+    yield "bpe-train: 64 kB, 300 ids", ["bpe-train", text, *sizes]
+    yield "tokenize: a line", ["tokenize", line, "--vocab", vocabulary, "--count"]
+    model = ["--steps", "2", "--seq-len", "32", "--batch-size", "2", "-o", run, "--force"]
+    yield "train: 2 steps", ["train", text, "--vocab", vocabulary, *model]
+    yield "generate: 2 tokens", ["generate", run, "--prompt", "a", "--max-new-tokens", "2"]
+
+
+def _run(arguments: Sequence[str]) -> tuple[float, str]:
+    """Run Python; return the seconds and what it printed."""
+    command = [sys.executable, *arguments]
+    seconds, done = timed(partial(subprocess.run, command, capture_output=True, text=True))
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise LlmgpuError(f"{' '.join(arguments[1:3])}: {reason}")
+    return seconds, f"{done.stderr}\n{done.stdout}"
+
+
+def _phases(printed: str) -> dict[str, float]:
+    """Return the seconds of the phases in a summary, "work" where it has one number."""
+    begin = max(printed.rfind("\n{"), 0)
+    seconds = json.JSONDecoder().raw_decode(printed[begin:].lstrip())[0]["seconds"]
+    named = seconds if isinstance(seconds, dict) else {"work": seconds}
+    return {name: float(spent) for name, spent in named.items() if name != "total"}
+
+
+# All parts
 
 # Parts about language models have their own sizes.
 MODEL_PARTS: dict[str, Callable[[Sequence[Engine], BenchOptions, Progress], Iterator[Result]]] = {
@@ -101,8 +172,7 @@ class Benchmark:
         """Yield the results of all parts; measure engines' limits, for the record, between them."""
         options, engines = self._options, self._engines
         if self._text is not None:
-            sizes = (options.vocab_size, options.pattern, options.runs)
-            yield from self._text_results(make_job(self._text, folder, *sizes), progress)
+            yield from self._text_results(Job.of(self._text, folder, options, progress))
         parts = [part for part in MODEL_PARTS if part in options.parts]
         for number, engine in enumerate(engines if set(parts) - {STARTUP} else ()):
             progress("limits", number, len(engines))
@@ -112,15 +182,15 @@ class Benchmark:
             measured = [e for e in engines if part in BOTH_DRIVERS or not e.again]
             yield from MODEL_PARTS[part](measured, options, progress)
 
-    def _text_results(self, job: Job, progress: Progress) -> Iterator[Result]:
+    def _text_results(self, job: Job) -> Iterator[Result]:
         options, engines = self._options, [e for e in self._engines if not e.again]
         if BPE_TRAIN in options.parts:
             for own_job, trainers in _training_jobs(job, engines, options.quick):
                 peers = options.peers and own_job == job
-                yield from measure_training(own_job, trainers, peers, progress)
+                yield from measure_training(own_job, trainers, peers)
         if TOKENIZE in options.parts:
             how = (self._vocabulary, options.match)
-            yield from measure_tokenizing(job, engines, options.peers, progress, *how)
+            yield from measure_tokenizing(job, engines, options.peers, *how)
 
 
 def _training_jobs(job: Job, engines: list[Engine], quick: bool) -> list[tuple[Job, list[Trainer]]]:
@@ -136,14 +206,6 @@ def _training_jobs(job: Job, engines: list[Engine], quick: bool) -> list[tuple[J
     ):
         if adapters:
             trainers = numpy + [t for engine in adapters for t in all_trainers(engine)]
-            listed = jobs.setdefault(_smaller(job, limit, size), [])
+            listed = jobs.setdefault(job.smaller(limit, size), [])
             listed += [trainer for trainer in trainers if trainer not in listed]
     return list(jobs.items())
-
-
-def _smaller(job: Job, limit: int, vocab_size: int) -> Job:
-    """Return a job with less of the text and fewer ids, or the same one if it is small enough."""
-    if len(job.text.data) <= limit and job.vocab_size <= vocab_size:
-        return job
-    size = min(job.vocab_size, vocab_size)
-    return make_job(job.text.first(limit), job.folder, size, job.pattern, job.runs)

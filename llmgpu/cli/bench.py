@@ -31,7 +31,7 @@ from llmgpu.bench.page import draw_report
 from llmgpu.bench.report import columns_of, compare_records, facts_of, headlines, time_lines
 from llmgpu.bench.results import Record, Result, ResultTable, load_record, seconds_text
 from llmgpu.bench.suite import Benchmark
-from llmgpu.bench.tokenizers.corpus import text_blocks
+from llmgpu.bench.tokenizers import text_blocks
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.charts import Column
 from llmgpu.cli.commands.bench import BenchCommand

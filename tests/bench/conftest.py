@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from llmgpu.bench import PARTS, BenchOptions, embedding, kernels, timing, train
+from llmgpu.bench import PARTS, BenchOptions, embedding, kernels, models, timing
 from llmgpu.bench.cases import Sizes
 from llmgpu.bench.results import Record, read_record
 from llmgpu.bench.suite import Benchmark
@@ -41,7 +41,7 @@ def small_parts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(timing, "WARM_UP_SECONDS", 0.0)
     patch.setattr(timing, "CPU_COPY_BYTES", 1 << 20)
     patch.setattr(timing, "PRODUCT_SIZE", 64)
-    patch.setattr(train, "RUN_SECONDS", 0.01)
+    patch.setattr(models, "RUN_SECONDS", 0.01)
 
 
 def assert_is_read_as_it_was(record: Record) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench import BenchOptions, cases, kernels, timing
+from llmgpu.bench import BenchOptions, cases, kernels, timing, tokenizers
 from llmgpu.bench.cases import (
     CaseBench,
     KernelCase,
@@ -24,10 +24,9 @@ from llmgpu.bench.cases import (
 )
 from llmgpu.bench.engines import Engine, cpu_engine
 from llmgpu.bench.kernels import FAMILIES, choose_sizes, measure_kernels
-from llmgpu.bench.peers.torch import Torch
+from llmgpu.bench.peers import Torch
 from llmgpu.bench.results import Limits, Result, load_record
 from llmgpu.bench.timing import has_timestamps, keep_busy, raise_clocks
-from llmgpu.bench.tokenizers import measure as tokenizers
 from llmgpu.gpu import Device
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.ops.operations import Operations, open_operations

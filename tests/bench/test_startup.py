@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmgpu.backend import NUMPY
-from llmgpu.bench import STARTUP, BenchOptions, startup
+from llmgpu.bench import STARTUP, BenchOptions, suite
 from llmgpu.bench.engines import Engine, cpu_engine
 from llmgpu.errors import LlmgpuError
 from llmgpu.progress import no_progress
@@ -17,7 +17,7 @@ OPTIONS = BenchOptions(runs=1, quick=True)
 
 
 def test_every_command_has_its_phases() -> None:
-    results = list(startup.measure_startup([Engine(NUMPY, 0.0)], OPTIONS, no_progress))
+    results = list(suite.measure_startup([Engine(NUMPY, 0.0)], OPTIONS, no_progress))
     assert [result.job.split(":")[0] for result in results] == [
         *("bpe-train", "tokenize", "train", "generate")
     ]
@@ -36,4 +36,4 @@ def test_a_command_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     failing.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(failing))
     with pytest.raises(LlmgpuError, match="out of order"):
-        list(startup.measure_startup([Engine(NUMPY, 0.0)], OPTIONS, no_progress))
+        list(suite.measure_startup([Engine(NUMPY, 0.0)], OPTIONS, no_progress))

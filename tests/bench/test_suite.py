@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +12,28 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, list_adapters
-from llmgpu.bench import PARTS, TEXT_PARTS, BenchOptions
+from llmgpu.bench import PARTS, TEXT_PARTS, BenchOptions, peers
 from llmgpu.bench.engines import Engine, cpu_engine, describe_machine
-from llmgpu.bench.peers import tokenizers as peers
-from llmgpu.bench.peers.tokenizers import (
+from llmgpu.bench.peers import (
     TOKENIZING_PEERS,
     TRAINING_PEERS,
 )
 from llmgpu.bench.results import Record, Result, Times, VocabularyFacts
 from llmgpu.bench.suite import MODEL_PARTS, Benchmark
-from llmgpu.bench.tokenizers import measure
-from llmgpu.bench.tokenizers.corpus import load_text, make_job
+from llmgpu.bench.tokenizers import (
+    Job,
+    TokenizingBench,
+    Trainer,
+    load_text,
+    measure_training,
+    train_file,
+)
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.errors import LlmgpuError
-from llmgpu.progress import no_progress
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bench.conftest import assert_is_read_as_it_was, given, run, small_parts
-from tests.bench.peers.test_tokenizers import crossing_vocabulary
+from tests.bench.test_peers import crossing_vocabulary
 
 LIMIT = 8_000
 VOCAB_SIZE = 272
@@ -158,36 +163,32 @@ def test_invalid_utf8_is_left_out_by_peers(tmp_path: Path) -> None:
         assert result.engine == cpu_engine() or result.note
 
 
+def job_in(folder: Path) -> Job:
+    return Job.of(load_text([], LIMIT), folder, small(runs=1))
+
+
 def test_wrong_merges_have_no_time(tmp_path: Path) -> None:
-    text = load_text([], LIMIT)
-    job = make_job(text, tmp_path, VOCAB_SIZE, "gpt2", 1)
     other = train_vocabulary(corpus_from_bytes(b"zzyyzzyy"), TrainingOptions(258), NUMPY)
-    wrong = measure.TrainingBench(job, other.vocabulary, no_progress)
-    result = wrong.measure_trainer(measure.Trainer(NUMPY_ENGINE))
-    assert result.correct is False
-    assert result.seconds is None
-    for peer in TRAINING_PEERS:
-        if peer.tie == "hf" and peer.why_not(job) is None:
-            result = wrong.measure_peer(peer)
+    trainers = [Trainer(NUMPY_ENGINE)]
+    results = list(measure_training(job_in(tmp_path), trainers, True, other.vocabulary))
+    ties = {peer.package: peer.tie for peer in TRAINING_PEERS}
+    for result in results:
+        if not result.note and ties.get(result.engine.split()[0]) != "bytes":
             assert result.correct is False
             assert result.seconds is None
+    assert results[0].correct is False
     machine = describe_machine([])
-    assert not Record(machine, [result], complete=True, not_opened={}).is_correct
+    assert not Record(machine, results[:1], complete=True, not_opened={}).is_correct
 
 
 def test_wrong_ids_have_no_time(tmp_path: Path) -> None:
-    job = make_job(load_text([], LIMIT), tmp_path, VOCAB_SIZE, "gpt2", 1)
-    vocabulary = measure.train_file(job, NUMPY).vocabulary
-    vocabulary.save(tmp_path / "v.bin")
-    wrong = measure.TokenizingBench(
-        job, vocabulary, tmp_path / "v.bin", np.zeros(5, np.uint32), no_progress
-    )
-    result = wrong.measure_engine(NUMPY_ENGINE)
-    assert result.correct is False
-    assert result.seconds is None
-    for peer in TOKENIZING_PEERS:
-        if peer.why_not(job) is None:
-            result = wrong.measure_peer(peer)
+    job = job_in(tmp_path)
+    right = TokenizingBench.of(job, train_file(job, NUMPY).vocabulary)
+    wrong = replace(right, reference=np.zeros(5, np.uint32))
+    results = [wrong.measure_engine(NUMPY_ENGINE), *map(wrong.measure_peer, TOKENIZING_PEERS)]
+    assert results[0].correct is False
+    for result in results:
+        if not result.note:
             assert result.answer == f"NOT the ids of {cpu_engine()}"
             assert result.seconds is None
 

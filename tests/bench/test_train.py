@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench import BenchOptions, train
+from llmgpu.bench import BenchOptions, models
+from llmgpu.bench.cases import uneven_ids
 from llmgpu.bench.engines import Engine, cpu_engine
-from llmgpu.bench.results import Limits
-from llmgpu.bench.train import (
+from llmgpu.bench.models import (
     OwnSteps,
     StepJob,
     choose_job,
     losses_agree,
     measure_train,
-    uneven_ids,
 )
+from llmgpu.bench.results import Limits
 from llmgpu.gpu import Device
 from llmgpu.lm.config import preset
 from llmgpu.progress import no_progress
@@ -33,9 +33,9 @@ QUICK = BenchOptions(runs=2, peers=False, quick=True)
 @pytest.fixture(autouse=True)
 def small_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all engines take steps that take no time."""
-    monkeypatch.setattr(train, "choose_job", lambda engine, quick: SMALL)
-    monkeypatch.setattr(train, "RUN_SECONDS", 0.01)
-    monkeypatch.setattr(train, "measure_limits", lambda engine: Limits(1e9, 1e9))
+    monkeypatch.setattr(models, "choose_job", lambda engine, quick: SMALL)
+    monkeypatch.setattr(models, "RUN_SECONDS", 0.01)
+    monkeypatch.setattr(models, "measure_limits", lambda engine: Limits(1e9, 1e9))
 
 
 def engines_with(device: Device) -> list[Engine]:
@@ -79,7 +79,7 @@ def test_torch_that_is_missing_is_a_line(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_wrong_losses_have_no_times(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train.TrainBench, "_numpy_losses", lambda self, job: [0.0, 0.0, 0.0])
+    monkeypatch.setattr(models.TrainBench, "_numpy_losses", lambda self, job: [0.0, 0.0, 0.0])
     result = next(measure_train(engines_with(device)[1:], QUICK, no_progress))
     assert result.correct is False
     assert result.answer == f"NOT the losses of {cpu_engine()}"
@@ -126,4 +126,4 @@ def test_ids_are_uneven_and_in_range() -> None:
     counts = np.bincount(ids, minlength=500)
     assert len(counts) == 500
     assert counts[0] > 5 * counts[50] > 5 * counts[499]
-    assert len(SMALL.batches()) == train.CHECKED_STEPS
+    assert len(SMALL.batches()) == models.CHECKED_STEPS

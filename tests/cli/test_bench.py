@@ -20,7 +20,7 @@ from llmgpu.bench import PARTS, QUICK_RUNS, TEXT_PARTS, BenchOptions, suite
 from llmgpu.bench.engines import Engine, cpu_engine, describe_machine
 from llmgpu.bench.results import Record, Result, TextFacts, Times, load_record
 from llmgpu.bench.suite import MODEL_PARTS, Benchmark
-from llmgpu.bench.tokenizers.corpus import load_text
+from llmgpu.bench.tokenizers import load_text
 from llmgpu.cli.bench import print_results
 from llmgpu.cli.commands.bench import bench
 from llmgpu.progress import no_progress

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench.tokenizers.corpus import load_text
+from llmgpu.bench.tokenizers import load_text
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary

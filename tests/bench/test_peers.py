@@ -10,17 +10,23 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY
+from llmgpu.bench import BenchOptions, peers
 from llmgpu.bench.engines import Engine
-from llmgpu.bench.peers import tokenizers as peers
-from llmgpu.bench.peers.tokenizers import (
+from llmgpu.bench.peers import (
     EXPRESSIBLE,
     TOKENIZING_PEERS,
     TRAINING_PEERS,
     TokenizingPeer,
     pieces,
 )
-from llmgpu.bench.tokenizers import measure
-from llmgpu.bench.tokenizers.corpus import load_text, make_job
+from llmgpu.bench.tokenizers import (
+    BenchText,
+    Job,
+    encode_all,
+    load_text,
+    measure_tokenizing,
+    measure_training,
+)
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.interchange.token_tables import TIKTOKEN, expression_of
@@ -28,7 +34,6 @@ from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.progress import no_progress
 from llmgpu.text.corpus import corpus_from_bytes
 
 VOCAB_SIZE = 300
@@ -53,6 +58,10 @@ def crossing_vocabulary(pattern: str, special_tokens: tuple[str, ...] = ()) -> V
     return replace(trained, pattern=pattern, expression=PATTERNS[pattern].expression)
 
 
+def job_of(text: BenchText, folder: Path, vocab_size: int, pattern: str) -> Job:
+    return Job.of(text, folder, BenchOptions(vocab_size=vocab_size, pattern=pattern, runs=1))
+
+
 def require(peer: TokenizingPeer) -> None:
     for package in (peer.package, *peer.needs):
         pytest.importorskip(package)
@@ -66,9 +75,7 @@ def assert_ids_are_those_of_numpy(
     for text in texts:
         path = folder / "text"
         path.write_bytes(text.encode())
-        expected = measure.encode_all(
-            open_encoder(vocabulary, NUMPY), corpus_from_bytes(text.encode())
-        )
+        expected = encode_all(open_encoder(vocabulary, NUMPY), corpus_from_bytes(text.encode()))
         np.testing.assert_array_equal(encode(path), expected, repr(text[-9:]))
 
 
@@ -99,8 +106,8 @@ def test_training_peers_beyond_ascii(
 ) -> None:
     path = tmp_path / "text"
     path.write_bytes((BEYOND_ASCII + ADVERSARIAL).encode())
-    job = make_job(load_text([str(path)], 100_000), tmp_path, vocab_size, pattern, 1)
-    results = list(measure.measure_training(job, [], True, no_progress))
+    job = job_of(load_text([str(path)], 100_000), tmp_path, vocab_size, pattern)
+    results = list(measure_training(job, [], True))
     packages = [result.engine.split()[0] for result in results]
     assert packages == [peer.package for peer in TRAINING_PEERS]
     for result in results:
@@ -109,9 +116,9 @@ def test_training_peers_beyond_ascii(
 
 
 def test_a_pattern_that_no_peer_knows_is_a_line(tmp_path: Path) -> None:
-    job = make_job(load_text([], 2000), tmp_path, VOCAB_SIZE, "none", 1)
-    results = list(measure.measure_training(job, [], True, no_progress))
-    results += list(measure.measure_tokenizing(job, [], True, no_progress))
+    job = job_of(load_text([], 2000), tmp_path, VOCAB_SIZE, "none")
+    results = list(measure_training(job, [], True))
+    results += list(measure_tokenizing(job, [], True))
     assert len(results) == len(TRAINING_PEERS) + len(TOKENIZING_PEERS)
     for result in results:
         assert result.note.startswith(("left out: it doesn't know pattern none", "not inst"))
@@ -131,20 +138,19 @@ def test_pieces_end_where_pre_tokens_do(pattern: str) -> None:
 
 
 def test_awkward_is_needed_for_tokenizing_only(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(peers, "package_version", lambda name: None if name == "awkward" else "1")
-    job = make_job(load_text([], 2000), tmp_path, VOCAB_SIZE, "gpt2", 1)
-    assert all(peer.why_not(job) is None for peer in TRAINING_PEERS)
-    reasons = {peer.package: peer.why_not(job) for peer in TOKENIZING_PEERS}
+    assert all(peer.why_not("gpt2", is_utf8=True) is None for peer in TRAINING_PEERS)
+    reasons = {peer.package: peer.why_not("gpt2", is_utf8=True) for peer in TOKENIZING_PEERS}
     assert reasons.pop("gigatoken") == "not installed: pip install gigatoken awkward"
     assert set(reasons.values()) == {None}
 
 
 def test_a_vocabulary_that_peers_cannot_have_is_a_line(tmp_path: Path) -> None:
-    job = make_job(load_text([], 2000), tmp_path, VOCAB_SIZE, "gpt2", 1)
+    job = job_of(load_text([], 2000), tmp_path, VOCAB_SIZE, "gpt2")
     greedy = crossing_vocabulary("gpt2").with_match("greedy")
-    results = list(measure.measure_tokenizing(job, [NUMPY_ENGINE], True, no_progress, greedy))
+    results = list(measure_tokenizing(job, [NUMPY_ENGINE], True, greedy))
     assert results[0].correct is True
     for result in results[1:]:
         assert result.note.startswith(("left out: a vocabulary with greedy matching", "not in"))

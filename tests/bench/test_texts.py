@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgpu.bench.tokenizers.corpus import (
+from llmgpu.bench.tokenizers import (
     load_text,
     standard_library_files,
 )

@@ -1,37 +1,40 @@
-"""Measuring training steps of a language model: tokens per second, and the time of each kernel.
+"""Measuring language models: training steps, and tokens per second of generating.
 
 A job fixes the model, its first weights and the batches, so that losses can be compared; times are
 given only after that. Ids are random, but as unevenly frequent as words are. Steps that would take
 NumPy minutes are compared with it on a cut model, of the same width and vocabulary, and with torch
-as they are.
+as they are. Where torch is installed, it takes the same steps from the same weights, in turns with
+the engine.
 
-Where torch is installed, it takes the same steps from the same weights, in turns with the engine,
-with a model of PyTorch's own operations, eagerly, as its users would.
+Generating takes the likeliest ids, with random weights, after the ids that a tiny model gives were
+compared with NumPy's. All weights have to be read for each token of a sequence alone, and once for
+those of a batch: that is the limit that shares are of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY
-from llmgpu.bench import TRAIN, BenchOptions
+from llmgpu.bench import GENERATE, TRAIN, BenchOptions
+from llmgpu.bench.cases import uneven_ids
 from llmgpu.bench.engines import Engine, cpu_engine
-from llmgpu.bench.peers.torch import Torch, first_line, missing_torch
+from llmgpu.bench.peers import Torch, TorchLlama, first_line, missing_torch
 from llmgpu.bench.results import Result, Times
 from llmgpu.bench.timing import kernel_times, measure_limits, runs_within, timed
-from llmgpu.errors import LlmgpuError
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.data.batches import Batch
-from llmgpu.lm.model import initial_values, scaled_frequencies
-from llmgpu.lm.ops.layers import rotary_tables
+from llmgpu.lm.generating.generator import Generator, Request
+from llmgpu.lm.generating.sampling import Sampler
+from llmgpu.lm.model import Model, initial_values
 from llmgpu.lm.ops.operations import open_operations
-from llmgpu.lm.options import Precision, TrainOptions
+from llmgpu.lm.options import Precision, SamplingOptions, TrainOptions
 from llmgpu.lm.trainer import Trainer
 from llmgpu.progress import Progress
 
@@ -45,6 +48,11 @@ VARIANTS: dict[Precision, str] = {"f32": "float32", "f16": "mixed precision"}
 RUN_SECONDS = 0.5  # that a run takes about, if a step is shorter
 RUN_STEPS = 10  # in the longest run
 ENGINE_SECONDS, QUICK_ENGINE_SECONDS = 15.0, 2.0  # after which no further run starts
+GENERATING_SECONDS = 10.0  # after which no further run starts
+PROMPT = range(16)  # ids that each sequence begins with
+# With the table as output layer, random weights repeat the last id.
+COMPARED = preset("tiny", 512, layers=2, seq_len=64, tied=False)
+COMPARED_TOKENS = 24
 
 
 @dataclass(frozen=True)
@@ -107,17 +115,6 @@ class StepJob:
         return f"{self.name}: {config.parameters / 1e6:,.1f} M parameters ({sizes}), {tokens}"
 
 
-def uneven_ids(
-    generator: np.random.Generator, vocab_size: int, shape: tuple[int, ...]
-) -> NDArray[np.uint32]:
-    """Return random ids, id k about as often as 1 / (k + 3), as words of a text are."""
-    weights = 1 / (np.arange(vocab_size) + 3.0)
-    ends = np.cumsum(weights)
-    drawn = np.searchsorted(ends, generator.random(shape) * ends[-1], side="right")
-    ids: NDArray[np.uint32] = np.minimum(drawn, vocab_size - 1).astype(np.uint32)
-    return ids
-
-
 def choose_job(engine: Engine, *, quick: bool) -> StepJob:
     """Return the steps for an engine: GPT-2 small on a GPU, a tiny model where a CPU computes."""
     if not engine.backend.is_software:
@@ -156,77 +153,6 @@ class OwnSteps:
             batch = self._batches[self._trainer.step % len(self._batches)]
             self._trainer.take_step([batch], LEARNING_RATE)
         self._operations.wait_for_runs(0)
-
-
-class TorchLlama:
-    """A Llama-style model in PyTorch.
-
-    parameters: float32, by Hugging Face's names, as `ModelConfig.weights` lists them.
-    """
-
-    def __init__(
-        self, config: ModelConfig, weights: Mapping[str, NDArray[np.float32]], torch: Torch
-    ) -> None:
-        """Copy the weights to torch's device."""
-        self._functional = torch.module.nn.functional
-        self._cat = torch.module.cat
-        self.config = config
-        self.parameters = {
-            name: torch.module.nn.Parameter(torch.tensor(values))
-            for name, values in weights.items()
-        }
-        tables = rotary_tables(config.seq_len, scaled_frequencies(config))
-        # Both halves of a head turn by the same angles.
-        self._cosines, self._sines = (torch.tensor(np.tile(table, 2)) for table in tables)
-
-    def logits(self, tokens: Any) -> Any:
-        """Return the logits of all tokens, (B, T, vocabulary size), for ids (B, T)."""
-        functional, w = self._functional, self.parameters
-        x = functional.embedding(tokens, w["model.embed_tokens.weight"])
-        for layer in range(self.config.layers):
-            prefix = f"model.layers.{layer}"
-            x = x + self._attention(prefix, self._norm(x, f"{prefix}.input_layernorm.weight"))
-            normed = self._norm(x, f"{prefix}.post_attention_layernorm.weight")
-            x = x + self._feed_forward(f"{prefix}.mlp", normed)
-        head = "model.embed_tokens.weight" if self.config.tied else "lm_head.weight"
-        table = w[head][: self.config.vocab_size]
-        return functional.linear(self._norm(x, "model.norm.weight"), table)
-
-    def _norm(self, x: Any, name: str) -> Any:
-        epsilon = self.config.norm_epsilon
-        return self._functional.rms_norm(x, (self.config.dim,), self.parameters[name], epsilon)
-
-    def _project(self, x: Any, name: str) -> Any:
-        return self._functional.linear(x, self.parameters[f"{name}.weight"])
-
-    def _attention(self, prefix: str, x: Any) -> Any:
-        config, attention = self.config, f"{prefix}.self_attn"
-
-        def heads(name: str, count: int) -> Any:
-            projected = self._project(x, f"{attention}.{name}")
-            return projected.view(*x.shape[:2], count, config.head_dim).transpose(1, 2)
-
-        q = self._rotate(heads("q_proj", config.heads))
-        k = self._rotate(heads("k_proj", config.kv_heads))
-        v = heads("v_proj", config.kv_heads)
-        mixed = self._functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=config.kv_heads != config.heads
-        )
-        return self._project(mixed.transpose(1, 2).flatten(2), f"{attention}.o_proj")
-
-    def _rotate(self, x: Any) -> Any:
-        length, half = x.shape[-2], self.config.head_dim // 2
-        turned = self._cat((-x[..., half:], x[..., :half]), dim=-1)
-        return x * self._cosines[:length] + turned * self._sines[:length]
-
-    def _feed_forward(self, prefix: str, x: Any) -> Any:
-        functional = self._functional
-        up = self._project(x, f"{prefix}.up_proj")
-        if self.config.activation == "gelu":
-            inner = functional.gelu(up, approximate="tanh")
-        else:
-            inner = functional.silu(self._project(x, f"{prefix}.gate_proj")) * up
-        return self._project(inner, f"{prefix}.down_proj")
 
 
 class TorchSteps:
@@ -285,8 +211,8 @@ class TorchSteps:
 class TrainBench:
     """Engines that take the steps of their jobs, in turns with torch.
 
-    numpy_losses, numpy_seconds: what NumPy found, by the job. reported: which results of torch,
-    by its name and the job, there are already.
+    numpy_losses, numpy_seconds: results of NumPy, by the job. reported: results of torch that there
+    are already, by its name and the job.
     """
 
     options: BenchOptions
@@ -298,68 +224,74 @@ class TrainBench:
     def measure_engine(self, engine: Engine, precision: Precision) -> Iterator[Result]:
         """Yield an engine's result, and that of torch on the same job if there is none yet."""
         job = choose_job(engine, quick=self.options.quick)
-        result = Result(TRAIN, engine.host_name, job=str(job), variant=VARIANTS[precision])
+        begun = Result(TRAIN, engine.host_name, job=str(job), variant=VARIANTS[precision])
         self.progress(f"{TRAIN}: {engine.name}, comparing", 0, 1)
         torch_result, theirs = _open_torch(engine, job) if self.options.peers else (None, None)
-        seconds: list[list[float]] = []
-        try:
+        torch_seconds: list[float] = []
+
+        def measure() -> Result:
             own = OwnSteps(engine, job, precision)
-            compared = self._compare(own, theirs)
-            if compared["correct"]:
-                seconds = self._take_turns(engine.name, [own] if theirs is None else [own, theirs])
-                compared |= self._measured(own, seconds)
-            result = replace(result, losses=tuple(own.first_losses), **compared)
-        except LlmgpuError as error:
-            result = replace(result, note=str(error))
-        yield result
+            result = self._compare(begun, own, theirs)
+            if not result.correct:
+                return result
+            both: list[OwnSteps | TorchSteps] = [own] if theirs is None else [own, theirs]
+            own_seconds, *others = self._take_turns(engine.name, both)
+            torch_seconds.extend(others[0] if others else ())
+            return self._measured(result, own, own_seconds, torch_seconds)
+
+        yield begun.or_why_not(measure)
         if torch_result is None or (torch_result.engine, str(job)) in self.reported:
             return
         self.reported.add((torch_result.engine, str(job)))
-        if len(seconds) > 1:
-            times = _times(job, seconds[1]) | {"answer": f"the losses of {engine.host_name}"}
-            torch_result = replace(torch_result, correct=True, **times)
+        if torch_seconds:
+            torch_result = torch_result.compared(True, f"losses of {engine.host_name}")
+            torch_result = _with_steps(torch_result, job, torch_seconds)
         yield torch_result
 
-    def _compare(self, own: OwnSteps, torch: TorchSteps | None) -> dict[str, Any]:
-        """Compare an engine's losses with NumPy's and torch's; return what a result says of it."""
-        compared: list[tuple[str, Sequence[float], Sequence[float]]] = []
+    def _compare(self, begun: Result, own: OwnSteps, torch: TorchSteps | None) -> Result:
+        """Compare an engine's losses with NumPy's and torch's."""
+        compared: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
         if own.engine.backend is not NUMPY:
             steps, name, cut = own, cpu_engine(), own.job.cut()
             if cut != own.job:
                 steps, name = OwnSteps(own.engine, cut, own.precision), f"{name} ({cut})"
-            compared.append((name, steps.first_losses, self._numpy_losses(cut)))
+            compared[name] = steps.first_losses, self._numpy_losses(cut)
         if torch is not None:
-            compared.append(("torch", own.first_losses, torch.first_losses))
-        wrong = [name for name, found, wanted in compared if not losses_agree(found, wanted)]
+            compared["torch"] = own.first_losses, torch.first_losses
+        wrong = [name for name, losses in compared.items() if not losses_agree(*losses)]
+        result = replace(begun, losses=tuple(own.first_losses))
         if wrong:
-            return {"correct": False, "answer": f"NOT the losses of {' and '.join(wrong)}"}
-        names = " and ".join(name for name, _, _ in compared)
-        answer = f"the losses of {names}, within {TOLERANCE:g}" if compared else "the reference"
-        return {"correct": bool(np.isfinite(own.first_losses).all()), "answer": answer}
+            return result.compared(False, f"losses of {' and '.join(wrong)}")
+        answer = f"losses of {' and '.join(compared)}, within {TOLERANCE:g}"
+        result = result.compared(True, answer if compared else "reference")
+        return replace(result, correct=bool(np.isfinite(own.first_losses).all()))
 
     def _numpy_losses(self, job: StepJob) -> list[float]:
         if str(job) not in self.numpy_losses:
             self.numpy_losses[str(job)] = OwnSteps(Engine(NUMPY, 0.0), job, "f32").first_losses
         return self.numpy_losses[str(job)]
 
-    def _measured(self, own: OwnSteps, seconds: list[list[float]]) -> dict[str, Any]:
-        """Return what a result says of an engine's times, with torch's after them if it has any."""
+    def _measured(
+        self, result: Result, own: OwnSteps, seconds: list[float], torch_seconds: list[float]
+    ) -> Result:
+        """Add times, speed-ups, and shares of an engine's limits."""
         engine, job = own.engine, own.job
-        times = _times(job, seconds[0])
-        median = times["seconds"].median
+        result = _with_steps(result, job, seconds)
+        median = result.median
+        more: dict[str, Any] = {}
         if engine.backend is NUMPY:
             self.numpy_seconds[str(job)] = median
         elif str(job) in self.numpy_seconds:
-            times["speed_up"] = self.numpy_seconds[str(job)] / median
-        if len(seconds) > 1:
-            times["speed_up_over_torch"] = Times.of(seconds[1]).median / median
+            more["speed_up"] = self.numpy_seconds[str(job)] / median
+        if torch_seconds:
+            more["speed_up_over_torch"] = Times.of(torch_seconds).median / median
         limits = measure_limits(engine.backend)
         limit = limits.operations_per_second
         if own.precision == "f16":
             limit = limits.matrix_operations_per_second or limit
-        times["share_of_floor"] = job.operations / median / limit
-        times["kernels"] = kernel_times(engine.backend.device, lambda: own.time(1))
-        return times
+        more["share_of_floor"] = job.operations / median / limit
+        kernels = kernel_times(engine.backend.device, lambda: own.time(1))
+        return replace(result, kernels=kernels, **more)
 
     def _take_turns(self, name: str, both: Sequence[OwnSteps | TorchSteps]) -> list[list[float]]:
         """Return the seconds a step of several runs, which alternate."""
@@ -407,9 +339,103 @@ def losses_agree(found: Sequence[float], wanted: Sequence[float]) -> bool:
     return bool(np.isfinite(found).all()) and np.allclose(found, wanted, rtol=TOLERANCE, atol=0)
 
 
-def _times(job: StepJob, seconds: list[float]) -> dict[str, Any]:
-    """Return a result's fields for the seconds of a step."""
-    times = Times.of(seconds)
+def _with_steps(result: Result, job: StepJob, seconds: list[float]) -> Result:
+    """Return a result with the seconds of a step, and rates of tokens and operations."""
     done = {"tokens": job.tokens, "operations": job.operations}
-    rates = {f"{name}_per_second": count / times.median for name, count in done.items()}
-    return {"clock": "host", "seconds": times, **done, **rates}
+    return result.timed(seconds, done, clock="host", **done)
+
+
+# Generating
+
+
+@dataclass(frozen=True)
+class GenerateJob:
+    """Sequences of a batch that are continued by `tokens` ids each."""
+
+    name: str
+    config: ModelConfig
+    sequences: int
+    tokens: int
+
+    def __str__(self) -> str:
+        """Say the sizes."""
+        many = "a sequence alone" if self.sequences == 1 else f"batches of {self.sequences}"
+        size = f"{self.config.parameters / 1e6:,.1f} M parameters"
+        return f"{self.name}: {size}, {self.tokens} tokens, {many}"
+
+
+def choose_sequences(engine: Engine, *, quick: bool) -> list[GenerateJob]:
+    """Return what an engine does: GPT-2 small on a GPU, a tiny model where a CPU computes."""
+    if engine.backend.is_software:
+        config, name, many, tokens = preset("tiny", 512), "tiny", 8, 4 if quick else 64
+    else:
+        config, name, many, tokens = preset("gpt2", 50_257), "gpt2", 64, 64 if quick else 512
+    return [GenerateJob(name, config, sequences, tokens) for sequences in (1, many)]
+
+
+def measure_generate(
+    engines: Sequence[Engine], options: BenchOptions, progress: Progress
+) -> Iterator[Result]:
+    """Yield the results of each engine: of a sequence alone, and of a batch."""
+    wanted = _likeliest(Engine(NUMPY, 0.0))
+    numpy_rates: dict[str, float] = {}
+    for engine in engines:
+
+        def compare(begun: Result, engine: Engine = engine) -> Result:
+            right = engine.backend is NUMPY or _likeliest(engine) == wanted
+            return begun.compared(right, f"ids of {cpu_engine()}")
+
+        begun = Result(GENERATE, engine.host_name)
+        compared = begun.or_why_not(partial(compare, begun))
+        for job in choose_sequences(engine, quick=options.quick):
+            progress(f"{GENERATE}: {engine.name}, {job}", 0, None)
+            result = replace(compared, job=str(job))
+            if result.correct:
+                result = replace(begun, job=str(job)).or_why_not(
+                    partial(_measured, result, engine, job, options.runs)
+                )
+            rate = result.tokens_per_second
+            if engine.backend is NUMPY and rate is not None:
+                numpy_rates[str(job)] = rate
+            elif rate is not None and str(job) in numpy_rates:
+                result = replace(result, speed_up=rate / numpy_rates[str(job)])
+            yield result
+
+
+def _measured(result: Result, engine: Engine, job: GenerateJob, runs: int) -> Result:
+    """Return a result with times; LlmgpuError for an engine without enough memory."""
+    generator = Generator(_model(engine, job.config), sequences=job.sequences)
+    _continue(generator, job.sequences, min(8, job.tokens))  # compiles what is not yet
+    seconds = [
+        timed(lambda: _continue(generator, job.sequences, job.tokens))[0]
+        for _ in runs_within(runs, GENERATING_SECONDS)
+    ]
+    tokens = job.sequences * job.tokens
+    result = result.timed(seconds, {"tokens": tokens}, clock="host", tokens=tokens)
+    # The table is read as the output layer, where the two are one.
+    read = job.tokens * 4 * job.config.parameters
+    floor = read / measure_limits(engine.backend).bytes_per_second
+    return replace(result, share_of_floor=floor / result.median)
+
+
+def _model(engine: Engine, config: ModelConfig) -> Model:
+    model = Model(open_operations(engine.backend.device, fixed_products=True), config)
+    model.initialise(SEED)
+    return model
+
+
+def _continue(generator: Generator, sequences: int, tokens: int) -> list[tuple[int, int | None]]:
+    """Continue prompts that differ, each by the likeliest ids."""
+    greedy = SamplingOptions(temperature=0)
+    prompts = [[(k + 7 * number) % 499 for k in PROMPT] for number in range(sequences)]
+    requests = [Request(prompt, tokens, Sampler(greedy)) for prompt in prompts]
+    return list(generator.continue_all(requests))
+
+
+def _likeliest(engine: Engine) -> list[tuple[int, int | None]]:
+    """Return an engine's ids for a few sequences, alone and together."""
+    model = _model(engine, COMPARED)
+    return [
+        *_continue(Generator(model), 1, COMPARED_TOKENS),
+        *_continue(Generator(model, sequences=3), 3, COMPARED_TOKENS),
+    ]

@@ -1,1 +1,0 @@
-"""Other programs that do the same: tokenizers, and PyTorch for language models."""

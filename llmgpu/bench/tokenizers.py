@@ -1,0 +1,574 @@
+"""Training tokenizers and tokenizing, next to the tools that do the same.
+
+By default the text is the source of Python's standard library, which every machine has: .py files
+in the order of their paths, without the few that are not UTF-8, because peers can't read those.
+Different versions of Python have different sources, so the text's hash is recorded. The source
+"generated" is text of any size (`llmgpu.text.generated`); name a file like that ./generated. All
+files are one document, end to end, and the text ends with a line where its length is cut.
+
+Measurements go from a text file in the page cache to a file. The CPU's merges are the reference for
+training, for a peer those under its tie rule. A peer that writes no vocabulary files is done when
+it has the vocabulary in memory. The kernels are timed in a separate run, because a timed dispatch
+is a pass by itself, and over the first TIMED_MERGES merges, when the text is longest: a device
+times a limited number of dispatches in one submission, and later submissions have more. An adapter
+keeps its buffers from one run to the next.
+
+The CPU's ids are the reference for tokenizing, for peers too: each peer gets the same vocabulary,
+in a file of its own format. Every run has a new encoder, because encoders remember words; the
+encoder is opened before the clock starts, and the time that opening took is reported as start-up.
+Peers may make tables when they get their first text, which is part of opening them: they get two
+words before the clock starts. Unless one match rule is asked for, engines also take the longest
+tokens first (variant "greedy"), which no peer does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.backend import NUMPY, Backend
+from llmgpu.bench import BPE_TRAIN, GENERATED, KERNELS, TOKENIZE, BenchOptions
+from llmgpu.bench.engines import Engine, cpu_engine
+from llmgpu.bench.peers import (
+    TOKENIZING_PEERS,
+    TRAINING_PEERS,
+    EncodeFile,
+    Peer,
+    TokenizingPeer,
+    TrainingPeer,
+)
+from llmgpu.bench.results import Result, TextFacts, Times
+from llmgpu.bench.timing import has_timestamps, kernel_times, raise_clocks, timed
+from llmgpu.bpe.encoding.encoder import CollectedIds, EncodedSlice, Encoder
+from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.interchange.formats import FORMATS
+from llmgpu.bpe.training.options import RECOUNT_SLOTS, TrainingOptions
+from llmgpu.bpe.training.train import TrainingResult, train_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import InputError, LlmgpuError, VocabularyError
+from llmgpu.progress import Progress, no_progress
+from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
+from llmgpu.text.generated import generate_text
+from llmgpu.tokens.formats import open_writer
+from llmgpu.tokens.sinks import TokenWriter, id_dtype
+from llmgpu.tokens.tokenizing import encode_into
+
+TIMED_MERGES = 256
+FIRST_RUN_BYTES = 1000
+READ_BYTES = 4 << 20
+_TWO_WORDS = b"two words\n"
+KERNELS_PATTERN, KERNELS_VOCAB_SIZE = "gpt2", 512
+TEXT_BYTES, QUICK_TEXT_BYTES = 10_000_000, 1_000_000  # whose kernels are timed
+CPU_TEXT_BYTES, QUICK_CPU_TEXT_BYTES = 100_000, 20_000
+LEAST_SHARE = 0.01  # of a job's time that a kernel must take to get a result
+_NOT_STANDARD = {"site-packages", "dist-packages"}
+
+Ids = NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class BenchText:
+    """A text and where it is from."""
+
+    source: str
+    data: bytes
+
+    @cached_property
+    def is_utf8(self) -> bool:
+        """Whether peers, which take text and not bytes, can read it."""
+        try:
+            self.data.decode()
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    def first(self, limit: int) -> BenchText:
+        """Return the first `limit` bytes at most, up to the end of a line if there is one."""
+        return BenchText(self.source, _cut(self.data, limit))
+
+    def describe(self) -> TextFacts:
+        """Return what the text is."""
+        return TextFacts(self.source, len(self.data), hashlib.sha256(self.data).hexdigest())
+
+
+def load_text(sources: Sequence[str], limit: int) -> BenchText:
+    """Read `limit` bytes of `sources` at most, of the standard library if there are none.
+
+    Raises:
+        InputError: a source can't be read, or there is no text.
+    """
+    if not sources:
+        text = BenchText("Python's standard library", _standard_library(limit))
+    elif GENERATED in sources:
+        text = BenchText(GENERATED, b"".join(text_blocks(sources, limit)))
+    else:
+        text = BenchText(", ".join(sources), _cut(_read(sources, limit + 1), limit))
+    if not text.data:
+        raise InputError(f"{text.source}: no text to measure on")
+    return text
+
+
+def text_blocks(sources: Sequence[str], limit: int) -> Iterator[bytes]:
+    """Yield the text of `load_text`, which is not all in memory if it is generated."""
+    if GENERATED not in sources:
+        yield load_text(sources, limit).data
+    elif len(sources) > 1:
+        raise InputError("generated text can't be combined with other sources")
+    else:
+        yield from generate_text(limit)
+
+
+def standard_library_files() -> list[Path]:
+    """Return the .py files of Python's standard library, sorted by path."""
+    files: list[Path] = []
+    for folder, inside, names in os.walk(sysconfig.get_paths()["stdlib"]):
+        inside[:] = set(inside) - _NOT_STANDARD  # what is left out is not walked either
+        files += (Path(folder, name) for name in names if name.endswith(".py"))
+    return sorted(path for path in files if path.is_file())
+
+
+def _standard_library(limit: int) -> bytes:
+    data = bytearray()
+    for path in standard_library_files():
+        if len(data) > limit:
+            break
+        text = BenchText(str(path), path.read_bytes())
+        data += text.data if text.is_utf8 else b""
+    return _cut(bytes(data), limit)
+
+
+def _read(sources: Sequence[str], limit: int) -> bytes:
+    data = bytearray()
+    buffer = np.empty(READ_BYTES, np.uint8)
+    with Corpus(sources, CorpusOptions(limit=limit)) as corpus:
+        ended = False
+        while not ended:
+            fill = corpus.read_into(buffer)
+            data += buffer[: fill.length].tobytes()
+            ended = fill.end
+    return bytes(data)
+
+
+def _cut(data: bytes, limit: int) -> bytes:
+    if len(data) <= limit:
+        return data
+    return data[: data.rfind(b"\n", 0, limit) + 1 or limit]
+
+
+@dataclass(frozen=True)
+class Job:
+    """The text, sizes and files of a measurement.
+
+    path: a file with the bytes of `text`. folder: for output files. runs: how often to measure.
+    """
+
+    text: BenchText
+    path: Path
+    folder: Path
+    vocab_size: int
+    pattern: str
+    runs: int
+    progress: Progress = no_progress
+
+    @classmethod
+    def of(
+        cls, text: BenchText, folder: Path, options: BenchOptions, progress: Progress = no_progress
+    ) -> Job:
+        """Write a text to a file, which puts it into the page cache, and return the job on it."""
+        sizes = (options.vocab_size, options.pattern, options.runs)
+        return cls(text, _write_text(text, folder), folder, *sizes, progress)
+
+    def smaller(self, limit: int, vocab_size: int) -> Job:
+        """Return a job with less text and fewer ids, or the same one if it is small enough."""
+        if len(self.text.data) <= limit and self.vocab_size <= vocab_size:
+            return self
+        text, size = self.text.first(limit), min(self.vocab_size, vocab_size)
+        return replace(self, text=text, path=_write_text(text, self.folder), vocab_size=size)
+
+    def begin(self, what: str, engine: str) -> Result:
+        """Return a result without measurements."""
+        sizes: dict[str, Any] = {"vocab_size": self.vocab_size, "pattern": self.pattern}
+        return Result(what, engine, text_bytes=len(self.text.data), **sizes)
+
+    def begin_peer(self, what: str, peer: Peer) -> Result:
+        """Return a result without measurements, whose note is the reason if a peer is left out."""
+        why_not = peer.why_not(self.pattern, is_utf8=self.text.is_utf8)
+        return replace(self.begin(what, peer.name), peer=True, note=why_not or "")
+
+    def count_runs(self, begun: Result) -> Iterator[int]:
+        """Yield the number of each run, which is reported as progress."""
+        for run in range(self.runs):
+            self.progress(f"{begun.what}: {begun.engine}", run, self.runs)
+            yield run
+
+    def finish(self, result: Result, seconds: Sequence[float]) -> Result:
+        """Return a result with its times and rates."""
+        result = result.timed(seconds, {"merges": result.merges} if result.merges else None)
+        return replace(result, mb_per_second=len(self.text.data) / result.median / 1e6)
+
+
+def _write_text(text: BenchText, folder: Path) -> Path:
+    path = folder / f"corpus-{len(text.data)}.txt"
+    path.write_bytes(text.data)
+    return path
+
+
+# Training
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """An engine and the trainer that it runs, of `llmgpu.bpe.training.options.ENGINES`.
+
+    recount_slots: as `TrainingOptions` has it, for the recount trainer.
+    """
+
+    engine: Engine
+    kind: str = "batched"
+    recount_slots: int = RECOUNT_SLOTS
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The options in which it differs from the default trainer."""
+        return {"engine": self.kind, "recount_slots": self.recount_slots}
+
+    def begin(self, job: Job) -> Result:
+        """Return a result without measurements."""
+        name = self.engine.host_name
+        if self.kind == "batched":
+            return job.begin(BPE_TRAIN, name)
+        variant = f"{self.recount_slots:,} slots in workgroup memory"
+        return replace(job.begin(BPE_TRAIN, f"{self.kind} on {name}"), variant=variant)
+
+
+def all_trainers(engine: Engine) -> list[Trainer]:
+    """Return the batched trainer of an engine, and the recount trainer with each table."""
+    tables = (RECOUNT_SLOTS, 2 * RECOUNT_SLOTS)
+    return [Trainer(engine), *(Trainer(engine, "recount", slots) for slots in tables)]
+
+
+def measure_training(
+    job: Job, trainers: list[Trainer], with_peers: bool, reference: Vocabulary | None = None
+) -> Iterator[Result]:
+    """Yield the result of each trainer on a job, then those of the peers.
+
+    reference: has the right merges; by default the CPU trains it.
+    """
+    reference = reference or train_file(job, NUMPY).vocabulary
+    for trainer in trainers:
+        begun = trainer.begin(job)
+        yield begun.or_why_not(partial(_measure_trainer, job, begun, trainer, reference))
+    for peer in TRAINING_PEERS if with_peers else ():
+        begun = job.begin_peer(BPE_TRAIN, peer)
+        yield begun if begun.note else _measure_training_peer(job, begun, peer, reference)
+
+
+def train_file(job: Job, backend: Backend, **changes: Any) -> TrainingResult:
+    """Train on a job's file with its options, some of which may be changed."""
+    options: dict[str, Any] = {"vocab_size": job.vocab_size, "pattern": job.pattern} | changes
+    with Corpus([str(job.path)]) as corpus:
+        return train_vocabulary(corpus, TrainingOptions(**options), backend)
+
+
+def _measure_trainer(job: Job, begun: Result, trainer: Trainer, reference: Vocabulary) -> Result:
+    backend, start_up = trainer.engine.backend, {}
+    phases: dict[str, list[float]] = {}
+    if backend.device is not None:
+        corpus = corpus_from_bytes(job.text.data[:FIRST_RUN_BYTES])
+        options = TrainingOptions(258, job.pattern, **trainer.changes)
+        first, _ = timed(partial(train_vocabulary, corpus, options, backend))
+        start_up = {"open device": trainer.engine.open_seconds, "compile, first 1 KB": first}
+
+    def train() -> bool:
+        trained = train_file(job, backend, **trainer.changes)
+        trained.vocabulary.save(job.folder / "v.bin")
+        for name, seconds in trained.seconds.items():
+            phases.setdefault(name, []).append(seconds)
+        return np.array_equal(trained.vocabulary.merges, reference.merges)
+
+    result = _measure_merges(job, begun, f"merges of {cpu_engine()}", reference, train)
+    if not result.correct:
+        return result
+    merges: list[int] = []
+
+    def train_first_merges() -> None:
+        size = min(job.vocab_size, 256 + TIMED_MERGES)
+        trained = train_file(job, backend, vocab_size=size, **trainer.changes)
+        merges.append(len(trained.vocabulary.merges))
+
+    kernels = kernel_times(backend.device, train_first_merges)
+    return replace(
+        result,
+        answer="the reference" if backend is NUMPY else result.answer,
+        start_up=start_up,
+        phases={name: Times.of(seconds) for name, seconds in phases.items()},
+        kernels=kernels and replace(kernels, merges=merges[0]),
+    )
+
+
+def _measure_training_peer(
+    job: Job, begun: Result, peer: TrainingPeer, reference: Vocabulary
+) -> Result:
+    rule = ""
+    if peer.tie != reference.tie:
+        reference = train_file(job, NUMPY, tie=peer.tie).vocabulary
+        rule = f", --tie {peer.tie}"
+    expected = peer.expected(reference)
+    size, target = 256 + len(reference.merges), job.folder / "peer"
+
+    def train() -> bool:
+        return peer.train(job.path, job.pattern, size, target) == expected
+
+    answer = f"{peer.compared} of {cpu_engine()}{rule}"
+    return _measure_merges(job, begun, answer, reference, train)
+
+
+def _measure_merges(
+    job: Job, begun: Result, answer: str, reference: Vocabulary, train: Callable[[], bool]
+) -> Result:
+    """Train several times; without times if `train` returns that an answer is wrong."""
+    seconds: list[float] = []
+    for _ in job.count_runs(begun):
+        spent, same = timed(train)
+        if not same:
+            return begun.compared(False, answer)
+        seconds.append(spent)
+    result = replace(begun.compared(True, answer), merges=len(reference.merges))
+    return job.finish(result, seconds)
+
+
+# Tokenizing
+
+
+@dataclass(frozen=True)
+class TokenizingBench:
+    """Engines that should all encode the job's text with the vocabulary in a file.
+
+    reference: uint32 (tokens,), the ids that the CPU gives.
+    """
+
+    job: Job
+    vocabulary: Vocabulary
+    vocabulary_path: Path
+    reference: Ids
+
+    @classmethod
+    def of(cls, job: Job, vocabulary: Vocabulary) -> TokenizingBench:
+        """Save a vocabulary, and find the ids that the CPU gives."""
+        path = job.folder / "bench-v.bin"
+        vocabulary.save(path)
+        reference = encode_all(open_encoder(vocabulary, NUMPY), corpus_from_bytes(job.text.data))
+        return cls(job, vocabulary, path, reference)
+
+    def measure_engine(self, engine: Engine) -> Result:
+        """Measure one of llmgpu's engines; one that can't do the job has the reason as its note."""
+        variant = "greedy" if self.vocabulary.match == "greedy" else ""
+        begun = replace(self.job.begin(TOKENIZE, engine.host_name), variant=variant)
+        return begun.or_why_not(partial(self._measure_engine, begun, engine))
+
+    def _measure_engine(self, begun: Result, engine: Engine) -> Result:
+        open_new = partial(self._open, engine)
+        result = self._measure_runs(begun, open_new, self._encode_file)
+        if not result.correct:
+            return result
+        runs, data = range(self.job.runs), self.job.text.data
+        # Each part alone; end to end they overlap, so their sum may be more.
+        parts = {
+            "read": [timed(self._read)[0] for _ in runs],
+            "read and encode": [timed(partial(self._encode, open_new()))[0] for _ in runs],
+            "write": [timed(self._write)[0] for _ in runs],
+        }
+        kernels = kernel_times(engine.backend.device, partial(self._encode_file, open_new()))
+        if kernels is not None and kernels.total:
+            kernels = replace(kernels, mb_per_second=len(data) / kernels.total / 1e6)
+        return replace(
+            result,
+            answer="the reference" if engine.backend is NUMPY else result.answer,
+            start_up={"open device": engine.open_seconds} | result.start_up,
+            phases={name: Times.of(seconds) for name, seconds in parts.items()},
+            kernels=kernels,
+        )
+
+    def measure_peer(self, peer: TokenizingPeer) -> Result:
+        """Measure a peer; one that can't do the job says why."""
+        begun = self.job.begin_peer(TOKENIZE, peer)
+        if begun.note:
+            return begun
+        path, words = self.job.folder / f"bench-v.{peer.format}", self.job.folder / "two-words.txt"
+        words.write_bytes(_TWO_WORDS)
+
+        def open_peer() -> EncodeFile:
+            encode = peer.open(path, self.vocabulary.pattern)
+            encode(words)
+            return encode
+
+        def encode_file(encode: EncodeFile) -> None:
+            encode(self.job.path).astype(id_dtype(self.vocabulary.size)).tofile(self._target)
+
+        try:
+            FORMATS[peer.format].write(self.vocabulary, path)
+            return self._measure_runs(begun, open_peer, encode_file)
+        except (VocabularyError, ImportError) as error:  # or a package that it needs is missing
+            return replace(begun, note=f"left out: {error}")
+
+    @property
+    def _target(self) -> Path:
+        return self.job.folder / "ids.bin"
+
+    def _open(self, engine: Engine) -> Encoder:
+        return open_encoder(Vocabulary.load(self.vocabulary_path), engine.backend)
+
+    def _encode(self, encoder: Encoder) -> None:
+        with Corpus([str(self.job.path)]) as corpus:
+            encode_all(encoder, corpus)
+
+    def _encode_file(self, encoder: Encoder) -> None:
+        with Corpus([str(self.job.path)]) as corpus, self._open_writer() as writer:
+            encode_into(writer, encoder, corpus, no_progress)
+
+    def _open_writer(self) -> TokenWriter:
+        size, fingerprint = self.vocabulary.size, self.vocabulary.fingerprint
+        return open_writer(self._target, "bin", vocabulary_size=size, fingerprint=fingerprint)
+
+    def _measure_runs(
+        self, begun: Result, open_new: Callable[[], Any], encode: Callable[[Any], None]
+    ) -> Result:
+        """Compare the ids of a first run; time encodings of the file, each by a new encoder."""
+        opening, encoder = timed(open_new)
+        first, _ = timed(partial(encode, encoder))
+        ids = np.fromfile(self._target, id_dtype(self.vocabulary.size))
+        same = np.array_equal(ids, self.reference)
+        result = replace(begun.compared(same, f"ids of {cpu_engine()}"), tokens=len(ids))
+        if not same:
+            return result
+        runs = self.job.count_runs(begun)
+        seconds = [timed(partial(encode, open_new()))[0] for _ in runs]
+        start_up = {"open encoder": opening, "first run": first}
+        return self.job.finish(replace(result, start_up=start_up), seconds)
+
+    def _read(self) -> None:
+        buffer = np.empty(READ_BYTES, np.uint8)
+        with Corpus([str(self.job.path)]) as corpus:
+            while not corpus.read_into(buffer).end:
+                pass
+
+    def _write(self) -> None:
+        with self._open_writer() as writer:
+            writer.write(EncodedSlice(self.reference, np.zeros(1, np.int64)))
+
+
+def encode_all(encoder: Encoder, corpus: Corpus) -> NDArray[np.uint32]:
+    """Return the ids of a text in one array."""
+    ids = CollectedIds(corpus.total_bytes)
+    for piece in encoder.encode(corpus, ids):
+        ids.append(piece.ids)
+    return ids.take()
+
+
+def measure_tokenizing(
+    job: Job,
+    engines: list[Engine],
+    with_peers: bool,
+    vocabulary: Vocabulary | None = None,
+    match: str | None = None,
+) -> Iterator[Result]:
+    """Yield the result of each engine on a job, those of the peers, and those of greedy matching.
+
+    vocabulary: in place of one trained on the text as the job says. match: the rule to measure;
+    None for that of the vocabulary, and greedy without peers.
+    """
+    if vocabulary is None:
+        vocabulary = train_file(job, NUMPY).vocabulary
+    else:
+        job = replace(job, vocab_size=vocabulary.size, pattern=vocabulary.pattern)
+    rules = [match or vocabulary.match]
+    if match is None and vocabulary.match != "greedy":
+        rules.append("greedy")
+    for number, rule in enumerate(rules):
+        bench = TokenizingBench.of(job, vocabulary.with_match(rule))
+        yield from map(bench.measure_engine, engines)
+        yield from map(bench.measure_peer, TOKENIZING_PEERS if with_peers and not number else ())
+
+
+# Kernels of both
+
+
+def measure_tokenizer_kernels(
+    engines: Sequence[Engine], options: BenchOptions, progress: Progress
+) -> Iterator[Result]:
+    """Yield a result for each kernel of a training and an encoding, where there are timestamps.
+
+    Kernels work on what earlier ones have left, so they are timed where they are, in a whole job.
+    Those that matter have the sum of their times in it.
+    """
+    texts = cache(partial(load_text, []))
+    for engine in engines:
+        if has_timestamps(engine.backend.device):
+            data = texts(kernel_text_bytes(engine, quick=options.quick)).data
+            for job, answer, work in _kernel_jobs(data):
+                progress(f"{KERNELS}: {engine.name}, {job.partition(',')[0]}", 0, 1)
+                begun = Result(KERNELS, engine.name, job=job)
+                try:
+                    yield from _measure_kernels(begun, answer, engine.backend, work, options.runs)
+                except LlmgpuError as error:
+                    yield replace(begun, note=str(error))
+
+
+def kernel_text_bytes(engine: Engine, *, quick: bool) -> int:
+    """Return the bytes of text of an engine's job, the kernels of which are timed."""
+    if engine.is_software_adapter:
+        return QUICK_CPU_TEXT_BYTES if quick else CPU_TEXT_BYTES
+    return QUICK_TEXT_BYTES if quick else TEXT_BYTES
+
+
+Work = Callable[[Backend], NDArray[Any]]
+
+
+def _kernel_jobs(data: bytes) -> list[tuple[str, str, Work]]:
+    """Return the jobs of training and encoding, names of their answers, and the work."""
+    options = TrainingOptions(KERNELS_VOCAB_SIZE, KERNELS_PATTERN)
+
+    def train(backend: Backend) -> Vocabulary:
+        return train_vocabulary(corpus_from_bytes(data), options, backend).vocabulary
+
+    def encode(backend: Backend) -> Ids:
+        return encode_all(open_encoder(vocabulary, backend), corpus_from_bytes(data))
+
+    vocabulary, host = train(NUMPY), cpu_engine()
+    text = f"{len(data) / 1e6:,.2f} MB of text, pattern {KERNELS_PATTERN}"
+    training = f"training {KERNELS_VOCAB_SIZE} ids, {text}"
+    return [
+        (training, f"merges of {host}", lambda backend: train(backend).merges),
+        (f"encoding, {text}", f"ids of {host}", encode),
+    ]
+
+
+def _measure_kernels(
+    begun: Result, answer: str, backend: Backend, work: Work, count: int
+) -> Iterator[Result]:
+    """Do a job once to compare its answer, which also compiles, then with timestamps."""
+    begun = begun.compared(np.array_equal(work(backend), work(NUMPY)), answer)
+    if not begun.correct:
+        yield begun
+        return
+    runs: list[dict[str, float]] = []
+    for _ in range(count):
+        raise_clocks(backend)
+        kernels = kernel_times(backend.device, lambda: work(backend))
+        runs.append(kernels.seconds if kernels else {})
+    times = {name: Times.of([spent.get(name, 0.0) for spent in runs]) for name in runs[0]}
+    total = sum(spent.median for spent in times.values())
+    for name, spent in sorted(times.items(), key=lambda item: -item[1].median):
+        share = spent.median / total
+        if share >= LEAST_SHARE:
+            more: dict[str, Any] = {"clock": "gpu", "variant": name, "share_of_kernels": share}
+            yield replace(begun, seconds=spent, **more)

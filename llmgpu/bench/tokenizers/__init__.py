@@ -1,1 +1,0 @@
-"""Training tokenizers and tokenizing, next to the tools that do the same."""
