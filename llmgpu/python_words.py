@@ -12,6 +12,7 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from llmgpu.errors import LlmgpuError
+from llmgpu.other_names import ARGUMENTS
 
 Wrapped = TypeVar("Wrapped", bound=type)
 P = ParamSpec("P")
@@ -25,17 +26,6 @@ _ARGUMENTS = {  # whose name here is another
     "doc-separator": "separators",
     "from": "the format",
     "lr": "learning_rate",
-}
-_ELSEWHERE = {  # arguments of methods of tiktoken and Hugging Face, and what to do here
-    "clean_up_tokenization_spaces": "spaces stay as they are",
-    "max_length": "cut the ids, as in ids[:512], or the text with truncate",
-    "num_threads": "all processors are used",
-    "padding": "as_hf() has a tokenizer that pads",
-    "return_offsets_mapping": "use encode_with_offsets",
-    "return_tensors": 'use dtype="pt" or dtype="np"',
-    "skip_special_tokens": "leave out the ids in special_tokens.values()",
-    "tokenize": "use render_chat_template for the text",
-    "truncation": "cut the ids, as in ids[:512], or the text with truncate",
 }
 
 
@@ -76,7 +66,7 @@ def speaking_python(function: Callable[P, T]) -> Callable[P, T]:
             error.args = (in_python_words(str(error)), *error.args[1:])
             raise
         except TypeError as error:
-            hints = [f"; {_ELSEWHERE[name]}" for name in named if name in _ELSEWHERE]
+            hints = [f"; {ARGUMENTS[name]}" for name in named if name in ARGUMENTS]
             error.args = ("".join((str(error), *hints)),)
             raise
 

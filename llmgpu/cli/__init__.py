@@ -80,10 +80,10 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         from difflib import get_close_matches
 
-        from llmgpu.cli.other_names import COMMAND_NAMES
+        from llmgpu.other_names import COMMAND_NAMES, names_here
 
-        meant = COMMAND_NAMES.get(args[0].replace("_", "-"))
-        near = [meant] if meant else get_close_matches(args[0], COMMANDS)
+        near = names_here(COMMAND_NAMES, args[0].replace("_", "-"))
+        near = near or get_close_matches(args[0], COMMANDS)
         near = near or [name for name in COMMANDS if name.startswith(args[0])]
         if near:
             names = " or ".join(repr(name) for name in near)
@@ -161,7 +161,7 @@ def _refuse(error: click.ClickException) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return _fail(error.format_message(), error.exit_code)
     if isinstance(error, click.NoSuchOption):
-        from llmgpu.cli.other_names import suggest_option
+        from llmgpu.cli.options import suggest_option
 
         error = suggest_option(error)
     context = error.ctx if isinstance(error, click.UsageError) else None
@@ -170,7 +170,7 @@ def _refuse(error: click.ClickException) -> int:
         click.echo(f"Try '{context.command_path} --help' for help.\n", err=True)
     message = " ".join(error.format_message().split())
     if isinstance(error, click.BadParameter):
-        from llmgpu.cli.other_names import explain_value
+        from llmgpu.cli.options import explain_value
 
         message += explain_value(error)
     if isinstance(error, click.MissingParameter) and error.param and "vocab" in error.param.opts[0]:

@@ -14,6 +14,7 @@ from llmgpu.option_fields import Group, Option, declared, default_of, own_option
 from llmgpu.registry import imported
 
 T = TypeVar("T")
+_NEAR = 0.8  # of 1: an option that is spelled otherwise by a letter or two
 # Sources of values that somebody asked for. Values of other sources are defaults.
 _ASKED = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 _EXPRESSION = Option(
@@ -26,19 +27,20 @@ _EXPRESSION = Option(
 
 def command(
     kind: type[T], name: str, does: str, cls: type[click.Command] = click.Command
-) -> Callable[[Callable[[T], None]], click.Command]:
+) -> Callable[[Callable[[T], object]], click.Command]:
     """Return a decorator that makes a command of a function.
 
     kind: the dataclass that declares the arguments and options. does: ``module:name`` in
-    `llmgpu.cli`, what is imported and called with an object of `kind`, after the function, whose
-    docstring is the help.
+    `llmgpu.cli`, what is imported and called with an object of `kind`, after the function. The
+    docstring of the function is the help. A value that the function returns, such as a device that
+    is being opened, is a second argument.
     """
 
-    def make(function: Callable[[T], None]) -> click.Command:
+    def make(function: Callable[[T], object]) -> click.Command:
         def run(**values: Any) -> None:
             asked = _take(kind, values)
-            function(asked)
-            imported(f"llmgpu.cli.{does}")(asked)
+            begun = function(asked)
+            imported(f"llmgpu.cli.{does}")(asked, *([] if begun is None else [begun]))
 
         run.__doc__ = function.__doc__
         return click.command(name, cls=cls, params=[*parameters_of(kind)])(run)
@@ -135,3 +137,49 @@ def flags_given(names: Container[str]) -> list[str]:
         str(each.name).upper() if isinstance(each, click.Argument) else max(each.opts, key=len)
         for each in found
     ]
+
+
+def explain_value(error: click.BadParameter) -> str:
+    """Return what follows the message on a value that an option lacks; "" if nothing is known."""
+    from llmgpu.other_names import NO_VALUES, VALUE_NAMES, names_here
+
+    given, is_unknown, _ = error.message.partition("' is not one of ")  # click's message
+    kind = error.param.type if error.param is not None else None
+    if not (is_unknown and isinstance(kind, click.Choice)):
+        return ""
+    value = given[1:].lower()
+    if value in NO_VALUES:
+        return f" {NO_VALUES[value]}."
+    meant = [each for each in (value, *names_here(VALUE_NAMES, value)) if each in kind.choices]
+    return f" Did you mean {meant[0]!r}?" if meant else ""
+
+
+def suggest_option(error: click.NoSuchOption) -> click.UsageError:
+    """Return the error for an option that a command lacks, with the name it may have here."""
+    from difflib import get_close_matches
+
+    from llmgpu.other_names import FILES, NO_OPTIONS, OPTION_NAMES, names_here
+
+    command = error.ctx.command if error.ctx else None
+    known = {name for parameter in command.params for name in parameter.opts} if command else set()
+    name = error.option_name.lstrip("-").replace("_", "-")
+    no_such = f"No such option {error.option_name!r}"
+    meant = [each for each in (f"--{name}", *names_here(OPTION_NAMES, name)) if each in known]
+    if meant:
+        hint = f"Did you mean {' or '.join(map(repr, meant))}?"
+        return click.UsageError(f"{no_such}. {hint}", error.ctx)
+    if name in NO_OPTIONS:
+        return click.UsageError(f"{no_such}: {NO_OPTIONS[name]}", error.ctx)
+    takes_files = command and any(
+        isinstance(p, click.Argument) and p.name in ("corpus", "files") for p in command.params
+    )
+    if name in FILES and takes_files and error.ctx:
+        hint = f"files need no option: {error.ctx.command_path} FILE"
+        return click.UsageError(f"{no_such}; {hint}", error.ctx)
+    if error.option_name.startswith("-") and not error.option_name.startswith("--"):
+        return error
+    longer = (ours for ours in sorted(known) if ours.startswith(f"--{name}"))
+    near = get_close_matches(f"--{name}", sorted(known), cutoff=_NEAR)  # click's may be far off
+    return click.NoSuchOption(
+        error.option_name, possibilities=[*dict.fromkeys([*longer, *near])], ctx=error.ctx
+    )

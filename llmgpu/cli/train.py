@@ -6,50 +6,48 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
+
 from llmgpu.backend import NUMPY, Backend, list_adapters, select_backend
 from llmgpu.bpe.encoding.special_encoding import token_id
 from llmgpu.bpe.encoding.special_options import SpecialOptions
+from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
 from llmgpu.cli.commands.train import TrainCommand
-from llmgpu.cli.console import Reporter, left_out_of
-from llmgpu.cli.groups import id_or_text, required_input
+from llmgpu.cli.console import Reporter, human_count, human_time, left_out_of, print_json
+from llmgpu.cli.groups import READING_OPTIONS, check_text_field, id_or_text, required_input
 from llmgpu.cli.option_files import keep_options
-from llmgpu.cli.options import was_asked
-from llmgpu.cli.starting_points import StartingPoint, find_starting_point
-from llmgpu.cli.train_corpora import check_shares, resolve_corpora, resolve_evaluated
-from llmgpu.cli.train_report import (
-    RunReporter,
-    announce,
-    announce_resuming,
-    print_summary,
-    say_failure,
-)
-from llmgpu.errors import InputError
+from llmgpu.cli.options import refuse_given, was_asked
+from llmgpu.errors import InputError, shorten
 from llmgpu.files import output_errors
-from llmgpu.input_files import printable
+from llmgpu.input_files import number_of, printable
 from llmgpu.lm.checkpoints.checkpoint import (
+    VOCABULARY,
     Checkpoint,
     list_checkpoints,
     load_checkpoint,
+    open_model,
     set_aside_checkpoints,
 )
 from llmgpu.lm.checkpoints.huggingface import Origin
-from llmgpu.lm.data.inputs import default_separator, open_tokens
+from llmgpu.lm.checkpoints.pretrained import SavedModel
+from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.data.inputs import are_tokens, default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.exchange import exchange_memory
 from llmgpu.lm.local_steps import local_memory
 from llmgpu.lm.options import TrainOptions
-from llmgpu.lm.runs.memory import host_memory, training_memory
-from llmgpu.lm.runs.records import read_log
-from llmgpu.lm.runs.run import TrainingRun
+from llmgpu.lm.runs.memory import host_memory, require_free, training_memory
+from llmgpu.lm.runs.records import StepRecord, read_log
+from llmgpu.lm.runs.run import RunListener, TrainingRun
 from llmgpu.lm.runs.run_folder import (
     EVALUATION_TOKENS_NAME,
     OPTIONS_NAME,
@@ -60,14 +58,16 @@ from llmgpu.lm.runs.run_folder import (
 )
 from llmgpu.lm.runs.settings import (
     RunSettings,
+    explain_schedule,
     gains_by_halves,
     new_settings,
     resumed_settings,
     step_to_resume_from,
 )
 from llmgpu.lm.workers import Workers, start_workers
+from llmgpu.memory import Memory, free_memory
 from llmgpu.outputs import Output, check_outputs
-from llmgpu.text.sources import Sources
+from llmgpu.text.sources import Selection, Sources, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.conversations import Conversations
 from llmgpu.tokens.foreign import note_of_foreign
@@ -395,3 +395,213 @@ def _find_checkpoint(asked: _Asked, folder: RunFolder) -> Checkpoint | None:
         asked.report.note(f"{folder.path} has no checkpoint of step {step}, where its decay began")
         return newest
     return load_checkpoint(steps[step])
+
+
+# Defaults of --lr with --init: weights that are good already move little, adapters start from 0.
+FINE_TUNING_RATE, ADAPTER_RATE = 2e-5, 2e-4
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """A vocabulary, its name in messages and its files; and perhaps a model.
+
+    model: the one of --init. None without it, and for a run that resumes from a checkpoint.
+    """
+
+    vocabulary: Vocabulary
+    name: str
+    inputs: list[str]
+    model: SavedModel | None = None
+
+    @property
+    def config(self) -> ModelConfig | None:
+        """The sizes of the model, if there is one."""
+        return None if self.model is None else self.model.config
+
+    def with_defaults(self, settings: dict[str, Any], explicit: Mapping[str, Any]) -> Any:
+        """Return the settings of a new run, with the defaults that go with --init.
+
+        Raises InputError for an option that the model decides.
+        """
+        if self.model is None:
+            return settings
+        if "preset" in explicit:
+            raise InputError("--preset can't be combined with --init, whose model sets the sizes")
+        if "learning_rate" not in explicit:
+            rate = ADAPTER_RATE if settings["lora_rank"] else FINE_TUNING_RATE
+            settings = settings | {"learning_rate": rate}
+        return settings
+
+
+def find_starting_point(given: TrainCommand, report: Reporter) -> StartingPoint:
+    """Open what --vocab and --init name.
+
+    Without --vocab the vocabulary is that of the model, or of the run.
+
+    Raises click.MissingParameter where that leaves none; InputError for a model with another
+    vocabulary than --vocab.
+    """
+    vocab, init, chat_template = given.vocab, given.init, given.chat.chat_template
+    steps = list_checkpoints(given.output) if given.resume else {}
+    model = open_model(init, report.note) if init is not None and not steps else None
+    if vocab is None and init is not None:
+        if model is None:
+            vocab = str(steps[max(steps)] / VOCABULARY)
+        else:
+            files = [str(path) for path in model.folder.iterdir()]
+            vocabulary = _as_trained(model.vocabulary, chat_template)
+            return StartingPoint(vocabulary, str(model.folder), files, model)
+    if vocab is None:
+        context = click.get_current_context()
+        named = {parameter.name: parameter for parameter in context.command.params}
+        raise click.MissingParameter(ctx=context, param=named["vocab"])
+    found = find_vocabulary(vocab)
+    vocabulary = _as_trained(found.read(report.note), chat_template)
+    if model is not None:
+        matched = vocabulary.with_match(model.vocabulary.match)
+        if matched.fingerprint != model.vocabulary.fingerprint:
+            raise InputError(
+                f"{vocab} has the fingerprint {matched.fingerprint[:12]}, but the model in {init} "
+                f"needs {model.vocabulary.fingerprint[:12]}; drop --vocab"
+            )
+        model = replace(model, vocabulary=matched)
+    return StartingPoint(vocabulary, vocab, found.inputs, model)
+
+
+def _as_trained(vocabulary: Vocabulary, chat_template: str | None) -> Vocabulary:
+    """Return the vocabulary of a run, which adds nothing to its texts but the separator."""
+    return replace(with_chat_template(vocabulary, chat_template), prefix_ids=(), suffix_ids=())
+
+
+def resolve_corpora(
+    corpus: Sequence[str], selection: Selection, weights: str | None
+) -> list[Sources]:
+    """Return the files of each corpus: of every name with --weights, else of all names together.
+
+    Raises UsageError for options about text if no file is text, InputError unless there is a weight
+    for each name.
+    """
+    count = weights.count(",") + 1 if weights else 0
+    if count not in (0, len(corpus)):
+        have = f"{number_of(count, 'value')}, but CORPUS has {number_of(len(corpus), 'name')}"
+        raise InputError(f"--weights has {have}")
+    names = [[name] for name in corpus] if weights else [corpus]
+    corpora = [resolve_sources(each, selection) for each in names]
+    texts = [file for sources in corpora if not are_tokens(sources) for file in sources.files]
+    if texts:
+        check_text_field(texts)
+    else:
+        path = corpora[0].files[0].path
+        refuse_given((*READING_OPTIONS, "chat"), f"is for text, and {path} has tokens")
+    return corpora
+
+
+def resolve_evaluated(path: str | None) -> Sources | None:
+    """Return the text to evaluate on, if there is one; UsageError if a part is held out, too."""
+    if path is None:
+        return None
+    refuse_given(
+        ("evaluation_fraction", "evaluation_parts"), "can't be combined with --eval-corpus"
+    )
+    return resolve_sources([path], Selection(may_be_tokens=True))
+
+
+def check_shares(corpora: Sequence[Sources], options: TrainOptions) -> None:
+    """Raise InputError if a run has weights of other corpora."""
+    if len(options.shares) != len(corpora):
+        raise InputError(
+            f"the run has --weights {options.corpus_weights}: name CORPUS and --weights as before"
+        )
+
+
+def announce(
+    report: Reporter,
+    asked: RunSettings,
+    backend: Backend,
+    host_bytes: int,
+    needed_bytes: int,
+    workers: int,
+) -> None:
+    """Say what will be trained; DeviceError if there is no memory for it."""
+    if backend.is_software:
+        require_free(host_bytes, free_memory())
+    report.line(_description(asked, backend, workers))
+    report.need_memory(Memory(host_bytes, 0 if backend.device is None else needed_bytes))
+
+
+def announce_resuming(report: Reporter, checkpoint: Checkpoint, options: TrainOptions) -> None:
+    """Say where a run continues, and what that does to its learning rate."""
+    done, steps = checkpoint.state.step, options.steps
+    report.line(f"resuming from {checkpoint.folder}")
+    change = explain_schedule(checkpoint, options)
+    if change is not None:
+        report.note(change)
+    if done >= steps:
+        report.line(
+            f"nothing to do: {done} of {steps} steps are done; use a larger --steps to continue"
+        )
+
+
+def _description(settings: RunSettings, backend: Backend, workers: int) -> str:
+    config, options = settings.config, settings.options
+    tokens = options.sequences * config.seq_len
+    has_units = backend.device is not None and backend.device.matrix_shapes
+    slow = "" if has_units else ", which is slower than f32 without matrix units"
+    return (
+        f"training {human_count(config.parameters)} parameters on {backend.description}"
+        f"{f' and {workers - 1} more' if workers > 1 else ''}: "
+        f"{number_of(options.steps, 'step')} of {human_count(tokens)} tokens"
+        + (f" in f16{slow}" if options.is_mixed else "")
+    )
+
+
+class RunReporter(RunListener):
+    """Prints the progress of a run of `steps` steps."""
+
+    def __init__(self, report: Reporter, steps: int) -> None:
+        """Print to a reporter."""
+        self._report, self._steps = report, steps
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        self._report.line(text)
+
+    def on_first_step(self, step: int, loss: float) -> None:
+        """Print the first loss."""
+        text = f"step {step}/{self._steps}: loss {loss:.4f}"
+        self._report.line(text, step=step, steps=self._steps, loss=loss)
+
+    def on_record(self, record: StepRecord, seconds_left: float) -> None:
+        """Print what is logged, and the time left."""
+        text = (
+            f"step {record.step}/{self._steps}: loss {record.loss:.4f}, "
+            f"norm {record.grad_norm:.3f}, lr {record.learning_rate:.2e}, "
+            f"{human_count(record.tokens_per_second)} tokens/s"
+        )
+        if record.validation_loss is not None:
+            text += f", validation loss {record.validation_loss:.4f}"
+        if record.bits_per_byte is not None:
+            text += f" ({record.bits_per_byte:.4f} bits per byte)"
+        if seconds_left:
+            text += f", {human_time(seconds_left)} left"
+        facts = {"steps": self._steps, "seconds_left": round(seconds_left, 3)}
+        self._report.line(text, **asdict(record), **facts)
+
+
+def print_summary(report: Reporter, summary: dict[str, Any], *, as_json: bool) -> None:
+    """Print the summary of a run; with `as_json`, also as JSON on stdout."""
+    seconds = summary["seconds"]
+    taken = human_time(seconds) if seconds >= 60 else f"{seconds:.1f} s"
+    text = f"{human_count(summary['tokens'])} tokens in {taken}"
+    if summary["perplexity"] is not None:
+        text += f"; perplexity {summary['perplexity']:,.2f}"
+    report.line(f"{text}; checkpoint in {summary['checkpoint']}")
+    if "adapter" in summary:
+        report.line(f"adapter for peft in {summary['adapter']}")
+    if as_json:
+        print_json(summary, to_stderr=False)
+
+
+def say_failure(line: str) -> None:
+    """Print why a worker ended, in one line."""
+    click.echo(shorten(printable(" ".join(line.split()))), err=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llmgpu.bpe.interchange.formats import ALIASES, END_OF_TEXT, WRITERS
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import quote
+from llmgpu.other_names import METHOD_NAMES, names_here
 from llmgpu.python_words import speaks_python
 from llmgpu.tokenizer.arguments import to_bytes
 
@@ -22,34 +23,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("llmgpu")
 
-# What to use here for methods and attributes of tiktoken and Hugging Face tokenizers.
-_ELSEWHERE = {
-    "encode": "encode_plus encode_to_numpy tokenize",
-    "encode_batch": "batch_encode_plus encode_batch_fast encode_ordinary_batch",
-    "decode": "convert_tokens_to_string",
-    "decode_batch": "batch_decode",
-    "decode_bytes": "decode_bytes_batch decode_tokens_bytes",
-    "token_to_id": "convert_tokens_to_ids encode_single_token",
-    "id_to_token": "convert_ids_to_tokens",
-    "special_tokens": "all_special_ids all_special_tokens is_special_token special_tokens_set",
-    "vocab_size": "get_vocab_size max_token_value",
-    "get_vocab": "token_byte_values vocab",
-    "eot_token": "bos_token_id eos_token eos_token_id",
-    "truncate": "enable_truncation",
-    'export("huggingface", "FOLDER/")': "save_pretrained",
-    "as_hf()": "add_special_tokens add_tokens enable_padding model_max_length pad pad_token "
-    "pad_token_id to_str unk_token unk_token_id",
-    "as_tiktoken()": "encode_with_unstable",
-    "load": "from_buffer from_file from_str",
-    "train_from_iterator": "train_new_from_iterator",
-}
-
 
 def _name_ours(owner: str, name: str) -> None:
     """Raise an AttributeError that says what is called `name` elsewhere, if something is."""
-    for ours, others in _ELSEWHERE.items():
-        if name in others.split():
-            raise AttributeError(f"{owner} has no {name}: use {ours}")
+    for ours in names_here(METHOD_NAMES, name):
+        raise AttributeError(f"{owner} has no {name}: use {ours}")
 
 
 class _Named(type):

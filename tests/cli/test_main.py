@@ -17,7 +17,7 @@ import llmgpu
 from llmgpu import __version__, blas
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli import COMMANDS, main
-from llmgpu.cli.other_names import COMMAND_NAMES, OPTION_NAMES, VALUE_NAMES
+from llmgpu.other_names import COMMAND_NAMES, OPTION_NAMES, VALUE_NAMES
 from tests.cli.conftest import COMMAND, Run, environment, fails
 
 
@@ -176,9 +176,9 @@ def test_names_of_other_tools_are_understood(llmgpu: Run, command: str, message:
 def test_suggested_names_are_those_of_commands_and_options() -> None:
     options = {name for each in COMMANDS for p in COMMANDS[each].params for name in p.opts}
     assert set(OPTION_NAMES) <= options
-    commands = {name.split()[0] for name in COMMAND_NAMES.values()}
+    commands = {name.split()[0] for name in COMMAND_NAMES}
     assert commands <= {*COMMANDS, "--help", "--version"}
-    assert not COMMAND_NAMES.keys() & set(COMMANDS)
+    assert not {*" ".join(COMMAND_NAMES.values()).split()} & set(COMMANDS)
     types = [p.type for each in COMMANDS.values() for p in each.params]
     values = {value for each in types if isinstance(each, click.Choice) for value in each.choices}
     assert set(VALUE_NAMES) <= values

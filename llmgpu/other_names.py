@@ -1,0 +1,139 @@
+"""What commands, options, values and methods are called in other tools.
+
+People who mistake one tool for another get the name that a thing has here. The names are those of
+tiktoken, tokenizers, SentencePiece, YouTokenToMe, nanoGPT, nanochat, llm.c, Megatron-LM, llama.cpp
+and transformers; words of the command line are written with dashes. Each table has the names here,
+and for each the names elsewhere, unless its comment says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+COMMAND_NAMES = {
+    "--help": "help",
+    "--version": "version",
+    "bpe-train": "train-bpe train-tokenizer",
+    "compare-vocabs": "diff",
+    "count": "wc",
+    "export": "convert",
+    "generate": "chat sample",
+    "info": "inspect",
+    "tokenize": "encode",
+    "tokenize --decode": "decode detokenize",
+    "train": "pretrain",
+}
+OPTION_NAMES = {
+    "--bad-rows": "on-bad-row on-error skip-errors",
+    "--batch-size": "device-batch-size micro-batch-size per-device-train-batch-size",
+    "--beta1": "adam-beta1",
+    "--beta2": "adam-beta2",
+    "--disallow-special": "disallowed-special",
+    "--budget": "fail-above limit-tokens max max-tokens",
+    "--device": "cpu cuda gpu",
+    "--dim": "d-model hidden-size model-dim n-embd",
+    "--eos": "append-eod append-eos",
+    "--eval-batches": "eval-iters",
+    "--eval-corpus": "eval-data val-data valid-data-path validation-file",
+    "--eval-fraction": "val val-fraction valid",
+    "--eval-interval": "eval-every eval-steps val-loss-every",
+    "--ffn-dim": "ffn-hidden-size intermediate-size",
+    "--force": "overwrite yes",
+    "--grad-accum": "gradient-accumulation-steps",
+    "--grad-clip": "clip-grad max-grad-norm",
+    "--heads": "n-head num-heads num-attention-heads",
+    "--keep": "save-total-limit",
+    "--kv-heads": "n-kv-head num-key-value-heads",
+    "--layers": "depth n-layer num-hidden-layers num-layers",
+    "--log-interval": "log-every logging-steps",
+    "--lr": "learning-rate",
+    "--max-new-tokens": "max-length max-tokens n n-predict num-predict",
+    "--max-token-length": "max-sentencepiece-length",
+    "--min-frequency": "min-count",
+    "--output": "log-dir model model-prefix out out-dir outfile output-prefix",
+    "--pattern": "encoding pre-tokenizer pretokenizer",
+    "--pattern-regex": "pat-str regex split-pattern",
+    "--precision": "dtype",
+    "--prompt": "interactive start text",
+    "--prompts": "file",
+    "--recompute": "activation-checkpointing gradient-checkpointing recompute-activations",
+    "--resume": "checkpoint init-from",
+    "--save-interval": "checkpoint-every save-every save-steps",
+    "--schedule": "lr-decay-style lr-scheduler-type",
+    "--seq-len": "block-size context-length ctx-size max-seq-len max-seq-length",
+    "--special-token": "control-symbols special-tokens user-defined-symbols",
+    "--split": "val val-fraction val-split valid validation-split",
+    "--steps": "epochs iters max-iters max-steps num-epochs num-iterations num-train-epochs "
+    "train-iters",
+    "--temperature": "do-sample temp",
+    "--text-field": "column field json-keys key text-column",
+    "--threads": "jobs n-jobs n-threads num-proc num-threads num-workers workers",
+    "--to": "format",
+    "--vocab": "encoding model tokenizer tokenizer-model vocab-file",
+    "--vocab-size": "num-merges",
+    "--warmup-steps": "lr-warmup-iters warmup-iters",
+    "--weights": "outtype quantize",
+}
+# Options of other tools, and what there is in their place.
+NO_OPTIONS = {
+    "csv": "--json prints the same numbers, of which jq makes CSV (see the guide: Counting)",
+    "dropout": "there is no dropout; --weight-decay regularizes",
+    "greedy": "--temperature 0 takes the likeliest token",
+    "num-return-sequences": "repeat the line in --prompts: each has a seed of its own",
+    "recursive": "folders are read with all their subfolders",
+    "tensorboard": "the folder has log.jsonl and loss.svg",
+    "wandb": "the folder has log.jsonl and loss.svg",
+}
+VALUE_NAMES = {
+    "adamw": "adam",
+    "f16": "amp float16 fp16 half mixed",
+    "f32": "float32 fp32 full",
+    "gguf": "ggml llama.cpp",
+    "jsonl": "json ndjson",
+    "llmc": "llm-c llm.c",
+    "npy": "numpy",
+}
+_NO_BFLOAT16 = "WebGPU has no bfloat16"
+NO_VALUES = {"bf16": _NO_BFLOAT16, "bfloat16": _NO_BFLOAT16, "tf32": "WebGPU has no TF32"}
+# Options of other tools that take files, which are arguments here.
+FILES = frozenset(
+    ("corpus", "data", "data-path", "dataset", "file", "files", "in", "infile", "input", "text")
+) | {"train-data", "train-data-path", "train-file"}
+# Methods and attributes of tokenizers.
+METHOD_NAMES = {
+    "encode": "encode_plus encode_to_numpy tokenize",
+    "encode_batch": "batch_encode_plus encode_batch_fast encode_ordinary_batch",
+    "decode": "convert_tokens_to_string",
+    "decode_batch": "batch_decode",
+    "decode_bytes": "decode_bytes_batch decode_tokens_bytes",
+    "token_to_id": "convert_tokens_to_ids encode_single_token",
+    "id_to_token": "convert_ids_to_tokens",
+    "special_tokens": "all_special_ids all_special_tokens is_special_token special_tokens_set",
+    "vocab_size": "get_vocab_size max_token_value",
+    "get_vocab": "token_byte_values vocab",
+    "eot_token": "bos_token_id eos_token eos_token_id",
+    "truncate": "enable_truncation",
+    'export("huggingface", "FOLDER/")': "save_pretrained",
+    "as_hf()": "add_special_tokens add_tokens enable_padding model_max_length pad pad_token "
+    "pad_token_id to_str unk_token unk_token_id",
+    "as_tiktoken()": "encode_with_unstable",
+    "load": "from_buffer from_file from_str",
+    "train_from_iterator": "train_new_from_iterator",
+}
+# Arguments of methods of tiktoken and Hugging Face, and what to do here.
+ARGUMENTS = {
+    "clean_up_tokenization_spaces": "spaces stay as they are",
+    "max_length": "cut the ids, as in ids[:512], or the text with truncate",
+    "num_threads": "all processors are used",
+    "padding": "as_hf() has a tokenizer that pads",
+    "return_offsets_mapping": "use encode_with_offsets",
+    "return_tensors": 'use dtype="pt" or dtype="np"',
+    "skip_special_tokens": "leave out the ids in special_tokens.values()",
+    "tokenize": "use render_chat_template for the text",
+    "truncation": "cut the ids, as in ids[:512], or the text with truncate",
+}
+
+
+def names_here(table: Mapping[str, str], name: str) -> list[str]:
+    """Return what is called `name` elsewhere, by its names in a table."""
+    return [ours for ours, others in table.items() if name in others.split()]
