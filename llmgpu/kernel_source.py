@@ -1,19 +1,31 @@
-"""The text of kernels: WGSL files put together, and what they declare.
+"""The text of kernels: WGSL files with their directives, and the declarations in the text.
 
-A file may include another with a line ``//!include NAME``; its text is not changed otherwise. NAME
-is a path below wgsl/, or the name of a choice that the device makes (``scan``: with or without
-subgroup operations). Each file is included once, and a file that is not included holds one kernel.
+A line that begins with ``//!`` is a directive. All other lines are WGSL.
 
-WGSL is the one source of what host and kernels share: bindings, the fields of structs
-(`struct_dtype`) and constants (`constant`) are read from the text, on machines without a GPU, too.
+- ``//!include NAME`` inserts a file below wgsl/ once, however often the file is named. NAME may
+  also be a choice of the device (``scan``: with or without subgroup operations), or a block.
+- ``//!override name = DEFAULT`` declares a setting, as ``override`` does in WGSL: the host may give
+  another number or word (`compose`).
+- ``//!let name = TEXT`` keeps a text under a name, from here on, in included files, too; with
+  ``if CONDITION`` behind it the name keeps its text if CONDITION is 0.
+- ``//!for i in 0..COUNT``, ``//!for side outer in left x, right y``, ``//!end`` repeat lines.
+- ``//!if CONDITION``, ``//!else``, ``//!end`` choose lines: the first ones unless CONDITION is 0.
+- ``//!block NAME``, ``//!end`` keep lines, which every ``//!include NAME`` inserts.
+
+In WGSL and in directives ``{name}`` stands for the text of a name, ``{4 * i + 1}`` for a number.
+Braces of WGSL itself have blanks or line ends inside. A kernel's file has one entry point.
+
+The host reads bindings, fields of structs (`struct_dtype`) and constants (`constant`) from the
+text, so that each is declared once; reading needs no GPU.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -22,7 +34,10 @@ import numpy as np
 
 from llmgpu.errors import DeviceError
 
-_INCLUDE = re.compile(r"^//!include\s+(\S+)\s*$")
+_DIRECTIVE = re.compile(r"^\s*//!(\w+)\s*(.*?)\s*$")
+_FILLED = re.compile(r"\{([\w!(](?:[^{};]*[\w)])?)\}")  # a name or an expression in braces
+_NESTED = re.compile(r"\{[\w!(][^{}]*\{|\{\{")
+_NAMED = re.compile(r"\s*=\s*")  # between a name and its text
 _BINDING = re.compile(
     r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storage)\s*(?:,\s*(read|read_write)\s*)?>"
     r"\s*(\w+)\s*:"
@@ -37,14 +52,24 @@ _ATOMIC = re.compile(r"^atomic<\s*(\w+)\s*>$")
 _VECTOR = re.compile(r"^vec([234])<\s*(\w+)\s*>$")
 _ARRAY = re.compile(r"^array<\s*(.+?)\s*,\s*([^,]+)>$")
 _SCALARS = {"f16": "<f2", "u32": "<u4", "i32": "<i4", "f32": "<f4"}
-_TOKEN = re.compile(r"0x[0-9a-fA-F]+u?|[0-9]+u?|\w+|\S")  # of arithmetic
-_OPERATORS: dict[str, Callable[[int, int], int]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.floordiv,
+_TOKEN = re.compile(r"0x[0-9a-fA-F]+u?|[0-9]+u?|\w+|[=!<>]=|&&|\|\||\S")  # of expressions
+# Of expressions: how closely an operator binds, and its function.
+_OPERATORS: dict[str, tuple[int, Callable[[int, int], int]]] = {
+    "||": (0, lambda left, right: bool(left or right)),
+    "&&": (1, lambda left, right: bool(left and right)),
+    "==": (2, operator.eq),
+    "!=": (2, operator.ne),
+    "<": (2, operator.lt),
+    "<=": (2, operator.le),
+    ">": (2, operator.gt),
+    ">=": (2, operator.ge),
+    "+": (3, operator.add),
+    "-": (3, operator.sub),
+    "*": (4, operator.mul),
+    "/": (4, operator.floordiv),
+    "%": (4, operator.mod),
 }
-_PRECEDENCE = ("+-", "*/")
+_NO_OPERATOR = (-1, operator.add)
 
 
 Line = tuple[str, str, int]  # of a kernel's text, and the file and line it came from
@@ -64,12 +89,14 @@ class KernelSource:
     """A kernel's whole text and what it declares.
 
     lines: for each line of the text, the file and line it came from; file "" of generated text.
+    settings: names that ``//!override`` declares. The text already has their values.
     """
 
     entry: str
     text: str
     bindings: tuple[Binding, ...]
     lines: tuple[tuple[str, int], ...]
+    settings: frozenset[str] = frozenset()
 
     def workgroup(self, constants: Mapping[str, int]) -> tuple[int, int]:
         """Return the threads of a workgroup in x, and its memory in bytes.
@@ -127,6 +154,47 @@ def _declared(file: str) -> _Declared:
     return _Declared(read_wgsl(file), {})
 
 
+def _evaluate(expression: str, names: Mapping[str, int | str]) -> int:
+    """Return the value of u32 arithmetic or of a condition; 1 is true and 0 false.
+
+    Python's own parser, `ast`, fails now and then when several threads use it, as the threads that
+    compile kernels would.
+
+    ValueError for more than names, numbers, parentheses, ``!`` and the operators above.
+    """
+    tokens = [*_TOKEN.findall(expression), ""]
+
+    def operand() -> int:
+        token = tokens.pop(0)
+        if token == "!":
+            return int(not operand())
+        if token == "(":
+            value = chain(0)
+            if tokens.pop(0) != ")":
+                raise ValueError("a parenthesis is not closed")
+            return value
+        known = names.get(token)
+        return int(token.removesuffix("u"), 0) if known is None else int(known)
+
+    def chain(least: int) -> int:
+        """Take an operand and those joined to it by operators that bind at least so closely."""
+        value = operand()
+        while True:
+            closeness, function = _OPERATORS.get(tokens[0], _NO_OPERATOR)
+            if closeness < least:
+                return value
+            tokens.pop(0)
+            value = int(function(value, chain(closeness + 1)))
+
+    try:
+        value = chain(0)
+        if tokens != [""]:
+            raise ValueError(f"{tokens[0]} is not expected")
+    except (IndexError, ValueError, ZeroDivisionError) as error:
+        raise ValueError(f"the host can't compute {expression!r} in WGSL: {error}") from error
+    return value
+
+
 class _Declared:
     """The u32 constants and structs of a text, and the layout of types made of them."""
 
@@ -138,41 +206,11 @@ class _Declared:
             self.constants[name] = given[name] if name in given else self.evaluate(expression)
 
     def evaluate(self, expression: str) -> int:
-        """Return the value of plain u32 arithmetic with the constants declared so far.
-
-        Python's own parser, `ast`, fails now and then where several threads use it, as those do
-        that compile kernels.
-
-        DeviceError for what is more than + - * / and parentheses.
-        """
-        tokens = [*_TOKEN.findall(expression), ""]
-
-        def operand() -> int:
-            token = tokens.pop(0)
-            if token == "(":
-                value = chain(_PRECEDENCE)
-                if tokens.pop(0) != ")":
-                    raise ValueError("a parenthesis is not closed")
-                return value
-            known = self.constants.get(token)
-            return int(token.removesuffix("u"), 0) if known is None else known
-
-        def chain(operators: tuple[str, ...]) -> int:
-            """Take operands joined by the first of the operators, and by those that bind closer."""
-            if not operators:
-                return operand()
-            value = chain(operators[1:])
-            while tokens[0] and tokens[0] in operators[0]:
-                value = _OPERATORS[tokens.pop(0)](value, chain(operators[1:]))
-            return value
-
+        """Return the value of an expression with the constants declared so far, or DeviceError."""
         try:
-            value = chain(_PRECEDENCE)
-            if tokens != [""]:
-                raise ValueError(f"{tokens[0]} is not expected")
-        except (IndexError, ValueError, ZeroDivisionError) as error:
-            raise DeviceError(f"the host can't compute {expression!r} in WGSL: {error}") from error
-        return value
+            return _evaluate(expression, self.constants)
+        except ValueError as error:
+            raise DeviceError(str(error)) from error
 
     def layout(self, kind: str) -> tuple[np.dtype[np.void], int]:
         """Return the dtype of a WGSL type and its alignment in bytes.
@@ -210,39 +248,163 @@ class _Declared:
         return np.dtype(layout), largest  # type: ignore[call-overload]
 
 
-def compose(name: str, choices: Mapping[str, str]) -> KernelSource:
-    """Return the source of a kernel with its includes.
+def compose(
+    name: str, choices: Mapping[str, str], given: Mapping[str, int | str] | None = None
+) -> KernelSource:
+    """Return the source of a kernel with its directives done.
 
     name: the kernel's file.
-    choices: what an include that names no file stands for, as `Device.source_choices` has it.
+    choices: file by word that an include may name instead, see `Device.source_choices`.
+    given: values of settings; the others keep their defaults. Other names are ignored.
 
-    DeviceError if there is no such file, or it does not hold one kernel.
+    DeviceError if there is no such file, a directive is wrong, or the file doesn't hold one kernel.
     """
-    lines: list[Line] = []
-    _append(name, choices, set(), lines)
-    return kernel_source(lines, name)
+    expansion = _Expansion(choices, given or {})
+    expansion.include(name)
+    return kernel_source(expansion.lines, name, frozenset(expansion.settings))
 
 
-def kernel_source(lines: list[Line], file: str) -> KernelSource:
+def kernel_source(
+    lines: list[Line], file: str, settings: frozenset[str] = frozenset()
+) -> KernelSource:
     """Return the source of the one kernel of a text."""
     text = "\n".join(line for line, _, _ in lines)
     entries = _ENTRY.findall(text)
     if len(entries) != 1:
         raise DeviceError(f"wgsl/{file} has {len(entries)} entry points instead of one")
     places = tuple((name, number) for _, name, number in lines)
-    return KernelSource(entries[0][1], text, _bindings(text), places)
+    return KernelSource(entries[0][1], text, _bindings(text), places, settings)
 
 
-def _append(name: str, choices: Mapping[str, str], seen: set[str], lines: list[Line]) -> None:
-    seen.add(name)
-    for number, line in enumerate(read_wgsl(name).splitlines(), 1):
-        include = _INCLUDE.match(line)
-        if include is None:
-            lines.append((line, name, number))
+@dataclass
+class _Directive:
+    """A line that begins with ``//!``; body, otherwise: the lines up to its end or its else."""
+
+    verb: str
+    rest: str
+    place: tuple[str, int]  # file and line
+    body: list[Line | _Directive] = dataclass_field(default_factory=list)
+    otherwise: list[Line | _Directive] = dataclass_field(default_factory=list)
+
+
+def _parse(file: str) -> list[Line | _Directive]:
+    """Return the lines of a file, with the body of each directive inside it."""
+    lines: list[Line | _Directive] = []
+    begun: list[tuple[_Directive, list[Line | _Directive]]] = []  # with the lines around it
+    for number, line in enumerate(read_wgsl(file).splitlines(), 1):
+        found = _DIRECTIVE.match(line)
+        if found is None:
+            lines.append((line, file, number))
             continue
-        included = choices.get(include[1], include[1])
-        if included not in seen:
-            _append(included, choices, seen, lines)
+        directive = _Directive(found[1], found[2], (file, number))
+        match directive.verb:
+            case "for" | "if" | "block":
+                lines.append(directive)
+                begun.append((directive, lines))
+                lines = directive.body
+            case "else" if begun and begun[-1][0].verb == "if":
+                lines = begun[-1][0].otherwise
+            case "end" if begun:
+                lines = begun.pop()[1]
+            case "include" | "let" | "override":
+                lines.append(directive)
+            case _:
+                raise DeviceError(f"wgsl/{file}:{number}: {line.strip()} has no meaning here")
+    if begun:
+        last = begun[-1][0]
+        raise DeviceError(f"wgsl/{file}:{last.place[1]}: //!{last.verb} has no //!end")
+    return lines
+
+
+class _Expansion:
+    """The text of a kernel, written line by line.
+
+    _names: the texts of settings, of ``//!let`` and of loops' variables.
+    """
+
+    def __init__(self, choices: Mapping[str, str], given: Mapping[str, int | str]) -> None:
+        self.lines: list[Line] = []
+        self.settings: set[str] = set()
+        self._choices = choices
+        self._given = {
+            name: value if isinstance(value, str) else str(int(value))
+            for name, value in given.items()
+        }
+        self._names: dict[str, int | str] = {}
+        self._blocks: dict[str, list[Line | _Directive]] = {}
+        self._included: set[str] = set()
+
+    def include(self, name: str) -> None:
+        """Write a block, or a file unless that is done."""
+        if name in self._blocks:
+            self._write(self._blocks[name])
+            return
+        file = self._choices.get(name, name)
+        if file not in self._included:
+            self._included.add(file)
+            self._write(_parse(file))
+
+    def _write(self, lines: Sequence[Line | _Directive]) -> None:
+        for line in lines:
+            place = line.place if isinstance(line, _Directive) else line[1:]
+            try:
+                if isinstance(line, _Directive):
+                    self._obey(self._filled(line.rest), line)
+                elif "{" not in line[0] or line[0].lstrip().startswith("//"):
+                    self.lines.append(line)
+                else:
+                    self.lines.append((self._filled(line[0]), *line[1:]))
+            except ValueError as error:
+                raise DeviceError(f"wgsl/{place[0]}:{place[1]}: {error}") from error
+
+    def _obey(self, rest: str, directive: _Directive) -> None:
+        match directive.verb:
+            case "let":
+                name, value = _NAMED.split(rest, 1)
+                value, _, condition = value.partition(" if ")
+                if not condition or self._number(condition):
+                    self._names[name] = value
+            case "override":
+                name, value = _NAMED.split(rest, 1)
+                self.settings.add(name)
+                self._names[name] = self._given.get(name, value)
+            case "include":
+                self.include(rest)
+            case "block":
+                self._blocks[rest] = directive.body
+            case "if":
+                self._write(directive.body if self._number(rest) else directive.otherwise)
+            case "for":
+                for values in self._rounds(rest):
+                    self._names.update(values)
+                    self._write(directive.body)
+
+    def _rounds(self, rest: str) -> Iterator[dict[str, str]]:
+        """Yield the values of a loop's variables, from ``i in 0..4`` or ``i j in 0 a, 1 b``."""
+        variables, _, values = rest.partition(" in ")
+        first, dots, end = values.partition("..")
+        if dots:
+            numbers = range(self._number(first), self._number(end))
+            rows = [[str(number)] for number in numbers]
+        else:
+            rows = [row.split() for row in values.split(",")]
+        for row in rows:
+            yield dict(zip(variables.split(), row, strict=True))
+
+    def _filled(self, text: str) -> str:
+        """Return a text with names and expressions in braces replaced, the inner ones first."""
+        while True:
+            filled = _FILLED.sub(self._value, text)
+            if filled == text or not _NESTED.search(text):
+                return filled
+            text = filled
+
+    def _value(self, braces: re.Match[str]) -> str:
+        known = self._names.get(braces[1])
+        return str(self._number(braces[1])) if known is None else str(known)
+
+    def _number(self, expression: str) -> int:
+        return _evaluate(expression, self._names)
 
 
 def _bindings(text: str) -> tuple[Binding, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,26 +26,58 @@ KERNELS = sorted(
     for path in WGSL.rglob("*.wgsl")
     if "@compute" in path.read_text(encoding="utf-8")
 )
+# Settings besides the defaults, with which kernels that have directives are compiled, too.
+PRODUCTS = (
+    {"rows": 64, "columns": 128, "thread_rows": 8, "thread_columns": 8, "vectors": 1},
+    {"left_contiguous": 0, "left_vectors": 1, "whole_inner": 1, "residual": 0, "accumulate": 1},
+    {"right_contiguous": 0, "right_vectors": 1, "residual": 0, "stacked": 1, "inner": 8},
+    {"left_half": 1, "right_half": 1, "left_vectors": 1},
+)
+WHOLE = dict.fromkeys(
+    ("left_vectors", "right_vectors", "aligned", "whole_rows", "whole_columns", "whole_inner"), 1
+)
+PRODUCTS_ON_UNITS = (
+    {**WHOLE, "long_sums": 1},
+    {**WHOLE, "residual": 0, "accumulate": 1},
+    {**WHOLE, "residual": 0, "half": 1, "left_contiguous": 0},
+    {"residual": 0, "half": 1, "stacked": 1, "right_contiguous": 0},
+    {"aligned": 1, "unit_columns": 8, "together": 4, "left_size": 640},
+)
+ATTENTION_ON_UNITS = ({"head_dim": 128, "column_sets": 2, "rows": 64}, {"head_dim": 16, "step": 16})
+SETTINGS: dict[str, tuple[Mapping[str, int], ...]] = {
+    "lm/03_matrix_product.wgsl": PRODUCTS,
+    "lm/03_matrix_product_units.wgsl": PRODUCTS_ON_UNITS,
+    "lm/05_attention_units.wgsl": ATTENTION_ON_UNITS,
+    "lm/10_attention_backward_q_units.wgsl": ATTENTION_ON_UNITS,
+    "lm/10_attention_backward_kv_units.wgsl": ATTENTION_ON_UNITS,
+}
+COMPILED = [(file, settings) for file in KERNELS for settings in ({}, *SETTINGS.get(file, ()))]
+SCAN = {"scan": "common/scan_shared.wgsl"}
 HEADER_LINE = re.compile(r"^// binding (\d+)\s+(\w+)\s+(read_write|read|uniform)\b", re.MULTILINE)
 
 
-def uses_half_precision(kernel: str) -> bool:
-    return "enable f16;" in compose(kernel, {"scan": "common/scan_shared.wgsl"}).text
+def test_kernels_with_directives_are_compiled_with_several_settings() -> None:
+    assert set(SETTINGS) == {file for file in KERNELS if compose(file, SCAN).settings}
+    for file, settings in COMPILED:
+        assert set(settings) <= compose(file, SCAN).settings, file
 
 
-@pytest.mark.parametrize("file", KERNELS)
-def test_every_kernel_compiles(any_device: Device, file: str) -> None:
+@pytest.mark.parametrize(("file", "settings"), COMPILED, ids=str)
+def test_every_kernel_compiles(any_device: Device, file: str, settings: Mapping[str, int]) -> None:
+    text = compose(file, SCAN, settings).text
     if "probe_subgroups" in file and not any_device.subgroup_size:
         pytest.skip("asks for subgroups")
-    if uses_half_precision(file) and "shader-f16" not in any_device.features:
+    if "subgroup_matrix" in text and not any_device.matrix_shapes:
+        pytest.skip("asks for matrix units")
+    if "enable f16;" in text and "shader-f16" not in any_device.features:
         pytest.skip("asks for half precision")
-    kernel = any_device.kernel(file)
-    assert kernel is any_device.kernel(file)
+    kernel = any_device.kernel(file, **settings)
+    assert kernel is any_device.kernel(file, **settings)
 
 
 @pytest.mark.parametrize("file", KERNELS)
 def test_headers_list_the_bindings(file: str) -> None:
-    source = compose(file, {"scan": "common/scan_shared.wgsl"})
+    source = compose(file, SCAN)
     declared = [(b.index, b.name, b.access) for b in source.bindings]
     listed = [(int(i), name, access) for i, name, access in HEADER_LINE.findall(read_wgsl(file))]
     assert listed == declared
@@ -54,7 +86,7 @@ def test_headers_list_the_bindings(file: str) -> None:
 
 def test_kernels_keep_to_webgpu_s_default_number_of_storage_buffers() -> None:
     for file in KERNELS:
-        source = compose(file, {"scan": "common/scan_shared.wgsl"})
+        source = compose(file, SCAN)
         assert sum(binding.access != "uniform" for binding in source.bindings) <= 8, file
 
 
@@ -127,28 +159,51 @@ def test_constants_are_read_and_computed(declared: str) -> None:
     assert (constant(declared, "ROWS"), constant(declared, "SLOTS")) == (3, 28)
 
 
+def joined(parts: tuple[tuple[str, str], str, tuple[str, str]]) -> tuple[str, str]:
+    """Return two operands in parentheses with an operator between them, in WGSL and in Python."""
+    (left, python_left), operator, (right, python_right) = parts
+    python = f"int(({python_left}) {operator} ({python_right}))"
+    if operator in ("&&", "||"):
+        python = f"int((({python_left}) != 0) {operator[0]} (({python_right}) != 0))"
+    return f"({left} {operator} {right})", python.replace("/", "//")
+
+
+NUMBERS = {"0": "0", "1": "1", "7u": "7", "0x2Fu": "0x2F", "ROWS": "ROWS", "4096u": "4096"}
+OPERATORS = ("+", "-", "*", "/", "%", "==", "!=", "<", "<=", ">", ">=", "&&", "||")
 ARITHMETIC = st.recursive(
-    st.sampled_from(("0", "1", "7u", "0x2Fu", "ROWS", "4096u")),
+    st.sampled_from(sorted(NUMBERS.items())),
     lambda parts: (
-        st.tuples(parts, st.sampled_from("+-*/"), parts).map(
-            lambda three: "({} {} {})".format(*three)
+        st.tuples(parts, st.sampled_from(OPERATORS), parts).map(joined)
+        | st.tuples(parts, st.sampled_from(("+", " - ", "*")), parts).map(
+            lambda three: (
+                three[0][0] + three[1] + three[2][0],
+                three[0][1] + three[1] + three[2][1],
+            )
         )
-        | st.tuples(parts, st.sampled_from(("+", " - ", "*")), parts).map("".join)
+        | parts.map(lambda part: (f"!({part[0]})", f"int(({part[1]}) == 0)"))
     ),
 )
 
 
 @given(ARITHMETIC)
-def test_arithmetic_is_that_of_python(expression: str) -> None:
+def test_arithmetic_is_that_of_python(expression: tuple[str, str]) -> None:
     declared = sources._Declared("const ROWS: u32 = 3u;", {})
-    plain = re.sub(r"u\b", "", expression).replace("/", "//")
+    wgsl, python = expression
     try:
-        expected = eval(plain, {"ROWS": 3})
+        expected = eval(python, {"ROWS": 3})
     except ZeroDivisionError:
-        with pytest.raises(DeviceError, match="division"):
-            declared.evaluate(expression)
+        with pytest.raises(DeviceError, match=r"division|modulo"):
+            declared.evaluate(wgsl)
     else:
-        assert declared.evaluate(expression) == expected
+        assert declared.evaluate(wgsl) == expected
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [("1 + 2 * 3 < 7 == 0", 1), ("1 || 0 && 0", 1), ("2 - 1 - 1", 0), ("!1 + 1", 1)],
+)
+def test_operators_bind_as_in_wgsl(expression: str, value: int) -> None:
+    assert sources._Declared("", {}).evaluate(expression) == value
 
 
 @pytest.mark.parametrize(
@@ -182,6 +237,97 @@ def test_structs_of_the_loops_have_the_expected_sizes() -> None:
     assert struct_dtype("words/state.wgsl", "WordState").itemsize == 60
     names = [f"STATE_{name}" for name in ("CARRY", "TOTAL", "UNMATCHED", "UNMATCHED_BYTE")]
     assert [constant("trie/params.wgsl", name) for name in names] == [0, 1, 2, 3]
+
+
+KERNEL = """//!override rows = 2
+//!override name = sums
+//!include parts.wgsl
+//!include parts.wgsl
+//!let size = {rows * 4}
+//!let size = 1 if rows > 3
+//!block terms
+  //!for j in 0..rows
+    {sum} += left_{j}; // {sum}
+  //!end
+//!end
+// {a comment}
+@compute @workgroup_size({size})
+fn {name}() {
+//!for side other in left right, right left
+  //!let kind_{side} = a {other}
+    let {side} = {kind_{side}} { x };
+//!end
+//!if rows == 2 && size != 1
+//!let sum = first
+//!include terms
+//!else
+    none;
+//!end
+//!let sum = second
+//!include terms
+}
+"""
+
+
+@pytest.fixture
+def texts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The files below wgsl/, empty but for one part."""
+    files = {"parts.wgsl": "const PART: u32 = {rows}u;"}
+    monkeypatch.setattr(sources, "read_wgsl", files.__getitem__)
+    return files
+
+
+def test_directives_write_the_text(texts: dict[str, str]) -> None:
+    texts["kernel.wgsl"] = KERNEL
+    source = compose("kernel.wgsl", {})
+    assert source.text.splitlines() == [
+        "const PART: u32 = 2u;",
+        "// {a comment}",
+        "@compute @workgroup_size(8)",
+        "fn sums() {",
+        "    let left = a right { x };",
+        "    let right = a left { x };",
+        "    first += left_0; // first",
+        "    first += left_1; // first",
+        "    second += left_0; // second",
+        "    second += left_1; // second",
+        "}",
+    ]
+    assert (source.entry, source.settings) == ("sums", {"rows", "name"})
+    assert source.lines[0] == ("parts.wgsl", 1) and source.lines[-2] == ("kernel.wgsl", 9)
+    assert source.workgroup({}) == (8, 0)
+
+
+def test_the_host_gives_other_settings(texts: dict[str, str]) -> None:
+    texts["kernel.wgsl"] = KERNEL
+    given = {"rows": 5, "name": "terms", "PART": 7}
+    lines = compose("kernel.wgsl", {}, given).text.splitlines()
+    assert lines[0] == "const PART: u32 = 5u;" and lines[2:4] == [
+        "@compute @workgroup_size(1)",
+        "fn terms() {",
+    ]
+    assert lines[6] == "    none;" and lines[-2] == "    second += left_4; // second"
+    assert compose("kernel.wgsl", {}, {"rows": True}).text.startswith("const PART: u32 = 1u;")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("//!for i in 0..2\n//!end\n//!end", r":3: //!end has no meaning here"),
+        ("//!for i in 0..2\n//!else\n//!end", r":2: //!else has no meaning here"),
+        ("//!unless 1", r":1: //!unless 1 has no meaning here"),
+        ("\n//!if 1\n//!else", r":2: //!if has no //!end"),
+        ("//!for i j in 0 1, 2\n//!end", r":1: zip\(\)"),
+        ("\nlet x = {rows}u;", r":2: the host can't compute 'rows'"),
+        ("//!let a = {1 +}\n{a}", r"kernel.wgsl has 0 entry points"),
+        ("//!if 1 +\n//!end", r":1: the host can't compute '1 \+'"),
+        ("//!let rows", r":1: not enough values"),
+    ],
+)
+def test_a_wrong_directive_is_named(texts: dict[str, str], text: str, message: str) -> None:
+    texts["kernel.wgsl"] = text
+    with pytest.raises(DeviceError, match=f"^wgsl/{message}|^wgsl/kernel.wgsl{message}"):
+        compose("kernel.wgsl", {})
 
 
 def test_a_missing_file_is_named() -> None:

@@ -83,13 +83,13 @@ class Device(OpenedAdapter):
         """Loop iterations that a kernel may ask of one thread in a dispatch."""
         return SOFTWARE_LOOP_ITERATIONS if self.is_software else HARDWARE_LOOP_ITERATIONS
 
-    def kernel(self, file: str, **constants: int) -> Kernel:
-        """Return a kernel with these override constants, compiled once.
+    def kernel(self, file: str, **constants: int | str) -> Kernel:
+        """Return a kernel with these values of its overrides, compiled once.
 
-        file: its path below wgsl/.
+        file: its path below wgsl/. constants: of WGSL's overrides and of those of directives.
         """
         key = (file, *sorted(constants.items()))
-        return self._compiled(key, lambda: compose(file, self.source_choices), constants)
+        return self._compiled(key, lambda: compose(file, self.source_choices, constants), constants)
 
     def generated(self, text: str) -> Kernel:
         """Return the one kernel of a generated text, compiled once."""
@@ -104,9 +104,9 @@ class Device(OpenedAdapter):
         self,
         key: tuple[object, ...],
         source: Callable[[], KernelSource],
-        constants: Mapping[str, int],
+        constants: Mapping[str, int | str],
     ) -> Kernel:
-        """Return the kernel of a key; who wants one that another thread compiles waits for it."""
+        """Return the kernel of a key; a second thread that asks for it waits for the first."""
         mine: Future[Kernel] = Future()
         kernel = self._kernels.setdefault(key, mine)
         if kernel is mine:

@@ -33,9 +33,9 @@ class Kernel:
     """A compiled kernel. Made by `Device.kernel`, which keeps it."""
 
     def __init__(
-        self, opened: OpenedAdapter, source: KernelSource, constants: Mapping[str, int]
+        self, opened: OpenedAdapter, source: KernelSource, constants: Mapping[str, int | str]
     ) -> None:
-        """Compile `source` with these values of its override constants.
+        """Compile `source` with these values of its override constants; its settings are left out.
 
         DeviceError if the text does not compile (the message names file and line), or the kernel
         needs more than the adapter has.
@@ -43,10 +43,13 @@ class Kernel:
         self.label = source.entry
         self.bindings = source.bindings
         self._opened = opened
-        self.workgroup_size, memory = source.workgroup(constants)
+        overrides = {
+            name: int(value) for name, value in constants.items() if name not in source.settings
+        }
+        self.workgroup_size, memory = source.workgroup(overrides)
         self._check_limits(source, memory)
         try:
-            self._compile(source, constants)
+            self._compile(source, overrides)
         except opened.webgpu.errors as error:
             raise DeviceError(_locate(str(error), source)) from error
 

@@ -26,7 +26,7 @@ from llmgpu.gpu import Device, drivers, list_adapters, load_driver
 from llmgpu.gpu.driver import BufferUsage
 from llmgpu.kernel_source import compose
 from tests.conftest import PYTHON_PATH
-from tests.test_kernel_source import KERNELS
+from tests.test_kernel_source import COMPILED
 
 COUNT = """
 @group(0) @binding(0) var<storage, read_write> counts: array<u32>;
@@ -39,8 +39,8 @@ fn count(@builtin(global_invocation_id) id: vec3<u32>) {
 
 @pytest.mark.parametrize("scan", ["scan_shared", "scan_subgroup"])
 def test_tint_compiles_every_kernel(null_device: Any, scan: str) -> None:
-    for file in KERNELS:
-        text = compose(file, {"scan": f"common/{scan}.wgsl"}).text
+    for file, settings in COMPILED:
+        text = compose(file, {"scan": f"common/{scan}.wgsl"}, settings).text
         load_driver("dawn").create_shader_module(null_device, text, file)
 
 

@@ -14,15 +14,9 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.kernel_source import struct_dtype
-from llmgpu.lm.ops.matrix_units import attention_units
+from llmgpu.lm.ops.matrix_tiling import HALVES
+from llmgpu.lm.ops.matrix_units import AttentionUnits, attention_units
 from llmgpu.lm.ops.recording import GpuRecorder, Recorder, as_single, dims, recorded, workgroups
-from llmgpu.lm.ops.subgroup_attention_parts import SubgroupAttention
-from llmgpu.lm.ops.subgroup_attention_source import (
-    attention_backward_kv_source,
-    attention_backward_q_source,
-    attention_source,
-)
-from llmgpu.lm.ops.subgroup_matrix_tiling import HALVES
 from llmgpu.lm.ops.tensor import (
     AttentionGradients,
     AttentionShape,
@@ -150,7 +144,8 @@ class GpuAttention(GpuRecorder, AttentionOperations):
             units = self._units(shape, gradients=False)
             groups = shape.batch * shape.heads * -(-shape.seq // units.tile.rows)
             params = attention_params(shape, shape.seq, groups)
-            self.dispatch_generated(attention_source(units), groups, params=params, **tensors)
+            file = "lm/05_attention_units.wgsl"
+            self.dispatch(file, groups, units.settings, params=params, **tensors)
             return
         groups = shape.batch * shape.heads * -(-shape.seq // BLOCK_ROWS)
         self.dispatch(
@@ -173,20 +168,21 @@ class GpuAttention(GpuRecorder, AttentionOperations):
         inputs = {"q": t.q, "k": t.k, "v": t.v, "grad_out": grad.out, "log_sum_exp": t.log_sum_exp}
         inputs["delta"] = self._delta(t.out, grad.out, starts, shape)
         of_keys = {"grad_k": grad.k, "grad_v": grad.v}
-        for kernel, source, per_block, outputs in (
-            ("q", attention_backward_q_source, shape.heads, {"grad_q": grad.q}),
-            ("kv", attention_backward_kv_source, shape.kv_heads * column_sets, of_keys),
+        for kernel, per_block, outputs in (
+            ("q", shape.heads, {"grad_q": grad.q}),
+            ("kv", shape.kv_heads * column_sets, of_keys),
         ):
             groups = blocks * per_block
             params = attention_params(shape, shape.seq, groups)
             if units is not None:
-                self.dispatch_generated(source(units), groups, params=params, **inputs, **outputs)
-                continue
-            file = f"lm/10_attention_backward_{kernel}.wgsl"
-            constants = tile_constants(shape.head_dim, self.device.limits)
+                file = f"lm/10_attention_backward_{kernel}_units.wgsl"
+                constants = units.settings
+            else:
+                file = f"lm/10_attention_backward_{kernel}.wgsl"
+                constants = tile_constants(shape.head_dim, self.device.limits)
             self.dispatch(file, groups, constants, params=params, **inputs, **outputs)
 
-    def _units(self, shape: AttentionShape, *, gradients: bool) -> SubgroupAttention:
+    def _units(self, shape: AttentionShape, *, gradients: bool) -> AttentionUnits:
         units = attention_units(self.device, shape.head_dim, gradients=gradients)
         if units is None:
             raise DeviceError(

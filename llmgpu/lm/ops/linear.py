@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.matrix_source import Factor, MatrixProduct, matrix_product_source
 from llmgpu.lm.ops.matrix_tiling import (
+    HALVES,
     PROCESSORS,
     SOFTWARE_TILES,
+    SUMS,
     TILES,
-    Tile,
+    MatrixTile,
     Tiling,
     choose_tiling,
 )
@@ -29,14 +30,6 @@ from llmgpu.lm.ops.recording import (
     single_of,
     thread_count,
     workgroups,
-)
-from llmgpu.lm.ops.subgroup_matrix_source import subgroup_matrix_source
-from llmgpu.lm.ops.subgroup_matrix_tiling import (
-    HALVES,
-    SUMS,
-    HalfFactor,
-    MatrixTile,
-    SubgroupMatrixProduct,
 )
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
@@ -282,59 +275,54 @@ class GpuLinear(GpuRecorder, ProductOperations):
         if operands.residual is not None:
             bindings["residual"] = operands.residual
         groups = tiling.tile.count(rows, columns) * (operands.stack if stacked else tiling.parts)
-        if units is not None:
-            text = subgroup_matrix_source(_product_of_halves(name, operands, tiling, units))
-        else:
-            text = matrix_product_source(_product(name, operands, tiling))
-        self.dispatch_generated(text, groups, **bindings)
+        file = "lm/03_matrix_product.wgsl" if units is None else "lm/03_matrix_product_units.wgsl"
+        self.dispatch(file, groups, _settings(name, operands, tiling, units), **bindings)
 
 
-def _product(name: str, operands: _Operands, tiling: Tiling) -> MatrixProduct:
-    _, columns, inner = operands.sizes
-    assert isinstance(tiling.tile, Tile)
-    return MatrixProduct(
-        name=name,
-        tile=tiling.tile,
-        left=_factor(operands.left, inner_contiguous=not operands.left_transposed),
-        right=_factor(operands.right, inner_contiguous=operands.right_transposed),
-        vectors=columns % 4 == 0,
-        whole_inner=inner % tiling.tile.inner == 0,
-        accumulate=operands.accumulate,
-        residual=operands.residual is not None,
-        stacked=operands.stack > 1,
-    )
+def _settings(
+    name: str, operands: _Operands, tiling: Tiling, units: MatrixUnits | None
+) -> dict[str, int | str]:
+    """Return the settings of lm/03_matrix_product.wgsl, or with units of its twin for them."""
+    tile, inner = tiling.tile, operands.sizes[2]
+    settings: dict[str, int | str] = {
+        "name": name,
+        **vars(tile),
+        "left_contiguous": not operands.left_transposed,
+        "right_contiguous": operands.right_transposed,
+        "whole_inner": inner % tile.inner == 0,
+        "accumulate": operands.accumulate,
+        "residual": operands.residual is not None,
+        "stacked": operands.stack > 1,
+    }
+    if units is None:
+        return settings | _settings_of_singles(operands)
+    return settings | _settings_of_halves(operands, tiling, units)
 
 
-def _product_of_halves(
-    name: str, operands: _Operands, tiling: Tiling, units: MatrixUnits
-) -> SubgroupMatrixProduct:
-    rows, columns, inner = operands.sizes
-    tile = tiling.tile
+def _settings_of_singles(operands: _Operands) -> dict[str, int]:
+    return {
+        "left_half": operands.left.is_half,
+        "right_half": operands.right.is_half,
+        "left_vectors": operands.left.shape[-1] % SUMS == 0,
+        "right_vectors": operands.right.shape[-1] % SUMS == 0,
+        "vectors": operands.product.shape[-1] % SUMS == 0,
+    }
+
+
+def _settings_of_halves(operands: _Operands, tiling: Tiling, units: MatrixUnits) -> dict[str, int]:
+    (rows, columns, inner), tile, half = operands.sizes, tiling.tile, operands.product.is_half
     assert isinstance(tile, MatrixTile)
-    left, right = operands.left.shape[-1], operands.right.shape[-1]
-    product = SubgroupMatrixProduct(
-        name=name,
-        tile=tile,
-        unit=units.unit,
-        lanes=units.lanes,
-        left=HalfFactor(not operands.left_transposed, left % HALVES == 0),
-        right=HalfFactor(operands.right_transposed, right % HALVES == 0),
-        whole_rows=rows % tile.rows == 0,
-        whole_columns=columns % tile.columns == 0,
-        aligned=columns % (HALVES if operands.product.is_half else SUMS) == 0,
-        whole_inner=inner % tile.inner == 0,
-        accumulate=operands.accumulate,
-        residual=operands.residual is not None,
-        half=operands.product.is_half,
-        stacked=operands.stack > 1,
-    )
-    whole_sums = tiling.parts == 1 and inner % (2 * tile.inner) == 0
-    gains = inner >= PAIRS_FROM and tile == units.tiles[0]
-    return replace(product, pairs=whole_sums and gains and product.can_pair)
-
-
-def _factor(tensor: Tensor, *, inner_contiguous: bool) -> Factor:
-    return Factor(inner_contiguous, tensor.is_half, vectors=tensor.shape[-1] % 4 == 0)
+    even_steps = tiling.parts == 1 and inner % (2 * tile.inner) == 0
+    return {
+        **units.settings(tile),
+        "left_vectors": operands.left.shape[-1] % HALVES == 0,
+        "right_vectors": operands.right.shape[-1] % HALVES == 0,
+        "aligned": columns % (HALVES if half else SUMS) == 0,
+        "whole_rows": rows % tile.rows == 0,
+        "whole_columns": columns % tile.columns == 0,
+        "half": half,
+        "long_sums": even_steps and inner >= PAIRS_FROM and tile == units.tiles[0],
+    }
 
 
 def _addend(operands: _Operands) -> int:

@@ -1,4 +1,4 @@
-"""What of a device's matrix units products use: one size of matrices, and tiles made of it."""
+"""The matrix units of a device that kernels use: one size of matrices, and tiles made of it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from llmgpu.lm.ops.subgroup_attention_parts import AttentionTile, SubgroupAttention
-from llmgpu.lm.ops.subgroup_matrix_tiling import MatrixTile
+from llmgpu.lm.ops.matrix_tiling import HALVES, MatrixTile, Unit
 
 if TYPE_CHECKING:
     from llmgpu.gpu import Device
@@ -18,22 +17,112 @@ MATRIX_TILES = (
     MatrixTile(64, 64, 64, 32, 32),
     MatrixTile(32, 32, 32, 16, 16),
 )
-ATTENTION_TILES = (AttentionTile(64, 32, 16), AttentionTile(32, 32, 16))
+COLUMN_SET = 64  # columns of the gradients of keys and values that a workgroup sums up, at most
+
+
+def _unit_settings(unit: Unit, lanes: int) -> dict[str, int]:
+    return {
+        "unit_rows": unit[0],
+        "unit_columns": unit[1],
+        "unit_inner": unit[2],
+        "lanes": lanes,
+    }
 
 
 @dataclass(frozen=True)
 class MatrixUnits:
-    """unit: rows, columns and inner dimension of a product. lanes: of a subgroup."""
+    """Units for products of matrices; lanes: of a subgroup."""
 
-    unit: tuple[int, int, int]
+    unit: Unit
     lanes: int
     tiles: tuple[MatrixTile, ...]
 
+    def settings(self, tile: MatrixTile) -> dict[str, int]:
+        """Return the settings of a tile for lm/03_matrix_product_units.wgsl."""
+        left, right = tile.vectors(self.unit)
+        sizes = {"left_size": left, "right_size": right, "together": tile.together(self.unit)}
+        return {**vars(tile), **sizes, **_unit_settings(self.unit, self.lanes)}
+
+
+@dataclass(frozen=True)
+class AttentionTile:
+    """rows: own rows of a workgroup, `subgroup_rows` each subgroup. step: rows of the others."""
+
+    rows: int
+    step: int
+    subgroup_rows: int
+
+
+ATTENTION_TILES = (AttentionTile(64, 32, 16), AttentionTile(32, 32, 16))
+
+
+@dataclass(frozen=True)
+class AttentionUnits:
+    """Units for attention of heads `head_dim` wide; lanes: of a subgroup."""
+
+    tile: AttentionTile
+    unit: Unit
+    lanes: int
+    head_dim: int
+
+    @property
+    def subgroups(self) -> int:
+        """Subgroups of a workgroup."""
+        return self.tile.rows // self.tile.subgroup_rows
+
+    @property
+    def threads(self) -> int:
+        """Threads of a workgroup."""
+        return self.subgroups * self.lanes
+
+    @property
+    def fits(self) -> bool:
+        """Whether rows, steps and heads can be divided evenly among matrices and threads."""
+        (rows, columns, inner), tile = self.unit, self.tile
+        # In the gradients' kernels some threads share a row of scores.
+        row_threads = self.lanes // tile.subgroup_rows
+        return not (
+            tile.subgroup_rows % rows
+            or tile.rows % tile.step
+            or columns % HALVES
+            or inner % HALVES
+            or any(
+                width % size for width in (tile.step, self.head_dim) for size in (columns, inner)
+            )
+            or self.lanes % tile.subgroup_rows
+            or tile.step % (HALVES * row_threads)
+            or tile.step // row_threads % inner
+            or self.subgroups * rows > 2 * tile.step
+        )
+
+    @property
+    def column_sets(self) -> int:
+        """Workgroups that share the columns of the gradients of keys and values."""
+        width, columns = self.head_dim, self.unit[1]
+        even = (sets for sets in range(1, width + 1) if width % (sets * columns) == 0)
+        return next(
+            sets for sets in even if width // sets <= COLUMN_SET or width // sets == columns
+        )
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """Settings of lm/05_attention_units.wgsl and of lm/10_attention_backward_*_units.wgsl."""
+        heads = {"head_dim": self.head_dim, "column_sets": self.column_sets}
+        return {**vars(self.tile), **_unit_settings(self.unit, self.lanes), **heads}
+
+    def memory(self, *, gradients: bool) -> int:
+        """Return the bytes of workgroup memory that the kernels take at most."""
+        tile = self.tile
+        tiles = 2 * tile.step * (2 * self.head_dim + 16)
+        scores = tile.rows * (4 * tile.step + 16)
+        others = 12 * tile.step if gradients else tile.rows * (2 * tile.step + 16) + 4
+        return tiles + scores + others
+
 
 def matrix_units(device: Device) -> MatrixUnits | None:
-    """Return what multiplies half-precision matrices with float32 sums; None: nothing does.
+    """Return the units that multiply half-precision matrices with float32 sums, or None.
 
-    Of the products that the device lists the largest is taken which a tile can be made of.
+    Of the products that the device lists, the largest is taken that a tile can be made of.
     """
     for unit in _units(device):
         tiles = tuple(tile for tile in MATRIX_TILES if _fits(tile, unit, device))
@@ -42,24 +131,24 @@ def matrix_units(device: Device) -> MatrixUnits | None:
     return None
 
 
-def attention_units(device: Device, head_dim: int, *, gradients: bool) -> SubgroupAttention | None:
-    """Return how attention, or its gradients, is computed on matrix units; None: it can't be.
+def attention_units(device: Device, head_dim: int, *, gradients: bool) -> AttentionUnits | None:
+    """Return the units that compute attention, or its gradients; None if there are none.
 
-    Units are taken as in `matrix_units`.
+    Units are chosen as in `matrix_units`.
     """
     threads = device.limits["max-compute-invocations-per-workgroup"]
     memory = device.limits["max-compute-workgroup-storage-size"]
     for unit, tile in product(_units(device), ATTENTION_TILES):
-        made = SubgroupAttention(tile, unit, device.subgroup_size, head_dim)
+        made = AttentionUnits(tile, unit, device.subgroup_size, head_dim)
         if made.fits and made.threads <= threads and made.memory(gradients=gradients) <= memory:
             return made
     return None
 
 
 def trains_on_units(device: Device | None, head_dim: int) -> bool:
-    """Whether matrix units compute all of a step: products, and attention of heads `head_dim` wide.
+    """Whether matrix units compute both products and attention of heads `head_dim` wide.
 
-    device: None is the CPU, which has none.
+    device: None is the CPU, which has no matrix units.
     """
     return (
         device is not None
@@ -69,7 +158,7 @@ def trains_on_units(device: Device | None, head_dim: int) -> bool:
     )
 
 
-def _units(device: Device) -> list[tuple[int, int, int]]:
+def _units(device: Device) -> list[Unit]:
     """Return the sizes of half-precision products with float32 sums, the largest first."""
     if not device.subgroup_size:
         return []
@@ -78,7 +167,7 @@ def _units(device: Device) -> list[tuple[int, int, int]]:
     return sorted(units, key=lambda unit: (unit[0] * unit[1] * unit[2], unit), reverse=True)
 
 
-def _fits(tile: MatrixTile, unit: tuple[int, int, int], device: Device) -> bool:
+def _fits(tile: MatrixTile, unit: Unit, device: Device) -> bool:
     threads, limits = tile.subgroups * device.subgroup_size, device.limits
     return (
         tile.fits(unit, threads)

@@ -371,7 +371,7 @@ class GpuRecorder(Recorder):
         self,
         file: str,
         groups: int,
-        constants: Mapping[str, int] | None = None,
+        constants: Mapping[str, int | str] | None = None,
         /,
         **bindings: Tensor | AnyArray,
     ) -> None:

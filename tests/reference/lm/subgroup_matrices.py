@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 _ALIAS = re.compile(r"alias (\w+) = subgroup_matrix_(\w+)<f\d+, (\d+), (\d+)>;\n")
-_SUM = re.compile(r"    var (sums_\d+_\d+): Sum;\n")
+_SUM = re.compile(r" *var (sums_\d+_\d+): Sum;\n")
 _LOAD = re.compile(r"subgroupMatrixLoad<(Left|Right), (row|col)_major>\(&\w+, ")
 _LOAD_SUM = re.compile(
     r"(\w+) = subgroupMatrixLoad<Sum, row_major>\(&(\w+), (.*), (dims\.y / 4u)\);"
@@ -27,9 +27,7 @@ def written_out(text: str) -> str:
     names = _SUM.findall(text)
     body = _BUILTINS.sub("", _ALIAS.sub("", text)).replace("enable f16;\n", "")
     for index, name in enumerate(names):
-        body = body.replace(
-            f"    var {name}: Sum;\n", f"    let {name} = {index * rows * columns}u;\n"
-        )
+        body = body.replace(f"var {name}: Sum;\n", f"let {name} = {index * rows * columns}u;\n")
     stored, loaded = set(_STORE.findall(body)), {found[1] for found in _LOAD_SUM.findall(body)}
     body = _LOAD_SUM.sub(r"load_\2(\3, \1, \4);", body)
     body = _LOAD.sub(lambda found: f"Factor({'true' if found[2] == 'row' else 'false'}, ", body)

@@ -9,29 +9,32 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.gpu import Device, load_driver
+from llmgpu.kernel_source import KernelSource, compose
 from llmgpu.lm.ops.attention import PARAMS
-from llmgpu.lm.ops.matrix_units import attention_units
-from llmgpu.lm.ops.subgroup_attention_parts import AttentionTile, SubgroupAttention
-from llmgpu.lm.ops.subgroup_attention_source import (
-    attention_backward_kv_source,
-    attention_backward_q_source,
-    attention_source,
-)
+from llmgpu.lm.ops.matrix_units import AttentionTile, AttentionUnits, attention_units
 from llmgpu.lm.ops.tensor import AttentionShape
 from tests.lm.ops.test_attention import starts_of
 from tests.reference.lm import attention as reference
 from tests.reference.lm.subgroup_matrices import by_first_lanes
 
-KINDS = (attention_source, attention_backward_q_source, attention_backward_kv_source)
+FORWARD, BACKWARD_Q, BACKWARD_KV = KINDS = (
+    "lm/05_attention_units.wgsl",
+    "lm/10_attention_backward_q_units.wgsl",
+    "lm/10_attention_backward_kv_units.wgsl",
+)
 Array = NDArray[np.float64]
 TOLERANCE = 3e-3  # of the norm: weights are rounded to 11 bits
 SMALL_UNIT = (8, 8, 8)  # of kernels that single lanes compute
 ROOM = 64  # numbers after an output, which have to stay
 
 
-def small(head_dim: int, *, lanes: int = 8, rows: int = 8) -> SubgroupAttention:
+def small(head_dim: int, *, lanes: int = 8, rows: int = 8) -> AttentionUnits:
     """Two subgroups of `rows` rows each."""
-    return SubgroupAttention(AttentionTile(2 * rows, 16, rows), SMALL_UNIT, lanes, head_dim)
+    return AttentionUnits(AttentionTile(2 * rows, 16, rows), SMALL_UNIT, lanes, head_dim)
+
+
+def source_of(file: str, a: AttentionUnits) -> KernelSource:
+    return compose(file, {}, a.settings)
 
 
 class Case:
@@ -66,7 +69,7 @@ class Case:
         }
 
     def run(
-        self, a: SubgroupAttention, source: Any, groups: int, outputs: dict[str, Any], **inputs: Any
+        self, a: AttentionUnits, file: str, groups: int, outputs: dict[str, Any], **inputs: Any
     ) -> list[NDArray[Any]]:
         shape, device = self.shape, self.device
         scales = (shape.scale, shape.scale * np.log2(np.e))
@@ -78,7 +81,7 @@ class Case:
         buffers |= {name: device.upload(name, array) for name, array in inputs.items()}
         for name, like in outputs.items():
             buffers[name] = device.upload(name, np.full(like.size + ROOM, 6e4, like.dtype))
-        text = source(a)
+        text = source_of(file, a).text
         if a.unit == SMALL_UNIT:
             text = by_first_lanes(text, a.lanes)
         kernel = device.generated(text)
@@ -94,17 +97,17 @@ class Case:
         return results
 
     @np.errstate(under="ignore")
-    def check_forward(self, a: SubgroupAttention) -> None:
+    def check_forward(self, a: AttentionUnits) -> None:
         shape = self.shape
         expected, sums = reference.attention(self.q, self.k, self.v, shape, self.starts)
         outputs = {"out": expected.astype(np.float16), "log_sum_exp": sums.astype(np.float32)}
         groups = shape.batch * shape.heads * -(-shape.seq // a.tile.rows)
-        out, found = self.run(a, attention_source, groups, outputs, starts=self.starts)
+        out, found = self.run(a, FORWARD, groups, outputs, starts=self.starts)
         assert_near(out, expected)
         np.testing.assert_allclose(found, sums, rtol=1e-5, atol=1e-4)
 
     @np.errstate(under="ignore")
-    def check_gradients(self, a: SubgroupAttention) -> None:
+    def check_gradients(self, a: AttentionUnits) -> None:
         shape = self.shape
         out, sums = reference.attention(self.q, self.k, self.v, shape, self.starts)
         terms = (out * self.grad_out).reshape(len(out), shape.heads, -1)
@@ -118,14 +121,14 @@ class Case:
         likes = [gradient.astype(np.float32) for gradient in gradients]
         found = self.run(
             a,
-            attention_backward_q_source,
+            BACKWARD_Q,
             blocks * shape.heads,
             {"grad_q": likes[0]},
             **inputs,
         )
         found += self.run(
             a,
-            attention_backward_kv_source,
+            BACKWARD_KV,
             blocks * shape.kv_heads * a.column_sets,
             {"grad_k": likes[1], "grad_v": likes[2]},
             **inputs,
@@ -177,10 +180,13 @@ def test_the_largest_score_grows(device: Device) -> None:
 @pytest.mark.parametrize("head_dim", [16, 64, 96, 128])
 @pytest.mark.parametrize("tile", [AttentionTile(128, 32, 32), AttentionTile(64, 32, 16)], ids=str)
 def test_tint_compiles_every_kind(null_device: Any, tile: AttentionTile, head_dim: int) -> None:
-    a = SubgroupAttention(tile, (16, 16, 16), 32, head_dim)
+    a = AttentionUnits(tile, (16, 16, 16), 32, head_dim)
     assert a.fits
-    for source in KINDS:
-        load_driver("dawn").create_shader_module(null_device, source(a), "attention")
+    for file in KINDS:
+        source = source_of(file, a)
+        load_driver("dawn").create_shader_module(null_device, source.text, "attention")
+        threads, memory = source.workgroup({})
+        assert threads == a.threads and memory <= a.memory(gradients=file != FORWARD)
 
 
 HARDWARE = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any
 
@@ -12,13 +12,11 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.gpu import Device, load_driver
+from llmgpu.kernel_source import compose
 from llmgpu.lm.ops import linear
-from llmgpu.lm.ops.matrix_source import Factor, MatrixProduct, matrix_product_source
-from llmgpu.lm.ops.matrix_tiling import SOFTWARE_TILES, TILES, Tile, Tiling
+from llmgpu.lm.ops.matrix_tiling import SOFTWARE_TILES, TILES, MatrixTile, Tile, Tiling
 from llmgpu.lm.ops.matrix_units import MATRIX_TILES, MatrixUnits, matrix_units
 from llmgpu.lm.ops.recording import dims
-from llmgpu.lm.ops.subgroup_matrix_source import subgroup_matrix_source
-from llmgpu.lm.ops.subgroup_matrix_tiling import HalfFactor, MatrixTile, SubgroupMatrixProduct
 from llmgpu.lm.ops.tensor import Tensor
 from tests.reference.lm.subgroup_matrices import written_out
 
@@ -30,26 +28,56 @@ NAMES = {
 }
 
 
+@dataclass(frozen=True)
+class Product:
+    """A kernel of lm/03_matrix_product_units.wgsl; inner: of the product that it is made for."""
+
+    tile: MatrixTile
+    units: MatrixUnits
+    settings: dict[str, int]
+    inner: int
+
+    @property
+    def text(self) -> str:
+        return compose("lm/03_matrix_product_units.wgsl", {}, self.settings).text
+
+    @property
+    def in_pairs(self) -> Product:
+        """The same, its lines loaded for two steps at once if they can be."""
+        even = self.inner % (2 * self.tile.inner) == 0
+        return replace(self, settings={**self.settings, "long_sums": even})
+
+    @property
+    def loads_pairs(self) -> bool:
+        return "is_low" in self.text
+
+
 def product_of(
-    rows: int, columns: int, inner: int, transposed: tuple[bool, bool], **changes: Any
-) -> SubgroupMatrixProduct:
-    tile = changes.get("tile", SMALL)
+    rows: int,
+    columns: int,
+    inner: int,
+    transposed: tuple[bool, bool],
+    *,
+    tile: MatrixTile = SMALL,
+    unit: tuple[int, int, int] = (8, 8, 8),
+    lanes: int = 1,
+    **changes: bool,
+) -> Product:
     lines = (rows if transposed[0] else inner, inner if transposed[1] else columns)
-    made = SubgroupMatrixProduct(
-        name="product_of_halves",
-        tile=tile,
-        unit=(8, 8, 8),
-        lanes=1,
-        left=HalfFactor(not transposed[0], lines[0] % 8 == 0),
-        right=HalfFactor(transposed[1], lines[1] % 8 == 0),
-        whole_rows=rows % tile.rows == 0,
-        whole_columns=columns % tile.columns == 0,
-        aligned=columns % (8 if changes.get("half") else 4) == 0,
-        whole_inner=inner % tile.inner == 0,
-        accumulate=False,
-        residual=False,
-    )
-    return replace(made, **changes)
+    units = MatrixUnits(unit, lanes, (tile,))
+    settings: dict[str, Any] = {
+        "left_contiguous": not transposed[0],
+        "left_vectors": lines[0] % 8 == 0,
+        "right_contiguous": transposed[1],
+        "right_vectors": lines[1] % 8 == 0,
+        "whole_rows": rows % tile.rows == 0,
+        "whole_columns": columns % tile.columns == 0,
+        "aligned": columns % (8 if changes.get("half") else 4) == 0,
+        "whole_inner": inner % tile.inner == 0,
+        **dict.fromkeys(("accumulate", "residual", "half", "stacked"), False),
+        **changes,
+    }
+    return Product(tile, units, {**units.settings(tile), **settings}, inner)
 
 
 def turned(matrices: NDArray[Any]) -> NDArray[Any]:
@@ -59,7 +87,7 @@ def turned(matrices: NDArray[Any]) -> NDArray[Any]:
 @np.errstate(under="ignore")
 def run(
     device: Device,
-    made: SubgroupMatrixProduct,
+    made: Product,
     sizes: tuple[int, int, int],
     part: int = 0,
     stack: int = 1,
@@ -70,28 +98,28 @@ def run(
     """
     rows, columns, inner = sizes
     part = part or inner
+    given = made.settings
     random = np.random.default_rng(rows * columns + inner)
     left, right = (
         random.standard_normal((stack, *s)).astype(np.float16)
         for s in ((rows, inner), (inner, columns))
     )
     addend = random.standard_normal((rows, columns)).astype(np.float32)
-    parts = stack if made.stacked else -(-inner // part)
-    kind = np.float16 if made.half else np.float32
+    parts = stack if given["stacked"] else -(-inner // part)
+    kind = np.float16 if given["half"] else np.float32
     room = np.full((parts * rows * columns + 64,), 6e4, kind)
-    if made.accumulate:
+    if given["accumulate"]:
         room[: rows * columns] = addend.reshape(-1)
     buffers = {
-        "left": device.upload("left", left if made.left.inner_contiguous else turned(left)),
-        "right": device.upload("right", turned(right) if made.right.inner_contiguous else right),
+        "left": device.upload("left", left if given["left_contiguous"] else turned(left)),
+        "right": device.upload("right", turned(right) if given["right_contiguous"] else right),
         "product": device.upload("product", room),
         "dims": device.create_uniform("dims", 16),
     }
-    device.write(buffers["dims"], dims(rows, columns, inner, stack if made.stacked else part))
-    if made.residual:
+    device.write(buffers["dims"], dims(rows, columns, inner, stack if given["stacked"] else part))
+    if given["residual"]:
         buffers["residual"] = device.upload("residual", addend)
-    text = subgroup_matrix_source(made)
-    text = written_out(text) if made.lanes == 1 else text
+    text = written_out(made.text) if made.units.lanes == 1 else made.text
     if "enable f16" in text and "shader-f16" not in device.features:
         pytest.skip("the adapter has no half-precision numbers")
     kernel = device.generated(text)
@@ -102,11 +130,11 @@ def run(
     assert (found[parts * rows * columns :] == kind(6e4)).all()
     sums = found[: parts * rows * columns].reshape(parts, rows, columns)
     for k in range(parts):
-        own, terms = (k, slice(None)) if made.stacked else (0, slice(k * part, (k + 1) * part))
+        own, terms = (k, slice(None)) if given["stacked"] else (0, slice(k * part, (k + 1) * part))
         expected = left[own, :, terms].astype(np.float64) @ right[own, terms]
-        if made.accumulate or made.residual:
+        if given["accumulate"] or given["residual"]:
             expected += addend
-        rtol = 1e-3 if made.half else 1e-4
+        rtol = 1e-3 if given["half"] else 1e-4
         np.testing.assert_allclose(sums[k], expected, rtol=rtol, atol=1e-4 * np.sqrt(inner))
 
 
@@ -124,8 +152,8 @@ def test_products_are_those_of_float64(
 @pytest.mark.parametrize("changes", [{}, {"accumulate": True}, {"half": True}], ids=str)
 def test_lines_are_loaded_for_two_steps(device: Device, changes: dict[str, bool]) -> None:
     sizes, tile, unit = (64, 128, 192), MatrixTile(32, 64, 32, 4, 8), (4, 8, 8)
-    made = product_of(*sizes, (False, True), tile=tile, unit=unit, pairs=True, **changes)
-    assert made.can_pair
+    made = product_of(*sizes, (False, True), tile=tile, unit=unit, **changes).in_pairs
+    assert made.loads_pairs
     run(device, made, sizes)
 
 
@@ -146,14 +174,14 @@ def test_only_whole_lines_are_loaded_for_two_steps(
     sizes: tuple[int, int, int], transposed: tuple[bool, bool], changes: dict[str, Any]
 ) -> None:
     tile = {"tile": MatrixTile(64, 64, 32, 8, 8)}
-    assert not product_of(*sizes, transposed, **{**tile, **changes}).can_pair
+    assert not product_of(*sizes, transposed, **{**tile, **changes}).in_pairs.loads_pairs
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transposed", NAMES, ids=NAMES.values())
 def test_neighbours_store_into_lines_apart(device: Device, transposed: tuple[bool, bool]) -> None:
     tile = MatrixTile(32, 32, 16, 8, 8)
-    assert "% 4u * 2u" in subgroup_matrix_source(product_of(32, 64, 40, (False, True), tile=tile))
+    assert "% 4u * 2u" in product_of(32, 64, 40, (False, True), tile=tile).text
     run(device, product_of(32, 64, 40, transposed, tile=tile), (32, 64, 40))
 
 
@@ -196,7 +224,7 @@ def test_products_of_stacks(
 
 @pytest.mark.parametrize("transposed", NAMES, ids=NAMES.values())
 def test_a_round_stores_what_it_loads(transposed: tuple[bool, bool]) -> None:
-    text = subgroup_matrix_source(product_of(32, 64, 64, transposed))
+    text = product_of(32, 64, 64, transposed).text
     body = text[text.index("for (var term") :]
     body = body[: body.index("    subgroupMatrixStore")]
     places = [
@@ -214,7 +242,7 @@ def test_a_round_stores_what_it_loads(transposed: tuple[bool, bool]) -> None:
 def test_sums_go_by_way_of_the_factors_tiles(tile: MatrixTile) -> None:
     for transposed in NAMES:
         changes = {"tile": tile, "unit": (16, 16, 16), "lanes": 32, "half": True}
-        text = subgroup_matrix_source(product_of(130, 78, 45, transposed, **changes))
+        text = product_of(130, 78, 45, transposed, **changes).text
         sizes = [int(size) for size in re.findall(r"_tile: array<vec4<u32>, (\d+)>", text)]
         line = min(tile.subgroup_columns, 32) // 4
         assert len(sizes) == 2 and sizes[0] >= tile.subgroups * 16 * (line + 2)
@@ -228,9 +256,10 @@ def test_sums_go_by_way_of_the_factors_tiles(tile: MatrixTile) -> None:
 @pytest.mark.parametrize("tile", MATRIX_TILES, ids=str)
 def test_each_multiplication_shares_a_matrix_with_the_one_before_it(tile: MatrixTile) -> None:
     made = product_of(256, 256, tile.inner, (False, True), tile=tile, unit=(16, 16, 16), lanes=32)
-    found = re.findall(r"MultiplyAccumulate\(l(\d), r(\d)", subgroup_matrix_source(made))
+    found = re.findall(r"MultiplyAccumulate\(l(\d), r(\d)", made.text)
     steps = tile.inner // 16
-    assert sorted(found) == sorted([(str(i), str(j)) for i, j in made.blocks] * steps)
+    blocks = product(range(tile.subgroup_rows // 16), range(tile.subgroup_columns // 16))
+    assert sorted(found) == sorted([(str(i), str(j)) for i, j in blocks] * steps)
     step = found[: len(found) // steps]
     assert found == step * steps
     assert all((a == c) != (b == d) for (a, b), (c, d) in pairwise(step))
@@ -254,12 +283,10 @@ def test_long_sums_load_lines_for_two_steps(inner: int, parts: int, tile: int, p
     tiling = Tiling(MATRIX_TILES[tile], inner // parts, parts)
     operands = linear._Operands(left, right, out, right_transposed=True)
     units = MatrixUnits((16, 16, 16), 32, MATRIX_TILES)
-    assert linear._product_of_halves("linear", operands, tiling, units).pairs == pairs
-
-
-def test_a_tile_that_can_not_be_divided_is_refused() -> None:
-    with pytest.raises(ValueError, match="no even parts"):
-        subgroup_matrix_source(product_of(16, 16, 16, (False, True), unit=(16, 16, 16)))
+    settings = linear._settings("linear", operands, tiling, units)
+    assert settings["long_sums"] == pairs
+    loads_pairs = "is_low" in compose("lm/03_matrix_product_units.wgsl", {}, settings).text
+    assert loads_pairs == pairs
 
 
 @pytest.mark.parametrize("tile", MATRIX_TILES, ids=str)
@@ -275,9 +302,8 @@ def test_tint_compiles_every_kind(null_device: Any, tile: MatrixTile) -> None:
             ):
                 changes = {"unit": (16, 16, 16), "lanes": 32, **added}
                 made = product_of(*sizes, transposed, tile=tile, **changes)
-                for pairs in (False, True)[: 1 + made.can_pair]:
-                    text = subgroup_matrix_source(replace(made, pairs=pairs))
-                    load_driver("dawn").create_shader_module(null_device, text, "product")
+                for each in (made, made.in_pairs) if made.in_pairs.loads_pairs else (made,):
+                    load_driver("dawn").create_shader_module(null_device, each.text, "product")
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -287,18 +313,17 @@ def test_tint_compiles_the_products_of_float32_kernels(
 ) -> None:
     for left, right, added in product((False, True), repeat=3):
         for vectors, whole in ((True, True), (False, False)):
-            made = MatrixProduct(
-                name="float32_product",
-                tile=tile,
-                left=Factor(left, half, vectors),
-                right=Factor(right, half, vectors),
-                vectors=vectors,
-                whole_inner=whole,
-                accumulate=added,
-                residual=not added,
-                stacked=added,
-            )
-            text = matrix_product_source(made)
+            settings = {
+                **vars(tile),
+                "left_contiguous": left,
+                "right_contiguous": right,
+                **dict.fromkeys(("left_half", "right_half"), half),
+                **dict.fromkeys(("left_vectors", "right_vectors", "vectors"), vectors),
+                "whole_inner": whole,
+                **dict.fromkeys(("accumulate", "stacked"), added),
+                "residual": not added,
+            }
+            text = compose("lm/03_matrix_product.wgsl", {}, settings).text
             load_driver("dawn").create_shader_module(null_device, text, "product")
 
 
@@ -320,6 +345,6 @@ def test_matrix_units_compute_what_float64_does(
         for tile in units.tiles:
             changes = {"tile": tile, "unit": units.unit, "lanes": units.lanes, **added}
             made = product_of(*sizes, transposed, **changes)
-            run(dawn_device, made, sizes, stack=3 if made.stacked else 1)
-            if made.can_pair and sizes[2] % (2 * tile.inner) == 0:
-                run(dawn_device, replace(made, pairs=True), sizes)
+            run(dawn_device, made, sizes, stack=3 if made.settings["stacked"] else 1)
+            if made.in_pairs.loads_pairs:
+                run(dawn_device, made.in_pairs, sizes)

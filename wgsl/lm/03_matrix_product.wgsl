@@ -1,0 +1,292 @@
+// A product of two matrices with float32 sums: a linear layer and its gradients.
+//
+//   product = left right (+ product) (+ residual)
+//
+//   linear:                  out          = x weight^T (+ residual)
+//   linear_backward_input:   grad_x       = grad_out weight, or is added to
+//   linear_backward_weight:  grad_weight += grad_out^T x
+//
+// x, grad_x (N, I); weight, grad_weight (O, I); out, grad_out, residual (N, O).
+//
+// Blocked product in registers (V. Volkov and J. Demmel, Benchmarking GPUs to tune dense linear
+// algebra, SC 2008):
+// - A workgroup computes a tile of the product, e.g. 64 x 128. It walks along the inner dimension
+//   in steps of e.g. 16 terms: both factors' parts of a step are copied to workgroup memory, then
+//   each thread adds the terms of its own 8 x 8 elements, so that one number out of workgroup
+//   memory serves 8 multiplications. The next step's parts are loaded meanwhile.
+// - All sums of a thread must stay in registers. A local array that is indexed in a loop may live
+//   in memory instead, which costs a factor of ten, so loops over sums are written out: one
+//   variable for each row and four columns.
+// - If a product has few tiles, each of several workgroups adds a part of the inner dimension and
+//   stores partial sums (03_add_partials.wgsl).
+// - Products of stacks of matrices are computed at once, each with all its terms.
+//
+// binding 0  left      read        (rows, inner)
+// binding 1  right     read        (inner, columns)
+// binding 2  product   read_write  (rows, columns), or as many parts or matrices of it
+// binding 3  dims      uniform     rows, columns, inner, terms of a part or matrices of a stack
+// binding 4  residual  read        (rows, columns), only if it is added
+// dispatch: one workgroup for each tile of each part or matrix
+// limits: rows and columns of a tile are multiples of 4 thread_rows and 8 thread_columns; threads
+//   load a whole number of four elements of each factor for a step
+
+//!override name = matrix_product
+// A tile, its step along the inner dimension, and the elements of a thread.
+//!override rows = 32
+//!override columns = 32
+//!override inner = 16
+//!override thread_rows = 4
+//!override thread_columns = 4
+// Is a factor (or its transpose, in memory) contiguous along the inner dimension; is it float16;
+// are four neighbours loaded at once, because their dimension is a multiple of 4?
+//!override left_contiguous = 1
+//!override left_half = 0
+//!override left_vectors = 0
+//!override right_contiguous = 1
+//!override right_half = 0
+//!override right_vectors = 0
+// Are four neighbours of the product stored at once?
+//!override vectors = 0
+// Is the inner dimension a multiple of the step, so that no load has to be compared with its end?
+//!override whole_inner = 0
+//!override accumulate = 0
+//!override residual = 1
+//!override stacked = 0
+
+//!let threads_down = {rows / thread_rows}
+//!let threads_across = {columns / thread_columns}
+//!let threads = {threads_down * threads_across}
+//!if left_half || right_half
+enable f16;
+//!end
+//!let sides = left x row0 {rows}, right y column0 {columns}
+//!for side in left, right
+  //!let {side}_element = f32
+  //!let {side}_element = f16 if {side}_half
+  //!let {side}_element = vec4<{{side}_element}> if {side}_vectors
+//!end
+//!let element = f32
+//!let element = vec4<f32> if vectors
+
+@group(0) @binding(0) var<storage, read> left: array<{left_element}>;
+@group(0) @binding(1) var<storage, read> right: array<{right_element}>;
+@group(0) @binding(2) var<storage, read_write> product: array<{element}>;
+@group(0) @binding(3) var<uniform> dims: vec4<u32>;
+//!if residual
+@group(0) @binding(4) var<storage, read> residual: array<{element}>;
+//!end
+
+// term / 4, term % 4, element / 4: an index that is a plain number needs no bounds check.
+var<workgroup> left_tile: array<array<array<vec4<f32>, {rows / 4}>, 4>, {inner / 4}>;
+var<workgroup> right_tile: array<array<array<vec4<f32>, {columns / 4}>, 4>, {inner / 4}>;
+
+// Four neighbours of a factor, from a row's `column` on.
+//!for side outer in left x, right y
+fn load_{side}(row_start: u32, column: u32) -> vec4<f32> {
+  //!if {side}_vectors
+    return vec4<f32>({side}[(row_start + column) / 4u]);
+  //!else
+    //!let last = dims.{outer} - 1u
+    //!let last = dims.z - 1u if {side}_contiguous
+    return vec4<f32>(
+        f32({side}[row_start + min(column + 0u, {last})]),
+        f32({side}[row_start + min(column + 1u, {last})]),
+        f32({side}[row_start + min(column + 2u, {last})]),
+        f32({side}[row_start + min(column + 3u, {last})])
+    );
+  //!end
+}
+//!end
+
+//!block addends
+  //!let addends =
+  //!let addends = + product[{index}] if accumulate
+  //!let addends = {addends} + residual[{index}] if residual
+//!end
+// Store four neighbours of the product.
+fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {
+    let start = part * dims.x * dims.y + row * dims.y + column;
+//!if vectors
+  //!let index = start / 4u
+  //!include addends
+    if (row < dims.x && column < dims.y) { product[{index}] = sums {addends}; }
+//!else
+  //!for j component in 0 x, 1 y, 2 z, 3 w
+    //!let index = start + {j}u
+    //!include addends
+    if (row < dims.x && column + {j}u < dims.y) { product[{index}] = sums.{component} {addends}; }
+  //!end
+//!end
+}
+
+// Where a thread's load `q` of a side goes: the outer index, and the inner one. The contiguous one
+// of them counts fours.
+//!block load_place
+  //!let number = (local_index + {q * threads}u)
+  //!if {side}_contiguous
+    //!let at_outer = {number} / {inner / 4}u
+    //!let at_inner = {number} % {inner / 4}u
+  //!else
+    //!let at_outer = {number} % {width / 4}u
+    //!let at_inner = {number} / {width / 4}u
+  //!end
+//!end
+
+// Load both factors' parts of the step that begins at `start`.
+//!block load_step
+  //!for side outer first width in {sides}
+    //!for q in 0..width * inner / 4 / threads
+      //!include load_place
+      //!if {side}_contiguous
+        //!let column = {start} + 4u * ({at_inner})
+        //!let column = min({column}, dims.z - 4u) if {side}_vectors && !whole_inner
+        {side}_{q} = load_{side}({side}_row_{q}, {column});
+      //!else
+        //!let row = ({start} + {at_inner})
+        //!let row = min({start} + {at_inner}, dims.z - 1u) if !whole_inner
+        //!let row = ({row} + part * dims.z) if stacked
+        {side}_{q} = load_{side}({row} * dims.{outer}, {side}_column_{q});
+      //!end
+    //!end
+  //!end
+  //!if !whole_inner
+        // Elements beyond the last term are zeros.
+        if ({start} + {inner}u > dims.z) {
+    //!for side outer first width in {sides}
+      //!for q in 0..width * inner / 4 / threads
+        //!include load_place
+        //!let inside = {start} + {at_inner} < dims.z
+        //!if {side}_contiguous
+          //!let terms = {start} + 4u * ({at_inner}) + vec4<u32>(0u, 1u, 2u, 3u)
+          //!let inside = {terms} < vec4<u32>(dims.z)
+        //!end
+            {side}_{q} = select(vec4<f32>(), {side}_{q}, {inside});
+      //!end
+    //!end
+        }
+  //!end
+//!end
+
+// Store what was loaded into workgroup memory.
+//!block store_step
+  //!for side outer first width in {sides}
+    //!for q in 0..width * inner / 4 / threads
+      //!include load_place
+      //!if {side}_contiguous
+        //!for j component in 0 x, 1 y, 2 z, 3 w
+        {side}_tile[{at_inner}][{j}][({at_outer}) / 4u][({at_outer}) % 4u] = {side}_{q}.{component};
+        //!end
+      //!else
+        {side}_tile[({at_inner}) / 4u][({at_inner}) % 4u][{at_outer}] = {side}_{q};
+      //!end
+    //!end
+  //!end
+//!end
+
+@compute @workgroup_size({threads})
+fn {name}(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    // The workgroup's tile. Workgroups that follow one another go along the dimension with fewer
+    // tiles, so that they share what they load of the other factor.
+    let group = workgroup.y * workgroups.x + workgroup.x;
+    let tiles_down = (dims.x + {rows - 1}u) / {rows}u;
+    let tiles_across = (dims.y + {columns - 1}u) / {columns}u;
+//!if stacked
+    let parts = dims.w;
+//!else
+    let parts = (dims.z + dims.w - 1u) / dims.w;
+//!end
+    let part = group / (tiles_down * tiles_across);
+    let place = group % (tiles_down * tiles_across);
+    let down = tiles_down < tiles_across;
+    let tile_row = select(place / tiles_across, place % tiles_down, down);
+    let tile_column = select(place % tiles_across, place / tiles_down, down);
+    let row0 = tile_row * {rows}u;
+    let column0 = tile_column * {columns}u;
+    // The thread's place in the tile. 32 threads, which run in step, are a block of 4 x 8, so that
+    // they share what they load of both factors.
+    let block = local_index / 32u;
+    let lane = local_index % 32u;
+    let thread_row = block / {threads_across / 8}u * 4u + lane / 8u;
+    let thread_column = block % {threads_across / 8}u * 8u + lane % 8u;
+    // The last workgroups of a dispatch that is split over two dimensions may have nothing to do.
+    if (part < parts) {
+//!for i in 0..thread_rows
+  //!for j in 0..thread_columns / 4
+        var sums_{i}_{j} = vec4<f32>();
+  //!end
+//!end
+        // Beyond the product's last row or column, elements inside are loaded: their sums are never
+        // stored.
+//!for side outer first width in {sides}
+  //!for q in 0..width * inner / 4 / threads
+    //!include load_place
+        var {side}_{q} = vec4<f32>();
+    //!if {side}_contiguous
+      //!let row = min({first} + {at_outer}, dims.{outer} - 1u)
+      //!let row = ({row} + part * dims.{outer}) if stacked
+        let {side}_row_{q} = {row} * dims.z;
+    //!else
+      //!let column = {first} + 4u * ({at_outer})
+      //!let column = min({column}, dims.{outer} - 4u) if {side}_vectors
+        let {side}_column_{q} = {column};
+    //!end
+  //!end
+//!end
+//!if stacked
+        let first = 0u;
+        let end = dims.z;
+//!else
+        let first = part * dims.w;
+        let end = min(part * dims.w + dims.w, dims.z);
+//!end
+//!let start = first
+//!include load_step
+//!include store_step
+        workgroupBarrier();
+        for (var term = first; term < end; term += {inner}u) {
+            // The next step is loaded while this one is added.
+            let next = term + {inner}u;
+            if (next < end) {
+//!let start = next
+//!include load_step
+            }
+//!for term in 0..inner
+            {
+  //!for i in 0..thread_rows / 4
+                let l{i} = left_tile[{term / 4}][{term % 4}][thread_row + {i * threads_down}u];
+  //!end
+  //!for j in 0..thread_columns / 4
+                let r{j} =
+                    right_tile[{term / 4}][{term % 4}][thread_column + {j * threads_across}u];
+  //!end
+  //!for i in 0..thread_rows / 4
+    //!for k component in 0 x, 1 y, 2 z, 3 w
+      //!for j in 0..thread_columns / 4
+        //!let sums = sums_{4 * i + k}_{j}
+                {sums} = fma(vec4<f32>(l{i}.{component}), r{j}, {sums});
+      //!end
+    //!end
+  //!end
+            }
+//!end
+            workgroupBarrier();
+            if (next < end) {
+//!include store_step
+            }
+            workgroupBarrier();
+        }
+//!for i in 0..thread_rows / 4
+  //!for k in 0..4
+    //!let row = row0 + 4u * (thread_row + {i * threads_down}u) + {k}u
+    //!for j in 0..thread_columns / 4
+      //!let column = column0 + 4u * (thread_column + {j * threads_across}u)
+        store(part, {row}, {column}, sums_{4 * i + k}_{j});
+    //!end
+  //!end
+//!end
+    }
+}

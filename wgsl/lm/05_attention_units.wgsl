@@ -1,0 +1,143 @@
+// Causal attention with grouped key/value heads on matrix units, in half precision.
+//
+//   out = softmax(q k^T / sqrt(D)) v, over the keys from a row's start to the row itself
+//   log_sum_exp = log of the sum of exp(q k^T / sqrt(D)) over these keys
+//
+// FlashAttention (T. Dao et al., arXiv 2205.14135): scores are never stored whole; running maxima
+// and sums are kept, in float32. Exponentials are divided by the exponential of the largest score
+// of a row. Sums in matrices can't be scaled row by row, so the maximum is only replaced when a row
+// has a score 8 powers of two larger; the sums are then scaled by way of workgroup memory (as in
+// FlashAttention-4). Weights are at most 2^8, far from the largest half-precision number.
+//
+// binding 0  params       uniform     sizes, see attention_sizes.wgsl
+// binding 1  q            read        (N, H, D), 8 halves an element
+// binding 2  k            read        (N, K, D), 8 halves an element
+// binding 3  v            read        (N, K, D), 8 halves an element
+// binding 4  out          read_write  (N, H, D), 8 halves an element
+// binding 5  log_sum_exp  read_write  (N, H)
+// binding 6  starts       read        (N), the first key that each row sees
+// dispatch: one workgroup for `rows` queries of each head
+// limits: D, steps and rows are whole numbers of matrices and of vectors of 8 halves
+
+//!let inputs = 1 q heads, 2 k kv_heads, 3 v kv_heads
+//!let arrays = scores vec4<f32> 4, weights vec4<u32> 8
+//!let others = 0 k, 1 v
+//!include lm/attention_units.wgsl
+
+//!let lowest = -3.0e38
+//!let own = q
+//!let sums = out
+//!let width = {head_dim}
+//!let chunks = {(width + step - 1) / step}
+//!let first_vector =
+
+@group(0) @binding(4) var<storage, read_write> out: array<vec4<u32>>;
+@group(0) @binding(5) var<storage, read_write> log_sum_exp: array<f32>;
+@group(0) @binding(6) var<storage, read> starts: array<u32>;
+var<workgroup> grown: atomic<u32>; // the last step in which a row's largest score was replaced
+
+//!block place_of_weights
+  //!let weights = &weights, {row} * WEIGHT_STRIDE + {column / 8}u, WEIGHT_STRIDE
+//!end
+
+@compute @workgroup_size({threads})
+fn attention(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+    @builtin(subgroup_id) subgroup: u32,
+) {
+//!include place_of_workgroup
+    // The last workgroups of a dispatch that is split over two dimensions may have nothing to do.
+    if (group < params.workgroups) {
+//!include place_of_queries
+//!include place_of_subgroup
+//!include load_own
+        var largest = {lowest};
+        var sum = 0.0;
+        atomicStore(&grown, 0u);
+        // A row may see nothing of its first steps: its sums there are finite, and multiplied by 0
+        // at the first score that it sees.
+        let begin = starts[sequence + own_first] / STEP * STEP;
+        let last_row = params.seq - 1u;
+        let own_start = vec4<u32>(starts[sequence + min(own_first + local_index, last_row)]);
+//!include declare_sums
+        var next = begin;
+//!include declare_rows
+//!include load_rows
+//!include store_rows
+        workgroupBarrier();
+        for (var first = next; first < min(own_first + ROWS, params.seq); first = next) {
+            next = first + STEP;
+            // A round stores what it loads: compilers move loads to the round that uses them.
+//!include load_rows
+//!let side = 0
+//!include multiply_rows
+            workgroupBarrier();
+            // A thread makes the weights of a row.
+            var factor = 1.0;
+            if (local_index < ROWS) {
+//!for c in 0..step / 4
+                let keys{c} = first + {4 * c}u + FOUR;
+  //!let seen = (keys{c} <= vec4<u32>(own_first + local_index)) & (keys{c} >= own_start)
+  //!let score = scores[local_index * SCORE_STRIDE + {c}u]
+                let s{c} = select(vec4<f32>({lowest}), {score}, {seen});
+//!end
+                var four = s0;
+//!for c in 1..step / 4
+                four = max(four, s{c});
+//!end
+                let top = max(max(four.x, four.y), max(four.z, four.w));
+                if (params.log2_scale * (top - largest) > 8.0) {
+                    factor = exp2(params.log2_scale * (largest - top));
+                    largest = top;
+                    atomicStore(&grown, first + 1u);
+                }
+                // exp(scale * (score - largest)); the difference first, since large scores have few
+                // digits.
+                var total = vec4<f32>();
+//!for c in 0..step / 4
+                let p{c} = exp2(params.log2_scale * (s{c} - largest));
+                total += p{c};
+  //!if c % 2
+                weights[local_index * WEIGHT_STRIDE + {c / 2}u] = halves_of(p{c - 1}, p{c});
+  //!end
+//!end
+                sum = fma(sum, factor, (total.x + total.y) + (total.z + total.w));
+            }
+            // The first step has no sums yet. Loading `grown` also waits for all weights.
+            if (workgroupUniformLoad(&grown) == first + 1u && first > begin) {
+//!for c in 0..chunks
+  //!include chunk_of_sums
+  //!include store_sums
+                for (var c = 0u; c < {chunk_width / 4}u && local_index < ROWS; c++) {
+                    scores[local_index * SCORE_STRIDE + c] *= factor;
+                }
+                workgroupBarrier();
+  //!include load_sums
+//!end
+            }
+//!let side = 1
+//!include add_weighted
+            workgroupBarrier();
+//!include store_rows
+            workgroupBarrier();
+        }
+        let row = own_first + local_index;
+        let is_inside = local_index < ROWS && row < params.seq;
+        let number = (sequence + row) * params.heads + head;
+        if (is_inside) {
+            log_sum_exp[number] = params.scale * largest + log(sum);
+        }
+//!for c in 0..chunks
+  //!include chunk_of_sums
+  //!include store_sums
+        for (var c = 0u; c < {chunk_width / 8}u && is_inside; c++) {
+            let i = local_index * SCORE_STRIDE + 2u * c;
+            out[number * VECTORS + {chunk / 8}u + c] =
+                halves_of(scores[i] / sum, scores[i + 1u] / sum);
+        }
+        workgroupBarrier();
+//!end
+    }
+}

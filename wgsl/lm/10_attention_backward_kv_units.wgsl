@@ -1,0 +1,136 @@
+// The gradients of attention for keys and values on matrix units, in half precision.
+//
+//   grad_k = ds^T q / sqrt(D)
+//   ds = p (grad_out v^T - delta),  p = exp(q k^T / sqrt(D) - log_sum_exp)
+//   grad_v = p^T grad_out
+//
+// summed over the queries that see a key, and over the heads that share it. Each workgroup walks
+// over the queries of all these heads (FlashAttention, T. Dao et al., arXiv 2205.14135). Some
+// workgroups share the columns of a block of keys, since its gradients have to fit into registers.
+//
+// binding 0  params       uniform     sizes, see attention_sizes.wgsl
+// binding 1  q            read        (N, H, D), 8 halves an element
+// binding 2  k            read        (N, K, D), 8 halves an element
+// binding 3  v            read        (N, K, D), 8 halves an element
+// binding 4  grad_out     read        (N, H, D), 8 halves an element
+// binding 5  log_sum_exp  read        (N, H)
+// binding 6  delta        read        (N, H), then (N): the first key that each row sees
+// binding 7  grad_k       read_write  (N, K, D), 4 numbers an element
+// binding 8  grad_v       read_write  (N, K, D), 4 numbers an element
+// dispatch: one workgroup for `rows` keys of each head and set of columns
+// limits: D, steps and rows are whole numbers of matrices and of vectors of 8 halves
+
+//!let outputs = 7 grad_k, 8 grad_v
+//!let others = 0 q, 1 grad_out
+//!include lm/attention_units_gradients.wgsl
+
+//!let own = k, v
+//!let width = {head_dim / column_sets}
+//!let first_vector =
+//!let first_quad =
+//!if column_sets > 1
+  //!let first_vector = column0 / 8u +
+  //!let first_quad = column0 / 4u +
+//!end
+//!let heads = kv_heads
+
+// Numbers of a step's queries.
+var<workgroup> logs: array<vec4<f32>, {step / 4}>;
+var<workgroup> deltas: array<vec4<f32>, {step / 4}>;
+var<workgroup> firsts: array<vec4<f32>, {step / 4}>;
+
+//!block weights_of_four
+  //!let queries = logs[part_quad + {q}u], vec4<u32>(row), at{q}, firsts[part_quad + {q}u]
+            let p{q} = probabilities(s{q}, {queries});
+            let ds{q} = p{q} * (slope{q} - deltas[part_quad + {q}u]);
+//!end
+
+// Load the numbers of the next step's queries, four a thread.
+//!block load_numbers
+            let next_first = delta[params.starts + sequence + min(next, params.seq - 1u)];
+            if (local_index < {step / 4}u) {
+                let queries = min(next + 4u * local_index + FOUR, vec4<u32>(params.seq - 1u));
+                let i = (sequence + queries) * params.heads + other_head;
+                let start = params.starts + sequence + queries;
+                next_logs = vec4<f32>(
+                    log_sum_exp[i.x], log_sum_exp[i.y], log_sum_exp[i.z], log_sum_exp[i.w]
+                ) / params.scale;
+                next_deltas = vec4<f32>(delta[i.x], delta[i.y], delta[i.z], delta[i.w]);
+                next_firsts = vec4<f32>(
+                    delta[start.x], delta[start.y], delta[start.z], delta[start.w]
+                );
+            }
+//!end
+
+//!block store_numbers
+            if (local_index < {step / 4}u) {
+                logs[local_index] = next_logs;
+                deltas[local_index] = next_deltas;
+                firsts[local_index] = next_firsts;
+            }
+//!end
+
+@compute @workgroup_size({threads})
+fn attention_backward_kv(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+    @builtin(subgroup_id) subgroup: u32,
+) {
+//!include place_of_workgroup
+    // The last workgroups of a dispatch that is split over two dimensions may have nothing to do.
+    if (group < params.workgroups) {
+        // A block of keys, and the columns of its gradients, the longest ones first.
+        let column0 = group % {column_sets}u * {width}u;
+        let head = group % columns / {column_sets}u % params.kv_heads;
+        let sequence = group % columns / {column_sets}u / params.kv_heads * params.seq;
+        let own_first = group / columns * ROWS;
+//!include place_of_subgroup
+//!include load_own
+//!include part_of_row
+//!for sums in grad_k, grad_v
+  //!include declare_sums
+//!end
+        for (var member = 0u; member < group_size; member++) {
+            let other_head = head * group_size + member;
+            var next = own_first;
+//!include declare_rows
+            var next_logs = vec4<f32>();
+            var next_deltas = vec4<f32>();
+            var next_firsts = vec4<f32>();
+//!include load_rows
+//!include load_numbers
+//!include store_rows
+//!include store_numbers
+            workgroupBarrier();
+            for (var first = next; first < params.seq; first = next) {
+                next = first + STEP;
+//!include load_rows
+//!include load_numbers
+//!let own_0 = k
+//!let own_1 = v
+//!include make_weights
+//!let skipped = 0
+//!let side = 1
+//!let sums = grad_v
+//!include add_weighted
+//!let skipped = {part_quads / 2}
+//!let side = 0
+//!let sums = grad_k
+//!include add_weighted
+                workgroupBarrier();
+                // If the next queries don't see these keys, later ones don't either.
+                if (next_first >= f32(own_first + ROWS)) { break; }
+//!include store_rows
+//!include store_numbers
+                workgroupBarrier();
+            }
+        }
+//!let sums = grad_k
+//!let factor = params.scale *
+//!include store_gradient
+//!let sums = grad_v
+//!let factor =
+//!include store_gradient
+    }
+}

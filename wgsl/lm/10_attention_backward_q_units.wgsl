@@ -1,0 +1,77 @@
+// The gradient of attention for queries on matrix units, in half precision.
+//
+//   grad_q = ds k / sqrt(D)
+//   ds = p (grad_out v^T - delta),  p = exp(q k^T / sqrt(D) - log_sum_exp)
+//
+// Each workgroup walks over the keys that its queries see (FlashAttention, T. Dao et al., arXiv
+// 2205.14135), and sums up the gradients in float32.
+//
+// binding 0  params       uniform     sizes, see attention_sizes.wgsl
+// binding 1  q            read        (N, H, D), 8 halves an element
+// binding 2  k            read        (N, K, D), 8 halves an element
+// binding 3  v            read        (N, K, D), 8 halves an element
+// binding 4  grad_out     read        (N, H, D), 8 halves an element
+// binding 5  log_sum_exp  read        (N, H)
+// binding 6  delta        read        (N, H), then (N): the first key that each row sees
+// binding 7  grad_q       read_write  (N, H, D), 4 numbers an element
+// dispatch: one workgroup for `rows` queries of each head
+// limits: D, steps and rows are whole numbers of matrices and of vectors of 8 halves
+
+//!let outputs = 7 grad_q
+//!let others = 0 k, 1 v
+//!include lm/attention_units_gradients.wgsl
+
+//!let own = q, grad_out
+//!let sums = grad_q
+//!let width = {head_dim}
+//!let first_vector =
+//!let first_quad =
+//!let heads = heads
+//!let factor = params.scale *
+
+//!block weights_of_four
+            let p{q} = probabilities(s{q}, own_log, at{q}, vec4<u32>(row), own_start);
+            let ds{q} = p{q} * (slope{q} - own_delta);
+//!end
+
+@compute @workgroup_size({threads})
+fn attention_backward_q(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+    @builtin(subgroup_id) subgroup: u32,
+) {
+//!include place_of_workgroup
+    // The last workgroups of a dispatch that is split over two dimensions may have nothing to do.
+    if (group < params.workgroups) {
+//!include place_of_queries
+//!include place_of_subgroup
+//!include load_own
+//!include part_of_row
+        let number = (sequence + min(row, params.seq - 1u)) * params.heads + head;
+        let own_log = vec4<f32>(log_sum_exp[number] / params.scale);
+        let own_delta = delta[number];
+        let own_start = vec4<f32>(delta[params.starts + sequence + min(row, params.seq - 1u)]);
+        let begin = u32(delta[params.starts + sequence + own_first]) / STEP * STEP;
+//!include declare_sums
+        var next = begin;
+//!include declare_rows
+//!include load_rows
+//!include store_rows
+        workgroupBarrier();
+        for (var first = next; first < min(own_first + ROWS, params.seq); first = next) {
+            next = first + STEP;
+//!include load_rows
+//!let own_0 = q
+//!let own_1 = grad_out
+//!include make_weights
+//!let skipped = {part_quads / 2}
+//!let side = 0
+//!include add_weighted
+            workgroupBarrier();
+//!include store_rows
+            workgroupBarrier();
+        }
+//!include store_gradient
+    }
+}

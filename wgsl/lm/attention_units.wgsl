@@ -1,0 +1,229 @@
+// Parts of attention on matrix units: its sizes, inputs, and the walk over rows.
+//
+// A workgroup owns `rows` rows of queries, or of keys in the gradients of keys and values. Its
+// subgroups hold these rows as matrices, and walk over the rows of the other side in steps.
+// Products of own rows and those of a step, scores, go to workgroup memory. Each thread makes
+// half-precision weights of scores, which are the left factors of the sums. The next step's rows
+// are loaded into registers while this step's are multiplied. Rows beyond the sequence are zeros.
+// Sums have a fixed order.
+//
+// A file that includes this one sets `inputs` (binding, name and heads of each input), `arrays`
+// (name, element and numbers in an element of each array of scores and weights) and `others`
+// (number and name of each input that a walk loads).
+
+// Own rows of a workgroup and of a subgroup, and rows of a step.
+//!override rows = 32
+//!override subgroup_rows = 16
+//!override step = 32
+//!override lanes = 32
+//!override head_dim = 64
+// Workgroups that share the columns of a block of keys, in the gradients of keys and values.
+//!override column_sets = 1
+//!include lm/matrix_units.wgsl
+
+//!let subgroups = {rows / subgroup_rows}
+//!let threads = {subgroups * lanes}
+// Matrices of a subgroup's rows, and of a head's width as an inner dimension.
+//!let down = {subgroup_rows / unit_rows}
+//!let depth = {head_dim / unit_inner}
+// Vectors of 8 halves in a step's rows of one input, and how many of them a thread loads.
+//!let step_vectors = {step * head_dim / 8}
+//!let loads = {(step_vectors + threads - 1) / threads}
+
+const VECTORS: u32 = {head_dim / 8}u; // of a row of a head
+// Lines are 16 bytes longer than their contents, so that rows lie in different banks.
+const STRIDE: u32 = {head_dim / 8 + 1}u;
+const SCORE_STRIDE: u32 = {step / 4 + 1}u;
+const WEIGHT_STRIDE: u32 = {step / 8 + 1}u;
+const ROWS: u32 = {rows}u;
+const STEP: u32 = {step}u;
+const THREADS: u32 = {threads}u;
+const FOUR: vec4<u32> = vec4<u32>(0u, 1u, 2u, 3u);
+
+//!include lm/attention_sizes.wgsl
+//!for binding name heads in {inputs}
+
+@group(0) @binding({binding}) var<storage, read> {name}: array<vec4<u32>>;
+
+// Eight numbers of a row of a head.
+fn load_{name}(sequence: u32, head: u32, row: u32, vector: u32) -> vec4<u32> {
+    if (row >= params.seq) { return vec4<u32>(); }
+    return {name}[((sequence + row) * params.{heads} + head) * VECTORS + vector];
+}
+//!end
+
+var<workgroup> tiles: array<vec4<u32>, {2 * step * (head_dim / 8 + 1)}>;
+//!for name element numbers in {arrays}
+var<workgroup> {name}: array<{element}, {rows * (step / numbers + 1)}>;
+//!end
+
+//!include lm/two_halves.wgsl
+
+fn halves_of(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
+    return vec4<u32>(
+        two_halves(first.xy), two_halves(first.zw), two_halves(second.xy), two_halves(second.zw)
+    );
+}
+
+// Where a workgroup is in the dispatch.
+//!block place_of_workgroup
+    let group = workgroup.y * workgroups.x + workgroup.x;
+    let blocks = (params.seq + ROWS - 1u) / ROWS;
+    let columns = params.workgroups / blocks;
+    let group_size = params.heads / params.kv_heads;
+//!end
+
+// A block of queries of a head, the longest ones first.
+//!block place_of_queries
+        let head = group % params.heads;
+        let other_head = head / group_size;
+        let sequence = group % columns / params.heads * params.seq;
+        let own_first = (blocks - 1u - group / columns) * ROWS;
+//!end
+
+//!block place_of_subgroup
+        // The compiler can tell that both stay inside.
+        let own_subgroup = subgroup % {subgroups}u;
+        let own_row = own_subgroup * {subgroup_rows}u;
+        // Products start from `zero`: drivers were seen to keep the old value of a variable of a
+        // loop.
+        var zero: Sum;
+//!end
+
+// Load own rows of the inputs `own` as matrices, by way of workgroup memory.
+//!block load_own
+  //!for name in {own}
+    //!for i in 0..down
+        for (var n = local_index; n < {subgroups * unit_rows}u * VECTORS; n += THREADS) {
+            let line = n / VECTORS;
+            let row = line / {unit_rows}u * {subgroup_rows}u + line % {unit_rows}u;
+            tiles[line * STRIDE + n % VECTORS] =
+                load_{name}(sequence, head, own_first + row + {i * unit_rows}u, n % VECTORS);
+        }
+        workgroupBarrier();
+      //!for d in 0..depth
+        //!let place = own_subgroup * {unit_rows}u * STRIDE + {d * unit_inner / 8}u
+        let {name}_{i}_{d} = subgroupMatrixLoad<Left, row_major>(&tiles, {place}, STRIDE);
+      //!end
+        workgroupBarrier();
+    //!end
+  //!end
+//!end
+
+// Sums `sums`, of `width` columns.
+//!block declare_sums
+  //!for i in 0..down
+    //!for j in 0..width / unit_columns
+        var {sums}_{i}_{j}: Sum;
+    //!end
+  //!end
+//!end
+
+// What a thread loads of the next step's rows.
+//!block declare_rows
+  //!for side name in {others}
+    //!for j in 0..loads
+        var next_{side}_{j} = vec4<u32>();
+    //!end
+  //!end
+//!end
+
+//!block load_rows
+  //!for side name in {others}
+    //!for j in 0..loads
+      //!let n = (local_index + {j * threads}u)
+      //!let place = next + {n} / VECTORS, {n} % VECTORS
+            next_{side}_{j} = load_{name}(sequence, other_head, {place});
+    //!end
+  //!end
+//!end
+
+//!block store_rows
+  //!for side name in {others}
+    //!for j in 0..loads
+      //!let n = (local_index + {j * threads}u)
+      //!let place = ({side * step}u + {n} / VECTORS) * STRIDE + {n} % VECTORS
+      //!if step_vectors % threads
+            if ({n} < {step_vectors}u) { tiles[{place}] = next_{side}_{j}; }
+      //!else
+            { tiles[{place}] = next_{side}_{j}; }
+      //!end
+    //!end
+  //!end
+//!end
+
+// Store the products of own rows `own` and the step's rows of side `side` into `scores`.
+//!block multiply_rows
+  //!for j in 0..step / unit_columns
+            {
+    //!for d in 0..depth
+      //!let place = {side * step + j * unit_columns}u * STRIDE + {d * unit_inner / 8}u
+                let r{d} = subgroupMatrixLoad<Right, col_major>(&tiles, {place}, STRIDE);
+      //!for i in 0..down
+        //!if d
+                block{i} = subgroupMatrixMultiplyAccumulate({own}_{i}_{d}, r{d}, block{i});
+        //!else
+                var block{i} = subgroupMatrixMultiplyAccumulate({own}_{i}_{d}, r{d}, zero);
+        //!end
+      //!end
+    //!end
+    //!for i in 0..down
+      //!let place = (own_row + {i * unit_rows}u) * SCORE_STRIDE + {j * unit_columns / 4}u
+                subgroupMatrixStore<row_major>(&scores, {place}, block{i}, SCORE_STRIDE);
+    //!end
+            }
+  //!end
+//!end
+
+// Add the products of weights and `width` columns of the step's rows of side `side` to `sums`. The
+// block `place_of_weights` says where the weights of `row` and `column` are. first_vector: before
+// the columns.
+//!block add_weighted
+  //!for t in 0..step / unit_inner
+    //!let column = {t * unit_inner}
+            {
+    //!for i in 0..down
+      //!let row = (own_row + {i * unit_rows}u)
+      //!include place_of_weights
+                let w{i} = subgroupMatrixLoad<Left, row_major>({weights});
+    //!end
+    //!for j in 0..width / unit_columns
+      //!let place = {side * step + column}u * STRIDE + {first_vector} {j * unit_columns / 8}u
+                let r{j} = subgroupMatrixLoad<Right, row_major>(&tiles, {place}, STRIDE);
+      //!for i in 0..down
+        //!let sum = {sums}_{i}_{j}
+                {sum} = subgroupMatrixMultiplyAccumulate(w{i}, r{j}, {sum});
+      //!end
+    //!end
+            }
+  //!end
+//!end
+
+// Sums go through `scores` in chunks of at most `step` columns: the chunk `c` of `width` columns.
+//!block chunk_of_sums
+  //!let chunk = {c * step}
+  //!let chunk_width = {step}
+  //!let chunk_width = {width - chunk} if chunk + step > width
+//!end
+
+//!block store_sums
+  //!for i in 0..down
+    //!for j in 0..chunk_width / unit_columns
+      //!let place = (own_row + {i * unit_rows}u) * SCORE_STRIDE + {j * unit_columns / 4}u
+      //!let sum = {sums}_{i}_{chunk / unit_columns + j}
+            subgroupMatrixStore<row_major>(&scores, {place}, {sum}, SCORE_STRIDE);
+    //!end
+  //!end
+            workgroupBarrier();
+//!end
+
+//!block load_sums
+  //!for i in 0..down
+    //!for j in 0..chunk_width / unit_columns
+      //!let place = (own_row + {i * unit_rows}u) * SCORE_STRIDE + {j * unit_columns / 4}u
+      //!let sum = {sums}_{i}_{chunk / unit_columns + j}
+            {sum} = subgroupMatrixLoad<Sum, row_major>(&scores, {place}, SCORE_STRIDE);
+    //!end
+  //!end
+            workgroupBarrier();
+//!end

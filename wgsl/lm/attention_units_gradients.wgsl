@@ -1,0 +1,91 @@
+// Parts of the gradients of attention on matrix units.
+//
+// Probabilities are computed again from scores and their log_sum_exp (FlashAttention, T. Dao et
+// al., arXiv 2205.14135). A softmax has ds = p (dp - delta), delta = sum of p dp over a row =
+// grad_out . out.
+//!let inputs = 1 q heads, 2 k kv_heads, 3 v kv_heads, 4 grad_out heads
+//!let arrays = scores vec4<u32> 4
+//!include lm/attention_units.wgsl
+
+// Threads that share a row of scores, and vectors of four scores that each has.
+//!let row_threads = {lanes / subgroup_rows}
+//!let part_quads = {step / 4 / row_threads}
+
+@group(0) @binding(5) var<storage, read> log_sum_exp: array<f32>;
+@group(0) @binding(6) var<storage, read> delta: array<f32>;
+//!for binding name in {outputs}
+@group(0) @binding({binding}) var<storage, read_write> {name}: array<vec4<f32>>;
+//!end
+
+fn probabilities(
+    scores: vec4<f32>, logs: vec4<f32>, keys: vec4<u32>, queries: vec4<u32>, firsts: vec4<f32>
+) -> vec4<f32> {
+    let after = vec4<f32>(keys) >= firsts;
+    let seen = (keys <= queries) & after & (queries < vec4<u32>(params.seq));
+    return select(vec4<f32>(), exp2(params.log2_scale * (scores - logs)), seen);
+}
+
+// The row of scores of a thread, and the first four of its columns.
+//!block part_of_row
+        let part_row = local_index / {row_threads}u;
+        let part_quad = local_index % {row_threads}u * {part_quads}u;
+        let row = own_first + part_row;
+//!end
+
+// Make weights of the products of own rows and a step's rows: of `own_0` and side 0, scores; of
+// `own_1` and side 1, slopes. The block `weights_of_four` makes p{q} and ds{q} of s{q} and
+// slope{q}.
+//
+// One array holds all of these, so that two workgroups find room on a processor: a thread has its
+// scores in variables before their slopes take the place of these, and then puts the weights there,
+// first the probabilities, then the gradients of scores.
+//!block make_weights
+  //!let own = {own_0}
+  //!let side = 0
+  //!include multiply_rows
+            workgroupBarrier();
+  //!for q in 0..part_quads
+            let s{q} = bitcast<vec4<f32>>(scores[part_row * SCORE_STRIDE + part_quad + {q}u]);
+  //!end
+            workgroupBarrier();
+  //!let own = {own_1}
+  //!let side = 1
+  //!include multiply_rows
+            workgroupBarrier();
+  //!for q in 0..part_quads
+            let slope{q} = bitcast<vec4<f32>>(scores[part_row * SCORE_STRIDE + part_quad + {q}u]);
+            let at{q} = first + 4u * (part_quad + {q}u) + FOUR;
+    //!include weights_of_four
+  //!end
+  //!for n in 0..part_quads / 2
+            scores[part_row * SCORE_STRIDE + part_quad + {n}u] = halves_of(p{2 * n}, p{2 * n + 1});
+            scores[part_row * SCORE_STRIDE + part_quad + {part_quads / 2 + n}u] =
+                halves_of(ds{2 * n}, ds{2 * n + 1});
+  //!end
+            workgroupBarrier();
+//!end
+
+// skipped: vectors of a thread before the weights, 0 for probabilities, half of all for gradients.
+//!block place_of_weights
+  //!let part = {column / (4 * part_quads)}
+  //!let vector = {part * part_quads + skipped + column % (4 * part_quads) / 8}
+  //!let weights = &scores, {row} * SCORE_STRIDE + {vector}u, SCORE_STRIDE
+//!end
+
+// Store the sums `sums` of a gradient.
+//!block store_gradient
+  //!for c in 0..(width + step - 1) / step
+    //!include chunk_of_sums
+    //!include store_sums
+        for (var n = local_index; n < ROWS * {chunk_width / 4}u; n += THREADS) {
+            let line = n / {chunk_width / 4}u;
+            if (own_first + line < params.seq) {
+                let i = (sequence + own_first + line) * params.{heads} + head;
+    //!let place = i * {head_dim / 4}u + {first_quad} {chunk / 4}u + n % {chunk_width / 4}u
+      //!let sum = scores[line * SCORE_STRIDE + n % {chunk_width / 4}u]
+                {sums}[{place}] = {factor} bitcast<vec4<f32>>({sum});
+            }
+        }
+        workgroupBarrier();
+  //!end
+//!end
