@@ -27,7 +27,8 @@ class Option:
     ("count", "text"), or one of its types. many: the value is a tuple, and the option repeatable.
     least, most: smallest and largest number. below: numbers are less than this. default_words: how
     the default follows from other options, "" for nothing to say; a value that is not given is None
-    then. may_change: a resumed run may have another value. settings: of the command line alone.
+    then. by_preset: defaults of presets that have their own. may_change: a resumed run may have
+    another value. settings: of the command line alone.
     """
 
     flags: tuple[str, ...]
@@ -39,6 +40,7 @@ class Option:
     most: int | None = None
     below: int | None = None
     default_words: str | None = None
+    by_preset: Mapping[str, Any] = field(default_factory=dict)
     may_change: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -71,6 +73,9 @@ def option(default: Any, kind: Any, help: str, *flags: str, **how: Any) -> Any:
 
     default: MISSING for an option that is required.
     """
+    if by_preset := how.get("by_preset"):
+        words = (str(default), *(f"{name}: {value}" for name, value in by_preset.items()))
+        how["default_words"] = "; ".join(words)
     return field(default=default, metadata={_KEY: Option(flags, kind, help, **how)})
 
 

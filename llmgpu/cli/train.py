@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -167,13 +167,15 @@ def _take_options(given: TrainCommand, workers: Workers, report: Reporter) -> _A
     named = filter(None, (given.config, given.chat.chat_template))
     settings = {"preset": given.preset, **given.model, **given.training}
     explicit = {name: value for name, value in settings.items() if was_asked(name)}
+    if start.model is not None and "preset" in explicit:
+        raise InputError("--preset can't be combined with --init, whose model sets the sizes")
     asked = _Asked(
         given=given,
         device=device,
         corpora=corpora,
         evaluated=evaluated,
         start=start,
-        settings=start.with_defaults(settings, explicit),
+        settings=settings,
         explicit=explicit,
         separator=_separator(start, given.eos),
         inputs=[*texts, *start.inputs, *named, *given.files.lists],
@@ -397,10 +399,6 @@ def _find_checkpoint(asked: _Asked, folder: RunFolder) -> Checkpoint | None:
     return load_checkpoint(steps[step])
 
 
-# Defaults of --lr with --init: weights that are good already move little, adapters start from 0.
-FINE_TUNING_RATE, ADAPTER_RATE = 2e-5, 2e-4
-
-
 @dataclass(frozen=True)
 class StartingPoint:
     """A vocabulary, its name in messages and its files; and perhaps a model.
@@ -417,20 +415,6 @@ class StartingPoint:
     def config(self) -> ModelConfig | None:
         """The sizes of the model, if there is one."""
         return None if self.model is None else self.model.config
-
-    def with_defaults(self, settings: dict[str, Any], explicit: Mapping[str, Any]) -> Any:
-        """Return the settings of a new run, with the defaults that go with --init.
-
-        Raises InputError for an option that the model decides.
-        """
-        if self.model is None:
-            return settings
-        if "preset" in explicit:
-            raise InputError("--preset can't be combined with --init, whose model sets the sizes")
-        if "learning_rate" not in explicit:
-            rate = ADAPTER_RATE if settings["lora_rank"] else FINE_TUNING_RATE
-            settings = settings | {"learning_rate": rate}
-        return settings
 
 
 def find_starting_point(given: TrainCommand, report: Reporter) -> StartingPoint:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -14,8 +13,6 @@ from llmgpu.option_fields import check_ranges, flag_of, option
 
 Precision = Literal["f32", "f16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-PRESET_STEPS = {"tiny": 500}  # default: a minute or two on two CPU cores
-PRESET_BATCHES = {"small": 32}  # default: enough to keep a GPU busy
 Schedule = Literal["cosine", "wsd"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 Initialisation = Literal["normal", "fan-in"]
@@ -38,11 +35,6 @@ _STORED_FIRST = (
     *("recompute", "corpus_weights", "sync_every", "outer_learning_rate", "outer_momentum"),
     "table_rate",
 )
-
-
-def _by_preset(default: int, of_presets: Mapping[str, int]) -> str:
-    """Return a default in words, and the defaults of presets that have their own."""
-    return "; ".join([str(default), *(f"{name}: {n}" for name, n in of_presets.items())])
 
 
 @dataclass(frozen=True)
@@ -85,9 +77,9 @@ class TrainOptions:
     # fmt: off
     steps: int = option(
         1000, "count", "Number of optimizer steps.", may_change=True,
-        default_words=_by_preset(1000, PRESET_STEPS))
+        by_preset={"tiny": 500})  # a minute or two on two CPU cores
     batch_size: int = option(
-        8, "count", "Sequences per batch.", default_words=_by_preset(8, PRESET_BATCHES))
+        8, "count", "Sequences per batch.", by_preset={"small": 32})  # enough to keep a GPU busy
     grad_accum: int = option(
         1, "count", "Batches per step; more tokens per step in the same memory.")
     learning_rate: float = option(

@@ -14,8 +14,6 @@ from llmgpu.lm.ops.matrix_units import trains_on_units
 from llmgpu.lm.options import (
     F16_VERSION,
     LORA_TARGETS,
-    PRESET_BATCHES,
-    PRESET_STEPS,
     TrainOptions,
 )
 from llmgpu.option_fields import flag_of, own_options
@@ -30,6 +28,8 @@ _FIXED_OPTIONS = {
 
 # Options that may change when a run is resumed.
 MAY_CHANGE = {name for name, one in own_options(TrainOptions).items() if one.may_change}
+# Learning rates of a trained model: its weights are good already, and adapters start from 0.
+FINE_TUNING_RATE, ADAPTER_RATE = 2e-5, 2e-4
 FINE_TUNING_LENGTH = 1024  # default of --seq-len where the model's longest sequence is longer
 # The default learning rate. The best for widths of 64 and 128, of AdamW and Muon, was about
 # 1 / width (docs/recipes.md); half of it loses 1 % and leaves room.
@@ -71,25 +71,12 @@ def new_settings(
         InputError: sizes or options are not valid.
     """
     sizes = {name: value for name, value in asked.items() if name not in _OPTION_NAMES}
-    options = {name: value for name, value in asked.items() if name in _OPTION_NAMES}
     name = sizes.pop("preset")
     if model is None:
         config = preset(name, vocab_size, **sizes)
     else:
         name, config = "", _shortened(model, sizes)
-    takes_muon = model is None and options.get("optimizer") in ("muon", None)
-    defaults = {
-        "steps": PRESET_STEPS.get(name, TrainOptions.steps),
-        "batch_size": PRESET_BATCHES.get(name, TrainOptions.batch_size),
-        # The better one for new weights at equal tokens and equal time (docs/recipes.md).
-        "optimizer": "muon" if model is None else TrainOptions.optimizer,
-        "precision": TrainOptions.precision,
-        "learning_rate": min(LARGEST_RATE, RATE_TIMES_WIDTH / config.dim),
-        "min_learning_rate": 0.0,
-        "table_rate": MUON_TABLE_RATE if takes_muon else TrainOptions.table_rate,
-        "corpus_weights": "",
-    }
-    _fill_in(options, defaults)
+    options = _with_defaults(asked, name, config, is_new=model is None)
     if options.get("lora_rank") and model is None:
         raise InputError("--lora-rank needs a trained model: use --init FOLDER")
     settings = RunSettings(config, TrainOptions(**options))
@@ -126,23 +113,36 @@ def _shortened(model: ModelConfig, sizes: Mapping[str, Any]) -> ModelConfig:
     return replace(model, seq_len=length, max_positions=longest)
 
 
-def _fill_in(options: dict[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Replace None: by `defaults`, or by what follows from another option."""
-    for key, value in defaults.items():
-        if options.get(key) is None:
-            options[key] = value
-    if options.get("warmup_steps") is None:
-        options["warmup_steps"] = min(TrainOptions.warmup_steps, options["steps"] // 10)
-    if options.get("decay_steps") is None:
-        is_wsd = options.get("schedule") == "wsd"
-        options["decay_steps"] = -(-options["steps"] // DECAY_SHARE) if is_wsd else 0
-    if not options.get("lora_rank"):
-        options["lora_alpha"], options["lora_targets"] = 0.0, ""
+def _with_defaults(
+    asked: Mapping[str, Any], preset: str, config: ModelConfig, *, is_new: bool
+) -> dict[str, Any]:
+    """Return the options that are given, and defaults that follow from the others.
+
+    preset: "" for none. is_new: the run begins with new weights.
+    """
+    declared = own_options(TrainOptions)
+    made = {
+        name: one.by_preset[preset] for name, one in declared.items() if preset in one.by_preset
+    }
+    made |= {
+        name: value for name, value in asked.items() if name in _OPTION_NAMES and value is not None
+    }
+    steps = made.setdefault("steps", TrainOptions.steps)
+    rank = made.get("lora_rank", 0)
+    if is_new:
+        # Muon is better for new weights at equal tokens and equal time (docs/recipes.md).
+        takes_muon = made.setdefault("optimizer", "muon") == "muon"
+        made.setdefault("table_rate", MUON_TABLE_RATE if takes_muon else TrainOptions.table_rate)
+        made.setdefault("learning_rate", min(LARGEST_RATE, RATE_TIMES_WIDTH / config.dim))
     else:
-        if options.get("lora_alpha") is None:
-            options["lora_alpha"] = 2.0 * options["lora_rank"]
-        if options.get("lora_targets") is None:
-            options["lora_targets"] = ",".join(LORA_TARGETS)
+        made.setdefault("learning_rate", ADAPTER_RATE if rank else FINE_TUNING_RATE)
+    made.setdefault("min_learning_rate", 0.0)
+    made.setdefault("warmup_steps", min(TrainOptions.warmup_steps, steps // 10))
+    is_wsd = made.get("schedule") == "wsd"
+    made.setdefault("decay_steps", -(-steps // DECAY_SHARE) if is_wsd else 0)
+    if not rank:
+        return made | {"lora_alpha": 0.0, "lora_targets": ""}
+    return {"lora_alpha": 2.0 * rank, "lora_targets": ",".join(LORA_TARGETS), **made}
 
 
 def _check_together(options: TrainOptions) -> None:
