@@ -6,141 +6,31 @@ their gradients are taken in blocks of rows. Shape letters are those of `llmgpu.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.lm.config import EMBEDDING, FINAL_NORM, OUTPUT, ModelConfig
 from llmgpu.lm.data.batches import document_starts
+from llmgpu.lm.layers import HalfLayer, Layer, Sequences, SingleLayer
 from llmgpu.lm.model import (
-    HeadNorm,
-    LayerActivations,
     LayerWeights,
     Model,
-    PackedWidths,
-    packs_heads,
-    packs_inner,
-    round_operand,
 )
 from llmgpu.lm.ops.embedding import group_tokens
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import (
-    AttentionGradients,
-    AttentionTensors,
     Groups,
     Losses,
     Norm,
     Packed,
-    Rotation,
     Tensor,
 )
 
 LOGITS_BYTES = 2_000_000_000  # of one block of rows, where a tensor may be as large
 MIXED_LOGITS_BYTES = 500_000_000  # where their gradient in half precision takes memory, too
 ROW_ALIGNMENT = 64  # float32 rows of one number: a block of so many starts at a multiple of 256 B
-
-
-class LayerGradients:
-    """Gradients inside a layer, in memory that all layers share."""
-
-    def __init__(
-        self,
-        operations: Operations,
-        config: ModelConfig,
-        rows: int,
-        packed: PackedWidths | None = None,
-    ) -> None:
-        """Make the tensors for `rows` rows.
-
-        packed: those of the model if products take half-precision operands.
-        """
-        mixed = packed is not None
-
-        def tensor(role: str, width: int, *, half: bool = False) -> Tensor:
-            kind = np.float16 if half else np.float32
-            return operations.tensor(f"gradient of {role}", (rows, width), kind)
-
-        self.residual = tensor("the residual stream", config.dim)
-        self.normed = tensor("a norm's output", config.dim)
-        self._in_half = mixed and operations.attends_in_half(config.head_dim)
-        self.attention = AttentionGradients(
-            out=tensor("attention", config.query_dim, half=self._in_half),
-            q=tensor("queries", config.query_dim),
-            k=tensor("keys", config.kv_dim),
-            v=tensor("values", config.kv_dim),
-        )
-        self.activated = tensor("the activation", config.ffn_dim, half=mixed)
-        self.inner = self.gate = self.up = None
-        if packed is not None and packs_inner(config):
-            self.inner = tensor("gate and up", packed.inner, half=True)
-        else:
-            self.up = tensor("up", config.ffn_dim, half=mixed)
-            self.gate = tensor("the gate", config.ffn_dim, half=mixed) if config.is_gated else None
-        self.heads = None
-        if packed is not None and packs_heads(operations, config):
-            self.heads = tensor("queries, keys and values", packed.heads, half=True)
-        heads = self.attention
-        self._operations = operations
-        rounded = [self.residual]
-        if self.heads is None:
-            rounded += [heads.q, heads.k, heads.v]
-        # Where there are norms of heads: gradients of what these take.
-        self._before_norm = {
-            normed: tensor(f"{role} before their norm", normed.shape[1])
-            for normed, role in ((heads.q, "queries"), (heads.k, "keys"))
-            if config.qk_norm
-        }
-        rounded += self._before_norm.values()
-        self._halves = {
-            single: operations.tensor(f"{single.name} in half", single.shape, np.float16)
-            for single in rounded
-            if mixed
-        }
-
-    def operand(self, gradient: Tensor) -> Tensor:
-        """Return what products take of a gradient, after recording its rounding if there is any."""
-        return round_operand(self._operations, gradient, self._halves.get(gradient, gradient))
-
-    def of_product(
-        self,
-        gradient: Tensor,
-        rotation: Rotation | None = None,
-        norm: HeadNorm | None = None,
-        norm_weights: tuple[Tensor | None, Tensor | None] = (None, None),
-        bias_gradient: Tensor | None = None,
-    ) -> Tensor:
-        """Record the backward pass from queries, keys or values to the product they come from.
-
-        norm_weights: the weight of the norm and its gradient. Returns what products take of it.
-        """
-        ops = self._operations
-        if rotation is not None:
-            if self._in_half and norm is None and bias_gradient is None:
-                half = self._halves[gradient]
-                ops.rotary(gradient, rotation, half, inverse=True)
-                return half
-            ops.rotary(gradient, rotation, inverse=True)
-        weight, weight_gradient = norm_weights
-        if norm is not None and weight is not None and weight_gradient is not None:
-            gradient = self._of_norm_input(gradient, norm, weight, weight_gradient)
-        if bias_gradient is not None:
-            ops.bias_backward(gradient, bias_gradient)
-        return self.operand(gradient)
-
-    def _of_norm_input(
-        self, gradient: Tensor, norm: HeadNorm, weight: Tensor, weight_gradient: Tensor
-    ) -> Tensor:
-        """Record the gradient of what the norm of heads takes; return it."""
-        found = self._before_norm[gradient]
-        self._operations.fill_zero(found)  # backward norms add to it
-        heads = norm.of(weight, gradient)  # backward norms read no output
-        self._operations.rms_norm_backward(
-            heads, heads.out, found.reshaped(*heads.x.shape), weight_gradient
-        )
-        return found
 
 
 class LossGraph:
@@ -175,7 +65,6 @@ class LossGraph:
         self._separator, self._recompute = separator, recompute
         self.rows = batch * seq
         ops, config = model.operations, model.config
-        self._shape = model.attention_shape(batch, seq)
         self.tokens = self._ids("tokens")
         self.targets = self._ids("targets")
         self.groups = Groups(
@@ -188,10 +77,12 @@ class LossGraph:
             (self.positions,), lambda: [np.tile(np.arange(seq, dtype=np.uint32), batch)]
         )
         self._starts = self._ids("starts of documents")
+        rotation, shape = model.rotation(self.positions), model.attention_shape(batch, seq)
+        self._sequences = Sequences(ops, rotation, self._starts, shape)
         self._loss_params = ops.parameters("loss parameters", (4,))
         names = ("losses", "label smoothing", "z-losses")
         self.losses = Losses(*(ops.tensor(name, (self.rows,)) for name in names))
-        self.embedded = self._activation("embedded", config.dim)
+        self.embedded = ops.tensor("embedded", (self.rows, config.dim))
         half = np.float16 if model.mixed else np.float32
         self.final_normed = ops.tensor("final norm", (self.rows, config.dim), half)
         self.final_inverse_rms = ops.tensor("final norm's scale", (self.rows,))
@@ -209,29 +100,30 @@ class LossGraph:
             name = "gradient of logits"
             self._logits_gradient = ops.tensor(name, self.logits.shape, np.float16)
         self._gradients = gradients
-        self._packed_gradients = packed_gradients or {}
-        self._activations = list(self._layer_activations(keep_all=gradients is not None))
+        self._make_layers(keep_all=gradients is not None)
         if gradients is not None:
-            self._inside = LayerGradients(ops, config, self.rows, model.packed_widths)
-            self._of_weights = [LayerWeights.of(gradients, k) for k in range(config.layers)]
+            self._inside = self._layers[0].gradients(model, self.rows)
+            packed = packed_gradients or {}
+            self._of_weights = [LayerWeights.of(gradients, packed, k) for k in range(config.layers)]
 
     def _ids(self, name: str) -> Tensor:
         return self.model.operations.tensor(name, (self.rows,), np.uint32)
 
-    def _activation(self, name: str, width: int) -> Tensor:
-        return self.model.operations.tensor(name, (self.rows, width))
-
-    def _layer_activations(self, *, keep_all: bool) -> Iterator[LayerActivations]:
-        ops, config, packed = self.model.operations, self.model.config, self.model.packed_widths
-        make = partial(LayerActivations.make, ops, config, self.rows, packed=packed)
+    def _make_layers(self, *, keep_all: bool) -> None:
+        """Make the layers, and the residual stream (N, C) before each and after the last."""
+        model, count = self.model, self.model.config.layers
+        make = HalfLayer if model.mixed else SingleLayer
         # A layer reads its input for the last time before it writes its output.
-        shared = None if keep_all and not self._recompute else make("layer", self.embedded)
-        for layer in range(config.layers):
-            if shared is not None and not keep_all:
-                yield shared
-                continue
-            out = self._activation(f"layer {layer} residual", config.dim)
-            yield replace(shared, out=out) if shared else make(f"layer {layer}", out)
+        self._streams = (count + 1) * [self.embedded]
+        if keep_all:
+            shape = self.embedded.shape
+            outs = [model.operations.tensor(f"layer {k} residual", shape) for k in range(count)]
+            self._streams[1:] = outs
+        self._layers: Sequence[Layer]
+        if keep_all and not self._recompute:
+            self._layers = [make(model, self.rows, f"layer {k}") for k in range(count)]
+        else:
+            self._layers = count * [make(model, self.rows, "layer")]
 
     def write_batch(
         self,
@@ -299,12 +191,12 @@ class LossGraph:
         )
         # Backwards through the layers, each of which leaves its part in the residual gradient.
         last = model.config.layers - 1
-        for layer in reversed(range(model.config.layers)):
-            if self._recompute and layer < last:  # what is inside the last layer is still there
-                self._record_layer(layer, again=True)
-            self._record_ffn_backward(layer)
-            self._record_attention_backward(layer)
-            final(f"model.layers.{layer}.")
+        for k in reversed(range(model.config.layers)):
+            if self._recompute and k < last:  # what is inside the last layer is still there
+                self._record_layer(k, again=True)
+            weights, gradients, x = model.layers[k], self._of_weights[k], self._streams[k]
+            self._layers[k].record_backward(weights, gradients, inside, x, self._sequences)
+            final(f"model.layers.{k}.")
         # What is left is the gradient of the embedding's output.
         if EMBEDDING in self._gradients:
             table = self._gradients[EMBEDDING]
@@ -317,19 +209,13 @@ class LossGraph:
             self._record_layer(layer)
         ops.rms_norm(self._final_norm(), model.config.norm_epsilon)
 
-    def _record_layer(self, layer: int, *, again: bool = False) -> None:
-        x, a = self._layer_input(layer), self._activations[layer]
-        self.model.record_layer(layer, x, self.positions, a, self._record_attention, again=again)
-
-    def _layer_input(self, layer: int) -> Tensor:
-        return self._activations[layer - 1].out if layer else self.embedded
+    def _record_layer(self, k: int, *, again: bool = False) -> None:
+        x, out = self._streams[k : k + 2]
+        self._layers[k].record(self.model.layers[k], x, out, self._sequences, again=again)
 
     def _final_norm(self) -> Norm:
-        last, weight = self._activations[-1].out, self.model.weights[FINAL_NORM]
+        last, weight = self._streams[-1], self.model.weights[FINAL_NORM]
         return Norm(last, weight, self.final_normed, self.final_inverse_rms)
-
-    def _record_attention(self, tensors: AttentionTensors) -> None:
-        self.model.operations.attention(tensors, self._starts, self._shape)
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
         for start in range(0, self.rows, self.block_rows):
@@ -352,85 +238,6 @@ class LossGraph:
             gradient=gradient if gradient.is_half else None,
         )
         return gradient
-
-    def _record_ffn_backward(self, layer: int) -> None:
-        """Record the backward pass from a layer's output to its middle."""
-        ops, a, g = self.model.operations, self._activations[layer], self._inside
-        w, d = self.model.layers[layer], self._of_weights[layer]
-        residual = g.operand(g.residual)
-        if self.model.mixed:
-            self.model.record_activation(a)
-        ops.linear_backward_weight(residual, a.activated, d.down)
-        ops.linear_backward_input(residual, w.down, g.activated, accumulate=False)
-        if a.inner is not None and g.inner is not None:
-            ops.activate_backward(self.model.activation, [a.inner], g.activated, [g.inner])
-            self._record_packed_backward("mlp", layer, g.inner, a.ffn_normed)
-        elif a.up is not None and g.up is not None:
-            if a.gate is None or g.gate is None or d.gate is None:
-                ops.activate_backward(self.model.activation, [a.up], g.activated, [g.up])
-            else:
-                inner, gradients = [a.gate, a.up], [g.gate, g.up]
-                ops.activate_backward(self.model.activation, inner, g.activated, gradients)
-                ops.linear_backward_weight(g.gate, a.ffn_normed, d.gate)
-            ops.linear_backward_weight(g.up, a.ffn_normed, d.up)
-            ops.linear_backward_input(g.up, w.up, g.normed, accumulate=False)
-            if w.gate is not None and g.gate is not None:
-                ops.linear_backward_input(g.gate, w.gate, g.normed, accumulate=True)
-        norm = Norm(a.middle, w.ffn_norm, a.ffn_normed, a.ffn_inverse_rms)
-        ops.rms_norm_backward(norm, g.normed, g.residual, d.ffn_norm)
-
-    def _record_attention_backward(self, layer: int) -> None:
-        """Record the backward pass from a layer's middle to its input."""
-        ops, a, g = self.model.operations, self._activations[layer], self._inside
-        w, d = self.model.layers[layer], self._of_weights[layer]
-        heads = g.attention
-        residual = g.operand(g.residual)
-        ops.linear_backward_weight(residual, a.attended, d.attention_out)
-        ops.linear_backward_input(residual, w.attention_out, heads.out, accumulate=False)
-        ops.attention_backward(a.attention, heads, self._starts, self._shape)
-        if g.heads is None:
-            self._record_heads_backward(layer)
-        else:
-            rotation, starts = (
-                self.model.rotation(self.positions),
-                self.model.packed_heads[layer].starts,
-            )
-            ops.join_heads(heads, rotation, g.heads, starts)
-            self._record_packed_backward("self_attn", layer, g.heads, a.attention_normed)
-        x = self._layer_input(layer)
-        norm = Norm(x, w.attention_norm, a.attention_normed, a.attention_inverse_rms)
-        ops.rms_norm_backward(norm, g.normed, g.residual, d.attention_norm)
-
-    def _record_heads_backward(self, layer: int) -> None:
-        """Record the backward pass from queries, keys and values to a norm's output."""
-        ops, a, g = self.model.operations, self._activations[layer], self._inside
-        w, d = self.model.layers[layer], self._of_weights[layer]
-        heads, rotation = g.attention, self.model.rotation(self.positions)
-        norms = a.projections
-        of_queries = g.of_product(
-            heads.q, rotation, norms.q_norm, (w.query_norm, d.query_norm), d.query_bias
-        )
-        of_keys = g.of_product(
-            heads.k, rotation, norms.k_norm, (w.key_norm, d.key_norm), d.key_bias
-        )
-        triples = (
-            (of_queries, w.query, d.query),
-            (of_keys, w.key, d.key),
-            (g.of_product(heads.v, bias_gradient=d.value_bias), w.value, d.value),
-        )
-        for index, (operand, weight, weight_gradient) in enumerate(triples):
-            ops.linear_backward_weight(operand, a.attention_normed, weight_gradient)
-            ops.linear_backward_input(operand, weight, g.normed, accumulate=index > 0)
-
-    def _record_packed_backward(self, role: str, layer: int, gradient: Tensor, x: Tensor) -> None:
-        """Record both gradients of the product of `x` and weights that lie side by side."""
-        ops, model = self.model.operations, self.model
-        packed = model.packed_inner if role == "mlp" else model.packed_heads
-        together = self._packed_gradients[f"model.layers.{layer}.{role}"]
-        ops.linear_backward_weight(gradient, x, together.tensor)
-        ops.linear_backward_input(
-            gradient, packed[layer].tensor, self._inside.normed, accumulate=False
-        )
 
 
 def logits_block_rows(

@@ -1,4 +1,4 @@
-"""The model: its weights in memory, and a forward pass over them.
+"""The model: its weights in memory. Their passes are in `llmgpu.lm.layers`.
 
 ::
 
@@ -12,7 +12,7 @@ arXiv 2302.13971. Shape letters are those of `llmgpu.lm.ops`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -26,8 +26,6 @@ from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import (
     AnyArray,
     AttentionShape,
-    AttentionTensors,
-    Norm,
     Packed,
     Rotation,
     Tensor,
@@ -35,214 +33,55 @@ from llmgpu.lm.ops.tensor import (
 )
 from llmgpu.lm.options import Initialisation
 
+PACKED = ("self_attn", "mlp")  # parts of a layer whose matrices with the same input are adjacent
+
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """The tensors of one layer, by their role; None: the model has no such weight."""
+    """The tensors of one layer by their role: weights as products read them, or gradients."""
 
     attention_norm: Tensor  # (C,)
-    query: Tensor  # (H*D, C)
-    key: Tensor  # (K*D, C)
-    value: Tensor  # (K*D, C)
+    heads: tuple[Tensor, ...]  # of queries (H*D, C), keys and values (K*D, C)
+    biases: tuple[Tensor, ...]  # of the same, if the model has them
+    head_norms: tuple[Tensor, ...]  # (D,) of queries and keys, if the model has them
     attention_out: Tensor  # (C, H*D)
-    query_bias: Tensor | None  # (H*D,)
-    key_bias: Tensor | None  # (K*D,)
-    value_bias: Tensor | None  # (K*D,)
-    query_norm: Tensor | None  # (D,)
-    key_norm: Tensor | None  # (D,)
     ffn_norm: Tensor  # (C,)
-    gate: Tensor | None  # (F, C)
-    up: Tensor  # (F, C)
+    inner: tuple[Tensor, ...]  # (F, C) of gate and up, or of up alone
     down: Tensor  # (C, F)
+    packed: Mapping[str, Packed]  # "self_attn": `heads` in one; "mlp": `inner` in one
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], layer: int) -> LayerWeights:
+    def of(
+        cls, tensors: Mapping[str, Tensor], packed: Mapping[str, Packed], layer: int
+    ) -> LayerWeights:
         """Pick a layer's tensors from all of them, by Hugging Face's names."""
         prefix = f"model.layers.{layer}"
+        attention, ffn = f"{prefix}.self_attn", f"{prefix}.mlp"
+
+        def there(*names: str) -> tuple[Tensor, ...]:
+            return tuple(tensors[name] for name in names if name in tensors)
+
         return cls(
             attention_norm=tensors[f"{prefix}.input_layernorm.weight"],
-            query=tensors[f"{prefix}.self_attn.q_proj.weight"],
-            key=tensors[f"{prefix}.self_attn.k_proj.weight"],
-            value=tensors[f"{prefix}.self_attn.v_proj.weight"],
-            attention_out=tensors[f"{prefix}.self_attn.o_proj.weight"],
-            query_bias=tensors.get(f"{prefix}.self_attn.q_proj.bias"),
-            key_bias=tensors.get(f"{prefix}.self_attn.k_proj.bias"),
-            value_bias=tensors.get(f"{prefix}.self_attn.v_proj.bias"),
-            query_norm=tensors.get(f"{prefix}.self_attn.q_norm.weight"),
-            key_norm=tensors.get(f"{prefix}.self_attn.k_norm.weight"),
+            heads=there(*(f"{attention}.{role}_proj.weight" for role in "qkv")),
+            biases=there(*(f"{attention}.{role}_proj.bias" for role in "qkv")),
+            head_norms=there(*(f"{attention}.{role}_norm.weight" for role in "qk")),
+            attention_out=tensors[f"{attention}.o_proj.weight"],
             ffn_norm=tensors[f"{prefix}.post_attention_layernorm.weight"],
-            gate=tensors.get(f"{prefix}.mlp.gate_proj.weight"),
-            up=tensors[f"{prefix}.mlp.up_proj.weight"],
-            down=tensors[f"{prefix}.mlp.down_proj.weight"],
+            inner=there(f"{ffn}.gate_proj.weight", f"{ffn}.up_proj.weight"),
+            down=tensors[f"{ffn}.down_proj.weight"],
+            packed={role: packed[f"{prefix}.{role}"] for role in PACKED if packed},
         )
 
+    @property
+    def packed_heads(self) -> Packed:
+        """The matrices of `heads`, in one."""
+        return self.packed["self_attn"]
 
-@dataclass(frozen=True)
-class HeadNorm:
-    """What the norm of each head of queries, or of keys, reads and leaves for its gradient."""
-
-    x: Tensor  # (N, heads*D) before the norm
-    inverse_rms: Tensor  # (N, heads)
-
-    def of(self, weight: Tensor, out: Tensor) -> Norm:
-        """Return the norm of rows of one head each, by a weight (D,), into `out` (N, heads*D)."""
-        width = weight.shape[0]
-        rows = out.size // width
-        x, out = (tensor.reshaped(rows, width) for tensor in (self.x, out))
-        return Norm(x, weight, out, self.inverse_rms.reshaped(rows))
-
-
-@dataclass(frozen=True)
-class Projections:
-    """Queries, keys and values before positions enter; the tensors of attention, if in float32."""
-
-    q: Tensor  # (N, H*D)
-    k: Tensor  # (N, K*D)
-    v: Tensor  # (N, K*D)
-    q_norm: HeadNorm | None = None
-    k_norm: HeadNorm | None = None
-    packed: Tensor | None = None  # (N, R) in half precision, side by side, in place of all these
-
-
-@dataclass(frozen=True)
-class PackedWidths:
-    """Columns of a layer's queries, keys and values, and of its gate and up, side by side."""
-
-    heads: int
-    inner: int
-
-
-def packs_heads(operations: Operations, config: ModelConfig) -> bool:
-    """Whether queries, keys and values are one product where operands are in half precision."""
-    is_plain = not (config.qk_norm or config.qkv_bias)
-    return is_plain and operations.attends_in_half(config.head_dim)
-
-
-def packs_inner(config: ModelConfig) -> bool:
-    """Whether gate and up are one product where operands are in half precision."""
-    return config.is_gated and config.ffn_dim % 4 == 0
-
-
-def round_operand(operations: Operations, single: Tensor, operand: Tensor) -> Tensor:
-    """Record the rounding of what a product takes, where that is another tensor; return it."""
-    if operand is not single:
-        operations.round_to_half(single, operand)
-    return operand
-
-
-@dataclass(frozen=True)
-class LayerActivations:
-    """What a layer computes and its gradient needs.
-
-    With half-precision operands, all but the residual stream and what norms leave for their
-    gradients is in half precision, and layers share the activation, which the backward pass
-    computes again.
-    """
-
-    attention_normed: Tensor  # (N, C)
-    attention_inverse_rms: Tensor  # (N,)
-    projections: Projections
-    attention: AttentionTensors
-    attended: Tensor  # (N, H*D) what products take of attention's output
-    middle: Tensor  # (N, C) residual stream after attention
-    ffn_normed: Tensor  # (N, C)
-    ffn_inverse_rms: Tensor  # (N,)
-    gate: Tensor | None  # (N, F)
-    up: Tensor | None  # (N, F)
-    inner: Tensor | None  # (N, R) in half precision, gate and up side by side, in place of these
-    activated: Tensor  # (N, F)
-    out: Tensor  # (N, C) residual stream after the layer
-
-    @classmethod
-    def make(
-        cls,
-        operations: Operations,
-        config: ModelConfig,
-        rows: int,
-        name: str,
-        out: Tensor,
-        packed: PackedWidths | None = None,
-    ) -> LayerActivations:
-        """Make the tensors for `rows` rows; `out` may be the tensor that the layer reads.
-
-        packed: those of the model if products take half-precision operands.
-        """
-
-        mixed = packed is not None
-        in_half = mixed and operations.attends_in_half(config.head_dim)
-
-        def tensor(role: str, *widths: int, half: bool = False) -> Tensor:
-            kind = np.float16 if half else np.float32
-            return operations.tensor(f"{name} {role}", (rows, *widths), kind)
-
-        attention = AttentionTensors(
-            q=tensor("queries", config.query_dim, half=in_half),
-            k=tensor("keys", config.kv_dim, half=in_half),
-            v=tensor("values", config.kv_dim, half=in_half),
-            out=tensor("attention", config.query_dim, half=in_half),
-            log_sum_exp=tensor("attention's normaliser", config.heads),
-        )
-        projections = _make_projections(operations, config, name, attention, packed)
-        attended = attention.out
-        if mixed and not in_half:
-            attended = tensor("attention in half", config.query_dim, half=True)
-        inner = up = gate = None
-        if packed is not None and packs_inner(config):
-            inner = tensor("gate and up", packed.inner, half=True)
-        else:
-            up = tensor("up", config.ffn_dim, half=mixed)
-            gate = tensor("gate", config.ffn_dim, half=mixed) if config.is_gated else None
-        return cls(
-            attention_normed=tensor("attention norm", config.dim, half=mixed),
-            attention_inverse_rms=tensor("attention norm's scale"),
-            projections=projections,
-            attention=attention,
-            attended=attended,
-            middle=tensor("residual after attention", config.dim),
-            ffn_normed=tensor("feed-forward norm", config.dim, half=mixed),
-            ffn_inverse_rms=tensor("feed-forward norm's scale"),
-            gate=gate,
-            up=up,
-            inner=inner,
-            activated=operations.scratch("activation", (rows, config.ffn_dim), np.float16)
-            if mixed
-            else tensor("activation", config.ffn_dim),
-            out=out,
-        )
-
-
-def _make_projections(
-    operations: Operations,
-    config: ModelConfig,
-    name: str,
-    heads: AttentionTensors,
-    packed: PackedWidths | None,
-) -> Projections:
-    """Make the tensors before positions enter; heads: those after it, which serve in float32."""
-    rows = heads.q.shape[0]
-    projections = Projections(heads.q, heads.k, heads.v)
-    if packed is not None and packs_heads(operations, config):
-        together = operations.scratch("heads side by side", (rows, packed.heads), np.float16)
-        projections = replace(projections, packed=together)
-    elif heads.q.is_half:
-        projections = Projections(
-            operations.scratch("queries", heads.q.shape),
-            operations.scratch("keys", heads.k.shape),
-            operations.scratch("values", heads.v.shape),
-        )
-    if config.qk_norm:
-        q_norm, k_norm = (
-            HeadNorm(
-                operations.tensor(f"{name} {role} before their norm", (rows, of.shape[1])),
-                operations.tensor(f"{name} scale of the norm of {role}", (rows, count)),
-            )
-            for role, of, count in (
-                ("queries", heads.q, config.heads),
-                ("keys", heads.k, config.kv_heads),
-            )
-        )
-        projections = replace(projections, q_norm=q_norm, k_norm=k_norm)
-    return projections
+    @property
+    def packed_inner(self) -> Packed:
+        """The matrices of `inner`, in one."""
+        return self.packed["mlp"]
 
 
 class Model:
@@ -250,9 +89,8 @@ class Model:
 
     weights: float32, by name. half_copies: the matrices in half precision, if the model computes
     with those. working: what products read, the half-precision copy of a weight if it has one.
-    packed_heads, packed_inner: of each layer the working queries, keys and values in one, and gate
-    (if there is one) and up in one. mixed: products take half-precision activations and gradients,
-    too.
+    layers: the same by layer and role. mixed: products take half-precision activations and
+    gradients, too. activation: of the feed-forward networks.
     """
 
     def __init__(
@@ -280,11 +118,8 @@ class Model:
         halves = [weight for weight in config.weights() if half and weight.decays]
         self.half_copies, packed_halves = make_weights(operations, halves, np.float16, "{} in half")
         self.working = {**self.weights, **self.half_copies}
-        self.layers = [LayerWeights.of(self.working, k) for k in range(config.layers)]
         packed |= packed_halves
-        prefixes = [f"model.layers.{k}" for k in range(config.layers)]
-        self.packed_heads = [packed[f"{prefix}.self_attn"] for prefix in prefixes]
-        self.packed_inner = [packed[f"{prefix}.mlp"] for prefix in prefixes]
+        self.layers = [LayerWeights.of(self.working, packed, k) for k in range(config.layers)]
         positions = config.seq_len + 1  # one more for rows that are not in use
         self._cosines = operations.tensor("cosines", (positions, config.head_dim // 2))
         self._sines = operations.tensor("sines", (positions, config.head_dim // 2))
@@ -292,12 +127,6 @@ class Model:
             (self._cosines, self._sines),
             lambda: rotary_tables(positions, scaled_frequencies(config)),
         )
-
-    @property
-    def packed_widths(self) -> PackedWidths | None:
-        """What `LayerActivations.make` takes; None if products take float32 operands."""
-        packed = (self.packed_heads[0], self.packed_inner[0])
-        return PackedWidths(*(each.tensor.shape[0] for each in packed)) if self.mixed else None
 
     @property
     def output_weight(self) -> Tensor:
@@ -328,83 +157,6 @@ class Model:
             for name, half_copy in self.half_copies.items():
                 self.operations.cast_f32_to_f16(self.weights[name], half_copy)
         self.operations.run(program)
-
-    def record_layer(
-        self,
-        layer: int,
-        x: Tensor,
-        positions: Tensor,
-        a: LayerActivations,
-        attend: Callable[[AttentionTensors], None],
-        *,
-        again: bool = False,
-    ) -> None:
-        """Record a layer's forward pass from `x` (N, C) to `a.out`.
-
-        positions: uint32 (N,), where in its sequence each row is.
-        attend: records `out` from q, k and v.
-        again: `a.out` is there already; all else is wanted.
-        """
-        ops, w, heads = self.operations, self.layers[layer], a.attention
-        norm = Norm(x, w.attention_norm, a.attention_normed, a.attention_inverse_rms)
-        ops.rms_norm(norm, self.config.norm_epsilon)
-        self._record_projections(layer, a, positions)
-        attend(heads)
-        attended = round_operand(ops, heads.out, a.attended)
-        ops.linear(attended, w.attention_out, a.middle, residual=x)
-        norm = Norm(a.middle, w.ffn_norm, a.ffn_normed, a.ffn_inverse_rms)
-        ops.rms_norm(norm, self.config.norm_epsilon)
-        # The feed-forward network, which adds to the residual stream again.
-        if a.inner is not None:
-            ops.linear(a.ffn_normed, self.packed_inner[layer].tensor, a.inner)
-        if a.up is not None:
-            ops.linear(a.ffn_normed, w.up, a.up)
-        if w.gate is not None and a.gate is not None:
-            ops.linear(a.ffn_normed, w.gate, a.gate)
-        if not (again and self.mixed):  # the backward pass computes what layers share
-            self.record_activation(a)
-        if not again:
-            ops.linear(a.activated, w.down, a.out, residual=a.middle)
-
-    def record_activation(self, a: LayerActivations) -> None:
-        """Record the activation of a layer's feed-forward network."""
-        inner = [each for each in (a.inner, a.gate, a.up) if each is not None]
-        self.operations.activate(self.activation, inner, a.activated)
-
-    def _record_projections(self, layer: int, a: LayerActivations, positions: Tensor) -> None:
-        """Record queries and keys with their positions, and values, of a layer's normed input."""
-        ops, w = self.operations, self.layers[layer]
-        normed, projected, heads = a.attention_normed, a.projections, a.attention
-        if projected.packed is not None:
-            packed = self.packed_heads[layer]
-            ops.linear(normed, packed.tensor, projected.packed)
-            ops.split_heads(projected.packed, packed.starts, self.rotation(positions), heads)
-            return
-        query = (w.query, w.query_bias, w.query_norm)
-        self._record_heads(normed, query, projected.q_norm, projected.q)
-        self._record_heads(normed, (w.key, w.key_bias, w.key_norm), projected.k_norm, projected.k)
-        self._record_heads(normed, (w.value, w.value_bias, None), None, projected.v)
-        # Positions enter by rotating queries and keys; values stay.
-        for single, rotated in ((projected.q, heads.q), (projected.k, heads.k)):
-            out = None if rotated is single else rotated
-            ops.rotary(single, self.rotation(positions), out)
-        round_operand(ops, projected.v, heads.v)
-
-    def _record_heads(
-        self,
-        x: Tensor,
-        weights: tuple[Tensor, Tensor | None, Tensor | None],
-        norm: HeadNorm | None,
-        out: Tensor,
-    ) -> None:
-        """Record queries, keys or values from `x` (N, C): product, bias and norm of each head."""
-        matrix, bias, norm_weight = weights
-        product = out if norm is None else norm.x
-        self.operations.linear(x, matrix, product)
-        if bias is not None:
-            self.operations.add_bias(product, bias)
-        if norm is not None and norm_weight is not None:
-            self.operations.rms_norm(norm.of(norm_weight, out), self.config.norm_epsilon)
 
     def rotation(self, positions: Tensor) -> Rotation:
         """Return the angles of rows at `positions`, uint32 (N,)."""

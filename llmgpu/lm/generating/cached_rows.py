@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.lm.config import EMBEDDING, FINAL_NORM
-from llmgpu.lm.model import LayerActivations, Model
+from llmgpu.lm.layers import Sequences, SingleLayer
+from llmgpu.lm.model import Model
 from llmgpu.lm.ops.generating import logits_of
 from llmgpu.lm.ops.linear import FEW_ROWS
 from llmgpu.lm.ops.recording import Program
@@ -34,6 +34,20 @@ class Largest:
     ids: NDArray[np.int64]
     logits: NDArray[np.float32]
     decides: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class _CachedSequences(Sequences):
+    """New rows of sequences; starts: `NewRows.places`. cache: keys and values of a layer."""
+
+    cache: Tensor
+
+    def attend(self, heads: AttentionTensors) -> None:
+        """Record that keys and values are added to the cache, and attention over it."""
+        for x, column in ((heads.k, 0), (heads.v, heads.k.shape[1])):
+            self.operations.cache_append(x, self.cache, self.starts, column)
+        cached = HeadTensors(heads.q, self.cache)
+        self.operations.attention_cached(cached, self.starts, heads.out, self.shape)
 
 
 class CachedRows:
@@ -100,30 +114,24 @@ class CachedRows:
         for layer, cache in enumerate(caches):
             prefix, weights = f"model.layers.{layer}", model.layers[layer]
             norm, heads = self._norm(f"{prefix}.input_layernorm.weight"), HeadTensors(q, cache)
-            packed = model.packed_heads[layer]
+            packed = weights.packed_heads
             ops.heads_to_cache(norm, config.norm_epsilon, packed, rotation, heads)
             ops.attention_cached(heads, self._new.places, attended, self._shape)
             if self._is_half:
                 ops.round_to_half(attended, operand)
             ops.linear(operand, weights.attention_out, self._x, residual=self._x)
             norm = self._norm(f"{prefix}.post_attention_layernorm.weight")
-            inner = model.packed_inner[layer]
-            ops.feed_forward(norm, config.norm_epsilon, inner, model.activation, activated)
+            inner, activation = weights.packed_inner, model.activation
+            ops.feed_forward(norm, config.norm_epsilon, inner, activation, activated)
             ops.linear(activated, weights.down, self._x, residual=self._x)
 
     def _record_layers(self, caches: Sequence[Tensor]) -> None:
         """Record layers whose queries, keys and values have biases or norms, step by step."""
-        model, ops = self._model, self._ops
-        activations = LayerActivations.make(ops, model.config, self.rows, "layer", self._x)
-        positions = self._new.places.part(0, self.rows)
-        for layer, cache in enumerate(caches):
-            attend = partial(self._attend, cache)
-            model.record_layer(layer, self._x, positions, activations, attend)
-
-    def _attend(self, cache: Tensor, a: AttentionTensors) -> None:
-        for x, column in ((a.k, 0), (a.v, a.k.shape[1])):
-            self._ops.cache_append(x, cache, self._new.places, column)
-        self._ops.attention_cached(HeadTensors(a.q, cache), self._new.places, a.out, self._shape)
+        layer = SingleLayer(self._model, self.rows, "layer")
+        rotation = self._model.rotation(self._new.places.part(0, self.rows))
+        for weights, cache in zip(self._model.layers, caches, strict=True):
+            rows = _CachedSequences(self._ops, rotation, self._new.places, self._shape, cache)
+            layer.record(weights, self._x, self._x, rows)
 
     def write(self, tokens: Sequence[int], positions: Sequence[int], starts: Sequence[int]) -> None:
         """Set the first rows: ids, positions, and where their sequences start in the cache."""

@@ -1,0 +1,466 @@
+"""A layer's forward and backward pass, one class a precision.
+
+::
+
+    x -> norm -> heads -> attention -> + -> norm -> inner products -> activation -> +
+
+The heads are queries, keys and values; the inner products are gate and up, or up alone in a network
+without gate. `SingleLayer` computes in float32. In a `HalfLayer` the operands of products are
+float16: weights, activations, and the gradients of products. The residual stream, and what norms
+leave for their gradients, are float32 in both. Shape letters are those of `llmgpu.lm.ops`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmgpu.lm.model import LayerWeights, Model
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.tensor import (
+    AttentionGradients,
+    AttentionShape,
+    AttentionTensors,
+    Norm,
+    Rotation,
+    Tensor,
+)
+
+MakeTensor = Callable[..., Tensor]  # of a role and widths
+ROLES = ("queries", "keys", "values")
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The sequences whose tokens are the rows, as heads and attention see them.
+
+    rotation: the angles of the rows. starts, shape: see `Operations.attention`.
+    """
+
+    operations: Operations
+    rotation: Rotation
+    starts: Tensor
+    shape: AttentionShape
+
+    def attend(self, heads: AttentionTensors) -> None:
+        """Record attention."""
+        self.operations.attention(heads, self.starts, self.shape)
+
+    def attend_backward(self, heads: AttentionTensors, gradients: AttentionGradients) -> None:
+        """Record its gradients."""
+        self.operations.attention_backward(heads, gradients, self.starts, self.shape)
+
+
+class TensorMaker:
+    """Makes tensors of `rows` rows in a model's memory, whose names begin alike."""
+
+    def __init__(self, model: Model, rows: int, prefix: str) -> None:
+        self._operations, self._rows, self._prefix = model.operations, rows, prefix
+
+    def single(self, role: str, *widths: int) -> Tensor:
+        """Make a float32 tensor (rows, *widths)."""
+        return self._operations.tensor(f"{self._prefix} {role}", (self._rows, *widths))
+
+    def half(self, role: str, *widths: int) -> Tensor:
+        """Make a float16 tensor (rows, *widths)."""
+        name = f"{self._prefix} {role}"
+        return self._operations.tensor(name, (self._rows, *widths), np.float16)
+
+    def half_of(self, single: Tensor) -> Tensor:
+        """Make a float16 tensor for the rounding of a float32 tensor."""
+        return self._operations.tensor(f"{single.name} in half", single.shape, np.float16)
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """What the norm of each head of queries, or of keys, reads and leaves for its gradient."""
+
+    x: Tensor  # (N, heads*D) before the norm
+    inverse_rms: Tensor  # (N, heads)
+
+    def of(self, weight: Tensor, out: Tensor) -> Norm:
+        """Return the norm of rows of one head each, by a weight (D,), into `out` (N, heads*D)."""
+        width = weight.shape[0]
+        rows = out.size // width
+        x, out = (tensor.reshaped(rows, width) for tensor in (self.x, out))
+        return Norm(x, weight, out, self.inverse_rms.reshaped(rows))
+
+
+@dataclass(frozen=True)
+class LayerGradients:
+    """Gradients inside a layer, in memory that all layers share.
+
+    Operands are what products take: float16 tensors in half precision, otherwise the gradients.
+    """
+
+    residual: Tensor  # (N, C), float32
+    residual_operand: Tensor  # (N, C)
+    normed: Tensor  # (N, C) of a norm's output, float32
+    attention: AttentionGradients  # those of q, k and v are float32
+    heads: tuple[Tensor, ...]  # operands of queries, keys and values, or of all side by side
+    before_norms: tuple[Tensor, ...]  # of queries and keys before their norms, if there are any
+    activated: Tensor  # (N, F)
+    inner: tuple[Tensor, ...]  # (N, F) of gate and up, or of up, or (N, R) of both side by side
+
+
+class SeparateHeads:
+    """Queries, keys and values by a product each, with biases and norms of heads, if any."""
+
+    def __init__(self, model: Model, new: TensorMaker, heads: AttentionTensors) -> None:
+        """Make the tensors before positions enter; heads: those that attention reads."""
+        self._ops, self._config, self._heads = model.operations, model.config, heads
+        self._products: tuple[Tensor, ...] = heads.q, heads.k, heads.v  # float32
+        if heads.q.is_half:
+            pairs = zip(ROLES, self._products, strict=True)
+            self._products = tuple(self._ops.scratch(role, head.shape) for role, head in pairs)
+        self._norms: tuple[HeadNorm, ...] = ()
+        if model.config.qk_norm:
+            counts = model.config.heads, model.config.kv_heads
+            self._norms = tuple(
+                HeadNorm(
+                    new.single(f"{role} before their norm", product.shape[1]),
+                    new.single(f"scale of the norm of {role}", count),
+                )
+                for product, count, role in zip(self._products, counts, ROLES, strict=False)
+            )
+
+    def record(self, w: LayerWeights, x: Tensor, rotation: Rotation) -> None:
+        """Record queries and keys, with their positions, and values of a norm's output (N, C)."""
+        ops, heads = self._ops, self._heads
+        for k, (matrix, out) in enumerate(zip(w.heads, self._products, strict=True)):
+            norm = self._norms[k] if k < len(self._norms) else None
+            product = out if norm is None else norm.x
+            ops.linear(x, matrix, product)
+            if w.biases:
+                ops.add_bias(product, w.biases[k])
+            if norm is not None:
+                ops.rms_norm(norm.of(w.head_norms[k], out), self._config.norm_epsilon)
+        # Positions enter by rotating queries and keys; values stay.
+        query, key, value = self._products
+        for single, rotated in ((query, heads.q), (key, heads.k)):
+            ops.rotary(single, rotation, None if rotated is single else rotated)
+        round_operand(ops, value, heads.v)
+
+    def record_backward(
+        self, w: LayerWeights, d: LayerWeights, g: LayerGradients, x: Tensor, rotation: Rotation
+    ) -> None:
+        """Record the gradients of weights, and that of the norm's output, `g.normed`."""
+        ops = self._ops
+        # Back from each head to the product that it comes from.
+        for k, gradient in enumerate((g.attention.q, g.attention.k, g.attention.v)):
+            of_product = gradient
+            if k < 2:
+                ops.rotary(gradient, rotation, inverse=True)
+            if k < len(self._norms):
+                of_product = g.before_norms[k]
+                ops.fill_zero(of_product)  # backward norms add to it
+                norm = self._norms[k].of(w.head_norms[k], gradient)  # and read no output
+                grad_x = of_product.reshaped(*norm.x.shape)
+                ops.rms_norm_backward(norm, norm.out, grad_x, d.head_norms[k])
+            if d.biases:
+                ops.bias_backward(of_product, d.biases[k])
+            round_operand(ops, of_product, g.heads[k])
+        for k, operand in enumerate(g.heads):
+            ops.linear_backward_weight(operand, x, d.heads[k])
+            ops.linear_backward_input(operand, w.heads[k], g.normed, accumulate=k > 0)
+
+
+class PackedHeads:
+    """Queries, keys and values by one product, side by side in half precision.
+
+    There are neither biases nor norms of heads. The functions are those of `SeparateHeads`.
+    """
+
+    def __init__(self, model: Model, heads: AttentionTensors) -> None:
+        """Make the product's tensor, which layers share."""
+        self._ops, self._heads = model.operations, heads
+        shape = (heads.q.shape[0], model.layers[0].packed_heads.tensor.shape[0])
+        self._product = self._ops.scratch("heads side by side", shape, np.float16)
+
+    def record(self, w: LayerWeights, x: Tensor, rotation: Rotation) -> None:
+        self._ops.linear(x, w.packed_heads.tensor, self._product)
+        self._ops.split_heads(self._product, w.packed_heads.starts, rotation, self._heads)
+
+    def record_backward(
+        self, w: LayerWeights, d: LayerWeights, g: LayerGradients, x: Tensor, rotation: Rotation
+    ) -> None:
+        (gradient,) = g.heads
+        self._ops.join_heads(g.attention, rotation, gradient, w.packed_heads.starts)
+        self._ops.linear_backward_weight(gradient, x, d.packed_heads.tensor)
+        packed = w.packed_heads.tensor
+        self._ops.linear_backward_input(gradient, packed, g.normed, accumulate=False)
+
+
+class Layer(ABC):
+    """The tensors of a layer that are kept for the backward pass, and its two passes."""
+
+    def __init__(
+        self, model: Model, new: TensorMaker, operand: MakeTensor, head: MakeTensor
+    ) -> None:
+        """Make the tensors; operand: makes what products take; head: makes what attention takes."""
+        config = model.config
+        self._ops, self._activation = model.operations, model.activation
+        self._epsilon = config.norm_epsilon
+        self.attention = AttentionTensors(
+            q=head("queries", config.query_dim),
+            k=head("keys", config.kv_dim),
+            v=head("values", config.kv_dim),
+            out=head("attention", config.query_dim),
+            log_sum_exp=new.single("attention's normaliser", config.heads),
+        )
+        self._attention_normed = operand("attention norm", config.dim)
+        self._attention_scale = new.single("attention norm's scale")
+        self._middle = new.single("residual after attention", config.dim)
+        self._ffn_normed = operand("feed-forward norm", config.dim)
+        self._ffn_scale = new.single("feed-forward norm's scale")
+
+    @staticmethod
+    @abstractmethod
+    def gradients(model: Model, rows: int) -> LayerGradients:
+        """Make the gradients inside layers."""
+
+    @abstractmethod
+    def record(
+        self, w: LayerWeights, x: Tensor, out: Tensor, rows: Sequences, *, again: bool = False
+    ) -> None:
+        """Record the forward pass from `x` (N, C) to `out`, which may be the same tensor.
+
+        again: `out` is there already; the tensors that the backward pass reads are wanted.
+        """
+
+    @abstractmethod
+    def record_backward(
+        self, w: LayerWeights, d: LayerWeights, g: LayerGradients, x: Tensor, rows: Sequences
+    ) -> None:
+        """Record the backward pass from the layer's output to `x` (N, C), over `g.residual`.
+
+        d: the gradients of the weights, to which those of the batch are added.
+        """
+
+    def _attention_norm(self, w: LayerWeights, x: Tensor) -> Norm:
+        return Norm(x, w.attention_norm, self._attention_normed, self._attention_scale)
+
+    def _ffn_norm(self, w: LayerWeights) -> Norm:
+        return Norm(self._middle, w.ffn_norm, self._ffn_normed, self._ffn_scale)
+
+
+class SingleLayer(Layer):
+    """A layer in float32; weights may be half-precision copies."""
+
+    def __init__(self, model: Model, rows: int, name: str) -> None:
+        new = TensorMaker(model, rows, name)
+        super().__init__(model, new, new.single, new.single)
+        self._heads = SeparateHeads(model, new, self.attention)
+        self._inner = _inner(model, new.single, "gate")
+        self._activated = new.single("activation", model.config.ffn_dim)
+
+    @staticmethod
+    def gradients(model: Model, rows: int) -> LayerGradients:
+        new, config = TensorMaker(model, rows, "gradient of"), model.config
+        residual = new.single("the residual stream", config.dim)
+        attention = _attention_gradients(model, new, new.single)
+        heads = attention.q, attention.k, attention.v
+        before_norms = _before_norms(model, new)
+        return LayerGradients(
+            residual=residual,
+            residual_operand=residual,
+            normed=new.single("a norm's output", config.dim),
+            attention=attention,
+            heads=(*before_norms, *heads[len(before_norms) :]),
+            before_norms=before_norms,
+            activated=new.single("the activation", config.ffn_dim),
+            inner=_inner(model, new.single, "the gate"),
+        )
+
+    def record(
+        self, w: LayerWeights, x: Tensor, out: Tensor, rows: Sequences, *, again: bool = False
+    ) -> None:
+        ops = self._ops
+        ops.rms_norm(self._attention_norm(w, x), self._epsilon)
+        self._heads.record(w, self._attention_normed, rows.rotation)
+        rows.attend(self.attention)
+        ops.linear(self.attention.out, w.attention_out, self._middle, residual=x)
+        # The feed-forward network, which adds to the residual stream again.
+        ops.rms_norm(self._ffn_norm(w), self._epsilon)
+        _record_inner(ops, self._ffn_normed, w.inner, self._inner)
+        ops.activate(self._activation, self._inner, self._activated)
+        if not again:
+            ops.linear(self._activated, w.down, out, residual=self._middle)
+
+    def record_backward(
+        self, w: LayerWeights, d: LayerWeights, g: LayerGradients, x: Tensor, rows: Sequences
+    ) -> None:
+        ops = self._ops
+        ops.linear_backward_weight(g.residual, self._activated, d.down)
+        ops.linear_backward_input(g.residual, w.down, g.activated, accumulate=False)
+        ops.activate_backward(self._activation, self._inner, g.activated, g.inner)
+        _record_inner_backward(ops, self._ffn_normed, w.inner, d.inner, g)
+        ops.rms_norm_backward(self._ffn_norm(w), g.normed, g.residual, d.ffn_norm)
+        # From the middle of the layer to its input.
+        ops.linear_backward_weight(g.residual, self.attention.out, d.attention_out)
+        ops.linear_backward_input(g.residual, w.attention_out, g.attention.out, accumulate=False)
+        rows.attend_backward(self.attention, g.attention)
+        self._heads.record_backward(w, d, g, self._attention_normed, rows.rotation)
+        norm = self._attention_norm(w, x)
+        ops.rms_norm_backward(norm, g.normed, g.residual, d.attention_norm)
+
+
+class HalfLayer(Layer):
+    """A layer whose products take half-precision operands.
+
+    Attention takes half precision where the device has matrix units for it. All layers share the
+    activation, which the backward pass computes again.
+    """
+
+    def __init__(self, model: Model, rows: int, name: str) -> None:
+        new, config = TensorMaker(model, rows, name), model.config
+        in_half = model.operations.attends_in_half(config.head_dim)
+        super().__init__(model, new, new.half, new.half if in_half else new.single)
+        heads = self.attention
+        self._attended = heads.out
+        if not in_half:
+            self._attended = new.half("attention in half", config.query_dim)
+        self._heads: SeparateHeads | PackedHeads
+        if _packs_heads(model):
+            self._heads = PackedHeads(model, heads)
+        else:
+            self._heads = SeparateHeads(model, new, heads)
+        self._inner = _half_inner(model, new, "gate")
+        self._activated = self._ops.scratch("activation", (rows, config.ffn_dim), np.float16)
+
+    @staticmethod
+    def gradients(model: Model, rows: int) -> LayerGradients:
+        new, config = TensorMaker(model, rows, "gradient of"), model.config
+        in_half = model.operations.attends_in_half(config.head_dim)
+        residual = new.single("the residual stream", config.dim)
+        attention = _attention_gradients(model, new, new.half if in_half else new.single)
+        before_norms: tuple[Tensor, ...] = ()
+        if _packs_heads(model):
+            width = model.layers[0].packed_heads.tensor.shape[0]
+            heads: tuple[Tensor, ...] = (new.half("queries, keys and values", width),)
+        else:
+            before_norms = _before_norms(model, new)
+            of_heads = attention.q, attention.k, attention.v
+            singles = (*before_norms, *of_heads[len(before_norms) :])
+            heads = tuple(new.half_of(single) for single in singles)
+        return LayerGradients(
+            residual=residual,
+            residual_operand=new.half_of(residual),
+            normed=new.single("a norm's output", config.dim),
+            attention=attention,
+            heads=heads,
+            before_norms=before_norms,
+            activated=new.half("the activation", config.ffn_dim),
+            inner=_half_inner(model, new, "the gate"),
+        )
+
+    def record(
+        self, w: LayerWeights, x: Tensor, out: Tensor, rows: Sequences, *, again: bool = False
+    ) -> None:
+        ops = self._ops
+        ops.rms_norm(self._attention_norm(w, x), self._epsilon)
+        self._heads.record(w, self._attention_normed, rows.rotation)
+        rows.attend(self.attention)
+        attended = round_operand(ops, self.attention.out, self._attended)
+        ops.linear(attended, w.attention_out, self._middle, residual=x)
+        # The feed-forward network, which adds to the residual stream again.
+        ops.rms_norm(self._ffn_norm(w), self._epsilon)
+        _record_inner(ops, self._ffn_normed, self._inner_of(w), self._inner)
+        if not again:
+            ops.activate(self._activation, self._inner, self._activated)
+            ops.linear(self._activated, w.down, out, residual=self._middle)
+
+    def record_backward(
+        self, w: LayerWeights, d: LayerWeights, g: LayerGradients, x: Tensor, rows: Sequences
+    ) -> None:
+        ops = self._ops
+        residual = round_operand(ops, g.residual, g.residual_operand)
+        ops.activate(self._activation, self._inner, self._activated)
+        ops.linear_backward_weight(residual, self._activated, d.down)
+        ops.linear_backward_input(residual, w.down, g.activated, accumulate=False)
+        ops.activate_backward(self._activation, self._inner, g.activated, g.inner)
+        _record_inner_backward(ops, self._ffn_normed, self._inner_of(w), self._inner_of(d), g)
+        ops.rms_norm_backward(self._ffn_norm(w), g.normed, g.residual, d.ffn_norm)
+        # From the middle of the layer to its input.
+        residual = round_operand(ops, g.residual, g.residual_operand)
+        ops.linear_backward_weight(residual, self._attended, d.attention_out)
+        ops.linear_backward_input(residual, w.attention_out, g.attention.out, accumulate=False)
+        rows.attend_backward(self.attention, g.attention)
+        self._heads.record_backward(w, d, g, self._attention_normed, rows.rotation)
+        norm = self._attention_norm(w, x)
+        ops.rms_norm_backward(norm, g.normed, g.residual, d.attention_norm)
+
+    def _inner_of(self, weights: LayerWeights) -> tuple[Tensor, ...]:
+        """Return the weights of the inner products, or their gradients."""
+        if len(self._inner) == len(weights.inner):
+            return weights.inner
+        return (weights.packed_inner.tensor,)
+
+
+def _packs_heads(model: Model) -> bool:
+    config = model.config
+    is_plain = not (config.qk_norm or config.qkv_bias)
+    return is_plain and model.operations.attends_in_half(config.head_dim)
+
+
+def _before_norms(model: Model, new: TensorMaker) -> tuple[Tensor, ...]:
+    config = model.config
+    widths = zip(ROLES, (config.query_dim, config.kv_dim), strict=False)
+    return tuple(
+        new.single(f"{role} before their norm", width) for role, width in widths if config.qk_norm
+    )
+
+
+def _attention_gradients(model: Model, new: TensorMaker, out: MakeTensor) -> AttentionGradients:
+    config = model.config
+    return AttentionGradients(
+        q=new.single("queries", config.query_dim),
+        k=new.single("keys", config.kv_dim),
+        v=new.single("values", config.kv_dim),
+        out=out("attention", config.query_dim),
+    )
+
+
+def _inner(model: Model, make: MakeTensor, gate: str) -> tuple[Tensor, ...]:
+    """Make gate and up, or up alone; gate: its name."""
+    roles = (gate, "up") if model.config.is_gated else ("up",)
+    return tuple(make(role, model.config.ffn_dim) for role in roles)
+
+
+def _half_inner(model: Model, new: TensorMaker, gate: str) -> tuple[Tensor, ...]:
+    """Make the same in half precision, side by side where `activate` takes them so."""
+    if model.config.is_gated and model.config.ffn_dim % 4 == 0:
+        return (new.half("gate and up", model.layers[0].packed_inner.tensor.shape[0]),)
+    return _inner(model, new.half, gate)
+
+
+def _record_inner(
+    ops: Operations, normed: Tensor, weights: Sequence[Tensor], products: Sequence[Tensor]
+) -> None:
+    for weight, product in reversed([*zip(weights, products, strict=True)]):
+        ops.linear(normed, weight, product)
+
+
+def _record_inner_backward(
+    ops: Operations,
+    normed: Tensor,
+    weights: Sequence[Tensor],
+    weight_gradients: Sequence[Tensor],
+    g: LayerGradients,
+) -> None:
+    """Record the gradients of inner products' weights, and of what they read, `g.normed`."""
+    for gradient, of_weight in zip(g.inner, weight_gradients, strict=True):
+        ops.linear_backward_weight(gradient, normed, of_weight)
+    # Up comes first: the order of the sum fixes its bits.
+    for k, (gradient, weight) in enumerate(reversed([*zip(g.inner, weights, strict=True)])):
+        ops.linear_backward_input(gradient, weight, g.normed, accumulate=k > 0)
+
+
+def round_operand(operations: Operations, single: Tensor, operand: Tensor) -> Tensor:
+    """Record the rounding of what a product takes, where that is another tensor; return it."""
+    if operand is not single:
+        operations.round_to_half(single, operand)
+    return operand
