@@ -1,8 +1,8 @@
 /* What the files of the CPU engine share: reading bytes, patterns, and tables of distinct words.
  *
  * Plain C99 for GCC and Clang, without Python's API, so that one library serves every Python. No
- * function keeps state of its own: threads may call all of them, each with objects of its own where
- * the comment does not say that an object may be shared.
+ * function keeps state of its own but the hash keys, which are set once: threads may call all of them,
+ * each with objects of its own where the comment does not say that an object may be shared.
  *
  * A text is followed by TEXT_PADDING readable bytes of any value. Lengths and positions are int64_t.
  * Functions that allocate return NO_MEMORY, or NULL, if there is no memory; their objects stay whole.
@@ -158,12 +158,29 @@ typedef struct {
 #define LLMGPU_HASH_MASK UINT64_MAX
 #endif
 
+/* Random numbers of this process, see llmgpu_set_hash_keys in words.c. All hashes of tables depend on
+ * them, so that nobody can choose words that collide; no result does. */
+extern uint64_t hash_keys[4];
+
+/* Multiply, and fold the product of 128 bits: its low half xor its high half. */
+static inline uint64_t fold(uint64_t a, uint64_t b)
+{
+#ifdef __SIZEOF_INT128__
+    unsigned __int128 product = (unsigned __int128)a * b;
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+#else
+    uint64_t low_a = a & UINT32_MAX, high_a = a >> 32, low_b = b & UINT32_MAX, high_b = b >> 32;
+    uint64_t middle = low_a * high_b + (low_a * low_b >> 32);
+    uint64_t other = high_a * low_b + (middle & UINT32_MAX);
+    return a * b ^ (high_a * high_b + (middle >> 32) + (other >> 32));
+#endif
+}
+
+/* Hash two numbers by a folded product of both, each xor a key: which numbers collide depends on the
+ * keys, unlike with an invertible mix between keys. */
 static inline uint64_t mix_words(uint64_t low, uint64_t high)
 {
-    uint64_t hash = low * UINT64_C(0x9E3779B97F4A7C15) ^ high * UINT64_C(0xC2B2AE3D27D4EB4F);
-    hash ^= hash >> 29;
-    hash *= UINT64_C(0xFF51AFD7ED558CCD);
-    return (hash ^ hash >> 32) & LLMGPU_HASH_MASK;
+    return fold(low ^ hash_keys[0], high ^ hash_keys[1]) & LLMGPU_HASH_MASK;
 }
 
 uint64_t hash_long(const uint8_t *start, int64_t length);

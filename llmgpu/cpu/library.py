@@ -29,6 +29,7 @@ from llmgpu.processors import usable_processors
 
 VARIABLE = "LLMGPU_CPU"
 TEXT_PADDING = 16
+_HASH_KEY_BYTES = 32  # of the engine's tables: words that collide can't be chosen beforehand
 SHORT_TEXT = 1 << 10  # bytes, up to which memory for ids is kept
 MOST_NUMPY_THREADS = 4  # by default: between NumPy's operations only one can run
 PAIR_PARTS = 32  # of a vocabulary, whose pairs are found at a time
@@ -59,6 +60,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     ),
     "append_merges": (c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64),
     "merges_spell": (c_int, c_void_p, c_int64, c_void_p, c_void_p),
+    "set_hash_keys": (None, c_char_p),
     "vocabulary_new": (
         *(c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
         *(c_void_p, c_int64, c_int, c_uint32, c_void_p, c_void_p),
@@ -178,6 +180,7 @@ def load(path: Path) -> tuple[ctypes.CDLL | None, str]:
         return None, f"{path} can't be loaded: {error}"
     if loaded.llmgpu_sources() != sources_checksum():
         return None, f"{path} was built from other sources: install llmgpu again"
+    loaded.llmgpu_set_hash_keys(os.urandom(_HASH_KEY_BYTES))
     return loaded, ""
 
 

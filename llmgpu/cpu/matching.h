@@ -39,15 +39,9 @@ struct Vocabulary {
     uint32_t unknown;
 };
 
-static inline uint64_t hash_pair(uint64_t key)
-{
-    key *= UINT64_C(0x9E3779B97F4A7C15);
-    return key ^ key >> 32;
-}
-
 static inline Pair *find_pair(const Vocabulary *vocabulary, uint64_t key)
 {
-    uint64_t at = hash_pair(key);
+    uint64_t at = mix_words(key, 0);
 
     for (;; at++) {
         Pair *pair = vocabulary->pairs + (at & vocabulary->pair_mask);

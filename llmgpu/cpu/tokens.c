@@ -64,7 +64,7 @@ typedef struct {
 static uint32_t child_by(Branch *branches, uint32_t *count, uint32_t *slots, uint64_t mask,
                          uint32_t parent, uint32_t label)
 {
-    uint64_t slot = (((uint64_t)parent << 8 | label) * 0x9E3779B97F4A7C15u) >> 20 & mask;
+    uint64_t slot = mix_words(parent, label) & mask;
 
     for (; slots[slot] != 0; slot = (slot + 1) & mask) {
         const Branch *found = &branches[slots[slot]];

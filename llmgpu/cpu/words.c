@@ -83,16 +83,29 @@ void free_pages(void *pages, size_t bytes)
 }
 #endif
 
-/* Hash a word of 8 bytes or more: its length, its bytes eight at a time, and the last eight. */
+uint64_t hash_keys[4] = {UINT64_C(0x9E3779B97F4A7C15), UINT64_C(0xC2B2AE3D27D4EB4F),
+                         UINT64_C(0xFF51AFD7ED558CCD), UINT64_C(0x94D049BB133111EB)};
+
+/* Set the keys of all hashes, four random numbers, before the first table is made. Later calls change
+ * nothing: tables that are there depend on the keys. */
+API void llmgpu_set_hash_keys(const uint64_t *keys)
+{
+    static int are_set = 0;
+
+    if (!are_set)
+        memcpy(hash_keys, keys, sizeof hash_keys);
+    are_set = 1;
+}
+
+/* Hash a word of 16 bytes or more: its length, its bytes sixteen at a time, and the last sixteen. */
 uint64_t hash_long(const uint8_t *start, int64_t length)
 {
-    uint64_t low = (uint64_t)length, high = UINT64_C(0x94D049BB133111EB);
+    uint64_t hash = hash_keys[0] ^ (uint64_t)length;
 
-    for (int64_t at = 0; at < length - 8; at += 8) {
-        low = mix_words(low ^ load64(start + at), high);
-        high = low >> 7 ^ high;
-    }
-    return mix_words(low ^ load64(start + length - 8), high);
+    for (int64_t at = 0; at < length - 16; at += 16)
+        hash = fold(hash ^ load64(start + at), hash_keys[2] ^ load64(start + at + 8));
+    start += length - 16;
+    return fold(hash ^ load64(start), hash_keys[3] ^ load64(start + 8)) & LLMGPU_HASH_MASK;
 }
 
 int table_init(WordTable *table, int64_t slots)
