@@ -36,8 +36,8 @@ _MERGING = (
 )
 _SHARDS = "tokens/test_layouts.py tokens/test_shards.py"
 _ALONE = (
-    "bpe/words/number_words.py bpe/encoding/encoder_shared.py "
-    "bpe/training/batched_numpy.py bpe/training/merge_host.py "
+    "bpe/encoding/encoder_shared.py "
+    "bpe/training/merge_host.py "
     "bpe/vocabulary/trie.py bpe/vocabulary/recovery.py bpe/interchange/gguf.py "
     "bpe/interchange/tekken.py bpe/interchange/tiktoken.py tokens/shards.py text/remote.py "
     "lm/generating/sampling.py cpu/transfers.c"
@@ -47,6 +47,7 @@ _ALONE = (
 TESTS = {
     **dict.fromkeys(_ALONE.split(), ""),
     "bpe/words/spilling.py": "bpe/words/test_count_host.py",
+    "bpe/words/distinct_words.py": "bpe/words/test_number_words.py",
     "bpe/words/counts_file.py": "bpe/words/test_merge_counts.py",
     "bpe/words/count_host.py": "bpe/test_engines.py",
     "bpe/encoding/pair_ranks.py": "bpe/encoding/test_matching.py",
@@ -57,9 +58,9 @@ TESTS = {
     "bpe/encoding/special_search.py": "bpe/encoding/test_special_encoding.py",
     "bpe/plain/greedy_matching.py": "bpe/encoding/test_encoder_numpy.py",
     "bpe/pretokens/expressions.py": _PRETOKENS,
-    "bpe/pretokens/characters.py": "bpe/pretokens/test_gpt2.py " + _PRETOKENS,
+    "bpe/pretokens/unicode_classes.py": "bpe/pretokens/test_gpt2.py " + _PRETOKENS,
     "bpe/pretokens/slices.py": _PRETOKENS,
-    "bpe/training/linked_words.py": _MERGING,
+    "bpe/training/batched_numpy.py": _MERGING,
     "bpe/training/symbols.py": "bpe/training/test_train.py",
     "tokens/ids.py": "tokens/test_formats.py",
     "tokens/npy.py": "tokens/test_formats.py",

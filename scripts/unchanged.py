@@ -244,7 +244,7 @@ RULES: dict[str, list[str]] = {
         r"^self\.measured = 0, 0, self\._slices",  # rather one word too many
         r"^if 4 \* self\._slices > 5 \* self\.measured\[2\]: ",  # how often an estimate is made
     ],
-    "llmgpu/bpe/words/number_words.py": [
+    "llmgpu/bpe/words/distinct_words.py": [
         r"^owners\[slots\], is_taken\[slots\] = ",  # two ways, one answer
         r"\| last << 4 \| lengths\[middle\]\).*4 -> 5$",  # they are numbers below 2 to the 31st
         r"\b_SLOT_BITS\b",  # time alone: how many keys share a slot
@@ -261,6 +261,8 @@ RULES: dict[str, list[str]] = {
         r"^SHORT_LIST = |^if results\[index\] < next_symbol: .*<= next_symbol$",  # time alone
         r"^if len\(equal\) > wanted: .* >= wanted$",  # all of them are taken
         r"^self\._key = -1 .*: 1 -> 2$",  # any negative number
+        r"^MERGING = -1 .*: 1 -> 2$",  # the same
+        r"^_INDEX_BITS = ",  # two ways, one answer
     ],
     "wgsl/pretoken/o200k_starts.wgsl": [
         r"\(neutral_end < 0 \|\| .*37: < -> <=$",  # it is never 0: a character is before it
@@ -327,7 +329,7 @@ RULES: dict[str, list[str]] = {
         r"^buffer, oversized = .*: (?:.* - PADDING|2 -> 3)$",  # the same
         r"length >= 2 \* searched: ",  # time alone: how often a cut is looked for
     ],
-    "llmgpu/bpe/pretokens/characters.py": [
+    "llmgpu/bpe/pretokens/unicode_classes.py": [
         r"^self\._by_class = np\.full\(7, .*: 7 -> 8$",  # of a class that no character has
         r"^_LEAST = np\.array\(\[0, 0, .*: 0 -> 1$",  # no character here has fewer bytes than two
     ],
@@ -348,10 +350,6 @@ RULES: dict[str, list[str]] = {
     ],
     "llmgpu/cpu/decimals.c": [
         r"^uint8_t digits\[20\], .*: 20 -> 21$",  # room to spare
-    ],
-    "llmgpu/bpe/training/linked_words.py": [
-        r"^MERGING = -1 .*: 1 -> 2$",  # any negative number
-        r"^_INDEX_BITS = ",  # two ways, one answer
     ],
     "llmgpu/cpu/row_kernels.h": [
         r"^int64_t end_ = \(n\)-i_ < SUM_BLOCK \? .*: < -> <=$",  # of two equal numbers

@@ -20,11 +20,11 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.pretokens import c_pattern
+from llmgpu.bpe.pretokens import pattern
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import TrainingResult, train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.bpe.words import number_words
+from llmgpu.bpe.words import distinct_words
 from llmgpu.bpe.words.count_gpu import GpuWordCounter
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.bpe.words.distinct_words import DistinctWords
@@ -74,7 +74,7 @@ class NumpyEngine:
             return open_encoder(vocabulary, NUMPY, slice_bytes, threads=4)
 
     def colliding(self, patch: pytest.MonkeyPatch) -> Engine:
-        patch.setattr(number_words, "_GOLDEN", np.uint64(0))
+        patch.setattr(distinct_words, "_GOLDEN", np.uint64(0))
         return self
 
     def _choose(self, patch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ class CEngine(NumpyEngine):
         patch.setenv(library.VARIABLE, "c")
         if self._loaded is not None:
             patch.setattr(library, "_load", lambda: (self._loaded, ""))
-            patch.setattr(c_pattern, "_make", c_pattern._make.__wrapped__)
+            patch.setattr(pattern, "_make", pattern._make.__wrapped__)
 
 
 class DeviceEngine:

@@ -9,8 +9,7 @@ import pytest
 from llmgpu.bpe.encoding.special_encoding import token_id
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.vocabulary.building import byte_vocabulary
-from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.vocabulary.building import byte_ranks, byte_vocabulary
 from llmgpu.errors import LlmgpuError
 from llmgpu.text.documents import InputPolicy
 from llmgpu.tokens.formats import open_writer

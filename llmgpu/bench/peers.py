@@ -38,7 +38,7 @@ from llmgpu.bench.engines import Engine, package_version
 from llmgpu.bench.results import Result
 from llmgpu.bench.timing import ProgramTimes, host_times, runs_within, warm_up
 from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, TIKTOKEN, expression_of
-from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import scaled_frequencies

@@ -13,8 +13,8 @@ import click
 
 from llmgpu.backend import TRAINING_FROM, start_selecting
 from llmgpu.bpe.interchange.open import find_vocabulary, open_vocabulary
+from llmgpu.bpe.pretokens.blocks import cut_text_by
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
-from llmgpu.bpe.pretokens.text_cuts import cut_text_by
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.training.checkpoint import Checkpoint, checkpoint_files
 from llmgpu.bpe.training.options import TrainingOptions, require_counted_for

@@ -225,8 +225,7 @@ def _write_page(
     asked: InfoCommand, vocabulary: Vocabulary, facts: dict[str, Any], report: Reporter
 ) -> None:
     """Write the page about a vocabulary."""
-    from llmgpu.bpe.training.statistics import bytes_a_token
-    from llmgpu.bpe.training.vocabulary_page import draw_vocabulary
+    from llmgpu.bpe.training.statistics import bytes_a_token, draw_vocabulary
     from llmgpu.bpe.words.count_host import count_words
     from llmgpu.files import atomic_output
     from llmgpu.text.corpus import Corpus

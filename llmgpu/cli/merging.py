@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from llmgpu.bpe.words.merge_counts import merge_counts
+from llmgpu.bpe.words.counts_file import merge_counts
 from llmgpu.cli.commands.parts import MergeShardsCommand, MergeWordCountsCommand
 from llmgpu.cli.console import Reporter, human_bytes, print_json
 from llmgpu.files import STANDARD_OUTPUT

@@ -19,12 +19,12 @@ from llmgpu.backend import select_backend
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import ids_around
 from llmgpu.bpe.interchange.open import open_vocabulary
+from llmgpu.bpe.pretokens.blocks import cut_text_by
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
-from llmgpu.bpe.pretokens.text_cuts import cut_text_by
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.plan import make_plan
 from llmgpu.bpe.training.train import count_corpus
-from llmgpu.bpe.words import merge_counts as counts_files
+from llmgpu.bpe.words import counts_file
 from llmgpu.bpe.words.counts_file import save_counts
 from llmgpu.errors import InputError, OutputError
 from llmgpu.input_files import quote
@@ -103,7 +103,7 @@ def merge_counts(
     if weights is not None and (len(weights) != len(names) or min(weights) < 1):
         raise InputError(f"{len(names)} files have the weights {weights}: give each 1 or more")
     check_outputs([Output(os.fspath(output), COUNTS)], names)
-    facts, words, text_bytes = counts_files.merge_counts(names, output, weights)
+    facts, words, text_bytes = counts_file.merge_counts(names, output, weights)
     return {
         "output": os.fspath(output),
         "distinct_words": words,

@@ -19,14 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
-from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
-from llmgpu.bpe.training import batched_numpy, linked_words, merge_host
+from llmgpu.bpe.pretokens.pattern import get_pattern, make_c_pattern, start_mask
+from llmgpu.bpe.training import batched_numpy, merge_host
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import byte_symbols
+from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.vocabulary.file import PackedTokens
-from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.vocabulary.trie import compile_trie
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_host import count_words
@@ -167,7 +166,8 @@ def check_merging_into_one_symbol(rng: random.Random) -> None:
     words = replace(words, lengths=np.array([1] * 256 + [2], np.uint32))
     merges = np.array([[97, 98, 256], [99, 100, 256]], np.uint32)
     found, expected = (
-        engine.apply_merges(words, merges).symbols.tolist() for engine in (merge_host, linked_words)
+        engine.apply_merges(words, merges).symbols.tolist()
+        for engine in (merge_host, batched_numpy)
     )
     assert found == expected, pieces
 

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder, CSliceEncoder
-from llmgpu.bpe.pretokens import c_pattern
+from llmgpu.bpe.pretokens import pattern
 from llmgpu.bpe.training import batched_numpy, merge_host
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import byte_symbols
-from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.cpu import build, library
@@ -69,7 +69,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "_load", lambda: (loaded, ""))
         patch.setenv(library.VARIABLE, "c")
-        patch.setattr(c_pattern, "_make", c_pattern._make.__wrapped__)
+        patch.setattr(pattern, "_make", pattern._make.__wrapped__)
         yield loaded
 
 

@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
+from llmgpu.bpe.pretokens.pattern import get_pattern, make_c_pattern, start_mask
 from llmgpu.bpe.pretokens.unicode_classes import VERSIONS
 from llmgpu.bpe.words import count_host
 from llmgpu.cpu import build, library
@@ -180,7 +179,7 @@ def test_utf8_is_valid_up_to_where_python_says(some: bytes, valid: str) -> None:
 def test_memory_that_is_not_there_is_an_error_line() -> None:
     program = (
         "import resource, numpy as np\n"
-        "from llmgpu.bpe.pretokens.c_pattern import make_c_pattern\n"
+        "from llmgpu.bpe.pretokens.pattern import make_c_pattern\n"
         "from llmgpu.bpe.pretokens.pattern import get_pattern\n"
         "from llmgpu.cpu.library import CCounter\n"
         "from llmgpu.errors import LlmgpuError\n"

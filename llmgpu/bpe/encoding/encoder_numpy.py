@@ -22,7 +22,7 @@ from llmgpu.bpe.plain.greedy_matching import GreedyMatcher
 from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.pretokens.slices import Slice, UnreadSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.bpe.words.number_words import Numbers, number_words
+from llmgpu.bpe.words.distinct_words import Numbers, number_words
 
 MAX_TABLE_BYTES = 256 << 20  # of the words
 _WORD_BYTES = 250  # that a word takes, apart from its own bytes and its ids

@@ -6,21 +6,35 @@
   it would change ids.
 - Added tokens become special tokens with their ids. The library matches them in any text; here they
   are matched where the caller allows special tokens. The tokens that a post-processor puts around a
-  text (`llmgpu.bpe.interchange.post_processors`) are kept for the caller to ask for. A note says so
-  in both cases.
+  text are kept for the caller to ask for. A note says so in both cases.
 - A vocabulary that has only ranks is written with recovered merges and ignore_merges, which gives
   the same ids; see `llmgpu.bpe.vocabulary.recovery`.
 - The chat template beside a tokenizer.json is kept, and a folder gets it again.
 - The library ignores the id in the file of an added token that is not among the model's tokens, and
   numbers it itself. So special tokens are written in both places, as in GPT-2's file, and a file
   that the library would number differently is refused.
+
+The chat template is in chat_template.jinja, or else in tokenizer_config.json: as a text, or as a
+list of several, of which the one called "default" is taken. The special tokens that it names, such
+as ``bos_token``, are in tokenizer_config.json or else in special_tokens_map.json, as texts or as
+objects with a ``content``. Most commands need no template: a note names files about it that can't
+be read.
+
+The post-processor:
+
+- A template for one text, or the pair of RoBERTa's and BERT's, becomes ids before and after it.
+  The library takes the ids that the template states, so they are read from there.
+- Templates for two texts are not kept: here each text is a document of its own. The template that
+  is written treats both texts alike, as Llama 3's does.
+- Of several such post-processors in a Sequence, the library hands the parts that one has made to
+  the next as texts of their own. That is refused, like a template without the text or with two.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,8 +42,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.interchange.chat_files import read_chat_template
-from llmgpu.bpe.interchange.post_processors import KINDS, describe_around, read_around
 from llmgpu.bpe.interchange.splits import SUPPORTED, describe_pattern, read_pattern
 from llmgpu.bpe.interchange.token_tables import (
     check_id,
@@ -47,11 +59,21 @@ from llmgpu.bpe.interchange.token_tables import (
 )
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
+from llmgpu.bpe.vocabulary.chat import ChatTemplate
 from llmgpu.bpe.vocabulary.recovery import listed_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.files import atomic_output, output_errors
-from llmgpu.input_files import Note, listed, naming, no_notes, parse_json, quote, read_limited
+from llmgpu.input_files import (
+    Note,
+    decode_text,
+    listed,
+    naming,
+    no_notes,
+    parse_json,
+    quote,
+    read_limited,
+)
 from llmgpu.outputs import (
     SPECIAL_TOKENS_MAP,
     TOKENIZER_CONFIG,
@@ -426,3 +448,133 @@ def _parse_merges(content: object) -> Iterator[tuple[str, str]]:
         ):
             raise VocabularyError(f"merge {k + 1} of the list is not two tokens")
         yield parts[0], parts[1]
+
+
+_CHAT_TEMPLATE = "chat_template.jinja"
+_CONFIG, _TOKENS_MAP = "tokenizer_config.json", "special_tokens_map.json"
+_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
+
+
+def read_chat_template(folder: Path, note: Note) -> ChatTemplate | None:
+    """Return the template in the files of a folder; None if there is none, or it is noted."""
+    try:
+        config = _read_object(folder / _CONFIG)
+        source = _read_source(folder, config)
+        if source is None:
+            return None
+        with naming(folder):
+            return ChatTemplate(source, _named(_read_object(folder / _TOKENS_MAP)) | _named(config))
+    except VocabularyError as error:
+        note(f"the chat template is skipped: {error}")
+        return None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    with naming(path):
+        content = parse_json(read_limited(path))
+        if not isinstance(content, dict):
+            raise VocabularyError("not a JSON object")
+    return content
+
+
+def _read_source(folder: Path, config: Mapping[str, Any]) -> str | None:
+    if (folder / _CHAT_TEMPLATE).is_file():
+        with naming(folder / _CHAT_TEMPLATE):
+            return decode_text(read_limited(folder / _CHAT_TEMPLATE))
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        named = [entry for entry in found if isinstance(entry, dict)]
+        defaults = (entry for entry in named if entry.get("name") == "default")
+        found = next(defaults, {}).get("template")
+    return found if isinstance(found, str) else None
+
+
+def _named(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of the special tokens that a file names."""
+    found = {name: config.get(name) for name in _TOKENS}
+    texts = {k: v.get("content") if isinstance(v, dict) else v for k, v in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+_PROCESSING = "TemplateProcessing"
+_NAMED = {"RobertaProcessing", "BertProcessing"}
+KINDS = {_PROCESSING, "ByteLevel"} | _NAMED
+
+Around = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def read_around(steps: Sequence[tuple[str, Mapping[str, Any]]], note: Note) -> Around:
+    """Return the ids before and after a text.
+
+    steps: types and content of the post-processors, of KINDS. note: is told that they are added
+    only where somebody asks for them.
+
+    Raises VocabularyError where that is not what the library adds.
+    """
+    adding = [(kind, step) for kind, step in steps if kind != "ByteLevel"]
+    if not adding:
+        return (), ()
+    kind, step = adding[0]
+    if len(adding) > 1:
+        raise VocabularyError(f"post_processor {kind} is followed by another that adds tokens")
+    try:
+        around = _read_template(step) if kind == _PROCESSING else _read_named(step)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise VocabularyError(f"post_processor {kind} is not what the library writes") from error
+    if any(around):
+        note(f"{kind} adds special tokens around a text; use --add-special-tokens for that")
+    if kind in _NAMED:
+        note(f"the tokens that {kind} adds between two texts are not kept")
+    return around
+
+
+def _read_template(step: Mapping[str, Any]) -> Around:
+    pieces = [pair for piece in step["single"] for pair in piece.items()]
+    texts = [place for place, (kind, _) in enumerate(pieces) if kind == "Sequence"]
+    if len(texts) != 1 or pieces[texts[0]][1]["id"] != "A":
+        raise VocabularyError(f"post_processor {_PROCESSING} must have the text, $A, once")
+    ids = {name: known["ids"] for name, known in step["special_tokens"].items()}
+    before, after = (
+        tuple(_id_of(each["id"], number) for _, each in part for number in ids[each["id"]])
+        for part in (pieces[: texts[0]], pieces[texts[0] + 1 :])
+    )
+    return before, after
+
+
+def _read_named(step: Mapping[str, Any]) -> Around:
+    (first, before), (last, after) = step["cls"], step["sep"]
+    return (_id_of(first, before),), (_id_of(last, after),)
+
+
+def _id_of(name: object, number: object) -> int:
+    return check_id(f"the post_processor's token {quote(str(name))}", number)
+
+
+def describe_around(vocabulary: Vocabulary) -> dict[str, Any] | None:
+    """Return the post-processor that puts a vocabulary's tokens around a text; None if none do."""
+    before, after = vocabulary.prefix_ids, vocabulary.suffix_ids
+    special = {number: text for text, number in vocabulary.special_tokens.items()}
+    names = {
+        number: special.get(number) or to_text(vocabulary.tokens[number])
+        for number in (*before, *after)
+    }
+
+    def pieces(text: str, type_id: int) -> list[dict[str, Any]]:
+        marks = [
+            [{"SpecialToken": {"id": names[number], "type_id": type_id}} for number in ids]
+            for ids in (before, after)
+        ]
+        return [*marks[0], {"Sequence": {"id": text, "type_id": type_id}}, *marks[1]]
+
+    if not names:
+        return None
+    return {
+        "type": _PROCESSING,
+        "single": pieces("A", 0),
+        "pair": [*pieces("A", 0), *pieces("B", 1)],
+        "special_tokens": {
+            name: {"id": name, "ids": [number], "tokens": [name]} for number, name in names.items()
+        },
+    }

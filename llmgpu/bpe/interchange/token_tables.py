@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
-from llmgpu.bpe.vocabulary.tie import ALPHABET
+from llmgpu.bpe.vocabulary.building import ALPHABET
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, listed, quote

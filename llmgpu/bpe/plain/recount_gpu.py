@@ -19,7 +19,7 @@ from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges
-from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.gpu import Buffer, Commands, Device, Kernel, paced_states
 from llmgpu.kernel_source import constant, struct_dtype

@@ -2,21 +2,29 @@
 
 No pattern looks back: if a text is cut where a pre-token starts, what follows does not depend on
 what was before. So a long text is cut into blocks there, and each is matched as a whole text.
+
+A document may be cut into parts with the same pre-tokens where a pre-token starts in any
+surroundings (`certain_starts`), unless a separator of documents is near: neither across the cut nor
+next to the characters that decide. Nor may white space precede a cut, since some patterns take all
+white space at the end of a text as one pre-token.
 """
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens import unicode_classes
-from llmgpu.bpe.pretokens.characters import LETTERS, code_tables, decode
 from llmgpu.bpe.pretokens.expressions import long_pretoken_end, mark_starts
+from llmgpu.bpe.pretokens.unicode_classes import LETTERS, code_tables, decode
+from llmgpu.text.parts import CutText
 
 _BLOCK = 1 << 19  # bytes looked up at once: of fewer, threads would mostly wait for each other
 _LONGEST_BLOCK = 1 << 22
@@ -257,3 +265,61 @@ NONE = DocumentPattern(
     spellings={"tiktoken": r"[\s\S]+", "huggingface": None},
     kernel="none",
 )
+
+
+_NEAR = 16  # bytes before and after a cut: more than the characters that decide
+_CUT_WINDOW = 1 << 14  # bytes that are looked at first
+
+
+def cut_text_by(pattern: Pattern, separators: Sequence[bytes]) -> CutText | None:
+    """Return what finds cuts of texts by a pattern; None if nothing is certain by it."""
+    if not isinstance(pattern, RulePattern):
+        return None
+    return partial(_find_cut, pattern, separators)
+
+
+def _find_cut(
+    pattern: RulePattern, separators: Sequence[bytes], file: BinaryIO, offset: int
+) -> int:
+    """Return the first cut at an offset or after it; the length of the file if there is none."""
+    margin = _NEAR + max(map(len, separators), default=0)
+    begin = max(0, offset - margin)
+    size = _CUT_WINDOW
+    while True:
+        file.seek(begin)
+        data = _read(file, size + 2 * margin)
+        is_end = len(data) < size + 2 * margin
+        found = begin + certain_starts(np.frombuffer(data, np.uint8), pattern.unicode)
+        found = found[(found >= offset) & (found < begin + len(data) - margin)]
+        for separator in separators:
+            found = _without(found, data, begin, separator)
+        for position in found.tolist():
+            if not _ends_in_space(data[max(0, position - begin - 4) : position - begin]):
+                return int(position)
+        if is_end:
+            return begin + len(data)
+        size *= 2
+
+
+def _ends_in_space(text: bytes) -> bool:
+    """Whether the last character of a text is white space."""
+    return text.decode(errors="replace")[-1:].isspace()
+
+
+def _read(file: BinaryIO, size: int) -> bytes:
+    """Read up to `size` bytes; less only at the end."""
+    blocks = []
+    while size and (block := file.read(size)):
+        blocks.append(block)
+        size -= len(block)
+    return b"".join(blocks)
+
+
+def _without(found: Positions, data: bytes, begin: int, separator: bytes) -> Positions:
+    """Return the positions that a separator is not near; data: of the file, from `begin` on."""
+    at = data.find(separator)
+    while at >= 0 and len(found):
+        first, end = begin + at - _NEAR, begin + at + len(separator) + _NEAR
+        found = found[(found < first) | (found > end)]
+        at = data.find(separator, at + 1)
+    return found

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens import unicode_classes
-from llmgpu.bpe.pretokens.characters import CodeTable, code_tables, decode
+from llmgpu.bpe.pretokens.unicode_classes import CodeTable, code_tables, decode
 
 _BLOCK = 1 << 19  # bytes decoded at once
 _FIRST = 1 << 22  # bytes looked at first; twice as many each time that they don't tell

@@ -14,13 +14,13 @@ _ROOM = "llmgpu.bpe.pretokens"
 PATTERNS: Registry[Pattern] = Registry(
     {
         "class": Entry(f"{_ROOM}.byte_classes:PATTERN"),
-        "gpt2": Entry(f"{_ROOM}.gpt2:PATTERN"),
-        "cl100k": Entry(f"{_ROOM}.cl100k_family:CL100K"),
-        "rustbpe": Entry(f"{_ROOM}.cl100k_family:RUSTBPE"),
-        "llama3": Entry(f"{_ROOM}.cl100k_family:LLAMA3"),
-        "qwen2": Entry(f"{_ROOM}.cl100k_family:QWEN2"),
-        "nanochat": Entry(f"{_ROOM}.cl100k_family:NANOCHAT"),
-        "o200k": Entry(f"{_ROOM}.o200k:PATTERN"),
+        "gpt2": Entry(f"{_ROOM}.rule_patterns:GPT2"),
+        "cl100k": Entry(f"{_ROOM}.rule_patterns:CL100K"),
+        "rustbpe": Entry(f"{_ROOM}.rule_patterns:RUSTBPE"),
+        "llama3": Entry(f"{_ROOM}.rule_patterns:LLAMA3"),
+        "qwen2": Entry(f"{_ROOM}.rule_patterns:QWEN2"),
+        "nanochat": Entry(f"{_ROOM}.rule_patterns:NANOCHAT"),
+        "o200k": Entry(f"{_ROOM}.rule_patterns:O200K"),
         "none": Entry(f"{_ROOM}.blocks:NONE"),
     }
 )

@@ -1,4 +1,4 @@
-"""Pre-tokenization patterns: where text is cut into the pieces that tokens never cross.
+r"""Pre-tokenization patterns: where text is cut into the pieces that tokens never cross.
 
 - A pattern is published as a regular expression, so that others can reproduce it. NumPy's side runs
   that expression, see `llmgpu.bpe.pretokens.expressions`; the kernels and the CPU engine apply an
@@ -16,7 +16,7 @@
 - What a letter is depends on the version of Unicode, so a pattern that has character classes comes
   in one version for each of them; see `llmgpu.bpe.pretokens.unicode_classes`.
 - The expressions mean the same to tiktoken's, Hugging Face's and Python's `regex` engines. So
-  ``cl100k`` has ``\\p{N}{1,3}`` and not the possessive ``{1,3}+`` of tiktoken's source, which is
+  ``cl100k`` has ``\p{N}{1,3}`` and not the possessive ``{1,3}+`` of tiktoken's source, which is
   two repetitions to Oniguruma; nothing after it could make it give back. Its ``$`` follows all the
   white space there is, so it is the end of the text even to engines in which it may also be before
   a newline.
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +35,13 @@ from llmgpu.bpe.pretokens.blocks import Pattern, last_set
 from llmgpu.bpe.pretokens.custom_regex import (
     REGEX_PREFIX,
     SPLITS_PREFIX,
+    HostPattern,
     RegexPattern,
     SplitsPattern,
 )
 from llmgpu.bpe.pretokens.names import ALIASES, PATTERNS
-from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, check_version
+from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, check_version, code_point_classes
+from llmgpu.cpu.library import RULES, CPattern
 from llmgpu.errors import LlmgpuError
 from llmgpu.input_files import quote
 
@@ -172,3 +175,21 @@ def last_start(
     inside = document_starts[document_starts < len(text)]
     begin = int(inside.max(initial=0))
     return found.last_start(text, begin, closed=closed) if len(text) else begin
+
+
+def make_c_pattern(pattern: Pattern) -> CPattern:
+    """Return a pattern as the CPU engine takes it; NumPy marks starts by those that C has not."""
+    is_known = pattern.kernel in RULES and not isinstance(pattern, HostPattern)
+    rule = pattern.kernel if is_known else "marks"
+    constants = pattern.constants
+    return _make(
+        rule,
+        pattern.unicode or DEFAULT_VERSION,
+        constants.get("DIGITS", 1),
+        bool(constants.get("WHOLE_AT_END", 0)),
+    )
+
+
+@lru_cache(maxsize=16)
+def _make(rule: str, unicode: str, digits: int, whole_at_end: bool) -> CPattern:
+    return CPattern(rule, code_point_classes(unicode), digits, whole_at_end=whole_at_end)

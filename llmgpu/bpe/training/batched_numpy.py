@@ -11,7 +11,13 @@ in which no pair's left symbol is any pair's right symbol can be merged in one p
   ranks after all older ones.
 - A pair (a, a) is a prefix by itself; its occurrences are merged from the left.
 
-The words and the index of their pairs are in `linked_words`, which also replays known merges.
+Data:
+
+- The symbols of all words lie end to end with a separator around each word, and are linked forwards
+  and backwards, so a merge touches nothing but its neighbours.
+- Every pair has a slot, and every position has the slot of the pair that starts there. A pair gains
+  occurrences only in the batch that makes it, because its newer symbol is made there. So its
+  positions are one range of a list. A position whose slot has changed since is stale.
 
 Decisions:
 
@@ -27,27 +33,337 @@ Decisions:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import GrowableArray
-from llmgpu.bpe.training.linked_words import (
-    MAX_SYMBOLS,
-    SYMBOL_BITS,
-    LinkedSymbols,
-    PairIndex,
-    check_limits,
-    count_pairs,
-    merge_batch,
-    pairs_of_keys,
-    split_keys,
-)
+from llmgpu.bpe.arrays import GrowableArray, offsets_of
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, OnMerges, Spellings, SymbolWords
+from llmgpu.errors import LlmgpuError
 from llmgpu.memory import Costs
 from llmgpu.progress import Progress, no_progress
+
+SYMBOL_BITS = 20
+MAX_SYMBOLS = 1 << SYMBOL_BITS
+MAX_POSITIONS = (1 << 31) - 1
+SEPARATOR = -1  # symbol on either side of a word
+NO_SLOT = 0  # slot of positions at which no pair worth counting starts
+MERGING = -1  # slot of the positions that the current batch merges
+_INDEX_BITS = 64 - 2 * SYMBOL_BITS
+
+
+def check_limits(words: SymbolWords, new_symbols: int) -> None:
+    """Raise an LlmgpuError if there are more tokens or positions than the trainer can number."""
+    tokens = len(words.lengths) + new_symbols
+    if tokens > MAX_SYMBOLS:
+        raise LlmgpuError(
+            f"{tokens} tokens asked for, but the limit is {MAX_SYMBOLS}; ask for fewer"
+        )
+    positions = len(words.symbols) + len(words.counts) + 1
+    if positions > MAX_POSITIONS:
+        raise LlmgpuError(
+            f"the distinct pre-tokens take {positions} positions, but the limit is "
+            f"{MAX_POSITIONS}; use --limit, or a pattern that makes shorter pre-tokens"
+        )
+
+
+class LinkedSymbols:
+    """The symbols of all words.
+
+    All arrays have one entry for each position: a separator, then the symbols of the first word, a
+    separator, and so on. Of a merged symbol only the first position stays linked.
+    symbol: int32; the separator is -1.
+    following, preceding: int32, the neighbours' positions.
+    slot: int32, that of the pair that starts here.
+    weight: int64, how often the word occurs; a separator has that of the word before it.
+    total: number of symbols in the whole text.
+    """
+
+    def __init__(self, words: SymbolWords) -> None:
+        self.total = words.total
+        # A word takes the positions of its symbols and the separator after it; one is before all.
+        spans = np.diff(words.offsets) + 1
+        size = int(spans.sum()) + 1
+        inside = np.ones(size, np.bool_)
+        inside[0] = False
+        inside[np.cumsum(spans)] = False
+        self.symbol = np.full(size, SEPARATOR, np.int32)
+        self.symbol[inside] = words.symbols
+        self.weight = np.zeros(size, np.int64)
+        self.weight[1:] = np.repeat(words.counts, spans)
+        self.following = np.arange(1, size + 1, dtype=np.int32)
+        self.preceding = np.arange(-1, size - 1, dtype=np.int32)
+        self.slot = np.full(size, NO_SLOT, np.int32)
+
+    def words(self) -> SymbolWords:
+        """Return the words as they are now, without lengths."""
+        # The neighbours of a position that is no longer linked do not point back to it.
+        last = len(self.symbol) - 1
+        linked = np.flatnonzero(self.preceding[self.following[:-1]] == np.arange(last))
+        linked = np.append(linked, last)
+        symbols = self.symbol[linked]
+        separators = np.flatnonzero(symbols == SEPARATOR)
+        lengths = np.diff(separators) - 1
+        kept = lengths > 1
+        taken = np.append(False, np.repeat(kept, lengths + 1)) & (symbols != SEPARATOR)
+        return SymbolWords(
+            symbols=symbols[taken].astype(np.uint32),
+            offsets=offsets_of(lengths[kept]),
+            counts=self.weight[linked[separators[1:]]][kept],
+            lengths=np.empty(0, np.uint32),
+            total=self.total,
+        )
+
+
+# Says of pairs, by keys and counts, which are worth keeping.
+Keep = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
+
+
+class PairIndex:
+    """All pairs that were worth keeping when they were made, by slot.
+
+    keys: int64, left symbol << 20 | right symbol.
+    counts: int64, weighted occurrences; 0 after the merge.
+    first, size: where the positions are in `positions`, stale ones included.
+    """
+
+    def __init__(self, keep: Keep) -> None:
+        """Give slots to the pairs that `keep` chooses."""
+        self._keep = keep
+        self.keys = GrowableArray(np.int64)
+        self.counts = GrowableArray(np.int64)
+        self.first = GrowableArray(np.int64)
+        self.size = GrowableArray(np.int32)
+        self.positions = GrowableArray(np.int32)
+        for column in (self.keys, self.counts, self.first, self.size):
+            column.append(np.zeros(1, np.int64))  # NO_SLOT
+
+    def add(
+        self, keys: NDArray[np.int64], positions: NDArray[np.int32], weights: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Make the pairs of new occurrences, sorted so that equal keys are neighbours.
+
+        keys, positions, weights: one for each occurrence.
+
+        Returns the slot of each occurrence, 0 where the pair has none.
+        """
+        # Occurrences of a pair are neighbours: sum their weights.
+        starts = np.flatnonzero(keys[1:] != keys[:-1]) + 1
+        starts = np.concatenate([np.zeros(1, np.int64), starts])
+        sizes = np.diff(starts, append=len(keys))
+        counts = np.add.reduceat(weights, starts)
+        # Number the pairs worth keeping; NO_SLOT for the others.
+        kept = self._keep(keys[starts], counts)
+        slots = np.where(kept, np.cumsum(kept) + (len(self.keys) - 1), NO_SLOT)
+        of_occurrence = np.repeat(slots, sizes)
+        sizes = sizes[kept]
+        self.keys.append(keys[starts[kept]])
+        self.counts.append(counts[kept])
+        self.first.append(len(self.positions) + np.cumsum(sizes) - sizes)
+        self.size.append(sizes)
+        self.positions.append(positions[of_occurrence != NO_SLOT])
+        return of_occurrence
+
+
+def count_pairs(symbols: LinkedSymbols, pairs: PairIndex) -> None:
+    """Count the pairs that the words start out with."""
+    symbol = symbols.symbol
+    positions = np.flatnonzero((symbol[:-1] >= 0) & (symbol[1:] >= 0)).astype(np.int32)
+    if len(positions) == 0:
+        return
+    if symbol.max() < 256:
+        # A stable sort of 16-bit numbers is a radix sort.
+        byte_pairs = (symbol[positions] << 8 | symbol[positions + 1]).astype(np.uint16)
+        order = np.argsort(byte_pairs, kind="stable")
+        del byte_pairs
+    else:
+        order = sorted_order(pair_keys(symbol[positions], symbol[positions + 1]))
+    positions = positions[order]
+    del order  # these arrays are as long as the words: no more of them at a time than needed
+    keys = pair_keys(symbol[positions], symbol[positions + 1])
+    symbols.slot[positions] = pairs.add(keys, positions, symbols.weight[positions])
+
+
+def pair_keys(left: NDArray[np.integer], right: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Return the keys of pairs: their order is that of the ranks of left, then of right symbols."""
+    return left.astype(np.int64) << SYMBOL_BITS | right
+
+
+def split_keys(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the left and the right symbols of pairs."""
+    return keys >> SYMBOL_BITS, keys & (MAX_SYMBOLS - 1)
+
+
+def pairs_of_keys(keys: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Return pairs as uint32 (n, 2)."""
+    return np.column_stack(split_keys(keys)).astype(np.uint32)
+
+
+def sorted_order(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the order that sorts pairs' keys."""
+    if len(keys) >> _INDEX_BITS:
+        return np.argsort(keys, kind="stable")
+    # Sorting numbers that hold their index is several times faster than sorting indices.
+    packed = keys.astype(np.uint64) << np.uint64(_INDEX_BITS)
+    packed |= np.arange(len(keys), dtype=np.uint64)
+    packed.sort()
+    return (packed & np.uint64((1 << _INDEX_BITS) - 1)).view(np.int64)
+
+
+def merge_batch(
+    symbols: LinkedSymbols,
+    pairs: PairIndex,
+    slots: NDArray[np.int64],
+    results: NDArray[np.int64],
+) -> None:
+    """Merge the pairs with these slots everywhere, into the symbols `results`; int64 (n,).
+
+    A pair of equal symbols has no other pair with it.
+    """
+    gained, weights = _merge_occurrences(symbols, pairs, slots, results)
+    _add_new_pairs(symbols, pairs, gained, weights)
+
+
+def _merge_occurrences(
+    symbols: LinkedSymbols,
+    pairs: PairIndex,
+    slots: NDArray[np.int64],
+    results: NDArray[np.int64],
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Merge, and take the pairs that are no longer there off their counts.
+
+    Returns the positions at which new pairs start, and the weights of these.
+    """
+    positions, merged = _occurrences(symbols, pairs, slots, results)
+    seconds = symbols.following[positions]
+    before, after = symbols.preceding[positions], symbols.following[seconds]
+    weights = symbols.weight[positions]
+    symbols.total -= int(weights.sum())
+
+    # Boundaries that change: those on the left of a merged pair, and those on the right unless
+    # another merged pair follows, whose left boundary it is.
+    symbols.slot[positions] = MERGING
+    left = np.flatnonzero(symbols.symbol[before] != SEPARATOR)
+    right = np.flatnonzero((symbols.symbol[after] != SEPARATOR) & (symbols.slot[after] != MERGING))
+    changed = np.concatenate([weights[left], weights[right]])
+    lost = np.concatenate([symbols.slot[before[left]], symbols.slot[seconds[right]]])
+    # A pair may be lost at many places; those without a slot share NO_SLOT, which is never chosen.
+    np.subtract.at(pairs.counts.values, lost, changed)
+    pairs.counts.values[slots] = 0
+
+    # Unlink the second symbols; the first ones become the merged symbols.
+    symbols.symbol[positions] = merged
+    symbols.following[positions] = after
+    symbols.preceding[after] = positions
+    symbols.slot[positions] = NO_SLOT
+    symbols.slot[seconds] = NO_SLOT
+    # The boundaries that changed now hold new pairs: each contains a new symbol.
+    return np.concatenate([symbols.preceding[positions[left]], positions[right]]), changed
+
+
+def _occurrences(
+    symbols: LinkedSymbols,
+    pairs: PairIndex,
+    slots: NDArray[np.int64],
+    results: NDArray[np.int64],
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return the positions at which pairs of a batch are merged, and what they become."""
+    firsts = pairs.first.values[slots].tolist()
+    sizes = pairs.size.values[slots]
+    listed = pairs.positions.values
+    positions = np.concatenate(
+        [listed[first : first + size] for first, size in zip(firsts, sizes.tolist(), strict=True)]
+    )
+    # Drop stale positions, whose pair has changed since they were listed.
+    current = symbols.slot[positions] == np.repeat(slots.astype(np.int32), sizes)
+    positions = positions[current]
+    merged = np.repeat(results.astype(np.int32), sizes)[current]
+    left, right = divmod(int(pairs.keys.values[slots[0]]), MAX_SYMBOLS)
+    if left == right:
+        positions = _every_other(np.sort(positions), symbols.following)
+        merged = merged[: len(positions)]
+    return positions, merged
+
+
+def _every_other(positions: NDArray[np.int32], following: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Of ascending positions of a pair (a, a), keep those that a merge from the left takes.
+
+    In a run of n equal symbols the pair occurs n - 1 times; every other one is taken.
+    """
+    # The place of each in its run: its index, less that of the first of the run.
+    in_run = np.arange(len(positions), dtype=np.int32)
+    run_starts = in_run.copy()
+    run_starts[1:][following[positions[:-1]] == positions[1:]] = 0
+    np.maximum.accumulate(run_starts, out=run_starts)
+    in_run -= run_starts
+    in_run &= 1
+    taken: NDArray[np.int32] = positions[in_run == 0]
+    return taken
+
+
+def _add_new_pairs(
+    symbols: LinkedSymbols,
+    pairs: PairIndex,
+    positions: NDArray[np.int32],
+    weights: NDArray[np.int64],
+) -> None:
+    """Give slots to the pairs that now start at these positions, all of them new pairs."""
+    if len(positions) == 0:
+        return
+    keys = pair_keys(symbols.symbol[positions], symbols.symbol[symbols.following[positions]])
+    order = sorted_order(keys)
+    positions = positions[order]
+    symbols.slot[positions] = pairs.add(keys[order], positions, weights[order])
+
+
+def apply_merges(
+    words: SymbolWords, merges: NDArray[np.uint32], progress: Progress = no_progress
+) -> SymbolWords:
+    """Merge given pairs everywhere, one after the other, and return the resulting words.
+
+    This is training without the ranking: only pairs that will be merged get slots.
+
+    merges: uint32 (S, 3), the left symbol, the right one and the result, first merge first. Pairs
+        may be absent; results may be symbols that exist already.
+    """
+    if len(merges) == 0 and (np.diff(words.offsets) > 1).all():  # nothing to merge nor to drop
+        return words
+    results = merges[:, 2].astype(np.int64)
+    size = max(len(words.lengths), int(results.max(initial=0)) + 1)
+    check_limits(words, size - len(words.lengths))
+    keys = pair_keys(merges[:, 0], merges[:, 1])
+    symbols = LinkedSymbols(words)
+    wanted = np.unique(keys)
+
+    def is_wanted(keys: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+        if len(wanted) == 0:
+            return np.zeros(len(keys), np.bool_)
+        found = np.minimum(np.searchsorted(wanted, keys), len(wanted) - 1)
+        chosen: NDArray[np.bool_] = wanted[found] == keys
+        return chosen
+
+    pairs = PairIndex(is_wanted)
+    count_pairs(symbols, pairs)
+    slots_of: dict[int, list[int]] = {}
+    known = 1  # slots below are in slots_of
+    for done, (merged, result) in enumerate(zip(keys.tolist(), results.tolist(), strict=True), 1):
+        # A pair has a slot for each merge that made occurrences of it, so it may have several.
+        for slot, key in enumerate(pairs.keys.values[known:].tolist(), known):
+            slots_of.setdefault(key, []).append(slot)
+        known = len(pairs.keys)
+        progress("replaying merges", done, len(merges))
+        if slots := slots_of.get(merged):
+            merge_batch(symbols, pairs, np.array(slots), np.full(len(slots), result))
+    # Results may be symbols that exist, so lengths follow from the merges in their order.
+    lengths = words.lengths.tolist() + [0] * (size - len(words.lengths))
+    for left, right, result in merges.tolist():
+        lengths[result] = lengths[left] + lengths[right]
+    return replace(symbols.words(), lengths=np.array(lengths, np.uint32))
+
 
 MAX_BATCH = 256  # merges in one pass
 COSTS = Costs(fixed=10 << 20, per_byte=85, per_word=40)

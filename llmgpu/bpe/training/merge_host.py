@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.training import batched_numpy, linked_words
+from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, OnMerges, Spellings, SymbolWords
 from llmgpu.cpu.library import library
@@ -123,9 +123,9 @@ def _merge_best(trainer: CTrainer, spellings: Spellings, next_symbol: int) -> tu
 def apply_merges(
     words: SymbolWords, merges: NDArray[np.uint32], progress: Progress = no_progress
 ) -> SymbolWords:
-    """Merge given pairs everywhere; see `linked_words.apply_merges`."""
+    """Merge given pairs everywhere; see `batched_numpy.apply_merges`."""
     if library() is None:
-        return linked_words.apply_merges(words, merges, progress)
+        return batched_numpy.apply_merges(words, merges, progress)
     if len(merges) == 0 and (np.diff(words.offsets) > 1).all():  # nothing to merge nor to drop
         return words
     most = max(len(words.lengths), int(merges[:, 2].max(initial=0)) + 1)
@@ -144,7 +144,7 @@ def _open(
     longest: int | None = None,
     most_pairs: int | None = None,
 ) -> CTrainer:
-    linked_words.check_limits(words, new_symbols)
+    batched_numpy.check_limits(words, new_symbols)
     return CTrainer(
         words.symbols,
         words.offsets,

@@ -14,9 +14,8 @@ from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.training.declared import ENGINES, DeclaredOptions
 from llmgpu.bpe.training.symbols import SeedSymbols, seed_symbols
 from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES
-from llmgpu.bpe.vocabulary.building import byte_vocabulary
+from llmgpu.bpe.vocabulary.building import byte_ranks, byte_vocabulary
 from llmgpu.bpe.vocabulary.recovery import listed_merges
-from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.errors import InputError, LlmgpuError
@@ -35,7 +34,7 @@ class TrainingOptions(DeclaredOptions):
     pattern: name of the pre-tokenizer's pattern; an alias is replaced by it.
     min_frequency: merge only pairs that occur at least this often; 0 counts as 1.
     special_tokens: they get the last ids, in this order.
-    tie: which of two equally frequent pairs is merged first, see `llmgpu.bpe.vocabulary.tie`.
+    tie: which of two equally frequent pairs is merged first, see `llmgpu.bpe.vocabulary.building`.
     max_token_length: make no token of more bytes; None for no limit.
     match: how the vocabulary is applied, "bpe" or "greedy"; None for the seed's rule, or "bpe". The
         merges are the same.

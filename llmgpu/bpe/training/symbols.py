@@ -1,8 +1,8 @@
 """Words as symbols: what a batched trainer works on.
 
 Symbols are numbered in the order that decides between equally frequent pairs: first the bytes by
-their rank (0 .. 255, see `llmgpu.bpe.vocabulary.tie`), then all other tokens in the order of their
-ids. Merge k of a training makes the k-th symbol after all that existed before.
+their rank (0 .. 255, see `llmgpu.bpe.vocabulary.building`), then all other tokens by their ids.
+Merge k of a training makes the k-th symbol after all that existed before.
 
 A training run starts from a vocabulary: that of the 256 bytes, or one whose merges are replayed.
 """

@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from llmgpu.backend import Backend
 from llmgpu.bpe.training import merge_host
 from llmgpu.bpe.training.checkpoint import Checkpoint
-from llmgpu.bpe.training.memory import recount_memory, words_memory
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.plan import Plan, make_plan
+from llmgpu.bpe.training.plan import Plan, make_plan, recount_memory, words_memory
 from llmgpu.bpe.training.symbols import (
     Merges,
     OnMerges,
@@ -35,8 +34,7 @@ from llmgpu.bpe.training.symbols import (
     check_replayed,
     translate,
 )
-from llmgpu.bpe.vocabulary.building import extend_vocabulary
-from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.vocabulary.building import byte_ranks, extend_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.bpe.words.distinct_words import WordCounts

@@ -1,4 +1,14 @@
-"""Making vocabularies: of the 256 bytes, and with merges and special tokens more than another."""
+"""Making vocabularies: of the 256 bytes, and with merges and special tokens more than another.
+
+The tie rule says which of several equally frequent pairs is merged first: the pair whose left
+symbol has the lowest rank, then the pair whose right symbol has. The rank of a merged symbol is its
+id, so it comes after all bytes. The rules differ in the ranks of the bytes:
+
+- ``bytes``: a byte ranks as its value.
+- ``hf``: bytes rank in the order of the characters that Hugging Face's byte-level alphabet (GPT-2's
+  bytes_to_unicode) shows them as: a printable Latin-1 character stands for itself, every other byte
+  takes the next free code point from 256 on. Hugging Face's trainer makes the same merges.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +20,38 @@ from numpy.typing import ArrayLike, NDArray
 
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
+from llmgpu.bpe.vocabulary import TIE_RULES
 from llmgpu.bpe.vocabulary.file import PackedTokens
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import library
 from llmgpu.cpu.tokens import append_merges
-from llmgpu.errors import VocabularyError
+from llmgpu.errors import LlmgpuError, VocabularyError
 from llmgpu.input_files import quote
+
+
+def _make_alphabet() -> tuple[str, ...]:
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [value for value in range(256) if value not in printable]
+    number = {value: 0x100 + k for k, value in enumerate(others)}
+    return tuple(chr(number.get(value, value)) for value in range(256))
+
+
+ALPHABET = _make_alphabet()  # by byte
+
+
+def byte_ranks(tie: str) -> NDArray[np.uint32]:
+    """Return the rank of each byte under the rule `tie`: uint32 (256,), a permutation.
+
+    Raises LlmgpuError for an unknown rule.
+    """
+    if tie not in TIE_RULES:
+        raise LlmgpuError(f"unknown tie rule {quote(tie)}: use one of {', '.join(TIE_RULES)}")
+    ranks = np.arange(256, dtype=np.uint32)
+    if tie == "hf":
+        ranks[np.argsort(ALPHABET)] = np.arange(256, dtype=np.uint32)
+    return ranks
+
 
 _LONG_TOKEN = 64  # mean bytes of new tokens that there is room for at first
 

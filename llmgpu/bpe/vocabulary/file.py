@@ -27,8 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import offsets_of
-from llmgpu.bpe.vocabulary.trie import Trie
-from llmgpu.bpe.vocabulary.trie_levels import SortedTokens
+from llmgpu.bpe.vocabulary.trie import SortedTokens, Trie
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import quote
 

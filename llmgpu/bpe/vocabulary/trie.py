@@ -4,22 +4,202 @@
   byte. Edge e leads to node e + 1, so a node's edges are
   ``edges[first_child : first_child + num_children]``: first_child is an index into edges.
 - A leaf has first_child 0 and num_children 0. A node where no token ends has token_id NO_TOKEN.
-- How it is compiled, see `trie_levels`.
 - A set of tokens has exactly one trie: breadth first, siblings ascending, with no paths but those
-  that spell the tokens. That is what a trie from a file is checked for.
+  that spell the tokens. A trie from a file is checked for that.
+
+The trie is laid out block by block, some levels of it at a time, in memory that does not grow:
+
+- Compilation compares neighbours in the sorted list of tokens: a token makes one node for each byte
+  after the prefix that it shares with the token before. A node is thus a depth and a place in that
+  list, and ordered by these two the nodes are in breadth-first order.
+- A node's parent is the last one a level up that is listed at its own place or before.
+- Tokens of megabytes, which training on one long pre-token makes, have a trie of many times their
+  bytes: it is written to a file without ever being whole.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.vocabulary.trie_levels import NO_TOKEN as NO_TOKEN
-from llmgpu.bpe.vocabulary.trie_levels import Block, SortedTokens, sort_tokens
+from llmgpu.bpe.arrays import PADDING, offsets_of, ranges
 from llmgpu.errors import VocabularyError
+
+NO_TOKEN = 0xFFFFFFFF
+BLOCK_NODES = 1 << 18
+_FEW_BYTES = 64  # compared for all pairs of tokens together
+_MANY_BYTES = 1 << 16  # compared at once of two tokens
+
+Block = tuple[NDArray[np.uint32], NDArray[np.uint32]]  # some nodes, and the edges that leave them
+
+
+@dataclass(frozen=True, eq=False)
+class SortedTokens:
+    """Distinct tokens in ascending order.
+
+    tokens: of at least one byte. ids (t,): their ids. lengths (t,): their lengths in bytes.
+    shared (t,): bytes each has in common with the one before it.
+    """
+
+    tokens: list[bytes]
+    ids: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    shared: NDArray[np.int64]
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the trie, the root included."""
+        return 1 + int((self.lengths - self.shared).sum())
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return int(self.lengths.max(initial=0))
+
+    def blocks(self, most: int = BLOCK_NODES) -> Iterator[Block]:
+        """Yield the nodes of the trie and the edges that leave them, in their order.
+
+        most: nodes to take at a time, but for a level that has more.
+        """
+        if not self.tokens:
+            yield np.array([[0, 0, NO_TOKEN]], np.uint32), np.empty((0, 2), np.uint32)
+            return
+        done = 0  # edges
+        for first, last in self._levels(most):
+            nodes, edges = self._block(first, last, done)
+            done += len(edges)
+            yield nodes, edges
+
+    def _first_levels(self) -> NDArray[np.int64]:
+        """Return the level of the first node that each token makes; the first makes the root."""
+        first = self.shared + 1
+        first[0] = 0
+        return first
+
+    def _levels(self, most: int) -> Iterator[tuple[int, int]]:
+        """Cut the levels, 0 to the longest token's length, into ranges of up to `most` nodes."""
+        # Between two ends the levels are equally wide.
+        begins = np.sort(self._first_levels())
+        ends = np.sort(self.lengths + 1)
+        cuts = np.unique(np.concatenate([begins, ends]))
+        widths = np.searchsorted(begins, cuts, "right") - np.searchsorted(ends, cuts, "right")
+        before = offsets_of(np.diff(cuts) * widths[:-1])  # nodes in the levels before each cut
+        first, done = 0, 0
+        while first <= self.longest:
+            cut = int(np.searchsorted(before, done + most, "right")) - 1
+            last = int(cuts[cut])
+            if widths[cut]:
+                last += int(done + most - before[cut]) // int(widths[cut])
+            last = max(last, first + 1)
+            yield first, last
+            cut = int(np.searchsorted(cuts, last, "right")) - 1
+            done = int(before[cut] + (last - cuts[cut]) * widths[cut])
+            first = last
+
+    def _block(self, first: int, last: int, done: int) -> Block:
+        """Return the nodes of levels first .. last - 1; done: edges that leave those before."""
+        begins = np.maximum(self._first_levels(), first)
+        ends = np.minimum(self.lengths, last)  # with the level below, of the last nodes' children
+        listed = np.flatnonzero(ends >= begins)
+        counts = ends[listed] + 1 - begins[listed]
+        depths = ranges(begins[listed], counts)
+        places = np.repeat(listed, counts)
+        # Numbers of 16 bits, if they are, are sorted in one pass.
+        narrow = np.min_scalar_type(last - first)
+        order = np.argsort((depths - first).astype(narrow), kind="stable")
+        depths, places = depths[order], places[order]
+        keys = depths * len(self.tokens) + places
+        own, below = np.searchsorted(depths, [last, first + 1])
+
+        parents = np.searchsorted(keys[:own], keys[below:] - len(self.tokens), "right") - 1
+        children = np.bincount(parents, minlength=own)
+        firsts = done + np.cumsum(children) - children
+        is_end = depths[:own] == self.lengths[places[:own]]
+        nodes = np.empty((own, 3), np.uint32)
+        nodes[:, 0] = np.where(children > 0, firsts, 0)
+        nodes[:, 1] = children
+        nodes[:, 2] = np.where(is_end, self.ids[places[:own]], NO_TOKEN)
+        edges = np.empty((len(parents), 2), np.uint32)
+        edges[:, 0] = self._labels(listed, begins[listed], ends[listed])[order[below:]]
+        edges[:, 1] = np.arange(done + 1, done + 1 + len(parents))
+        return nodes, edges
+
+    def _labels(
+        self, listed: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> NDArray[np.uint8]:
+        """Return the byte that leads to each node of levels begins .. ends of the tokens listed."""
+        firsts, root = np.maximum(begins - 1, 0).tolist(), b"\0" * int(begins[0] == 0)
+        tokens = map(self.tokens.__getitem__, listed.tolist())
+        parts = map(bytes.__getitem__, tokens, map(slice, firsts, ends.tolist()))
+        return np.frombuffer(root + b"".join(parts), np.uint8)
+
+
+def sort_tokens(tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.integer]) -> SortedTokens:
+    """Sort tokens for their trie; see `llmgpu.bpe.vocabulary.trie.compile_trie`."""
+    numbers = np.asarray(ids, np.int64)
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < NO_TOKEN:
+        raise VocabularyError(f"a token's id is below 0 or above {NO_TOKEN - 1}")
+    if len(tokens) != len(numbers):
+        raise ValueError(f"{len(tokens)} tokens, but {len(numbers)} ids")
+    # The lowest id of a token comes first, and stays first.
+    ascending = np.argsort(numbers, kind="stable").tolist()
+    order = sorted(filter(tokens.__getitem__, ascending), key=tokens.__getitem__)
+    listed = [tokens[place] for place in order]
+    is_first = list(map(operator.ne, [b"", *listed[:-1]], listed))
+    distinct = list(compress(listed, is_first))
+    lengths = np.fromiter(map(len, distinct), np.int64, len(distinct))
+    found = numbers[np.array(order, np.int64)[is_first]]
+    return SortedTokens(distinct, found, lengths, _shared_prefixes(distinct))
+
+
+def _shared_prefixes(tokens: list[bytes]) -> NDArray[np.int64]:
+    """Count the leading bytes that each token shares with the one before it: int64 (t,).
+
+    Eight bytes at a time, except for the few tokens that share many.
+    """
+    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+    limits = np.minimum(lengths, np.concatenate([np.zeros(1, np.int64), lengths])[:-1])
+    starts = offsets_of(np.minimum(lengths, _FEW_BYTES))[:-1]
+    head = operator.itemgetter(slice(_FEW_BYTES))
+    heads = b"".join(map(head, tokens)) + bytes(PADDING)
+    loads = np.ndarray((len(heads) - 7,), "<u8", heads, 0, (1,))
+    shared = np.zeros(len(tokens), np.int64)
+    active = np.flatnonzero(limits)
+    for done in range(0, _FEW_BYTES, 8):
+        difference = loads[starts[active] + done] ^ loads[starts[active - 1] + done]
+        equal = difference == 0
+        shared[active] = done + np.where(equal, 8, _lowest_byte(difference))
+        active = active[equal & (limits[active] > done + 8)]
+    for place in active.tolist():
+        shared[place] = _shared_prefix(tokens[place - 1], tokens[place], int(limits[place]))
+    np.minimum(shared, limits, out=shared)
+    return shared
+
+
+def _lowest_byte(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return the index of the lowest nonzero byte of each nonzero number."""
+    lowest_bit = numbers & (~numbers + np.uint64(1))
+    exponents = np.frexp(lowest_bit.astype(np.float64))[1]
+    lowest: NDArray[np.int64] = (exponents.astype(np.int64) - 1) >> 3
+    return lowest
+
+
+def _shared_prefix(left: bytes, right: bytes, length: int) -> int:
+    """Count the leading bytes, of the first `length`, that two strings share."""
+    for done in range(0, length, _MANY_BYTES):
+        end = min(done + _MANY_BYTES, length)
+        one, other = left[done:end], right[done:end]
+        if one != other:
+            # As big-endian numbers, they first differ at the top in the first byte that differs.
+            difference = int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
+            return end - (difference.bit_length() + 7) // 8
+    return length
+
 
 _MOST_LEVELS = 512  # of a trie whose paths are followed all at once
 

@@ -19,11 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
-from llmgpu.bpe.pretokens.pattern import as_pattern, start_mask
+from llmgpu.bpe.pretokens.pattern import as_pattern, make_c_pattern, start_mask
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES, Slice, SliceReader, word_too_long
-from llmgpu.bpe.words.distinct_words import DistinctWords, list_words
-from llmgpu.bpe.words.number_words import number_words
+from llmgpu.bpe.words.distinct_words import DistinctWords, list_words, number_words
 from llmgpu.bpe.words.spilling import (
     OnWords,
     WordAccumulator,

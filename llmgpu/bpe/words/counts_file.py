@@ -7,17 +7,24 @@
 - The words follow, sorted by their bytes: all lengths (32 bits), all counts (64 bits), both
   little-endian, then all bytes. The SHA-256 of everything before comes last.
 - The same counts give the same bytes, and the sum of the files of parts is the file of the whole.
-- A file whose name ends in .parquet is one of columns, see `llmgpu.bpe.words.counts_parquet`.
 - A file is checked from front to back before it is used, in memory of a few times its size.
+- To add up files, all of them are read at the same time and merged into a temporary file: memory
+  does not grow with the words.
+
+A file whose name ends in .parquet is a table, which other programs make and read. A row has a word,
+its bytes, in the column ``word`` and the number of its occurrences in ``count``. The other facts of
+the counts are in the file's metadata, as JSON under ``llmgpu``; other programs leave them out. Rows
+may be in any order, and a word may have several.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +38,6 @@ from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
-from llmgpu.bpe.words.counts_parquet import is_parquet, read_parquet, write_parquet
 from llmgpu.bpe.words.distinct_words import (
     MAX_TEXT_BYTES,
     NO_WORDS,
@@ -39,11 +45,13 @@ from llmgpu.bpe.words.distinct_words import (
     WordCounts,
     add_up,
 )
-from llmgpu.bpe.words.spilling import WordAccumulator
+from llmgpu.bpe.words.spilling import RunFile, WordAccumulator, merge_runs
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError, LlmgpuError, OutputError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import quote
+from llmgpu.progress import Progress, no_progress
+from llmgpu.text.compressions import PYARROW, PYARROW_PARQUET
 
 FORMAT_NAME = "llmgpu word counts"
 FORMAT_VERSION = 2
@@ -411,3 +419,165 @@ def _check_words(words: DistinctWords) -> None:
         raise _UnfitError("damaged: a count is less than 1")
     if not is_ascending(words.data, words.offsets):
         raise _UnfitError("damaged: its words are not in order")
+
+
+_BLOCK_BYTES = 4 << 20  # of words that are read of all files together, about 10 times in memory
+_LEAST_BLOCK = 1 << 12
+
+
+def merge_counts(
+    paths: Sequence[str | Path],
+    output: str | Path,
+    weights: Sequence[int] | None = None,
+    progress: Progress = no_progress,
+) -> tuple[WordCounts, int, int]:
+    """Write the sum of files of word counts, at least one, to another file.
+
+    weights: how many times each file is counted, 1 or more; None: once.
+
+    Returns the counts without their words, how many words there are, and the bytes of their text.
+
+    Raises:
+        InputError: a file can't be read or is damaged, the words were not counted in the same way,
+            or are of more than MAX_TEXT_BYTES of text.
+        OutputError: the output or a temporary file can't be written.
+    """
+    weights = [1] * len(paths) if weights is None else weights
+    block_bytes = max(_LEAST_BLOCK, _BLOCK_BYTES // len(paths))
+    with ExitStack() as opened:
+        files = [opened.enter_context(CountsReader(path)) for path in paths]
+        check_counted_alike([file.facts for file in files])
+        weighted = list(zip(files, weights, strict=True))
+        text_bytes = sum(file.text_bytes * weight for file, weight in weighted)
+        documents = sum(file.facts.documents * weight for file, weight in weighted)
+        if max(text_bytes, documents) > MAX_TEXT_BYTES:
+            raise InputError(
+                f"the weighted counts add up to {text_bytes:,} bytes of text in {documents:,} "
+                f"documents, but the limit is {MAX_TEXT_BYTES:,}: use smaller weights"
+            )
+        runs = [
+            _weighted(file.blocks(block_bytes), weight)
+            for file, weight in weighted
+            if file.text_bytes
+        ]
+        merged = RunFile(block_bytes)
+        opened.callback(merged.close)
+        done = 0
+
+        def counted() -> Iterator[DistinctWords]:
+            nonlocal done
+            for block in merge_runs(runs):
+                yield block
+                done += block.text_bytes
+                progress("merging", done, text_bytes)
+
+        run = merged.write(counted())
+        facts = replace(files[0].facts, documents=documents, source=str(output))
+        write_counts(output, facts, lambda: merged.read(run))
+    return facts, sum(block.words for block in run), text_bytes
+
+
+def _weighted(blocks: Iterator[DistinctWords], weight: int) -> Iterator[DistinctWords]:
+    for block in blocks:
+        yield replace(block, counts=block.counts * weight)
+
+
+_METADATA = b"llmgpu"
+_ROWS = 1 << 16  # read or written at a time
+
+
+def is_parquet(path: str | Path) -> bool:
+    """Return whether a file of word counts is one of columns, by its name."""
+    return str(path).lower().endswith(".parquet")
+
+
+def write_parquet(
+    path: str | Path, facts: WordCounts, blocks: Callable[[], Iterator[DistinctWords]]
+) -> None:
+    """Write words and their counts; see `counts_file.write_counts`.
+
+    Raises InputError without the package, OutputError if the file can't be written.
+    """
+    arrow, parquet = PYARROW.require(str(path)), PYARROW_PARQUET.require(str(path))
+    known = {
+        "pattern": facts.pattern,
+        "unicode": facts.unicode,
+        "separators": [separator.hex() for separator in facts.separators],
+        "documents": facts.documents,
+    }
+    schema = arrow.schema(
+        [("word", arrow.binary()), ("count", arrow.int64())],
+        metadata={_METADATA: json.dumps(known)},
+    )
+    with atomic_output(path) as stream, parquet.ParquetWriter(stream, schema) as writer:
+        for block in blocks():
+            for first in range(0, len(block), _ROWS):
+                part = block.take_range(first, min(len(block), first + _ROWS))
+                words = [part.spell(k) for k in range(len(part))]
+                columns = [arrow.array(words, arrow.binary()), arrow.array(part.counts)]
+                writer.write_table(arrow.table(columns, schema=schema))
+
+
+def read_parquet(
+    path: str | Path, pattern: str | None, separators: tuple[bytes, ...]
+) -> WordCounts:
+    """Read words and their counts, equal words added up.
+
+    pattern, separators: of a file that does not say; see `WordCounts`.
+
+    Raises InputError if the file can't be read or is damaged, has no such columns, a word without
+    bytes or a count below 1, or does not say which pattern cut its words and none is given.
+    """
+    arrow, parquet = PYARROW.require(str(path)), PYARROW_PARQUET.require(str(path))
+    try:
+        file = parquet.ParquetFile(path)
+        words = _read_rows(arrow, file, path)
+        known = _known(file.schema_arrow.metadata or {}, path)
+        if known is None and pattern is None:
+            raise InputError(
+                f"{path} does not record the pattern that cut its words: give --pattern"
+            )
+        facts = known or {"documents": 0, "pattern": pattern, "separators": separators}
+        return WordCounts(words, source=str(path), **facts)
+    except (arrow.ArrowException, OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"can't read {path} as word counts: {reason}") from error
+
+
+def _known(metadata: dict[bytes, bytes], path: str | Path) -> dict[str, Any] | None:
+    """Return what llmgpu wrote of the counts; None if another program wrote the file."""
+    if _METADATA not in metadata:
+        return None
+    try:
+        known = json.loads(metadata[_METADATA])
+        facts = {
+            "documents": int(known["documents"]),
+            "pattern": str(known["pattern"]),
+            "separators": tuple(map(bytes.fromhex, known["separators"])),
+            "unicode": str(known["unicode"]),
+        }
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path}: damaged: its metadata does not describe word counts") from error
+    return facts
+
+
+def _read_rows(arrow: Any, file: Any, path: str | Path) -> DistinctWords:
+    accumulator = WordAccumulator()
+    for batch in file.iter_batches(batch_size=_ROWS, columns=["word", "count"]):
+        if batch.num_columns < 2:
+            raise InputError(f"{path} has no columns word and count")
+        words, counts = (batch.column(name) for name in ("word", "count"))
+        if words.null_count or counts.null_count:
+            raise InputError(f"{path}: a row has no word or no count")
+        spelled = words.cast(arrow.large_binary()).to_pylist()
+        numbers = np.array(counts.cast(arrow.int64()).to_numpy(zero_copy_only=False))
+        for word, count in zip(spelled, numbers.tolist(), strict=True):
+            if not word or count < 1:
+                raise InputError(
+                    f"{path}: word {quote(word)} has the count {count}: words have 1 byte or more, "
+                    "counts are 1 or more"
+                )
+        lengths = np.fromiter(map(len, spelled), np.int64, len(spelled))
+        data = np.frombuffer(b"".join(spelled), np.uint8)
+        accumulator.add(add_up([DistinctWords(data, offsets_of(lengths), numbers)]))
+    return accumulator.result()

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from llmgpu.bpe.interchange import gpt2
 from llmgpu.bpe.interchange.token_tables import to_bytes, to_text
-from llmgpu.bpe.vocabulary.tie import ALPHABET
+from llmgpu.bpe.vocabulary.building import ALPHABET
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, OutputError, VocabularyError
 from tests.bpe.interchange.samples import (

@@ -16,7 +16,7 @@ from llmgpu.bpe.plain import recount_gpu
 from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, byte_symbols, translate
-from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.gpu import Device

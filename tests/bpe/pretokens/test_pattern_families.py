@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Regex, pre_tokenizers
 
 from llmgpu.bpe.pretokens import blocks as pattern_blocks
-from llmgpu.bpe.pretokens import byte_classes, characters
+from llmgpu.bpe.pretokens import byte_classes, unicode_classes
 from llmgpu.bpe.pretokens import pattern as pattern_module
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import last_start, start_mask, start_masks_between
@@ -205,7 +205,7 @@ def decode_at_most(limit: int) -> Callable[..., Any]:
 
     def checked(text: NDArray[np.uint8], *others: Any) -> Any:
         assert len(text) <= limit
-        return characters.decode(text, *others)
+        return unicode_classes.decode(text, *others)
 
     return checked
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgpu.bpe.pretokens import text_cuts
-from llmgpu.bpe.pretokens.blocks import RulePattern
+from llmgpu.bpe.pretokens import blocks
+from llmgpu.bpe.pretokens.blocks import RulePattern, cut_text_by
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import get_pattern
-from llmgpu.bpe.pretokens.text_cuts import cut_text_by
 from tests.reference import bpe
 
 PIECE = st.sampled_from([*"aB7!/ é中\n\t\u0301\xa0", "  ", "\r\n", "'s", "<>"])
@@ -65,7 +64,7 @@ def test_cuts_do_not_depend_on_how_much_is_read_at_once(monkeypatch: pytest.Monk
     assert find is not None
     whole = [find(io.BytesIO(text), offset) for offset in range(len(text))]
     assert whole[0] == 500 and whole[501] == 1401 and whole[-1] == len(text)
-    monkeypatch.setattr(text_cuts, "_WINDOW", 1)
+    monkeypatch.setattr(blocks, "_CUT_WINDOW", 1)
     assert [find(io.BytesIO(text), offset) for offset in range(len(text))] == whole
 
 

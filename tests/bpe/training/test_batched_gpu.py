@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe.training import batched_gpu, batched_numpy, linked_words
+from llmgpu.bpe.training import batched_gpu, batched_numpy
 from llmgpu.bpe.training.batched_gpu import Capacities
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, SymbolWords, byte_symbols, translate
-from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
@@ -119,7 +119,7 @@ def test_symbols_beyond_bytes_go_on_from_there(any_device: Device) -> None:
     words = random_words(2, 2000, b"abcd")
     first = batched_numpy.train(words, REPEATED, merges=50)
     results = np.arange(256, 306, dtype=np.uint32)
-    halfway = linked_words.apply_merges(words, np.column_stack([first.pairs, results]))
+    halfway = batched_numpy.apply_merges(words, np.column_stack([first.pairs, results]))
     trained = batched_gpu.train(any_device, halfway, REPEATED, merges=40)
     whole = batched_numpy.train(words, REPEATED, merges=90)
     np.testing.assert_array_equal(trained.pairs, whole.pairs[50:])

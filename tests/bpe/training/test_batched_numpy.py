@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe.training import batched_numpy, linked_words
+from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, SymbolWords, byte_symbols, translate
-from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.errors import LlmgpuError
 from llmgpu.text.corpus import corpus_from_bytes
@@ -125,7 +125,7 @@ def test_merges_of_a_longer_text(tie: str) -> None:
 
 
 def test_long_keys_are_sorted_without_packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linked_words, "_INDEX_BITS", 1)
+    monkeypatch.setattr(batched_numpy, "_INDEX_BITS", 1)
     check([make_text(3, 300)], 100, "class", "hf", 2)
 
 
@@ -168,7 +168,7 @@ def test_too_many_merges_are_refused() -> None:
 
 
 def test_too_much_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linked_words, "MAX_POSITIONS", 8)
+    monkeypatch.setattr(batched_numpy, "MAX_POSITIONS", 8)
     assert len(train([b"abcdef"], 9, "none", "hf", 1).pairs) == 5  # and a separator at each end
     with pytest.raises(LlmgpuError, match="9 positions, but the limit is 8"):
         train([b"abcdefg"], 9, "none", "hf", 1)
@@ -228,7 +228,7 @@ def test_training_resumes_from_replayed_merges(
     whole = batched_numpy.train(words, TrainingOptions(256, min_frequency=min_frequency), merges=40)
     first = triples_of(whole.pairs)[:replayed]
     rest = batched_numpy.train(
-        linked_words.apply_merges(words, first),
+        batched_numpy.apply_merges(words, first),
         TrainingOptions(256, min_frequency=min_frequency),
         merges=40 - len(first),
     )
@@ -267,7 +267,7 @@ def test_any_merges_are_replayed_in_their_order(data: st.DataObject) -> None:
         result = data.draw(st.one_of(st.just(size), part))
         merges.append((data.draw(part), data.draw(part), result))
         size = max(size, result + 1)
-    replayed = linked_words.apply_merges(words, np.array(merges, np.uint32).reshape(-1, 3))
+    replayed = batched_numpy.apply_merges(words, np.array(merges, np.uint32).reshape(-1, 3))
     expected: Counter[tuple[int, ...]] = Counter()
     total = 0
     for piece, weight in counted.items():

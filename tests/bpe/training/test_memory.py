@@ -17,13 +17,11 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens.pattern import as_pattern
 from llmgpu.bpe.pretokens.slices import Slice
-from llmgpu.bpe.training import batched_numpy, memory, merge_host, train
-from llmgpu.bpe.training.memory import recount_memory, words_memory
+from llmgpu.bpe.training import batched_numpy, merge_host, plan, train
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.plan import make_plan
+from llmgpu.bpe.training.plan import make_plan, recount_memory, words_memory
 from llmgpu.bpe.training.symbols import byte_symbols
-from llmgpu.bpe.vocabulary.building import byte_vocabulary
-from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.vocabulary.building import byte_ranks, byte_vocabulary
 from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.cpu.library import library
@@ -225,7 +223,7 @@ def test_what_is_known_is_told_and_becomes_exact(monkeypatch: pytest.MonkeyPatch
 def test_memory_for_words_is_spilled_before_its_share_is_passed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "default_memory_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(plan, "default_memory_bytes", lambda: 1 << 30)
     none, many = (words_memory(PLAN, count, 9 * count, merges=False) for count in (0, 1 << 40))
     assert many.host == none.host + (1 << 30)
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe.training import batched_numpy, linked_words, merge_host
+from llmgpu.bpe.training import batched_numpy, merge_host
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, Spellings, SymbolWords, byte_symbols
-from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.cpu import library
 from llmgpu.errors import InputError, LlmgpuError
 from tests.bpe.training.test_batched_gpu import distinct
@@ -93,7 +93,7 @@ def test_training_and_replaying_give_what_numpy_gives(
     assert_same(whole, batched_numpy.train(symbols, REPEATED, merges=merges))
     first = triples_of(whole.pairs)[:replayed]
     halfway = merge_host.apply_merges(symbols, first)
-    assert_same_words(halfway, linked_words.apply_merges(symbols, first))
+    assert_same_words(halfway, batched_numpy.apply_merges(symbols, first))
     rest = merge_host.train(halfway, REPEATED, merges=merges - len(first))
     assert [*first[:, :2].tolist(), *rest.pairs.tolist()] == whole.pairs.tolist()
     assert rest.symbols == whole.symbols
@@ -175,7 +175,7 @@ def test_a_symbol_is_made_in_several_ways(
     random.shuffle(ways)
     merges = np.array(ways, np.uint32).reshape(-1, 3)
     symbols = words_of_tokens(words, tokens)
-    expected = linked_words.apply_merges(symbols, merges)
+    expected = batched_numpy.apply_merges(symbols, merges)
     assert_same_words(merge_host.apply_merges(symbols, merges), expected)
 
 
@@ -220,14 +220,14 @@ def test_words_of_long_symbols() -> None:
     expected = batched_numpy.train(words, REPEATED, merges=20)
     assert_same(merge_host.train(words, REPEATED, merges=20), expected)
     merges = np.column_stack([expected.pairs, np.arange(261, 281, dtype=np.uint32)])
-    expected_words = linked_words.apply_merges(words, merges)
+    expected_words = batched_numpy.apply_merges(words, merges)
     assert_same_words(merge_host.apply_merges(words, merges), expected_words)
 
 
 def test_progress_of_replaying_ends_at_the_number_of_merges() -> None:
     words = symbol_words([b"abcabc"], "class")
     merges = np.array([[97, 98, 256], [256, 99, 257], [1, 2, 258]], np.uint32)
-    for engine in (merge_host, linked_words):
+    for engine in (merge_host, batched_numpy):
         seen: list[tuple[str, int, int | None]] = []
         engine.apply_merges(words, merges, lambda *call: seen.append(call))  # noqa: B023
         assert seen[-1] == ("replaying merges", 3, 3)
@@ -236,7 +236,7 @@ def test_progress_of_replaying_ends_at_the_number_of_merges() -> None:
 def test_more_symbols_than_can_be_numbered_are_not_replayed() -> None:
     words = symbol_words([b"abab"], "class")
     merges = np.array([[97, 98, 1 << 20]], np.uint32)
-    for engine in (merge_host, linked_words):
+    for engine in (merge_host, batched_numpy):
         with pytest.raises(LlmgpuError, match="1048577 tokens"):
             engine.apply_merges(words, merges)
 
@@ -283,7 +283,7 @@ def test_what_can_not_be_numbered_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     words = symbol_words([b"abcdef"], "none")
     with pytest.raises(LlmgpuError, match=r"1048577 tokens asked for.* 1048576"):
         merge_host.train(words, REPEATED, merges=(1 << 20) - 255)
-    monkeypatch.setattr(linked_words, "MAX_POSITIONS", 7)
+    monkeypatch.setattr(batched_numpy, "MAX_POSITIONS", 7)
     with pytest.raises(LlmgpuError, match="8 positions, but the limit is 7"):
         merge_host.train(words, REPEATED, merges=9)
 
@@ -302,6 +302,6 @@ def test_pairs_that_two_merges_make_are_merged_from_the_left() -> None:
     symbols = byte_symbols(distinct({b"cdababab": 1, b"abcdabcdcd": 2}), byte_ranks("bytes"))
     a, b, c, d = b"abcd"
     merges = np.array([[a, b, 256], [c, d, 256], [256, 256, 257]], np.uint32)
-    expected = linked_words.apply_merges(symbols, merges)
+    expected = batched_numpy.apply_merges(symbols, merges)
     assert sorted(expected.symbols.tolist()) == [256, 257, 257, 257, 257]
     assert_same_words(merge_host.apply_merges(symbols, merges), expected)

@@ -15,8 +15,7 @@ from llmgpu.bpe.training.symbols import (
     translate,
 )
 from llmgpu.bpe.vocabulary import TIE_RULES
-from llmgpu.bpe.vocabulary.building import byte_vocabulary, extend_vocabulary
-from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.vocabulary.building import byte_ranks, byte_vocabulary, extend_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.errors import InputError, VocabularyError

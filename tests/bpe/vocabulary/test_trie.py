@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.vocabulary.trie import (
+    _FEW_BYTES,
     _MOST_LEVELS,
     NO_TOKEN,
     Trie,
     compile_trie,
+    sort_tokens,
     validate_trie,
 )
-from llmgpu.bpe.vocabulary.trie_levels import _FEW_BYTES, sort_tokens
 from llmgpu.cpu import library
 from llmgpu.cpu.tokens import spelled_tokens
 from llmgpu.errors import VocabularyError

@@ -11,10 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.words import merge_counts as module
-from llmgpu.bpe.words.counts_file import CountsReader, add_counts, load_counts, save_counts
+from llmgpu.bpe.words import counts_file as module
+from llmgpu.bpe.words.counts_file import (
+    CountsReader,
+    add_counts,
+    load_counts,
+    merge_counts,
+    save_counts,
+)
 from llmgpu.bpe.words.distinct_words import MAX_TEXT_BYTES, WordCounts
-from llmgpu.bpe.words.merge_counts import merge_counts
 from llmgpu.errors import InputError
 from tests.bpe.word_lists import as_words, listed
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.arrays import PADDING, offsets_of
-from llmgpu.bpe.words import number_words as module
-from llmgpu.bpe.words.number_words import number_words
+from llmgpu.bpe.words import distinct_words as module
+from llmgpu.bpe.words.distinct_words import number_words
 
 # Words that differ little: in length only (NUL bytes), in one byte, at either end.
 LETTERS = st.sampled_from(b"\x00\x00ab\xff")

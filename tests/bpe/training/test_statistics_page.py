@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from llmgpu.bpe.training.statistics import lengths_of
-from llmgpu.bpe.training.vocabulary_page import draw_vocabulary
+from llmgpu.bpe.training.statistics import draw_vocabulary, lengths_of
 from tests.bench.test_page import NASTY, Page, Tags
 from tests.bpe.encoding.test_special_encoding import SPECIAL, vocabulary
 
