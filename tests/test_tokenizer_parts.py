@@ -21,7 +21,7 @@ from llmgpu.bpe.words.distinct_words import WordCounts, words_of
 from llmgpu.cli import cli
 from llmgpu.errors import InputError, OutputError
 from llmgpu.text.corpus import CorpusOptions
-from llmgpu.tokens.merge_shards import merge_shards
+from llmgpu.tokens.manifest import merge_shards
 
 PARTS = 3
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from llmgpu.text.corpus import Corpus
-    from llmgpu.tokens.shown import Style
+    from llmgpu.tokens.ids import Style
 
 LOG_FORMAT = "llmgpu.log_format"  # where a command's context has it
 _LEAST_COLUMN, _LEAST_NAME = 8, 20  # characters in tables

@@ -17,8 +17,14 @@ from llmgpu.errors import InputError
 from llmgpu.files import atomic_output
 from llmgpu.outputs import MANIFEST, kind_of
 from llmgpu.text.streams import STANDARD_INPUT
-from llmgpu.tokens.bin import has_side_file, matched_as, read_bin, read_side_file, side_path
-from llmgpu.tokens.foreign import note_of_foreign
+from llmgpu.tokens.bin import (
+    has_side_file,
+    matched_as,
+    note_of_foreign,
+    read_bin,
+    read_side_file,
+    side_path,
+)
 from llmgpu.tokens.formats import format_by_name, read_tokens, recognize_format
 from llmgpu.tokens.manifest import read_manifest
 

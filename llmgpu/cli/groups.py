@@ -57,7 +57,7 @@ part = partial(
     "Process part I of N; finished parts are skipped. %P in the output name is replaced by "
     "the part. auto: read I and N from the variables of a Slurm array, of a Kubernetes indexed "
     "job, or RANK and WORLD_SIZE.", metavar="I/N|auto")
-# See `llmgpu.tokens.foreign`.
+# See `llmgpu.tokens.bin`.
 token_dtype = partial(
     option, None, ("uint16", "uint32"),
     "Integer type of token files from other tools that don't record it (nanoGPT: uint16).")

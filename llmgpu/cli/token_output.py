@@ -15,8 +15,8 @@ from llmgpu.input_files import number_of
 from llmgpu.outputs import TEXT, Output, check_outputs
 from llmgpu.resume_key import Run
 from llmgpu.tokens.formats import SHOWN, open_writer, outputs
+from llmgpu.tokens.ids import ShownTokens
 from llmgpu.tokens.shards import ShardNames, ShardWriter
-from llmgpu.tokens.shown import ShownTokens
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.splitting import (
     Owners,

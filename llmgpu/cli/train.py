@@ -69,8 +69,8 @@ from llmgpu.memory import Memory, free_memory
 from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.sources import Selection, Sources, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
+from llmgpu.tokens.bin import note_of_foreign
 from llmgpu.tokens.conversations import Conversations
-from llmgpu.tokens.foreign import note_of_foreign
 
 REPLACED = (
     "log.jsonl",

@@ -14,7 +14,8 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +29,14 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.texts import format_numbers
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.files import OutputFile, file_size, output_errors, writes_directly
-from llmgpu.input_files import input_errors, quote, read_whole
+from llmgpu.input_files import input_errors, listed, quote, read_head, read_whole
 from llmgpu.outputs import NPY, SIDE_FILE, TOKEN_FILE, TOKEN_INDEX, Output, kind_of
 from llmgpu.registry import imported
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
-from llmgpu.tokens.foreign import numbers_of
 from llmgpu.tokens.layouts import LAYOUTS, Layout, get_layout
+from llmgpu.tokens.megatron import MAGIC
+from llmgpu.tokens.megatron import index_path as megatron_index
 from llmgpu.tokens.npy import HEADER_BYTES, NumbersWriter, npy_header, read_numbers
 from llmgpu.tokens.sinks import BLOCK_BYTES, PreparedSlice, id_dtype, open_stream
 
@@ -58,6 +60,12 @@ _SIDE_FIELDS: dict[str, type] = {
 }
 _MASK_ENDING = ".mask.npy"
 
+# Token files of other tools have no side file. llm.c writes the integer type in a header, and
+# Megatron-LM in the index beside the file; nanoGPT nowhere. None names the vocabulary.
+_INDEX = struct.Struct("<9sQB")
+_INDEX_TYPES = {8: "uint16", 4: "uint32"}  # int32 that is not negative is the same
+_LLMC = LAYOUTS["llmc"]
+
 
 def read_bin(
     name: str, vocabulary_size: int | None, layout: str, dtype: str | None = None
@@ -65,7 +73,7 @@ def read_bin(
     """Return the ids of a file in blocks.
 
     vocabulary_size, layout: describe a pipe, which has no side file. dtype: that of the numbers of
-    a pipe, or of a file of another tool, see `llmgpu.tokens.foreign`.
+    a pipe, or of a file of another tool, see `llmgpu.tokens.bin`.
     """
     return _read_bin(name, _known_facts(name, vocabulary_size, get_layout(layout), dtype))
 
@@ -215,6 +223,63 @@ def describe_bin_file(
         _check_samples(mask_path(name), mask | {"length": length}, name)
     offset = facts.layout.header_bytes
     return BinFile(name, kind, offset, count, text_bytes, fingerprint, mask is not None)
+
+
+def numbers_of(path: str, dtype: str | None = None) -> tuple[Layout, np.dtype[np.integer], int]:
+    """Return the layout of a token file without a side file, the type and the number of its ids.
+
+    dtype: "uint16" or "uint32", for a file that does not say it.
+
+    Raises InputError for a file that can't be read, or does not say it either, or says otherwise,
+    and for one whose length does not fit.
+    """
+    layout, found, count = LAYOUTS["raw"], _type_in_index(path), None
+    with suppress(InputError):  # it has no such header
+        assert _LLMC.parse_header is not None
+        found, count = _LLMC.parse_header(read_head(path, _LLMC.header_bytes), path)
+        layout = _LLMC
+    if found and dtype and found != dtype:
+        raise InputError(f"{path}: by its header, its numbers are {found}, not {dtype}")
+    if not (chosen := found or dtype):
+        raise InputError(
+            f"{path} has no side file that records its integer type: if another tool made it, use "
+            "--token-dtype uint16 (nanoGPT) or uint32"
+        )
+    kind = np.dtype(chosen).newbyteorder("<")
+    size = os.path.getsize(path) - layout.header_bytes
+    if size % kind.itemsize or (count is not None and count * kind.itemsize != size):
+        wanted = "a whole number" if count is None else str(count)
+        raise InputError(
+            f"{path} has {size} bytes of ids, not {wanted} of {kind.itemsize} bytes each: it is "
+            "cut short, or its numbers are of another type"
+        )
+    return layout, kind, size // kind.itemsize
+
+
+def note_of_foreign(names: Sequence[str], vocabulary_name: str) -> str:
+    """Return what to tell of files that don't say of which vocabulary their ids are."""
+    return f"{listed(names)}: no side file, so the ids are assumed to be those of {vocabulary_name}"
+
+
+def _type_in_index(path: str) -> str | None:
+    """Return the type that Megatron-LM's index of a file says; None if there is none.
+
+    Raises InputError for another type than ids of llmgpu have.
+    """
+    try:
+        with open(megatron_index(path), "rb") as file:
+            data = file.read(_INDEX.size)
+    except (InputError, OSError):
+        return None
+    if len(data) < _INDEX.size or not data.startswith(MAGIC):
+        return None
+    code = _INDEX.unpack(data)[2]
+    if code not in _INDEX_TYPES:
+        raise InputError(
+            f"{path}: its index says numbers of type {quote(code)}, which are neither uint16 (8) "
+            "nor int32 (4)"
+        )
+    return _INDEX_TYPES[code]
 
 
 def _check_dtype(name: str, kind: np.dtype[np.integer], asked: str | None) -> None:

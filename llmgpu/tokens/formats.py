@@ -73,7 +73,7 @@ FORMATS = {
 
 
 _OTHER_ENDINGS = ".arrow .bz2 .csv .gz .h5 .json .npz .parquet .pkl .pt .pth .safetensors .xz .zst"
-SHOWN = "tokens"  # a format to look at, see `llmgpu.tokens.shown`; it can't be read back
+SHOWN = "tokens"  # a format to look at, see `llmgpu.tokens.ids`; it can't be read back
 
 
 def describe_formats() -> str:

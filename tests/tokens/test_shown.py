@@ -14,7 +14,7 @@ from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.vocabulary.spelling import readable
 from llmgpu.progress import no_progress
 from llmgpu.text.corpus import corpus_from_bytes
-from llmgpu.tokens.shown import ShownTokens, Style
+from llmgpu.tokens.ids import ShownTokens, Style
 from llmgpu.tokens.tokenizing import encode_into
 from tests.bpe.encoding.test_special_encoding import SPECIAL, vocabulary
 
