@@ -36,15 +36,7 @@ def main() -> None:
             end_process(end.code)
         if isinstance(end.code, int):
             codes.append(end.code)
-            if end.code and _is_selecting():
-                _flush_and_leave(end.code)
         raise
-
-
-def _is_selecting() -> bool:
-    """Whether a device is being opened, which Python would wait for."""
-    backend = sys.modules.get("llmgpu.backend")
-    return backend is not None and backend.is_selecting()
 
 
 def _end_at_once(codes: list[int]) -> None:

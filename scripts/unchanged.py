@@ -312,13 +312,6 @@ RULES: dict[str, list[str]] = {
     "llmgpu/bpe/encoding/pair_ranks.py": [
         r"\.reshape\(-1, 3\)\.T .*1 -> 2$|^unknown = -1 if .*: 1 -> 2$",  # any negative number
     ],
-    "llmgpu/bpe/encoding/encoder_shared.py": [
-        r"^self\._join_from = |^join_from: int = 0|^OPENED_FROM = ",  # when devices are opened
-        # Time alone: which device takes what.
-        r"^self\._encoded \+= ",
-        r"^self\._expects_enough = ",
-        r"^host_rate = ",
-    ],
     "llmgpu/bpe/words/spilling.py": [
         r"^self\._pieces, self\._kept_bytes = \[\], 0 .*: 0 -> 1$",  # a limit, but for one byte
         r"^self\._file\.close\(\) .*left out$",  # the next line lets go of it

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ import click
 import pytest
 
 from llmgpu import backend, gpu
-from llmgpu.backend import NUMPY, Backend, select_early, start_selecting
+from llmgpu.backend import NUMPY, Backend, Opening
 from llmgpu.cli.groups import gpu_from
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import drivers
@@ -25,50 +26,131 @@ def _no_chosen_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LLMGPU_DRIVER", raising=False)
 
 
+LOADS_NOTHING = "assert 'wgpu' not in sys.modules and 'llmgpu.gpu' not in sys.modules"
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+@pytest.mark.parametrize("text_bytes", [None, 99])
+def test_small_work_loads_no_gpu_package(device: str, text_bytes: int | None) -> None:
+    code = (
+        "import os, sys; os.environ['LLMGPU_GPU_FROM'] = '100'\n"
+        "from llmgpu.backend import NUMPY, Opening\n"
+        f"opening = Opening({device!r}, encodes=True)\n"
+        f"opening.begin_encoding({text_bytes!r})\n"
+        f"assert opening.backend() == NUMPY\n{LOADS_NOTHING}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_adapters_are_not_listed_where_no_driver_of_a_gpu_is() -> None:
+    code = (
+        "import sys; from llmgpu import backend\n"
+        "backend._GPU_FILES = ('/dev/no such file*',); sys.platform = 'linux'\n"
+        "opening = backend.Opening('auto', encodes=True)\n"
+        "opening.begin()\n"
+        f"assert opening.backend() == backend.NUMPY\n{LOADS_NOTHING}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize(
-    ("wanted", "text_bytes", "least"), [("cpu", None, 0), ("cpu", 10**12, 0), ("auto", 99, 100)]
+    ("text_bytes", "is_open", "on_gpu"),
+    [
+        *[(None, False, False), (None, True, False)],
+        *[(10**8 - 1, False, False), (10**8, False, True)],
+        *[((16 << 20) - 1, True, False), (16 << 20, True, True)],
+    ],
 )
-def test_small_work_loads_no_gpu_package(wanted: str, text_bytes: int | None, least: int) -> None:
-    code = (
-        "import sys; from llmgpu.backend import NUMPY, start_selecting\n"
-        f"assert start_selecting({wanted!r}, {text_bytes!r}, {least!r})() is NUMPY\n"
-        "assert 'wgpu' not in sys.modules and 'llmgpu.gpu' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize(("text_bytes", "least"), [(100, 100), (0, 0)])
-def test_auto_looks_for_adapters_from_the_least_size_on(
-    monkeypatch: pytest.MonkeyPatch, text_bytes: int, least: int
+def test_the_size_of_a_text_decides_where_auto_encodes_it(
+    monkeypatch: pytest.MonkeyPatch, text_bytes: int | None, is_open: bool, on_gpu: bool
 ) -> None:
-    asked_in = []
-
-    def no_adapter(driver: str, wanted: str) -> None:
-        asked_in.append(threading.current_thread())
-
-    monkeypatch.setattr(backend, "_open", no_adapter)
-    chosen = start_selecting("auto", text_bytes, least, joins=True)()
-    assert (chosen.device, chosen.join_from) == (None, 0)
-    assert chosen.joining is not None
-    assert chosen.joining() is NUMPY
-    assert len(asked_in) == 1
-    assert asked_in[0] is not threading.main_thread()
+    monkeypatch.setenv("LLMGPU_GPU_FROM", "100MB")
+    assert backend.encodes_on_gpu(text_bytes, is_open=is_open) == on_gpu
+    monkeypatch.delenv("LLMGPU_GPU_FROM")
+    assert not backend.encodes_on_gpu(backend.ENCODING_FROM - 1)
+    assert backend.encodes_on_gpu(backend.ENCODING_FROM)
 
 
-def test_a_text_of_unknown_size_opens_nothing_at_first() -> None:
-    code = (
-        "import sys; from llmgpu.backend import start_selecting\n"
-        "chosen = start_selecting('auto', None, 100, joins=True)()\n"
-        "assert (chosen.device, chosen.join_from) == (None, 100)\n"
-        "assert 'wgpu' not in sys.modules and 'llmgpu.gpu' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+class Adapter:
+    """An adapter of a kind, as drivers list them."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.is_software = kind == "software adapter"
+        self.is_discrete = kind == "discrete GPU"
+        self.matrix_shapes = ()
+
+    def __str__(self) -> str:
+        return self.kind
+
+
+KINDS = "discrete GPU", "integrated GPU", "software adapter", "unknown kind of GPU"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "encoding", "computing"),
+    [
+        (KINDS, KINDS[0], KINDS[0]),
+        (KINDS[1:], "the CPU", KINDS[1]),
+        (KINDS[2:], "the CPU", KINDS[3]),
+        (KINDS[2:3], "the CPU", "the CPU"),
+        ((), "the CPU", "the CPU"),
+    ],
+)
+def test_auto_encodes_on_a_discrete_gpu_alone(
+    kinds: tuple[str, ...], encoding: str, computing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wgpu")
+    monkeypatch.setattr(backend, "_may_have_gpu", lambda: True)
+    monkeypatch.setattr(gpu, "list_adapters", lambda driver: [Adapter(kind) for kind in kinds])
+    monkeypatch.setattr(gpu, "OpenedAdapter", lambda adapter: adapter)
+    monkeypatch.setattr(gpu, "Device", lambda opened: opened, raising=False)
+    for encodes, expected in (True, encoding), (False, computing):
+        opening = Opening("auto", encodes=encodes)
+        opening.begin()
+        found = opening.backend()
+        assert found.description == expected
+        assert found.is_optional == (encodes and expected != "the CPU")
+
+
+def test_a_device_that_auto_can_not_open_leaves_encoding_to_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(wanted: str, **how: object) -> Backend:
+        raise DeviceError("can't open it")
+
+    monkeypatch.setattr(backend, "_may_have_gpu", lambda: True)
+    monkeypatch.setattr(backend, "select_backend", refuse)
+    opening = Opening("auto", encodes=True)
+    opening.begin()
+    assert opening.backend() == NUMPY
+    assert caplog.messages == ["can't open it; using the CPU"]
+    for others in Opening("auto"), Opening("gpu", encodes=True):
+        others.begin()
+        for _ in range(2):
+            with pytest.raises(DeviceError, match="can't open it"):
+                others.backend()
+
+
+def test_auto_takes_the_cpu_for_the_next_text_if_that_is_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Backend(None, "a device")
+    monkeypatch.setenv("LLMGPU_GPU_FROM", "1kB")
+    monkeypatch.setattr(backend, "_may_have_gpu", lambda: True)
+    monkeypatch.setattr(backend, "select_backend", lambda wanted, **how: device)
+    opening = Opening("auto", encodes=True)
+    for text_bytes, expected in (1000, device), (999, NUMPY), (None, NUMPY), (2000, device):
+        assert opening.begin_encoding(text_bytes) == (expected is device)
+        assert opening.backend() == expected
 
 
 def test_what_can_not_be_selected_is_an_error_when_it_is_asked_for() -> None:
-    selected = start_selecting("no such adapter")
-    with pytest.raises(DeviceError):
-        selected()
+    opening = Opening("no such adapter")
+    opening.begin()
+    for _ in range(2):
+        with pytest.raises(DeviceError, match=r"no such adapter|no GPU adapter"):
+            opening.backend()
 
 
 @pytest.mark.parametrize("value", ["x", "0", "-1MB", "1e999"])
@@ -91,11 +173,11 @@ SAYS_WHEN = """
 import sys
 from llmgpu import backend
 
-def select_early(wanted, *, auto, matrices=False):
-    print(wanted, auto, "numpy" in sys.modules)
+def begin(opening):
+    print(opening.wanted, "numpy" in sys.modules)
     sys.exit()
 
-backend.select_early = select_early
+backend.Opening.begin = begin
 from llmgpu.cli import main
 main()
 """
@@ -107,15 +189,17 @@ main()
         ("bpe-train small --device gpu", "gpu False"),
         ("tokenize --vocab v.bin small --device gpu", "gpu False"),
         ("count --vocab v.bin small --device gpu", "gpu False"),
-        ("generate folder --prompt a", "auto True"),
-        ("score folder small", "auto True"),
-        ("bpe-train small", "auto False"),
-        ("bpe-train large", "auto True"),
-        ("bpe-train small small large --limit 1999", "auto False"),
-        ("bpe-train large --checkpoint folder --resume", "auto False"),
-        ("tokenize --vocab v.bin small small", "auto True"),
-        ("tokenize --vocab v.bin small missing", "auto False"),
-        ("tokenize --vocab v.bin large --decode", "auto False"),
+        ("compare-vocabs v.bin w.bin --on large", "auto False"),
+        ("generate folder --prompt a", "auto False"),
+        ("score folder small", "auto False"),
+        ("bpe-train small", ""),
+        ("bpe-train large", "auto False"),
+        ("bpe-train small small large --limit 1999", ""),
+        ("bpe-train large --checkpoint folder --resume", ""),
+        ("tokenize --vocab v.bin small small", "auto False"),
+        ("tokenize --vocab v.bin small missing", ""),
+        ("tokenize --vocab v.bin large --decode", ""),
+        ("tokenize --vocab v.bin ids --decode --device gpu", ""),
     ],
 )
 def test_a_device_that_will_be_used_is_opened_before_numpy_is_imported(
@@ -130,19 +214,23 @@ def test_a_device_that_will_be_used_is_opened_before_numpy_is_imported(
         capture_output=True,
         text=True,
     )
-    assert (done.stdout, done.stderr) == (f"{said} False\n", "")
+    if said:
+        assert (done.stdout, done.stderr) == (f"{said}\n", "")
+    else:  # without a vocabulary the command fails, if not before it begins to open a device
+        assert not done.stdout.endswith("False\n")
 
 
 def test_no_variable_is_set_while_a_device_is_opened_and_numpy_imported() -> None:
     """A driver that reads variables meanwhile may read memory that setting one has freed."""
     code = (
-        "import os, sys; from llmgpu import backend\n"
+        "import os, sys; from llmgpu.backend import Opening\n"
         "os.environ.pop('XDG_RUNTIME_DIR', None)\n"
-        "backend.select_early('gpu')\n"
+        "opening = Opening('gpu')\n"
+        "opening.begin()\n"
         "def refuse(*arguments): os.write(2, repr(arguments).encode()); os._exit(1)\n"
         "os.putenv = os.unsetenv = refuse\n"
         "assert 'numpy' not in sys.modules; import numpy\n"
-        "backend._early['gpu'].exception()\n"
+        "opening._thread.join()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -159,21 +247,53 @@ def test_adapters_are_listed_without_numpy(name: str, package: str) -> None:
 
 
 def test_all_devices_are_not_one() -> None:
-    with pytest.raises(DeviceError, match="device all is only for tokenizing and counting tokens"):
-        start_selecting("all")()
+    opening = Opening("all", encodes=True)
+    opening.begin()
+    with pytest.raises(DeviceError, match=r"no device all: .* --part I/N --device gpu:K$"):
+        opening.backend()
 
 
-def test_what_was_begun_early_is_taken_once() -> None:
-    select_early("no such adapter")
-    begun = backend._early["no such adapter"]
-    for name in ("auto", "cpu"):
-        select_early(name)
-    assert [*backend._early] == ["no such adapter"]
-    first, second = (start_selecting("no such adapter") for _ in range(2))
-    assert not backend._early
-    for selected in (first, begun.result, second):
-        with pytest.raises(DeviceError, match=r"no such adapter|no GPU adapter"):
-            selected()
+def test_a_device_is_opened_once() -> None:
+    require_adapter()
+    with Opening("gpu") as opening:
+        opening.begin()
+        first = opening.backend()
+        opening.begin()
+        assert opening.backend() is first
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_process_selects_again_where_the_thread_is_missing() -> None:
+    opening = Opening("no such adapter")
+    opening.begin()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        try:
+            opening.backend()
+        except DeviceError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    with pytest.raises(DeviceError):
+        opening.backend()
+
+
+def test_closing_waits_for_the_thread_and_drops_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    proceed = threading.Event()
+
+    def select(wanted: str, **how: object) -> Backend:
+        assert proceed.wait(20)
+        return Backend(None, "a device")
+
+    monkeypatch.setattr(backend, "select_backend", select)
+    with Opening("gpu") as opening:
+        opening.begin()
+        thread = opening._thread
+        threading.Timer(0.1, proceed.set).start()
+    assert thread is not None and not thread.is_alive()
+    assert opening.backend() == NUMPY
 
 
 @pytest.mark.parametrize(
@@ -197,7 +317,9 @@ def test_dawn_is_not_selected_in_a_thread(
     """While it lists adapters, standard error is a file."""
     asked_in = []
 
-    def select(wanted: str, *, matrices: bool, note: Callable[[str], None] | None) -> Backend:
+    def select(
+        wanted: str, *, matrices: bool, note: Callable[[str], None] | None, only_discrete: bool
+    ) -> Backend:
         asked_in.append(threading.current_thread())
         (note or print)(f"{wanted} {matrices}")
         return NUMPY
@@ -207,13 +329,11 @@ def test_dawn_is_not_selected_in_a_thread(
         monkeypatch.setattr(module, "has_dawn", lambda: installed)
     monkeypatch.setattr(backend, "select_backend", select)
     told: list[str] = []
-    selected = start_selecting("some adapter", matrices=matrices, note=told.append)
-    assert selected() is NUMPY
-    assert told == [f"some adapter {matrices}"]
+    opening = Opening("some adapter", matrices=matrices)
+    opening.begin()
+    assert opening.backend(told.append) == NUMPY
+    assert told == ([] if in_thread else [f"some adapter {matrices}"])
     assert (asked_in[0] is not threading.main_thread()) == in_thread
-    select_early("gpu", matrices=matrices)
-    assert [*backend._early] == ["gpu"] * in_thread
-    assert start_selecting("gpu", matrices=matrices)() is NUMPY and not backend._early
 
 
 def test_what_dawn_raises_is_raised_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,26 +343,22 @@ def test_what_dawn_raises_is_raised_when_it_is_asked_for(monkeypatch: pytest.Mon
     monkeypatch.setenv("LLMGPU_DRIVER", "dawn")
     monkeypatch.setattr(drivers, "has_dawn", lambda: True)
     monkeypatch.setattr(backend, "select_backend", fail)
-    selected = start_selecting("gpu")
+    opening = Opening("gpu")
+    opening.begin()
     with pytest.raises(DeviceError, match="no Dawn"):
-        selected()
+        opening.backend()
 
 
 def test_a_device_is_freed_when_nobody_uses_it() -> None:
     require_adapter()
-    for early in False, True:
-        if early:
-            select_early("gpu")
-        device = weakref.ref(start_selecting("gpu")().device)
+    for is_closed in False, True:
+        opening = Opening("gpu")
+        opening.begin()
+        device = weakref.ref(opening.backend().device)
+        assert device() is not None
+        if is_closed:
+            opening.close()
+        else:
+            del opening
         gc.collect()
         assert device() is None
-
-
-def test_all_devices_that_were_opened_early_are_taken_once() -> None:
-    select_early(backend.ALL)
-    (begun,) = backend._early_all
-    selected = start_selecting(backend.ALL, joins=True)
-    assert selected is begun.result() and not backend._early_all
-    found = selected()
-    opened = [joining().description for joining in (found.joining, *found.others) if joining]
-    assert len(opened) == len(set(opened)) and (opened or found is NUMPY)

@@ -136,6 +136,7 @@ def slow(function):
             return function(*given, **named)
     return call
 
+backend._may_have_gpu = lambda: True
 {module}.{function} = slow({module}.{function})
 def encode(device):
     try: Tokenizer.load("v.bin", device).encode("low " * 30_000)
@@ -182,6 +183,77 @@ def test_a_process_is_forked_once_encoders_are_open(
     run_forking(code, tmp_path, LLMGPU_GPU_FROM="1kB", LLMGPU_DRIVER="wgpu")
 
 
+FORKS = """
+import os, signal, sys, threading, time
+from llmgpu import Tokenizer, backend
+from llmgpu.errors import LlmgpuError
+
+backend._may_have_gpu = lambda: True
+device, forks = sys.argv[1], int(sys.argv[2])
+texts = ["low lower lowest " * count for count in (30_000, 5_000, 10)]
+expected = [Tokenizer.load("v.bin", "cpu").encode(text).tolist() for text in texts[1:]]
+
+def child(tokenizer):
+    signal.alarm(60)  # it would wait forever for a lock that nobody holds there
+    try:
+        tokenizer = tokenizer or Tokenizer.load("v.bin", device)
+        found = [tokenizer.encode(text).tolist() for text in texts[1:]]
+    except LlmgpuError as error:
+        os._exit(device == "auto" or "was forked" not in str(error))
+    os._exit(found != expected)
+
+def encode():
+    while not has_ended.is_set():
+        try:
+            tokenizer = Tokenizer.load("v.bin", device)
+            begun.release()
+            for text in texts: tokenizer.encode(text)
+        except LlmgpuError: pass
+
+has_ended, begun = threading.Event(), threading.Semaphore(0)
+kept = Tokenizer.load("v.bin") if forks > 1 else None
+threads = [threading.Thread(target=encode) for _ in range(8 if forks > 1 else 1)]
+for thread in threads: thread.start()
+children = []
+for number in range(forks):
+    time.sleep(0.02 if forks > 1 else float(sys.argv[3]))
+    children.append(os.fork())
+    if not children[-1]: child(kept)
+    if kept is not None: kept.encode(texts[1])
+ended = [os.waitpid(each, 0)[1] for each in children]
+has_ended.set()
+for thread in threads: thread.join()
+sys.exit(any(ended))
+"""
+
+
+def run_forks(folder: Path, *arguments: str) -> None:
+    if sys.platform == "win32":
+        pytest.skip("this system has no fork")
+    vocabulary().save(folder / "v.bin")
+    (folder / "forks.py").write_text(FORKS)
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "forks.py", *arguments],
+        cwd=folder,
+        env=environment() | {"LLMGPU_GPU_FROM": "50kB", "LLMGPU_DRIVER": "wgpu"},
+        check=True,
+        timeout=200,
+    )
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_a_process_forks_while_eight_threads_encode(tmp_path: Path, device: str) -> None:
+    run_forks(tmp_path, device, "10")
+
+
+@pytest.mark.parametrize("device", ["auto", "gpu"])
+@pytest.mark.parametrize("seconds", [0.0, 0.03, 0.1, 0.2, 0.3])
+def test_a_process_forks_while_a_device_is_being_opened(
+    tmp_path: Path, device: str, seconds: float
+) -> None:
+    run_forks(tmp_path, device, "1", str(seconds))
+
+
 def test_a_device_is_selected_once_though_the_first_text_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -198,6 +270,7 @@ def test_a_device_is_selected_once_though_the_first_text_fails(
             raise MemoryError
         return open_matching_encoder(*given, **named)
 
+    monkeypatch.setattr(backend, "_may_have_gpu", lambda: True)
     monkeypatch.setattr(backend, "select_backend", select)
     monkeypatch.setattr(process_encoders, "open_matching_encoder", open_once_failing)
     tokenizer = Tokenizer(vocabulary())
@@ -205,7 +278,6 @@ def test_a_device_is_selected_once_though_the_first_text_fails(
         tokenizer.encode("low " * 30_000)
     assert tokenizer.decode(tokenizer.encode("low " * 30_000)) == "low " * 30_000
     assert selected == ["auto"]
-    assert not backend._early
 
 
 def test_a_tokenizer_on_a_device_has_its_tables_from_the_start(

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from llmgpu.backend import TRAINING_FROM, start_selecting
+from llmgpu.backend import TRAINING_FROM, Opening
 from llmgpu.bpe.interchange.open import find_vocabulary, open_vocabulary
 from llmgpu.bpe.pretokens.blocks import cut_text_by
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
@@ -50,7 +50,7 @@ _TOLD_SECONDS = 0.05  # of others, shorter ones are not worth a word
 _OF_MERGING = ("vocab_size", "min_frequency", "max_token_length", "tie", "match", "engine")
 
 
-def bpe_train(asked: BpeTrainCommand) -> None:
+def bpe_train(asked: BpeTrainCommand, opening: Opening) -> None:
     """Train a byte-level BPE vocabulary, or only count words."""
     report = Reporter(quiet=asked.report.quiet)
     start = time.perf_counter()
@@ -86,7 +86,7 @@ def bpe_train(asked: BpeTrainCommand) -> None:
         before = time.perf_counter()
         source = loaded or text
         assert source is not None
-        plan = _plan(options, asked.device, source, how.limit)
+        plan = _plan(options, opening, source, how.limit)
         written = _written(outputs.values(), counts_output, asked.checkpoint, resumed)
         check_outputs([*written, *job.outputs], read, force=asked.force)
         seconds = {"total": 0.0, "open device": time.perf_counter() - before}
@@ -234,7 +234,7 @@ def _take_part(
 
 def _plan(
     options: TrainingOptions,
-    device: str,
+    opening: Opening,
     source: Corpus | WordCounts,
     limit: int | None,
 ) -> Plan:
@@ -242,7 +242,9 @@ def _plan(
     known = source.total_bytes if isinstance(source, Corpus) else source.words.text_bytes
     size = min((each for each in (known, limit) if each is not None), default=None)
     least = 0 if options.engine == "recount" else gpu_from(TRAINING_FROM)
-    return make_plan(options, start_selecting(device, size, least)())
+    if opening.wanted != "auto" or size is None or size >= least:
+        opening.begin()
+    return make_plan(options, opening.backend())
 
 
 def _load_counts(asked: BpeTrainCommand) -> WordCounts:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.backend import TOKENIZING_FROM, Backend, start_selecting
+from llmgpu.backend import Backend, Opening
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.bpe.training.statistics import lengths_of, scripts_of
@@ -18,26 +18,26 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.commands.vocabularies import CompareVocabsCommand
 from llmgpu.cli.console import Reporter, left_out_of, print_json, print_result, print_table
 from llmgpu.cli.count import keep_input
-from llmgpu.cli.groups import gpu_from, labels_of
+from llmgpu.cli.groups import labels_of
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources
 from llmgpu.tokens.counting import count_files
+from llmgpu.tokens.tokenizing import known_bytes
 
 GROUPS: dict[str, Callable[[Vocabulary], list[str]]] = {"script": scripts_of, "length": lengths_of}
 
 
-def compare_vocabs(asked: CompareVocabsCommand) -> None:
+def compare_vocabs(asked: CompareVocabsCommand, opening: Opening) -> None:
     """Compare two vocabularies."""
     report = Reporter(quiet=asked.report.quiet)
     names = [asked.first, asked.second]
     options = asked.reading.corpus_options()
     with keep_input(asked.texts, passes=2) as (sources, kept):
-        size = sources.total_bytes
-        selected = start_selecting(asked.device, size, gpu_from(TOKENIZING_FROM))
+        opening.begin_encoding(known_bytes(sources, options.limit))
         pair = [open_vocabulary(name, note=report.note) for name in names]
         facts = _overlap(names, pair)
         if asked.texts:
-            facts |= _measure(pair, sources, options, selected(), report)
+            facts |= _measure(pair, sources, options, opening.backend(), report)
             report.note_left_out(facts)
     facts |= {"groups": _groups(pair, facts.pop("used", None))}
     for file in facts.get("files", ()):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from llmgpu.backend import TOKENIZING_FROM, Backend, start_selecting
+from llmgpu.backend import Backend, Opening
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
 from llmgpu.bpe.interchange.open import open_vocabulary
@@ -21,7 +21,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import EncodingOptions, with_chat
 from llmgpu.cli.commands.count import CountCommand
 from llmgpu.cli.console import Reporter, left_out_of, print_json, print_table
-from llmgpu.cli.groups import gpu_from, labels_of, required_input, resolve_texts
+from llmgpu.cli.groups import labels_of, required_input, resolve_texts
 from llmgpu.cli.options import refuse_given
 from llmgpu.cli.parts import PartJob
 from llmgpu.errors import BudgetError
@@ -33,7 +33,8 @@ from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Selection, Sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.conversations import MaskingEncoder
-from llmgpu.tokens.counting import DocumentLengths, count_files
+from llmgpu.tokens.counting import DocumentLengths, FileCount, count_files
+from llmgpu.tokens.tokenizing import known_bytes, suggesting_gpu
 
 _ALL = Selection()
 
@@ -54,7 +55,7 @@ ORDERS = {
 }
 
 
-def count(asked: CountCommand) -> None:
+def count(asked: CountCommand, opening: Opening) -> None:
     """Count the tokens of files, folders or globs, or of a pipe."""
     report = Reporter(quiet=asked.report.quiet)
     per, vocabs = asked.per, asked.vocabs
@@ -69,9 +70,13 @@ def count(asked: CountCommand) -> None:
     begin = time.perf_counter()
     with keep_input(paths, len(vocabs), selection) as (sources, kept):
         sources = job.take(sources, options)
-        backend, encoders = _open_encoders(asked, encoding, sources.total_bytes, report)
+        size = known_bytes(sources, options.limit)
+        backend, encoders = _open_encoders(asked, opening, encoding, size, report)
         lengths = [DocumentLengths() for _ in vocabs] if per == "document" else None
-        rows, summary = _count(encoders, sources, options, encoding, report, lengths)
+        is_unknown = size is None and opening.wanted == "auto"
+        rows, summary = _count(
+            encoders, sources, options, encoding, report, lengths, is_unknown=is_unknown
+        )
     rows = [row._replace(path=STANDARD_INPUT) if row.path == kept else row for row in rows]
     largest = max(rows, key=lambda row: max(row.tokens), default=None)
     if per == "folder":
@@ -100,16 +105,20 @@ def count(asked: CountCommand) -> None:
 
 
 def _open_encoders(
-    asked: CountCommand, encoding: EncodingOptions, text_bytes: int | None, report: Reporter
+    asked: CountCommand,
+    opening: Opening,
+    encoding: EncodingOptions,
+    text_bytes: int | None,
+    report: Reporter,
 ) -> tuple[Backend, list[tuple[Vocabulary, Encoder]]]:
     """Open the device, and each vocabulary with an encoder."""
-    selected = start_selecting(asked.device, text_bytes, gpu_from(TOKENIZING_FROM), joins=True)
+    is_begun = opening.begin_encoding(text_bytes)
     vocabularies = [
         encoding.with_template(open_vocabulary(name, note=report.note)) for name in asked.vocabs
     ]
-    for vocabulary in vocabularies:
-        prepare_vocabulary(vocabulary, asked.device, text_bytes)
-    backend = selected()
+    for vocabulary in vocabularies if is_begun else ():
+        prepare_vocabulary(vocabulary, opening)
+    backend = opening.backend()
     encoders = [
         open_encoder(
             vocabulary,
@@ -167,19 +176,23 @@ def _count(
     encoding: EncodingOptions,
     report: Reporter,
     lengths: Sequence[DocumentLengths] | None,
+    *,
+    is_unknown: bool,
 ) -> tuple[list[Row], dict[str, Any]]:
     """Return a row for each file, and the summary of all.
 
-    lengths: take the tokens of documents, for each encoder.
+    lengths: take the tokens of documents, for each encoder. is_unknown: see `suggesting_gpu`.
     """
-    passes = []
+    passes: list[list[FileCount]] = []
     try:
         for (vocabulary, encoder), taken in zip(encoders, lengths or repeat(None), strict=False):
             with encoding.conversations(vocabulary) as conversations:
                 if conversations:
                     encoder = MaskingEncoder(encoder, conversations, vocabulary)
                 with Corpus(sources, with_chat(options, conversations)) as text:
-                    passes.append(count_files(encoder, text, report, lengths=taken))
+                    is_due = is_unknown and not passes
+                    progress = suggesting_gpu(text, is_due, report.note, report)
+                    passes.append(count_files(encoder, text, progress, lengths=taken))
     finally:
         report.close()
     rows = [

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from llmgpu.backend import start_selecting
+from llmgpu.backend import Opening
 from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS
 from llmgpu.cli.chat import check_chat, with_chat_template
 from llmgpu.cli.commands.models import GenerateCommand
@@ -30,7 +30,7 @@ from llmgpu.tokenizer import Tokenizer
 from llmgpu.tokenizer.chatting import ChatEncoder
 
 
-def generate(asked: GenerateCommand) -> None:
+def generate(asked: GenerateCommand, opening: Opening) -> None:
     """Continue prompts with the model in FOLDER: a run, a checkpoint or a Hugging Face model."""
     report = Reporter(quiet=asked.report.quiet)
     as_json, prompts = asked.report.as_json, asked.prompts
@@ -51,7 +51,7 @@ def generate(asked: GenerateCommand) -> None:
     wanted = [(each, prompt_ids(tokenizer, conversations, each, saved)) for each in texts]
 
     # The model, for the longest text that it will have.
-    backend = start_selecting(asked.device, matrices=True, note=report.note)()
+    backend = opening.backend(report.note)
     report.line(f"generating on {backend.description} with {saved.folder}")
     longest = max(len(ids) for _, ids in wanted)
     model = load_model(saved, backend, longest + asked.max_new_tokens, asked.precision)

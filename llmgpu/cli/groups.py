@@ -6,14 +6,15 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from llmgpu import backend
+from llmgpu.backend import ENCODING_FROM, TRAINING_FROM, Opening
 from llmgpu.cli.options import refuse_given, was_given
 from llmgpu.errors import InputError
 from llmgpu.option_fields import option, own_options
@@ -49,8 +50,8 @@ device = partial(
     option, "auto", str,
     "\b\nauto: the fastest device for the job;\n"
     "cpu; gpu: the best GPU; gpu:1: the next one;\n"
-    "NAME[:N]: a GPU whose name contains NAME;\n"
-    "all: CPU and GPUs (tokenize, count).\nAlso set by $LLMGPU_DEVICE.",
+    "NAME[:N]: a GPU whose name contains NAME.\n"
+    "Also set by $LLMGPU_DEVICE.",
     metavar="auto|cpu|gpu|NAME[:N]", settings={"envvar": "LLMGPU_DEVICE"})
 part = partial(
     option, None, "part",
@@ -343,14 +344,24 @@ def gpu_from(least: int) -> int:
         raise click.UsageError(str(error)) from error
 
 
-def open_device_early(options: Mapping[str, Any], paths: Sequence[str], least: int) -> None:
-    """Begin to open a command's device, see `llmgpu.backend.select_early`.
+def open_device(device: str, paths: Sequence[str], *, encodes: bool) -> Opening:
+    """Return the opening of a command's device, begun if the device will surely be used.
 
-    paths: what it reads. least: bytes of text from which ``auto`` takes a device, which it surely
-    does for plain files of that size.
+    paths: what the command reads. encodes: see `Opening`. ``auto`` will be used for large files.
     """
-    is_large = False
-    if options["device"] == "auto" and not any(options.get(name) for name in _TAKING_LESS):
+    context = click.get_current_context()
+    least = gpu_from(ENCODING_FROM if encodes else TRAINING_FROM)
+    is_used = not context.params.get("decode")
+    if device == "auto":
         sizes = (os.path.getsize(path) for path in paths if os.path.isfile(path))
-        is_large = sum(sizes) >= gpu_from(least)
-    backend.select_early(options["device"], auto=is_large)
+        takes_all = not any(context.params.get(name) for name in _TAKING_LESS)
+        is_used = takes_all and sum(sizes) >= least
+    # A worker of ``llmgpu run`` keeps devices open from one command to the next.
+    kept: dict[str, Opening] = {} if context.obj is None else context.obj
+    if device not in kept:
+        kept[device] = Opening(device, encodes=encodes, keeps_encoders=context.obj is not None)
+    opening = kept[device]
+    opening.growth = None
+    if is_used:
+        opening.begin()
+    return opening

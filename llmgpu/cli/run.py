@@ -21,8 +21,7 @@ from typing import Any
 
 import click
 
-from llmgpu.backend import keep_devices
-from llmgpu.bpe.encoding.open import keep_encoders
+from llmgpu.backend import Opening
 from llmgpu.cli.commands.parts import RunCommand
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.groups import FILE_OPTIONS, READING_OPTIONS
@@ -259,10 +258,12 @@ def _carry_out(
 class Worker:
     """What an actor of Ray does."""
 
+    def __init__(self) -> None:
+        """Open nothing yet."""
+        self._openings: dict[str, Opening] = {}  # with their encoders, from one part to the next
+
     def begin(self) -> tuple[dict[str, Any], str | None]:
-        """Keep devices and encoders open from one part to the next."""
-        keep_devices()
-        keep_encoders()
+        """Say that the worker is there."""
         return {}, None
 
     def do_part(
@@ -272,24 +273,24 @@ class Worker:
 
         device: None for the GPU that Ray gives this actor.
         """
-        self.begin()  # a process that took the place of a lost one has not
         if device is None:
             device = f"gpu:{importlib.import_module('ray').get_gpu_ids()[0]}"
         try:
             os.chdir(folder)
             command, *others = arguments
-            return _call([command, "--device", device, "--quiet", "--json", *others]), None
+            arguments = [command, "--device", device, "--quiet", "--json", *others]
+            return _call(arguments, self._openings), None
         except (LlmgpuError, OSError, click.ClickException) as error:
             said = error.format_message() if isinstance(error, click.ClickException) else str(error)
             return {}, said
 
 
-def _call(arguments: list[str]) -> dict[str, Any]:
-    """Run a command in this process; return its summary."""
+def _call(arguments: list[str], openings: dict[str, Opening] | None = None) -> dict[str, Any]:
+    """Run a command in this process, on devices that stay open; return its summary."""
     from llmgpu.cli import cli
 
     printed = io.StringIO()
     with redirect_stdout(printed):
-        cli.main(arguments, standalone_mode=False)
+        cli.main(arguments, standalone_mode=False, obj=openings)
     summary: dict[str, Any] = json.loads(printed.getvalue().splitlines()[-1])
     return summary

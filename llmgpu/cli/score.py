@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.backend import NUMPY, start_selecting
+from llmgpu.backend import NUMPY, Opening
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.cli.commands.models import ScoreCommand
 from llmgpu.cli.console import Reporter, left_out_of, print_json, print_result
@@ -29,7 +29,7 @@ from llmgpu.lm.scoring import Document, Request, Score, Scorer, read_documents
 from llmgpu.text.corpus import Corpus
 
 
-def score(asked: ScoreCommand) -> None:
+def score(asked: ScoreCommand, opening: Opening) -> None:
     """Score documents with the model in FOLDER."""
     report = Reporter(quiet=asked.report.quiet)
     paths = asked.files.named(asked.paths)
@@ -39,7 +39,7 @@ def score(asked: ScoreCommand) -> None:
     options = asked.reading.corpus_options()
     longest = saved.config.max_positions or saved.config.seq_len
     window = asked.window or min(longest, SHORT_CONTEXT)
-    backend = start_selecting(asked.device, matrices=True, note=report.note)()
+    backend = opening.backend(report.note)
     model = load_model(saved, backend, window)
     scorer = Scorer(model, window, asked.stride or max(1, window // 2))
     report.line(

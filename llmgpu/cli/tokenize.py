@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from llmgpu.backend import TOKENIZING_FROM, Backend, begin_growth, start_selecting
+from llmgpu.backend import Backend, Opening
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
 from llmgpu.bpe.encoding.special_encoding import ids_around
@@ -22,13 +22,14 @@ from llmgpu.cli.chat import EncodingOptions, with_chat
 from llmgpu.cli.commands.tokenize import TokenizeCommand
 from llmgpu.cli.console import Reporter, human_bytes, left_out_of, print_json, print_result
 from llmgpu.cli.decoding import decode_files, files_of_ids, read_for
-from llmgpu.cli.groups import READING_INPUT, gpu_from, resolve_texts
+from llmgpu.cli.groups import READING_INPUT, resolve_texts
 from llmgpu.cli.options import refuse_given
 from llmgpu.cli.parts import PartJob
 from llmgpu.cli.token_output import TokenOutput, check_files, open_sinks
 from llmgpu.files import STANDARD_OUTPUT, writes_directly
 from llmgpu.input_files import number_of
 from llmgpu.memory import Growth
+from llmgpu.progress import Progress
 from llmgpu.resume_key import Run
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.normalizing import get_normalizer
@@ -51,11 +52,14 @@ from llmgpu.tokens.tokenizing import (
     encode_corpus,
     encode_into,
     encoding_key,
+    known_bytes,
     require_rereadable,
+    suggesting_gpu,
 )
 
 # The encoder used last: when the process ends, the system frees the memory of a device faster.
 _used: list[Encoder] = []
+_BYTES_A_TOKEN = 4  # of text, about
 _LEAST_TOLD = 1 << 20  # bytes of text; the memory that less takes is not worth a line
 _OF_TEXT = (
     *("text_field", "encoding_errors", "limit", "bad_rows"),
@@ -77,7 +81,7 @@ class _Text:
     """What is tokenized, and how.
 
     chunk: length of the chunks that documents are cut into, and how much they overlap. firsts:
-    which files begin the splits by position.
+    which files begin the splits by position. size: bytes of text, about; None if it is not known.
     """
 
     asked: TokenizeCommand
@@ -86,9 +90,10 @@ class _Text:
     special: SpecialOptions
     chunk: tuple[int, int] | None
     firsts: list[int] | None
+    size: int | None
 
 
-def tokenize(asked: TokenizeCommand) -> None:
+def tokenize(asked: TokenizeCommand, opening: Opening) -> None:
     """Tokenize text: files, folders or globs, stdin by default. Each file is a document."""
     as_json, prints_data = asked.report.as_json, asked.output == STANDARD_OUTPUT and not asked.count
     report = Reporter(quiet=asked.report.quiet, prints_data=prints_data)
@@ -115,21 +120,22 @@ def tokenize(asked: TokenizeCommand) -> None:
     found, firsts = _take(found, reading, target, job)
 
     # The device is opened while the vocabulary is read.
-    growth = begin_growth()
-    least = gpu_from(TOKENIZING_FROM)
-    selected = start_selecting(asked.device, found.total_bytes, least, joins=True)
+    growth = opening.growth or Growth()
+    size = _expected_bytes(found, reading.limit, asked.max_tokens)
+    is_begun = not asked.decode and opening.begin_encoding(size)
     vocabulary = vocabulary_files.read(report.note)
     vocabulary = encoding.with_template(vocabulary.with_match(asked.match or vocabulary.match))
     if asked.decode:
         summary = decode_files(ids, vocabulary, target, reading.separators, report)
     else:
         special = encoding.special_tokens(vocabulary, report)
-        prepare_vocabulary(vocabulary, asked.device, found.total_bytes)
+        if is_begun:
+            prepare_vocabulary(vocabulary, opening)
         with encoding.conversations(vocabulary) as chat:
             reading = with_chat(reading, chat)
-            text = _Text(asked, found, reading, special, chunk, firsts)
+            text = _Text(asked, found, reading, special, chunk, firsts, size)
             written = None if asked.count else target
-            summary = _tokenize(text, vocabulary, selected, written, job, report, growth)
+            summary = _tokenize(text, vocabulary, opening, written, job, report, growth)
     if as_json:
         print_json(summary, to_stderr=prints_data)
     elif asked.count:
@@ -168,6 +174,12 @@ def _take(
             "--split-by position to cut it, or --line-documents to make each line a document"
         )
     return job.take(sources, options), None
+
+
+def _expected_bytes(found: Sources, limit: int | None, max_tokens: int | None) -> int | None:
+    """Return about how much text is tokenized; None if that is not known."""
+    size = known_bytes(found, limit)
+    return size if size is None or max_tokens is None else min(size, _BYTES_A_TOKEN * max_tokens)
 
 
 def _input(report: Reporter) -> tuple[str, ...]:
@@ -258,7 +270,7 @@ def _finished(output: TokenOutput, vocabulary: Vocabulary, key: Run) -> dict[str
 def _tokenize(
     source: _Text,
     vocabulary: Vocabulary,
-    selected: Callable[[], Backend],
+    opening: Opening,
     output: TokenOutput | None,
     job: PartJob,
     report: Reporter,
@@ -277,14 +289,14 @@ def _tokenize(
     with Corpus(source.files, source.options) as text, ExitStack() as unused:
         sink = None
         if output and writes_directly(output.name):
-            selected()  # a reader need not wait for an output that fails
+            opening.backend()  # a reader need not wait for an output that fails
         if output:
             owners = owners_by_file(text, source.firsts) if source.firsts else None
             sink = open_sinks(output, vocabulary, added, key, report, owners)
             unused.callback(sink.abort)
             if asked.max_tokens is None and source.options.limit is None:
                 sink.expect(source.files.plain_bytes)  # while the device is being opened
-        backend = selected()
+        backend = opening.backend()
         report.line(f"tokenizing on {backend.description}")
         encoder = _open_encoder(source, vocabulary, backend, added, report)
         if source.options.chat and output and not output.masked:
@@ -293,12 +305,12 @@ def _tokenize(
                 "--format bin and an output file"
             )
         unused.pop_all()
-        summary = _encode(text, encoder, sink, report, growth)
+        is_unknown = source.size is None and opening.wanted == "auto"
+        progress = suggesting_gpu(text, is_unknown, report.note, report)
+        summary = _encode(text, encoder, sink, report, growth, progress)
     summary |= {"fingerprint": vocabulary.fingerprint, "device": backend.description}
     if isinstance(encoder, MaskingEncoder):
         summary["assistant_tokens"] = encoder.counted
-    if backend.shares:
-        summary["text_bytes_by_device"] = backend.shares
     if output:
         job.finish(summary)
     _print_summary(report, summary, output.names if output else ())
@@ -321,7 +333,7 @@ def _open_encoder(
         backend,
         special=source.special,
         threads=source.asked.threads,
-        text_bytes=source.files.total_bytes,
+        text_bytes=source.size,
     )
     _used[:] = [encoder]
     if source.options.chat is not None:
@@ -339,6 +351,7 @@ def _encode(
     sink: TokenSink | None,
     report: Reporter,
     growth: Growth,
+    show: Progress,
 ) -> dict[str, Any]:
     """Tokenize into a sink, or only count; return the summary."""
     start = time.perf_counter()
@@ -350,7 +363,7 @@ def _encode(
             report.need_memory(memory, is_small=text.bytes_read < _LEAST_TOLD)
 
     def progress(phase: str, done: int, total: int | None) -> None:
-        report(phase, done, total)
+        show(phase, done, total)
         estimate()
 
     try:

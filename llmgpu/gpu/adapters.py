@@ -16,9 +16,9 @@ from llmgpu.gpu.driver import MATRIX_FEATURE, BufferMap, BufferUsage, Driver, Ma
 from llmgpu.gpu.drivers import default_driver
 from llmgpu.input_files import quote
 
-_SOFTWARE = "software adapter"
+_DISCRETE, _SOFTWARE = "discrete GPU", "software adapter"
 _KINDS = {
-    "DiscreteGPU": "discrete GPU",
+    "DiscreteGPU": _DISCRETE,
     "IntegratedGPU": "integrated GPU",
     "CPU": _SOFTWARE,
     "Unknown": "unknown kind of GPU",
@@ -55,6 +55,11 @@ class AdapterInfo:
     def is_software(self) -> bool:
         """Whether the adapter computes on the CPU."""
         return self.kind == _SOFTWARE
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether the adapter is a GPU with memory of its own."""
+        return self.kind == _DISCRETE
 
     def __str__(self) -> str:
         return f"{self.name} ({self.kind}, {self.backend})"

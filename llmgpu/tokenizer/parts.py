@@ -15,7 +15,7 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from llmgpu.backend import select_backend
+from llmgpu.backend import Opening, select_backend
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import ids_around
 from llmgpu.bpe.interchange.open import open_vocabulary
@@ -38,7 +38,7 @@ from llmgpu.text.sources import resolve_sources
 from llmgpu.tokenizer.arguments import Token, names_of, several, special_options, to_bytes
 from llmgpu.tokens.manifest import describe_manifest
 from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
-from llmgpu.tokens.tokenizing import encode_into, encoding_key
+from llmgpu.tokens.tokenizing import encode_into, encoding_key, known_bytes
 
 _ANY_SIZE = 1 << 10  # of a vocabulary, which counting does not depend on
 
@@ -150,14 +150,13 @@ def tokenize_part(
     finished = finished_job(name, known, shard_tokens, layout, key)
     if finished is None:
         _check_part(ShardNames(name).manifest, str(Part(*part)))
-        encoder = open_encoder(known, select_backend(device), special=special)
-        with (
-            Corpus(own, how) as text,
-            ShardWriter(
+        with Opening(device, encodes=True) as opening, Corpus(own, how) as text:
+            opening.begin_encoding(known_bytes(own, how.limit))
+            encoder = open_encoder(known, opening.backend(), special=special)
+            with ShardWriter(
                 name, known, shard_tokens, layout=layout, added=added, run=key, resume=True
-            ) as sink,
-        ):
-            encode_into(sink, encoder, text, no_progress)
+            ) as sink:
+                encode_into(sink, encoder, text, no_progress)
         finished = finished_job(name, known, shard_tokens, layout, key)
     assert finished is not None
     facts = {fact: finished[fact] for fact in ("count", "bytes", "documents")}

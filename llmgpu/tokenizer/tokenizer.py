@@ -8,14 +8,15 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from llmgpu.backend import selecting_early
+from llmgpu.backend import Opening
 from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.errors import InputError
@@ -43,6 +44,22 @@ if TYPE_CHECKING:
 _log = logging.getLogger("llmgpu")
 
 
+@contextmanager
+def _opening(device: str, *, encodes: bool = True) -> Iterator[Opening]:
+    """Open a device while the block reads a vocabulary or text; close it if the block fails.
+
+    ``auto`` is opened when it is needed. encodes: see `Opening`.
+    """
+    opening = Opening(device, encodes=encodes)
+    try:
+        if device != "auto":
+            opening.begin()
+        yield opening
+    except BaseException:
+        opening.close()
+        raise
+
+
 @speaks_python
 class Tokenizer(Decoder):
     """A vocabulary, and the device that it encodes with.
@@ -55,10 +72,10 @@ class Tokenizer(Decoder):
     - Up to 64 KiB of text are always encoded on the CPU, because that is faster.
     """
 
-    def __init__(self, vocabulary: Vocabulary, device: str = "auto") -> None:
+    def __init__(self, vocabulary: Vocabulary, device: str | Opening = "auto") -> None:
         """Use a vocabulary that is loaded already; `load` reads a file.
 
-        device: as for --device. "auto" is opened when needed, others at once.
+        device: as for --device, or its opening. "auto" is opened when needed, others at once.
 
         Raises DeviceError if there is no such device.
         """
@@ -67,9 +84,9 @@ class Tokenizer(Decoder):
 
         if not isinstance(vocabulary, Vocabulary):
             raise TypeError("Tokenizer() takes a Vocabulary; use Tokenizer.load to open a file")
-        self._vocabulary = vocabulary
-        self._device = device
-        self._encoders = ProcessEncoders(vocabulary, device)
+        opening = device if isinstance(device, Opening) else Opening(device, encodes=True)
+        self._vocabulary, self._device = vocabulary, opening.wanted
+        self._encoders = ProcessEncoders(vocabulary, opening)
         self._encoders.open()
 
     @classmethod
@@ -84,11 +101,11 @@ class Tokenizer(Decoder):
         Raises VocabularyError if it can't be read exactly or is damaged, and for an unknown rule;
         DeviceError like the constructor. Notes are logged to "llmgpu" at level INFO.
         """
-        with selecting_early(device):
+        with _opening(device) as opening:
             from llmgpu.bpe.interchange.open import open_vocabulary
 
             vocabulary = open_vocabulary(path, note=_log.info)
-            return cls(vocabulary.with_match(match or vocabulary.match), device)
+            return cls(vocabulary.with_match(match or vocabulary.match), opening)
 
     @classmethod
     def from_tiktoken(
@@ -107,11 +124,11 @@ class Tokenizer(Decoder):
         Raises VocabularyError for a file that can't be read exactly, LlmgpuError for an unknown
         pattern. Notes go to the log "llmgpu", at level INFO.
         """
-        with selecting_early(device):
+        with _opening(device) as opening:
             vocabulary = FORMATS["tiktoken"].read(
                 path, pattern=pattern, special_tokens=special_tokens, note=_log.info
             )
-            return cls(vocabulary, device)
+            return cls(vocabulary, opening)
 
     @classmethod
     def from_huggingface(cls, path: str | Path, *, device: str = "auto") -> Tokenizer:
@@ -120,8 +137,8 @@ class Tokenizer(Decoder):
         Raises VocabularyError for one that can't be read exactly. Notes go to the log "llmgpu", at
         level INFO.
         """
-        with selecting_early(device):
-            return cls(FORMATS["huggingface"].read(path, note=_log.info), device)
+        with _opening(device) as opening:
+            return cls(FORMATS["huggingface"].read(path, note=_log.info), opening)
 
     @classmethod
     def from_gpt2(
@@ -139,11 +156,11 @@ class Tokenizer(Decoder):
 
         Raises VocabularyError for files that can't be read exactly.
         """
-        with selecting_early(device):
+        with _opening(device) as opening:
             vocabulary = FORMATS["gpt2"].read(
                 vocab, merges, pattern=pattern, special_tokens=special_tokens, note=_log.info
             )
-            return cls(vocabulary, device)
+            return cls(vocabulary, opening)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, device: str = "auto") -> Tokenizer:
@@ -151,10 +168,10 @@ class Tokenizer(Decoder):
 
         Raises VocabularyError for a folder without them, and like `from_huggingface`.
         """
-        with selecting_early(device):
+        with _opening(device) as opening:
             from llmgpu.bpe.interchange.open import find_in_folder
 
-            return cls(find_in_folder(folder).read(_log.info), device)
+            return cls(find_in_folder(folder).read(_log.info), opening)
 
     @classmethod
     def train(
@@ -184,7 +201,7 @@ class Tokenizer(Decoder):
         """
         if (corpus is None) == (counts is None):
             raise InputError("give either corpus or counts")
-        with selecting_early(device):
+        with _opening(device, encodes=False) as opening:
             from llmgpu.tokenizer.training import train_on_counts_files, train_on_files
 
             options: dict[str, Any] = {
@@ -197,9 +214,9 @@ class Tokenizer(Decoder):
                 "match": match,
             }
             if counts is not None:
-                return cls(train_on_counts_files(names_of(counts), device, options), device)
+                return cls(train_on_counts_files(names_of(counts), opening, options), device)
             assert corpus is not None
-            return cls(train_on_files(names_of(corpus), reading, device, options), device)
+            return cls(train_on_files(names_of(corpus), reading, opening, options), device)
 
     @classmethod
     def train_from_iterator(
@@ -218,12 +235,12 @@ class Tokenizer(Decoder):
 
         Raises like `train`, and TypeError for a text that is not str or bytes, or a single str.
         """
-        with selecting_early(device):
+        with _opening(device, encodes=False) as opening:
             from llmgpu.tokenizer.training import train_on_texts
 
             special = tuple(several(special_tokens))
             options |= {"vocab_size": vocab_size, "special_tokens": special}
-            return cls(train_on_texts(several(texts), device, options), device)
+            return cls(train_on_texts(several(texts), opening, options), device)
 
     @classmethod
     def train_from_counts(
@@ -242,11 +259,11 @@ class Tokenizer(Decoder):
 
         Raises InputError for an empty word or a count below 1; else like `train`.
         """
-        with selecting_early(device):
+        with _opening(device, encodes=False) as opening:
             from llmgpu.tokenizer.training import train_on_counts
 
             options |= {"vocab_size": vocab_size, "pattern": pattern}
-            return cls(train_on_counts(counts, device, options), device)
+            return cls(train_on_counts(counts, opening, options), device)
 
     @overload
     def encode(
@@ -473,7 +490,7 @@ class Tokenizer(Decoder):
 
         data, self._device = state
         self._vocabulary = Vocabulary.from_bytes(data, "pickled vocabulary")
-        self._encoders = ProcessEncoders(self._vocabulary, self._device)
+        self._encoders = ProcessEncoders(self._vocabulary, Opening(self._device, encodes=True))
 
     def _current_encoders(self) -> ProcessEncoders:
         encoders = self._encoders

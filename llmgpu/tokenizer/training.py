@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from operator import index
 from typing import Any, SupportsIndex
 
-from llmgpu.backend import start_selecting
+from llmgpu.backend import Opening
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.bpe.training.options import TrainingOptions, require_counted_for
 from llmgpu.bpe.training.train import train_vocabulary
@@ -24,25 +24,25 @@ Options = Mapping[str, Any]  # of `TrainingOptions`
 
 
 def train_on_files(
-    names: Sequence[str], reading: CorpusOptions | None, device: str, options: Options
+    names: Sequence[str], reading: CorpusOptions | None, opening: Opening, options: Options
 ) -> Vocabulary:
     """Train on files, folders or globs; special tokens are not trained on."""
     checked = _checked(options)
     reading = reading or CorpusOptions()
     separators = (*reading.separators, *_special_bytes(checked))
-    return _train(Corpus(names, replace(reading, separators=separators)), device, checked)
+    return _train(Corpus(names, replace(reading, separators=separators)), opening, checked)
 
 
-def train_on_texts(texts: Iterable[str | bytes], device: str, options: Options) -> Vocabulary:
+def train_on_texts(texts: Iterable[str | bytes], opening: Opening, options: Options) -> Vocabulary:
     """Train on documents; special tokens are not trained on."""
     checked = _checked(options)
     documents = (to_bytes(text, "give one text at a time") for text in texts)
     reading = CorpusOptions(separators=_special_bytes(checked))
-    return _train(corpus_from_documents(documents, reading), device, checked)
+    return _train(corpus_from_documents(documents, reading), opening, checked)
 
 
 def train_on_counts(
-    counts: Mapping[str, int] | Mapping[bytes, int], device: str, options: Options
+    counts: Mapping[str, int] | Mapping[bytes, int], opening: Opening, options: Options
 ) -> Vocabulary:
     """Train on words, and how often each occurs."""
     checked = _checked(options)
@@ -51,10 +51,10 @@ def train_on_counts(
         if not isinstance(count, SupportsIndex):
             raise TypeError(f"the count of {word!r} is an int, not {type(count).__name__}")
         sums[to_bytes(word)] += index(count)
-    return _train(WordCounts(words_of(sums), 1, checked.pattern), device, checked)
+    return _train(WordCounts(words_of(sums), 1, checked.pattern), opening, checked)
 
 
-def train_on_counts_files(names: Sequence[str], device: str, options: Options) -> Vocabulary:
+def train_on_counts_files(names: Sequence[str], opening: Opening, options: Options) -> Vocabulary:
     """Train on the sum of word counts; a pattern of None is theirs.
 
     Raises InputError if there are none, or they were not counted as for the options.
@@ -66,7 +66,7 @@ def train_on_counts_files(names: Sequence[str], device: str, options: Options) -
     theirs = {"pattern": pattern or counts.pattern, "unicode": counts.unicode}
     checked = _checked({**options, **theirs})
     require_counted_for(counts, checked, checked.special_tokens)
-    return _train(counts, device, checked)
+    return _train(counts, opening, checked)
 
 
 def _checked(options: Options) -> TrainingOptions:
@@ -81,6 +81,7 @@ def _special_bytes(options: TrainingOptions) -> tuple[bytes, ...]:
     return tuple(map(to_bytes, options.special_tokens))
 
 
-def _train(source: Corpus | WordCounts, device: str, options: TrainingOptions) -> Vocabulary:
+def _train(source: Corpus | WordCounts, opening: Opening, options: TrainingOptions) -> Vocabulary:
+    opening.begin()  # if that waited for the text, as ``auto`` does
     with source if isinstance(source, Corpus) else nullcontext():
-        return train_vocabulary(source, options, start_selecting(device)()).vocabulary
+        return train_vocabulary(source, options, opening.backend()).vocabulary

@@ -1,25 +1,17 @@
-"""The encoders that a process keeps open for many texts: one for short texts, one for long ones."""
+"""The encoders that a process keeps open for many texts: for short and for long ones."""
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.backend import (
-    NUMPY,
-    TOKENIZING_FROM,
-    Backend,
-    gpu_from,
-    is_for_gpu,
-    selecting_early,
-    start_selecting,
-)
+from llmgpu.backend import NUMPY, Opening
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder, Expecting
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder
 from llmgpu.bpe.encoding.open import open_matching_encoder, prepare_vocabulary
@@ -27,10 +19,11 @@ from llmgpu.bpe.encoding.special_encoding import DocumentEncoder, with_special_t
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
-from llmgpu.tokens.tokenizing import encode_corpus
+from llmgpu.tokens.tokenizing import encode_corpus, known_bytes, suggesting_gpu
 
 _MOST_KEPT = 16  # encoders with different options
 HOST_BYTES = 1 << 16  # up to here the CPU is done before a device has received the text
+_log = logging.getLogger("llmgpu")
 
 
 class ProcessEncoders:
@@ -39,43 +32,27 @@ class ProcessEncoders:
     process: its id. A forked process needs encoders of its own.
     """
 
-    def __init__(self, vocabulary: Vocabulary, device: str) -> None:
-        """Open nothing yet; device: as for --device."""
+    def __init__(self, vocabulary: Vocabulary, opening: Opening) -> None:
+        """Open no encoder yet; opening: of the device for long texts."""
         self.process = os.getpid()
-        self._vocabulary = vocabulary
-        self._device = device
+        self._vocabulary, self._opening = vocabulary, opening
         self._lock = threading.Lock()
         # Not cached properties: in Python 3.11 these share a lock, which a fork may find held.
-        self._selected: Callable[[], Backend] | None = None
         self._short: Encoder | None = None
-        self._large: Encoder | None = None
-        self._special: dict[tuple[SpecialOptions, bool], Encoder] = {}
+        self._long: dict[bool, Encoder] = {}  # by whether a device encodes
+        self._special: dict[tuple[SpecialOptions, Encoder], Encoder] = {}
         self._documents: dict[SpecialOptions, DocumentEncoder] = {}
 
     def renewed(self) -> ProcessEncoders:
         """Return new ones, of this process."""
-        return ProcessEncoders(self._vocabulary, self._device)
+        return ProcessEncoders(self._vocabulary, Opening(self._opening.wanted, encodes=True))
 
     def open(self) -> None:
         """Open the device, unless it is ``auto``, which is opened when it is needed."""
-        if self._device != "auto":
-            selecting = self._selecting
-            wait_for_tables = prepare_vocabulary(self._vocabulary, self._device)
-            selecting()
-            wait_for_tables()
-
-    @property
-    def backend(self) -> Backend:
-        """Where to compute, or what joins the CPU; opened on first use."""
-        return self._selecting()
-
-    @property
-    def _selecting(self) -> Callable[[], Backend]:
-        """What waits for the device, which begins to open on first use."""
-        if self._selected is None:
-            with selecting_early(self._device, auto=True):
-                self._selected = start_selecting(self._device)
-        return self._selected
+        if self._opening.wanted != "auto":
+            self._opening.begin()
+            prepare_vocabulary(self._vocabulary, self._opening)
+            self._opening.backend()
 
     @property
     def _host(self) -> Encoder:
@@ -83,25 +60,21 @@ class ProcessEncoders:
             self._short = open_matching_encoder(self._vocabulary, NUMPY, HOST_BYTES, threads=1)
         return self._short
 
-    def _open_large(self, text_bytes: int | None) -> Encoder:
-        """Return the encoder of long texts; text_bytes: of the next one, if that is known."""
-        if self._large is None:
-            backend = self._joined(text_bytes) if self._device == "auto" else self.backend
-            self._large = open_matching_encoder(self._vocabulary, backend, text_bytes=text_bytes)
-        if isinstance(self._large, Expecting):
-            self._large.expect(text_bytes)
-        return self._large
-
-    def _joined(self, text_bytes: int | None) -> Backend:
-        """Return the CPU, which the device joins; begin to open it if the first text is long.
-
-        That is before the CPU's own tables are made.
-        """
-        if is_for_gpu(text_bytes):
-            _ = self._selecting
-        prepare_vocabulary(self._vocabulary, self._device, text_bytes)
-        joins = gpu_from(TOKENIZING_FROM)
-        return replace(NUMPY, joining=lambda: self.backend, join_from=joins, shares={})
+    def _open_long(self, text_bytes: int | None) -> Encoder:
+        """Return the encoder of a long text; text_bytes: None if the size is unknown."""
+        backend = NUMPY
+        if self._opening.begin_encoding(text_bytes):
+            prepare_vocabulary(self._vocabulary, self._opening)
+            backend = self._opening.backend()
+        on_device = backend.device is not None
+        if on_device not in self._long:
+            self._long[on_device] = open_matching_encoder(
+                self._vocabulary, backend, text_bytes=text_bytes
+            )
+        encoder = self._long[on_device]
+        if isinstance(encoder, Expecting):
+            encoder.expect(text_bytes)
+        return encoder
 
     def encode_files(
         self, names: Sequence[str], reading: CorpusOptions | None, options: SpecialOptions
@@ -124,12 +97,17 @@ class ProcessEncoders:
         starts = [np.empty(0, np.int64)]
         count = 0
         with self._lock:
-            inner = self._host if is_small else self._open_large(source.total_bytes)
-            encoder = self._encoder(inner, options, is_small=is_small)
+            size = source.total_bytes
+            if source.sources.files:
+                size = known_bytes(source.sources, source.options.limit)
+            encoder = self._encoder(self._host if is_small else self._open_long(size), options)
+            is_unknown = size is None and self._opening.wanted == "auto"
+            progress = suggesting_gpu(source, is_unknown, _log.info, option='device="gpu"')
             for piece in encode_corpus(encoder, source, ids):
                 ids.append(piece.ids)
                 starts.append(piece.document_starts + count)
                 count += len(piece.ids)
+                progress("tokenizing", source.bytes_read, source.total_bytes)
         return ids.take(), np.concatenate(starts)
 
     def encode_document(self, text: bytes, options: SpecialOptions) -> NDArray[np.uint32] | None:
@@ -146,9 +124,9 @@ class ProcessEncoders:
                 self._documents[options] = documents
             return self._documents[options].encode(text)
 
-    def _encoder(self, inner: Encoder, options: SpecialOptions, *, is_small: bool) -> Encoder:
-        """Return an encoder that handles special tokens; is_small: for short texts."""
-        key = options, is_small
+    def _encoder(self, inner: Encoder, options: SpecialOptions) -> Encoder:
+        """Return an encoder that handles special tokens."""
+        key = options, inner
         if key not in self._special:
             _make_room(self._special)
             self._special[key] = with_special_tokens(inner, self._vocabulary, options)

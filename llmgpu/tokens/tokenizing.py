@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, ReusedMemory, new_ids
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.errors import InputError, TextError
 from llmgpu.pipeline import in_order
-from llmgpu.progress import Progress
+from llmgpu.progress import Progress, no_progress
 from llmgpu.resume_key import FILES, Run, file_facts
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources, resolve_sources
@@ -17,6 +17,7 @@ from llmgpu.tokens.sinks import TokenSink
 
 _PREPARED = 2  # slices that threads prepare for writing at a time
 _WRITTEN = 2  # slices that are written or wait for it
+_SUGGEST_GPU_FROM = 10**9  # bytes of text
 
 
 def encode_corpus(
@@ -80,3 +81,41 @@ def require_rereadable(sources: Sequence[str] | Sources) -> None:
             raise InputError(
                 f"--resume can't tell whether {source.path} is the same text again: name files"
             )
+
+
+def known_bytes(sources: Sources, limit: int | None) -> int | None:
+    """Return about how much text sources have, up to a limit; None for pipes and compressed files.
+
+    Not counted are the bytes of a file beside its text, as in .jsonl.
+    """
+    total = sources.total_bytes
+    if total is None or any(source.compression for source in sources.files):
+        return None
+    return total if limit is None else min(total, limit)
+
+
+def suggesting_gpu(
+    text: Corpus,
+    is_unknown: bool,
+    note: Callable[[str], None],
+    progress: Progress = no_progress,
+    option: str = "--device gpu",
+) -> Progress:
+    """Return `progress`, which after 1 GB of text also notes `option`, once.
+
+    is_unknown: ``auto`` encodes on the CPU because the size of the text is not known; otherwise
+        nothing is noted.
+    """
+    is_due = is_unknown
+
+    def suggest(phase: str, done: int, total: int | None) -> None:
+        nonlocal is_due
+        progress(phase, done, total)
+        if is_due and text.text_bytes >= _SUGGEST_GPU_FROM:
+            is_due = False
+            note(
+                "the CPU encodes this text, since its size was not known; where there is a GPU, "
+                f"{option} may be faster"
+            )
+
+    return suggest

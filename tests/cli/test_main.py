@@ -246,7 +246,7 @@ def test_without_a_command_the_help_is_shown(llmgpu: Run) -> None:
 
 
 def test_a_mistake_does_not_wait_for_a_device_that_is_being_opened(tmp_path: Path) -> None:
-    slow = "import time, llmgpu.backend as b; b.select_backend = lambda name: time.sleep(600)\n"
+    slow = "import time, llmgpu.backend as b; b.select_backend = lambda *_, **__: time.sleep(600)\n"
     program = f"import sys; {slow}from llmgpu.__main__ import main; main()"
     for arguments, code in ((["--overlap", "3"], 2), ([], 1)):
         command = ["tokenize", "--vocab", "v.bin", "--device", "gpu", "text", *arguments]

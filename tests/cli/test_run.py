@@ -14,8 +14,6 @@ from pathlib import Path
 import click
 import pytest
 
-from llmgpu import backend
-from llmgpu.bpe.encoding import open as open_encoders
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.cli.run import Worker, make_job
 from llmgpu.text.generated import generate_text
@@ -117,13 +115,8 @@ def test_what_fails_in_a_part_is_said_with_the_part(data: Path, llmgpu: Run) -> 
     fails(done, 1, "/3: v.bin: not an llmgpu vocabulary")
 
 
-def test_parts_of_a_worker_share_an_encoder(
-    data: Path, llmgpu: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_a_worker_share_an_encoder(data: Path, llmgpu: Run) -> None:
     """It knows the words of earlier parts; the files are those of a process for each part."""
-    for module in (backend, open_encoders):
-        monkeypatch.setattr(module, "_keeps", False)
-        monkeypatch.setattr(module, "_kept", {})
     assert llmgpu(*TRAIN, "-o", "v.bin", "-q").returncode == 0
     for number in (1, 2):
         assert llmgpu(*TOKENIZE, "-o", "h-%P.bin", "--part", f"{number}/3", "-q").returncode == 0
@@ -132,7 +125,7 @@ def test_parts_of_a_worker_share_an_encoder(
     for number in (1, 2):
         summary, error = worker.do_part(str(data), job.part(Part(number, 3)), "cpu")
         assert error is None and summary["tokens"] > 0
-        encoders += open_encoders._kept.values()
+        encoders += (worker._openings["cpu"].backend().encoders or {}).values()
     assert encoders == 2 * encoders[:1]
     shards = sorted(data.glob("h-?-of-3-??????.bin"))
     assert len(shards) > 6

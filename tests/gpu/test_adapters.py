@@ -29,15 +29,6 @@ print(json.dumps([names, chosen]))
 """
 
 
-ALL = """
-import json
-from llmgpu.backend import start_selecting
-backend = start_selecting("all", 1, 100, joins=True)()
-opened = [joining() for joining in (backend.joining, *backend.others)]
-print(json.dumps([each.device.name for each in opened]))
-"""
-
-
 @pytest.mark.slow
 def test_two_adapters_of_one_name(tmp_path: Path) -> None:
     """The driver is listed twice, so there are two adapters, each of which opens."""
@@ -77,8 +68,3 @@ def test_two_adapters_of_one_name(tmp_path: Path) -> None:
     options = ("--vocab-size", "258", "-o", str(tmp_path / "v.bin"), "--json", "-q")
     made = run("-m", "llmgpu", "bpe-train", str(tmp_path / "text"), "--device", second, *options)
     assert json.loads(made)["device"].startswith(second)
-    (tmp_path / "all.py").write_text(ALL)
-    assert json.loads(run(str(tmp_path / "all.py"))) == [first, second]
-    tokenize = ("tokenize", str(tmp_path / "text"), "--vocab", str(tmp_path / "v.bin"), "-q")
-    everywhere = run("-m", "llmgpu", *tokenize, "--device", "all")
-    assert everywhere == run("-m", "llmgpu", *tokenize, "--device", "cpu") and everywhere

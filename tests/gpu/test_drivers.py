@@ -194,7 +194,9 @@ def test_where_dawn_refuses_wgpu_takes_its_place_with_a_line(
     notes: list[str] = []
     assert backend.select_backend("gpu", note=notes.append).driver == "wgpu"
     assert notes == ["Dawn can't be used, so wgpu takes its place: no such luck"]
-    assert backend.start_selecting("gpu")().driver == "wgpu"
+    opening = backend.Opening("gpu")
+    opening.begin()
+    assert opening.backend().driver == "wgpu"
     assert caplog.messages == notes
 
 

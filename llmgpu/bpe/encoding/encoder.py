@@ -63,10 +63,10 @@ class Encoder(Protocol):
 
 @runtime_checkable
 class Expecting(Protocol):
-    """An encoder that does better if it knows how long a text is."""
+    """An encoder that uses the length of the next text, if known, to choose the size of slices."""
 
     def expect(self, text_bytes: int | None) -> None:
-        """Say how many bytes the next text has, if that is known."""
+        """Take the bytes of the next text; None: unknown."""
 
 
 class NoTokenError(TextError):

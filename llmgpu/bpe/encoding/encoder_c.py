@@ -54,8 +54,7 @@ class CpuEncoder(HostEncoder):
         # A few threads are faster with a slice each: they need not wait for the end of one.
         engine_threads = threads if threads >= MANY_THREADS else 1
         self._c_slices = CSliceEncoder(vocabulary, cuts_from, engine_threads, slice_bytes // PARTS)
-        if engine_threads > 1:  # one thread reads the next slice while the engine's encode the last
-            slice_bytes, threads = slice_bytes * (threads // MANY_THREADS), 2
+        slice_bytes *= max(1, engine_threads // MANY_THREADS)
         super().__init__(vocabulary, self._c_slices, slice_bytes, threads)
 
     def encode_document(self, text: bytes) -> NDArray[np.uint32] | None:

@@ -3,66 +3,43 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from functools import cache, partial
-from typing import TYPE_CHECKING
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import Protocol
 
-from llmgpu.backend import Backend, is_for_gpu
-from llmgpu.bpe.encoding.encoder import Encoder
-from llmgpu.bpe.encoding.encoder_host import HostEncoder, stream_lookahead
-from llmgpu.bpe.encoding.encoder_shared import SharedEncoder
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.backend import Backend, Opening
+from llmgpu.bpe.arrays import PADDING
+from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, Expecting, new_ids
+from llmgpu.bpe.encoding.encoder_host import HostEncoder, settled, stream_lookahead
 from llmgpu.bpe.encoding.special_encoding import with_special_tokens
 from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS, SpecialOptions
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource, UnreadSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import default_threads, library
-from llmgpu.errors import CapacityError
+from llmgpu.errors import DeviceError, VocabularyError
 from llmgpu.forking import delaying_forks
-
-if TYPE_CHECKING:
-    from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
-    from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
-    from llmgpu.gpu import Device
+from llmgpu.text.corpus import TextSource
 
 _log = logging.getLogger("llmgpu")
-_kept: dict[object, Encoder] = {}  # by what they were opened for, see `keep_encoders`
-_keeps = False
-
-
-def keep_encoders() -> None:
-    """Let all commands from here on share encoders, which know the words of earlier texts.
-
-    They encode one text at a time.
-    """
-    global _keeps
-    _keeps = True
-
-
-def prepare_vocabulary(
-    vocabulary: Vocabulary, device: str, text_bytes: int | None = None
-) -> Callable[[], object]:
-    """Make a vocabulary's tables for a device in a thread, while another opens the device.
-
-    device: as for --device. text_bytes: of the text, if that is known; ``auto`` opens a device for
-        much.
-
-    Returns what waits for them, and raises nothing: what making them raised, `open_encoder` does.
-    """
-    is_opened = is_for_gpu(text_bytes) if device == "auto" else device != "cpu"
-    if not is_opened or vocabulary.match != "bpe":
-        return lambda: None
-    from concurrent.futures import ThreadPoolExecutor
-
-    thread = ThreadPoolExecutor(1, thread_name_prefix="llmgpu-pack")
-    making = thread.submit(_prepare_tables, vocabulary)
-    thread.shutdown(wait=False)
-    return making.exception
 
 
 @delaying_forks()
-def _prepare_tables(vocabulary: Vocabulary) -> None:
-    from llmgpu.bpe.encoding.encoder_gpu import prepare_tables
+def prepare_vocabulary(vocabulary: Vocabulary, opening: Opening) -> None:
+    """Make the tables that a vocabulary's encoder needs on a device, while the device is opened.
 
-    prepare_tables(vocabulary)
+    opening: has begun. An error is left to `open_encoder`, which meets it again.
+    """
+    if opening.wanted != "cpu" and vocabulary.match == "bpe":
+        from llmgpu.bpe.encoding.encoder_gpu import prepare_tables
+
+        with suppress(MemoryError, VocabularyError):
+            prepare_tables(vocabulary)
 
 
 def open_encoder(
@@ -89,6 +66,7 @@ def open_encoder(
     return with_special_tokens(encoder, vocabulary, special)
 
 
+@delaying_forks()
 def open_matching_encoder(
     vocabulary: Vocabulary,
     backend: Backend,
@@ -98,13 +76,12 @@ def open_matching_encoder(
     text_bytes: int | None = None,
 ) -> Encoder:
     """Return an encoder of normalized text without special tokens; otherwise as `open_encoder`."""
+    kept = {} if backend.encoders is None else backend.encoders
     key = vocabulary.fingerprint, backend.device, slice_bytes, threads
-    if backend.joining is None and key in _kept:
-        return _kept[key]
-    encoder = _open_new(vocabulary, backend, slice_bytes, threads, text_bytes)
-    if _keeps and backend.joining is None:
-        _kept[key] = encoder
-    return encoder
+    if key not in kept:
+        kept[key] = _open_new(vocabulary, backend, slice_bytes, threads, text_bytes)
+    found: Encoder = kept[key]
+    return found
 
 
 def _open_new(
@@ -114,35 +91,29 @@ def _open_new(
     threads: int | None,
     text_bytes: int | None,
 ) -> Encoder:
-    if backend.joining is not None and stream_lookahead(vocabulary) is None:
-        return _open_shared_encoder(vocabulary, backend, slice_bytes, threads, text_bytes)
-    if backend.joining is not None:
-        backend = backend.joining()
-        try:
-            return _open_new(vocabulary, backend, slice_bytes, threads, text_bytes)
-        except CapacityError as error:
-            _log.warning("%s; using the CPU", error)
-            return open_host_encoder(vocabulary, slice_bytes, threads)
     if backend.device is None:
         return open_host_encoder(vocabulary, slice_bytes, threads)
-    return _open_device_encoder(vocabulary, backend.device, slice_bytes, text_bytes)
+    try:
+        encoder: DeviceEncoder
+        # What needs a GPU package is imported only where there is a device.
+        if vocabulary.match == "bpe":
+            from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 
+            encoder = GpuEncoder(backend.device, vocabulary, slice_bytes, text_bytes=text_bytes)
+        else:
+            from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
 
-@delaying_forks()
-def _open_device_encoder(
-    vocabulary: Vocabulary,
-    device: Device,
-    slice_bytes: int | None = None,
-    text_bytes: int | None = None,
-) -> GpuEncoder | GpuGreedyEncoder:
-    # What needs a GPU package is imported only where there is a device.
-    if vocabulary.match == "bpe":
-        from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
-
-        return GpuEncoder(device, vocabulary, slice_bytes, text_bytes=text_bytes)
-    from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
-
-    return GpuGreedyEncoder(device, vocabulary, slice_bytes)
+            encoder = GpuGreedyEncoder(backend.device, vocabulary, slice_bytes)
+    except DeviceError as error:
+        if not backend.is_optional:
+            raise
+        _log.warning("%s; using the CPU", error)
+        return open_host_encoder(vocabulary, slice_bytes, threads)
+    if not backend.is_optional or stream_lookahead(vocabulary) is not None:
+        return encoder
+    return OptionalDeviceEncoder(
+        encoder, vocabulary, lambda: open_host_encoder(vocabulary, None, threads)
+    )
 
 
 @delaying_forks()
@@ -162,29 +133,111 @@ def open_host_encoder(
     return encoder_c.CpuEncoder(vocabulary, slice_bytes or encoder_c.SLICE_BYTES, threads)
 
 
-def _open_shared_encoder(
-    vocabulary: Vocabulary,
-    backend: Backend,
-    slice_bytes: int | None,
-    threads: int | None,
-    text_bytes: int | None,
-) -> SharedEncoder:
-    """Return an encoder on the host that the devices which join `backend` help."""
-    assert backend.joining is not None
-    joined = [cache(joining) for joining in (backend.joining, *backend.others)]
+class DeviceEncoder(Encoder, Protocol):
+    """Encodes texts, or slices of a text, on a device."""
 
-    def open_device(joining: Callable[[], Backend]) -> GpuEncoder | GpuGreedyEncoder | None:
-        device = joining().device
-        if device is None:
-            return None
-        return _open_device_encoder(vocabulary, device, text_bytes=text_bytes)
+    def encode_slices(
+        self, reader: SliceSource, allocate: Allocate = new_ids
+    ) -> Generator[EncodedSlice, None, None]:
+        """Yield the ids of the slices that `reader` gives, in order; see `Encoder.encode`."""
+        ...
 
-    def on_share(text_bytes: int, device: int) -> None:
-        name = joined[device - 1]().description if device else backend.description
-        backend.shares[name] = backend.shares.get(name, 0) + text_bytes
 
-    host = open_host_encoder(vocabulary, slice_bytes, threads)
-    devices = [cache(partial(open_device, joining)) for joining in joined]
-    shared = SharedEncoder(host, devices, on_share, join_from=backend.join_from)
-    shared.expect(text_bytes)
-    return shared
+class OptionalDeviceEncoder:
+    """Encodes texts on a device, or on the CPU from where the device fails."""
+
+    def __init__(
+        self, encoder: DeviceEncoder, vocabulary: Vocabulary, open_host: Callable[[], HostEncoder]
+    ) -> None:
+        """Encode with `encoder` until that raises DeviceError, then with what `open_host` returns.
+
+        encoder: of texts that are cut between the words of `vocabulary`.
+        """
+        self._device: DeviceEncoder | None = encoder
+        self._host: HostEncoder | None = None
+        self._vocabulary, self._open_host = vocabulary, open_host
+
+    def expect(self, text_bytes: int | None) -> None:
+        """Take the bytes of the next text; see `Expecting`."""
+        if isinstance(self._device, Expecting):
+            self._device.expect(text_bytes)
+
+    def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
+        """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
+        slices = SliceReader(source, self._vocabulary.cut)
+        if self._device is not None:
+            reader = _InFlight(slices)
+            try:
+                with closing(self._device.encode_slices(reader, allocate)) as encoded_slices:
+                    for encoded in encoded_slices:
+                        reader.forget_first()
+                        yield encoded
+                return
+            except DeviceError as error:
+                _log.warning("%s; the CPU does the rest", error)
+            # The CPU encodes the slices that were in flight, then the rest of the text.
+            self._device, self._host = None, self._open_host()
+            for taken in reader.end():
+                yield _encode_again(self._host, taken, allocate)
+        assert self._host is not None
+        yield from self._host.encode_slices(slices, allocate)
+
+
+def _encode_again(
+    host: HostEncoder, taken: Slice | UnreadSlice, allocate: Allocate
+) -> EncodedSlice:
+    if isinstance(taken, UnreadSlice):
+        taken = taken.read(np.empty(taken.length + PADDING, np.uint8))
+    return settled(host.slices.encode(taken, 0)[0], allocate)
+
+
+class _InFlight:
+    """Slices that a device takes, kept until their ids are there.
+
+    A device that fails loses the memory that it reads text into. So slices that can't be read
+    again, unlike those of a file, are copied.
+    """
+
+    def __init__(self, reader: SliceReader) -> None:
+        self._reader = reader
+        self._kept: deque[tuple[Slice | UnreadSlice, NDArray[np.uint8] | None]] = deque()
+        self._idle: deque[NDArray[np.uint8]] = deque()  # memory for copies
+        self._reading = threading.Lock()
+        self._has_ended = False
+
+    def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
+        """Return the next slice, see `SliceSource`; None after `end`, too."""
+        from llmgpu.gpu import parallel_copy
+
+        with self._reading:
+            if self._has_ended:
+                return None
+            unread = self._reader.take(len(buffer))
+            if unread is not None:
+                self._kept.append((unread, None))
+                return unread.read(buffer)
+            memory = self._idle.popleft() if self._idle else buffer[:0]
+            if len(memory) < len(buffer):
+                memory = np.empty(len(buffer), np.uint8)
+            piece = self._reader.read(memory[: len(buffer)])
+            if piece is None:
+                return None
+            if piece.main_end or len(piece.document_starts):  # other slices are not encoded
+                self._kept.append((piece, memory))
+            if piece.oversized:
+                return piece
+            text = buffer[: piece.length]
+            parallel_copy(text, piece.text)
+            return replace(piece, text=text, buffer=buffer)
+
+    def forget_first(self) -> None:
+        """Keep the first slice no longer."""
+        _, memory = self._kept.popleft()
+        if memory is not None:
+            self._idle.append(memory)
+
+    def end(self) -> list[Slice | UnreadSlice]:
+        """Return the slices without ids; wait for a read that has begun, and allow no more."""
+        self._has_ended = True
+        with self._reading:
+            return [taken for taken, _ in self._kept]

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from llmgpu.backend import TRAINING_FROM
 from llmgpu.bpe.training.declared import DeclaredOptions
 from llmgpu.cli import groups
 from llmgpu.cli.groups import FileOptions, ReadingOptions, ReportOptions
@@ -16,6 +13,7 @@ from llmgpu.cli.options import command
 from llmgpu.option_fields import argument, group, option
 
 if TYPE_CHECKING:
+    from llmgpu.backend import Opening
     from llmgpu.text.parts import Part
 
 
@@ -54,7 +52,7 @@ class BpeTrainCommand:
 
 
 @command(BpeTrainCommand, "bpe-train", "bpe_train:bpe_train", CheckpointedCommand)
-def bpe_train(asked: BpeTrainCommand) -> None:
+def bpe_train(asked: BpeTrainCommand) -> Opening:
     """Train a byte-level BPE vocabulary on CORPUS: files, folders, globs, or a pipe.
 
     \b
@@ -67,4 +65,4 @@ def bpe_train(asked: BpeTrainCommand) -> None:
       llmgpu bpe-train data --counts-only --save-counts %P.counts --part 1/2
       llmgpu bpe-train --from-counts 1-of-2.counts --from-counts 2-of-2.counts -o v.bin
     """
-    groups.open_device_early(click.get_current_context().params, asked.corpus, TRAINING_FROM)
+    return groups.open_device(asked.device, asked.corpus, encodes=False)

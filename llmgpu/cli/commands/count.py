@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass
 from typing import TYPE_CHECKING
 
-import click
-
-from llmgpu.backend import TOKENIZING_FROM
 from llmgpu.cli import groups
 from llmgpu.cli.groups import (
     ChatOptions,
@@ -20,6 +17,7 @@ from llmgpu.cli.options import command
 from llmgpu.option_fields import argument, group, option
 
 if TYPE_CHECKING:
+    from llmgpu.backend import Opening
     from llmgpu.text.parts import Part
 
 
@@ -58,7 +56,7 @@ class CountCommand:
 
 
 @command(CountCommand, "count", "count:count")
-def count(asked: CountCommand) -> None:
+def count(asked: CountCommand) -> Opening:
     """Count the tokens of files, folders or globs, or of a pipe: wc for tokens.
 
     \b
@@ -68,4 +66,4 @@ def count(asked: CountCommand) -> None:
       llmgpu count --vocab v.bin corpus.jsonl --per document
       git diff | llmgpu count --vocab o200k --budget 8K
     """
-    groups.open_device_early(click.get_current_context().params, asked.paths, TOKENIZING_FROM)
+    return groups.open_device(asked.device, asked.paths, encodes=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmgpu.backend import select_early
+from llmgpu.backend import Opening
 from llmgpu.cli import groups
 from llmgpu.cli.groups import FileOptions, ReadingOptions, ReportOptions
 from llmgpu.cli.options import command
@@ -51,7 +51,7 @@ class GenerateCommand:
 
 
 @command(GenerateCommand, "generate", "generate:generate")
-def generate(asked: GenerateCommand) -> None:
+def generate(asked: GenerateCommand) -> Opening:
     """Continue a prompt with the model in FOLDER: a run, a checkpoint or a Hugging Face model.
 
     Writes the prompt and then the text to stdout as it is generated. A character made of several
@@ -66,7 +66,9 @@ def generate(asked: GenerateCommand) -> None:
       llmgpu generate run --chat --prompt 'What is a token?'
       llmgpu generate run --prompts questions.jsonl --stop 'Question:' --logprobs > answers.jsonl
     """
-    select_early(asked.device, auto=True, matrices=True)
+    opening = Opening(asked.device, matrices=True)
+    opening.begin()
+    return opening
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ class ScoreCommand:
 
 
 @command(ScoreCommand, "score", "score:score")
-def score(asked: ScoreCommand) -> None:
+def score(asked: ScoreCommand) -> Opening:
     """Score documents with the model in FOLDER, a run folder or a Hugging Face checkpoint.
 
     Writes one JSON line per document: number of tokens, log-likelihood (natural logarithm),
@@ -102,4 +104,6 @@ def score(asked: ScoreCommand) -> None:
       llmgpu score run held-out.txt
       llmgpu score SmolLM2-135M 'data/*.jsonl' --window 1024 --stride 256 > scores.jsonl
     """
-    select_early(asked.device, auto=True, matrices=True)
+    opening = Opening(asked.device, matrices=True)
+    opening.begin()
+    return opening

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import click
-
-from llmgpu.backend import TOKENIZING_FROM
 from llmgpu.bpe.vocabulary import MATCH_RULES
 from llmgpu.cli import groups
 from llmgpu.cli.groups import (
@@ -23,6 +20,7 @@ from llmgpu.tokens.formats import FORMATS, SHOWN, describe_formats
 from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 
 if TYPE_CHECKING:
+    from llmgpu.backend import Opening
     from llmgpu.text.parts import Part
 
 
@@ -91,7 +89,7 @@ class TokenizeCommand:
 
 
 @command(TokenizeCommand, "tokenize", "tokenize:tokenize")
-def tokenize(asked: TokenizeCommand) -> None:
+def tokenize(asked: TokenizeCommand) -> Opening:
     """Tokenize files, folders or globs; reads stdin by default. Each file is a document.
 
     \b
@@ -107,4 +105,4 @@ def tokenize(asked: TokenizeCommand) -> None:
       tail -f log | llmgpu tokenize --vocab v.bin --line-documents
       llmgpu tokenize --vocab v.bin --decode -o text corpus.bin
     """
-    groups.open_device_early(click.get_current_context().params, asked.files, TOKENIZING_FROM)
+    return groups.open_device(asked.device, asked.files, encodes=True)

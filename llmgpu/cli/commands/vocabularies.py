@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass
 
+from llmgpu.backend import Opening
 from llmgpu.bpe.interchange.formats import ALIASES, READERS, WEIGHT_TYPES, WRITERS
 from llmgpu.cli import groups
 from llmgpu.cli.groups import ReadingOptions, ReportOptions
@@ -157,7 +158,7 @@ class CompareVocabsCommand:
 
 
 @command(CompareVocabsCommand, "compare-vocabs", "compare_vocabs:compare_vocabs")
-def compare_vocabs(asked: CompareVocabsCommand) -> None:
+def compare_vocabs(asked: CompareVocabsCommand) -> Opening:
     """Compare two vocabularies: tokens by script and length and, with --on, bytes per token.
 
     Each VOCAB is anything that --vocab takes in other commands.
@@ -167,3 +168,4 @@ def compare_vocabs(asked: CompareVocabsCommand) -> None:
       llmgpu compare-vocabs v.bin cl100k
       llmgpu compare-vocabs old.bin new.bin --on data --json
     """
+    return groups.open_device(asked.device, asked.texts, encodes=True)

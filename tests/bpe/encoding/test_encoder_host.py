@@ -17,14 +17,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding import encoder, encoder_host
-from llmgpu.bpe.encoding.encoder import RESERVED_FROM, CollectedIds, EncodedSlice, new_ids
+from llmgpu.bpe.encoding.encoder import RESERVED_FROM, CollectedIds, new_ids
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder
-from llmgpu.bpe.encoding.encoder_host import HostEncoder, Task, Workers
+from llmgpu.bpe.encoding.encoder_host import HostEncoder
 from llmgpu.bpe.encoding.open import open_host_encoder
 from llmgpu.bpe.pretokens.pattern import get_pattern
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import library
 from llmgpu.errors import InputError
@@ -151,110 +149,94 @@ def test_an_interrupt_while_a_thread_starts_is_raised_as_such(
         list(HOST_ENCODERS[0](VOCABULARY, 64, 2).encode(corpus_from_bytes(b"letters " * 20)))
 
 
-@host_encoders
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
-def test_the_threads_that_there_are_encode_where_no_more_can_start(
-    host_encoder: Callable[..., HostEncoder], error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Short(encoder_host._Memory):
-        def __init__(self, slice_bytes: int) -> None:
-            if threading.current_thread().name == "llmgpu-encode":
-                raise error
-            super().__init__(slice_bytes)
-
-    monkeypatch.setattr(encoder_host, "_Memory", Short)
-    text, found = b" letters" * 1000, queue.SimpleQueue[int]()
-
-    def encode() -> None:
-        pieces = host_encoder(VOCABULARY, 64, 4).encode(corpus_from_bytes([text]))
-        found.put(sum(len(piece.ids) for piece in pieces))
-
-    # In a thread, since it is waiting for ever that this test is about.
-    threading.Thread(target=encode, daemon=True).start()
-    assert found.get(timeout=60) == len(text)
-
-
-@host_encoders
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't allocate lock")])
-def test_encoding_ends_where_a_thread_has_no_memory_for_a_task(
-    host_encoder: Callable[..., HostEncoder], error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = itertools.count()
-
-    class Short(encoder_host.Task):
-        def __init__(self, memory: encoder_host._Memory | None = None) -> None:
-            if next(made) > 10:
-                raise error
-            super().__init__(memory)
-
-    monkeypatch.setattr(encoder_host, "Task", Short)
-    text, found = b" letters" * 1000, queue.SimpleQueue[Exception | None]()
+def encoded_in_time(make: Callable[..., HostEncoder], text: bytes) -> int | Exception:
+    """Return how many ids a text of bytes has, or the error, instead of waiting for ever."""
+    found: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
 
     def encode() -> None:
         try:
-            list(host_encoder(VOCABULARY, 64, 4).encode(corpus_from_bytes(text)))
-        except Exception as raised:
-            found.put(raised)
-        else:
-            found.put(None)
+            pieces = make(VOCABULARY, 64, 4).encode(corpus_from_bytes(text))
+            found.put(sum(len(piece.ids) for piece in pieces))
+        except Exception as error:
+            found.put(error)
 
-    # In a thread, since it is waiting for ever that this test is about.
     threading.Thread(target=encode, daemon=True).start()
-    assert isinstance(found.get(timeout=60), MemoryError)
+    return found.get(timeout=60)
 
 
-class ReadInTurns(SliceReader):
-    """Slices of a text, one of which waits for `proceed`; who read them, by name."""
+@host_encoders
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_fewer_slices_are_in_flight_where_there_is_little_memory(
+    host_encoder: Callable[..., HostEncoder], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = itertools.count(1)
 
-    def __init__(self, slices: int, waits_at: int) -> None:
-        super().__init__(corpus_from_bytes([b" letters" * slices]), VOCABULARY.cut)
-        self.names: list[str] = []
-        self.waiting, self.proceed = threading.Event(), threading.Event()
-        self._waits_at = waits_at
+    class Short(encoder_host._Memory):
+        def __init__(self, slice_bytes: int) -> None:
+            if next(made) > most:
+                raise MemoryError
+            super().__init__(slice_bytes)
 
-    def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
-        self.names.append(threading.current_thread().name)
-        if len(self.names) == self._waits_at:
-            self.waiting.set()
-            assert self.proceed.wait(20)
-        return super().read(buffer[: 16 + PADDING])
+    monkeypatch.setattr(encoder_host, "_Memory", Short)
+    assert encoded_in_time(host_encoder, b" letters" * 1000) == 8000
 
 
-def test_a_helper_reads_next_and_threads_that_rest_do_not_read() -> None:
-    threads, waits_at = 8, 100
-    reader = ReadInTurns(2000, waits_at)
-    host = open_host_encoder(VOCABULARY, 64, threads)
-    workers = Workers(reader, host.slices, 64, threads)
-    encoded: list[EncodedSlice] = []
-    taker = threading.Thread(
-        target=lambda: encoded.extend(piece for piece, _ in workers.results(new_ids))
-    )
-    taker.start()
-    assert reader.waiting.wait(20)
-    time.sleep(0.1)  # for the other threads, which wait for their turns
-    workers.pace.rest("helper")
-    workers.pace.rest("another")
+@host_encoders
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_the_threads_that_there_are_encode_where_no_more_can_start(
+    host_encoder: Callable[..., HostEncoder],
+    error: Exception,
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, started = threading.Thread.start, itertools.count(-1)  # -1 is the test's own thread
 
-    def help_once() -> None:
-        task = Task(device=1)
-        piece = workers.take(task, np.empty(64, np.uint8))
-        assert isinstance(piece, Slice)
-        workers.finish(task, host.slices.encode(piece, 0)[0])
+    def limited(thread: threading.Thread) -> None:
+        if next(started) >= most:
+            raise error
+        start(thread)
 
-    helper = threading.Thread(target=help_once, name="helper")
-    helper.start()
-    time.sleep(0.1)  # it waits for its turn as well
-    reader.proceed.set()
-    helper.join(20)
-    time.sleep(0.1)  # for those that should not read
-    assert reader.names[waits_at:] == ["helper"]
-    workers.pace.work("helper")
-    time.sleep(0.1)
-    assert reader.names[waits_at:] == ["helper"]
-    workers.pace.work("another")
-    taker.join(20)
-    ids = np.concatenate([piece.ids for piece in encoded])
-    assert bytes(ids.astype(np.uint8)) == b" letters" * 2000
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    assert encoded_in_time(host_encoder, b" letters" * 1000) == 8000
+
+
+@host_encoders
+def test_encoding_ends_where_there_is_no_memory_for_the_next_slice(
+    host_encoder: Callable[..., HostEncoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Short(encoder_host._Job):
+        def __init__(self, number: int, *given: Any) -> None:
+            if number > 10:
+                raise MemoryError
+            super().__init__(number, *given)
+
+    monkeypatch.setattr(encoder_host, "_Job", Short)
+    assert isinstance(encoded_in_time(host_encoder, b" letters" * 1000), MemoryError)
+
+
+@pytest.mark.skipif(library() is None, reason="there is no CPU engine")
+def test_slices_are_large_where_their_ids_are_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbytes, text = 1 << 16, b"low lower " * 400_000
+    (tmp_path / "text").write_bytes(text)
+    host, lengths = CpuEncoder(VOCABULARY, nbytes, threads=4), list[int]()
+    encode = host.slices.encode
+
+    def seen(piece: Any, *given: Any) -> Any:
+        lengths.append(piece.length)
+        return encode(piece, *given)
+
+    monkeypatch.setattr(host.slices, "encode", seen)
+    for collected, most in (CollectedIds(len(text) + (1 << 22)), 16 * nbytes), (None, nbytes):
+        lengths.clear()
+        with Corpus([str(tmp_path / "text")]) as source:
+            pieces = host.encode(source, new_ids if collected is None else collected)
+            assert sum(len(piece.ids) for piece in pieces) == len(text)
+        assert lengths[0] <= nbytes  # of the slice that opens the file
+        assert max(lengths) > most * 15 // 16
+        assert max(lengths) < most * 17 // 16
 
 
 @pytest.mark.parametrize("threads", [2, 5])

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from llmgpu.backend import NUMPY, Backend
+from llmgpu.backend import NUMPY, Backend, Opening
 from llmgpu.bpe.encoding import encoder_gpu
-from llmgpu.bpe.encoding.encoder_shared import SharedEncoder
-from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
+from llmgpu.bpe.encoding.open import OptionalDeviceEncoder, open_encoder, prepare_vocabulary
 from llmgpu.bpe.encoding.special_encoding import with_special_tokens
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange import huggingface
@@ -82,23 +81,25 @@ def test_special_tokens_come_before_normalizing(peer: Tokenizer, imported: Vocab
     assert np.concatenate(ids).tolist() == expected
 
 
-def test_a_device_that_joins_is_opened_for_the_length_of_the_text(
+def test_a_device_is_opened_for_the_length_of_the_text(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encoder_gpu, "SHORTER_SLICES", ((10_000, 500), (25_000, 1000)))
     for name in "SLICE_BYTES", "SOFTWARE_SLICE_BYTES":
         monkeypatch.setattr(encoder_gpu, name, 2000)
-    joins = Backend(None, "the CPU", joining=lambda: Backend(device, "a device"))
+    chosen = Backend(device, "a device", is_optional=True)
     vocabulary = byte_vocabulary("gpt2", "hf")
     for nbytes, slice_bytes in (9999, 500), (10_000, 1000), (25_000, 2000), (None, 1000):
-        encoder = open_encoder(vocabulary, joins, text_bytes=nbytes)
-        assert isinstance(encoder, SharedEncoder)
-        joined = encoder._open_devices[0]()
-        assert isinstance(joined, encoder_gpu.GpuEncoder)
-        assert joined._slot_bytes == slice_bytes
+        encoder = open_encoder(vocabulary, chosen, text_bytes=nbytes)
+        assert isinstance(encoder, OptionalDeviceEncoder)
+        on_device = encoder._device
+        assert isinstance(on_device, encoder_gpu.GpuEncoder)
+        assert on_device._slot_bytes == slice_bytes
+        encoder.expect(10_000)
+        assert on_device._slot_bytes == 1000
 
 
-def test_greedy_on_a_device_that_joined_falls_back_to_the_cpu(
+def test_greedy_on_an_optional_device_falls_back_to_the_cpu(
     device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     longest = 1 << 14
@@ -109,31 +110,22 @@ def test_greedy_on_a_device_that_joined_falls_back_to_the_cpu(
     vocabulary = whole.with_match("greedy")
     with pytest.raises(CapacityError, match=f"longest token has {longest} bytes"):
         open_encoder(vocabulary, Backend(device, "a device"))
-    joins = Backend(None, "the CPU", joining=lambda: Backend(device, "a device"))
+    chosen = Backend(device, "a device", is_optional=True)
     text = b"b" + b"a" * (longest + 3)
-    [piece] = open_encoder(vocabulary, joins).encode(corpus_from_bytes([text]))
+    [piece] = open_encoder(vocabulary, chosen).encode(corpus_from_bytes([text]))
     assert piece.ids.tolist() == [98, 269, 256, 97]
     assert "longest token" in caplog.text and "; using the CPU" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("device", "text_bytes", "match", "are_made"),
-    [
-        *[("gpu", None, "bpe", True), ("gpu", 10**9, "greedy", False)],
-        *[("cpu", 10**9, "bpe", False), ("auto", None, "bpe", False)],
-        *[("auto", 999, "bpe", False), ("auto", 1000, "bpe", True)],
-    ],
+    ("device", "match", "are_made"),
+    [("gpu", "bpe", True), ("gpu", "greedy", False), ("cpu", "bpe", False), ("auto", "bpe", True)],
 )
 def test_tables_of_a_device_are_made_before_it_is_open(
-    monkeypatch: pytest.MonkeyPatch,
-    device: str,
-    text_bytes: int | None,
-    match: str,
-    are_made: bool,
+    device: str, match: str, are_made: bool
 ) -> None:
-    monkeypatch.setenv("LLMGPU_GPU_FROM", "1kB")
     vocabulary = byte_vocabulary("cl100k", "hf").with_match(match)
-    prepare_vocabulary(vocabulary, device, text_bytes)()
+    prepare_vocabulary(vocabulary, Opening(device))
     assert (vocabulary in encoder_gpu._packed) == are_made
 
 
@@ -145,6 +137,16 @@ def test_who_opens_the_encoder_is_told_why_there_are_no_tables(
 
     monkeypatch.setattr(encoder_gpu, "pack_pairs", refuse)
     vocabulary = byte_vocabulary("cl100k", "hf")
-    prepare_vocabulary(vocabulary, "gpu")()
+    prepare_vocabulary(vocabulary, Opening("gpu"))
     with pytest.raises(VocabularyError, match="too many merges"):
         open_encoder(vocabulary, Backend(device, "a device"))
+
+
+def test_encoders_are_kept_with_the_opening_of_their_device() -> None:
+    kept, other = Opening("cpu", keeps_encoders=True), Opening("cpu")
+    vocabulary = byte_vocabulary("cl100k", "hf")
+    first, second = (open_encoder(vocabulary, kept.backend(), threads=2) for _ in range(2))
+    assert first is second
+    assert open_encoder(vocabulary, kept.backend(), threads=1) is not first
+    alone, again = (open_encoder(vocabulary, other.backend(), threads=2) for _ in range(2))
+    assert alone is not again
