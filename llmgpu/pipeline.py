@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from itertools import islice
 from math import inf
 from queue import SimpleQueue
 from sys import is_finalizing
@@ -71,6 +73,47 @@ def in_order(
         # Threads exist neither in a forked process nor when the interpreter ends.
         if os.getpid() == process and not is_finalizing():
             pipeline.close()
+
+
+class Begun(Generic[Job, Result]):
+    """Results as of `in_order`; the first few may be made before their turn.
+
+    A job is taken and done at once in whichever thread calls `begin`. Iterating comes after that.
+    """
+
+    def __init__(
+        self,
+        jobs: Iterable[Job],
+        do: Callable[[Job], Result],
+        ahead: int,
+        *,
+        threads: int | None = None,
+    ) -> None:
+        """Take the arguments of `in_order`."""
+        self._jobs, self._do = iter(jobs), do
+        self._first: deque[Result] = deque()
+        self._error: Exception | None = None
+        self._rest = in_order(self._jobs, do, ahead, threads=threads)
+
+    def begin(self, count: int) -> None:
+        """Do the first `count` jobs. What they raise is raised in place of their results."""
+        try:
+            self._first.extend(map(self._do, islice(self._jobs, count)))
+        except Exception as error:
+            self._error = error
+
+    def __iter__(self) -> Iterator[Result]:
+        while self._first:
+            yield self._first.popleft()
+        if self._error is not None:
+            raise self._error
+        yield from self._rest
+
+    def close(self) -> None:
+        """Drop the results; wait for the jobs that run."""
+        self._first.clear()
+        self._rest.close()
+        _close(self._jobs)
 
 
 def _close(jobs: Iterable[object]) -> None:

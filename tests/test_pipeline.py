@@ -16,7 +16,7 @@ from contextlib import closing
 
 import pytest
 
-from llmgpu.pipeline import PATIENCE_SECONDS, in_order
+from llmgpu.pipeline import PATIENCE_SECONDS, Begun, in_order
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -474,6 +474,30 @@ def test_an_interrupt_in_the_iterator_of_jobs_comes_at_once() -> None:
         for number in in_order(jobs(), square, 3):
             done.append(number)
     assert not done
+
+
+@pytest.mark.parametrize("count", [0, 2, 5, 9])
+@pytest.mark.parametrize("failing", [None, 1, 4, 7])
+def test_jobs_may_begin_before_their_turn(count: int, failing: int | None) -> None:
+    done: list[int] = []
+
+    def do(number: int) -> int:
+        if number == failing:
+            raise ValueError
+        done.append(number)
+        return number
+
+    results, found = Begun(range(9), do, 3), []
+    results.begin(count)
+    assert done == [*range(min(count, 9 if failing is None else failing))]
+    with closing(results):
+        if failing is None:
+            found = [*results]
+        else:
+            with pytest.raises(ValueError):
+                for number in results:
+                    found.append(number)
+    assert found == [*range(9 if failing is None else failing)]
 
 
 def run_script(script: str, *, interrupt: bool = False) -> subprocess.CompletedProcess[str]:

@@ -231,6 +231,9 @@ class ChatTable(ParquetFile):
         self._chat = chat
         self.collector = Collector(chat, limit)
 
+    def begin(self) -> None:
+        """Leave reading to the file's turn: templates take longer."""
+
     def conversations(self, policy: InputPolicy) -> Iterator[bytes]:
         """Yield the text of each row; InputError names the file and the row."""
         number = self._rows[0]

@@ -13,14 +13,23 @@ import importlib
 import lzma
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from llmgpu.errors import InputError
-from llmgpu.text.read_ahead import Decompressor
 
 _ZSTD_READ_BYTES = 1 << 20
 _ZSTD_STEP_BYTES = 1 << 13  # decompressed at a time, to up to 32,768 times as many bytes
 _ZSTD_BLOCKS = 8  # decompressed at a time where it is known where they end, to 128 KiB each
+
+
+class Decompressor(Protocol):
+    """A file that is decompressed as it is read."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None:
+        """Fill the front of `buffer`; 0 at the end."""
+
+    def close(self) -> None:
+        """Drop what is buffered."""
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, groupby, islice, pairwise
 from operator import itemgetter
 from typing import NamedTuple, Protocol, cast
 
@@ -30,13 +29,12 @@ from numpy.typing import NDArray
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError
 from llmgpu.input_files import listed, source_name
+from llmgpu.pipeline import in_order
 from llmgpu.text.chat import Chat, ChatFile, ChatTable
 from llmgpu.text.content import NOTES
 from llmgpu.text.direct_reader import DirectReader, is_small, read_small
 from llmgpu.text.documents import NO_TEXT, DocumentSplitter, InputPolicy, Piece, PieceReader
-from llmgpu.text.jsonl import JsonlFile
 from llmgpu.text.parquet import ParquetFile
-from llmgpu.text.read_ahead import files_ahead
 from llmgpu.text.sources import Sources, format_of, resolve_sources
 from llmgpu.text.streams import (
     STANDARD_INPUT,
@@ -44,6 +42,7 @@ from llmgpu.text.streams import (
     DocumentFile,
     FileBytes,
     Source,
+    files_ahead,
     read_blocks,
 )
 
@@ -55,6 +54,7 @@ _CHECKED_BYTES = 8 << 20  # of a file, read at a time where its bytes are inspec
 _SMALL_FILES = 1024  # read at once, at most
 
 _FIRST = np.zeros(1, np.int64)
+_File = ByteStream | DocumentFile  # opened
 
 
 class TextSource(Protocol):
@@ -141,18 +141,20 @@ class Corpus(Closing):
         self.documents = 0
         self._policy = InputPolicy(self.options.encoding_errors, self.options.bad_rows)
         self._splitter = DocumentSplitter(self.options.separators, self.options.line_documents)
-        self._remaining = self.sources.files[::-1]  # the next one is the last
+        self._left = len(self.sources.files)  # not begun
+        self._next: deque[Source] = deque()  # files whose turn has come
+        self._most_ahead = min(files_ahead(), self._left)
+        self._turns = in_order(self._find_turns(), self._open_ahead, self._most_ahead)
+        self._opened: list[_File] = []  # before their turn
         self.begun: list[Begin] = []
-        self._file: ByteStream | DocumentFile | None = None
-        # The next files, those opened that are decompressed before their turn.
-        self._ahead: deque[ByteStream | DocumentFile | None] = deque()
+        self._file: _File | None = None
+        self._next_file: _File | None = None  # opened for the first of those whose turn has come
         self._reader: _Reader | None = None
         self._finished_bytes = 0
         self._finished_null_rows = 0
         self._told: dict[str, list[str]] = {note: [] for note in NOTES}
         self._closed = True
-        self._ended = not self._remaining
-        self._most_ahead = files_ahead()
+        self._ended = not self._left
         as_they_are = not self.options.separators and self.options.encoding_errors == "raw"
         self._most_small = _SMALL_FILES  # read at once: fewer where files are read one by one
         self._reads_small = as_they_are and not (self.options.line_documents or self.options.chat)
@@ -202,9 +204,9 @@ class Corpus(Closing):
     def close(self) -> None:
         """Close the file that is being read, and those after it."""
         self._close_file()
-        while self._ahead:
-            if file := self._ahead.popleft():
-                file.close()
+        self._turns.close()
+        while self._opened:
+            self._opened.pop().close()
 
     def _close_file(self) -> None:
         if self._file:
@@ -214,7 +216,7 @@ class Corpus(Closing):
                 for names, is_found in zip(self._told.values(), found, strict=True):
                     names += [source_name(self._file.name)] if is_found else []
             if isinstance(self._file, (ChatFile, ChatTable)) and self._file.collector.is_full:
-                self._remaining.clear()
+                self._left = 0
             self._file.close()
         self._file = None
         self._reader = None
@@ -244,7 +246,7 @@ class Corpus(Closing):
             self._closed = piece.closed
             if piece.end:
                 self._close_file()
-                self._ended = not self._remaining
+                self._ended = not self._left
         return self._hand_over(buffer[:length], np.concatenate(starts))
 
     def _read_small(self, view: NDArray[np.uint8], length: int, documents: int) -> Piece | None:
@@ -252,29 +254,22 @@ class Corpus(Closing):
 
         length, documents: of the text before them, not handed over yet.
         """
-        if not self._reads_small or self._reader is not None:
+        if self._reader is not None or not self._is_small(self._next_source()):
             return None
-        small: list[Source] = []
-        room = len(view)
-        for source in islice(reversed(self._remaining), self._most_small):
-            room -= source.size or 0
-            if room < 0 or not is_small(source) or format_of(source) is not None:
-                break
-            small.append(source)
-        count = read_small(small, view) if small else 0
+        some = [*islice(self._next, self._most_small)]
+        ends = [*accumulate(source.size or 0 for source in some)]
+        some = some[: bisect_right(ends, len(view))]
+        count = read_small(some, view) if some else 0
         self._most_small = min(2 * count + 1, _SMALL_FILES)
         if not count:
             return None
-        *starts, end = accumulate((source.size or 0 for source in small[:count]), initial=0)
+        starts, end = [0, *ends[: count - 1]], ends[count - 1]
         offset, number = self.text_bytes + length, self.documents + documents
         for k, start in enumerate(starts):
-            self.begun.append(Begin(offset + start, number + k, small[k].path))
+            self.begun.append(Begin(offset + start, number + k, self._next.popleft().path))
         self._finished_bytes += end
-        del self._remaining[-count:]
-        for _ in range(min(count, len(self._ahead))):
-            self._ahead.popleft()
-        self._open_ahead()
-        self._ended = not self._remaining
+        self._left -= count
+        self._ended = not self._left
         return Piece(view[:end], np.array(starts, np.int64), closed=True)
 
     def upcoming(self, least: int, most: int) -> FileBytes | None:
@@ -306,20 +301,23 @@ class Corpus(Closing):
         if not length:
             return True
         if self._reader is None:  # opening a pipe may take long
-            return self._remaining[-1].size is not None
+            return self._next_source().size is not None
         return self._reader.wait(max(0.0, deadline - time.monotonic()))
 
     def _open_next(self, length: int, documents: int) -> _Reader:
         """Open the next source; length, documents: of the text before it, not handed over yet."""
-        source = self._remaining.pop()
+        source, opened = self._next_source(), self._next_file
+        self._next.popleft()
+        self._next_file = None
+        self._left -= 1
         is_text = format_of(source) is None
         offset, skipped = self.text_bytes + length, source.begin if is_text else 0
         self.begun.append(Begin(offset, self.documents + documents, source.path, skipped))
         self._policy.begin(source.path, skipped)
         self._splitter.begin(source.continues)
-        file = self._ahead.popleft() if self._ahead else None
-        self._file = file = file or self._open(source)
-        self._open_ahead()
+        self._file = file = opened or self._open(source)
+        if opened:
+            self._opened.remove(opened)
         if isinstance(file, (ChatFile, ChatTable)):
             pieces = self._document_pieces(file.conversations(self._policy))
             self._reader = PieceReader(pieces, file.wait)
@@ -330,7 +328,22 @@ class Corpus(Closing):
             self._reader = PieceReader(pieces, file.wait)
         return self._reader
 
-    def _open(self, source: Source) -> ByteStream | DocumentFile:
+    def _next_source(self) -> Source:
+        if not self._next:
+            sources, self._next_file = next(self._turns)
+            self._next.extend(sources)
+        return self._next[0]
+
+    def _find_turns(self) -> Iterator[list[Source]]:
+        """Yield the files one by one, but small ones that follow each other at once."""
+        for are_small, sources in groupby(self.sources.files, self._is_small):
+            while turn := [*islice(sources, _SMALL_FILES if are_small else 1)]:
+                yield turn
+
+    def _is_small(self, source: Source) -> bool:
+        return self._reads_small and is_small(source) and format_of(source) is None
+
+    def _open(self, source: Source) -> _File:
         options = self.options
         if options.chat is not None:
             kind = ChatTable if format_of(source) is ParquetFile else ChatFile
@@ -338,23 +351,21 @@ class Corpus(Closing):
         documents_in = format_of(source)
         return documents_in(source, self.options.text_field) if documents_in else ByteStream(source)
 
-    def _open_ahead(self) -> None:
-        """Open the next few files that threads read before their turn.
-
-        What fails is tried again in its turn.
-        """
-        while len(self._ahead) < min(self._most_ahead, len(self._remaining)):
-            source = self._remaining[-1 - len(self._ahead)]
-            file = None
-            is_local = source.size is not None and source.remote is None
-            if is_local and (source.compression or format_of(source)):
-                with suppress(InputError):
-                    file = self._open(source)
-            self._ahead.append(file)
-        if self.options.chat is None:
-            for place, file in enumerate(self._ahead):
-                if isinstance(file, (JsonlFile, ParquetFile)):
-                    file.begin(is_next=place == 0)
+    def _open_ahead(self, sources: list[Source]) -> tuple[list[Source], _File | None]:
+        """Begin to read a file before its turn, unless it is the first one or text as it is."""
+        source = sources[0]
+        is_local = source.size is not None and source.remote is None
+        is_first = source is self.sources.files[0]
+        if is_first or not is_local or not (source.compression or format_of(source)):
+            return sources, None
+        try:
+            file = self._open(source)
+        except InputError:  # in its turn this is tried again
+            return sources, None
+        self._opened.append(file)
+        if self._most_ahead > 1:
+            file.begin()
+        return sources, file
 
     def _read_text(self, stream: ByteStream, continues: bool) -> _Reader:
         """Return a reader of a file whose bytes are text."""
@@ -397,7 +408,7 @@ class Corpus(Closing):
             if self._file:
                 self._file.check_unchanged()
             starts = starts[starts < len(text)]
-            self._remaining.clear()
+            self._left = 0
             self._ended = True
         if self._ended:
             self.close()

@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,15 +26,16 @@ from llmgpu.cpu.library import TEXT_PADDING, library
 from llmgpu.cpu.texts import JsonlTexts, TakenTexts
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
+from llmgpu.pipeline import Begun
 from llmgpu.processors import usable_processors
 from llmgpu.text.documents import REPLACEMENT, InputPolicy, Piece
-from llmgpu.text.read_ahead import BEGUN, InOrder
 from llmgpu.text.streams import ByteStream, Source
 
 _BLOCK_BYTES = 1 << 20  # of a stream, read at a time
 _SPAN_BYTES = 2 << 20  # of a regular file, whose lines one thread reads and takes apart
 _TAIL_BYTES = 1 << 16  # read after a span at first, for the end of its last line
 _AHEAD = 12  # blocks or spans that are taken apart in threads before they are needed
+_BEGUN = 2  # those of a file whose turn has not come
 FIRST_ROWS = 1000  # if all of them lack the field, a file is refused
 LINE_BYTES = 1 << 30  # a longer line is refused: the memory a line takes is a multiple of it
 
@@ -155,40 +155,41 @@ class JsonlFile(JsonlStream):
         self._texts: JsonlTexts | None = None
         if library() is not None and _SURROGATE.search(text_field) is None:
             self._texts = JsonlTexts(text_field, LINE_BYTES)
+        self._parts = self._taken_parts()
 
     def documents(self, policy: InputPolicy) -> Iterator[Piece]:
         """Yield the text of the lines; InputError names the file and the line."""
         if self._texts is None:
-            for block in self._blocks():
+            for block in self._read_blocks():
                 yield from self._take(block, policy, None)
             self.check_field()
             return
-        for _, (block, taken) in self._ahead_of_turn:
+        for block, taken in self._parts:
             yield from self._take(block, policy, taken)
             if block.after is not None:
                 self.position = block.after
         self.check_field()
         self.check_unchanged()
 
-    def begin(self, *, is_next: bool) -> None:
-        """Start to read, see `DocumentFile.begin`."""
-        if self._texts is not None and self.reads_anywhere:
-            self._ahead_of_turn.begin(_AHEAD if is_next else BEGUN)
+    def begin(self) -> None:
+        """Take the first blocks apart, see `DocumentFile.begin`."""
+        super().begin()
+        if self._texts is not None:
+            self._parts.begin(_BEGUN)
 
     def close(self) -> None:
         """Close the file."""
-        if "_ahead_of_turn" in self.__dict__:
-            self._ahead_of_turn.close()
+        self._parts.close()
         super().close()
 
-    @cached_property
-    def _ahead_of_turn(self) -> InOrder[Any, tuple[_Block, TakenTexts]]:
-        """What is taken apart in threads: spans that they read, or else blocks as they come."""
+    def _taken_parts(self) -> Begun[Any, tuple[_Block, TakenTexts]]:
+        """Return blocks that threads take apart: spans that they read, or blocks as they come."""
         most = 0 if self._pollable is not None else min(usable_processors(), _AHEAD)
         if not self.reads_anywhere:
-            return InOrder(self._blocks(), self._take_block, most)
+            return Begun(self._read_blocks(), self._take_block, most)
         spans = range(self._begin, self._end_of_file, _SPAN_BYTES)
-        return InOrder(iter(spans), lambda begin: self._take_block(self._read_span(begin)), most)
+        most = min(most, len(spans))
+        return Begun(spans, lambda begin: self._take_block(self._read_span(begin)), most)
 
     def _take_block(self, block: _Block) -> tuple[_Block, TakenTexts]:
         assert self._texts is not None
@@ -220,7 +221,7 @@ class JsonlFile(JsonlStream):
             last = last if start else 0  # no line starts here
         return _Block(data, start, last, is_last=not newline, after=end - self._begin)
 
-    def _blocks(self) -> Iterator[_Block]:
+    def _read_blocks(self) -> Iterator[_Block]:
         """Yield the file in blocks of whole lines."""
         data = np.empty(_BLOCK_BYTES + TEXT_PADDING, np.uint8)
         held = 0  # bytes of a line that is not whole

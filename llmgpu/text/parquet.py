@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, ClassVar, cast
 
@@ -20,16 +19,17 @@ from llmgpu.cpu.library import library
 from llmgpu.cpu.texts import is_valid_utf8
 from llmgpu.errors import InputError
 from llmgpu.input_files import input_errors, quote
+from llmgpu.pipeline import Begun
 from llmgpu.processors import usable_processors
 from llmgpu.text.compressions import PYARROW, PYARROW_PARQUET
 from llmgpu.text.documents import NO_TEXT, InputPolicy, Piece
-from llmgpu.text.read_ahead import BEGUN, InOrder
 from llmgpu.text.streams import FileContent, Source
 
 _BATCH_BYTES = 1 << 22
 _BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20
 _AHEAD = 8  # row groups that are read before they are needed
+_BEGUN = 2  # those of a file whose turn has not come
 _AHEAD_BYTES = 16 << 20  # of a row group, decoded before they are needed
 _SHOWN_COLUMNS = 20
 
@@ -95,17 +95,23 @@ class ParquetFile:
             self._file = parquet.ParquetFile(self._raw, pre_buffer=False, buffer_size=_BUFFER_BYTES)
             self._check_column()
         except InputError:
-            self.close()
+            self._raw.close()
             raise
         except self._errors as error:
-            self.close()
+            self._raw.close()
             raise self._damaged(error) from error
+        # Row groups that are read, each as the arrays of its rows.
+        shares = isinstance(self._content, FileContent) and hasattr(os, "preadv")
+        most = min(usable_processors(), _AHEAD) if shares else 0
+        read: Callable[[tuple[int, int]], Iterable[Any]]
+        read = self._read_ahead if most > 1 else self._read
+        self._groups = Begun(self._find_groups(), read, min(most, self._file.num_row_groups))
 
     def documents(self, policy: InputPolicy) -> Iterator[Piece]:
         """Yield the text of rows; InputError for damage or, under "strict", invalid UTF-8."""
         rows = max(1, self._file.metadata.num_rows)
         number = first = self._rows[0]
-        for array in chain.from_iterable(batches for _, batches in self._groups):
+        for array in chain.from_iterable(self._groups):
             if policy.policy == "raw":
                 pieces = iter([_text_of(array)])
             else:
@@ -139,13 +145,12 @@ class ParquetFile:
 
     def close(self) -> None:
         """Close the file."""
-        if "_groups" in self.__dict__:
-            self._groups.close()
+        self._groups.close()
         self._raw.close()
 
-    def begin(self, *, is_next: bool) -> None:
-        """Start to read, see `DocumentFile.begin`."""
-        self._groups.begin(_AHEAD if is_next else BEGUN)
+    def begin(self) -> None:
+        """Read the first row groups, see `DocumentFile.begin`."""
+        self._groups.begin(_BEGUN)
 
     @property
     def _errors(self) -> tuple[type[Exception], ...]:
@@ -193,13 +198,6 @@ class ParquetFile:
             return 0, rows
         first, last = (-(-offset * rows // self._size) for offset in self._span)
         return first, last
-
-    @cached_property
-    def _groups(self) -> InOrder[tuple[int, int], Iterable[Any]]:
-        """The row groups that are read, by number and first row, and the arrays of their rows."""
-        shares = isinstance(self._content, FileContent) and hasattr(os, "preadv")
-        most = min(usable_processors(), _AHEAD) if shares else 0
-        return InOrder(self._find_groups(), self._read_ahead if most > 1 else self._read, most)
 
     def _batches(self) -> Iterator[Any]:
         """Yield all rows that are read in one thread, arrays as `_prepared` returns them."""

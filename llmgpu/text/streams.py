@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import repeat, takewhile
 from typing import BinaryIO, ClassVar, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -25,7 +26,9 @@ from numpy.typing import NDArray
 from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError
 from llmgpu.input_files import source_name
-from llmgpu.text.compressions import COMPRESSIONS
+from llmgpu.pipeline import Begun, in_order
+from llmgpu.processors import usable_processors
+from llmgpu.text.compressions import COMPRESSIONS, Decompressor
 from llmgpu.text.content import (
     HEAD_BYTES,
     Rewound,
@@ -36,7 +39,6 @@ from llmgpu.text.content import (
     read_mark,
 )
 from llmgpu.text.documents import InputPolicy, Piece
-from llmgpu.text.read_ahead import Decompressor, ReadAhead, files_ahead, readers
 
 STANDARD_INPUT = "-"
 AUTO, TEXT, BYTES = "auto", "text", "bytes"  # formats of sources, see `llmgpu.text.sources`
@@ -45,7 +47,16 @@ _DECOMPRESSED_BYTES = 1 << 20
 _PART_BYTES = 2 << 20  # of a regular file, read by one thread at a time
 _PIPE_BYTES = 1 << 20  # the most that a user may ask for by default
 _READ_THREADS = 8  # beyond these, a file is read no faster
+_FILES_AHEAD = 8  # at most
+_BLOCK_BYTES = 1 << 20  # decompressed at a time, in a thread
+_BLOCKS_AHEAD = 8  # decompressed before they are needed
 _HAS_PREADV = hasattr(os, "preadv")
+
+
+def files_ahead() -> int:
+    """Return how many files to read before their turn: none if there is one processor."""
+    processors = min(usable_processors(), _FILES_AHEAD)
+    return processors if processors > 1 else 0
 
 
 class Remote(Protocol):
@@ -135,11 +146,8 @@ class DocumentFile(Protocol):
         InputError names the file and the place in it.
         """
 
-    def begin(self, *, is_next: bool) -> None:
-        """Start to read in threads, before it is the file's turn; `documents` comes next.
-
-        is_next: it is the next file, of which more is read.
-        """
+    def begin(self) -> None:
+        """Read the first parts before it is the file's turn, in any thread."""
 
     def wait(self, seconds: float | None, /) -> bool:
         """Wait for up to `seconds` (None: forever); return whether reading would not block."""
@@ -225,18 +233,39 @@ class ByteStream(io.RawIOBase):
             raise InputError(f"can't read {self.name}: {error.strerror or error}") from error
         compression = COMPRESSIONS.get(self._compression)
         self._stream = cast(Decompressor, self._raw)
-        self._ahead: ReadAhead | None = None
+        self._blocks: Begun[None, tuple[memoryview, int]] | None = None
         if compression:
             self._stream = compression.open(self._raw)
             if source.size is not None and source.remote is None and files_ahead():
-                self._stream = self._ahead = ReadAhead(self._stream, self._raw.tell)
+                self._decompress_ahead()
         self._length = None if source.span is None else source.length
         self._span_end = None if source.span is None else source.span[1]
         if source.span is not None:
             self._raw.seek(source.begin)
 
+    def _decompress_ahead(self) -> None:
+        is_ended = False
+
+        def decompress(_: None) -> tuple[memoryview, int]:
+            """Return a block and the position in the file after it."""
+            nonlocal is_ended
+            block, count = np.empty(_BLOCK_BYTES, np.uint8).data, 0
+            while count < len(block) and (got := self._stream.readinto(block[count:])):
+                count += got
+            is_ended = count < len(block)
+            return block[:count], self._raw.tell()
+
+        jobs = takewhile(lambda _: not is_ended, repeat(None))
+        self._blocks = Begun(jobs, decompress, _BLOCKS_AHEAD, threads=1)
+        self._decompressed = iter(self._blocks)
+        self._block, self._after_block = memoryview(b""), 0
+
+    def begin(self) -> None:
+        """Decompress the first blocks before it is the file's turn, in any thread."""
+        if self._blocks is not None:
+            self._blocks.begin(_BLOCKS_AHEAD)
+
     def readable(self) -> bool:
-        """Say yes, as `io.BufferedReader` asks."""
         return True
 
     def readinto(self, buffer: object) -> int:
@@ -254,9 +283,7 @@ class ByteStream(io.RawIOBase):
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             self.check_unchanged()
             raise InputError(self._describe(error)) from error
-        if self._ahead is not None:
-            self.position = self._ahead.position
-        else:
+        if self._blocks is None:
             self.position = self._raw.tell() if self._compression else self.position + count
         if count == 0:
             self.check_unchanged()
@@ -340,6 +367,8 @@ class ByteStream(io.RawIOBase):
         return self._content.size if self._span_end is None else self._span_end
 
     def _read(self, view: memoryview) -> int | None:
+        if self._blocks is not None:
+            return self._copy_block(view)
         large = len(view) >= 2 * _PART_BYTES
         is_file = isinstance(self._content, FileContent)
         if large and not self._compression and is_file and _HAS_PREADV:
@@ -348,6 +377,16 @@ class ByteStream(io.RawIOBase):
             self._raw.seek(first + count)
             return count
         return self._stream.readinto(view)
+
+    def _copy_block(self, view: memoryview) -> int:
+        if not self._block:
+            self._block, self._after_block = next(self._decompressed, (self._block, self.position))
+        count = min(len(view), len(self._block))
+        view[:count] = self._block[:count]
+        self._block = self._block[count:]
+        if not self._block:
+            self.position = self._after_block
+        return count
 
     def wait(self, seconds: float | None) -> bool:
         """Wait for up to `seconds` (None: forever); return whether reading would not block."""
@@ -361,6 +400,8 @@ class ByteStream(io.RawIOBase):
     def close(self) -> None:
         """Close the file; standard input stays open."""
         if not self.closed and self.name != STANDARD_INPUT:
+            if self._blocks is not None:
+                self._blocks.close()
             self._stream.close()
             self._raw.close()
         super().close()
@@ -441,7 +482,7 @@ def _read_parts(descriptor: int, view: memoryview, first: int) -> int:
 
     starts = range(0, len(view), _PART_BYTES)
     count = 0
-    for start, got in zip(starts, readers(os.getpid()).map(read, starts), strict=True):
+    for start, got in zip(starts, in_order(starts, read, _READ_THREADS), strict=True):
         if count == start:  # what follows a short part is not in sequence: read it again
             count += got
     return count

@@ -7,17 +7,15 @@ import gzip
 import json
 import lzma
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from llmgpu.errors import InputError
-from llmgpu.text import read_ahead
+from llmgpu.text import streams
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.read_ahead import InOrder
 from tests.text.reading import read_documents, write
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -31,8 +29,8 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 def files_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     for module in ("llmgpu.text.corpus", "llmgpu.text.streams"):
         monkeypatch.setattr(f"{module}.files_ahead", lambda: request.param)
-    monkeypatch.setattr(read_ahead, "_BLOCK_BYTES", 1000)
-    monkeypatch.setattr(read_ahead, "_AHEAD_BYTES", 5000)
+    monkeypatch.setattr(streams, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(streams, "_BLOCKS_AHEAD", 5)
     return int(request.param)
 
 
@@ -91,31 +89,6 @@ def test_nothing_is_left_open(tmp_path: Path, files_ahead: int) -> None:
     corpus = Corpus(paths, CorpusOptions(limit=9500))
     assert read_documents(corpus) == [texts[0], texts[1][:500]]
     assert os.listdir("/proc/self/fd") == before
-
-
-def test_jobs_are_done_in_threads_and_yielded_in_order() -> None:
-    threads = set()
-
-    def square(number: int) -> int:
-        threads.add(threading.get_ident())
-        return number * number
-
-    for most in (0, 1, 2, 5):
-        assert list(InOrder(iter(range(20)), square, most)) == [(n, n * n) for n in range(20)]
-    assert threads - {threading.get_ident()}
-
-
-@pytest.mark.parametrize("most", [0, 4])
-def test_what_jobs_raise_comes_after_those_before(most: int) -> None:
-    def numbers() -> Iterator[int]:
-        yield from range(3)
-        raise InputError("no more")
-
-    found = []
-    with pytest.raises(InputError, match="no more"):
-        for number, _ in InOrder(numbers(), str, most):
-            found.append(number)
-    assert found == [0, 1, 2]
 
 
 def test_a_fast_gzip_gives_the_same(tmp_path: Path) -> None:
