@@ -10,7 +10,7 @@ from llmgpu.cli.console import Reporter, human_bytes, print_json
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import number_of
 from llmgpu.outputs import COUNTS, PART_RECORD, SIDE_FILE, Output, check_outputs, kind_of
-from llmgpu.tokens import merge_shards as shards
+from llmgpu.tokens import manifest as shards
 
 
 def merge_word_counts(asked: MergeWordCountsCommand) -> None:
