@@ -248,14 +248,11 @@ class Trainer:
             yield from self.adapters.trained.values()
 
     def write_state(self, values: Mapping[str, AnyArray]) -> None:
-        """Write them, by name."""
-        self.updates.write_state(values)
-        if self._local is not None:
-            for tensor in self._local.momenta:
-                self._ops.write(tensor, values[tensor.name])
+        """Write the tensors of `state_tensors`, by name."""
+        for tensor in self.state_tensors():
+            self._ops.write(tensor, values[tensor.name])
+        self.updates.take_over(values)
         if self.adapters is not None:
-            for tensor in self.adapters.trained.values():
-                self._ops.write(tensor, values[tensor.name])
             self.adapters.merge()
 
     def losses(

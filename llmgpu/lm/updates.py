@@ -170,9 +170,7 @@ class Updates:
         if self.loss_scaling is not None:
             yield self.loss_scaling.tensor
 
-    def write_state(self, values: Mapping[str, AnyArray]) -> None:
-        """Write the optimizer's state, by the names of its tensors."""
-        for tensor in self.state_tensors():
-            self._model.operations.write(tensor, values[tensor.name])
+    def take_over(self, values: Mapping[str, AnyArray]) -> None:
+        """Take over the host's part of the state that a checkpoint has, by the tensors' names."""
         if self.loss_scaling is not None:
             self.loss_scaling.load(values[self.loss_scaling.tensor.name])

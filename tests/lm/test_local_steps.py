@@ -70,7 +70,8 @@ def by_hand(workers: int) -> tuple[Arrays, Arrays, Arrays]:
         moments = {name: mean([found[name] for _, found in states]) for name in moments}
         for trainer in trainers:
             trainer.model.load(start.__getitem__)
-            trainer.updates.write_state(moments)
+            for tensor in trainer.updates.state_tensors():
+                trainer.model.operations.write(tensor, moments[tensor.name])
     return start, moments, momenta
 
 

@@ -122,7 +122,7 @@ def test_a_resumed_trainer_takes_the_same_steps(
     take(first, 10)
     second.model.load(read_weights(first.model).__getitem__)
     state = {tensor.name: first.source(tensor).read() for tensor in first.updates.state_tensors()}
-    second.updates.write_state(state)
+    second.write_state(state)
     second.step = first.step
     take(second, 6)
     expected = read_weights(whole.model)

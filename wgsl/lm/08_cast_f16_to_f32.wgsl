@@ -1,14 +1,14 @@
 // cast_f16_to_f32: half-precision numbers in single precision, which is exact.
 //
-// binding 0  halves   read        elements of any shape, f16
-// binding 1  singles  read_write  elements, f32
-// binding 2  n        uniform     elements
+// binding 0  src  read        elements of any shape, f16
+// binding 1  dst  read_write  elements, f32
+// binding 2  n    uniform     elements
 // dispatch: one thread per element
 enable f16;
 //!include lm/elements.wgsl
 
-@group(0) @binding(0) var<storage, read> halves: array<f16>;
-@group(0) @binding(1) var<storage, read_write> singles: array<f32>;
+@group(0) @binding(0) var<storage, read> src: array<f16>;
+@group(0) @binding(1) var<storage, read_write> dst: array<f32>;
 @group(0) @binding(2) var<uniform> n: u32;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
@@ -19,6 +19,6 @@ fn cast_f16_to_f32(
 ) {
     let i = flat_element(workgroup, workgroups, local_index);
     if (i < n) {
-        singles[i] = f32(halves[i]);
+        dst[i] = f32(src[i]);
     }
 }

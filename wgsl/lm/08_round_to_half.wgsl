@@ -3,21 +3,21 @@
 // Unlike cast_f32_to_f16 it lets an overflow be seen: from 65520 on, infinities too, the result is
 // infinite, and NaN stays NaN. The last word keeps its upper half where the number of elements is odd.
 //
-// binding 0  singles  read        elements of any shape, f32, four at a time
-// binding 1  words    read_write  elements, f16, two per word
-// binding 2  n        uniform     elements
+// binding 0  src  read        elements of any shape, f32, four at a time
+// binding 1  dst  read_write  elements, f16, two per word
+// binding 2  n    uniform     elements
 // dispatch: one thread per four elements
 //!include lm/elements.wgsl
 //!include lm/half_bits.wgsl
 
-@group(0) @binding(0) var<storage, read> singles: array<vec4<f32>>;
-@group(0) @binding(1) var<storage, read_write> words: array<u32>;
+@group(0) @binding(0) var<storage, read> src: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read_write> dst: array<u32>;
 @group(0) @binding(2) var<uniform> n: u32;
 
 // The word with its upper half as it is where only one element is left.
 fn kept(word: u32, halves: u32, left: u32) -> u32 {
     if (left > 1u) { return halves; }
-    return (halves & 0xffffu) | (words[word] & 0xffff0000u);
+    return (halves & 0xffffu) | (dst[word] & 0xffff0000u);
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)
@@ -29,10 +29,10 @@ fn round_to_half(
     let i = flat_element(workgroup, workgroups, local_index);
     if (4u * i >= n) { return; }
     let left = n - 4u * i;
-    let four = singles[i];
+    let four = src[i];
     let halves = four_halves(four);
-    words[2u * i] = kept(2u * i, halves.x, left);
+    dst[2u * i] = kept(2u * i, halves.x, left);
     if (left > 2u) {
-        words[2u * i + 1u] = kept(2u * i + 1u, halves.y, left - 2u);
+        dst[2u * i + 1u] = kept(2u * i + 1u, halves.y, left - 2u);
     }
 }

@@ -252,9 +252,7 @@ class GpuLayers(GpuRecorder, LayerOperations):
             "lm/04_rotary.wgsl" if out is None else "lm/04_rotary_half.wgsl",
             workgroups(sizes[0]),
             x=x,
-            cosines=rotation.cosines,
-            sines=rotation.sines,
-            positions=rotation.positions,
+            **rotation.tensors,
             params=dims(*sizes, int(inverse)),
             **({} if out is None else {"out": out}),
         )
@@ -292,9 +290,7 @@ class GpuLayers(GpuRecorder, LayerOperations):
             file,
             workgroups(fours),
             **tensors,
-            cosines=rotation.cosines,
-            sines=rotation.sines,
-            positions=rotation.positions,
+            **rotation.tensors,
             params=dims(fours, *counts, *(column // FOUR for column in columns)),
         )
 

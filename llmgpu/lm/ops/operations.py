@@ -141,8 +141,7 @@ class EngineOperations(Operations):
     ) -> Call | None:
         if out is not None:
             return None
-        tables = rotation.cosines, rotation.sines, rotation.positions
-        return "rotary", x, *tables, *x.shape, rotation.head_dim, inverse
+        return "rotary", x, *rotation.tensors.values(), *x.shape, rotation.head_dim, inverse
 
     @called_in_c
     def activate(self, activation: Activation, inner: Sequence[Tensor], out: Tensor) -> Call | None:

@@ -434,34 +434,22 @@ class GpuRecorder(Recorder):
         )
 
     def cast_f32_to_f16(self, source: Tensor, target: Tensor) -> None:
-        self._require_half_precision()
-        self.dispatch(
-            "lm/08_cast_f32_to_f16.wgsl",
-            workgroups(source.size),
-            src=source,
-            dst=target,
-            n=dims(source.size),
-        )
+        self._convert("cast_f32_to_f16", source, target, source.size)
 
     def round_to_half(self, source: Tensor, target: Tensor) -> None:
-        self._require_half_precision()
-        self.dispatch(
-            "lm/08_round_to_half.wgsl",
-            workgroups(-(-source.size // 4)),
-            singles=source,
-            words=target,
-            n=dims(source.size),
-        )
+        self._convert("round_to_half", source, target, -(-source.size // 4))
 
     def cast_f16_to_f32(self, source: Tensor, target: Tensor) -> None:
-        self._require_half_precision()
-        self.dispatch(
-            "lm/08_cast_f16_to_f32.wgsl",
-            workgroups(source.size),
-            halves=source,
-            singles=target,
-            n=dims(source.size),
-        )
+        self._convert("cast_f16_to_f32", source, target, source.size)
+
+    def _convert(self, kernel: str, source: Tensor, target: Tensor, threads: int) -> None:
+        if not self.has_half_precision:
+            raise DeviceError(
+                f"{self.device.name} has no half-precision numbers (shader-f16); use float32, "
+                "another adapter or --device cpu"
+            )
+        file, size = f"lm/08_{kernel}.wgsl", dims(source.size)
+        self.dispatch(file, workgroups(threads), src=source, dst=target, n=size)
 
     def scale(self, x: Tensor, out: Tensor, factor: float) -> None:
         self.dispatch(
@@ -472,13 +460,6 @@ class GpuRecorder(Recorder):
             n=dims(x.size),
             params=np.array([factor, 0, 0, 0], np.float32),
         )
-
-    def _require_half_precision(self) -> None:
-        if not self.has_half_precision:
-            raise DeviceError(
-                f"{self.device.name} has no half-precision numbers (shader-f16); use float32, "
-                "another adapter or --device cpu"
-            )
 
     def _append_kernel(
         self, compiled: Callable[[], Kernel], groups: int, bindings: Mapping[str, Tensor | AnyArray]

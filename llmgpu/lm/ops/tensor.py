@@ -87,14 +87,10 @@ class Tensor:
         """Return elements start to stop - 1 in C order, over the same memory.
 
         Raises:
-            ValueError: on a device they don't start at a multiple of 256 bytes.
+            ValueError: there are no such elements, or on a device they don't start at a multiple of
+                256 bytes.
         """
-        shape = (stop - start,)
-        if isinstance(self.data, np.ndarray):
-            return Tensor(self.name, shape, self.dtype, self.data.reshape(-1)[start:stop])
-        size = self.dtype.itemsize
-        view = self.buffer.view(start * size, (stop - start) * size)
-        return Tensor(self.name, shape, self.dtype, view)
+        return self.reshaped(self.size).rows(start, stop)
 
 
 @dataclass(frozen=True)
@@ -274,3 +270,8 @@ class Rotation:
     sines: Tensor
     positions: Tensor
     head_dim: int
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tables and positions, by their names in kernels."""
+        return {"cosines": self.cosines, "sines": self.sines, "positions": self.positions}
