@@ -47,7 +47,7 @@ from llmgpu.lm.local_steps import local_memory
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.runs.memory import host_memory, require_free, training_memory
 from llmgpu.lm.runs.records import StepRecord, read_log
-from llmgpu.lm.runs.run import RunListener, TrainingRun
+from llmgpu.lm.runs.run import RunListener, RunPlan, TrainingRun
 from llmgpu.lm.runs.run_folder import (
     EVALUATION_TOKENS_NAME,
     OPTIONS_NAME,
@@ -246,21 +246,19 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
     if checkpoint is None or checkpoint.state.step < steps:
         announce(report, settings, backend, host_bytes, needed_bytes, workers.count)
     source, evaluated = _open_sources(asked, folder, settled)
-    run = TrainingRun(
-        folder,
-        settings,
-        backend,
-        source,
-        asked.given.intervals,
-        checkpoint,
-        needed_bytes,
+    plan = RunPlan(
+        settings=settings,
+        intervals=asked.given.intervals,
+        backend=backend,
+        source=source,
+        evaluation_source=evaluated,
         eos_id=settled.separator,
+        checkpoint=checkpoint,
         init=asked.start.model,
         origin=Origin(_command(), [text.path for each in asked.corpora for text in each.files]),
-        evaluation_source=evaluated,
-        workers=workers,
-        listener=RunReporter(report, steps),
+        needed_bytes=needed_bytes,
     )
+    run = TrainingRun(folder, plan, RunReporter(report, steps), workers)
     if workers.is_first and resume:  # not before: what is refused changes nothing
         keep_options(folder.path)
     return run, host_bytes

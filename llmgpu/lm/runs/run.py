@@ -6,18 +6,24 @@ is resumed from a checkpoint on the same device gets the same weights as an unin
 
 from __future__ import annotations
 
+import json
+import signal
+import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 import numpy as np
 
 from llmgpu.backend import Backend
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, DeviceError
-from llmgpu.files import sync
+from llmgpu.files import atomic_output, output_errors, sync
 from llmgpu.lm.adapters import Adapters
 from llmgpu.lm.checkpoints.checkpoint import (
     ADAPTER,
@@ -33,21 +39,26 @@ from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import Batch, Batches, token_bytes
 from llmgpu.lm.data.token_source import TokenSource
-from llmgpu.lm.options import Intervals
+from llmgpu.lm.generating.generator import Generator
+from llmgpu.lm.generating.sampling import Sampler
+from llmgpu.lm.model import Model
+from llmgpu.lm.options import Intervals, SamplingOptions
 from llmgpu.lm.runs.arithmetic import Arithmetic
 from llmgpu.lm.runs.loss_curve import write_loss_curve
 from llmgpu.lm.runs.memory import SMALLER
 from llmgpu.lm.runs.records import EvaluationTotals, RunLog, StepRecord, read_log
 from llmgpu.lm.runs.run_folder import RunFolder
-from llmgpu.lm.runs.samples import Samples
 from llmgpu.lm.runs.settings import RunSettings
-from llmgpu.lm.runs.stopping import stop_requests
 from llmgpu.lm.trainer import StepResult, Trainer
 from llmgpu.lm.workers import ALONE, Workers
 from llmgpu.resume_key import check_same_run
 from llmgpu.text.chat import end_of_reply
 from llmgpu.version import __version__
 
+SAMPLE_TOKENS = 64
+_STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM]
+if sys.platform != "win32":
+    _STOP_SIGNALS.append(signal.SIGHUP)
 _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # of the last record
 
 
@@ -64,30 +75,44 @@ class RunListener(Protocol):
         """Take what other tools can't use of a checkpoint, or where a run can be resumed."""
 
 
-class TrainingRun:
-    """A run in its folder, which is locked for it.
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """Everything that a run computes with.
 
-    backend: where to compute. checkpoint: the one to resume from, if any. needed_bytes: what
-    `training_memory` returned. init: the model whose weights a new run begins with. origin: what
-    the model card says it was made from.
+    source: tokens to train on. evaluation_source: tokens to evaluate on instead of a part of
+    `source`. eos_id: token between documents. checkpoint: the one that the run resumes from. init:
+    the model whose weights a new run begins with. origin: data and command, for the model card.
+    needed_bytes: what `training_memory` returned.
     """
 
+    settings: RunSettings
+    intervals: Intervals
+    backend: Backend
+    source: TokenSource
+    evaluation_source: TokenSource | None = None
+    eos_id: int | None = None
+    checkpoint: Checkpoint | None = None
+    init: SavedModel | None = None
+    origin: Origin | None = None
+    needed_bytes: int
+
+    def token_facts(self) -> dict[str, Any]:
+        """Return what identifies the tokens, for the log."""
+        source = self.source
+        mask = {"loss_mask_crc32": source.mask_checksum} if source.has_mask else {}
+        facts: dict[str, Any] = {"tokens": len(source), "tokens_crc32": source.checksum, **mask}
+        if source.corpora:
+            facts["corpus_tokens"] = source.corpora
+        if self.evaluation_source is not None:
+            facts["evaluation_tokens_crc32"] = self.evaluation_source.checksum
+        return facts
+
+
+class TrainingRun:
+    """A run in its folder, which is locked for it."""
+
     def __init__(
-        self,
-        folder: RunFolder,
-        settings: RunSettings,
-        backend: Backend,
-        source: TokenSource,
-        intervals: Intervals,
-        checkpoint: Checkpoint | None,
-        needed_bytes: int,
-        *,
-        eos_id: int | None = None,
-        init: SavedModel | None = None,
-        origin: Origin | None = None,
-        evaluation_source: TokenSource | None = None,
-        workers: Workers = ALONE,
-        listener: RunListener,
+        self, folder: RunFolder, plan: RunPlan, listener: RunListener, workers: Workers = ALONE
     ) -> None:
         """Make everything that a run needs in memory; start its log or resume it.
 
@@ -96,67 +121,57 @@ class TrainingRun:
                 memory. CheckpointError: the checkpoint does not fit. OutputError: the folder can't
                 be written.
         """
-        self._folder, self._source = folder, source
-        self._vocabulary, self._intervals, self._eos_id = source.vocabulary, intervals, eos_id
-        self._evaluation_source, self._origin = evaluation_source, origin
-        self._workers, self._listener = workers, listener
-        self._options = settings.options
+        self._folder, self._plan, self._listener, self._workers = folder, plan, listener, workers
+        self._options, config = plan.settings.options, plan.settings.config
+        checkpoint, self._vocabulary = plan.checkpoint, plan.source.vocabulary
         self._batches = Batches(
-            source, self._options, settings.config.seq_len, eos_id, evaluation_source
+            plan.source, self._options, config.seq_len, plan.eos_id, plan.evaluation_source
         )
         self._token_bytes = token_bytes(self._vocabulary)
         if workers.is_first:
             prepare_step_folders(folder.path, 0 if checkpoint is None else checkpoint.state.step)
-        begun = None if checkpoint is None else read_log(folder.log).facts
-        self._arithmetic = Arithmetic.choose(backend, begun)
-        try:
-            self._trainer = self._open_trainer(settings.config)
-        except DeviceError as error:
-            raise DeviceError(
-                f"{error}; the run needs {needed_bytes:,} bytes in all, {SMALLER}"
-            ) from error
+        self._begun = None if checkpoint is None else read_log(folder.log)
+        begun = {} if self._begun is None else self._begun.facts
+        self._arithmetic = Arithmetic.choose(plan.backend, begun if checkpoint else None)
+        # The command and the model that a run began with stay those of its log.
+        init = plan.init if self._begun is None else None
+        self._init_path = begun.get("init") if init is None else str(init.folder)
+        self._origin = plan.origin and replace(
+            plan.origin, init=self._init_path, command=begun.get("command", plan.origin.command)
+        )
+        started = plan.init if checkpoint is None else checkpoint
+        stops = frozenset[int]() if started is None else started.stop_ids
+        self._stop_ids = stops | end_of_reply(self._vocabulary.special_tokens)
+        self._trainer = self._open_trainer(config)
         self._seconds = 0.0  # of training before this process
         self._saved_step = -1
         self._last: StepRecord
-        self._init_path = None if init is None else str(init.folder)
-        self._set_weights(checkpoint, init)
-        self._samples = None
-        if workers.is_first:
-            self._log = self._open_log(checkpoint, needed_bytes)
-            if intervals.sample:
-                model = self._trainer.model
-                self._samples = Samples(folder.samples, model, self._vocabulary, eos_id)
-                self._samples.keep_up_to(self._trainer.step)
-
-    def _open_trainer(self, config: ModelConfig) -> Trainer:
-        operations = self._arithmetic.open_operations()
-        slots = self._intervals.unread_steps(self._options.steps)
-        separator = self._eos_id if self._options.document_mask else None
-        return Trainer(operations, config, self._options, slots, self._workers, separator)
-
-    def _set_weights(self, checkpoint: Checkpoint | None, init: SavedModel | None) -> None:
-        """Take the weights of a checkpoint or of another model, or draw them."""
-        started = init if checkpoint is None else checkpoint
-        stops = frozenset[int]() if started is None else started.stop_ids
-        self._stop_ids = stops | end_of_reply(self._vocabulary.special_tokens)
         if checkpoint is not None:
-            self._load(checkpoint)
-        elif init is not None:
-            self._trainer.load(init.weights.__getitem__)
+            self._load(checkpoint, begun)
+        elif plan.init is not None:
+            self._trainer.load(plan.init.weights.__getitem__)
         else:
             self._trainer.model.initialise(self._options.seed, self._options.initialisation)
+        self._samples = None
+        if workers.is_first:
+            self._log = self._open_log()
+            if plan.intervals.sample:
+                step = self._trainer.step
+                self._samples = Samples(
+                    folder.samples, self._trainer.model, self._vocabulary, plan.eos_id, step
+                )
 
-    def _token_facts(self) -> dict[str, Any]:
-        source = self._source
-        mask = {"loss_mask_crc32": source.mask_checksum} if source.has_mask else {}
-        facts: dict[str, Any] = {"tokens": len(source), "tokens_crc32": source.checksum, **mask}
-        if source.corpora:
-            facts["corpus_tokens"] = source.corpora
-        if self._evaluation_source is not None:
-            facts["evaluation_tokens_crc32"] = self._evaluation_source.checksum
-        return facts
+    def _open_trainer(self, config: ModelConfig) -> Trainer:
+        slots = self._plan.intervals.unread_steps(self._options.steps)
+        separator = self._plan.eos_id if self._options.document_mask else None
+        try:
+            operations = self._arithmetic.open_operations()
+            return Trainer(operations, config, self._options, slots, self._workers, separator)
+        except DeviceError as error:
+            needed = f"the run needs {self._plan.needed_bytes:,} bytes in all"
+            raise DeviceError(f"{error}; {needed}, {SMALLER}") from error
 
-    def _facts(self, needed_bytes: int) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         """Return what the log starts with."""
         config = self._trainer.model.config
         return {
@@ -165,26 +180,22 @@ class TrainingRun:
             "fixed_products": self._arithmetic.fixed_products,
             "vocabulary": self._vocabulary.fingerprint,
             "parameters": config.parameters,
-            "memory_bytes": needed_bytes,
-            **self._token_facts(),
+            "memory_bytes": self._plan.needed_bytes,
+            **self._plan.token_facts(),
             "training_tokens": self._batches.training_sequences * config.seq_len,
             "evaluation_sequences": self._batches.evaluation_sequences,
             "model": asdict(config),
-            "options": self._options.stored(),
-            "intervals": asdict(self._intervals),
-            "eos_id": self._eos_id,
+            "options": asdict(self._options),
+            "intervals": asdict(self._plan.intervals),
+            "eos_id": self._plan.eos_id,
             **({} if self._init_path is None else {"init": self._init_path}),
             **({} if self._origin is None else {"command": self._origin.command}),
         }
 
-    def _load(self, checkpoint: Checkpoint) -> None:
-        """Load a checkpoint, whose model and options are those of this run."""
+    def _load(self, checkpoint: Checkpoint, begun: Mapping[str, Any]) -> None:
+        """Load a checkpoint of this model and these options; begun: what the log starts with."""
         trainer, state = self._trainer, checkpoint.state
-        tokens = {"evaluation_tokens_crc32": None, **self._token_facts()}
-        begun = read_log(self._folder.log).facts
-        self._init_path = begun.get("init")
-        if self._origin is not None and "command" in begun:
-            self._origin = replace(self._origin, command=str(begun["command"]))
+        tokens = {"evaluation_tokens_crc32": None, **self._plan.token_facts()}
         before = {name: begun.get(name) for name in tokens}
         check_same_run(f"{self._folder.path} was started with other tokens", before, tokens)
         checkpoint.optimizer.require(
@@ -213,20 +224,19 @@ class TrainingRun:
                 )
         self._trainer.load(base.weights.__getitem__)
 
-    def _open_log(self, checkpoint: Checkpoint | None, needed_bytes: int) -> RunLog:
+    def _open_log(self) -> RunLog:
         """Start the log, or continue after the record of a checkpoint."""
-        if checkpoint is None:
-            return RunLog.begin(self._folder.log, self._facts(needed_bytes))
-        for change in self._arithmetic.changes(read_log(self._folder.log).facts):
+        if self._begun is None:
+            return RunLog.begin(self._folder.log, self._facts())
+        for change in self._arithmetic.changes(self._begun.facts):
             self._listener.note(change)
-        state = checkpoint.state
-        log = RunLog.resume(self._folder.log, state.step)
-        records = read_log(self._folder.log).records
+        step = self._trainer.step
+        records = [record for record in self._begun.records if record.step <= step]
         if not records:
-            raise CheckpointError(f"{self._folder.log} has no record of step {state.step}")
+            raise CheckpointError(f"{self._folder.log} has no record of step {step}")
         self._last = records[-1]
         self._seconds = self._last.seconds
-        return log
+        return RunLog.resume(self._folder.log, step)
 
     def run(self) -> dict[str, Any]:
         """Train to the last step and return a summary, which is empty but for the first worker.
@@ -293,15 +303,15 @@ class TrainingRun:
 
     def _do_what_is_due(self, *, last: bool) -> None:
         step = self._trainer.step
-        evaluate = last or step % self._intervals.evaluation == 0
-        if last or evaluate or step % self._intervals.log == 0:
+        evaluate = last or step % self._plan.intervals.evaluation == 0
+        if last or evaluate or step % self._plan.intervals.log == 0:
             self._write_record(evaluate=evaluate)
         elif step == self._first_step + 1:
             self._listener.on_first_step(step, self._trainer.results(1)[0].loss)
         # A run of the schedule "wsd" is continued to more steps from where its decay begins.
-        if step % self._intervals.save == 0 or step == self._decay_start:
+        if step % self._plan.intervals.save == 0 or step == self._decay_start:
             self._save()
-        if self._samples is not None and (last or step % self._intervals.sample == 0):
+        if self._samples is not None and (last or step % self._plan.intervals.sample == 0):
             self._listener.note(f"sample of step {step}: {self._samples.take(step)}")
             self._measured = time.perf_counter(), step
 
@@ -329,6 +339,8 @@ class TrainingRun:
         (before, measured_step), self._measured = self._measured, (now, trainer.step)
         totals = self._evaluate() if evaluate else None
         rate = self._tokens(trainer.step - measured_step) / (now - before)
+        teraflops = trainer.model.config.training_operations(1) * rate / 1e12
+        peak, scaling = self._plan.intervals.peak_teraflops, trainer.updates.loss_scaling
         record = StepRecord(
             step=trainer.step,
             loss=loss,
@@ -336,15 +348,16 @@ class TrainingRun:
             grad_norm=results[-1].grad_norm if results else 0.0,
             tokens=self._tokens(trainer.step),
             tokens_per_second=rate,
-            **self._speeds(rate),
             seconds=self._seconds + now - self._started,
             validation_loss=totals.loss if totals else None,
             bits_per_byte=totals.bits_per_byte if totals else None,
-            **self._penalties(results),
+            smoothing_loss=float(np.mean([result.smoothing_loss for result in results])),
+            z_loss=float(np.mean([result.z_loss for result in results])),
+            loss_scale=scaling.scale if scaling else None,
+            skipped_steps=scaling.skipped if scaling else None,
+            teraflops=teraflops,
+            mfu=teraflops / peak if peak else None,
         )
-        scaling = trainer.updates.loss_scaling
-        if scaling is not None:
-            record = replace(record, loss_scale=scaling.scale, skipped_steps=scaling.skipped)
         self._logged_step = trainer.step
         self._log.append(record)
         # Seconds per step, evaluations and checkpoints included.
@@ -356,20 +369,6 @@ class TrainingRun:
             write_loss_curve(self._folder.loss_curve, records, self._folder.path.name)
             self._measured = time.perf_counter(), trainer.step  # evaluating is not training
         self._last = record
-
-    def _speeds(self, tokens_per_second: float) -> dict[str, Any]:
-        """Return 10^12 operations of the model a second, and their share of the device's peak."""
-        operations = self._trainer.model.config.training_operations(1)
-        teraflops = operations * tokens_per_second / 1e12
-        peak = self._intervals.peak_teraflops
-        return {"teraflops": teraflops, **({"mfu": teraflops / peak} if peak else {})}
-
-    def _penalties(self, results: Sequence[StepResult]) -> dict[str, Any]:
-        """Return the means of the parts of the loss that are logged beside the cross-entropy."""
-        return {
-            name: float(np.mean([getattr(result, name) for result in results]))
-            for name in ("smoothing_loss", "z_loss")
-        }
 
     def _evaluate(self) -> EvaluationTotals:
         limit = self._options.evaluation_batches * self._options.batch_size
@@ -395,6 +394,9 @@ class TrainingRun:
         trainer, adapters = self._trainer, self._trainer.adapters
         sync(self._folder.log)  # a checkpoint is resumed with the log up to its step
         moments = {tensor.name: tensor for tensor in trainer.state_tensors()}
+        card = None
+        if self._origin is not None:
+            card = model_card(trainer.model.config, self._origin, self._last)
         save_checkpoint(
             self._folder.path,
             trainer.model.config,
@@ -408,23 +410,16 @@ class TrainingRun:
                 random_state={},  # the seed alone decides order and initial weights
                 options=self._options.stored(),
             ),
-            eos_id=self._eos_id,
-            keep=self._intervals.keep,
+            eos_id=self._plan.eos_id,
+            keep=self._plan.intervals.keep,
             spare=self._decay_start,
             adapter=None
             if adapters is None
             else adapters.files(trainer.source, str(self._init_path)),
             stop_ids=self._stop_ids,
-            card=self._card(),
+            card=card,
             note=self._listener.note,
         )
-
-    def _card(self) -> str | None:
-        """Return the README.md of a checkpoint."""
-        if self._origin is None:
-            return None
-        origin = replace(self._origin, init=self._init_path)
-        return model_card(self._trainer.model.config, origin, self._last)
 
     def _summary(self) -> dict[str, Any]:
         last = self._last
@@ -445,3 +440,71 @@ def _mean_loss(results: Sequence[StepResult]) -> float:
     """Return the mean loss of the steps that were not skipped, or of all if all were."""
     taken = [result.loss for result in results if not result.is_skipped]
     return float(np.mean(taken or [result.loss for result in results]))
+
+
+class Samples:
+    """Texts that a model writes while it is trained: JSON lines of step and text."""
+
+    def __init__(
+        self, path: Path, model: Model, vocabulary: Vocabulary, first: int | None, step: int
+    ) -> None:
+        """Make the generator, and remove samples of steps after `step`, which are taken again.
+
+        first: the id that samples begin with; None: a line end. Raises OutputError if the file
+        can't be written.
+        """
+        self._path, self._vocabulary = path, vocabulary
+        self._prompt = [vocabulary.tokens.index(b"\n") if first is None else first]
+        self._stop = first
+        self._generator = Generator(model, vocabulary.size)
+        if path.exists():
+            with output_errors(str(path)):
+                lines = path.read_bytes().splitlines(keepends=True)
+            whole = (line for line in lines if line.endswith(b"\n"))
+            with atomic_output(path) as file:
+                file.writelines(line for line in whole if json.loads(line)["step"] <= step)
+
+    def take(self, step: int) -> str:
+        """Write and return a text of the model as it is; OutputError if it can't be written."""
+        ids = []
+        sampler = Sampler(SamplingOptions())
+        for token in self._generator.generate(self._prompt, SAMPLE_TOKENS, sampler):
+            if token == self._stop:
+                break
+            ids.append(token)
+        text = b"".join(self._vocabulary.tokens[token] for token in ids).decode("utf-8", "replace")
+        line = json.dumps({"step": step, "text": text}, ensure_ascii=False).encode() + b"\n"
+        with output_errors(str(self._path)), open(self._path, "ab") as file:
+            file.write(line)
+        return text
+
+
+@contextmanager
+def stop_requests() -> Iterator[list[int]]:
+    """Yield the numbers of the signals that asked the run to stop; in the main thread only.
+
+    Ctrl-C asks for it, and so do SIGTERM, which schedulers send before they end a job, and SIGHUP
+    unless it is ignored. A second signal does not wait: it does what it does elsewhere.
+    """
+    asked: list[int] = []
+    former: dict[signal.Signals, Any] = {}
+
+    def restore() -> None:
+        for number, handler in former.items():
+            if handler is not None:  # one that was not set from Python can't be restored
+                signal.signal(number, handler)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if len(asked) > 1:
+            restore()
+            signal.raise_signal(number)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in _STOP_SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                former[number] = signal.signal(number, note)
+    try:
+        yield asked
+    finally:
+        restore()

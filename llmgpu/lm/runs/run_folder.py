@@ -37,7 +37,7 @@ class RunFolder(Closing):
 
     path: the folder. log: see `llmgpu.lm.runs.records`. loss_curve: the chart of the losses.
     tokens, evaluation_tokens: the folders with the tokens of texts, see `llmgpu.lm.data.inputs`.
-    samples: see `llmgpu.lm.runs.samples`.
+    samples: JSON lines of step and text.
     """
 
     def __init__(self, path: Path, lock: FileLock | None = None, *, is_new: bool = False) -> None:

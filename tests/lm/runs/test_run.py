@@ -18,7 +18,7 @@ from llmgpu.lm.ops.products import describe_products, has_fixed_products
 from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs.memory import training_memory
 from llmgpu.lm.runs.records import StepRecord
-from llmgpu.lm.runs.run import TrainingRun
+from llmgpu.lm.runs.run import RunPlan, TrainingRun
 from llmgpu.lm.runs.run_folder import RunFolder, open_run_folder
 from llmgpu.lm.runs.settings import new_settings
 from tests.lm.vocabularies import sample_text, sample_vocabulary
@@ -55,16 +55,17 @@ def prepared(
     source = open_tokens([[str(text)]], vocabulary, "v.bin", folder.tokens, backend=NUMPY)
     settings = new_settings({**SIZES, **OPTIONS, **asked}, vocabulary.size)
     intervals = Intervals(log=2)
-    return TrainingRun(
-        folder,
-        settings,
-        NUMPY,
-        source,
-        intervals,
-        checkpoint,
-        training_memory(settings, NUMPY, intervals.unread_steps(settings.options.steps)),
-        listener=Heard(heard, [] if first is None else first),
+    plan = RunPlan(
+        settings=settings,
+        intervals=intervals,
+        backend=NUMPY,
+        source=source,
+        checkpoint=checkpoint,
+        needed_bytes=training_memory(
+            settings, NUMPY, intervals.unread_steps(settings.options.steps)
+        ),
     )
+    return TrainingRun(folder, plan, Heard(heard, [] if first is None else first))
 
 
 def test_the_first_loss_is_told_at_once_unless_it_is_logged(tmp_path: Path) -> None:
