@@ -35,7 +35,7 @@ from llmgpu.lm.config import SHORT_CONTEXT
 from llmgpu.lm.data.inputs import default_separator
 from llmgpu.lm.generating.generator import Continuation, Ends, Generator
 from llmgpu.lm.generating.sampling import Sampler
-from llmgpu.lm.loading import load_model
+from llmgpu.lm.model import load_model
 from llmgpu.lm.options import SamplingOptions
 from llmgpu.lm.scoring import Request, Score, Scorer
 from llmgpu.tokenizer import Tokenizer

@@ -24,7 +24,7 @@ from llmgpu.input_files import decode_text, naming, number_of, printable
 from llmgpu.lm.checkpoints.checkpoint import open_model
 from llmgpu.lm.generating.generator import Continuation, Ends, Generator
 from llmgpu.lm.generating.sampling import Sampler
-from llmgpu.lm.loading import load_model
+from llmgpu.lm.model import load_model
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokenizer import Tokenizer
 from llmgpu.tokenizer.chatting import ChatEncoder

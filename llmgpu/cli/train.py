@@ -42,8 +42,7 @@ from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.inputs import are_tokens, default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
-from llmgpu.lm.exchange import exchange_memory
-from llmgpu.lm.local_steps import local_memory
+from llmgpu.lm.exchange import exchange_memory, local_memory
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.runs.memory import host_memory, require_free, training_memory
 from llmgpu.lm.runs.records import StepRecord, read_log

@@ -18,11 +18,13 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from llmgpu.backend import Backend
 from llmgpu.errors import DeviceError
+from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.config import EMBEDDING, OUTPUT, ModelConfig, Weight
 from llmgpu.lm.ops.activations import BY_NAME
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.tensor import (
     AnyArray,
     AttentionShape,
@@ -31,7 +33,7 @@ from llmgpu.lm.ops.tensor import (
     Tensor,
     make_packed,
 )
-from llmgpu.lm.options import Initialisation
+from llmgpu.lm.options import Initialisation, Precision
 
 PACKED = ("self_attn", "mlp")  # parts of a layer whose matrices with the same input are adjacent
 
@@ -229,3 +231,24 @@ def initial_values(
     values *= np.float32(deviation)
     values[weight.used_shape[0] :] = 0
     return values
+
+
+def load_model(
+    saved: SavedModel, backend: Backend, tokens: int, precision: Precision = "f32"
+) -> Model:
+    """Return a model with its weights, for sequences of up to `tokens` tokens.
+
+    precision: of the matrices, and with "f16", where there are matrix units, of activations.
+
+    Raises CheckpointError for weights that are not finite, DeviceError as `Model`.
+    """
+    is_half = precision == "f16"
+    has_units = backend.device is not None and bool(backend.device.matrix_shapes)
+    model = Model(
+        open_operations(backend.device, fixed_products=True),
+        saved.config.generating(tokens),
+        half=is_half,
+        mixed=is_half and has_units,
+    )
+    model.load(saved.weights.__getitem__)
+    return model

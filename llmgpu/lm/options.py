@@ -66,7 +66,7 @@ class TrainOptions:
 
     sync_every: steps that each worker takes with its own batches alone, before their weights are
     brought together by a step of outer_learning_rate and outer_momentum, see
-    `llmgpu.lm.local_steps`; 0: workers add up their gradients in every step.
+    `llmgpu.lm.exchange.LocalSteps`; 0: workers add up their gradients in every step.
 
     corpus_weights: shares in which sequences are drawn from several corpora, with commas between
     them; none where all is one corpus.

@@ -17,9 +17,8 @@ from llmgpu.lm.adapters import Adapters
 from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import Batch
-from llmgpu.lm.exchange import Exchange, Stage
+from llmgpu.lm.exchange import Exchange, LocalSteps, Stage
 from llmgpu.lm.gradients import LossGraph
-from llmgpu.lm.local_steps import LocalSteps
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import BAD

@@ -15,7 +15,7 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
 from llmgpu.lm.checkpoints.checkpoint import open_model
 from llmgpu.lm.checkpoints.pretrained import SavedModel
-from llmgpu.lm.loading import load_model
+from llmgpu.lm.model import load_model
 from tests.lm.pretrained_folders import kind_of_model, weights_of, write_folder
 from tests.lm.samples import read_weights
 

@@ -248,10 +248,13 @@ def open_model(path: str | Path, note: Note = no_notes) -> SavedModel:
     Raises CheckpointError and VocabularyError, with the file, for what can't be used.
     """
     folder = Path(path)
-    is_own = (folder / TRAINING).is_file() or _STEP.fullmatch(folder.name)
-    if not is_own and os.path.lexists(folder / CONFIG):
+    if not _is_step(folder) and os.path.lexists(folder / CONFIG):
         return open_pretrained(folder, note)
     return load_checkpoint(folder)
+
+
+def _is_step(folder: Path) -> bool:
+    return (folder / TRAINING).is_file() or _STEP.fullmatch(folder.name) is not None
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
@@ -264,7 +267,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     or inconsistent.
     """
     folder = Path(path)
-    if (folder / TRAINING).is_file() or _STEP.fullmatch(folder.name):
+    if _is_step(folder):
         return _load(folder)
     if not folder.is_dir():
         missing = f"no such folder{download_advice(str(folder))}"
@@ -313,7 +316,12 @@ def _read_training(folder: Path) -> tuple[TrainingState, str]:
             if kind is int and content[name] < 0:
                 raise CheckpointError(f"damaged: {name} must not be negative")
     for name in _READ_AGAIN:
-        _check_file(folder / name, content["files"].get(name))
+        try:
+            found = _hash_file(folder / name)
+        except OSError as error:
+            raise CheckpointError(f"{folder / name}: can't read it: {error.strerror}") from error
+        if found != content["files"].get(name):
+            raise CheckpointError(f"{folder / name}: {_DAMAGED}")
     state = TrainingState(**{field.name: content[field.name] for field in fields(TrainingState)})
     return state, content["vocabulary"]
 
@@ -329,15 +337,6 @@ def _check_version(content: dict[str, Any]) -> None:
             f"version {quote(str(version))} of the format, but this llmgpu reads version "
             f"{FORMAT_VERSION}{hint}"
         )
-
-
-def _check_file(path: Path, written: object) -> None:
-    try:
-        found = _hash_file(path)
-    except OSError as error:
-        raise CheckpointError(f"{path}: can't read it: {error.strerror}") from error
-    if found != written:
-        raise CheckpointError(f"{path}: {_DAMAGED}")
 
 
 def step_folder_name(step: int) -> str:

@@ -73,13 +73,12 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class TensorFile:
-    """A file that was read: its metadata, and its tensors by name, in the order of their data.
+    """A file that was read: its tensors by name, in the order of their data.
 
     The tensors are mapped from the file, read-only: nothing is loaded before it is used.
     """
 
     path: str
-    metadata: dict[str, str]
     tensors: dict[str, NDArray[Any]]
 
     def require(self, expected: Mapping[str, tuple[DTypeLike, tuple[int, ...]]]) -> None:
@@ -162,11 +161,11 @@ def read_tensors(path: str | Path) -> TensorFile:
     """Map a file into memory; CheckpointError, with the file's name, if it is not valid."""
     try:
         content, data = _open(path)
-        metadata = _read_metadata(content.pop(METADATA, {}))
+        _check_metadata(content.pop(METADATA, {}))
         tensors = _map_tensors(content, data)
     except (CheckpointError, VocabularyError) as error:
         raise CheckpointError(f"{path}: {error}") from error
-    return TensorFile(str(path), metadata, tensors)
+    return TensorFile(str(path), tensors)
 
 
 def _open(path: str | Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
@@ -193,10 +192,9 @@ def _open(path: str | Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
     return content, data
 
 
-def _read_metadata(content: object) -> dict[str, str]:
+def _check_metadata(content: object) -> None:
     if not isinstance(content, dict) or not all(isinstance(text, str) for text in content.values()):
         raise CheckpointError(f"damaged: {METADATA} is not a map of strings")
-    return content
 
 
 def _map_tensors(content: dict[str, Any], data: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:

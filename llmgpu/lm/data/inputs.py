@@ -131,8 +131,7 @@ class _Texts:
         folder: Path,
     ) -> None:
         self._inputs, self._reading, self._special = inputs, reading, special
-        self._vocabulary = vocabulary
-        self._folder = folder
+        self._vocabulary, self._folder = vocabulary, folder
         self.names = ShardNames(str(folder / _SHARDS))
         self._key = encoding_key(inputs, reading, special)
         self._whole_key = {**self._key, "vocabulary": vocabulary.fingerprint}

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -28,34 +29,6 @@ _LARGEST = 1e30
 _SMOOTHED_PART = 0.02  # of the points, averaged from either side into one of the smoothed line
 _LEAST_SMOOTHED = 10  # points; the average of fewer says nothing
 
-# Colours are written out in each rule: many viewers know no variables of CSS, or no media queries.
-_STYLE = """
-text { font: 13px system-ui, sans-serif; fill: #52514e; }
-.title { font-size: 17px; font-weight: 600; fill: #0b0b0b; }
-.x { text-anchor: middle; }
-.y { text-anchor: end; }
-.surface { fill: #fcfcfb; }
-.grid { stroke: #e1e0d9; stroke-width: 1; }
-.axis { stroke: #52514e; stroke-width: 1; }
-.thin, .strong { fill: none; stroke: #2a78d6; stroke-linejoin: round; }
-.thin { stroke-width: 1.25; stroke-opacity: 0.5; }
-.strong { stroke-width: 2.25; }
-.strong-dot { fill: #2a78d6; }
-.dashed { fill: none; stroke: #c2541f; stroke-width: 1; stroke-dasharray: 4 3; }
-.dot { fill: #c2541f; stroke: #fcfcfb; stroke-width: 1.5; }
-@media (prefers-color-scheme: dark) {
-  text { fill: #c3c2b7; }
-  .title { fill: #ffffff; }
-  .surface { fill: #1a1a19; }
-  .grid { stroke: #383835; }
-  .axis { stroke: #c3c2b7; }
-  .thin, .strong { stroke: #5a9fee; }
-  .strong-dot { fill: #5a9fee; }
-  .dashed { stroke: #f08a4b; }
-  .dot { fill: #f08a4b; stroke: #1a1a19; }
-}
-"""
-
 Points = NDArray[np.float64]  # (n, 2): step, loss
 
 
@@ -67,6 +40,8 @@ def write_loss_curve(path: str | Path, records: Sequence[StepRecord], title: str
 
 def draw_loss_curve(records: Sequence[StepRecord], title: str) -> str:
     """Return the losses of `records` as the text of an SVG; title: any text."""
+    # Colours are written out in each rule: many viewers know no variables of CSS.
+    style = (resources.files(__package__) / "loss_curve.css").read_text(encoding="utf-8")
     training = _points([(record.step, record.loss) for record in records])
     validation = _points([(record.step, record.validation_loss) for record in records])
     everything = np.concatenate([training, validation])
@@ -82,7 +57,7 @@ def draw_loss_curve(records: Sequence[StepRecord], title: str) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
             f'width="{WIDTH}" height="{HEIGHT}" role="img">',
             f"<title>{escape_text(title)}</title>",
-            f"<style>{_STYLE}</style>",
+            f"<style>\n{style}</style>",
             f'<rect class="surface" width="{WIDTH}" height="{HEIGHT}"/>',
             *parts,
             "</svg>\n",
