@@ -312,7 +312,7 @@ class Intervals:
         0, "count", "Generate a sample every N steps (also written to samples.jsonl).",
         "--sample-every", default_words="")
     peak_teraflops: float = option(
-        0.0, "above 0", "Peak speed of the device, in TFLOPS; logs the share in use (mfu).",
+        0, "above 0", "Peak speed of the device, in TFLOPS; logs the share in use (mfu).",
         "--peak-tflops", metavar="FLOAT", default_words="")
     # fmt: on
 
