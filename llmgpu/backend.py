@@ -24,6 +24,7 @@ from llmgpu.errors import DeviceError, InputError
 from llmgpu.forking import delaying_forks
 from llmgpu.memory import Growth
 from llmgpu.processors import usable_processors
+from llmgpu.spelling import spelled
 
 if TYPE_CHECKING:
     from llmgpu.gpu import AdapterInfo, Device
@@ -97,7 +98,7 @@ def select_backend(
     if wanted == "all":
         raise DeviceError(
             "there is no device all: choose one; to encode a text on several GPUs, start a process "
-            "for each with --part I/N --device gpu:K"
+            f"for each with {spelled('--part')} I/N {spelled('--device gpu')}:K"
         )
     from llmgpu.gpu import chosen_driver
 
@@ -113,8 +114,8 @@ def select_backend(
             if driver == "dawn":
                 raise DeviceError(
                     f"the run was started with Dawn, which can't be used here: {error}; install "
-                    "llmgpu[dawn], or use --device cpu or LLMGPU_DRIVER=wgpu, which round "
-                    "differently"
+                    f"llmgpu[dawn], or use {spelled('--device cpu')} or LLMGPU_DRIVER=wgpu, which "
+                    "round differently"
                 ) from error
             (note or _log.warning)(f"Dawn can't be used, so wgpu takes its place: {error}")
         else:
@@ -124,7 +125,7 @@ def select_backend(
         return _open("wgpu", wanted, only_discrete=only_discrete) or NUMPY
     if wanted == "auto":
         return NUMPY
-    raise DeviceError("can't import wgpu; use --device cpu, or run pip install wgpu")
+    raise DeviceError(f"can't import wgpu; use {spelled('--device cpu')}, or run pip install wgpu")
 
 
 def _open(

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from llmgpu.errors import OutputError
 from llmgpu.files import STANDARD_OUTPUT, is_descriptor, require_name
+from llmgpu.spelling import spelled
 
 VOCABULARY = "a vocabulary"
 COUNTS = "a file of word counts"
@@ -139,8 +140,8 @@ def check_outputs(
         if output.kind == VOCABULARY and output.path.lower().endswith(_ENDINGS_OF_OTHERS):
             raise OutputError(
                 f"{output.path} would be a vocabulary of llmgpu, not what its name says: name it "
-                f"v.bin and export that as {os.path.basename(output.path)}, or use --force (in "
-                "Python, force=True)"
+                f"v.bin and export that as {os.path.basename(output.path)}, or use "
+                f"{spelled('--force (in Python, force=True)', 'force=True')}"
             )
         _check_replaceable(output)
 
@@ -158,10 +159,12 @@ def _check_replaceable(output: Output) -> None:
     if there is not None and there != output.kind:
         raise OutputError(
             f"{path} is {there}, and {output.kind} would replace it: choose another output, or "
-            "use --force (in Python, force=True)"
+            f"use {spelled('--force (in Python, force=True)', 'force=True')}"
         )
     if not output.is_chosen and os.path.isfile(path):
-        raise OutputError(f"{path} exists already: use --force to replace it, or name a file: -o")
+        raise OutputError(
+            f"{path} exists already: use {spelled('--force')} to replace it, or name a file: -o"
+        )
 
 
 def _is_terminal(path: str) -> bool:

@@ -171,9 +171,17 @@ def texts_in(path: Path) -> Iterator[str]:
     """Yield the strings in a file; what a formatted one inserts is left out."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.JoinedStr):
-            yield "".join(str(p.value) for p in node.values if isinstance(p, ast.Constant))
+            yield "".join(map(_constant, node.values))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
+
+
+def _constant(part: ast.expr) -> str:
+    """Return a part of a formatted string: its text, or the option that it spells, or nothing."""
+    if isinstance(part, ast.FormattedValue) and isinstance(part.value, ast.Call):
+        is_option = isinstance(part.value.func, ast.Name) and part.value.func.id == "spelled"
+        part = part.value.args[0] if is_option else part
+    return str(part.value) if isinstance(part, ast.Constant) else ""
 
 
 def _anchor(heading: str) -> str:

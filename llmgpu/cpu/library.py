@@ -26,6 +26,7 @@ from llmgpu.closing import close_with
 from llmgpu.cpu.build import LIBRARY, sources_checksum
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.processors import usable_processors
+from llmgpu.spelling import spelled
 
 VARIABLE = "LLMGPU_CPU"
 TEXT_PADDING = 16
@@ -192,7 +193,9 @@ def default_threads() -> int:
 
 def out_of_memory() -> LlmgpuError:
     """Return the error for memory that the engine can't get."""
-    return InputError("not enough memory for the words of the text: use fewer threads (--threads)")
+    return InputError(
+        f"not enough memory for the words of the text: use fewer threads ({spelled('--threads')})"
+    )
 
 
 class EngineObject:

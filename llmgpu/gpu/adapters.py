@@ -15,6 +15,7 @@ from llmgpu.errors import CapacityError, DeviceError
 from llmgpu.gpu.driver import MATRIX_FEATURE, BufferMap, BufferUsage, Driver, MatrixShape
 from llmgpu.gpu.drivers import default_driver
 from llmgpu.input_files import quote
+from llmgpu.spelling import spelled
 
 _DISCRETE, _SOFTWARE = "discrete GPU", "software adapter"
 _KINDS = {
@@ -23,10 +24,6 @@ _KINDS = {
     "CPU": _SOFTWARE,
     "Unknown": "unknown kind of GPU",
 }
-NO_ADAPTER = (
-    "no GPU adapter found; install a Vulkan driver (on Debian, mesa-vulkan-drivers includes a "
-    "software one), or use --device cpu"
-)
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,10 @@ def select_adapter(wanted: str = "gpu", driver: Driver | None = None) -> Adapter
     """
     adapters = list_adapters(driver)
     if not adapters:
-        raise DeviceError(NO_ADAPTER)
+        raise DeviceError(
+            "no GPU adapter found; install a Vulkan driver (on Debian, mesa-vulkan-drivers "
+            f"includes a software one), or use {spelled('--device cpu')}"
+        )
     found = _named(adapters, wanted)
     numbered = re.fullmatch(r"(.*):([0-9]{1,4})", wanted, re.DOTALL)
     if not found and numbered:

@@ -31,6 +31,7 @@ from llmgpu.gpu.commands import Commands, Download, Staging, parallel_copy
 from llmgpu.gpu.driver import BufferUsage
 from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import KernelSource, compose, kernel_source
+from llmgpu.spelling import spelled
 
 # Loop iterations, nested ones included, that one thread may need in a dispatch. Mesa's software
 # driver silently ends a thread's loops after 65 535; on hardware the limit avoids watchdogs.
@@ -131,7 +132,8 @@ class Device(OpenedAdapter):
         if size > self.max_binding_bytes:
             raise CapacityError(
                 f"{label} needs {size} bytes, but {self.name} binds at most "
-                f"{self.max_binding_bytes}; use less text (--limit) or --device cpu"
+                f"{self.max_binding_bytes}; use less text ({spelled('--limit')}) or "
+                f"{spelled('--device cpu')}"
             )
         usage = BufferUsage
         flags = usage.STORAGE | usage.INDIRECT | usage.COPY_SRC | usage.COPY_DST

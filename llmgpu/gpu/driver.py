@@ -19,13 +19,10 @@ from typing import Any, ClassVar
 
 from llmgpu.blas import set_blas_variables
 from llmgpu.errors import DeviceError
+from llmgpu.spelling import spelled
 
 # The platform's own APIs; none of the drivers' OpenGL adapters has what kernels need.
 NATIVE_BACKENDS = {"darwin": ["Metal"], "win32": ["Vulkan", "DX12"]}.get(sys.platform, ["Vulkan"])
-FORKED = (
-    "this process was forked from one that had used GPU adapters, so it can't use them: "
-    "start it with multiprocessing's 'spawn' method, or use --device cpu"
-)
 SHADER_STAGE_COMPUTE = 4
 MATRIX_FEATURE = "subgroup-matrix"  # products of small matrices, one a subgroup
 
@@ -146,7 +143,11 @@ class Driver(ABC):
             DeviceError: the process was forked from one that had used adapters.
         """
         if not self.is_usable():
-            raise DeviceError(FORKED)
+            raise DeviceError(
+                "this process was forked from one that had used GPU adapters, so it can't use "
+                "them: start it with multiprocessing's 'spawn' method, or use "
+                f"{spelled('--device cpu')}"
+            )
         if not self._is_used and sys.platform != "win32":
             os.register_at_fork(after_in_child=self.release_nothing)
         self._is_used = True

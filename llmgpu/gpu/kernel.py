@@ -15,6 +15,7 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu.adapters import Buffer, OpenedAdapter
 from llmgpu.gpu.driver import SHADER_STAGE_COMPUTE
 from llmgpu.kernel_source import KernelSource
+from llmgpu.spelling import spelled
 
 _BINDING_TYPES = {"read": "read-only-storage", "read_write": "storage", "uniform": "uniform"}
 
@@ -65,7 +66,7 @@ class Kernel:
             if needed > self._opened.limits[limit]:
                 raise DeviceError(
                     f"kernel {self.label} needs a {limit} of {needed}, but {self._opened.name} "
-                    f"has {self._opened.limits[limit]}; use --device cpu"
+                    f"has {self._opened.limits[limit]}; use {spelled('--device cpu')}"
                 )
 
     def _compile(self, source: KernelSource, constants: Mapping[str, int]) -> None:

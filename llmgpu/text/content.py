@@ -22,10 +22,15 @@ import numpy as np
 from llmgpu.errors import InputError
 from llmgpu.input_files import source_name
 from llmgpu.outputs import binary_kind
+from llmgpu.spelling import spelled
 
 HEAD_BYTES = 4096
 
-AS_BYTES = "read it as raw bytes with --input-format bytes"
+
+def as_bytes() -> str:
+    """Return the advice to read a file that is not text as bytes."""
+    return f"read it as raw bytes with {spelled('--input-format')} bytes"
+
 
 _COMPRESSED = {  # how files begin, by suffixes in `llmgpu.text.compressions.COMPRESSIONS`
     ".gz": b"\x1f\x8b\x08",
@@ -123,14 +128,14 @@ def check_text(head: bytes, name: str) -> None:
     """
     kind = binary_format(head)
     if kind is not None:
-        todo = [] if name == source_name("-") else ["exclude it (--exclude)"]
+        todo = [] if name == source_name("-") else [f"exclude it ({spelled('--exclude')})"]
         if kind.startswith("text"):
             todo = ["convert it with iconv"]
         elif kind in _PACKED:
             todo.insert(0, "unpack it")
         elif kind == _PARQUET and not todo:
             todo = ["name the file, which can't be read from a pipe"]
-        advice = ", ".join([*todo, f"or {AS_BYTES}"] if todo else [AS_BYTES])
+        advice = ", ".join([*todo, f"or {as_bytes()}"] if todo else [as_bytes()])
         raise InputError(f"{name} is {kind}: {advice}")
 
 

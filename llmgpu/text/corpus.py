@@ -30,6 +30,7 @@ from llmgpu.closing import Closing
 from llmgpu.errors import InputError
 from llmgpu.input_files import listed, source_name
 from llmgpu.pipeline import in_order
+from llmgpu.spelling import spelled
 from llmgpu.text.chat import Chat, ChatFile, ChatTable
 from llmgpu.text.content import NOTES
 from llmgpu.text.direct_reader import DirectReader, is_small, read_small
@@ -420,10 +421,13 @@ class Corpus(Closing):
 def _check_chat(sources: Sources, options: CorpusOptions) -> None:
     """Raise InputError for what conversations can't be combined with."""
     if options.separators or options.line_documents:
-        raise InputError("--chat can't be combined with --doc-separator or --line-documents")
+        raise InputError(
+            f"{spelled('--chat')} can't be combined with "
+            f"{spelled('--doc-separator', 'separators')} or {spelled('--line-documents')}"
+        )
     for source in sources.files:
         if source.path != STANDARD_INPUT and format_of(source) is None:
-            raise InputError(f"{source.path}: --chat reads .jsonl or .parquet files")
+            raise InputError(f"{source.path}: {spelled('--chat')} reads .jsonl or .parquet files")
 
 
 class _MemoryCorpus(Corpus):

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from llmgpu.cpu.texts import line_starts
 from llmgpu.errors import InputError
 from llmgpu.input_files import listed, number_of, quote, source_name
+from llmgpu.spelling import spelled
 
 ENCODING_POLICIES = ("strict", "replace", "raw")
 ROW_POLICIES = ("error", "skip")
@@ -157,7 +158,9 @@ class InputPolicy:
     def leave_out(self, error: InputError) -> None:
         """Count a row that can't be understood; raise its error unless such rows are left out."""
         if self._rows == "error":
-            raise InputError(f"{error}; use --bad-rows skip to skip such rows") from error
+            raise InputError(
+                f"{error}; use {spelled('--bad-rows')} skip to skip such rows"
+            ) from error
         self._first_bad_row = self._first_bad_row or str(error)
         self.bad_rows += 1
 
@@ -209,7 +212,7 @@ class InputPolicy:
         found = data[error.start : error.end].hex(" ")
         return (
             f"{self._name}: invalid UTF-8 at byte {self._offset + error.start} ({found}): repair "
-            "it, or use --encoding-errors replace (or raw)"
+            f"it, or use {spelled('--encoding-errors')} replace (or raw)"
         )
 
 

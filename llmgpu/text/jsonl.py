@@ -28,6 +28,7 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 from llmgpu.pipeline import Begun
 from llmgpu.processors import usable_processors
+from llmgpu.spelling import spelled
 from llmgpu.text.documents import REPLACEMENT, InputPolicy, Piece
 from llmgpu.text.streams import ByteStream, Source
 
@@ -339,7 +340,7 @@ def find_field(document: dict[str, object], where: str, text_field: str) -> obje
             present = ", ".join(sorted(map(repr, fields))[:10]) or "none"
             chat = ""
             if "messages" in fields:
-                chat = " (conversations: tokenize, count and train take --chat)"
+                chat = f" (conversations: tokenize, count and train take {spelled('--chat')})"
             elif "conversations" in fields:
                 chat = " (ShareGPT's from and value are not read: see the guide for messages)"
             raise MissingFieldError(
@@ -361,7 +362,7 @@ def decode_line(line: bytes, where: str, policy: InputPolicy) -> tuple[str, bool
             return policy.replace(line, final=True).decode(), False
         raise InputError(
             f"{where}: invalid UTF-8 at byte {error.start} of the line: repair it, or "
-            "use --encoding-errors replace (or raw)"
+            f"use {spelled('--encoding-errors')} replace (or raw)"
         ) from error
 
 

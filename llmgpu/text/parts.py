@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 from llmgpu.errors import InputError
 from llmgpu.input_files import input_errors, quote
+from llmgpu.spelling import spelled
 from llmgpu.text.corpus import CorpusOptions
 from llmgpu.text.sources import Sources, format_of
 from llmgpu.text.streams import STANDARD_INPUT, Source
@@ -78,17 +79,23 @@ def part_from_environment(environment: Mapping[str, str] = os.environ) -> tuple[
             found[f"{number} and {count}"] = part
     if len(set(found.values())) > 1:
         both = ", ".join(f"{names} part {part}" for names, part in found.items())
-        raise InputError(f"environment variables name different parts ({both}): give --part I/N")
+        raise InputError(
+            f"environment variables name different parts ({both}): give {spelled('--part')} I/N"
+        )
     for names, part in found.items():
         return part, names
     known = "; ".join(f"{number} and {count}" for number, count, _ in _ENVIRONMENTS)
-    raise InputError(f"no environment variable says which part this is ({known}): give --part I/N")
+    raise InputError(
+        f"no environment variable says which part this is ({known}): give {spelled('--part')} I/N"
+    )
 
 
 def _whole(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name, "")
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise InputError(f"{name} is {quote(text)}, not a part number: give --part I/N")
+        raise InputError(
+            f"{name} is {quote(text)}, not a part number: give {spelled('--part')} I/N"
+        )
     return int(text)
 
 
@@ -102,8 +109,11 @@ def take_part(
     Raises InputError for a pipe, for a limit, or if a file can't be read.
     """
     if options.limit is not None:
-        raise InputError("--part can't be combined with --limit: a part has to know where it ends")
-    low, high = part.range_of(_require_files(sources, "--part"))
+        raise InputError(
+            f"{spelled('--part')} can't be combined with {spelled('--limit')}: a part has to know "
+            "where it ends"
+        )
+    low, high = part.range_of(_require_files(sources, spelled("--part")))
     is_last = part.number == part.count
     files = _files_between(sources, low, high, is_last, options, cut_text)
     return sources._replace(files=[*files])

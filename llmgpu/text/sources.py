@@ -24,10 +24,11 @@ from typing import NamedTuple
 from llmgpu.errors import InputError
 from llmgpu.input_files import listed, number_of, quote, read_error, read_head
 from llmgpu.outputs import TOKEN_FILE, kind_of
+from llmgpu.spelling import spelled
 from llmgpu.text.compressions import COMPRESSIONS
 from llmgpu.text.content import (
-    AS_BYTES,
     HEAD_BYTES,
+    as_bytes,
     binary_format,
     check_text,
     has_zero_bytes,
@@ -82,6 +83,7 @@ class Selection:
 
 
 _EVERYTHING = Selection()
+_ITERATED = "use train_from_iterator, or encode"  # of the Python API
 
 
 class Sources(NamedTuple):
@@ -218,7 +220,8 @@ class _Found:
         check_text(head, source.path)
         if has_zero_bytes(head) and kind_of(source.path) == TOKEN_FILE:
             raise InputError(
-                f"{source.path} is a token file: tokenize --decode gives its text; or {AS_BYTES}"
+                f"{source.path} is a token file: tokenize {spelled('--decode')} gives its text; "
+                f"or {as_bytes()}"
             )
         return False
 
@@ -245,7 +248,11 @@ def _expand(name: str, selection: Selection) -> tuple[list[str], int]:
     if os.path.lexists(name):
         return [] if is_excluded(name, exclude) else [name], 0
     if not glob.has_magic(name):
-        hint = "; if it is the text itself, pipe it in" if " " in name.strip() else ""
+        hint = (
+            f"; if it is the text itself, {spelled('pipe it in', _ITERATED)}"
+            if " " in name.strip()
+            else ""
+        )
         raise InputError(f"no such file or folder: {name!r}{hint}")
     _check_searched(name)
     paths: set[str] = set()

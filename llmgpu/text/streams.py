@@ -28,6 +28,7 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import source_name
 from llmgpu.pipeline import Begun, in_order
 from llmgpu.processors import usable_processors
+from llmgpu.spelling import spelled
 from llmgpu.text.compressions import COMPRESSIONS, Decompressor
 from llmgpu.text.content import (
     HEAD_BYTES,
@@ -410,7 +411,11 @@ class ByteStream(io.RawIOBase):
         reason = getattr(error, "strerror", None) or error
         if self._compression and getattr(error, "errno", None) is None:
             what = f"{self.name}: damaged or truncated {self._compression} file ({reason})"
-            return what if self.name == STANDARD_INPUT else f"{what}: repair or --exclude it"
+            return (
+                what
+                if self.name == STANDARD_INPUT
+                else f"{what}: repair or {spelled('--exclude')} it"
+            )
         return f"can't read {self.name}: {reason}"
 
 

@@ -12,7 +12,7 @@ from llmgpu.bpe.interchange.formats import ALIASES, END_OF_TEXT, WRITERS
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import quote
 from llmgpu.other_names import METHOD_NAMES, names_here
-from llmgpu.python_words import speaks_python
+from llmgpu.spelling import speaks_python
 from llmgpu.tokenizer.arguments import to_bytes
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from llmgpu.errors import InputError, OutputError
 from llmgpu.input_files import quote
 from llmgpu.outputs import COUNTS, Output, check_outputs
 from llmgpu.progress import no_progress
-from llmgpu.python_words import speaking_python
 from llmgpu.resume_key import part_key
+from llmgpu.spelling import speaking_python
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.parts import Part, take_part
 from llmgpu.text.sources import resolve_sources

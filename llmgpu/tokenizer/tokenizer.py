@@ -20,7 +20,7 @@ from llmgpu.backend import Opening
 from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.errors import InputError
-from llmgpu.python_words import speaks_python
+from llmgpu.spelling import speaks_python
 from llmgpu.tokenizer.arguments import (
     SpecialArguments,
     Token,

@@ -32,6 +32,7 @@ from llmgpu.files import OutputFile, file_size, output_errors, writes_directly
 from llmgpu.input_files import input_errors, listed, quote, read_head, read_whole
 from llmgpu.outputs import NPY, SIDE_FILE, TOKEN_FILE, TOKEN_INDEX, Output, kind_of
 from llmgpu.registry import imported
+from llmgpu.spelling import spelled
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.layouts import LAYOUTS, Layout, get_layout
@@ -243,7 +244,7 @@ def numbers_of(path: str, dtype: str | None = None) -> tuple[Layout, np.dtype[np
     if not (chosen := found or dtype):
         raise InputError(
             f"{path} has no side file that records its integer type: if another tool made it, use "
-            "--token-dtype uint16 (nanoGPT) or uint32"
+            f"{spelled('--token-dtype')} uint16 (nanoGPT) or uint32"
         )
     kind = np.dtype(chosen).newbyteorder("<")
     size = os.path.getsize(path) - layout.header_bytes
@@ -451,7 +452,7 @@ class BinWriter(NumbersWriter):
         if most is not None and self.ids + len(piece.ids) > most:
             raise OutputError(
                 f"{self._output.path}: more than {most} tokens, the limit of a file of layout "
-                f"{self._layout.name}: use --shard-tokens"
+                f"{self._layout.name}: use {spelled('--shard-tokens')}"
             )
         super()._write(piece)
         if self._mask is not None:

@@ -27,6 +27,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.input_files import quote
+from llmgpu.spelling import spelled
 from llmgpu.text.chat import PLAIN_TOKENS, Chat, Parts, PlainRenderer, Renderer, check_messages
 from llmgpu.text.composition import normalize, starts_unit
 from llmgpu.text.corpus import TextSource
@@ -48,7 +49,7 @@ class Conversations(Closing):
         if chat is None and not set(PLAIN_TOKENS) <= vocabulary.special_tokens.keys():
             raise VocabularyError(
                 "the vocabulary has neither a chat template nor the special tokens "
-                f"{' and '.join(PLAIN_TOKENS)} for ChatML: give --chat-template"
+                f"{' and '.join(PLAIN_TOKENS)} for ChatML: give {spelled('--chat-template')}"
             )
         if vocabulary.normalizer not in (None, NFC):
             name = get_normalizer(str(vocabulary.normalizer)).name

@@ -16,6 +16,7 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 from llmgpu.outputs import DECIMAL_IDS, JSONL_IDS, NPY, TOKEN_FILE, Output, check_outputs, kind_of
 from llmgpu.registry import imported
+from llmgpu.spelling import spelled
 from llmgpu.tokens.layouts import get_layout
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ def check_ending(path: str | Path) -> None:
     if ending in _OTHER_ENDINGS.split():
         known = ", ".join(format.ending for format in FORMATS.values())
         raise InputError(
-            f"{path}: can't write ids as {ending}; use {known}, or choose a format with --format"
+            f"{path}: can't write ids as {ending}; use {known}, or choose a format with "
+            f"{spelled('--format')}"
         )
 
 

@@ -24,6 +24,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import library
 from llmgpu.cpu.texts import CELL_IDS, format_ids, spell_cells
 from llmgpu.errors import InputError
+from llmgpu.spelling import spelled
 from llmgpu.text.content import Rewound
 from llmgpu.text.jsonl import jsonl_lines, parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT, ByteStream, read_blocks
@@ -103,7 +104,11 @@ def _error_at(text: bytes, position: int, name: str, line: int) -> InputError:
     found = _WORD.match(text, begin)
     word = found[0] if found else b""
     shown = word[:40].decode("utf-8", "backslashreplace") + ("..." if len(word) > 40 else "")
-    shown = f"{shown!r} (JSON lines need --format jsonl)" if word[:1] == b"{" else repr(shown)
+    shown = (
+        f"{shown!r} (JSON lines need {spelled('--format')} jsonl)"
+        if word[:1] == b"{"
+        else repr(shown)
+    )
     name = "standard input" if name == STANDARD_INPUT else name
     return not_an_id(f"{name}, line {line + text.count(bytes([10]), 0, position)}", shown)
 

@@ -20,6 +20,7 @@ from llmgpu.files import atomic_output, output_errors
 from llmgpu.input_files import listed, quote, read_whole
 from llmgpu.outputs import MANIFEST, PROGRESS, TEXT, Output, check_outputs, kind_of
 from llmgpu.resume_key import Run
+from llmgpu.spelling import spelled
 from llmgpu.text.parts import Part
 from llmgpu.tokens.bin import describe_bin_file, index_path, read_side_file
 from llmgpu.tokens.layouts import get_layout
@@ -97,7 +98,7 @@ def describe_manifest(path: str | Path) -> dict[str, Any]:
 
 def read_facts(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
     """Return what a manifest holds, and its shards; InputError as `read_manifest`."""
-    failure = "is not a list of token shards, as --shard-tokens writes OUT.json"
+    failure = f"is not a list of token shards, as {spelled('--shard-tokens')} writes OUT.json"
     return _read(path, json.loads, MANIFEST_FORMAT, VERSION, failure)
 
 
@@ -240,7 +241,8 @@ def _part_of(content: dict[str, Any], path: str | Path) -> Part:
     except (KeyError, ValueError, AttributeError, LlmgpuError):
         shown = f" ({quote(str(content['part']))})" if "part" in content else ""
         raise InputError(
-            f"{path} is not the manifest of a part{shown}: it was written without --part"
+            f"{path} is not the manifest of a part{shown}: it was written without "
+            f"{spelled('--part')}"
         ) from None
 
 

@@ -10,6 +10,7 @@ from llmgpu.errors import InputError, TextError
 from llmgpu.pipeline import in_order
 from llmgpu.progress import Progress, no_progress
 from llmgpu.resume_key import FILES, Run, file_facts
+from llmgpu.spelling import spelled
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.text.streams import AUTO, STANDARD_INPUT
@@ -79,7 +80,8 @@ def require_rereadable(sources: Sequence[str] | Sources) -> None:
     for source in resolve_sources(sources)[0]:
         if source.size is None or source.path == STANDARD_INPUT:
             raise InputError(
-                f"--resume can't tell whether {source.path} is the same text again: name files"
+                f"{spelled('--resume')} can't tell whether {source.path} is the same text again: "
+                "name files"
             )
 
 

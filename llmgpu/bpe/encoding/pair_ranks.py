@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.vocabulary.recovery import ordinary_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
+from llmgpu.spelling import spelled
 
 NO_RANK = 0x3FFFFF  # of a pair that does not merge; all ranks are below
 
@@ -64,7 +65,9 @@ def pair_keys(left: NDArray[np.int32], right: NDArray[np.int32]) -> NDArray[np.i
 def pair_ranks(vocabulary: Vocabulary) -> PairRanks:
     """Return the pairs of a vocabulary; VocabularyError if there are too many to be ranked."""
     if max(len(vocabulary.merges), vocabulary.size) > NO_RANK:
-        raise VocabularyError(f"more than {NO_RANK} tokens or merges: too many for --match bpe")
+        raise VocabularyError(
+            f"more than {NO_RANK} tokens or merges: too many for {spelled('--match bpe')}"
+        )
     if len(vocabulary.merges):
         return _listed(vocabulary.merges.astype(np.int32))
     return _all_cuts(vocabulary)

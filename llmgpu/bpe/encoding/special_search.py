@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import InputError, TextError
 from llmgpu.input_files import quote
+from llmgpu.spelling import spelled
 
 _MOST_NESTED = 50  # groups in a regular expression, whose parser calls itself for each
 
@@ -103,9 +104,8 @@ class Guard:
             error = TextError(
                 f"special token {quote(data[begin:end].decode())}",
                 self._offset + begin,
-                "is disallowed: use --allowed-special to encode it as its id, or don't disallow "
-                "it to "
-                "encode it as text",
+                f"is disallowed: use {spelled('--allowed-special')} to encode it as its id, or "
+                "don't disallow it to encode it as text",
             )
             if self._is_normalized:
                 raise InputError(f"in the normalized text, {error}")

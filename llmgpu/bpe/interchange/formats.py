@@ -10,6 +10,7 @@ from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, naming, no_notes, read_limited
 from llmgpu.outputs import Output
 from llmgpu.registry import Entry, Registry
+from llmgpu.spelling import spelled
 
 if TYPE_CHECKING:
     from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -99,4 +100,7 @@ def guess_format(path: str | Path, merges_path: str | Path | None) -> str:
         for name, format in READERS.items():
             if format.recognizes(data, merges_path):
                 return name
-        raise VocabularyError(f"none of the formats {', '.join(READERS)}: name one with --from")
+        raise VocabularyError(
+            f"none of the formats {', '.join(READERS)}: name one with "
+            f"{spelled('--from', 'the format')}"
+        )

@@ -29,6 +29,7 @@ from llmgpu.errors import OutputError, VocabularyError
 from llmgpu.files import OutputFile, output_errors, writes_directly
 from llmgpu.input_files import Note, no_notes, quote
 from llmgpu.outputs import GGUF, Output, check_outputs
+from llmgpu.spelling import spelled
 from llmgpu.text.chat import plain_template
 from llmgpu.text.normalizing import get_normalizer
 
@@ -226,7 +227,7 @@ def _note_differences(vocabulary: Vocabulary, note: Note, eos_id: int | None) ->
     if eos_id is None:
         note(
             f"the vocabulary has no end-of-text token, so {_TOOL} stops at id {_DEFAULT_END}: "
-            "train it with --special-token '<|endoftext|>'"
+            f"train it with {spelled('--special-token')} '<|endoftext|>'"
         )
     for texts in filter(None, differs):
         note(f"{_TOOL} gives different ids for {texts}")

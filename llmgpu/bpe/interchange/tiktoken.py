@@ -41,6 +41,7 @@ from llmgpu.errors import VocabularyError
 from llmgpu.files import OutputFile, atomic_output, output_errors, writes_directly
 from llmgpu.input_files import Note, naming, no_notes, number_of, parse_json, quote, read_limited
 from llmgpu.outputs import RANKS, RANKS_SIDE_FILE, Output, check_outputs
+from llmgpu.spelling import spelled
 from llmgpu.text.normalizing import get_normalizer
 
 SIDE_FORMAT = "llmgpu-tiktoken"
@@ -111,7 +112,8 @@ def read(
         known = _read_side(path, canonical, note) or _recognize(canonical, note)
         if known is None and pattern is None:
             raise VocabularyError(
-                "a tiktoken file does not say how to split text: import it with --pattern, "
+                "a tiktoken file does not say how to split text: import it with "
+                f"{spelled('--pattern')}, "
                 f"one of {', '.join(PATTERNS)}"
             )
         chosen = get_pattern(pattern or (known.pattern if known else ""))

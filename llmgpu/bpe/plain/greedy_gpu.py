@@ -26,6 +26,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CapacityError
 from llmgpu.gpu import Buffer, Device, Download, Kernel, Staging
 from llmgpu.kernel_source import constant, struct_dtype
+from llmgpu.spelling import spelled
 from llmgpu.text.corpus import TextSource
 
 _FILE = "trie/params.wgsl"
@@ -279,6 +280,6 @@ def _positions_per_thread(device: Device, vocabulary: Vocabulary) -> int:
     if positions < 1:
         raise CapacityError(
             f"the vocabulary's longest token has {longest} bytes, but {device.name} matches at "
-            f"most {device.max_loop_iterations // STEPS_PER_BYTE}; use --device cpu"
+            f"most {device.max_loop_iterations // STEPS_PER_BYTE}; use {spelled('--device cpu')}"
         )
     return positions

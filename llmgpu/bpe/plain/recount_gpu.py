@@ -24,6 +24,7 @@ from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.gpu import Buffer, Commands, Device, Kernel, paced_states
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.progress import Progress, no_progress
+from llmgpu.spelling import spelled
 
 MAX_TOKENS = 65_536  # a symbol has 16 bits for its rank
 _STATE_FILE = "recount/iter_state.wgsl"
@@ -66,13 +67,14 @@ def train(
     if tokens > MAX_TOKENS:
         raise LlmgpuError(
             f"the recount engine numbers tokens with 16 bits: {tokens} tokens asked for, but the "
-            f"limit is {MAX_TOKENS}; ask for fewer or use --device cpu"
+            f"limit is {MAX_TOKENS}; ask for fewer or use {spelled('--device cpu')}"
         )
     most = most_text_bytes(device)
     if len(text) > most:
         raise DeviceError(
-            f"the corpus has more than {most} bytes, the limit of {device.name}; use --limit "
-            f"{most} or --device cpu"
+            f"the corpus has more than {most} bytes, the limit of {device.name}; use "
+            f"{spelled('--limit')} "
+            f"{most} or {spelled('--device cpu')}"
         )
     if count_tile is None:
         count_tile = SOFTWARE_COUNT_TILE if device.is_software else COUNT_TILE

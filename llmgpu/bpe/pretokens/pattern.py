@@ -44,6 +44,7 @@ from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, check_version,
 from llmgpu.cpu.library import RULES, CPattern
 from llmgpu.errors import LlmgpuError
 from llmgpu.input_files import quote
+from llmgpu.spelling import spelled
 
 _WINDOW = 1 << 12  # bytes after a part that are looked at first to decide it
 
@@ -72,10 +73,9 @@ def get_pattern(name: str, unicode: str = DEFAULT_VERSION) -> Pattern:
     name = ALIASES.get(name, name)
     if name not in PATTERNS:
         known = ", ".join([*PATTERNS, *ALIASES])
-        raise LlmgpuError(
-            f"unknown pattern {quote(name)}: use one of {known}, or --pattern-regex (in Python, "
-            f"{REGEX_PREFIX!r} and the expression)"
-        )
+        argument = f"{REGEX_PREFIX!r} and the expression"
+        by_expression = spelled(f"--pattern-regex (in Python, {argument})", argument)
+        raise LlmgpuError(f"unknown pattern {quote(name)}: use one of {known}, or {by_expression}")
     found = PATTERNS[name]
     return found if found.unicode in (None, unicode) else replace(found, unicode=unicode)
 

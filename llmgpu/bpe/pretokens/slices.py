@@ -21,6 +21,7 @@ from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens.blocks import PLAIN_WINDOW, Pattern
 from llmgpu.bpe.pretokens.pattern import as_pattern, last_start
 from llmgpu.errors import InputError
+from llmgpu.spelling import spelled
 from llmgpu.text.corpus import Corpus, TextSource
 from llmgpu.text.documents import NO_TEXT, Piece
 from llmgpu.text.streams import FileBytes
@@ -32,7 +33,8 @@ def word_too_long(nbytes: int) -> InputError:
     """Return the error for a pre-token of at least `nbytes`, more than MAX_WORD_BYTES."""
     return InputError(
         f"a pre-token has {nbytes:,} bytes or more, but the limit is {MAX_WORD_BYTES:,}: cut the "
-        "text into smaller documents (--doc-separator, .jsonl, more files) or use another --pattern"
+        f"text into smaller documents ({spelled('--doc-separator', 'separators')}, .jsonl, more "
+        f"files) or use another {spelled('--pattern')}"
     )
 
 

@@ -24,6 +24,7 @@ from llmgpu.gpu import Commands, Device, Kernel, paced_states
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.memory import Costs
 from llmgpu.progress import Progress, no_progress
+from llmgpu.spelling import spelled
 
 _STATE_FILE, _RANK_FILE = "batched/state.wgsl", "batched/rank.wgsl"
 STATE = struct_dtype(_STATE_FILE, "BatchState")
@@ -81,7 +82,7 @@ def train(
     """
     reason = unfit(device, words, merges)
     if reason is not None:
-        raise CapacityError(f"{reason}; use --device cpu")
+        raise CapacityError(f"{reason}; use {spelled('--device cpu')}")
     if len(words.counts) == 0 or merges == 0:
         none = np.empty(0, np.int64)
         return Merges(np.empty((0, 2), np.uint32), none, words.total, 0)

@@ -46,6 +46,7 @@ from llmgpu.bpe.training.symbols import Merges, OnMerges, Spellings, SymbolWords
 from llmgpu.errors import LlmgpuError
 from llmgpu.memory import Costs
 from llmgpu.progress import Progress, no_progress
+from llmgpu.spelling import spelled
 
 SYMBOL_BITS = 20
 MAX_SYMBOLS = 1 << SYMBOL_BITS
@@ -67,7 +68,7 @@ def check_limits(words: SymbolWords, new_symbols: int) -> None:
     if positions > MAX_POSITIONS:
         raise LlmgpuError(
             f"the distinct pre-tokens take {positions} positions, but the limit is "
-            f"{MAX_POSITIONS}; use --limit, or a pattern that makes shorter pre-tokens"
+            f"{MAX_POSITIONS}; use {spelled('--limit')}, or a pattern that makes shorter pre-tokens"
         )
 
 

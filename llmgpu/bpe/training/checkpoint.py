@@ -34,6 +34,7 @@ from llmgpu.files import atomic_output, file_size, output_errors, require_name, 
 from llmgpu.input_files import read_whole
 from llmgpu.locks import FileLock
 from llmgpu.resume_key import Run, check_same_run, file_facts
+from llmgpu.spelling import spelled
 
 FORMAT_NAME = "llmgpu training checkpoint"
 FORMAT_VERSION = 1
@@ -81,7 +82,8 @@ class Checkpoint:
         is_finished = _outputs_of(folder) is not None
         if os.path.lexists(folder) and not is_finished:
             raise OutputError(
-                f"{folder} exists already: use --resume to continue from it, or remove it"
+                f"{folder} exists already: use {spelled('--resume')} to continue from it, or "
+                "remove it"
             )
         with output_errors(str(folder)):
             folder.mkdir(exist_ok=is_finished)

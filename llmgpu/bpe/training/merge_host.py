@@ -18,6 +18,7 @@ from llmgpu.cpu.trainer import CTrainer
 from llmgpu.errors import InputError
 from llmgpu.memory import Costs, free_memory
 from llmgpu.progress import Progress, no_progress
+from llmgpu.spelling import spelled
 
 ENGINE_COSTS = Costs(fixed=14 << 20, per_byte=18, per_word=120)
 LITTLE_COSTS = Costs(fixed=176 << 20, per_byte=11.5, per_word=24)  # with fewer pairs at a time
@@ -48,7 +49,7 @@ def _require_free(words: SymbolWords) -> Costs:
         raise InputError(
             f"merging {count:,} distinct pre-tokens of {nbytes:,} bytes needs up to "
             f"{needed / 1e6:,.0f} MB of memory, and {free / 1e6:,.0f} MB are free: {engine}"
-            "use less text (--limit), or a pattern that makes shorter pre-tokens"
+            f"use less text ({spelled('--limit')}), or a pattern that makes shorter pre-tokens"
         )
     return costs
 

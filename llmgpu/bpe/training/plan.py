@@ -18,6 +18,7 @@ from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.spilling import default_memory_bytes
 from llmgpu.errors import LlmgpuError
 from llmgpu.memory import Costs, Memory
+from llmgpu.spelling import spelled
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ def make_plan(options: TrainingOptions, backend: Backend) -> Plan:
 def _check_recount(options: TrainingOptions, backend: Backend) -> None:
     if backend.device is None:
         raise LlmgpuError(
-            "the recount engine needs a GPU adapter: use --device gpu, or the batched engine"
+            f"the recount engine needs a GPU adapter: use {spelled('--device gpu')}, or the "
+            "batched engine"
         )
     for what, asked in (
         ("extend a seed vocabulary", options.seed is not None),

@@ -30,6 +30,7 @@ from llmgpu.bpe.arrays import offsets_of
 from llmgpu.bpe.vocabulary.trie import SortedTokens, Trie
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import quote
+from llmgpu.spelling import spelled
 
 FORMAT_NAME = "llmgpu vocabulary"
 FORMAT_VERSION = 3
@@ -194,7 +195,7 @@ def pack_data(name: str, size: int, parts: Iterable[bytes]) -> Iterator[bytes]:
     if size > _MOST_BYTES:
         raise VocabularyError(
             f"{name} would have {size} bytes, but the limit is {_MOST_BYTES}: make shorter tokens "
-            "(--max-token-length)"
+            f"({spelled('--max-token-length')})"
         )
     code, width = next((c, w) for c, w in ((0xC4, 1), (0xC5, 2), (0xC6, 4)) if size < 1 << 8 * w)
     yield bytes([code]) + size.to_bytes(width, "big")

@@ -51,6 +51,7 @@ from llmgpu.errors import InputError, LlmgpuError, OutputError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import quote
 from llmgpu.progress import Progress, no_progress
+from llmgpu.spelling import spelled
 from llmgpu.text.compressions import PYARROW, PYARROW_PARQUET
 
 FORMAT_NAME = "llmgpu word counts"
@@ -535,7 +536,8 @@ def read_parquet(
         known = _known(file.schema_arrow.metadata or {}, path)
         if known is None and pattern is None:
             raise InputError(
-                f"{path} does not record the pattern that cut its words: give --pattern"
+                f"{path} does not record the pattern that cut its words: give "
+                f"{spelled('--pattern')}"
             )
         facts = known or {"documents": 0, "pattern": pattern, "separators": separators}
         return WordCounts(words, source=str(path), **facts)

@@ -29,6 +29,7 @@ from llmgpu.gpu import (
     Staging,
 )
 from llmgpu.kernel_source import constant, struct_dtype
+from llmgpu.spelling import spelled
 
 STATE = struct_dtype("words/state.wgsl", "WordState")
 FIRST_WORDS = 1 << 19
@@ -180,7 +181,9 @@ class GpuWordTable:
         commands.dispatch(rehash, self.groups)
         commands.submit()
         if self.read_state()["full"]:
-            raise DeviceError("too many words have the same hash value; use --device cpu")
+            raise DeviceError(
+                f"too many words have the same hash value; use {spelled('--device cpu')}"
+            )
 
     def clear(self) -> None:
         """Empty the table."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,25 +10,26 @@ import pytest
 from llmgpu import Tokenizer
 from llmgpu.bpe.vocabulary.building import byte_vocabulary, extend_vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
-from llmgpu.python_words import in_python_words
+from llmgpu.spelling import speaking_python, spelled
 
 
 @pytest.mark.parametrize(
-    ("message", "expected"),
+    ("option", "argument"),
     [
-        ("use --device cpu, or less text (--limit)", 'use device="cpu", or less text (limit)'),
-        ("too many for --match bpe", 'too many for match="bpe"'),
-        ("use --force (in Python, force=True)", "use force=True"),
-        ("--lr or --doc-separator", "learning_rate or separators"),
-        ("a -- b, '--'", "a -- b, '--'"),
-        (
-            "run hf download a/b --local-dir X, or --lr",
-            "run hf download a/b --local-dir X, or learning_rate",
-        ),
+        (("--device cpu",), 'device="cpu"'),
+        (("--max-token-length",), "max_token_length"),
+        (("--doc-separator", "separators"), "separators"),
     ],
 )
-def test_options_become_arguments(message: str, expected: str) -> None:
-    assert in_python_words(message) == expected
+def test_options_become_arguments(option: tuple[str, ...], argument: str) -> None:
+    inside = speaking_python(lambda: spelled(*option))
+    assert (spelled(*option), inside(), spelled(*option)) == (option[0], argument, option[0])
+
+
+def test_other_threads_of_a_call_speak_python_too() -> None:
+    with ThreadPoolExecutor() as pool:
+        inside = speaking_python(lambda: pool.submit(spelled, "--limit").result())
+        assert inside() == "limit"
 
 
 def test_the_api_speaks_of_arguments(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""How messages write options: as on the command line, or as arguments of the Python API.
+
+The library's messages advise in options. While a call of the Python API runs, they say the same
+with the arguments that the API takes: ``device="cpu"`` in place of ``--device cpu``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from threading import Lock
+from typing import ParamSpec, TypeVar
+
+from llmgpu.other_names import ARGUMENTS
+
+Wrapped = TypeVar("Wrapped", bound=type)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _PythonCalls:
+    """Counts the calls of the Python API that run now, in any thread of the process.
+
+    A message may be made by another thread than the one that calls: the count is of all threads.
+    """
+
+    def __init__(self) -> None:
+        self.running = 0
+        self._lock = Lock()
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a call while the block runs."""
+        with self._lock:
+            self.running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.running -= 1
+
+
+_calls = _PythonCalls()
+
+
+def spelled(option: str, argument: str = "") -> str:
+    """Return an option, such as ``--device cpu``, as whoever reads the message writes it.
+
+    argument: of the Python API, if it is not the option with underscores.
+    """
+    if not _calls.running:
+        return option
+    name, _, value = option.removeprefix("--").partition(" ")
+    name = name.replace("-", "_")
+    return argument or (f'{name}="{value}"' if value else name)
+
+
+def speaks_python(api: Wrapped) -> Wrapped:
+    """Make the errors of a class's public methods speak Python."""
+    for name, member in list(vars(api).items()):
+        if name.startswith("_") and name != "__init__":
+            continue
+        if isinstance(member, classmethod):
+            setattr(api, name, classmethod(speaking_python(member.__func__)))
+        elif callable(member):
+            setattr(api, name, speaking_python(member))
+    return api
+
+
+def speaking_python(function: Callable[P, T]) -> Callable[P, T]:
+    """Make the errors of a function speak Python."""
+
+    @wraps(function)
+    def called(*arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            with _calls.counted():
+                return function(*arguments, **named)
+        except TypeError as error:
+            hints = [f"; {ARGUMENTS[name]}" for name in named if name in ARGUMENTS]
+            error.args = ("".join((str(error), *hints)),)
+            raise
+
+    return called
