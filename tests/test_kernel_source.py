@@ -44,7 +44,18 @@ PRODUCTS_ON_UNITS = (
     {"aligned": 1, "unit_columns": 8, "together": 4, "left_size": 640},
 )
 ATTENTION_ON_UNITS = ({"head_dim": 128, "column_sets": 2, "rows": 64}, {"head_dim": 16, "step": 16})
+WEIGHTS_IN_HALF = (
+    "01_embed_lookup",
+    "01_embed_lookup_rows",
+    "03_linear_few_rows",
+    "03_linear_few_rows_fours",
+    "13_normed_gated",
+    "13_normed_heads",
+)
+WITH_HALF_COPY = ("adamw_8bit_update", "adamw_update", "adamw_update_rows", "muon_update")
 SETTINGS: dict[str, tuple[Mapping[str, int], ...]] = {
+    **{f"lm/{name}.wgsl": ({"half": 1},) for name in WEIGHTS_IN_HALF},
+    **{f"lm/12_{name}.wgsl": ({"half_copy": 1},) for name in WITH_HALF_COPY},
     "lm/03_matrix_product.wgsl": PRODUCTS,
     "lm/03_matrix_product_units.wgsl": PRODUCTS_ON_UNITS,
     "lm/05_attention_units.wgsl": ATTENTION_ON_UNITS,
@@ -77,16 +88,20 @@ def test_every_kernel_compiles(any_device: Device, file: str, settings: Mapping[
 
 @pytest.mark.parametrize("file", KERNELS)
 def test_headers_list_the_bindings(file: str) -> None:
-    source = compose(file, SCAN)
-    declared = [(b.index, b.name, b.access) for b in source.bindings]
     listed = [(int(i), name, access) for i, name, access in HEADER_LINE.findall(read_wgsl(file))]
-    assert listed == declared
-    assert [index for index, _, _ in declared] == list(range(len(declared)))
+    assert [index for index, _, _ in listed] == list(range(len(listed)))
+    found = set()
+    for settings in ({}, *SETTINGS.get(file, ())):
+        source = compose(file, SCAN, settings)
+        declared = [(b.index, b.name, b.access) for b in source.bindings]
+        assert declared == listed[: len(declared)]
+        found |= set(declared)
+    assert found == set(listed)
 
 
 def test_kernels_keep_to_webgpu_s_default_number_of_storage_buffers() -> None:
-    for file in KERNELS:
-        source = compose(file, SCAN)
+    for file, settings in COMPILED:
+        source = compose(file, SCAN, settings)
         assert sum(binding.access != "uniform" for binding in source.bindings) <= 8, file
 
 

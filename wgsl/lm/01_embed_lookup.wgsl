@@ -3,15 +3,17 @@
 //   out[s, d] = table[tokens[s], d], 0 where tokens[s] >= V
 //
 // binding 0  tokens  read        (N,)
-// binding 1  table   read        (V, C)
+// binding 1  table   read        (V, C), in half precision if `half` is set
 // binding 2  out     read_write  (N, C)
 // binding 3  dims    uniform     N, C, V, first token of this part of the table
 // dispatch: one thread per element
-//!include lm/single_elements.wgsl
+//!include lm/element_type.wgsl
 //!include lm/lookup.wgsl
+//!let suffix =
+//!let suffix = _w16 if half
 
 @compute @workgroup_size(WORKGROUP_SIZE)
-fn embed_lookup(
+fn embed_lookup{suffix}(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,

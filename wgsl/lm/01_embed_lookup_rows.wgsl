@@ -3,15 +3,17 @@
 //   out[s, d] = table[tokens[s], d], 0 where tokens[s] >= V
 //
 // binding 0  tokens  read        (N,)
-// binding 1  table   read        (V, C / 4) vectors
+// binding 1  table   read        (V, C / 4) vectors, in half precision if `half` is set
 // binding 2  out     read_write  (N, C / 4) vectors
 // binding 3  dims    uniform     N, C, V, first token of this part of the table
 // dispatch: LANES threads per token, WORKGROUP_SIZE / LANES tokens per workgroup; C is a multiple of 4
-//!include lm/single_elements.wgsl
+//!include lm/element_type.wgsl
 //!include lm/lookup_rows.wgsl
+//!let suffix =
+//!let suffix = _w16 if half
 
 @compute @workgroup_size(WORKGROUP_SIZE)
-fn embed_lookup_rows(
+fn embed_lookup_rows{suffix}(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,

@@ -3,21 +3,20 @@
 //   out = x weight^T (+ residual); products and sums are f32
 //
 // binding 0  x         read        (N, I), four per element; I is a multiple of 4
-// binding 1  weight    read        (O, I), four per element
+// binding 1  weight    read        (O, I), four per element, in half precision if `half` is set
 // binding 2  residual  read        (N, O); anything where it is not added
 // binding 3  out       read_write  (N, O)
 // binding 4  dims      uniform     N, O, I / 4, what to add
 // dispatch: one workgroup for WORKGROUP_SIZE / ROW_THREADS elements of out
 //!include lm/few_rows_fours.wgsl
 
-@group(0) @binding(1) var<storage, read> weight: array<vec4<f32>>;
-
-fn four_weights(i: u32) -> vec4<f32> {
-    return weight[i];
-}
+//!let weight_binding = 1
+//!include lm/four_weights.wgsl
+//!let suffix =
+//!let suffix = _half if half
 
 @compute @workgroup_size(WORKGROUP_SIZE)
-fn linear_few_rows_fours(
+fn linear_few_rows{suffix}_fours(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,

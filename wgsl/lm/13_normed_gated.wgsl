@@ -1,5 +1,5 @@
 // normed_gated: the inside of a feed-forward network with a gate for few rows: the norm, gate and
-// up by weights in single precision, and the activation.
+// up, and the activation.
 //
 //   out = activated(gate) * up
 //
@@ -7,18 +7,17 @@
 // binding 1  x            read        (N, C), four per element
 // binding 2  out          read_write  (N, F)
 // binding 3  norm_weight  read        (C,), four per element
-// binding 4  weight       read        (rows, C), four per element
+// binding 4  weight       read        (rows, C), four per element, in half precision if `half` is set
 // dispatch: for each row, one workgroup for WORKGROUP_SIZE / ROW_THREADS columns
 //!include lm/normed_gated.wgsl
 
-@group(0) @binding(4) var<storage, read> weight: array<vec4<f32>>;
-
-fn four_weights(i: u32) -> vec4<f32> {
-    return weight[i];
-}
+//!let weight_binding = 4
+//!include lm/four_weights.wgsl
+//!let suffix =
+//!let suffix = _half if half
 
 @compute @workgroup_size(WORKGROUP_SIZE)
-fn normed_gated(
+fn normed_gated{suffix}(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,

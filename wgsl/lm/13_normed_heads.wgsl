@@ -1,5 +1,5 @@
 // normed_heads: queries, keys and values of few rows from the residual stream: the norm, the
-// projections by weights in single precision, the rotation, and the cache.
+// projections, the rotation, and the cache.
 //
 // binding 0  params       uniform     sizes
 // binding 1  x            read        (N, C), four per element
@@ -9,18 +9,17 @@
 // binding 5  q            read_write  (N, H * D), rotated
 // binding 6  cache        read_write  (L, 2 * K * D), rotated keys and values
 // binding 7  norm_weight  read        (C,), four per element
-// binding 8  weight       read        (rows, C), four per element
+// binding 8  weight       read        (rows, C), four per element, in half precision if `half` is set
 // dispatch: for each row, one workgroup for WORKGROUP_SIZE / ROW_THREADS pairs of columns
 //!include lm/normed_heads.wgsl
 
-@group(0) @binding(8) var<storage, read> weight: array<vec4<f32>>;
-
-fn four_weights(i: u32) -> vec4<f32> {
-    return weight[i];
-}
+//!let weight_binding = 8
+//!include lm/four_weights.wgsl
+//!let suffix =
+//!let suffix = _half if half
 
 @compute @workgroup_size(WORKGROUP_SIZE)
-fn normed_heads(
+fn normed_heads{suffix}(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,

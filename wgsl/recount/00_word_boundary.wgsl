@@ -2,8 +2,7 @@
 //
 //   symbols[i] = byte_ranks[text[i]] | (WORD_START_BIT where a pre-token starts at i)
 //
-// The seed decides here where pre-tokens start; that is the work of wgsl/pretoken, which knows more
-// patterns and serves tokenizing as well.
+// The kernels of wgsl/pretoken have marked where pre-tokens start, for training as for tokenizing.
 //
 // binding 0  text        read        packed bytes, 4 per word
 // binding 1  start_bits  read        one bit per byte: a pre-token starts here

@@ -1,19 +1,20 @@
-// bpe_pair_count_b: counts adjacent pairs, in workgroup memory first.
+// bpe_pair_count_b: counts adjacent pairs for byte pair encoding (R. Sennrich et al., arXiv 1508.07909),
+// in workgroup memory first.
 //
 //   pair_counts[slot of (a, b)] = |{i : symbols[i] = a, symbols[i + 1] = b, no start at i + 1}|
 //
-// A workgroup counts COUNT_TILE pairs in workgroup memory and adds only the sums to the global
-// table. A pair without a place in the small table goes to the global one directly; one without
-// a place there sets table_status[0], and nothing is merged until the host has made the table
-// larger. Slots are never freed while counting, and a compare-exchange that fails although the slot
-// is free is tried again on the same slot, so a pair has one slot in each table.
+// Both tables are hash tables with open addressing. A workgroup counts COUNT_TILE pairs in a small
+// table in workgroup memory, and adds only its sums to the global table. If the small table has no slot
+// for a pair, the pair is counted in the global table. If that has no slot either, table_status[0] is
+// set, and nothing is merged until the host has made the table larger. Slots are never freed while
+// counting, and a compare-exchange that fails on a free slot is tried again there, so that a pair has
+// one slot in each table.
 //
 // binding 0  symbols       read        (symbol_count)
 // binding 1  pair_counts   read_write  (table_size)
 // binding 2  pair_ids      read_write  (table_size) packed pairs, EMPTY_PAIR where free
 // binding 3  state         read        IterState
-// binding 4  table_status  read_write  (2) overflowed, slots used; not in the seed, whose kernel
-//                                      drops what does not fit
+// binding 4  table_status  read_write  (2) overflowed, slots used
 // dispatch: ARGS_COUNT = ceil(symbol_count / COUNT_TILE)
 //!include common/workgroup.wgsl
 //!include recount/iter_state.wgsl

@@ -1,5 +1,5 @@
-// bpe_run_reduce: the last start of a run in each block. Only when a symbol is merged with itself;
-// not in the seed, which merges runs wrongly.
+// bpe_run_reduce: the last start of a run of one symbol in each block: the first pass of a scan of
+// maxima. It is needed only when a symbol is merged with itself: a a a becomes (a a) a from the left.
 //
 // binding 0  symbols     read        (symbol_count)
 // binding 1  run_starts  read_write  (blocks) position + 1 of the last start, 0 where there is none

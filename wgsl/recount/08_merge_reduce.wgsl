@@ -3,8 +3,9 @@
 //   valid_mask[i] = 1 (stays) | 2 (is the first of a merged pair)
 //   block_sums[k] = symbols of block k that stay
 //
-// The seed writes marks into the symbols; here they are only read, since neighbours read them too.
-// Runs of one symbol need the start of the run that reaches into the block: binding 4.
+// First pass of a parallel compaction: sums of the blocks, which 09 to 11 scan. Symbols are only read,
+// because neighbours read them, too; marks have an array of their own. In a run of one symbol every
+// second pair is merged, from the run's start on, which may be in an earlier block: binding 4.
 //
 // binding 0  symbols     read        (symbol_count)
 // binding 1  valid_mask  read_write  (symbol_count)

@@ -137,11 +137,10 @@ class GpuEmbedding(GpuRecorder, EmbeddingOperations):
     ) -> None:
         """Dispatch a lookup for each part of a table; parts after the first keep other rows."""
         for part, first in _parts(table):
-            suffix = "_w16" if part.is_half else ""
             self.dispatch(
-                f"lm/{kernel}{suffix}.wgsl",
+                f"lm/{kernel}.wgsl",
                 groups,
-                {**constants, "KEEP": int(first > 0)},
+                {**constants, "KEEP": int(first > 0), "half": part.is_half},
                 tokens=tokens,
                 table=part,
                 out=out,

@@ -241,11 +241,15 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
         """Dispatch a kernel that makes `pairs` pairs of products of each normalised row."""
         rows, width = norm.x.shape
         row_threads = thread_count(-(-width // (FOUR * LOADS)), LEAST_ROW_THREADS)
-        suffix = "_half" if weight.tensor.is_half else ""
         self.dispatch(
-            f"lm/{kernel}{suffix}.wgsl",
+            f"lm/{kernel}.wgsl",
             rows * workgroups(pairs * row_threads),
-            {**constants, "WORKGROUP_SIZE": WORKGROUP_SIZE, "ROW_THREADS": row_threads},
+            {
+                **constants,
+                "WORKGROUP_SIZE": WORKGROUP_SIZE,
+                "ROW_THREADS": row_threads,
+                "half": weight.tensor.is_half,
+            },
             x=norm.x,
             norm_weight=norm.weight,
             weight=weight.tensor,

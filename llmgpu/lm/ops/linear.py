@@ -196,19 +196,19 @@ class GpuLinear(GpuRecorder, ProductOperations):
             self._matrix_product("multiply", operands)
 
     def _few_rows(self, operands: _Operands) -> None:
-        suffix = "_half" if operands.right.is_half else ""
+        file = "lm/03_linear_few_rows.wgsl"
         groups, constants = operands.product.size, {"WORKGROUP_SIZE": FEW_ROWS_WORKGROUP_SIZE}
         *outer, inner = operands.sizes
         if inner % FOUR == 0:
             inner //= FOUR
             row_threads = thread_count(-(-inner // LOADS), LEAST_ROW_THREADS)
-            suffix += "_fours"
+            file = "lm/03_linear_few_rows_fours.wgsl"
             groups = workgroups(groups * row_threads)
             constants = {"WORKGROUP_SIZE": WORKGROUP_SIZE, "ROW_THREADS": row_threads}
         self.dispatch(
-            f"lm/03_linear_few_rows{suffix}.wgsl",
+            file,
             groups,
-            constants,
+            {**constants, "half": operands.right.is_half},
             x=operands.left,
             weight=operands.right,
             residual=operands.residual or operands.left,

@@ -123,9 +123,9 @@ class WeightUpdate:
         return bound if self.half_copy is None else {**bound, "half_copy": self.half_copy}
 
     @property
-    def suffix(self) -> str:
-        """What the names of kernels end in that also write a half-precision copy."""
-        return "" if self.half_copy is None else "_f16"
+    def settings(self) -> dict[str, int]:
+        """Settings of the kernels: whether they also write a half-precision copy."""
+        return {"half_copy": self.half_copy is not None}
 
 
 @dataclass(frozen=True)

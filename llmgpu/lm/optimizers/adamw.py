@@ -119,7 +119,7 @@ class Moments(WeightState):
         """Return the kernel that updates four elements a thread."""
         size = update.parameter.size
         return KernelCall(
-            f"lm/12_adamw_update{update.suffix}.wgsl",
+            "lm/12_adamw_update.wgsl",
             workgroups(-(-size // 4)),
             {
                 **update.bindings,
@@ -127,6 +127,7 @@ class Moments(WeightState):
                 "second": self.second,
                 "dims": dims(size, int(update.decays)),
             },
+            update.settings,
         )
 
 
@@ -173,7 +174,7 @@ class RowMoments(Moments):
         height, width = update.parameter.shape
         threads = self.rows.size * width
         return KernelCall(
-            f"lm/12_adamw_update_rows{update.suffix}.wgsl",
+            "lm/12_adamw_update_rows.wgsl",
             workgroups(threads),
             {
                 **update.bindings,
@@ -182,6 +183,7 @@ class RowMoments(Moments):
                 "rows": self.rows,
                 "dims": dims(threads, width, height, int(update.decays)),
             },
+            update.settings,
         )
 
 

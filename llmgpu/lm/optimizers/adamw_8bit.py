@@ -126,7 +126,7 @@ class CodedMoments(WeightState):
         """Return the kernel that updates a block a workgroup."""
         size = update.parameter.size
         return KernelCall(
-            f"lm/12_adamw_8bit_update{update.suffix}.wgsl",
+            "lm/12_adamw_8bit_update.wgsl",
             -(-size // BLOCK),
             {
                 **update.bindings,
@@ -136,7 +136,7 @@ class CodedMoments(WeightState):
                 "second_scales": self.second.scales,
                 "dims": dims(size, int(update.decays)),
             },
-            {"WORKGROUP_SIZE": BLOCK // 4},
+            {**update.settings, "WORKGROUP_SIZE": BLOCK // 4},
         )
 
 

@@ -100,9 +100,10 @@ class OrthogonalStep(WeightState):
         bindings = {**update.bindings, "direction": self.direction}
         del bindings["gradient"]
         return KernelCall(
-            f"lm/12_muon_update{update.suffix}.wgsl",
+            "lm/12_muon_update.wgsl",
             workgroups(-(-parameter.size // 4)),
             {**bindings, "dims": dims(parameter.size, int(update.decays), max(parameter.shape))},
+            update.settings,
         )
 
 
