@@ -28,10 +28,9 @@ from llmgpu.errors import BudgetError
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import listed as in_words
 from llmgpu.input_files import number_of, source_name
-from llmgpu.text.content import read_mark
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Selection, Sources
-from llmgpu.text.streams import STANDARD_INPUT
+from llmgpu.text.streams import STANDARD_INPUT, read_mark
 from llmgpu.tokens.conversations import MaskingEncoder
 from llmgpu.tokens.counting import DocumentLengths, FileCount, count_files
 from llmgpu.tokens.tokenizing import known_bytes, suggesting_gpu

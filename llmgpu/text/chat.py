@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.input_files import quote
-from llmgpu.text.documents import InputPolicy
+from llmgpu.text.documents import InputPolicy, Piece
 from llmgpu.text.jsonl import (
     BadRowError,
     JsonlFile,
@@ -164,7 +164,7 @@ class Chat(Protocol):
 class Collector:
     """Makes documents of conversations, as many as fit a limit.
 
-    is_full: there is one that does not fit; what follows it is left out, too.
+    is_full: a conversation does not fit. All that follow it are left out, too.
     """
 
     def __init__(self, chat: Chat, limit: int | None) -> None:
@@ -172,14 +172,33 @@ class Collector:
         self._chat, self._limit = chat, limit
         self.is_full = False
 
-    def take(self, parts: list[tuple[bytes, bool]]) -> bytes | None:
-        """Return the text of the next conversation, None if it does not fit."""
+    def take(
+        self,
+        messages: object,
+        tools: object,
+        where: str,
+        policy: InputPolicy,
+        *,
+        has_invalid: bool = False,
+    ) -> Iterator[Piece]:
+        """Yield the next conversation as a document; none if it is left out or does not fit.
+
+        has_invalid: surrogate escapes in it stand for bytes.
+        """
+        try:
+            read = self._chat.read(messages, tools, where)
+        except BadRowError as error:
+            policy.leave_out(error)
+            return
+        parts = [
+            (encode_text(text, has_invalid, where, policy), is_reply) for text, is_reply in read
+        ]
         data = b"".join(data for data, _ in parts)
         if self._limit is not None and self._chat.text_bytes + len(data) > self._limit:
             self.is_full = True
-            return None
+            return
         self._chat.add(parts)
-        return data
+        yield Piece(np.frombuffer(data, np.uint8), np.zeros(1, np.int64), closed=True)
 
 
 class ChatFile(JsonlStream):
@@ -187,13 +206,13 @@ class ChatFile(JsonlStream):
 
     may_be_compressed = JsonlFile.may_be_compressed
 
-    def __init__(self, source: Source, field: str, chat: Chat, limit: int | None = None) -> None:
+    def __init__(self, source: Source, field: str, collector: Collector) -> None:
         """Open the file; `field` of each line's object holds the messages."""
         super().__init__(source, field)
-        self._chat, self._begin = chat, source.begin
-        self.collector = Collector(chat, limit)
+        self._begin = source.begin
+        self._collector = collector
 
-    def conversations(self, policy: InputPolicy) -> Iterator[bytes]:
+    def documents(self, policy: InputPolicy) -> Iterator[Piece]:
         """Yield the text of each line; InputError names the file and the line."""
         stream = io.BufferedReader(self, _BLOCK_BYTES)
         lines = jsonl_lines(stream, self.name, LINE_BYTES, is_begin=not self._begin)
@@ -203,18 +222,16 @@ class ChatFile(JsonlStream):
             try:
                 document = parse_json_object(decoded, where)
                 messages = self.value(document, where)
-                if messages is None:
-                    continue
-                read = self._chat.read(messages, document.get(_TOOLS), where)
             except BadRowError as error:
                 policy.leave_out(error)
                 continue
-            parts = [
-                (encode_text(text, has_invalid, where, policy), is_reply) for text, is_reply in read
-            ]
-            if (data := self.collector.take(parts)) is None:
+            if messages is not None:
+                tools = document.get(_TOOLS)
+                yield from self._collector.take(
+                    messages, tools, where, policy, has_invalid=has_invalid
+                )
+            if self._collector.is_full:
                 return
-            yield data
         self.check_field()
 
 
@@ -223,38 +240,27 @@ class ChatTable(ParquetFile):
 
     content = "a list of messages"
 
-    def __init__(self, source: Source, column: str, chat: Chat, limit: int | None = None) -> None:
+    def __init__(self, source: Source, column: str, collector: Collector) -> None:
         """Open the file; `column` holds the messages, InputError if it is not a list of objects."""
         super().__init__(source, column)
         if _TOOLS in self._file.schema_arrow.names:
             self._others = [_TOOLS]
-        self._chat = chat
-        self.collector = Collector(chat, limit)
+        self._collector = collector
 
     def begin(self) -> None:
         """Leave reading to the file's turn: templates take longer."""
 
-    def conversations(self, policy: InputPolicy) -> Iterator[bytes]:
+    def documents(self, policy: InputPolicy) -> Iterator[Piece]:
         """Yield the text of each row; InputError names the file and the row."""
-        number = self._rows[0]
-        for rows in self._batches():
-            for messages, tools in rows:
-                number += 1
-                if messages is None:
-                    self.null_rows += 1
-                    continue
-                where = f"{self._path}, row {number}"
-                try:
-                    read = self._chat.read(messages, tools, where)
-                except BadRowError as error:
-                    policy.leave_out(error)
-                    continue
-                parts = [
-                    (encode_text(text, False, where, policy), is_reply) for text, is_reply in read
-                ]
-                if (data := self.collector.take(parts)) is None:
-                    return
-                yield data
+        rows = chain.from_iterable(chain.from_iterable(map(self._read, self._find_groups())))
+        for number, (messages, tools) in enumerate(rows, self._rows[0] + 1):
+            if messages is None:
+                self.null_rows += 1
+                continue
+            where = f"{self._path}, row {number}"
+            yield from self._collector.take(messages, tools, where, policy)
+            if self._collector.is_full:
+                return
         self.position = self._size
         self.check_unchanged()
 

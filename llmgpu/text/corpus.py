@@ -6,13 +6,15 @@
   documents inside), files are read straight into the caller's buffer. Otherwise they are read in
   blocks of bounded size.
 - A pipe is not waited for once there is something to hand over, so that text flows as it is
-  produced. What follows within PATIENCE_SECONDS is still added, because it makes larger pieces.
+  produced. Text that follows within PATIENCE_SECONDS is still added: it makes larger pieces.
 - A limit cuts after exactly that many bytes of text; a document that would begin there does not
   count.
 """
 
 from __future__ import annotations
 
+import codecs
+import os
 import time
 from bisect import bisect_right
 from collections import deque
@@ -27,23 +29,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.closing import Closing
+from llmgpu.cpu.library import library
+from llmgpu.cpu.texts import SMALL_BYTES, read_small_files
 from llmgpu.errors import InputError
 from llmgpu.input_files import listed, source_name
 from llmgpu.pipeline import in_order
 from llmgpu.spelling import spelled
-from llmgpu.text.chat import Chat, ChatFile, ChatTable
-from llmgpu.text.content import NOTES
-from llmgpu.text.direct_reader import DirectReader, is_small, read_small
-from llmgpu.text.documents import NO_TEXT, DocumentSplitter, InputPolicy, Piece, PieceReader
+from llmgpu.text.chat import Chat, ChatFile, ChatTable, Collector
+from llmgpu.text.documents import (
+    NO_TEXT,
+    DocumentSplitter,
+    InputPolicy,
+    LineStarts,
+    Piece,
+    PieceReader,
+)
 from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.sources import Sources, format_of, resolve_sources
 from llmgpu.text.streams import (
+    BYTES,
+    HEAD_BYTES,
+    NOTES,
     STANDARD_INPUT,
     ByteStream,
     DocumentFile,
     FileBytes,
     Source,
     files_ahead,
+    look_at_text,
+    looks_like_jsonl,
     read_blocks,
 )
 
@@ -55,6 +69,7 @@ _CHECKED_BYTES = 8 << 20  # of a file, read at a time where its bytes are inspec
 _SMALL_FILES = 1024  # read at once, at most
 
 _FIRST = np.zeros(1, np.int64)
+_READ_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 _File = ByteStream | DocumentFile  # opened
 
 
@@ -135,8 +150,10 @@ class Corpus(Closing):
         limit = self.options.limit
         if limit is not None and limit < 1:
             raise InputError(f"a limit of {limit} bytes leaves no text; use 1 or more")
+        self._collector: Collector | None = None
         if self.options.chat is not None:
             _check_chat(self.sources, self.options)
+            self._collector = Collector(self.options.chat, limit)
         self.total_bytes = self.sources.total_bytes
         self.text_bytes = 0
         self.documents = 0
@@ -216,7 +233,7 @@ class Corpus(Closing):
                 found = self._file.has_zeros, self._file.has_mark, self._file.is_jsonl
                 for names, is_found in zip(self._told.values(), found, strict=True):
                     names += [source_name(self._file.name)] if is_found else []
-            if isinstance(self._file, (ChatFile, ChatTable)) and self._file.collector.is_full:
+            if self._collector is not None and self._collector.is_full:
                 self._left = 0
             self._file.close()
         self._file = None
@@ -319,10 +336,7 @@ class Corpus(Closing):
         self._file = file = opened or self._open(source)
         if opened:
             self._opened.remove(opened)
-        if isinstance(file, (ChatFile, ChatTable)):
-            pieces = self._document_pieces(file.conversations(self._policy))
-            self._reader = PieceReader(pieces, file.wait)
-        elif is_text:
+        if is_text and self._collector is None:
             self._reader = self._read_text(cast(ByteStream, file), source.continues)
         else:
             pieces = self._split(cast(DocumentFile, file).documents(self._policy))
@@ -345,12 +359,11 @@ class Corpus(Closing):
         return self._reads_small and is_small(source) and format_of(source) is None
 
     def _open(self, source: Source) -> _File:
-        options = self.options
-        if options.chat is not None:
-            kind = ChatTable if format_of(source) is ParquetFile else ChatFile
-            return kind(source, options.text_field, options.chat, options.limit)
-        documents_in = format_of(source)
-        return documents_in(source, self.options.text_field) if documents_in else ByteStream(source)
+        kind, field = format_of(source), self.options.text_field
+        if self._collector is not None:
+            is_table = kind is ParquetFile
+            return (ChatTable if is_table else ChatFile)(source, field, self._collector)
+        return kind(source, field) if kind else ByteStream(source)
 
     def _open_ahead(self, sources: list[Source]) -> tuple[list[Source], _File | None]:
         """Begin to read a file before its turn, unless it is the first one or text as it is."""
@@ -512,3 +525,105 @@ class FilteredSource:
             piece = self._source.read_into(self._block)
             self._ended = piece.end
             yield self._filter.feed(piece.text, piece.starts, piece.closed or piece.end)
+
+
+def is_small(source: Source) -> bool:
+    """Whether `read_small` may read a file, which is of a format whose bytes are text."""
+    if source.remote or source.span or source.continues or source.compression:
+        return False
+    return 0 < (source.size or 0) <= SMALL_BYTES and source.changed_ns is not None
+
+
+def read_small(sources: Sequence[Source], view: NDArray[np.uint8]) -> int:
+    """Read small files end to end to the front of `view`; return how many.
+
+    It stops at a file that is not plain text, or of which something is wrong: `DirectReader` reads
+    that, and says what is.
+    """
+    if library() is None or os.name == "nt":
+        return _read_one_by_one(sources, view)
+    return read_small_files(
+        [source.path for source in sources],
+        [source.size or 0 for source in sources],
+        [source.changed_ns or 0 for source in sources],
+        [source.format == BYTES for source in sources],
+        view,
+    )
+
+
+def _read_one_by_one(sources: Sequence[Source], view: NDArray[np.uint8]) -> int:
+    end = 0
+    for count, source in enumerate(sources):
+        data = _read_plain(source)
+        if data is None:
+            return count
+        view[end : end + len(data)] = np.frombuffer(data, np.uint8)
+        end += len(data)
+    return len(sources)
+
+
+def _read_plain(source: Source) -> bytes | None:
+    try:
+        descriptor = os.open(source.path, _READ_FLAGS)
+        try:
+            data = os.read(descriptor, (source.size or 0) + 1)
+            status = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return None
+    if (len(data), status.st_size, status.st_mtime_ns) != (*[source.size] * 2, source.changed_ns):
+        return None
+    head = data[:HEAD_BYTES]
+    is_plain = look_at_text(head) == (True, True) and not head.startswith(codecs.BOM_UTF8)
+    return data if source.format == BYTES or (is_plain and not looks_like_jsonl(head, 2)) else None
+
+
+class DirectReader:
+    """Reads a file into the caller's buffer: its text is the file's bytes as they are.
+
+    The buffer may be mapped memory of a device, which is slow to read: text that has to be
+    inspected is read into ordinary memory first.
+    """
+
+    def __init__(
+        self,
+        stream: ByteStream,
+        policy: InputPolicy,
+        line_documents: bool,
+        block: NDArray[np.uint8] | None,
+        continues: bool,
+    ) -> None:
+        """Read `stream`; block: memory to inspect text in, None if nothing has to be inspected.
+
+        continues: it begins inside a document.
+        """
+        self._stream = stream
+        self._policy = policy
+        self._lines = LineStarts() if line_documents else None
+        self._block = block
+        self._begun = continues
+        self.wait = stream.wait
+
+    def read(self, view: NDArray[np.uint8]) -> Piece:
+        """Read the next bytes into `view`."""
+        block = view if self._block is None else self._block[: len(view)]
+        count = self._stream.readinto(block)
+        text, end = block[:count], count == 0
+        if self._block is not None:
+            view[:count] = text
+        if self._policy.policy == "strict":
+            self._policy.check(text, end)
+        elif self._stream.is_invalid:
+            self._policy.count(text.tobytes(), end)
+        if self._lines:
+            piece = self._lines.find(text)
+            return Piece(view[:count], piece.starts, piece.closed or end, end)
+        starts = NO_TEXT.starts if self._begun else _FIRST
+        self._begun = True
+        return Piece(view[:count], starts, end, end)
+
+    def upcoming(self, least: int, most: int) -> FileBytes | None:
+        """Return the next bytes of a document unread; None where they may not be all of it."""
+        inspects = self._stream.is_invalid or self._block is not None or self._lines is not None
+        return self._stream.upcoming(least, most) if self._begun and not inspects else None

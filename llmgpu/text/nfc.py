@@ -1,23 +1,189 @@
 """Unicode's normalization form C of text that comes block by block.
 
+- The tables are those of Hugging Face tokenizers. The algorithm is that of Unicode Standard Annex
+  15: decompose every character, sort each run of marks by combining class, then compose from left
+  to right. Nearly all text is composed already, so `normalize` looks only at characters that some
+  text could change, at each run of them together with the character before it.
 - Each document is normalized on its own, and within it each run of valid UTF-8. Invalid bytes stay
   as they are, and nothing composes across them.
-- A document that comes in blocks is cut before a character that is independent of what precedes it:
-  its decomposition begins with a starter that never composes with a character before it. Text after
-  the last such place is held back. That is a few bytes, unless a text is one endless run of marks.
-- How a text is composed is for `llmgpu.text.composition` to say.
+- A document that comes in blocks is cut before a character that is independent of the text before
+  it: its decomposition begins with a starter that never composes with a character before it. The
+  filter holds back the text after the last such place. That is a few bytes, unless a text is one
+  endless run of marks.
 """
 
 from __future__ import annotations
 
 import codecs
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.text.composition import normalize, starts_unit
 from llmgpu.text.documents import Piece
+
+# Hangul syllables are numbered by leading consonant, vowel and trailing consonant (Unicode 3.12).
+_SYLLABLES = range(0xAC00, 0xD7A4)
+_LEADING = range(0x1100, 0x1113)
+_VOWELS = range(0x1161, 0x1176)
+_TRAILING = range(0x11A7, 0x11C3)  # the first one stands for none
+
+_SHORT = 8  # characters of a text whose normalized form is kept
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """What the algorithm looks up.
+
+    classes: combining class by character, 0 left out.
+    decompositions: full, by character.
+    compositions: the character that two others compose to.
+    changeable: bool (0x110000,), whether a code point decomposes for good, moves among marks or
+        composes with one before it. All others end what came before them.
+    """
+
+    classes: dict[str, int]
+    decompositions: dict[str, str]
+    compositions: dict[tuple[str, str], str]
+    changeable: NDArray[np.bool_]
+
+
+def normalize(text: str) -> str:
+    """Return `text` in normalization form C; lone surrogates stay as they are."""
+    if text.isascii():
+        return text
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    changeable = _tables().changeable[codes]
+    # A run of characters that may change, together with the one before it, is a unit.
+    edges = np.flatnonzero(np.diff(changeable, prepend=False, append=False))
+    parts, done = [], 0
+    for begin, end in edges.reshape(-1, 2).tolist():
+        begin = max(done, begin - 1)
+        compose = _normalize_short if end - begin <= _SHORT else _normalize
+        parts += [text[done:begin], compose(text[begin:end])]
+        done = end
+    return "".join([*parts, text[done:]]) if parts else text
+
+
+def starts_unit(character: str) -> bool:
+    """Tell whether a character is normalized in the same way after any text.
+
+    That is so if its decomposition begins with a character of class 0 that is the second of no
+    composition: text can be cut before it, and both parts be normalized on their own.
+    """
+    tables = _tables()
+    first = tables.decompositions.get(character, character)[0]
+    if first in tables.classes:
+        return False
+    return first not in _seconds() and ord(first) not in _VOWELS and ord(first) not in _TRAILING
+
+
+@lru_cache(maxsize=1 << 16)  # a language has few combinations, and they make up its texts
+def _normalize_short(text: str) -> str:
+    return _normalize(text)
+
+
+def _normalize(text: str) -> str:
+    tables = _tables()
+    decomposed = "".join(_decompose(character, tables) for character in text)
+    return _compose(_sort_marks(decomposed, tables), tables)
+
+
+def _decompose(character: str, tables: _Tables) -> str:
+    number = ord(character)
+    if number not in _SYLLABLES:
+        return tables.decompositions.get(character, character)
+    consonants, trailing = divmod(number - _SYLLABLES.start, len(_TRAILING))
+    leading, vowel = divmod(consonants, len(_VOWELS))
+    parts = chr(_LEADING[leading]) + chr(_VOWELS[vowel])
+    return parts + chr(_TRAILING[trailing]) if trailing else parts
+
+
+def _sort_marks(text: str, tables: _Tables) -> list[str]:
+    """Return the characters with each run of marks sorted by class; equal classes keep order."""
+    characters: list[str] = []
+    marks: list[str] = []
+    for character in text:
+        if character in tables.classes:
+            marks.append(character)
+            continue
+        characters += sorted(marks, key=tables.classes.__getitem__)
+        characters.append(character)
+        marks = []
+    return characters + sorted(marks, key=tables.classes.__getitem__)
+
+
+def _compose(characters: list[str], tables: _Tables) -> str:
+    composed: list[str] = []
+    starter = -1  # index in `composed` of the last character of class 0
+    last_class = 0  # of the last character that was kept after the starter
+    for character in characters:
+        own_class = tables.classes.get(character, 0)
+        # A character is blocked if one of its class, or of class 0, is between it and the starter.
+        adjacent = starter == len(composed) - 1
+        if starter >= 0 and (adjacent or last_class < own_class):
+            together = _compose_pair(composed[starter], character, tables)
+            if together:
+                composed[starter] = together
+                continue
+        if own_class == 0:
+            starter = len(composed)
+        last_class = own_class
+        composed.append(character)
+    return "".join(composed)
+
+
+def _compose_pair(first: str, second: str, tables: _Tables) -> str | None:
+    a, b = ord(first), ord(second)
+    if a in _LEADING and b in _VOWELS:
+        consonants = (a - _LEADING.start) * len(_VOWELS) + b - _VOWELS.start
+        return chr(_SYLLABLES.start + consonants * len(_TRAILING))
+    has_trailing = a in _SYLLABLES and (a - _SYLLABLES.start) % len(_TRAILING)
+    if a in _SYLLABLES and not has_trailing and b in _TRAILING and b != _TRAILING.start:
+        return chr(a + b - _TRAILING.start)
+    return tables.compositions.get((first, second))
+
+
+@cache
+def _seconds() -> frozenset[str]:
+    """Return the characters that compose with one before them."""
+    return frozenset(second for _, second in _tables().compositions)
+
+
+@cache
+def _tables() -> _Tables:
+    text = Path(__file__).with_name("nfc.txt").read_text(encoding="ascii")
+    lines = (line for line in text.splitlines() if not line.startswith("#"))
+    classes_table, composed_table, decomposed_table = "\n".join(lines).strip().split("\n\n")
+    classes: dict[str, int] = {}
+    for run in classes_table.split():
+        first, more, value = (int(part, 16) for part in re.split(r"[+=]", run))
+        classes |= {chr(first + i): value for i in range(more + 1)}
+    composed = dict(_entries(composed_table))
+    decomposed = dict(_entries(decomposed_table))
+    # A composed character's decomposition less its last part composes in turn.
+    whole = {text: character for character, text in composed.items()}
+    compositions = {
+        (text[:-1] if len(text) == 2 else whole[text[:-1]], text[-1]): character
+        for character, text in composed.items()
+    }
+    changeable = np.zeros(0x110000, np.bool_)
+    for characters in (classes, decomposed, (second for _, second in compositions)):
+        changeable[list(map(ord, characters))] = True
+    changeable[[*_VOWELS, *_TRAILING]] = True
+    return _Tables(classes, decomposed | composed, compositions, changeable)
+
+
+def _entries(table: str) -> Iterator[tuple[str, str]]:
+    for entry in table.split():
+        character, *parts = re.split(r"[+=]", entry)
+        yield chr(int(character, 16)), "".join(chr(int(part, 16)) for part in parts)
+
 
 _ERRORS = "surrogateescape"  # invalid bytes become lone surrogates, which are starters
 _LONGEST = 4  # bytes of a character

@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import quote
-from llmgpu.text.composition import normalize as compose
-from llmgpu.text.composition import starts_unit
 from llmgpu.text.documents import Piece
-from llmgpu.text.nfc import NfcFilter
+from llmgpu.text.nfc import NfcFilter, starts_unit
+from llmgpu.text.nfc import normalize as compose
 
 NFC = "NFC"
 STEPS = {"Lowercase", "NFC", "Prepend", "Replace", "Strip"}

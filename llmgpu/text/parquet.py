@@ -199,10 +199,6 @@ class ParquetFile:
         first, last = (-(-offset * rows // self._size) for offset in self._span)
         return first, last
 
-    def _batches(self) -> Iterator[Any]:
-        """Yield all rows that are read in one thread, arrays as `_prepared` returns them."""
-        return chain.from_iterable(map(self._read, self._find_groups()))
-
     def _find_groups(self) -> Iterator[tuple[int, int]]:
         first, last = self._rows
         begin = 0

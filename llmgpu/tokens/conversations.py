@@ -29,9 +29,9 @@ from llmgpu.errors import InputError, VocabularyError
 from llmgpu.input_files import quote
 from llmgpu.spelling import spelled
 from llmgpu.text.chat import PLAIN_TOKENS, Chat, Parts, PlainRenderer, Renderer, check_messages
-from llmgpu.text.composition import normalize, starts_unit
 from llmgpu.text.corpus import TextSource
 from llmgpu.text.jsonl import BadRowError, kind_of_value
+from llmgpu.text.nfc import normalize, starts_unit
 from llmgpu.text.normalizing import NFC, get_normalizer
 
 CHAT_TOKENS = SpecialOptions(allowed=(ALL,))  # of conversations

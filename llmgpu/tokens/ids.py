@@ -25,9 +25,8 @@ from llmgpu.cpu.library import library
 from llmgpu.cpu.texts import CELL_IDS, format_ids, spell_cells
 from llmgpu.errors import InputError
 from llmgpu.spelling import spelled
-from llmgpu.text.content import Rewound
 from llmgpu.text.jsonl import jsonl_lines, parse_json_object
-from llmgpu.text.streams import STANDARD_INPUT, ByteStream, read_blocks
+from llmgpu.text.streams import STANDARD_INPUT, ByteStream, Rewound, read_blocks
 from llmgpu.tokens.sinks import (
     BLOCK_BYTES,
     MAX_ID,

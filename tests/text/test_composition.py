@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.normalizers import NFC, NFD
 
-from llmgpu.text.composition import normalize, starts_unit
+from llmgpu.text.nfc import normalize, starts_unit
 from tests.conftest import examples
 from tests.reference.characters import CHARACTERS
 

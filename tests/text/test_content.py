@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from llmgpu.errors import InputError
-from llmgpu.text.content import (
+from llmgpu.text.streams import (
     HEAD_BYTES,
     binary_format,
     check_text,

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from llmgpu.errors import InputError
 from llmgpu.text import streams
-from llmgpu.text.content import binary_format
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.text.documents import LineStarts
+from llmgpu.text.streams import binary_format
 from tests.conftest import by_nobody
 from tests.text.reading import read_documents, split_lines, write
 

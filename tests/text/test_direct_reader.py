@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from llmgpu.cpu.library import library
 from llmgpu.cpu.texts import SMALL_BYTES
 from llmgpu.errors import InputError
-from llmgpu.text import direct_reader
-from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.direct_reader import is_small, read_small
+from llmgpu.text import corpus as corpus_module
+from llmgpu.text.corpus import Corpus, CorpusOptions, is_small, read_small
 from llmgpu.text.sources import Selection, resolve_sources
 from llmgpu.text.streams import BYTES, Source
 from tests.text.reading import read_documents, write
@@ -65,7 +64,7 @@ def test_small_files_that_are_read_at_once_are_as_others(
 
     def read(small_bytes: int) -> tuple[object, ...]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(direct_reader, "SMALL_BYTES", small_bytes)
+            patch.setattr(corpus_module, "SMALL_BYTES", small_bytes)
             corpus = Corpus(paths, CorpusOptions(limit=limit))
             text, starts = b"", []
             for size in cycle(sizes):

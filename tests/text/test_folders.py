@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmgpu.errors import InputError
-from llmgpu.text.folders import walk_folder
+from llmgpu.text.sources import walk_folder
 
 NAMES = ("a", "b.py", "c.txt", "build", "x y", "é", "[z]", "b!", "#h", "a.b.c")
 LINES = [

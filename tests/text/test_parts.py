@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from llmgpu.errors import InputError
 from llmgpu.text import jsonl
-from llmgpu.text.content import binary_format
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.parts import CutText, Part, part_from_environment, split_by_position, take_part
 from llmgpu.text.sources import resolve_sources
+from llmgpu.text.streams import binary_format
 from tests.text.reading import read_documents, write
 
 LINES = CorpusOptions(line_documents=True)
