@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.vocabulary import MATCH_RULES
 from llmgpu.errors import LlmgpuError
+from llmgpu.option_fields import option
 
 BPE_TRAIN, TOKENIZE, EMBEDDING, KERNELS = "bpe-train", "tokenize", "embedding", "kernels"
 TRAIN, GENERATE, STARTUP = "train", "generate", "startup"
@@ -23,37 +26,51 @@ DEFAULT_VOCAB_SIZE = 8192
 DEFAULT_PATTERN = "gpt2"  # which all peers know
 DEFAULT_RUNS = 5
 DEFAULT_THRESHOLD = 0.1
-QUICK_LIMIT = 1_000_000
-QUICK_VOCAB_SIZE = 1024
-QUICK_RUNS = 2
+QUICK_SIZES = {"limit": 1_000_000, "vocab_size": 1024, "runs": 2}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BenchOptions:
     """Parts to measure, and their sizes.
 
-    parts: of PARTS. devices: as ``--device`` takes them, or "all". corpus: sources; none stands for
-    Python's standard library. limit: the most bytes of text to take. pattern: how text is cut.
-    runs: measurements of each engine. peers: whether to measure other programs.
-    vocabulary: file to tokenize with, whose size and pattern replace those given; None trains one.
-    match: the rule to tokenize by; None for that of the vocabulary, and greedy.
-    quick: whether to take smaller sizes where no option gives one.
+    parts: of PARTS. vocab_size, pattern: those of `vocab` replace them.
 
     Raises:
         LlmgpuError: an option is out of range.
     """
 
+    # fmt: off
     parts: tuple[str, ...] = PARTS
-    devices: tuple[str, ...] = (ALL,)
-    corpus: tuple[str, ...] = ()
-    limit: int = DEFAULT_LIMIT
-    vocab_size: int = DEFAULT_VOCAB_SIZE
-    pattern: str = DEFAULT_PATTERN
-    runs: int = DEFAULT_RUNS
-    peers: bool = True
-    vocabulary: str | None = None
-    match: str | None = None
-    quick: bool = False
+    devices: tuple[str, ...] = option(
+        (ALL,), str,
+        "Device to measure; all, the default, is the CPU and every GPU. Repeatable.", "--device",
+        metavar="all|cpu|gpu|NAME", many=True, settings={"show_default": False})
+    corpus: tuple[str, ...] = option(
+        (), str,
+        "Text to measure on; generated: text of any size, with a realistic number of distinct "
+        "words. Repeatable.  [default: the source of Python's standard library]", metavar="PATH",
+        many=True)
+    limit: int = option(
+        DEFAULT_LIMIT, "bytes", "Use at most this much text.", metavar="SIZE", default_words="20MB")
+    vocab_size: int = option(
+        DEFAULT_VOCAB_SIZE, "vocabulary size", "Size to train to.", metavar="N",
+        default_words=str(DEFAULT_VOCAB_SIZE))
+    pattern: str = option(
+        DEFAULT_PATTERN, PATTERNS, "Pattern that splits text into pre-tokens.")
+    vocab: str | None = option(
+        None, str, "Tokenize with this vocabulary and its pattern instead of training one.",
+        metavar="VOCAB")
+    match: str | None = option(
+        None, MATCH_RULES,
+        "Tokenize with this rule only: merges in order (bpe) or longest token first (greedy).",
+        default_words="the vocabulary's rule, and greedy")
+    runs: int = option(
+        DEFAULT_RUNS, int, "Runs per measurement.", default_words=str(DEFAULT_RUNS))
+    peers: bool = option(True, bool, "Also measure other programs.", "--peers/--no-peers")
+    quick: bool = option(
+        False, bool,
+        "Use smaller sizes unless set otherwise: 1MB of text, 1024 ids and 2 runs.")
+    # fmt: on
 
     def __post_init__(self) -> None:
         from llmgpu.bpe.pretokens.pattern import get_pattern
@@ -62,7 +79,7 @@ class BenchOptions:
         unknown = set(self.parts) - set(PARTS)
         if unknown:
             raise LlmgpuError(f"unknown part {min(unknown)!r}; there are {', '.join(PARTS)}")
-        for name, value in (("vocabulary", self.vocabulary), ("match rule", self.match)):
+        for name, value in (("vocabulary", self.vocab), ("match rule", self.match)):
             if value is not None and TOKENIZE not in self.parts:
                 raise LlmgpuError(f"a {name} is only for {TOKENIZE}, which is not measured here")
         if self.runs < 1:

@@ -46,41 +46,33 @@ BUDGET, QUICK_BUDGET = 0.5, 0.1  # seconds for a way
 TILE_COLUMNS, TILE_TOKENS = 32, 8  # of a workgroup of embed_lookup_2d
 
 
-# Kernels of the lab alone. Lookups write out (N, C), the rows of tokens (N,) in a table (V, C).
-# Gradients add grad_out (N, C) to rows of grad_table (V, C) with atomics, in no fixed order.
+def _lab_kernel(
+    file: str, groups: Callable[[int, int], int], *, adds: bool = False
+) -> Callable[..., None]:
+    """Return a kernel of the lab alone as an operation of a GPU, float32.
+
+    A lookup writes out (N, C), the rows of tokens (N,) in table (V, C). A gradient (adds) adds
+    grad_out (N, C) to the rows of grad_table (V, C) with atomics, in no fixed order.
+
+    groups: returns the workgroups for rows (N, C).
+    """
+    rows, table = ("grad_out", "grad_table") if adds else ("out", "table")
+
+    def record(operations: GpuOperations, t: Tensors) -> None:
+        bound = {name: t[name] for name in ("tokens", rows, table)}
+        shape = t[rows].shape
+        operations.dispatch(file, groups(*shape), **bound, dims=dims(*shape, t[table].shape[0]))
+
+    return record
 
 
-def _lookup(file: str, groups: Callable[[int, int], int]) -> Callable[..., None]:
-    """Return a lookup by a kernel; groups: returns the workgroups for rows (N, C)."""
-
-    def look_up(operations: GpuOperations, tokens: Tensor, table: Tensor, out: Tensor) -> None:
-        bound = {"tokens": tokens, "table": table, "out": out}
-        sizes = dims(*out.shape, table.shape[0])
-        operations.dispatch(file, groups(*out.shape), **bound, dims=sizes)
-
-    return look_up
-
-
-def _gradient(file: str, groups: Callable[[int, int], int]) -> Callable[..., None]:
-    """Return a gradient by a kernel; groups: returns the workgroups for rows (N, C)."""
-
-    def add(
-        operations: GpuOperations, tokens: Tensor, grad_out: Tensor, grad_table: Tensor
-    ) -> None:
-        bound = {"tokens": tokens, "grad_out": grad_out, "grad_table": grad_table}
-        sizes = dims(*grad_out.shape, grad_table.shape[0])
-        operations.dispatch(file, groups(*grad_out.shape), **bound, dims=sizes)
-
-    return add
-
-
-embed_lookup_2d = _lookup(
+embed_lookup_2d = _lab_kernel(
     "bench/embed_lookup_2d.wgsl", lambda n, c: -(-c // TILE_COLUMNS) * -(-n // TILE_TOKENS)
 )
-embed_lookup_token = _lookup("bench/embed_lookup_token.wgsl", lambda n, _: workgroups(n))
-embed_lookup_rows_scalar = _lookup("bench/embed_lookup_rows_scalar.wgsl", lambda n, _: n)
-embed_backward = _gradient("lm/01_embed_backward.wgsl", lambda n, c: workgroups(n * c))
-embed_backward_rows = _gradient("lm/01_embed_backward_rows.wgsl", lambda n, _: n)
+embed_lookup_token = _lab_kernel("bench/embed_lookup_token.wgsl", lambda n, _: workgroups(n))
+embed_lookup_rows_scalar = _lab_kernel("bench/embed_lookup_rows_scalar.wgsl", lambda n, _: n)
+embed_backward = _lab_kernel("lm/01_embed_backward.wgsl", lambda n, c: workgroups(n * c), adds=True)
+embed_backward_rows = _lab_kernel("lm/01_embed_backward_rows.wgsl", lambda n, _: n, adds=True)
 
 
 def embed_lookup_positions(

@@ -146,7 +146,7 @@ class Benchmark:
             DeviceError: a device isn't there or can't be opened.
         """
         self._options = options
-        path = options.vocabulary
+        path = options.vocab
         self._vocabulary = None if path is None else open_vocabulary(path)
         is_about_text = bool(set(options.parts) & set(TEXT_PARTS))
         self._text = load_text(options.corpus, options.limit) if is_about_text else None

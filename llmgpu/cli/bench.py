@@ -6,7 +6,6 @@ import json
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -16,15 +15,10 @@ from rich.table import Table
 
 from llmgpu.bench import (
     ALL,
-    DEFAULT_LIMIT,
-    DEFAULT_RUNS,
-    DEFAULT_VOCAB_SIZE,
     GENERATED,
     KERNELS,
     PARTS,
-    QUICK_LIMIT,
-    QUICK_RUNS,
-    QUICK_VOCAB_SIZE,
+    QUICK_SIZES,
     BenchOptions,
 )
 from llmgpu.bench.page import draw_report
@@ -50,107 +44,49 @@ _FOR_RECORDS = {"record_path", "output", "page", "compare", "threshold", "force"
 _FOR_RECORDS |= {"as_json", "quiet", "debug"}
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """Where a record goes: files of JSON and HTML, JSON and tables on the terminal."""
-
-    asked: BenchCommand
-
-    @property
-    def as_json(self) -> bool:
-        """Whether the record is printed as JSON."""
-        return self.asked.report.as_json
-
-    @property
-    def quiet(self) -> bool:
-        """Whether progress and, with JSON, tables are left out."""
-        return self.asked.report.quiet
-
-    @property
-    def takes_stdout(self) -> bool:
-        """Whether a file goes to standard output, which then has no place for anything else."""
-        return STANDARD_OUTPUT in (self.asked.output, self.asked.page)
-
-    @property
-    def shows_tables(self) -> bool:
-        """Whether to print tables for people."""
-        return not (self.as_json and self.quiet) and not self.takes_stdout
-
-    def hand_over(self, record: Record) -> None:
-        """Write the files, print the tables and print the JSON, as far as they are wanted."""
-        plain = record.to_json()
-        if self.asked.output is not None:
-            with atomic_output(self.asked.output) as file:
-                file.write(json.dumps(plain, indent=1).encode() + b"\n")
-        if self.asked.page is not None:
-            with atomic_output(self.asked.page) as file:
-                file.write(draw_report(record).encode())
-        if self.shows_tables:
-            print_results(record, Console(stderr=self.as_json, highlight=False))
-        if self.as_json:
-            print_json(plain, to_stderr=self.takes_stdout)
-
-
 def bench(asked: BenchCommand) -> None:
-    """Measure this machine, or read what was measured; show it, write it and compare it."""
-    corpus, record_path, compare = asked.corpus, asked.record_path, asked.compare
-    if record_path is not None:
+    """Measure this machine, or read a record; show the record, write it and compare it."""
+    corpus, vocab = asked.measured["corpus"], asked.measured["vocab"]
+    if asked.record_path is not None:
         parameters = {str(each.name) for each in click.get_current_context().command.params}
         reason = "has no effect with --from, which measures nothing"
         refuse_given(parameters - _FOR_RECORDS, reason)
     kinds = ((asked.output, RECORD), (asked.page, PAGE), (asked.write_corpus, TEXT))
     written = [Output(path, kind) for path, kind in kinds if path is not None]
     sources = resolve_sources(corpus).files if corpus and GENERATED not in corpus else []
-    read = [*(source.path for source in sources), *filter(None, (record_path, compare))]
-    read += find_vocabulary(asked.vocab).inputs if asked.vocab else []
+    read = [*(source.path for source in sources), *filter(None, (asked.record_path, asked.compare))]
+    read += find_vocabulary(vocab).inputs if vocab else []
     check_outputs(written, read, force=asked.force)
-    baseline = None if compare is None else load_record(compare)
-    outputs = Outputs(asked)
-    if record_path is not None:
-        record = load_record(record_path)
-        outputs.hand_over(record)
+    baseline = None if asked.compare is None else load_record(asked.compare)
+    if asked.record_path is not None:
+        record = load_record(asked.record_path)
+        _hand_over(record, asked)
     else:
-        options = _options(asked)
+        sizes = QUICK_SIZES if asked.measured["quick"] else {}
+        given = {name: value for name, value in asked.measured.items() if value is not None}
+        all_parts = not asked.what or ALL in asked.what
+        parts = PARTS if all_parts else tuple(dict.fromkeys(asked.what))
+        options = BenchOptions(parts=parts, **sizes | given)
         if asked.write_corpus is not None:
             with atomic_output(asked.write_corpus) as file:
                 file.writelines(text_blocks(corpus, options.limit))
             return
-        record = _measure(options, outputs)
-    if baseline is not None and compare is not None:
-        _compare(baseline, compare, record, asked.threshold, outputs)
+        record = _measure(options, asked)
+    if baseline is not None:
+        _compare(baseline, record, asked)
     if not record.is_correct:
         raise LlmgpuError("an engine gave a wrong answer; see the results")
 
 
-def _options(asked: BenchCommand) -> BenchOptions:
-    """Return what to measure; --quick gives smaller sizes where no option names one."""
-    sizes = (QUICK_LIMIT, QUICK_VOCAB_SIZE, QUICK_RUNS)
-    if not asked.quick:
-        sizes = (DEFAULT_LIMIT, DEFAULT_VOCAB_SIZE, DEFAULT_RUNS)
-    return BenchOptions(
-        parts=PARTS if not asked.what or ALL in asked.what else tuple(dict.fromkeys(asked.what)),
-        devices=asked.devices,
-        corpus=asked.corpus,
-        limit=asked.limit or sizes[0],
-        vocab_size=sizes[1] if asked.vocab_size is None else asked.vocab_size,
-        pattern=asked.pattern,
-        runs=sizes[2] if asked.runs is None else asked.runs,
-        peers=asked.peers,
-        vocabulary=asked.vocab,
-        match=asked.match,
-        quick=asked.quick,
-    )
-
-
-def _measure(options: BenchOptions, outputs: Outputs) -> Record:
+def _measure(options: BenchOptions, asked: BenchCommand) -> Record:
     """Return the record of a run, handed over even if the run is interrupted."""
     benchmark = Benchmark(options)
-    reporter = Reporter(quiet=outputs.quiet)
+    reporter = Reporter(quiet=asked.report.quiet)
     first = threading.Lock()
 
     def hand_over() -> None:
         if benchmark.record.results and first.acquire(blocking=False):
-            outputs.hand_over(benchmark.record)
+            _hand_over(benchmark.record, asked)
             sys.stdout.flush()
 
     with last_act(hand_over):
@@ -162,11 +98,31 @@ def _measure(options: BenchOptions, outputs: Outputs) -> Record:
     return benchmark.record
 
 
-def _compare(old: Record, path: str, new: Record, threshold: float, outputs: Outputs) -> None:
-    """Print the changes since the record at `path`; LlmgpuError if something got slower."""
-    comparison = compare_records(old, new, threshold)
-    if not (outputs.quiet and outputs.as_json):
-        to_stderr = outputs.as_json or outputs.takes_stdout
+def _hand_over(record: Record, asked: BenchCommand) -> None:
+    """Write the files, print the tables and print the JSON, as far as they are wanted."""
+    plain, as_json = record.to_json(), asked.report.as_json
+    if asked.output is not None:
+        with atomic_output(asked.output) as file:
+            file.write(json.dumps(plain, indent=1).encode() + b"\n")
+    if asked.page is not None:
+        with atomic_output(asked.page) as file:
+            file.write(draw_report(record).encode())
+    # A file that goes to standard output leaves no place there for anything else.
+    if not (as_json and asked.report.quiet) and not _takes_stdout(asked):
+        print_results(record, Console(stderr=as_json, highlight=False))
+    if as_json:
+        print_json(plain, to_stderr=_takes_stdout(asked))
+
+
+def _takes_stdout(asked: BenchCommand) -> bool:
+    return STANDARD_OUTPUT in (asked.output, asked.page)
+
+
+def _compare(old: Record, new: Record, asked: BenchCommand) -> None:
+    """Print the changes since the record to compare with; LlmgpuError if something got slower."""
+    path, comparison = asked.compare, compare_records(old, new, asked.threshold)
+    if not (asked.report.quiet and asked.report.as_json):
+        to_stderr = asked.report.as_json or _takes_stdout(asked)
         console = Console(stderr=to_stderr, highlight=False)
         console.width = max(console.width, NARROWEST)
         console.print()
@@ -179,10 +135,10 @@ def _compare(old: Record, path: str, new: Record, threshold: float, outputs: Out
         for line in comparison.not_compared:
             _print_line(console, f"not compared: {line}")
     if slower := comparison.slower:
-        most = slower[0]
+        most, share = slower[0], 100 * asked.threshold
         raise LlmgpuError(
-            f"{len(slower)} of {len(comparison.changes)} medians grew by more than "
-            f"{100 * threshold:g} % since {path}; most of all {most.new.what}, {most.new.name}: "
+            f"{len(slower)} of {len(comparison.changes)} medians grew by more than {share:g} % "
+            f"since {path}; most of all {most.new.what}, {most.new.name}: "
             f"{100 * most.relative:+.1f} %"
         )
 

@@ -93,7 +93,7 @@ def _take(kind: type[T], values: dict[str, Any]) -> T:
                 found[name] = value
         elif one.as_values:
             given = {each: values[each] for each in own_options(one.kind)}
-            has_pattern = "pattern" in given
+            has_pattern = any(each.kind == "pattern" for each in own_options(one.kind).values())
             found[name] = given | ({"pattern": _pattern_of(values)} if has_pattern else {})
         else:
             found[name] = _take(one.kind, values)

@@ -211,4 +211,5 @@ KINDS: dict[str, click.ParamType[Any]] = {
     "text": TEXT,
     "threads": THREADS,
     "tokens": TOKEN_COUNT,
+    "vocabulary size": VOCABULARY_SIZE,
 }

@@ -31,7 +31,7 @@ def look_up(device: Device, kernel: Lookup, tokens: Ids, table: NDArray[Any]) ->
     gpu = GpuOperations(device)
     out = poisoned(gpu, "out", (len(tokens), table.shape[1]))
     ids, rows = tensor_of(gpu, "tokens", tokens), tensor_of(gpu, "table", table)
-    run(gpu, lambda: kernel(gpu, ids, rows, out))
+    run(gpu, lambda: kernel(gpu, {"tokens": ids, "table": rows, "out": out}))
     return gpu.read(out)
 
 
@@ -45,7 +45,8 @@ def backward(
     def record() -> None:
         for tokens, grad_out in batches:
             grads = tensor_of(gpu, "grad_out", grad_out)
-            kernel(gpu, tensor_of(gpu, "ids", tokens), grads, grad_table)
+            ids = tensor_of(gpu, "ids", tokens)
+            kernel(gpu, {"tokens": ids, "grad_out": grads, "grad_table": grad_table})
 
     run(gpu, record)
     return gpu.read(grad_table)

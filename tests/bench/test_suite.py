@@ -197,7 +197,7 @@ def test_a_vocabulary_that_was_made_before(tmp_path: Path) -> None:
     path = tmp_path / "v.bin"
     vocabulary = crossing_vocabulary("llama3")
     vocabulary.save(path)
-    options = small(parts=("tokenize",), devices=("cpu",), vocabulary=str(path), pattern="class")
+    options = small(parts=("tokenize",), devices=("cpu",), vocab=str(path), pattern="class")
     record = run(options)
     assert record.is_correct
     assert record.vocabulary == VocabularyFacts(str(path), vocabulary.fingerprint)
@@ -229,7 +229,7 @@ def test_summary_of_times() -> None:
         {"runs": 0},
         {"vocab_size": 256},
         {"pattern": "x"},
-        {"parts": ("bpe-train",), "vocabulary": "v.bin"},
+        {"parts": ("bpe-train",), "vocab": "v.bin"},
     ],
     ids=str,
 )

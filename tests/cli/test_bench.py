@@ -16,7 +16,7 @@ from rich.console import Console
 
 from llmgpu import Tokenizer
 from llmgpu.backend import NUMPY
-from llmgpu.bench import PARTS, QUICK_RUNS, TEXT_PARTS, BenchOptions, suite
+from llmgpu.bench import PARTS, QUICK_SIZES, TEXT_PARTS, BenchOptions, suite
 from llmgpu.bench.engines import Engine, cpu_engine, describe_machine
 from llmgpu.bench.results import Record, Result, TextFacts, Times, load_record
 from llmgpu.bench.suite import MODEL_PARTS, Benchmark
@@ -147,7 +147,7 @@ def test_parts_of_the_command(
     monkeypatch.setattr("llmgpu.cli.bench.Benchmark", Asked)
     result = CliRunner().invoke(bench, [*what, "--quick"])
     assert result.exit_code == 0, result.output
-    assert (asked[0].parts, asked[0].quick, asked[0].runs) == (parts, True, QUICK_RUNS)
+    assert (asked[0].parts, asked[0].quick, asked[0].runs) == (parts, True, QUICK_SIZES["runs"])
 
 
 def test_command_writes_the_text_and_measures_nothing(tmp_path: Path) -> None:

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
-from llmgpu.bench import (
-    ALL,
-    DEFAULT_PATTERN,
-    DEFAULT_RUNS,
-    DEFAULT_THRESHOLD,
-    DEFAULT_VOCAB_SIZE,
-    PARTS,
-)
-from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.vocabulary import MATCH_RULES
+from llmgpu.bench import ALL, DEFAULT_THRESHOLD, PARTS, BenchOptions
 from llmgpu.cli import groups
 from llmgpu.cli.groups import ReportOptions
 from llmgpu.cli.options import command
-from llmgpu.cli.values import PERCENTAGE, VOCABULARY_SIZE
+from llmgpu.cli.values import PERCENTAGE
 from llmgpu.option_fields import argument, group, option
 
 
@@ -30,35 +22,7 @@ class BenchCommand:
     # fmt: off
     what: tuple[str, ...] = argument(
         "[WHAT]...", many=True, type=click.Choice((*PARTS, ALL)))
-    devices: tuple[str, ...] = option(
-        (ALL,), str,
-        "Device to measure; all, the default, is the CPU and every GPU. Repeatable.", "--device",
-        metavar="all|cpu|gpu|NAME", many=True, settings={"show_default": False})
-    corpus: tuple[str, ...] = option(
-        (), str,
-        "Text to measure on; generated: text of any size, with a realistic number of distinct "
-        "words. Repeatable.  [default: the source of Python's standard library]", metavar="PATH",
-        many=True)
-    limit: int | None = option(
-        None, "bytes", "Use at most this much text.", metavar="SIZE", default_words="20MB")
-    vocab_size: int | None = option(
-        None, VOCABULARY_SIZE, "Size to train to.", metavar="N",
-        default_words=str(DEFAULT_VOCAB_SIZE))
-    pattern: str = option(
-        DEFAULT_PATTERN, PATTERNS, "Pattern that splits text into pre-tokens.")
-    vocab: str | None = option(
-        None, str, "Tokenize with this vocabulary and its pattern instead of training one.",
-        metavar="VOCAB")
-    match: str | None = option(
-        None, MATCH_RULES,
-        "Tokenize with this rule only: merges in order (bpe) or longest token first (greedy).",
-        default_words="the vocabulary's rule, and greedy")
-    runs: int | None = option(
-        None, int, "Runs per measurement.", default_words=str(DEFAULT_RUNS))
-    peers: bool = option(True, bool, "Also measure other programs.", "--peers/--no-peers")
-    quick: bool = option(
-        False, bool,
-        "Use smaller sizes unless set otherwise: 1MB of text, 1024 ids and 2 runs.")
+    measured: dict[str, Any] = group(BenchOptions, as_values=True)
     write_corpus: str | None = option(
         None, str, "Only write the text to this file; measure nothing.", metavar="FILE")
     record_path: str | None = option(
