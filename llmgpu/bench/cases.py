@@ -25,13 +25,7 @@ from llmgpu.bench import BenchOptions
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.peers import Torch, first_line
 from llmgpu.bench.results import Result, Times
-from llmgpu.bench.timing import (
-    ProgramTimes,
-    measure_limits,
-    raise_clocks,
-    time_program,
-    timed,
-)
+from llmgpu.bench.timing import ProgramTimes, measure_limits, raise_clocks, time_program, timed
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
@@ -43,7 +37,8 @@ Array = NDArray[Any]
 Arrays = dict[str, Array]
 Tensors = dict[str, Tensor]
 TOLERANCE = 3e-5  # NumPy and a GPU round differently, and add up in other orders
-STEP_PARAMETERS = ("stats", "hyper")  # a few numbers, which no case counts as moved input
+UNIFORMS = ("hyper", "params")  # inputs that kernels take as uniforms
+FEW_NUMBERS = ("stats", *UNIFORMS)  # which no case counts as moved input
 CACHE_BYTES = 256 << 20  # more than any cache holds
 NO_HALF_PRECISION = "no half precision (shader-f16)"
 BLOCK_ELEMENTS = 1 << 22  # compared at a time
@@ -62,9 +57,9 @@ class KernelCase:
         a name, or a function of `Operations` and parameters as `call_by_name` fills them.
     outputs: names of those to compare, of which `total` are compared by their sums alone.
     uncompared: other outputs. copies: half-precision copies of outputs, by name.
-    uniforms: names of those that a kernel takes as a uniform. needs_half: whether it takes half
-        precision. halves: its products are of factors in half precision, which matrix units
-        multiply where there are some. why_not: why it can't be measured.
+    needs_half: whether it takes half precision. halves: its products are of factors in half
+        precision, which matrix units multiply where there are some. why_not: why it can't be
+        measured.
     torch: the same in torch, in place or returned.
     kind, reference: cases of one kind have the same inputs, and the answer that `reference` gives
         on NumPy; without a reference NumPy's own way is it. answer: what outputs are together.
@@ -81,7 +76,6 @@ class KernelCase:
     where: str = ""
     note: str = ""
     why_not: str = ""
-    uniforms: tuple[str, ...] = ()
     needs_half: bool = False
     halves: bool = False
     tolerance: float = TOLERANCE
@@ -125,7 +119,7 @@ class KernelCase:
             if name in outputs:
                 # Content to begin with means that it is read, too.
                 moved += array.nbytes * (1 if np.isnan(array.flat[0]) else 2)
-            elif name not in self.uniforms and name not in STEP_PARAMETERS:
+            elif name not in FEW_NUMBERS:
                 moved += array.nbytes
         return moved
 
@@ -307,7 +301,7 @@ def prepare(operations: Operations, case: KernelCase, arrays: Arrays) -> Prepare
     """Put a case's arrays into tensors and record its operation."""
     tensors = {}
     for name, array in arrays.items():
-        make = operations.parameters if name in case.uniforms else operations.tensor
+        make = operations.parameters if name in UNIFORMS else operations.tensor
         tensors[name] = make(name, array.shape, array.dtype)
         operations.write(tensors[name], array)
     with operations.record(case.variant) as program:
@@ -495,10 +489,7 @@ def _measured(
         more["share_of_copy"] = nbytes / median / limits.bytes_per_second
         if operations is not None:
             counted["operations"] = more["operations"] = operations
-            rate = limits.operations_per_second
-            if case.halves:
-                rate = limits.matrix_operations_per_second or rate
-            floor = max(nbytes / limits.bytes_per_second, operations / rate)
+            floor = limits.floor(nbytes, operations, halves=case.halves)
             more["share_of_floor"] = floor / median
     more |= {"clock": times.clock, "kernels": times.kernels}
     return result.timed(times.seconds, counted, **more)

@@ -70,34 +70,28 @@ def open_engines(devices: Sequence[str]) -> tuple[list[Engine], dict[str, str]]:
     """
     named = [device for device in devices if device != ALL]
     others = ["cpu", *(adapter.name for adapter in list_adapters())] if ALL in devices else []
+    openers = {name: partial(select_backend, name) for name in [*others, *named]}
+    dawn = list_all_adapters() if ALL in devices and chosen_driver() is None else []
+    again = {f"{info.name} with Dawn": info for info in dawn if info.webgpu.name == "dawn"}
+    openers |= {name: partial(_open, info) for name, info in again.items() if name not in openers}
     engines: dict[str, Engine] = {}
     failures: dict[str, str] = {}
-    for device in dict.fromkeys([*others, *named]):
+    for name, opener in openers.items():
         try:
-            seconds, backend = timed(partial(select_backend, device))
+            seconds, backend = timed(opener)
         except DeviceError as error:
-            if device in named:
+            if name in named:
                 raise
-            failures[device] = str(error)
+            failures[name] = str(error)
         else:
-            engine = Engine(backend, 0.0 if backend is NUMPY else seconds)
+            seconds = 0.0 if backend is NUMPY else seconds
+            engine = Engine(backend, seconds, name in again and again[name].name in engines)
             engines.setdefault(engine.name, engine)
-    if ALL in devices and chosen_driver() is None:
-        for info in list_all_adapters():
-            if info.webgpu.name == "dawn":
-                _open_again(info, engines, failures)
     return list(engines.values()), failures
 
 
-def _open_again(info: AdapterInfo, engines: dict[str, Engine], failures: dict[str, str]) -> None:
-    """Add Dawn's engine of an adapter, or why it can't be opened."""
-    try:
-        seconds, device = timed(partial(Device, info))
-    except DeviceError as error:
-        failures[f"{info.name} with Dawn"] = str(error)
-    else:
-        engine = Engine(Backend(device, str(info)), seconds, again=info.name in engines)
-        engines.setdefault(engine.name, engine)
+def _open(info: AdapterInfo) -> Backend:
+    return Backend(Device(info), str(info))
 
 
 def describe_machine(engines: Sequence[Engine]) -> Machine:

@@ -342,7 +342,6 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     in_half = f"logits:NV {parts} +gradient:NV:h"
     for operands, scale, more in ((f"*logits:NV {parts}", 1, {}), (in_half, FIRST_SCALE, HALVES)):
         content = partial(given, scale)
-        more = {"uniforms": ("params",), **more}
         yield s.case("cross_entropy", operands, 7 * rows * width, content, **more)
     found = {"out": np.zeros(rows, np.uint32)}
     argmax: dict[str, Any] = {"tolerance": 0, "tokens": width}

@@ -117,13 +117,14 @@ class StepJob:
 
 def choose_job(engine: Engine, *, quick: bool) -> StepJob:
     """Return the steps for an engine: GPT-2 small on a GPU, a tiny model where a CPU computes."""
-    if not engine.backend.is_software:
-        if quick:
-            return StepJob("small", preset("small", 8192), 4)
-        return StepJob("gpt2", preset("gpt2", 50_257), 8)
-    if quick:
-        return StepJob("tiny", preset("tiny", 512, layers=2, seq_len=32), 2)
-    return StepJob("tiny", preset("tiny", 512), 8)
+    if engine.backend.is_software:
+        jobs = (
+            ("tiny", preset("tiny", 512), 8),
+            ("tiny", preset("tiny", 512, layers=2, seq_len=32), 2),
+        )
+    else:
+        jobs = ("gpt2", preset("gpt2", 50_257), 8), ("small", preset("small", 8192), 4)
+    return StepJob(*jobs[quick])
 
 
 class OwnSteps:
@@ -286,10 +287,8 @@ class TrainBench:
         if torch_seconds:
             more["speed_up_over_torch"] = Times.of(torch_seconds).median / median
         limits = measure_limits(engine.backend)
-        limit = limits.operations_per_second
-        if own.precision == "f16":
-            limit = limits.matrix_operations_per_second or limit
-        more["share_of_floor"] = job.operations / median / limit
+        floor = limits.floor(0, job.operations, halves=own.precision == "f16")
+        more["share_of_floor"] = floor / median
         kernels = kernel_times(engine.backend.device, lambda: own.time(1))
         return replace(result, kernels=kernels, **more)
 
@@ -413,8 +412,7 @@ def _measured(result: Result, engine: Engine, job: GenerateJob, runs: int) -> Re
     tokens = job.sequences * job.tokens
     result = result.timed(seconds, {"tokens": tokens}, clock="host", tokens=tokens)
     # The table is read as the output layer, where the two are one.
-    read = job.tokens * 4 * job.config.parameters
-    floor = read / measure_limits(engine.backend).bytes_per_second
+    floor = measure_limits(engine.backend).floor(job.tokens * 4 * job.config.parameters, 0)
     return replace(result, share_of_floor=floor / result.median)
 
 

@@ -61,7 +61,6 @@ def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
             "history": empty(1, 8),
         },
         sizes=f"{TENSORS} tensors",
-        uniforms=("hyper",),
     )
 
 
@@ -132,7 +131,6 @@ def muon_cases(s: Sizes) -> Iterator[KernelCase]:
         "*parameter:FC gradient:FC *momentum:FC stats hyper",
         products + ADAMW_OPERATIONS * height * width,
         step_parameters,
-        uniforms=("hyper",),
         record=record,
     )
     yield case
@@ -178,7 +176,6 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
         copies={f"mirror {k}": f"parameter {k}" for k in numbers},
         record=lambda ops, t: record_in(ops, t, fused=True),
         where=ALL_WEIGHTS,
-        uniforms=("hyper",),
         needs_half=True,
     )
     yield case
@@ -217,8 +214,7 @@ def _with_and_without_copy(
     def record(ops: Operations, t: Tensors) -> None:
         ops.update_weight(state(t), _weight_update(t))
 
-    more |= {"uniforms": ("hyper",), "record": record}
-    case = s.case(name, f"{operands} stats hyper", operations, given, **more)
+    case = s.case(name, f"{operands} stats hyper", operations, given, record=record, **more)
     yield case
     yield _with_copy(case, s.shape("VC"))
 
@@ -241,11 +237,4 @@ def _weight_update(
     return WeightUpdate(weight, gradient, t["stats"], t["hyper"], decays, copy)
 
 
-UPDATES = (
-    gradient_cases,
-    adamw_cases,
-    adamw_8bit_cases,
-    row_cases,
-    muon_cases,
-    all_weights_cases,
-)
+UPDATES = (gradient_cases, adamw_cases, adamw_8bit_cases, row_cases, muon_cases, all_weights_cases)

@@ -61,10 +61,7 @@ _PARTS: dict[str, tuple[str, ...]] = {
         "The likeliest ids after prompts, one sequence alone and many together. The ids of a tiny "
         "model are compared first. The limit is reading all weights once for each step.",
     ),
-    STARTUP: (
-        "Starting",
-        "Whole commands with little to do, each a process of its own.",
-    ),
+    STARTUP: ("Starting", "Whole commands with little to do, each a process of its own."),
 }
 
 

@@ -14,15 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmgpu.bench import (
-    BPE_TRAIN,
-    DEFAULT_THRESHOLD,
-    EMBEDDING,
-    GENERATE,
-    KERNELS,
-    TOKENIZE,
-    TRAIN,
-)
+from llmgpu.bench import BPE_TRAIN, DEFAULT_THRESHOLD, EMBEDDING, GENERATE, KERNELS, TOKENIZE, TRAIN
 from llmgpu.bench.results import (
     HOST_ENGINES,
     Record,

@@ -254,6 +254,15 @@ class Limits:
     operations_per_second: float
     matrix_operations_per_second: float | None = None
 
+    def floor(self, nbytes: int, operations: int, *, halves: bool = False) -> float:
+        """Return the fewest seconds for moving bytes and for operations at the same time.
+
+        halves: of half-precision matrices, which matrix units multiply where there are some.
+        """
+        matrix_rate = self.matrix_operations_per_second if halves else None
+        rate = matrix_rate or self.operations_per_second
+        return max(nbytes / self.bytes_per_second, operations / rate)
+
 
 @dataclass
 class Record:

@@ -13,14 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from llmgpu.bench import (
-    ALL,
-    GENERATED,
-    KERNELS,
-    PARTS,
-    QUICK_SIZES,
-    BenchOptions,
-)
+from llmgpu.bench import ALL, GENERATED, KERNELS, PARTS, QUICK_SIZES, BenchOptions
 from llmgpu.bench.page import draw_report
 from llmgpu.bench.report import columns_of, compare_records, facts_of, headlines, time_lines
 from llmgpu.bench.results import Record, Result, ResultTable, load_record, seconds_text
