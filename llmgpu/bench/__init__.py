@@ -1,9 +1,8 @@
-"""Benchmarks of llmgpu on this machine, next to other programs ("peers"): what can be asked for.
+"""Benchmarks of llmgpu on this machine, next to other programs ("peers"): parts and options.
 
-A wrong answer gets no time: the answers of every engine and peer are compared with those of
-the CPU first.
+A wrong answer gets no time: the answers of every engine and peer are compared with the CPU's first.
 
-``--help`` imports this module, so it imports nothing that computes.
+``--help`` imports this module, so the module imports nothing that computes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ ALL = "all"  # devices
 GENERATED = "generated"  # a corpus
 DEFAULT_LIMIT = 20_000_000
 DEFAULT_VOCAB_SIZE = 8192
-DEFAULT_PATTERN = "gpt2"  # which all peers know
+DEFAULT_PATTERN = "gpt2"  # known to all peers
 DEFAULT_RUNS = 5
 DEFAULT_THRESHOLD = 0.1
 QUICK_SIZES = {"limit": 1_000_000, "vocab_size": 1024, "runs": 2}
@@ -33,7 +32,7 @@ QUICK_SIZES = {"limit": 1_000_000, "vocab_size": 1024, "runs": 2}
 class BenchOptions:
     """Parts to measure, and their sizes.
 
-    parts: of PARTS. vocab_size, pattern: those of `vocab` replace them.
+    parts: of PARTS. vocab_size, pattern: replaced by the size and the pattern of `vocab`.
 
     Raises:
         LlmgpuError: an option is out of range.

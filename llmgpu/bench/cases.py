@@ -1,11 +1,11 @@
-"""Operations one at a time: cases, the sizes of their tensors, and how each is compared and timed.
+"""Operations one at a time: cases, the sizes of their tensors, comparing and timing.
 
 The bytes to move follow from the arrays of a case: every input is read once and every output
 written once; an array that is added to or changed in place counts twice. Where the bytes depend on
 the content of a table or a list, the case states them. Operations are additions, multiplications,
-comparisons, and one for a root, a division or an exponential.
+comparisons; a root, a division and an exponential count as one each.
 
-The outputs of an engine are compared with NumPy's on the same inputs before they are timed.
+The outputs of an engine are compared with NumPy's on the same inputs before the engine is timed.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Arrays = dict[str, Array]
 Tensors = dict[str, Tensor]
 TOLERANCE = 3e-5  # NumPy and a GPU round differently, and add up in other orders
 UNIFORMS = ("hyper", "params")  # inputs that kernels take as uniforms
-FEW_NUMBERS = ("stats", *UNIFORMS)  # which no case counts as moved input
+FEW_NUMBERS = ("stats", *UNIFORMS)  # never counted as moved input
 CACHE_BYTES = 256 << 20  # more than any cache holds
 NO_HALF_PRECISION = "no half precision (shader-f16)"
 BLOCK_ELEMENTS = 1 << 22  # compared at a time
-_PERIOD = 1_000_003  # random numbers that an array repeats
+_PERIOD = 1_000_003  # random numbers, repeated in larger arrays
 _OPERAND = re.compile(r"([+*]?)(\w+)(?::(\w+))?(:h)?")
 
 
@@ -51,18 +51,17 @@ class KernelCase:
     """An operation on given inputs.
 
     name: of the operation. where: tells cases of one operation apart. sizes, note: for people.
-    operations: how many, None to leave it out. bytes: to move, if not those of the arrays.
-    make: returns the first content of all tensors by name, NaN for those that are written only.
-    values: arguments beside tensors, by name. record: the operation, by default that of the name:
-        a name, or a function of `Operations` and parameters as `call_by_name` fills them.
-    outputs: names of those to compare, of which `total` are compared by their sums alone.
+    operations: their number, None to leave it out. bytes: to move, if not the bytes of the arrays.
+    make: returns the first content of all tensors by name, NaN for tensors that are only written.
+    values: arguments beside tensors, by name. record: an operation's name, by default `name`, or a
+        function of `Operations` and parameters as `call_by_name` fills them.
+    outputs: names of outputs to compare; the outputs in `total` are compared by their sums alone.
     uncompared: other outputs. copies: half-precision copies of outputs, by name.
-    needs_half: whether it takes half precision. halves: its products are of factors in half
-        precision, which matrix units multiply where there are some. why_not: why it can't be
-        measured.
+    needs_half: whether half precision is needed. halves: factors of products are in half precision,
+        for matrix units if there are any. why_not: the reason why the case can't be measured.
     torch: the same in torch, in place or returned.
     kind, reference: cases of one kind have the same inputs, and the answer that `reference` gives
-        on NumPy; without a reference NumPy's own way is it. answer: what outputs are together.
+        on NumPy; without a reference NumPy runs the case itself. answer: name of all outputs.
     fields: other fields of results. counted: numbers whose rates a second are results, too.
     """
 
@@ -110,14 +109,14 @@ class KernelCase:
             call_by_name(partial(record, operations), record, tensors, self.values)
 
     def moved_bytes(self, arrays: Arrays) -> int:
-        """Return the bytes that have to be read and written."""
+        """Return the bytes to read and to write."""
         if self.bytes is not None:
             return self.bytes
         outputs = {*self.outputs, *self.uncompared, *self.copies}
         moved = 0
         for name, array in arrays.items():
             if name in outputs:
-                # Content to begin with means that it is read, too.
+                # An output with content is read, too.
                 moved += array.nbytes * (1 if np.isnan(array.flat[0]) else 2)
             elif name not in FEW_NUMBERS:
                 moved += array.nbytes
@@ -130,13 +129,13 @@ def call_by_name(
     tensors: Tensors,
     values: Mapping[str, Any],
 ) -> None:
-    """Call a function with the tensors and values that are named as its parameters.
+    """Call a function with the tensors and values of its parameters' names.
 
     Tensors NAME_0, NAME_1, ... are the list NAME, and "t" is the dict of all. A dataclass of
-    tensors, such as `Norm`, is made of the tensors named PARAMETER_FIELD or FIELD; fields that the
-    operation does not use may have any. Other parameters get None, or keep their defaults.
+    tensors, such as `Norm`, is made of the tensors named PARAMETER_FIELD or FIELD; unused fields
+    get any tensor. Other parameters get None, or keep their defaults.
 
-    declared: has the signature, the first parameter of which is left out.
+    declared: has the signature; its first parameter is left out.
     """
     given: dict[str, Any] = {"t": tensors}
     for key, tensor in tensors.items():
@@ -170,7 +169,7 @@ def call_by_name(
 class Sizes:
     """A model and the sequences of a batch, which give all cases their shapes.
 
-    updated: the model all of whose weights are updated in one case, by default the same.
+    updated: the model of the case that updates all weights, by default the same.
     """
 
     config: ModelConfig
@@ -208,7 +207,7 @@ class Sizes:
         return np.random.default_rng(2).standard_normal(_PERIOD, np.float32)
 
     def shape(self, letters: str) -> tuple[int, ...]:
-        """Return a shape that is spelled by the letters of `llmgpu.lm.ops`.
+        """Return a shape spelled by the letters of `llmgpu.lm.ops`.
 
         N rows, V table, C width, K width of keys, F feed-forward, H heads, T positions; 1 is 1. P
         and G: queries, keys and values, and gate and up, side by side.
@@ -229,11 +228,11 @@ class Sizes:
     ) -> KernelCase:
         """Return a case of an operation by its operands.
 
-        operands: ``name:SHAPE``, or ``name:SHAPE:h`` in half precision, which are random numbers;
+        operands: ``name:SHAPE``, or ``name:SHAPE:h`` in half precision, are random numbers;
             ``+name:SHAPE`` is written, ``*name:SHAPE`` is read and written.
-        given: returns content that is not random, of operands that need no shape then.
-        more: other fields of a case; sizes are by default the shape of the first operand. Names
-            that are no fields are values.
+        given: returns the content of operands that is not random; these need no shape.
+        more: other fields of a case, and values; sizes are by default the shape of the first
+            operand.
         """
         parts = _OPERAND.findall(operands)
 
@@ -270,7 +269,7 @@ def uneven_ids(
 
 
 def empty(*shape: int, dtype: Any = np.float32) -> Array:
-    """Return an array for outputs, full of NaN, which shows numbers left unwritten."""
+    """Return an array full of NaN for an output: numbers left unwritten stay NaN."""
     return np.full(shape, np.nan, dtype)
 
 
@@ -288,7 +287,6 @@ class Prepared:
     program: Program
 
     def run(self) -> None:
-        """Run it once, to the end."""
         self.operations.run(self.program)
         self.operations.wait_for_runs(0)
 
@@ -298,7 +296,7 @@ class Prepared:
 
 
 def prepare(operations: Operations, case: KernelCase, arrays: Arrays) -> Prepared:
-    """Put a case's arrays into tensors and record its operation."""
+    """Put the arrays of a case into tensors and record the operation."""
     tensors = {}
     for name, array in arrays.items():
         make = operations.parameters if name in UNIFORMS else operations.tensor
@@ -310,7 +308,7 @@ def prepare(operations: Operations, case: KernelCase, arrays: Arrays) -> Prepare
 
 
 def wrong_outputs(case: KernelCase, found: Prepared, expected: Prepared) -> list[str]:
-    """Return the outputs that differ from the expected ones, and copies that are not copies."""
+    """Return the outputs that differ from the expected outputs, and wrong copies."""
     wrong = []
     for name in case.outputs:
         total, values = name in case.total, (found.read(name), expected.read(name))
@@ -350,10 +348,10 @@ def same_values(found: Array, wanted: Array, tolerance: float, *, only_total: bo
 
 @dataclass
 class CaseBench:
-    """Cases that engines and torch carry out one after the other.
+    """Measures cases on engines and in torch, in turn.
 
     what: the part. budget: seconds after which no further run of a case starts.
-    cold: whether to fill a GPU's caches with other numbers before each run.
+    cold: whether to evict a GPU's caches before each run.
     numpy_seconds, torch_seconds: of the first case of a kind, by kind and sizes; torch's by device.
     """
 
@@ -369,7 +367,7 @@ class CaseBench:
     def measure_cases(
         self, engine: Engine, cases: Iterable[KernelCase], torch: Torch | None = None
     ) -> Iterator[Result]:
-        """Yield a result for each operation, and torch's after those that it has."""
+        """Yield a result for each case, followed by torch's if there is a way in torch."""
         self._inputs = None  # engines may take tables in other parts
         listed = list(cases)
         for index, case in enumerate(listed):
@@ -379,7 +377,7 @@ class CaseBench:
                 yield self.measure_torch(torch, case, engine)
 
     def measure_case(self, engine: Engine, case: KernelCase) -> Result:
-        """Compare a case's answer on an engine with NumPy's; where it is the same, time it."""
+        """Compare an engine's outputs with NumPy's; time the case if they are the same."""
         begun = self._begin(engine.name, case)
         operations = open_operations(engine.backend.device)
         why_not = case.why_not
@@ -410,7 +408,7 @@ class CaseBench:
         return self._add_speed_ups(result, engine, case, one_run)
 
     def measure_torch(self, torch: Torch, case: KernelCase, engine: Engine | None = None) -> Result:
-        """Measure the same in torch; engine: whose limits its rates are shares of."""
+        """Measure a case in torch; engine: its limits are the base of shares."""
         begun = replace(self._begin(torch.name, case), peer=True)
         assert case.torch is not None
         self.progress(f"{self.what}: {torch.name}, {case.variant}", 0, 1)
@@ -419,7 +417,7 @@ class CaseBench:
             tensors = {name: torch.tensor(array.copy()) for name, array in arrays.items()}
             compute = partial(case.torch, torch.module, tensors)
             found = compute().detach().cpu().numpy()
-            # Before it runs again: some ways add to their output, which `found` may share.
+            # Compare before the next run: some ways add to their output, and `found` may share it.
             (output,) = case.outputs
             right = same_values(found, expected.read(output), case.tolerance)
             result = _compared(begun, case, [] if right else [output])
@@ -438,10 +436,10 @@ class CaseBench:
         return Result(self.what, engine, job=case.sizes, variant=case.variant, note=case.note)
 
     def _reference(self, case: KernelCase) -> tuple[Arrays, Prepared, float]:
-        """Return a case's arrays, NumPy's answer, and its seconds; of one kind only once."""
+        """Return arrays, NumPy's answer and its seconds; computed once for cases of one kind."""
         key = (*case.key, case.reference)
         if self._inputs is None or self._inputs[0] != key or not case.kind:
-            self._inputs = None  # its memory is free before more is asked for
+            self._inputs = None  # free its memory before asking for more
             arrays = case.make()
             own = replace(case, record=case.reference or case.record)
             expected = prepare(open_operations(None), own, arrays)
@@ -451,7 +449,7 @@ class CaseBench:
     def _add_speed_ups(
         self, result: Result, engine: Engine, case: KernelCase, one_run: float
     ) -> Result:
-        """Add how much faster than NumPy and torch it is, by their first way of the kind."""
+        """Add the speed-ups over NumPy and torch, over their first way of the kind."""
         by_torch, on_numpy = None, engine.backend is NUMPY
         if on_numpy:
             self.numpy_seconds.setdefault(case.key, result.median)
@@ -460,7 +458,7 @@ class CaseBench:
             cuda, cpu = (self.torch_seconds.get((device, *case.key)) for device in ("cuda", "cpu"))
             by_torch = cuda if "NVIDIA" in engine.name and cuda is not None else cpu
         else:
-            # Every such case is run by NumPy, if only to be compared.
+            # NumPy has run every such case, if only for the comparison.
             by_numpy = None if on_numpy else by_numpy or one_run
         return replace(
             result,

@@ -1,9 +1,9 @@
 """The embedding's lab: ways to look rows up and to add gradients to them, as cases of kernels.
 
 Tables and tokens have the sizes of three models. Transfers are left out: tables and tokens are in
-place before. Bytes a second are those that have to be read and written, each row once, over the
-time; caches that keep rows from one run to the next can lift them above a copy's. A laboratory
-exercise that this follows counts the output alone; that rate is a result, too.
+place before. Bytes a second are the bytes to read and to write, each row once, over the time;
+caches that keep rows from one run to the next can lift this rate above a copy's. The laboratory
+exercise that the lab follows counts the output alone; its rate is a result, too.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ BACKWARD = "backward"
 REPEATED = "backward, 2 % of the tokens the same"
 COMPACT = "backward, rows of distinct tokens alone"
 GRADIENTS = (BACKWARD, REPEATED, COMPACT)
-REPEATED_SHARE = 50  # one token in 50 is the same as others
-BLOCK = 1_000_003  # random numbers; prime, so that no two rows made of them are the same
-TABLE_COPIES = 8  # for which the host needs memory, if not more
+REPEATED_SHARE = 50  # one token in 50 is a repeated token
+BLOCK = 1_000_003  # random numbers; a prime, so that no two rows repeat the same numbers
+TABLE_COPIES = 8  # the host needs memory for so many, if not more
 SOFTWARE_TABLE_BYTES = 32 << 20
 QUICK_TABLE_BYTES = 64 << 20
 QUICK_SOFTWARE_TABLE_BYTES = 8 << 20
@@ -152,7 +152,7 @@ Way = str | Callable[..., Any]  # an operation's name, or a function as `KernelC
 class Kind:
     """The ways to do one kind of work, by name, on each engine.
 
-    reference: the way that gives the answer on NumPy.
+    reference: the way whose answer on NumPy is the right one.
     """
 
     reference: Way
@@ -248,14 +248,14 @@ class Lab:
         return self.tokens * self.width * 4
 
     def describe(self) -> str:
-        """Return one line for people."""
+        """Return the sizes as a line for people."""
         table = by(self.vocab_size, self.width)
         return f"{self.model}: table {table}, {self.batch} x {self.seq_len:,} tokens"
 
     def scaled_to(self, table_bytes: int) -> Lab:
         """Return the lab with a table of at most this size, and proportionally fewer tokens.
 
-        Rows stay as long as they are, and tokens repeat as often as they do.
+        The length of rows stays the same, and so does the share of repeated tokens.
         """
         scale = 1
         while self.table_bytes > table_bytes * scale:
@@ -311,7 +311,7 @@ class Lab:
         return arrays | {"out": empty(self.tokens, self.width)}
 
     def moved_bytes(self, kind: str) -> int:
-        """Return the bytes that have to be read and written, rows of several tokens once."""
+        """Return the bytes to read and to write; a row counts once, even for several tokens."""
         row = self.width * 4
         rows = len(np.unique(self.token_ids(kind))) * row
         moved = {
@@ -359,7 +359,7 @@ LABS = (
 def measure_embedding(
     engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
-    """Yield the result of each engine's ways in each lab, NumPy's and torch's before others'."""
+    """Yield the result of each way in each lab: NumPy's, then torch's, then those of GPUs."""
     for lab, own_engines in _labs(engines, options):
         budget = QUICK_BUDGET if options.quick else BUDGET
         bench = CaseBench(EMBEDDING, options, progress, budget)
@@ -378,7 +378,7 @@ def measure_embedding(
 
 
 def _measure_torch(bench: CaseBench, lab: Lab, engines: Sequence[Engine]) -> Iterator[Result]:
-    """Yield the result of each of torch's ways on the devices that engines are compared with."""
+    """Yield the results of torch's ways, on each device that some engine is compared with."""
     try:
         devices = {torch.device: torch for torch in map(Torch.beside, engines)}
     except ImportError:
@@ -395,7 +395,8 @@ def _measure_torch(bench: CaseBench, lab: Lab, engines: Sequence[Engine]) -> Ite
 def _labs(engines: Sequence[Engine], options: BenchOptions) -> list[tuple[Lab, list[Engine]]]:
     """Return labs with the engines that work in each; NumPy works in all of them.
 
-    A lab is as large as suits an engine; one for the ways that take no table in parts may follow.
+    The size of a lab suits its engines. Where a table is larger than a binding, a smaller lab
+    follows for the ways that can't take a table in parts.
     """
     free = free_memory()
     host = sys.maxsize if free is None else free // TABLE_COPIES

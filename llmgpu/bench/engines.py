@@ -1,4 +1,4 @@
-"""What is measured, the CPU and opened adapters, and the machine that it is measured on."""
+"""Engines, which are the CPU and opened adapters, and the description of the machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken", 
 class Engine:
     """A backend, and the seconds that opening its device took (importing wgpu included).
 
-    again: whether the same adapter is another engine, too, by another driver.
+    again: whether another engine is the same adapter through another driver.
     """
 
     backend: Backend
@@ -37,7 +37,7 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """What tables call it where kernels are measured."""
+        """Name in tables of kernels, which NumPy computes on the CPU."""
         device = self.backend.device
         if device is None:
             return NUMPY_ENGINE
@@ -45,7 +45,7 @@ class Engine:
 
     @property
     def host_name(self) -> str:
-        """What tables call it where the CPU engine computes what it can."""
+        """Name in other tables, where the CPU engine computes on the CPU."""
         return cpu_engine() if self.backend.device is None else self.name
 
     @property
@@ -55,15 +55,16 @@ class Engine:
 
 
 def cpu_engine() -> str:
-    """Return the name of what computes on the CPU: the engine in C, or NumPy in its place."""
+    """Return the name of the CPU engine: in C, or NumPy in its place."""
     return NUMPY_ENGINE if library() is None else C_ENGINE
 
 
 def open_engines(devices: Sequence[str]) -> tuple[list[Engine], dict[str, str]]:
-    """Open what ``--device`` values name; ``all`` is the CPU and every adapter. No engine twice.
+    """Open the engines of ``--device`` values; ``all`` is the CPU and every adapter.
 
     With ``all``, adapters that Dawn lists, too, are engines `again`, unless LLMGPU_DRIVER is set.
-    Returns the engines and, by name, why adapters that only ``all`` names could not be opened.
+    Returns the engines, none twice, and the reasons why adapters that only ``all`` names could not
+    be opened, by name.
 
     Raises:
         DeviceError: a name matches nothing, or its adapter can't be opened.
@@ -95,7 +96,7 @@ def _open(info: AdapterInfo) -> Backend:
 
 
 def describe_machine(engines: Sequence[Engine]) -> Machine:
-    """Return what this machine is, with the adapters among `engines`."""
+    """Return the description of this machine, with the adapters among `engines`."""
     opened = [(e.name, e.backend.device) for e in engines if e.backend.device is not None]
     adapters = ((name, device.adapter, device.subgroup_size) for name, device in opened)
     return Machine(
@@ -119,7 +120,7 @@ def package_version(name: str) -> str | None:
 
 
 def git_commit(root: Path) -> str | None:
-    """Return the commit of the checkout at `root` (with "+changes" if it has any), else None."""
+    """Return the commit of a checkout, followed by "+changes" if there are any; else None."""
     if not (root / ".git").exists():
         return None
     command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*"]

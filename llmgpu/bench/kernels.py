@@ -1,9 +1,9 @@
 """The operations of a language model, one at a time: cases of layers and of generating.
 
 Each operation runs alone, at the sizes of a training step of GPT-2 small on a GPU and of a tiny
-model where a CPU computes. Between the runs of a GPU its caches are filled with other numbers.
-Speed-ups are over NumPy's median at the same sizes, or where NumPy is not measured at these, over
-the one run that was compared. Kernels that only the embedding's lab compares are not cases here.
+model where a CPU computes. The caches of a GPU are evicted between runs. Speed-ups are over NumPy's
+median at the same sizes or, if NumPy is not measured at these sizes, over its one run for the
+comparison. Kernels of the embedding's lab are not cases here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from llmgpu.lm.ops.tensor import AttentionShape
 from llmgpu.progress import Progress
 
 CASE_SECONDS, QUICK_CASE_SECONDS = 0.5, 0.05  # after which no further run of a case starts
-# Of a case whose outputs are rounded, for matrix units: NumPy and a GPU may round to neighbours.
+# Of cases with rounded outputs, for matrix units: NumPy and a GPU may round to neighbours.
 HALVES: dict[str, Any] = {"where": "to half precision", "needs_half": True, "tolerance": 2e-3}
 SCORE_OPERATIONS = 4  # for each pair of query and key, beside products: scale, maximum, exp, sum
 MANY_ROWS = 64
@@ -45,7 +45,7 @@ NORM_AND_PRODUCTS_TOLERANCE = 1e-4
 
 
 def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Lookup, its gradient, and zeros."""
+    """Lookups and their gradients; zeros."""
     rows, width, tokens = s.rows, s.config.dim, s.tokens()
     distinct = len(np.unique(tokens))
     table = by(*s.shape("VC"))
@@ -78,7 +78,7 @@ def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
 
 
 def norm_cases(s: Sizes) -> Iterator[KernelCase]:
-    """RMS norm and its gradients."""
+    """RMS norm and the gradients of a norm."""
     rows, width = s.rows, s.config.dim
     operands, operations = "x:NC weight:C +out:NC{} +inverse_rms:N", rows * (4 * width + 3)
     yield s.case("rms_norm", operands.format(""), operations, epsilon=EPSILON)
@@ -93,7 +93,7 @@ def norm_cases(s: Sizes) -> Iterator[KernelCase]:
 
 
 def linear_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Biases; matrix products of the feed-forward network, of the output layer, and of one row."""
+    """Biases; matrix products of the feed-forward network, the output layer and a single row."""
     size = s.rows * s.config.dim
     yield s.case("add_bias", "*x:NC bias:C", size)
     yield s.case("bias_backward", "grad_out:NC *grad_bias:C", size)
@@ -119,7 +119,7 @@ def _product(s: Sizes, rows: str, where: str, *, half: bool = False) -> KernelCa
 
 
 def _products(s: Sizes, outputs: str, where: str, *, halves: bool = False) -> Iterator[KernelCase]:
-    """Yield a linear layer and its gradients; halves: of factors in half precision."""
+    """Yield a linear layer and both gradients; halves: factors are in half precision."""
     rows, width, (m,) = s.rows, s.config.dim, s.shape(outputs)
     half = ":h" * halves
     more: dict[str, Any] = {"operations": 2 * rows * width * m, "where": where}
@@ -152,7 +152,7 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
     yield from _rotation_cases(s, sizes)
     heads = (config.heads, config.kv_heads, config.head_dim)
     shape = AttentionShape(s.sequences, config.seq_len, *heads)
-    # How many keys all queries of all heads see together: a query sees those up to its own.
+    # Pairs of a query and a key, in all heads: a query sees the keys up to its own position.
     pairs = shape.batch * shape.heads * shape.seq * (shape.seq + 1) // 2
 
     # `out` and `log_sum_exp` are inputs of the backward pass: any numbers make the same work, if
@@ -196,7 +196,7 @@ def _rotation_cases(s: Sizes, sizes: str) -> Iterator[KernelCase]:
 
 
 def generating_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Passing a new token through a layer, and choosing the next one."""
+    """Passing a new token through a layer, and choosing the next token."""
     for rows, half in ((1, False), (1, True), (MANY_ROWS, False)):
         yield from _new_token_cases(s, rows, half=half)
     last = np.array([[s.config.seq_len - 1], [0]], np.uint32)
@@ -205,7 +205,7 @@ def generating_cases(s: Sizes) -> Iterator[KernelCase]:
 
 
 def _new_token_cases(s: Sizes, rows: int, *, half: bool) -> Iterator[KernelCase]:
-    """A layer's first products with what follows, and the inside of its feed-forward network."""
+    """Queries, keys and values of new tokens, and the inside of the feed-forward network."""
     config = s.config
     dim, kv_dim, length = config.query_dim, config.kv_dim, config.seq_len
     kind = np.float16 if half else np.float32
@@ -217,7 +217,7 @@ def _new_token_cases(s: Sizes, rows: int, *, half: bool) -> Iterator[KernelCase]
     def case(
         name: str, operands: str, products: int, width: int, given: Callable[[], dict[str, Array]]
     ) -> KernelCase:
-        """Return a case; products: columns that are multiplied. width: columns that are read."""
+        """Return a case; products: columns of the product. width: columns of the output."""
 
         def make() -> dict[str, Array]:
             return given() | {
@@ -255,7 +255,7 @@ def _new_token_cases(s: Sizes, rows: int, *, half: bool) -> Iterator[KernelCase]
 
 
 def _cache_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
-    """Attention of one token to those before it, and filling their cache. last: its place."""
+    """Attention of one token to earlier tokens, and filling the cache. last: the token's place."""
     config = s.config
     length, heads = config.seq_len, (config.heads, config.kv_heads, config.head_dim)
     yield s.case(
@@ -287,7 +287,7 @@ def _cache_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
 
 
 def _choice_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
-    """The choice of the next token from the logits. last: its place."""
+    """The choice of the next token from the logits. last: the token's place."""
     count = s.config.vocab_size
     more: dict[str, Any] = {"tolerance": 0, "idle": 0, "step": 0, "count": count}
     token, chosen = np.zeros(1, np.uint32), np.zeros((1, 1), np.uint32)
@@ -300,14 +300,14 @@ def _choice_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
         0,
         lambda: {"found": np.zeros((1, 1 + k, 2), np.uint32)},
         sizes=f"{k} of {count:,}",
-        total=("found",),  # ids are found in no order: of the pairs only the sums are the same
+        total=("found",),  # ids are found in no order, so only sums are the same
         k=k,
         **more,
     )
     values = s.normal(k)
     pairs = np.zeros((1, 1 + k, 2), np.uint32)
     pairs[0, 0, 0], pairs[0, 1:, 0] = k, np.arange(k)
-    # Positive numbers, in the order that `find_largest` writes.
+    # Bits of positive numbers, inverted as `find_largest` writes them.
     pairs[0, 1:, 1] = ~(np.abs(values).view(np.uint32) | np.uint32(1 << 31))
     draws = np.array([[[0.5, 1, 1, k]]], np.float32)
     drawn = given | {"found": pairs, "draws": draws}
@@ -382,7 +382,7 @@ def measure_kernels(
 
 
 def choose_sizes(engine: Engine, *, quick: bool) -> tuple[Sizes, str]:
-    """Return the sizes for an engine, and a line where they are not those of GPT-2 small."""
+    """Return the sizes for an engine, and a line on differences from GPT-2 small."""
     narrow = preset("tiny", 512, layers=12, dim=64, ffn_dim=192)
     if engine.backend.is_software:
         config = preset("tiny", 512, seq_len=32 if quick else 128)

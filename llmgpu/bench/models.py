@@ -1,14 +1,14 @@
 """Measuring language models: training steps, and tokens per second of generating.
 
-A job fixes the model, its first weights and the batches, so that losses can be compared; times are
-given only after that. Ids are random, but as unevenly frequent as words are. Steps that would take
-NumPy minutes are compared with it on a cut model, of the same width and vocabulary, and with torch
-as they are. Where torch is installed, it takes the same steps from the same weights, in turns with
+A job fixes the model, the first weights and the batches, so that losses can be compared before
+times are given. Ids are random, but as unevenly frequent as words. If steps would take NumPy
+minutes, they are compared with NumPy on a cut model of the same width and vocabulary, and with
+torch uncut. If torch is installed, torch takes the same steps from the same weights, in turns with
 the engine.
 
-Generating takes the likeliest ids, with random weights, after the ids that a tiny model gives were
-compared with NumPy's. All weights have to be read for each token of a sequence alone, and once for
-those of a batch: that is the limit that shares are of.
+Generating takes the likeliest ids, with random weights, after the ids of a tiny model were compared
+with NumPy's. Each step reads all weights, for a sequence alone as for a batch: shares are of this
+limit.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from llmgpu.progress import Progress
 SEED = 1
 CHECKED_STEPS = 3
 LEARNING_RATE = 1e-4
-SMALL_OPERATIONS = 50e9  # of a step that NumPy and torch take on a CPU in a moment
+SMALL_OPERATIONS = 50e9  # of the largest step that is quick on a CPU
 CUT_LAYERS, CUT_TOKENS = 2, 64  # of a larger job, for a comparison with NumPy
 TOLERANCE = 1e-3  # of a loss, relative
 VARIANTS: dict[Precision, str] = {"f32": "float32", "f16": "mixed precision"}
-RUN_SECONDS = 0.5  # that a run takes about, if a step is shorter
+RUN_SECONDS = 0.5  # length of a run, about, if a step is shorter
 RUN_STEPS = 10  # in the longest run
 ENGINE_SECONDS, QUICK_ENGINE_SECONDS = 15.0, 2.0  # after which no further run starts
 GENERATING_SECONDS = 10.0  # after which no further run starts
-PROMPT = range(16)  # ids that each sequence begins with
+PROMPT = range(16)  # first ids of each sequence
 # With the table as output layer, random weights repeat the last id.
 COMPARED = preset("tiny", 512, layers=2, seq_len=64, tied=False)
 COMPARED_TOKENS = 24
@@ -59,7 +59,7 @@ COMPARED_TOKENS = 24
 class StepJob:
     """Training steps: the same weights and the same batches for llmgpu and torch.
 
-    name: of the preset. sequences: in a batch, of which a step takes one.
+    name: of the preset. sequences: in the batch of a step.
     """
 
     name: str
@@ -88,21 +88,21 @@ class StepJob:
         )
 
     def batches(self) -> list[Batch]:
-        """Return the batches of the first steps: ids and the ids that follow them."""
+        """Return the batches of the first steps: ids and the following ids."""
         generator = np.random.default_rng(SEED)
         shape = (CHECKED_STEPS, self.sequences, self.config.seq_len + 1)
         ids = uneven_ids(generator, self.config.vocab_size, shape)
         return [(step[:, :-1].copy(), step[:, 1:].copy()) for step in ids]
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
-        """Return the first weights, those of `Model.initialise`."""
+        """Return the first weights, as `Model.initialise` makes them."""
         return {
             weight.name: initial_values(SEED, index, weight)
             for index, weight in enumerate(self.config.weights())
         }
 
     def cut(self) -> StepJob:
-        """Return the same with few layers and tokens, which NumPy can do; itself if it is small."""
+        """Return a job with few layers and tokens, for NumPy; the job itself if it is small."""
         if self.is_small:
             return self
         layers, seq_len = min(self.config.layers, CUT_LAYERS), min(self.config.seq_len, CUT_TOKENS)
@@ -131,7 +131,7 @@ class OwnSteps:
     """The steps of a job by llmgpu on an engine."""
 
     def __init__(self, engine: Engine, job: StepJob, precision: Precision) -> None:
-        """Make the model, for which an engine may have no memory, or no half precision."""
+        """Make the model; LlmgpuError without enough memory or without half precision."""
         self.engine, self.job, self.precision = engine, job, precision
         self._operations = open_operations(engine.backend.device, fixed_products=True)
         options = job.options(precision)
@@ -141,7 +141,7 @@ class OwnSteps:
 
     @cached_property
     def first_losses(self) -> list[float]:
-        """Losses of the first CHECKED_STEPS steps, which are taken when they are asked for."""
+        """Losses of the first CHECKED_STEPS steps, taken at the first access."""
         self._take(CHECKED_STEPS)
         return [result.loss for result in self._trainer.results(CHECKED_STEPS)]
 
@@ -159,7 +159,7 @@ class OwnSteps:
 class TorchSteps:
     """The steps of a job by torch, eagerly in float32.
 
-    first_losses: of the first CHECKED_STEPS steps, which are taken at once.
+    first_losses: of the first CHECKED_STEPS steps, taken by the constructor.
     """
 
     def __init__(self, job: StepJob, torch: Torch) -> None:
@@ -192,7 +192,7 @@ class TorchSteps:
         return timed(lambda: self._torch.finish(take_all))[0] / count
 
     def _take(self) -> Any:
-        """Take a step on the next batch; return its mean cross-entropy."""
+        """Take a step on the next batch; return the mean cross-entropy."""
         module = self._torch.module
         tokens, targets = self._batches[self._step % len(self._batches)]
         self._step += 1
@@ -210,10 +210,10 @@ class TorchSteps:
 
 @dataclass
 class TrainBench:
-    """Engines that take the steps of their jobs, in turns with torch.
+    """Measures engines at the steps of their jobs, in turns with torch.
 
-    numpy_losses, numpy_seconds: results of NumPy, by the job. reported: results of torch that there
-    are already, by its name and the job.
+    numpy_losses, numpy_seconds: results of NumPy, by the job. reported: torch's name and the job of
+    each result of torch so far.
     """
 
     options: BenchOptions
@@ -223,7 +223,7 @@ class TrainBench:
     reported: set[tuple[str, str]] = field(default_factory=set)
 
     def measure_engine(self, engine: Engine, precision: Precision) -> Iterator[Result]:
-        """Yield an engine's result, and that of torch on the same job if there is none yet."""
+        """Yield an engine's result, and torch's result at a new job."""
         job = choose_job(engine, quick=self.options.quick)
         begun = Result(TRAIN, engine.host_name, job=str(job), variant=VARIANTS[precision])
         self.progress(f"{TRAIN}: {engine.name}, comparing", 0, 1)
@@ -293,8 +293,8 @@ class TrainBench:
         return replace(result, kernels=kernels, **more)
 
     def _take_turns(self, name: str, both: Sequence[OwnSteps | TorchSteps]) -> list[list[float]]:
-        """Return the seconds a step of several runs, which alternate."""
-        # Short steps are repeated in a run, since a single one says little.
+        """Return the seconds a step of several runs, each in turn."""
+        # A run repeats short steps, since the time of a single step says little.
         counts = [max(1, min(RUN_STEPS, int(RUN_SECONDS / steps.time(1)))) for steps in both]
         seconds: list[list[float]] = [[] for _ in both]
         budget = QUICK_ENGINE_SECONDS if self.options.quick else ENGINE_SECONDS
@@ -306,7 +306,7 @@ class TrainBench:
 
 
 def _open_torch(engine: Engine, job: StepJob) -> tuple[Result, TorchSteps | None]:
-    """Let torch take the first steps of a job; its result says why if it can't."""
+    """Let torch take the first steps of a job; the note of its result is the reason if not."""
     try:
         torch = Torch.beside(engine)
     except ImportError:
@@ -324,7 +324,7 @@ def _open_torch(engine: Engine, job: StepJob) -> tuple[Result, TorchSteps | None
 def measure_train(
     engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
-    """Yield the results of each engine, in single and where it has it in half precision."""
+    """Yield the results of each engine, in single and, if possible, in half precision."""
     bench = TrainBench(options, progress)
     for engine in engines:
         for precision in VARIANTS:
@@ -334,7 +334,7 @@ def measure_train(
 
 
 def losses_agree(found: Sequence[float], wanted: Sequence[float]) -> bool:
-    """Whether losses are the same within TOLERANCE; what is not finite agrees with nothing."""
+    """Whether losses are finite and the same within TOLERANCE."""
     return bool(np.isfinite(found).all()) and np.allclose(found, wanted, rtol=TOLERANCE, atol=0)
 
 
@@ -349,7 +349,7 @@ def _with_steps(result: Result, job: StepJob, seconds: list[float]) -> Result:
 
 @dataclass(frozen=True)
 class GenerateJob:
-    """Sequences of a batch that are continued by `tokens` ids each."""
+    """Sequences of a batch, each continued by `tokens` ids."""
 
     name: str
     config: ModelConfig
@@ -364,7 +364,7 @@ class GenerateJob:
 
 
 def choose_sequences(engine: Engine, *, quick: bool) -> list[GenerateJob]:
-    """Return what an engine does: GPT-2 small on a GPU, a tiny model where a CPU computes."""
+    """Return the jobs of an engine: GPT-2 small on a GPU, a tiny model where a CPU computes."""
     if engine.backend.is_software:
         config, name, many, tokens = preset("tiny", 512), "tiny", 8, 4 if quick else 64
     else:
@@ -404,14 +404,14 @@ def measure_generate(
 def _measured(result: Result, engine: Engine, job: GenerateJob, runs: int) -> Result:
     """Return a result with times; LlmgpuError for an engine without enough memory."""
     generator = Generator(_model(engine, job.config), sequences=job.sequences)
-    _continue(generator, job.sequences, min(8, job.tokens))  # compiles what is not yet
+    _continue(generator, job.sequences, min(8, job.tokens))  # compiles kernels
     seconds = [
         timed(lambda: _continue(generator, job.sequences, job.tokens))[0]
         for _ in runs_within(runs, GENERATING_SECONDS)
     ]
     tokens = job.sequences * job.tokens
     result = result.timed(seconds, {"tokens": tokens}, clock="host", tokens=tokens)
-    # The table is read as the output layer, where the two are one.
+    # With tied weights the table is read as the output layer.
     floor = measure_limits(engine.backend).floor(job.tokens * 4 * job.config.parameters, 0)
     return replace(result, share_of_floor=floor / result.median)
 
@@ -423,7 +423,7 @@ def _model(engine: Engine, config: ModelConfig) -> Model:
 
 
 def _continue(generator: Generator, sequences: int, tokens: int) -> list[tuple[int, int | None]]:
-    """Continue prompts that differ, each by the likeliest ids."""
+    """Continue different prompts by the likeliest ids."""
     greedy = SamplingOptions(temperature=0)
     prompts = [[(k + 7 * number) % 499 for k in PROMPT] for number in range(sequences)]
     requests = [Request(prompt, tokens, Sampler(greedy)) for prompt in prompts]

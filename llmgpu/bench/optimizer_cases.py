@@ -23,7 +23,7 @@ from llmgpu.lm.optimizers.adamw_8bit import BLOCK, BlockCodes, CodedMoments
 from llmgpu.lm.optimizers.muon import ITERATIONS, MUON, Momentum
 
 TENSORS = 110  # of a model with 12 layers
-LEARNING_RATE = 0.1  # large, so that an update changes what is compared
+LEARNING_RATE = 0.1  # large, so that an update changes weights visibly
 STEP = 10
 ADAMW_OPERATIONS = 15  # for each number: clipping 1, moments 7, denominator 3, decay 1, step 3
 CODING_OPERATIONS = 20  # for each number: two codes to numbers and back, and the largest of a block
@@ -77,7 +77,7 @@ def adamw_cases(s: Sizes) -> Iterator[KernelCase]:
 
 
 def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Updates whose moments are 8-bit codes."""
+    """Updates with moments in 8-bit codes."""
     blocks = -(-s.vocabulary * s.config.dim // BLOCK)
     codes = np.resize(np.arange(1, 128, dtype=np.uint8), blocks * BLOCK)
     scales = np.ones(blocks, np.float32)
@@ -99,7 +99,7 @@ def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
 
 
 def row_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Updates of the rows that a batch has touched."""
+    """Updates of the rows of a batch's tokens."""
     rows = np.unique(s.tokens())
     sizes = f"{len(rows):,} rows of {by(*s.shape('VC'))}"
     touched = len(rows) * s.config.dim
@@ -114,7 +114,7 @@ def row_cases(s: Sizes) -> Iterator[KernelCase]:
         bytes=28 * touched + 4 * len(rows),
     )
     yield plain
-    # Rows that are not touched have no copy to compare.
+    # Other rows have no copy to compare.
     yield replace(with_copy, copies={}, bytes=30 * touched + 4 * len(rows))
 
 
@@ -134,15 +134,15 @@ def muon_cases(s: Sizes) -> Iterator[KernelCase]:
         record=record,
     )
     yield case
-    # The factors of its products are in half precision.
+    # Factors of products are in half precision.
     yield replace(_with_copy(case, s.shape("FC")), tolerance=2e-3)
 
 
 def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
     """Updating all weights of a model and their half-precision copies, in two ways.
 
-    In one kernel a tensor, which writes the copy of a number that it has just computed; or in two,
-    where another dispatch for each of the 110 tensors of 12 layers reads it again.
+    One kernel a tensor writes a weight and its copy; or a second kernel, one more dispatch for each
+    of the 110 tensors of 12 layers, reads the weights again to write the copies.
     """
     config = s.updated or s.config
     weights = list(config.weights())
@@ -208,7 +208,7 @@ def _with_and_without_copy(
 ) -> Iterator[KernelCase]:
     """Yield an update without a half-precision copy of the parameter, then with one.
 
-    state: makes the state that is updated of a case's tensors.
+    state: returns the optimizer's state, made of a case's tensors.
     """
 
     def record(ops: Operations, t: Tensors) -> None:

@@ -100,7 +100,7 @@ def _head(record: Record) -> Iterator[str]:
 
 
 def _about(what: str) -> list[str]:
-    """Return the title of a part, and the introduction to one that is known."""
+    """Return the title of a part, and the introduction to a known part."""
     return [escape_text(text) for text in _PARTS.get(what, (what,))]
 
 
@@ -133,7 +133,7 @@ def _table(table: ResultTable, record: Record, software: Set[str]) -> list[str]:
 
 
 def _next_to_peers(tables: Sequence[ResultTable]) -> list[str]:
-    """Return a chart for each kernel that another program was measured at."""
+    """Return a chart for each kernel with results of other programs."""
     kernels: dict[str, dict[str, Result]] = {}
     for table in tables:
         for result in table.results:
@@ -149,7 +149,7 @@ def _next_to_peers(tables: Sequence[ResultTable]) -> list[str]:
 
 
 def _engine_charts(table: ResultTable, record: Record) -> list[str]:
-    """Return the roofline of an engine whose limits are known, and shares of its limits."""
+    """Return the roofline of an engine, if its limits are known, and shares of its limits."""
     limits = record.limits.get(table.title)
     dots = {k: dot for k, result in enumerate(table.results) if (dot := dot_of(result))}
     if limits is None or not dots:
@@ -186,7 +186,7 @@ def _details(result: Result, *, is_open: bool) -> list[str]:
 
 
 def result_bars(table: ResultTable) -> list[str]:
-    """Return the chart of a job: how fast each is at it, by a rate or else by the median time."""
+    """Return the chart of a job: the rates of all results, or else median times."""
     rate = common_rate(table.results)
     bars = []
     for result in table.results:
@@ -215,7 +215,7 @@ def share_bars(table: ResultTable) -> list[str]:
 
 
 def kernel_bars(seconds: Mapping[str, float], caption: str) -> list[str]:
-    """Return the chart of the time in each kernel, the longest first; by their names."""
+    """Return the chart of the time in each kernel, by name, the longest first."""
     longest = sorted(seconds.items(), key=lambda item: -item[1])
     total = sum(seconds.values()) or 1.0
     shown, others = longest[:MOST_KERNELS], longest[MOST_KERNELS:]

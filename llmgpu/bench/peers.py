@@ -1,17 +1,17 @@
-"""The programs that llmgpu is compared with, if they are installed.
+"""Other programs beside llmgpu, measured if they are installed.
 
 Most peers cut text with a regular expression over characters, as
-`llmgpu.bpe.interchange.token_tables` spells it for each engine; on valid UTF-8 it means what the
-pattern means over bytes.
+`llmgpu.bpe.interchange.token_tables` spells it for each engine; on valid UTF-8 the expression means
+the same as the pattern over bytes.
 
-Hugging Face's tokenizers, rustbpe and gigatoken train. A vocabulary's merges decide all of it, so
-merges are what is compared; rustbpe says only which tokens its merges make, so tokens are compared
-there. Only Hugging Face's trainer has a minimum frequency and stops there: each peer is asked for
-as many merges as llmgpu found.
+Hugging Face's tokenizers, rustbpe and gigatoken train. Merges determine a vocabulary, so merges are
+compared; rustbpe returns only the tokens of its merges, so its tokens are compared. Only Hugging
+Face's trainer has a minimum frequency and stops there: each peer is asked for as many merges as
+llmgpu found.
 
 Hugging Face's tokenizers, tiktoken and gigatoken tokenize. Each gets the vocabulary as `llmgpu
-export` writes it, and is to give the same ids. Text that spells a special token is text to them, as
-it is here.
+export` writes it, and must give the same ids. Peers treat the spelling of a special token as text,
+as llmgpu does.
 
 PyTorch runs on one of its devices, with a model of its own operations, eagerly, as its users would.
 """
@@ -45,15 +45,15 @@ from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.layers import rotary_tables
 from llmgpu.processors import usable_processors
 
-# With pattern none a text would be one word, which peers take forever to merge.
+# With pattern none a text would be one word, and peers would take forever to merge it.
 EXPRESSIBLE = tuple(HUGGINGFACE)
-# Under each of them a pre-token ends after such a newline, no matter what is on either side.
+# Under each pattern a pre-token ends after such a newline, whatever follows.
 _PIECE_END = re.compile(r"(?<=\S)\n(?=\w)")
-TRAINING_PIECE = 1 << 16  # characters that a peer gets at a time; its threads take different pieces
-# Characters in a piece of a batch, at which each was fastest (of 2**8 to 2**20, two processors).
+TRAINING_PIECE = 1 << 16  # characters of a piece; threads of a peer take different pieces
+# Characters in a piece of a batch: the fastest of 2**8 to 2**20, on two processors.
 TOKENIZERS_PIECE = 1 << 12
 TIKTOKEN_PIECE = 1 << 18
-# gigatoken's names of patterns. Its olmo3 is Llama 3's, and rustbpe spells the same in another way.
+# gigatoken's names of patterns. Its olmo3 is Llama 3's pattern; rustbpe is another spelling of it.
 GIGATOKEN_SCHEMES = {
     "gpt2": "gpt2",
     "cl100k": "gpt4",
@@ -69,7 +69,7 @@ EncodeFile = Callable[[Path], NDArray[np.uint32]]
 
 @dataclass(frozen=True)
 class Peer:
-    """A package that llmgpu is compared with, and the patterns that it can cut text with."""
+    """Another program: its package, and the patterns that it knows."""
 
     package: str
     patterns: tuple[str, ...]
@@ -81,7 +81,7 @@ class Peer:
         return f"{self.package} {package_version(self.package) or ''}".rstrip()
 
     def why_not(self, pattern: str, *, is_utf8: bool) -> str | None:
-        """Return why it can't do a job on a text, as a line; None if it can."""
+        """Return the reason for leaving the peer out, as a line; None if it can do the job."""
         packages = (self.package, *self.needs)
         if None in map(package_version, packages):
             return f"not installed: pip install {' '.join(packages)}"
@@ -105,7 +105,7 @@ def pieces(text: str, characters: int) -> list[str]:
 
 
 def gigatoken_extension() -> Any:
-    """Load gigatoken's compiled part, which needs none of what the rest of it imports."""
+    """Load gigatoken's compiled part without the imports of its Python part."""
     package = importlib.util.find_spec("gigatoken")
     assert package is not None and package.origin is not None
     path = str(next(Path(package.origin).parent.glob("gigatoken_rs.*")))
@@ -130,7 +130,7 @@ class TrainingPeer(Peer):
     compared: str = "merges"
 
     def expected(self, vocabulary: Vocabulary) -> list[Any]:
-        """Return for a vocabulary of llmgpu what `train` returns."""
+        """Return a vocabulary of llmgpu in the form of `train`'s answers."""
         tokens = vocabulary.tokens
         merges = [(tokens[left], tokens[right]) for left, right, _ in vocabulary.merges.tolist()]
         return merges if self.compared == "merges" else [left + right for left, right in merges]
@@ -166,7 +166,7 @@ def byte_level(pattern: str) -> Any:
 
 
 def train_rustbpe(path: Path, pattern: str, vocab_size: int, target: Path) -> list[bytes]:
-    """Train rustbpe, with all processors; return what the merges make, first merge first."""
+    """Train rustbpe, with all processors; return the tokens of the merges, first merge first."""
     tokenizer = importlib.import_module("rustbpe").Tokenizer()
     text = iter(pieces(path.read_bytes().decode(), TRAINING_PIECE))
     tokenizer.train_from_iterator(text, vocab_size, pattern=expression_of(pattern, TIKTOKEN))
@@ -191,7 +191,7 @@ TRAINING_PEERS = (
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Send what native code prints to nowhere: it may not mix with results on stdout."""
+    """Discard output of native code, which must not mix with results on stdout."""
     kept = [(descriptor, os.dup(descriptor)) for descriptor in (1, 2)]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -281,7 +281,7 @@ CACHE_BYTES = 256 << 20  # more than any cache holds
 
 @dataclass(frozen=True)
 class Torch:
-    """The module, a device of it ("cpu" or "cuda"), and what tables call it there."""
+    """PyTorch on a device ("cpu" or "cuda"), with its name in tables."""
 
     module: Any
     device: str
@@ -289,9 +289,9 @@ class Torch:
 
     @classmethod
     def beside(cls, engine: Engine) -> Torch:
-        """Return torch as an engine is compared with it; float32 products without tf32.
+        """Return torch for the comparison with an engine; float32 products without tf32.
 
-        That is on cuda where torch has it and the engine is an NVIDIA GPU, otherwise on the CPU.
+        Torch runs on cuda if there is cuda and the engine is an NVIDIA GPU, otherwise on the CPU.
 
         Raises:
             ImportError: torch is not installed.
@@ -306,7 +306,7 @@ class Torch:
 
     @classmethod
     def on_gpu(cls, engine: Engine) -> Torch | None:
-        """Return torch on the NVIDIA GPU that an engine is, None where that is not possible."""
+        """Return torch on the same NVIDIA GPU as an engine, None for other engines."""
         with suppress(ImportError):
             if "NVIDIA" in engine.name and (torch := cls.beside(engine)).is_cuda:
                 return torch
@@ -318,7 +318,7 @@ class Torch:
         return self.device == "cuda"
 
     def tensor(self, array: NDArray[Any]) -> Any:
-        """Return an array on the device; ids, which torch wants to be signed, as int64.
+        """Return an array on the device; uint32 ids become int64, since torch needs signed ids.
 
         On a CPU a tensor shares the memory of an array of another type than uint32.
         """
@@ -350,24 +350,24 @@ class Torch:
         return times
 
     def free_memory(self) -> None:
-        """Release the memory of a GPU that torch keeps for later."""
+        """Release the memory of a GPU that torch has cached."""
         if self.is_cuda:
             self.module.cuda.empty_cache()
 
     def finish(self, function: Callable[[], Any]) -> None:
-        """Call a function, and wait for a GPU to do what it asks for."""
+        """Call a function, and wait until a GPU has finished."""
         function()
         if self.is_cuda:
             self.module.cuda.synchronize()
 
 
 def missing_torch(what: str, job: str) -> Result:
-    """Return the result of a part in which torch would have been compared."""
+    """Return the result of a part without torch."""
     return Result(what, "torch", peer=True, job=job, note=NOT_INSTALLED)
 
 
 def first_line(error: RuntimeError) -> str:
-    """Return why torch could not do something, such as missing memory, in a line."""
+    """Return the reason of a failure in torch, such as missing memory, in a line."""
     return str(error).partition("\n")[0]
 
 

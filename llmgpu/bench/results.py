@@ -79,7 +79,7 @@ class Times:
 
 @dataclass(frozen=True)
 class KernelTimes:
-    """Seconds in each kernel by its name; merges: of how many merges of a training, if of one."""
+    """Seconds in each kernel by name; merges: number of merges of a training, if it is one."""
 
     seconds: dict[str, float]
     total: float
@@ -89,15 +89,15 @@ class KernelTimes:
 
 @dataclass(frozen=True)
 class Result:
-    """What one engine or peer did in one job, in one way.
+    """The result of one engine or peer at one job, in one way.
 
     what: the part. engine: one of `HOST_ENGINES`, an adapter or a peer by its name. peer: whether
-    it is another program. correct: whether the answer was right, None where none was compared.
-    answer: what it was compared with. note: why something is missing or differs. clock: "gpu" or
-    "host".
-    job, variant: lines for people on the sizes and on the way of doing it.
-    text_bytes, vocab_size, pattern: the job where it is about text.
-    bytes, operations: what had to be moved and computed, from which rates and shares follow.
+    the engine is another program. correct: whether the answer was right, None without an answer.
+    answer: the reference of the comparison. note: the reason for a missing or different result.
+    clock: "gpu" or "host".
+    job, variant: lines for people on the sizes and on the way of doing the job.
+    text_bytes, vocab_size, pattern: the sizes of jobs on text.
+    bytes, operations: numbers of bytes moved and of operations, the base of rates and shares.
     """
 
     what: str
@@ -137,13 +137,13 @@ class Result:
 
     @property
     def median(self) -> float:
-        """Median of the runs of a result that has times."""
+        """Median of the runs; the result must have times."""
         assert self.seconds is not None
         return self.seconds.median
 
     @property
     def sizes(self) -> str:
-        """A line for people that says what was to be done."""
+        """A line for people on the sizes of the job."""
         if self.job:
             return self.job
         line = f"{quantity(self.text_bytes or 0, 'B')} of text, {self.vocab_size:,} ids"
@@ -170,7 +170,7 @@ class Result:
         return replace(self, seconds=times, **more)
 
     def or_why_not(self, measure: Callable[[], Result]) -> Result:
-        """Return the result of `measure`, or this one with the reason why it failed."""
+        """Return the result of `measure`, or after a failure this result with its reason."""
         try:
             return measure()
         except LlmgpuError as error:
@@ -178,7 +178,7 @@ class Result:
 
     @property
     def kind_and_way(self) -> tuple[str, str]:
-        """The variant in two: what an embedding does, with which its variant starts, and how."""
+        """The kind of work and the way of an embedding's variant; other variants are ways."""
         if self.what != EMBEDDING:
             return "", self.variant
         kind, _, way = self.variant.partition(": ")
@@ -186,12 +186,12 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """What the answer was compared with, otherwise why there is none."""
+        """The reference of the comparison, otherwise the reason why there is no answer."""
         return self.answer or self.note or "-"
 
     @property
     def verdict(self) -> str:
-        """Whether the answer is right in a word, otherwise why there is none."""
+        """Whether the answer is right, in a word, otherwise the reason why there is no answer."""
         return self.reason if self.correct is None else "right" if self.correct else "WRONG"
 
 
@@ -208,7 +208,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Machine:
-    """What was measured on, with the versions of the software; None for what is not installed."""
+    """The machine and the versions of its software; None for packages that are not installed."""
 
     platform: str
     cpu: str
@@ -228,7 +228,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class TextFacts:
-    """The text that was measured on."""
+    """The text of a benchmark."""
 
     source: str
     bytes: int
@@ -237,7 +237,7 @@ class TextFacts:
 
 @dataclass(frozen=True)
 class VocabularyFacts:
-    """The vocabulary that was given to tokenize with."""
+    """The given vocabulary of the part tokenize."""
 
     source: str
     fingerprint: str
@@ -245,7 +245,7 @@ class VocabularyFacts:
 
 @dataclass(frozen=True)
 class Limits:
-    """What an engine's memory and arithmetic can do, measured.
+    """Measured rates of an engine's memory and arithmetic.
 
     matrix_operations_per_second: of half-precision matrices with float32 sums, on matrix units.
     """
@@ -257,7 +257,7 @@ class Limits:
     def floor(self, nbytes: int, operations: int, *, halves: bool = False) -> float:
         """Return the fewest seconds for moving bytes and for operations at the same time.
 
-        halves: of half-precision matrices, which matrix units multiply where there are some.
+        halves: the operations multiply half-precision matrices, on matrix units if there are any.
         """
         matrix_rate = self.matrix_operations_per_second if halves else None
         rate = matrix_rate or self.operations_per_second
@@ -266,10 +266,11 @@ class Limits:
 
 @dataclass
 class Record:
-    """All results of a benchmark, to which results are added while it runs.
+    """All results of a benchmark. Results are added while the benchmark runs.
 
-    measured: when, in UTC. not_opened: why adapters could not be opened, by name. missing_peers:
-    what to install, by peer. limits: by engine. complete: whether it ran to its end.
+    measured: the time, in UTC. not_opened: reasons why adapters could not be opened, by name.
+    missing_peers: packages to install, by peer. limits: by engine. complete: whether the benchmark
+    ran to its end.
     """
 
     machine: Machine
@@ -308,7 +309,7 @@ class Record:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Results that stand together: of one job, or all kernels of one engine.
+    """Results of one table: of one job, or all kernels of one engine.
 
     what: the part. title: the job, or the engine. results: in the order of measuring.
     """
@@ -318,7 +319,7 @@ class ResultTable:
     results: list[Result]
 
     def row_name(self, result: Result) -> str:
-        """Return what tells a result apart from the others, for people."""
+        """Return the name of a result's row."""
         if self.what == KERNELS:
             return f"{result.variant or 'kernel'}: {result.sizes}"
         _, way = result.kind_and_way
@@ -326,7 +327,7 @@ class ResultTable:
 
     @property
     def answers(self) -> str:
-        """What answers were compared with and the notes on them, each once."""
+        """References of comparisons, and notes, each once."""
         compared = [result for result in self.results if result.correct is not None]
         said = [result.answer for result in compared] + [result.note for result in compared]
         return "; ".join(dict.fromkeys(text for text in said if text))
@@ -351,10 +352,10 @@ def load_record(path: str) -> Record:
 
 
 def read_record(plain: Any) -> Record:
-    """Return the record that JSON's types stand for; unknown fields are ignored.
+    """Return a record from JSON's types; unknown fields are ignored.
 
     Raises:
-        ValueError: it is not a record; the message continues a sentence that starts with a name.
+        ValueError: not a record; the message continues a sentence that starts with a file name.
     """
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise ValueError("is not a record of llmgpu bench: make one with -o FILE")
@@ -370,7 +371,7 @@ def read_record(plain: Any) -> Record:
 
 
 def _check_numbers(record: Record) -> None:
-    """Raise ValueError for a result without sizes, and for numbers that can't be divided by."""
+    """Raise ValueError for a result without sizes, and for divisors that are not above 0."""
     divisors = {
         f"limits.{name}": tuple(number for number in astuple(limits) if number is not None)
         for name, limits in record.limits.items()
@@ -394,7 +395,7 @@ def _read(kind: Any, value: Any, place: str) -> Any:
     if origin is types.UnionType:  # always "... | None"; a null stands for the default
         return _read(arguments[0], value, place)
     if kind in (int, float):
-        # Not all integers of JSON are numbers that can be calculated with.
+        # An integer of JSON may be too large for calculations.
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not abs(value) < 1e30:
             raise ValueError(f"{place} is not a number")

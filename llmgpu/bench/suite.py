@@ -1,12 +1,12 @@
 """The benchmark as a whole: the engines, jobs and parts, and the record of all results.
 
 The recount trainer passes the whole text through the device for every merge, and a software adapter
-computes on the CPU, so these get smaller jobs, which the trainers that they are compared with do,
-too. Every result states its sizes.
+computes on the CPU, so both get smaller jobs. The trainers beside them in a table do the same jobs.
+Every result states its sizes.
 
 The part start-up runs whole commands with little to do, each as a process of its own. Its floor is
-a Python that imports NumPy; the phases beside it are those that the command names with ``--json``.
-The rest is imports, devices and files.
+a Python that imports NumPy; the other phases are the phases in the command's ``--json`` report. The
+rest is imports, devices and files.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def measure_startup(
 
     def run(*arguments: str) -> tuple[Times, list[str]]:
         found = [_run(arguments) for _ in range(options.runs + (not options.quick))]
-        seconds, printed = zip(*found[-options.runs :], strict=True)  # the one before warms up
+        seconds, printed = zip(*found[-options.runs :], strict=True)  # an earlier run warms up
         return Times.of(seconds), list(printed)
 
     floor, _ = run("-c", "import numpy")
@@ -83,7 +83,7 @@ def measure_startup(
 
 
 def _commands(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield commands and what they do, in an order in which each finds its files."""
+    """Yield names and arguments of commands; each reads files of earlier commands."""
     text, line, vocabulary, run = (str(folder / name) for name in ("text", "line", "v.bin", "run"))
     Path(text).write_text(_LINE * 2000, encoding="ascii")
     Path(line).write_text(_LINE, encoding="ascii")
@@ -96,7 +96,7 @@ def _commands(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _run(arguments: Sequence[str]) -> tuple[float, str]:
-    """Run Python; return the seconds and what it printed."""
+    """Run Python; return the seconds and the printed text."""
     command = [sys.executable, *arguments]
     seconds, done = timed(partial(subprocess.run, command, capture_output=True, text=True))
     if done.returncode:
@@ -106,7 +106,7 @@ def _run(arguments: Sequence[str]) -> tuple[float, str]:
 
 
 def _phases(printed: str) -> dict[str, float]:
-    """Return the seconds of the phases in a summary, "work" where it has one number."""
+    """Return the seconds of a summary's phases; a single number is called "work"."""
     begin = max(printed.rfind("\n{"), 0)
     seconds = json.JSONDecoder().raw_decode(printed[begin:].lstrip())[0]["seconds"]
     named = seconds if isinstance(seconds, dict) else {"work": seconds}
@@ -131,10 +131,9 @@ QUICK_SOFTWARE_TRAIN_VOCAB_SIZE = 320
 
 
 class Benchmark:
-    """A benchmark that is ready to run, and the record that its results go to.
+    """A benchmark that is ready to run, and the record of its results.
 
-    record: has each result once it is complete, so that what was measured is there even if the run
-    is interrupted.
+    record: gets each result as soon as it is complete, so an interrupted run loses none.
     """
 
     def __init__(self, options: BenchOptions) -> None:
@@ -176,7 +175,7 @@ class Benchmark:
         parts = [part for part in MODEL_PARTS if part in options.parts]
         for number, engine in enumerate(engines if set(parts) - {STARTUP} else ()):
             progress("limits", number, len(engines))
-            with suppress(DeviceError):  # no memory for it, as the parts then say
+            with suppress(DeviceError):  # too little memory; the notes of results say so
                 self.record.limits[engine.name] = measure_limits(engine.backend)
         for part in parts:
             measured = [e for e in engines if part in BOTH_DRIVERS or not e.again]
@@ -194,7 +193,7 @@ class Benchmark:
 
 
 def _training_jobs(job: Job, engines: list[Engine], quick: bool) -> list[tuple[Job, list[Trainer]]]:
-    """Return the whole job and smaller ones, each with who is to do it."""
+    """Return the whole job and smaller jobs, each with its trainers."""
     numpy = [Trainer(engine) for engine in engines if engine.backend is NUMPY]
     software = [engine for engine in engines if engine.is_software_adapter]
     hardware = [e for e in engines if e.backend is not NUMPY and not e.is_software_adapter]

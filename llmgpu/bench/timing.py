@@ -1,12 +1,11 @@
-"""Timing functions and recorded programs, and what an engine's memory and arithmetic can do.
+"""Timing of functions and recorded programs; the limits of an engine's memory and arithmetic.
 
-Times are by the GPU's timestamps where it has them, else by the host's clock. What is timed one by
-one, with the host's work between, leaves a GPU idle most of the time, so it clocks down: its
-kernels were then seen to take three times as long. A kernel that does nothing but multiply and add
-keeps it busy before.
+Times are by the GPU's timestamps if it has any, else by the host's clock. Runs with the host's work
+in between leave a GPU idle most of the time, so the GPU clocks down: kernels were seen to take
+three times as long. A kernel of nothing but multiply-adds keeps the GPU busy before.
 
 Of several runs of a copy and of multiply-adds the fastest counts, since these are meant as bounds.
-Each is measured once for an engine, while its backend is open.
+Both are measured once for an engine, while its backend is open.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from llmgpu.gpu import Device
 
 Answer = TypeVar("Answer")
-WARM_UP_SECONDS = 0.05  # until clocks are up and the driver has compiled what it uses
+WARM_UP_SECONDS = 0.05  # until clocks are up and the driver has compiled all kernels
 COPY, MULTIPLY_ADD = "bench/copy.wgsl", "bench/multiply_add.wgsl"
 WORKGROUP_SIZE = 256
 VECTORS_A_THREAD = 8
@@ -42,20 +41,20 @@ SMALLEST_COPY_BYTES = 1 << 20
 HARDWARE_THREADS, HARDWARE_ROUNDS = 1 << 20, 1024
 SOFTWARE_THREADS, SOFTWARE_ROUNDS = 1 << 14, 128
 OPERATIONS_A_ROUND = 128  # 64 multiply-adds of a thread
-MATRICES = 16  # that a subgroup sums up, as in the largest tile of products
+MATRICES = 16  # sums of a subgroup, as in the largest tile of products
 MATRIX_SUBGROUPS, MATRIX_GROUPS, MATRIX_ROUNDS = 4, 1056, 2048
-FACTORS = (0.999, 0.001)  # values stay between 0 and what they were
+FACTORS = (0.999, 0.001)  # values stay between 0 and their first values
 PRODUCT_SIZE = 1024  # of the square matrices that NumPy multiplies
 LIMIT_RUNS, LIMIT_BUDGET = 10, 1.0
 BUSY_SECONDS = 0.3
-QUEUED_RUNS = 4  # so that there is no pause between two
+QUEUED_RUNS = 4  # so that the GPU never waits for the host
 
 _measured: WeakKeyDictionary[Backend, Limits] = WeakKeyDictionary()
 
 
 @dataclass
 class ProgramTimes:
-    """What several runs of a program took.
+    """Times of several runs of a program.
 
     clock: "gpu" or "host". seconds: of each run. by_kernel: of each run, the time in each kernel;
     empty by the host's clock.
@@ -82,7 +81,7 @@ def time_program(
     """Run a program recorded by `operations` up to `runs` times, after a warm-up.
 
     budget: seconds after which no further run starts; one always does.
-    before: what to do before each run of a GPU that has timestamps; its time does not count.
+    before: called before each run of a GPU that has timestamps; its time does not count.
     """
 
     def run() -> None:
@@ -124,7 +123,7 @@ def kernel_times(device: Device | None, function: Callable[[], object]) -> Kerne
 
 
 def has_timestamps(device: Device | None) -> bool:
-    """Whether there is a device, and it times its kernels itself."""
+    """Whether a device, if there is one, times kernels itself."""
     return device is not None and "timestamp-query" in device.features
 
 
@@ -158,10 +157,10 @@ def runs_within(runs: int, budget: float) -> Iterator[int]:
 
 
 def measure_limits(backend: Backend) -> Limits:
-    """Return the bytes per second that a copy reads and writes, and float32 operations per second.
+    """Return the rates of a copy, in bytes read and written, and of float32 operations.
 
-    A multiply-add counts as two operations. On NumPy they are those of a matrix product, the only
-    multiply-adds that NumPy has. Matrix units, where there are some, have a rate of their own.
+    A multiply-add counts as two operations. NumPy has multiply-adds only in matrix products. Matrix
+    units have a rate of their own.
 
     Raises:
         DeviceError: the device has no memory even for a small copy.
@@ -184,20 +183,20 @@ def copy_kernel(operations: GpuOperations, source: Tensor, target: Tensor) -> No
 
 
 def multiply_add_kernel(operations: GpuOperations, values: Tensor, rounds: int) -> None:
-    """Replace values by what the kernel's header says; float32, (N,)."""
+    """Replace values by the formula of the kernel's head; float32, (N,)."""
     groups, factors = -(-values.size // WORKGROUP_SIZE), np.array([*FACTORS, 0, 0], np.float32)
     operations.dispatch(MULTIPLY_ADD, groups, {"ROUNDS": rounds}, values=values, factors=factors)
 
 
 def raise_clocks(backend: Backend) -> None:
-    """Keep a GPU busy for a moment so that it does not clock down; do nothing on a CPU."""
+    """Keep a GPU busy for a moment, which raises its clocks; do nothing on a CPU."""
     device = backend.device
     if device is not None and not backend.is_software:
         keep_busy(GpuOperations(device), HARDWARE_THREADS, HARDWARE_ROUNDS, BUSY_SECONDS)
 
 
 def keep_busy(operations: GpuOperations, threads: int, rounds: int, seconds: float) -> None:
-    """Queue runs of the arithmetic kernel until the time is over, and wait for them."""
+    """Queue runs of the arithmetic kernel until the time is over, and wait for the last."""
     values = operations.tensor("busy", (threads,))
     with operations.record("keep busy") as program:
         multiply_add_kernel(operations, values, rounds)
@@ -209,7 +208,7 @@ def keep_busy(operations: GpuOperations, threads: int, rounds: int, seconds: flo
 
 
 def _copy_rate(operations: Operations) -> float:
-    """Copy as much as there is memory for, and no more than it takes."""
+    """Copy as many bytes as fit into memory, up to the wanted size."""
     is_hardware = isinstance(operations, GpuOperations) and not operations.device.is_software
     wanted = HARDWARE_COPY_BYTES if is_hardware else CPU_COPY_BYTES
     nbytes = min(wanted, operations.max_tensor_bytes // 256 * 256)
@@ -225,7 +224,7 @@ def _copy_rate(operations: Operations) -> float:
         if isinstance(operations, GpuOperations):
             copy_kernel(operations, source, target)
         else:
-            # Untouched pages are one and the same page, which a cache would hold.
+            # Untouched pages would all be one page, in the cache.
             source.array[...] = target.array[...] = 1.0
             operations.append(lambda: np.copyto(target.array, source.array))
     return 2 * source.nbytes / _fastest(operations, program)

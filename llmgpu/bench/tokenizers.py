@@ -1,7 +1,7 @@
 """Training tokenizers and tokenizing, next to the tools that do the same.
 
 By default the text is the source of Python's standard library, which every machine has: .py files
-in the order of their paths, without the few that are not UTF-8, because peers can't read those.
+in the order of their paths, without the few files that are not UTF-8: peers can't read them.
 Different versions of Python have different sources, so the text's hash is recorded. The source
 "generated" is text of any size (`llmgpu.text.generated`); name a file like that ./generated. All
 files are one document, end to end, and the text ends with a line where its length is cut.
@@ -16,9 +16,9 @@ keeps its buffers from one run to the next.
 The CPU's ids are the reference for tokenizing, for peers too: each peer gets the same vocabulary,
 in a file of its own format. Every run has a new encoder, because encoders remember words; the
 encoder is opened before the clock starts, and the time that opening took is reported as start-up.
-Peers may make tables when they get their first text, which is part of opening them: they get two
-words before the clock starts. Unless one match rule is asked for, engines also take the longest
-tokens first (variant "greedy"), which no peer does.
+Peers may make tables at their first text, which is a part of opening: they encode two words before
+the clock starts. Unless one match rule is asked for, engines also take the longest tokens first
+(variant "greedy"), which no peer does.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ FIRST_RUN_BYTES = 1000
 READ_BYTES = 4 << 20
 _TWO_WORDS = b"two words\n"
 KERNELS_PATTERN, KERNELS_VOCAB_SIZE = "gpt2", 512
-TEXT_BYTES, QUICK_TEXT_BYTES = 10_000_000, 1_000_000  # whose kernels are timed
+TEXT_BYTES, QUICK_TEXT_BYTES = 10_000_000, 1_000_000  # for the times of kernels
 CPU_TEXT_BYTES, QUICK_CPU_TEXT_BYTES = 100_000, 20_000
-LEAST_SHARE = 0.01  # of a job's time that a kernel must take to get a result
+LEAST_SHARE = 0.01  # of a job's time; kernels with less get no result
 _NOT_STANDARD = {"site-packages", "dist-packages"}
 
 Ids = NDArray[np.uint32]
@@ -77,14 +77,14 @@ Ids = NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class BenchText:
-    """A text and where it is from."""
+    """A text and its source."""
 
     source: str
     data: bytes
 
     @cached_property
     def is_utf8(self) -> bool:
-        """Whether peers, which take text and not bytes, can read it."""
+        """Whether the text is valid UTF-8, as peers need."""
         try:
             self.data.decode()
         except UnicodeDecodeError:
@@ -96,7 +96,7 @@ class BenchText:
         return BenchText(self.source, _cut(self.data, limit))
 
     def describe(self) -> TextFacts:
-        """Return what the text is."""
+        """Return the source, length and hash of the text."""
         return TextFacts(self.source, len(self.data), hashlib.sha256(self.data).hexdigest())
 
 
@@ -118,7 +118,7 @@ def load_text(sources: Sequence[str], limit: int) -> BenchText:
 
 
 def text_blocks(sources: Sequence[str], limit: int) -> Iterator[bytes]:
-    """Yield the text of `load_text`, which is not all in memory if it is generated."""
+    """Yield the text of `load_text`; generated text is never in memory as a whole."""
     if GENERATED not in sources:
         yield load_text(sources, limit).data
     elif len(sources) > 1:
@@ -131,7 +131,7 @@ def standard_library_files() -> list[Path]:
     """Return the .py files of Python's standard library, sorted by path."""
     files: list[Path] = []
     for folder, inside, names in os.walk(sysconfig.get_paths()["stdlib"]):
-        inside[:] = set(inside) - _NOT_STANDARD  # what is left out is not walked either
+        inside[:] = set(inside) - _NOT_STANDARD  # don't walk folders that are left out
         files += (Path(folder, name) for name in names if name.endswith(".py"))
     return sorted(path for path in files if path.is_file())
 
@@ -183,12 +183,12 @@ class Job:
     def of(
         cls, text: BenchText, folder: Path, options: BenchOptions, progress: Progress = no_progress
     ) -> Job:
-        """Write a text to a file, which puts it into the page cache, and return the job on it."""
+        """Write a text to a file, and so into the page cache, and return the job on the file."""
         sizes = (options.vocab_size, options.pattern, options.runs)
         return cls(text, _write_text(text, folder), folder, *sizes, progress)
 
     def smaller(self, limit: int, vocab_size: int) -> Job:
-        """Return a job with less text and fewer ids, or the same one if it is small enough."""
+        """Return a job with less text and fewer ids, or this job if it is small enough."""
         if len(self.text.data) <= limit and self.vocab_size <= vocab_size:
             return self
         text, size = self.text.first(limit), min(self.vocab_size, vocab_size)
@@ -200,12 +200,12 @@ class Job:
         return Result(what, engine, text_bytes=len(self.text.data), **sizes)
 
     def begin_peer(self, what: str, peer: Peer) -> Result:
-        """Return a result without measurements, whose note is the reason if a peer is left out."""
+        """Return a result without measurements; the note is the reason for leaving a peer out."""
         why_not = peer.why_not(self.pattern, is_utf8=self.text.is_utf8)
         return replace(self.begin(what, peer.name), peer=True, note=why_not or "")
 
     def count_runs(self, begun: Result) -> Iterator[int]:
-        """Yield the number of each run, which is reported as progress."""
+        """Yield the number of each run, and report it as progress."""
         for run in range(self.runs):
             self.progress(f"{begun.what}: {begun.engine}", run, self.runs)
             yield run
@@ -238,7 +238,7 @@ class Trainer:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The options in which it differs from the default trainer."""
+        """The options that differ from those of the default trainer."""
         return {"engine": self.kind, "recount_slots": self.recount_slots}
 
     def begin(self, job: Job) -> Result:
@@ -335,7 +335,7 @@ def _measure_training_peer(
 def _measure_merges(
     job: Job, begun: Result, answer: str, reference: Vocabulary, train: Callable[[], bool]
 ) -> Result:
-    """Train several times; without times if `train` returns that an answer is wrong."""
+    """Train several times; no times if `train` returns False for a wrong answer."""
     seconds: list[float] = []
     for _ in job.count_runs(begun):
         spent, same = timed(train)
@@ -351,9 +351,9 @@ def _measure_merges(
 
 @dataclass(frozen=True)
 class TokenizingBench:
-    """Engines that should all encode the job's text with the vocabulary in a file.
+    """Measures engines and peers at encoding the job's text with the vocabulary in a file.
 
-    reference: uint32 (tokens,), the ids that the CPU gives.
+    reference: uint32 (tokens,), the CPU's ids.
     """
 
     job: Job
@@ -363,14 +363,14 @@ class TokenizingBench:
 
     @classmethod
     def of(cls, job: Job, vocabulary: Vocabulary) -> TokenizingBench:
-        """Save a vocabulary, and find the ids that the CPU gives."""
+        """Save a vocabulary, and encode the text on the CPU."""
         path = job.folder / "bench-v.bin"
         vocabulary.save(path)
         reference = encode_all(open_encoder(vocabulary, NUMPY), corpus_from_bytes(job.text.data))
         return cls(job, vocabulary, path, reference)
 
     def measure_engine(self, engine: Engine) -> Result:
-        """Measure one of llmgpu's engines; one that can't do the job has the reason as its note."""
+        """Measure an engine of llmgpu; the note is the reason if it can't do the job."""
         variant = "greedy" if self.vocabulary.match == "greedy" else ""
         begun = replace(self.job.begin(TOKENIZE, engine.host_name), variant=variant)
         return begun.or_why_not(partial(self._measure_engine, begun, engine))
@@ -381,7 +381,7 @@ class TokenizingBench:
         if not result.correct:
             return result
         runs, data = range(self.job.runs), self.job.text.data
-        # Each part alone; end to end they overlap, so their sum may be more.
+        # Each part alone; end to end the parts overlap, so their sum may be more.
         parts = {
             "read": [timed(self._read)[0] for _ in runs],
             "read and encode": [timed(partial(self._encode, open_new()))[0] for _ in runs],
@@ -399,7 +399,7 @@ class TokenizingBench:
         )
 
     def measure_peer(self, peer: TokenizingPeer) -> Result:
-        """Measure a peer; one that can't do the job says why."""
+        """Measure a peer; the note is the reason if it can't do the job."""
         begun = self.job.begin_peer(TOKENIZE, peer)
         if begun.note:
             return begun
@@ -417,7 +417,7 @@ class TokenizingBench:
         try:
             FORMATS[peer.format].write(self.vocabulary, path)
             return self._measure_runs(begun, open_peer, encode_file)
-        except (VocabularyError, ImportError) as error:  # or a package that it needs is missing
+        except (VocabularyError, ImportError) as error:  # a package may be missing
             return replace(begun, note=f"left out: {error}")
 
     @property
@@ -481,7 +481,7 @@ def measure_tokenizing(
     vocabulary: Vocabulary | None = None,
     match: str | None = None,
 ) -> Iterator[Result]:
-    """Yield the result of each engine on a job, those of the peers, and those of greedy matching.
+    """Yield the results of engines, peers, and engines with greedy matching.
 
     vocabulary: in place of one trained on the text as the job says. match: the rule to measure;
     None for that of the vocabulary, and greedy without peers.
@@ -507,8 +507,8 @@ def measure_tokenizer_kernels(
 ) -> Iterator[Result]:
     """Yield a result for each kernel of a training and an encoding, where there are timestamps.
 
-    Kernels work on what earlier ones have left, so they are timed where they are, in a whole job.
-    Those that matter have the sum of their times in it.
+    Kernels read the output of earlier kernels, so they are timed in a whole job. A result has the
+    sum of a kernel's times in the job.
     """
     texts = cache(partial(load_text, []))
     for engine in engines:
@@ -524,7 +524,7 @@ def measure_tokenizer_kernels(
 
 
 def kernel_text_bytes(engine: Engine, *, quick: bool) -> int:
-    """Return the bytes of text of an engine's job, the kernels of which are timed."""
+    """Return the size of the text for timing an engine's kernels."""
     if engine.is_software_adapter:
         return QUICK_CPU_TEXT_BYTES if quick else CPU_TEXT_BYTES
     return QUICK_TEXT_BYTES if quick else TEXT_BYTES
@@ -555,7 +555,7 @@ def _kernel_jobs(data: bytes) -> list[tuple[str, str, Work]]:
 def _measure_kernels(
     begun: Result, answer: str, backend: Backend, work: Work, count: int
 ) -> Iterator[Result]:
-    """Do a job once to compare its answer, which also compiles, then with timestamps."""
+    """Compare the answer of a first run, which also compiles; time further runs."""
     begun = begun.compared(np.array_equal(work(backend), work(NUMPY)), answer)
     if not begun.correct:
         yield begun

@@ -1,8 +1,6 @@
-"""Pages of HTML that need nothing else: no script, no other file, no network.
+"""Pages of HTML without scripts, other files or network; they are XML as well.
 
-They are XML as well. All text is escaped.
-
-A bar is an SVG as wide as there is room for, whose rectangle has a part of that in per cent, so
+All text is escaped. A bar is an SVG of the full width; its rectangle's width is in per cent, so
 that text has one size on all screens.
 """
 
@@ -16,7 +14,7 @@ from importlib import resources
 from string import Template
 
 NOTHING = "-"  # in a cell
-_LEAST_PERCENT = 0.3  # of a bar that is to be seen
+_LEAST_PERCENT = 0.3  # of a bar that is still visible
 _KEYS = (
     '<span class="keys"><span class="key own"></span>llmgpu '
     '<span class="key peer"></span>other programs</span>'
@@ -56,14 +54,14 @@ class Column:
 
 
 def folded(summary: str, lines: Sequence[str], *, is_open: bool = False) -> list[str]:
-    """Return lines that unfold when a summary is clicked; none for none."""
+    """Return lines that unfold when a summary is clicked; no lines for no lines."""
     begin = '<details open="open">' if is_open else "<details>"
     said = f"<summary>{escape_text(summary)}</summary>"
     return [begin, said, *lines, "</details>"] if lines else []
 
 
 def draw_table(columns: Sequence[Column], wrong: Sequence[bool] | None = None) -> list[str]:
-    """Return a table as lines of HTML; wrong: which rows are to stand out.
+    """Return a table as lines of HTML; wrong: marks rows to highlight.
 
     On a phone a row becomes a block of lines, each with its title.
     """
@@ -86,9 +84,10 @@ def _class(kinds: str) -> str:
 
 @dataclass(frozen=True)
 class Bar:
-    """A row: what it is called, with a second line; a number or the reason why there is none.
+    """A row of a chart: a name with a second line (variant), and a bar if there is a number.
 
-    kind: class of the bar, which decides its colour. value: the number for people.
+    kind: class of the bar, which has a colour. value: the number for people, or the reason why
+    there is no number.
     """
 
     name: str
@@ -99,7 +98,7 @@ class Bar:
 
 
 def draw_bars(bars: Sequence[Bar], caption: str, least: float = 0.0) -> list[str]:
-    """Return a chart as lines of HTML, whose scale ends at the largest number, or at `least`."""
+    """Return a chart as lines of HTML. The scale ends at the largest number, or at `least`."""
     largest = max([least, *(bar.number or 0.0 for bar in bars)]) or 1.0
     keys = _KEYS if any(bar.kind == "peer" for bar in bars) else ""
     said = f"<figcaption><span>{escape_text(caption)}</span>{keys}</figcaption>"

@@ -1,7 +1,7 @@
 """Axes of charts, with their ticks and labels; and rooflines.
 
 A roofline shows what memory and arithmetic allow, and what kernels reach. Across: operations per
-byte that has to be moved. Up: operations per second. No kernel is above the roof, the lower of
+byte moved. Up: operations per second. No kernel is above the roof, the lower of
 bandwidth times operations per byte and the rate of the arithmetic. Places across are in per cent,
 so that text has the same size on all screens.
 """
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from llmgpu.charts import escape_text
 
-LOG_RATIO = 10.0  # of the largest to the smallest number, from which an axis is logarithmic
+LOG_RATIO = 10.0  # largest to smallest number of the narrowest logarithmic axis
 
 _LEAST = 1e-30  # smaller numbers are 0 for a picture
 _LEAST_RANGE = 1e-4  # share of the largest number; closer numbers would get equal labels
@@ -107,12 +107,12 @@ def _nice_step(least: float) -> float:
     """Return the smallest of 1, 2 and 5 times a power of ten that is not below `least`."""
     power = math.floor(math.log10(least))
     factor = next((step for step in _STEPS if step * 10.0**power >= least), _STEPS[-1])
-    # Dividing keeps 0.2 what it is; 2 times 0.1, rounded already, would not be.
+    # Dividing keeps 0.2 exact; 2 times 0.1, which is rounded already, would not.
     return factor * 10.0**power if power >= 0 else factor / 10.0**-power
 
 
 def _log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Return ticks around a range: 1, 2 and 5 times powers of ten, or for a wide one only these."""
+    """Return ticks around a range: 1, 2 and 5 times powers of ten; only powers for a wide range."""
     first, last = _floor(math.log10(low)), _ceil(math.log10(high))
     if last - first > _MOST_FINE_POWERS:
         every = -(-(last - first) // _MOST_POWERS)
@@ -141,7 +141,7 @@ def draw_roofline(
     least one; each has a level line, and the highest is the picture's edge.
     """
     highest = max(rates)
-    edge = highest / bandwidth  # operations per byte from which on arithmetic is the limit
+    edge = highest / bandwidth  # operations per byte where arithmetic becomes the limit
     corners = [(edge / _MARGIN, highest / _MARGIN), (edge * _MARGIN, highest)]
     across, up = np.array([*dots, *corners]).T
     x, y = value_axis(across, 0, 100), value_axis(up / _GIGA, _BOTTOM, _TOP)

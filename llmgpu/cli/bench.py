@@ -1,4 +1,4 @@
-"""What ``llmgpu bench`` does: measure, or read a record; show it, write it, compare it."""
+"""The work of ``llmgpu bench``: measure, or read a record; show, write and compare the record."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from llmgpu.text.sources import resolve_sources
 
 NARROWEST = 80  # columns; less would break the tables' cells
 _NAME_WIDTH = 16
-# Options that say what to do with a record, measured or read; all others say what to measure.
+# Options for a record, measured or read; all others are for measuring.
 _FOR_RECORDS = {"record_path", "output", "page", "compare", "threshold", "force"}
 _FOR_RECORDS |= {"as_json", "quiet", "debug"}
 
@@ -92,7 +92,7 @@ def _measure(options: BenchOptions, asked: BenchCommand) -> Record:
 
 
 def _hand_over(record: Record, asked: BenchCommand) -> None:
-    """Write the files, print the tables and print the JSON, as far as they are wanted."""
+    """Write the files, print the tables and the JSON, as far as the options ask for them."""
     plain, as_json = record.to_json(), asked.report.as_json
     if asked.output is not None:
         with atomic_output(asked.output) as file:
@@ -100,7 +100,7 @@ def _hand_over(record: Record, asked: BenchCommand) -> None:
     if asked.page is not None:
         with atomic_output(asked.page) as file:
             file.write(draw_report(record).encode())
-    # A file that goes to standard output leaves no place there for anything else.
+    # Nothing else may be printed to standard output beside a file.
     if not (as_json and asked.report.quiet) and not _takes_stdout(asked):
         print_results(record, Console(stderr=as_json, highlight=False))
     if as_json:
@@ -137,7 +137,7 @@ def _compare(old: Record, new: Record, asked: BenchCommand) -> None:
 
 
 def print_results(record: Record, console: Console) -> None:
-    """Print headlines and facts, a table for each job, and where the time goes."""
+    """Print headlines and facts, a table for each job, and the times of phases and kernels."""
     console.width = max(console.width, NARROWEST)
     for name, text in (*headlines(record), *facts_of(record)):
         _print_line(console, f"{name}: {text}")
@@ -170,7 +170,7 @@ def _print_table(console: Console, title: str, columns: Sequence[Column]) -> Non
 
 
 def _lines_below(table: ResultTable) -> Iterator[str]:
-    """Yield lines on what answers were, on notes, and on where the time goes."""
+    """Yield lines on answers and notes, and on the times of phases and kernels."""
     if table.answers:
         yield f"answers: {table.answers}"
     for result in table.results if table.what != KERNELS else ():

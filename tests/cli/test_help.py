@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 from click.testing import CliRunner
 
 from llmgpu.cli import COMMANDS, cli
@@ -21,6 +22,9 @@ def help_of_all_commands() -> Iterator[str]:
     """Yield the help of llmgpu and of each command, with a heading."""
     for command in ("", *COMMANDS):
         arguments = [*filter(None, [command]), "--help"]
+        if command:  # click keeps the option --help of a command that ran before, without -h
+            found = cli.get_command(click.Context(cli), command)
+            vars(found)["_help_option"] = None
         done = CliRunner().invoke(cli, arguments, prog_name="llmgpu", terminal_width=WIDTH)
         assert done.exit_code == 0, done.output
         yield f"==== {' '.join(['llmgpu', *arguments])}\n{done.stdout}"
