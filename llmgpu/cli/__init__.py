@@ -30,7 +30,7 @@ COMMANDS: Registry[click.Command] = Registry(
         "compare-vocabs": Entry(
             f"{_ROOM}.vocabularies:compare_vocabs", "Compare two vocabularies."
         ),
-        "count": Entry(f"{_ROOM}.count:count", "Count the tokens of files."),
+        "count": Entry(f"{_ROOM}.tokens:count", "Count the tokens of files."),
         "export": Entry(
             f"{_ROOM}.vocabularies:export_vocabulary", "Export a vocabulary for another tool."
         ),
@@ -45,7 +45,7 @@ COMMANDS: Registry[click.Command] = Registry(
         "merge-word-counts": Entry(f"{_ROOM}.parts:merge_word_counts", "Add up word counts."),
         "run": Entry(f"{_ROOM}.parts:run", "Run a command in parts on a Ray cluster."),
         "score": Entry(f"{_ROOM}.models:score", "Score texts with a language model."),
-        "tokenize": Entry(f"{_ROOM}.tokenize:tokenize", "Convert text to token ids and back."),
+        "tokenize": Entry(f"{_ROOM}.tokens:tokenize", "Convert text to token ids and back."),
         "train": Entry(f"{_ROOM}.train:train", "Train a Llama-style language model."),
     }
 )

@@ -19,7 +19,7 @@ from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import EncodingOptions, with_chat
-from llmgpu.cli.commands.count import CountCommand
+from llmgpu.cli.commands.tokens import CountCommand
 from llmgpu.cli.console import Reporter, left_out_of, print_json, print_table
 from llmgpu.cli.groups import labels_of, required_input, resolve_texts
 from llmgpu.cli.options import refuse_given

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import click
+import numpy as np
+from numpy.typing import NDArray
 
 from llmgpu.backend import Backend, Opening
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
@@ -19,34 +23,63 @@ from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import EncodingOptions, with_chat
-from llmgpu.cli.commands.tokenize import TokenizeCommand
-from llmgpu.cli.console import Reporter, human_bytes, left_out_of, print_json, print_result
-from llmgpu.cli.decoding import decode_files, files_of_ids, read_for
+from llmgpu.cli.commands.tokens import TokenizeCommand
+from llmgpu.cli.console import (
+    Reporter,
+    human_bytes,
+    left_out_of,
+    print_json,
+    print_result,
+    token_style,
+)
 from llmgpu.cli.groups import READING_INPUT, resolve_texts
 from llmgpu.cli.options import refuse_given
 from llmgpu.cli.parts import PartJob
-from llmgpu.cli.token_output import TokenOutput, check_files, open_sinks
-from llmgpu.files import STANDARD_OUTPUT, writes_directly
+from llmgpu.errors import InputError
+from llmgpu.files import STANDARD_OUTPUT, atomic_output, writes_directly
 from llmgpu.input_files import number_of
 from llmgpu.memory import Growth
+from llmgpu.outputs import MANIFEST, TEXT, Output, check_outputs, kind_of
 from llmgpu.progress import Progress
 from llmgpu.resume_key import Run
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.normalizing import get_normalizer
 from llmgpu.text.parts import is_one_document, split_by_position
 from llmgpu.text.sources import Sources
+from llmgpu.text.streams import STANDARD_INPUT
+from llmgpu.tokens.bin import (
+    has_side_file,
+    matched_as,
+    note_of_foreign,
+    read_bin,
+    read_side_file,
+    side_path,
+)
 from llmgpu.tokens.chunks import Chunks
 from llmgpu.tokens.conversations import MaskingEncoder
-from llmgpu.tokens.formats import SHOWN, check_ending, format_by_name
-from llmgpu.tokens.shards import finished_job
+from llmgpu.tokens.formats import (
+    SHOWN,
+    check_ending,
+    format_by_name,
+    open_writer,
+    outputs,
+    read_tokens,
+    recognize_format,
+)
+from llmgpu.tokens.ids import ShownTokens
+from llmgpu.tokens.manifest import read_manifest
+from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.splitting import (
     FirstTokens,
+    Owners,
     ShuffledSink,
     SplitSink,
     check_shares,
+    drawn_owners,
     owners_by_file,
     spans_without,
+    split_name,
 )
 from llmgpu.tokens.tokenizing import (
     encode_corpus,
@@ -417,3 +450,216 @@ def _print_summary(report: Reporter, summary: dict[str, Any], names: Sequence[st
                 f"{name} got no documents: use a larger share, make each line a document "
                 "(--line-documents), or cut the text by position (--split-by position)"
             )
+
+
+@dataclass(frozen=True)
+class TokenOutput:
+    """Where ids go, with the part and the format settled.
+
+    masked: a mask beside the ids says which of them the assistant wrote.
+    """
+
+    asked: TokenizeCommand
+    name: str
+    format: str
+    masked: bool
+
+    @property
+    def split(self) -> dict[str, float]:
+        """The shares of the splits, by name."""
+        return dict(self.asked.split)
+
+    @property
+    def names(self) -> list[str]:
+        """The file of the first split, and those of the others."""
+        return [self.name, *(split_name(self.name, part) for part in self.split)]
+
+
+def check_files(output: TokenOutput, read: Sequence[str], others: Sequence[Output]) -> None:
+    """Raise OutputError if writing would replace an input, or a file of another kind."""
+    asked = output.asked
+    if asked.decode or output.format == SHOWN:
+        written = [Output(output.name, TEXT)]
+    elif asked.shard_tokens is not None:
+        written = [file for name in output.names for file in ShardNames(name).outputs()]
+    else:
+        of_file = output.format, asked.layout
+        masked = output.masked
+        written = [each for name in output.names for each in outputs(name, *of_file, masked=masked)]
+    check_outputs([*written, *others], read, force=asked.force)
+
+
+def open_sinks(
+    output: TokenOutput,
+    vocabulary: Vocabulary,
+    added: Collection[int],
+    key: Run,
+    report: Reporter,
+    owners: Owners | None,
+) -> TokenSink:
+    """Open the sink of ids; added: ids that stand for no text. key: resume key of the ids.
+
+    owners: which documents go to which part; None: as they are drawn.
+    """
+    if output.format == SHOWN:
+        return ShownTokens(output.name, vocabulary, token_style(output.name))
+    with ExitStack() as opened:  # aborts the first if the second can't be opened
+        sinks = []
+        for name in output.names:
+            sinks.append(_open_sink(name, output, vocabulary, added, key, report))
+            opened.callback(sinks[-1].abort)
+        opened.pop_all()
+    spans = spans_without(vocabulary, added)
+    owners = owners or drawn_owners([*output.split.values()], output.asked.seed)
+    sink = SplitSink(sinks, owners, spans) if output.split else sinks[0]
+    if not output.asked.shuffle:
+        return sink
+    folder = None if output.name == STANDARD_OUTPUT else os.path.dirname(output.name) or os.curdir
+    try:
+        return ShuffledSink(sink, output.asked.seed, spans, folder)
+    except BaseException:
+        sink.abort()
+        raise
+
+
+def _open_sink(
+    name: str,
+    output: TokenOutput,
+    vocabulary: Vocabulary,
+    added: Collection[int],
+    key: Run,
+    report: Reporter,
+) -> TokenSink:
+    if output.asked.shard_tokens is None:
+        return open_writer(
+            name,
+            output.format,
+            vocabulary_size=vocabulary.size,
+            fingerprint=vocabulary.fingerprint,
+            match_facts=vocabulary.match_facts,
+            layout=output.asked.layout,
+            masked=output.masked,
+            force=output.asked.force,
+        )
+    shards = ShardWriter(
+        name,
+        vocabulary,
+        output.asked.shard_tokens,
+        layout=output.asked.layout,
+        added=added,
+        masked=output.masked,
+        run=key,
+        resume=output.asked.resume,
+        force=output.asked.force,
+    )
+    if output.asked.resume:
+        progress = ShardNames(name).progress
+        report.line(
+            f"resuming from {progress}: {number_of(shards.kept, 'shard')} finished"
+            if shards.kept
+            else f"note: {progress} lists no finished shard: starting from scratch"
+        )
+    return shards
+
+
+def files_of_ids(names: Sequence[str], format: str | None) -> list[tuple[str, str]]:
+    """Return files of ids and their formats; a manifest stands for its shards."""
+    found: list[str] = []
+    for name in names:
+        is_manifest = format in (None, "bin") and kind_of(name) == MANIFEST
+        found += [path for path, _ in read_manifest(name)] if is_manifest else [name]
+    return [(name, format or recognize_format(name)) for name in found]
+
+
+def read_for(ids: Sequence[tuple[str, str]]) -> list[str]:
+    """Return all files that decoding reads; ids: files of ids with their formats."""
+    sides = [side_path(name) for name, format in ids if format == "bin" and name != "-"]
+    return [*(name for name, _ in ids), *sides]
+
+
+def decode_files(
+    sources: Sequence[tuple[str, str]],
+    vocabulary: Vocabulary,
+    target: TokenOutput,
+    separators: Sequence[bytes],
+    report: Reporter,
+) -> dict[str, Any]:
+    """Decode files of ids, each with its format; return the summary.
+
+    target: receives the text, documents one after the other; JSON Lines, by its name, have an
+    object for each document. separators: what goes between documents, or nothing.
+
+    Raises click.UsageError for several separators, and for one in JSON Lines.
+    """
+    vocab, layout = target.asked.vocab, target.asked.layout
+    tokens, text_bytes = 0, 0
+    in_lines = format_by_name(target.name) == "jsonl"
+    if separators and (in_lines or len(separators) > 1):
+        what = "several values" if len(separators) > 1 else "JSON Lines, an object per document"
+        raise click.UsageError(f"--doc-separator can't be combined with {what}, for --decode")
+
+    def blocks() -> Iterator[NDArray[np.int64]]:
+        for source, format in sources:
+            if format != "bin":
+                yield from read_tokens(source, format)
+                continue
+            if has_side_file(source):
+                made_with = str(read_side_file(source)["fingerprint"])
+                matched_as(source, made_with, vocabulary, vocab)
+            elif source != STANDARD_INPUT:
+                report.note(note_of_foreign([source], vocab))
+            yield from read_bin(source, vocabulary.size, layout, target.asked.token_dtype)
+
+    apart = in_lines or separators
+    with atomic_output(target.name) as file:
+        for number, ids in enumerate(_documents(blocks(), _starts(sources)) if apart else blocks()):
+            data = vocabulary.decode(ids)
+            between = b"".join(separators) if number else b""
+            file.write(_json_line(data) if in_lines else between + data)
+            tokens += len(ids)
+            text_bytes += len(data)
+    return {"tokens": tokens, "text_bytes": text_bytes, "fingerprint": vocabulary.fingerprint}
+
+
+def _starts(sources: Sequence[tuple[str, str]]) -> Iterator[int]:
+    """Yield where documents begin in the ids of all files; InputError if one doesn't say it."""
+    base = 0
+    for source, format in sources:
+        if format != "bin" or not has_side_file(source):
+            raise InputError(
+                f"{source} does not say where its documents begin: decode it into plain text, "
+                "without --doc-separator"
+            )
+        side = read_side_file(source)
+        yield from (base + offset for offset in cast("list[int]", side["document_offsets"]))
+        base += cast(int, side["count"])
+
+
+def _documents(
+    blocks: Iterable[NDArray[np.int64]], starts: Iterator[int]
+) -> Iterator[NDArray[np.int64]]:
+    """Yield the ids of each document; the first may have begun in a file that is not read."""
+    edge = next(starts, None)
+    has_begun = edge == 0
+    if has_begun:
+        edge = next(starts, None)
+    parts: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    position = 0
+    for block in blocks:
+        begin = 0
+        while edge is not None and edge <= position + len(block):
+            document = np.concatenate([*parts, block[begin : edge - position]])
+            if has_begun or len(document):
+                yield document
+            parts, begin, has_begun = parts[:1], edge - position, True
+            edge = next(starts, None)
+        parts.append(block[begin:])
+        position += len(block)
+    document = np.concatenate(parts)
+    if has_begun or len(document):
+        yield document
+
+
+def _json_line(text: bytes) -> bytes:
+    content = {"text": text.decode(errors="replace")}
+    return json.dumps(content, ensure_ascii=False).encode() + b"\n"

@@ -59,7 +59,7 @@ class MergeWordCountsCommand:
     # fmt: on
 
 
-@command(MergeWordCountsCommand, "merge-word-counts", "merging:merge_word_counts")
+@command(MergeWordCountsCommand, "merge-word-counts", "parts:merge_word_counts")
 def merge_word_counts(asked: MergeWordCountsCommand) -> None:
     """Add up word counts written by bpe-train --counts-only.
 
@@ -86,7 +86,7 @@ class MergeShardsCommand:
     # fmt: on
 
 
-@command(MergeShardsCommand, "merge-shards", "merging:merge_shards")
+@command(MergeShardsCommand, "merge-shards", "parts:merge_shards")
 def merge_shards(asked: MergeShardsCommand) -> None:
     """Write one manifest for the shards of all parts written by tokenize --part.
 
