@@ -1,4 +1,4 @@
-"""Matrix products: a linear layer and its gradients."""
+"""Matrix products: a linear layer and its gradients, and products of stacks of matrices."""
 
 from __future__ import annotations
 
@@ -46,42 +46,66 @@ PAIRS_FROM = 2048  # terms: with fewer, or smaller tiles, loading for two steps 
 MAX_PARTIALS = 1 << 26  # floats of partial sums; a power of two, as is the memory made for them
 
 
-class ProductOperations(Recorder):
-    """The operations on arrays."""
+@dataclass(frozen=True)
+class Product:
+    """A product of (rows, inner) and (inner, columns), either stored as it is or transposed.
 
-    @recorded
+    All three may be stacks of matrices, with one more dimension in front. name: the operation's.
+    residual: a matrix that is added to the product; accumulate: the product is added to `out`.
+    """
+
+    name: str
+    left: Tensor
+    right: Tensor
+    out: Tensor
+    left_transposed: bool = False
+    right_transposed: bool = False
+    residual: Tensor | None = None
+    accumulate: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Rows, columns and inner dimension."""
+        rows, columns = self.out.shape[-2:]
+        return rows, columns, self.left.size // (rows * self.stack)
+
+    @property
+    def stack(self) -> int:
+        """How many products there are."""
+        return self.out.shape[0] if len(self.out.shape) == 3 else 1
+
+
+class ProductOperations(Recorder):
+    """Matrix products on arrays. All are made of `multiply_matrices`.
+
+    Factors are float32 or float16; sums are float32, on matrix units where the device has units
+    and both factors are float16. A result that nothing is added to may be float16: then it is
+    rounded as by `round_to_half`.
+    """
+
     def linear(
         self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
     ) -> None:
-        """Out (N, O) = x (N, I) weight^T (+ residual); x, weight (O, I) are float32 or float16.
+        """Out (N, O) = x (N, I) weight^T (+ residual); weight is (O, I)."""
+        # A kernel must not bind one buffer twice, so a residual in place is an accumulation.
+        in_place = residual is out
+        residual = None if in_place else residual
+        product = Product("linear", x, weight, out, False, True, residual, in_place)
+        self.multiply_matrices(product)
 
-        So are the factors of its gradients; sums are float32, on matrix units where the device has
-        those and both factors are float16. What nothing is added to, here and in the gradient of
-        x, may be float16: then it is rounded as by `round_to_half`.
-        """
-        factors = as_single(x.array), as_single(weight.array).T
-        if residual is None:
-            self._store_product(*factors, out)
-        else:
-            np.add(self._product(*factors), residual.array, out=out.array)
-
-    @recorded
     def linear_backward_input(
         self, grad_out: Tensor, weight: Tensor, grad_x: Tensor, *, accumulate: bool
     ) -> None:
         """Grad_x (N, I) = grad_out (N, O) weight; with `accumulate` it is added to grad_x."""
-        factors = as_single(grad_out.array), as_single(weight.array)
-        if accumulate:
-            grad_x.array[...] += self._product(*factors)
-        else:
-            self._store_product(*factors, grad_x)
+        name = "linear_backward_input"
+        self.multiply_matrices(Product(name, grad_out, weight, grad_x, accumulate=accumulate))
 
-    @recorded
     def linear_backward_weight(self, grad_out: Tensor, x: Tensor, grad_weight: Tensor) -> None:
         """Add grad_out^T x to grad_weight (O, I)."""
-        grad_weight.array[...] += self._product(as_single(grad_out.array).T, as_single(x.array))
+        name = "linear_backward_weight"
+        product = Product(name, grad_out, x, grad_weight, left_transposed=True, accumulate=True)
+        self.multiply_matrices(product)
 
-    @recorded
     def multiply(
         self,
         left: Tensor,
@@ -93,112 +117,57 @@ class ProductOperations(Recorder):
     ) -> None:
         """Write the products (S, N, O) of S matrices (N, I) and S matrices (I, O).
 
-        Factors are float32 or float16 and may be stored transposed, one of them at most.
+        Factors may be stored transposed, one of them at most.
         """
-        lefts, rights = as_single(left.array), as_single(right.array)
-        if left_transposed:
-            lefts = lefts.transpose(0, 2, 1)
-        if right_transposed:
-            rights = rights.transpose(0, 2, 1)
-        for factor, other, out in zip(lefts, rights, product.array, strict=True):
-            self._multiply(factor, other, out)
+        name = "multiply"
+        if product.shape[0] == 1:  # a single product may be split, or have few rows
+            tensors = left, right, product
+            left, right, product = (each.reshaped(*each.shape[1:]) for each in tensors)
+            name = "linear" if right_transposed else name
+        self.multiply_matrices(
+            Product(name, left, right, product, left_transposed, right_transposed)
+        )
 
-    def _store_product(self, left: FloatArray, right: FloatArray, out: Tensor) -> None:
-        product = single_of(out.array)
+    @recorded
+    def multiply_matrices(self, p: Product) -> None:
+        """Write a product, or add it to the matrix that is there."""
+        left, right, out = as_single(p.left.array), as_single(p.right.array), p.out.array
+        left = left.swapaxes(-1, -2) if p.left_transposed else left
+        right = right.swapaxes(-1, -2) if p.right_transposed else right
+        if p.residual is None and not p.accumulate:
+            product = single_of(out)
+            self._multiply(left, right, product)
+            put(product, out)
+            return
+        product = np.empty(out.shape, np.float32)
         self._multiply(left, right, product)
-        put(product, out.array)
-
-    def _product(self, left: FloatArray, right: FloatArray) -> FloatArray:
-        out = np.empty((left.shape[0], right.shape[1]), np.float32)
-        self._multiply(left, right, out)
-        return out
+        np.add(product, out if p.residual is None else p.residual.array, out=out)
 
     def _multiply(self, left: FloatArray, right: FloatArray, out: FloatArray) -> None:
-        if self.products is None:
+        if out.ndim == 3:
+            for matrices in zip(left, right, out, strict=True):
+                self._multiply(*matrices)
+        elif self.products is None:
             np.matmul(left, right, out=out)
         else:
             self.products.multiply(left, right, out)
 
 
-@dataclass(frozen=True)
-class _Operands:
-    """A product of (rows, inner) and (inner, columns), either stored as it is or transposed.
+class GpuProducts(GpuRecorder, ProductOperations):
+    """The operation as kernels."""
 
-    All three may be stacks of matrices, with one more dimension in front.
-    """
-
-    left: Tensor
-    right: Tensor
-    product: Tensor
-    left_transposed: bool = False
-    right_transposed: bool = False
-    residual: Tensor | None = None
-    accumulate: bool = False
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Rows, columns and inner dimension."""
-        rows, columns = self.product.shape[-2:]
-        return rows, columns, self.left.size // (rows * self.stack)
-
-    @property
-    def stack(self) -> int:
-        """How many products there are."""
-        return self.product.shape[0] if len(self.product.shape) == 3 else 1
-
-
-class GpuLinear(GpuRecorder, ProductOperations):
-    """The operations as kernels."""
-
-    def linear(
-        self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
-    ) -> None:
-        # A kernel must not bind one buffer twice, so a residual in place is an accumulation.
-        operands = _Operands(x, weight, out, right_transposed=True, residual=residual)
-        if residual is out:
-            operands = replace(operands, residual=None, accumulate=True)
-        rows = out.shape[0]
-        few = rows == 1 or (rows <= FEW_ROWS and out.size <= FEW_ELEMENTS)
-        if few and not x.is_half and not out.is_half:
-            self._few_rows(operands)
+    def multiply_matrices(self, p: Product) -> None:
+        rows = p.out.shape[-2]
+        few = rows == 1 or (rows <= FEW_ROWS and p.out.size <= FEW_ELEMENTS)
+        if p.name == "linear" and few and not p.left.is_half and not p.out.is_half:
+            self._few_rows(p)
         else:
-            self._matrix_product("linear", operands)
+            self._matrix_product(p)
 
-    def linear_backward_input(
-        self, grad_out: Tensor, weight: Tensor, grad_x: Tensor, *, accumulate: bool
-    ) -> None:
-        operands = _Operands(grad_out, weight, grad_x, accumulate=accumulate)
-        self._matrix_product("linear_backward_input", operands)
-
-    def linear_backward_weight(self, grad_out: Tensor, x: Tensor, grad_weight: Tensor) -> None:
-        operands = _Operands(grad_out, x, grad_weight, left_transposed=True, accumulate=True)
-        self._matrix_product("linear_backward_weight", operands)
-
-    def multiply(
-        self,
-        left: Tensor,
-        right: Tensor,
-        product: Tensor,
-        *,
-        left_transposed: bool = False,
-        right_transposed: bool = False,
-    ) -> None:
-        if product.shape[0] > 1:
-            operands = _Operands(left, right, product, left_transposed, right_transposed)
-            self._matrix_product("multiply", operands)
-            return
-        # A single product may be split, or have few rows.
-        left, right, product = (each.reshaped(*each.shape[1:]) for each in (left, right, product))
-        if right_transposed:
-            self.linear(left, right, product)
-        else:
-            operands = _Operands(left, right, product, left_transposed)
-            self._matrix_product("multiply", operands)
-
-    def _few_rows(self, operands: _Operands) -> None:
+    def _few_rows(self, p: Product) -> None:
         file = "lm/03_linear_few_rows.wgsl"
-        groups, constants = operands.product.size, {"WORKGROUP_SIZE": FEW_ROWS_WORKGROUP_SIZE}
-        *outer, inner = operands.sizes
+        groups, constants = p.out.size, {"WORKGROUP_SIZE": FEW_ROWS_WORKGROUP_SIZE}
+        *outer, inner = p.sizes
         if inner % FOUR == 0:
             inner //= FOUR
             row_threads = thread_count(-(-inner // LOADS), LEAST_ROW_THREADS)
@@ -208,41 +177,41 @@ class GpuLinear(GpuRecorder, ProductOperations):
         self.dispatch(
             file,
             groups,
-            {**constants, "half": operands.right.is_half},
-            x=operands.left,
-            weight=operands.right,
-            residual=operands.residual or operands.left,
-            out=operands.product,
-            dims=dims(*outer, inner, _addend(operands)),
+            {**constants, "half": p.right.is_half},
+            x=p.left,
+            weight=p.right,
+            residual=p.residual or p.left,
+            out=p.out,
+            dims=dims(*outer, inner, _addend(p)),
         )
 
-    def _tiling(self, operands: _Operands, units: MatrixUnits | None) -> Tiling:
+    def _tiling(self, p: Product, units: MatrixUnits | None) -> Tiling:
         # The largest power of two of floats that the device can bind at once.
         bindable = 1 << (self.device.max_binding_bytes // 4).bit_length() - 1
         software = self.device.is_software
-        rows, columns, inner = operands.sizes
+        rows, columns, inner = p.sizes
         return choose_tiling(
             units.tiles if units is not None else SOFTWARE_TILES if software else TILES,
-            operands.stack * rows,
+            p.stack * rows,
             columns,
             inner,
             processors=os.cpu_count() or 1 if software else PROCESSORS,
-            most=min(MAX_PARTIALS, bindable) if operands.stack == 1 else 0,
+            most=min(MAX_PARTIALS, bindable) if p.stack == 1 else 0,
         )
 
-    def _matrix_product(self, name: str, operands: _Operands) -> None:
-        rows, columns, _ = operands.sizes
-        halves = operands.left.is_half and operands.right.is_half
+    def _matrix_product(self, p: Product) -> None:
+        rows, columns, _ = p.sizes
+        halves = p.left.is_half and p.right.is_half
         units = matrix_units(self.device) if halves else None
-        tiling = self._tiling(operands, units)
-        product = operands.product
+        tiling = self._tiling(p, units)
+        product = p.out
         if product.is_half and (units is None or tiling.parts > 1 or columns % 2):
             single = self.scratch("product", product.shape)
-            self._matrix_product(name, replace(operands, product=single))
+            self._matrix_product(replace(p, out=single))
             self.round_to_half(single, product)
             return
         if tiling.parts == 1:
-            self._tiles(name, operands, tiling, units)
+            self._tiles(p, tiling, units)
             return
         # Too few tiles to keep the device busy: each part of the inner sum is a product by itself,
         # and the parts are added up in a fixed order. Their memory is a power of two, so that
@@ -250,73 +219,69 @@ class GpuLinear(GpuRecorder, ProductOperations):
         floats = 1 << (tiling.parts * rows * columns - 1).bit_length()
         partials = self.scratch("partial sums", (floats,))
         first = Tensor("partial sums", (rows, columns), partials.dtype, partials.data)
-        parts = replace(operands, product=first, residual=None, accumulate=False)
-        self._tiles(name, parts, tiling, units)
+        parts = replace(p, out=first, residual=None, accumulate=False)
+        self._tiles(parts, tiling, units)
         self.dispatch(
             "lm/03_add_partials.wgsl",
-            workgroups(operands.product.size),
+            workgroups(p.out.size),
             partials=partials,
-            residual=operands.residual or partials,
-            product=operands.product,
-            dims=dims(operands.product.size, tiling.parts, _addend(operands)),
+            residual=p.residual or partials,
+            product=p.out,
+            dims=dims(p.out.size, tiling.parts, _addend(p)),
         )
 
-    def _tiles(
-        self, name: str, operands: _Operands, tiling: Tiling, units: MatrixUnits | None
-    ) -> None:
-        rows, columns, inner = operands.sizes
-        stacked = operands.stack > 1
+    def _tiles(self, p: Product, tiling: Tiling, units: MatrixUnits | None) -> None:
+        rows, columns, inner = p.sizes
+        stacked = p.stack > 1
         bindings: dict[str, Tensor | NDArray[np.uint32]] = {
-            "left": operands.left,
-            "right": operands.right,
-            "product": operands.product,
-            "dims": dims(rows, columns, inner, operands.stack if stacked else tiling.inner),
+            "left": p.left,
+            "right": p.right,
+            "product": p.out,
+            "dims": dims(rows, columns, inner, p.stack if stacked else tiling.inner),
         }
-        if operands.residual is not None:
-            bindings["residual"] = operands.residual
-        groups = tiling.tile.count(rows, columns) * (operands.stack if stacked else tiling.parts)
+        if p.residual is not None:
+            bindings["residual"] = p.residual
+        groups = tiling.tile.count(rows, columns) * (p.stack if stacked else tiling.parts)
         file = "lm/03_matrix_product.wgsl" if units is None else "lm/03_matrix_product_units.wgsl"
-        self.dispatch(file, groups, _settings(name, operands, tiling, units), **bindings)
+        self.dispatch(file, groups, _settings(p, tiling, units), **bindings)
 
 
-def _settings(
-    name: str, operands: _Operands, tiling: Tiling, units: MatrixUnits | None
-) -> dict[str, int | str]:
+def _settings(p: Product, tiling: Tiling, units: MatrixUnits | None) -> dict[str, int | str]:
     """Return the settings of lm/03_matrix_product.wgsl, or with units of its twin for them."""
-    tile, inner = tiling.tile, operands.sizes[2]
+    tile, inner = tiling.tile, p.sizes[2]
     settings: dict[str, int | str] = {
-        "name": name,
+        "name": p.name,
         **vars(tile),
-        "left_contiguous": not operands.left_transposed,
-        "right_contiguous": operands.right_transposed,
+        "left_contiguous": not p.left_transposed,
+        "right_contiguous": p.right_transposed,
         "whole_inner": inner % tile.inner == 0,
-        "accumulate": operands.accumulate,
-        "residual": operands.residual is not None,
-        "stacked": operands.stack > 1,
+        "accumulate": p.accumulate,
+        "residual": p.residual is not None,
+        "stacked": p.stack > 1,
     }
     if units is None:
-        return settings | _settings_of_singles(operands)
-    return settings | _settings_of_halves(operands, tiling, units)
+        return settings | _settings_of_singles(p)
+    return settings | _settings_of_halves(p, tiling, units)
 
 
-def _settings_of_singles(operands: _Operands) -> dict[str, int]:
+def _settings_of_singles(p: Product) -> dict[str, int]:
     return {
-        "left_half": operands.left.is_half,
-        "right_half": operands.right.is_half,
-        "left_vectors": operands.left.shape[-1] % SUMS == 0,
-        "right_vectors": operands.right.shape[-1] % SUMS == 0,
-        "vectors": operands.product.shape[-1] % SUMS == 0,
+        "left_half": p.left.is_half,
+        "right_half": p.right.is_half,
+        "left_vectors": p.left.shape[-1] % SUMS == 0,
+        "right_vectors": p.right.shape[-1] % SUMS == 0,
+        "vectors": p.out.shape[-1] % SUMS == 0,
     }
 
 
-def _settings_of_halves(operands: _Operands, tiling: Tiling, units: MatrixUnits) -> dict[str, int]:
-    (rows, columns, inner), tile, half = operands.sizes, tiling.tile, operands.product.is_half
+def _settings_of_halves(p: Product, tiling: Tiling, units: MatrixUnits) -> dict[str, int]:
+    (rows, columns, inner), tile, half = p.sizes, tiling.tile, p.out.is_half
     assert isinstance(tile, MatrixTile)
     even_steps = tiling.parts == 1 and inner % (2 * tile.inner) == 0
     return {
         **units.settings(tile),
-        "left_vectors": operands.left.shape[-1] % HALVES == 0,
-        "right_vectors": operands.right.shape[-1] % HALVES == 0,
+        "left_vectors": p.left.shape[-1] % HALVES == 0,
+        "right_vectors": p.right.shape[-1] % HALVES == 0,
         "aligned": columns % (HALVES if half else SUMS) == 0,
         "whole_rows": rows % tile.rows == 0,
         "whole_columns": columns % tile.columns == 0,
@@ -325,7 +290,7 @@ def _settings_of_halves(operands: _Operands, tiling: Tiling, units: MatrixUnits)
     }
 
 
-def _addend(operands: _Operands) -> int:
-    if operands.residual is not None:
+def _addend(p: Product) -> int:
+    if p.residual is not None:
         return ADD_RESIDUAL
-    return ADD_TO_PRODUCT if operands.accumulate else ADD_NOTHING
+    return ADD_TO_PRODUCT if p.accumulate else ADD_NOTHING

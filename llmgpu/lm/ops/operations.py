@@ -20,7 +20,7 @@ from llmgpu.lm.ops.attention import AttentionOperations, GpuAttention
 from llmgpu.lm.ops.embedding import EmbeddingOperations, GpuEmbedding
 from llmgpu.lm.ops.generating import GenerationOperations, GpuGenerating
 from llmgpu.lm.ops.layers import GpuLayers, LayerOperations
-from llmgpu.lm.ops.linear import GpuLinear, ProductOperations
+from llmgpu.lm.ops.linear import GpuProducts, Product, ProductOperations
 from llmgpu.lm.ops.loss import GpuLoss, LossOperations
 from llmgpu.lm.ops.optimizer import (
     GpuUpdates,
@@ -75,7 +75,7 @@ class GpuOperations(
     GpuEmbedding,
     GpuLayers,
     GpuLoss,
-    GpuLinear,
+    GpuProducts,
     GpuUpdates,
     Operations,
 ):
@@ -163,59 +163,14 @@ class EngineOperations(Operations):
         return "swiglu_backward", *tensors, grad_out.size
 
     @called_in_c
-    def linear(
-        self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
-    ) -> Call | None:
-        return self._multiplied(x, weight, out, residual, right_transposed=True)
-
-    @called_in_c
-    def linear_backward_input(
-        self, grad_out: Tensor, weight: Tensor, grad_x: Tensor, *, accumulate: bool
-    ) -> Call | None:
-        return self._multiplied(grad_out, weight, grad_x, grad_x if accumulate else None)
-
-    @called_in_c
-    def linear_backward_weight(
-        self, grad_out: Tensor, x: Tensor, grad_weight: Tensor
-    ) -> Call | None:
-        return self._multiplied(grad_out, x, grad_weight, grad_weight, left_transposed=True)
-
-    def multiply(
-        self,
-        left: Tensor,
-        right: Tensor,
-        product: Tensor,
-        *,
-        left_transposed: bool = False,
-        right_transposed: bool = False,
-    ) -> None:
-        turned = {"left_transposed": left_transposed, "right_transposed": right_transposed}
-        for k in range(product.shape[0]):
-            stacks = [each.rows(k, k + 1) for each in (left, right, product)]
-            x, y, out = (each.reshaped(*each.shape[1:]) for each in stacks)
-            call = self._multiplied(x, y, out, None, **turned)
-            if call is None:
-                x, y, out = stacks
-                super().multiply(x, y, out, **turned)
-            else:
-                self.call(*call)
-
-    def _multiplied(
-        self,
-        left: Tensor,
-        right: Tensor,
-        out: Tensor,
-        addend: Tensor | None,
-        *,
-        left_transposed: bool = False,
-        right_transposed: bool = False,
-    ) -> Call | None:
+    def multiply_matrices(self, p: Product) -> Call | None:
         # NumPy has a function of its own for the product of a single row.
-        if self._sgemm is None or not _are_single(left, right, out) or left.shape[0] == 1:
+        is_row = p.left.shape[0] == 1
+        if self._sgemm is None or is_row or p.stack > 1 or not _are_single(p.left, p.right, p.out):
             return None
-        factors = left, left_transposed, right, right_transposed
-        inner = left.shape[0 if left_transposed else 1]
-        return "multiply", *self._sgemm, *factors, addend, out, *out.shape, inner
+        factors = p.left, p.left_transposed, p.right, p.right_transposed
+        addend = p.out if p.accumulate else p.residual
+        return "multiply", *self._sgemm, *factors, addend, p.out, *p.sizes
 
     @called_in_c
     def attention(self, t: AttentionTensors, starts: Tensor, shape: AttentionShape) -> Call | None:

@@ -281,9 +281,9 @@ def test_long_sums_load_lines_for_two_steps(inner: int, parts: int, tile: int, p
         for shape, kind in (((256, inner), "f2"), ((256, inner), "f2"), ((256, 256), "f4"))
     )
     tiling = Tiling(MATRIX_TILES[tile], inner // parts, parts)
-    operands = linear._Operands(left, right, out, right_transposed=True)
+    product = linear.Product("linear", left, right, out, right_transposed=True)
     units = MatrixUnits((16, 16, 16), 32, MATRIX_TILES)
-    settings = linear._settings("linear", operands, tiling, units)
+    settings = linear._settings(product, tiling, units)
     assert settings["long_sums"] == pairs
     loads_pairs = "is_low" in compose("lm/03_matrix_product_units.wgsl", {}, settings).text
     assert loads_pairs == pairs
