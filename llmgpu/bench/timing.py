@@ -247,46 +247,21 @@ def _arithmetic_rate(operations: Operations) -> float:
     return count / _fastest(operations, program)
 
 
-def matrix_source(units: MatrixUnits, rounds: int) -> str:
-    """Return a kernel that only multiplies matrices, as many at a time as kernels of products do.
+def multiply_matrices_kernel(
+    operations: GpuOperations, units: MatrixUnits, left: Tensor, right: Tensor, product: Tensor
+) -> int:
+    """Write the sums that the kernel's head names; return the number of multiplied matrices.
 
-    A subgroup begins with sums of zero, and adds the product of two matrices to them `rounds`
-    times. Bindings: left and right, a matrix of halves each; product, the MATRICES sums of all.
+    left, right: float16, of the units' shapes. product: sums of whole workgroups, and any rest.
     """
     rows, columns, inner = units.unit
-    place = f"(group * {MATRIX_SUBGROUPS}u + subgroup) * {MATRICES}u"
-    return "\n".join(
-        (
-            "enable f16;",
-            f"alias Left = subgroup_matrix_left<f16, {inner}, {rows}>;",
-            f"alias Right = subgroup_matrix_right<f16, {columns}, {inner}>;",
-            f"alias Sum = subgroup_matrix_result<f32, {columns}, {rows}>;",
-            "@group(0) @binding(0) var<storage, read> left: array<f16>;",
-            "@group(0) @binding(1) var<storage, read> right: array<f16>;",
-            "@group(0) @binding(2) var<storage, read_write> product: array<f32>;",
-            f"@compute @workgroup_size({MATRIX_SUBGROUPS * units.lanes})",
-            "fn multiply_matrices(",
-            "    @builtin(workgroup_id) workgroup: vec3<u32>,",
-            "    @builtin(subgroup_id) subgroup: u32,",
-            ") {",
-            "    let group = workgroup.x;",
-            f"    let l = subgroupMatrixLoad<Left, row_major>(&left, 0u, {inner}u);",
-            f"    let r = subgroupMatrixLoad<Right, row_major>(&right, 0u, {columns}u);",
-            *(f"    var sums_{k}: Sum;" for k in range(MATRICES)),
-            f"    for (var round = 0u; round < {rounds}u; round++) {{",
-            *(
-                f"    sums_{k} = subgroupMatrixMultiplyAccumulate(l, r, sums_{k});"
-                for k in range(MATRICES)
-            ),
-            "    }",
-            *(
-                "    subgroupMatrixStore<row_major>("
-                f"&product, ({place} + {k}u) * {rows * columns}u, sums_{k}, {columns}u);"
-                for k in range(MATRICES)
-            ),
-            "}\n",
-        )
-    )
+    groups = product.size // (rows * columns * MATRICES * MATRIX_SUBGROUPS)
+    settings = {"unit_rows": rows, "unit_columns": columns, "unit_inner": inner}
+    settings |= {"lanes": units.lanes, "subgroups": MATRIX_SUBGROUPS, "sums": MATRICES}
+    settings["rounds"] = MATRIX_ROUNDS
+    bindings = {"left": left, "right": right, "product": product}
+    operations.dispatch("bench/multiply_matrices.wgsl", groups, settings, **bindings)
+    return groups * MATRICES * MATRIX_SUBGROUPS * MATRIX_ROUNDS
 
 
 def _matrix_rate(operations: Operations) -> float | None:
@@ -302,12 +277,11 @@ def _matrix_rate(operations: Operations) -> float | None:
     right = operations.tensor("right matrix", (inner * columns,), np.float16)
     for factor in (left, right):
         operations.write(factor, numbers[: factor.size])
-    count = MATRIX_GROUPS * MATRIX_SUBGROUPS * MATRICES
-    product = operations.tensor("sums of matrices", (count * rows * columns,))
+    sums = MATRIX_GROUPS * MATRIX_SUBGROUPS * MATRICES
+    product = operations.tensor("sums of matrices", (sums * rows * columns,))
     with operations.record("matrices") as program:
-        text = matrix_source(units, MATRIX_ROUNDS)
-        operations.dispatch_generated(text, MATRIX_GROUPS, left=left, right=right, product=product)
-    return 2 * count * MATRIX_ROUNDS * rows * columns * inner / _fastest(operations, program)
+        count = multiply_matrices_kernel(operations, units, left, right, product)
+    return 2 * count * rows * columns * inner / _fastest(operations, program)
 
 
 def _fastest(operations: Operations, program: Program) -> float:

@@ -15,14 +15,15 @@ from llmgpu.bench.timing import (
     MATRIX_SUBGROUPS,
     copy_kernel,
     host_times,
-    matrix_source,
     measure_limits,
     multiply_add_kernel,
+    multiply_matrices_kernel,
     time_program,
 )
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device, load_driver
-from llmgpu.lm.ops.matrix_units import MatrixUnits, matrix_units
+from llmgpu.kernel_source import compose
+from llmgpu.lm.ops.matrix_units import matrix_units
 from llmgpu.lm.ops.operations import GpuOperations, Operations
 
 
@@ -66,11 +67,13 @@ def test_multiply_add(any_device: Device, count: int, rounds: int) -> None:
 
 @pytest.mark.parametrize("unit", [(16, 16, 16), (16, 8, 16), (8, 8, 8)])
 def test_tint_compiles_what_multiplies_matrices(null_device: Any, unit: Any) -> None:
-    text = matrix_source(MatrixUnits(unit, 32, ()), 5)
+    sizes = dict(zip(("unit_rows", "unit_columns", "unit_inner"), unit, strict=True))
+    text = compose("bench/multiply_matrices.wgsl", {}, sizes).text
     load_driver("dawn").create_shader_module(null_device, text, "matrices")
 
 
-def test_matrices_on_units(dawn_device: Device) -> None:
+def test_matrices_on_units(dawn_device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "MATRIX_ROUNDS", 5)
     units = matrix_units(dawn_device)
     if units is None:
         pytest.skip("no matrix units")
@@ -83,8 +86,7 @@ def test_matrices_on_units(dawn_device: Device) -> None:
     for tensor, factor in zip((left, right), factors, strict=True):
         operations.write(tensor, factor)
     with operations.record("matrices") as program:
-        text = matrix_source(units, 5)
-        operations.dispatch_generated(text, 3, left=left, right=right, product=product)
+        multiply_matrices_kernel(operations, units, left, right, product)
     operations.run(program)
     found, (a, b) = operations.read(product), (f.astype(np.float16).astype(float) for f in factors)
     np.testing.assert_allclose(found[:-1], np.tile(5 * a @ b, (count, 1, 1)), atol=1e-3)
