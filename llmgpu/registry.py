@@ -22,10 +22,15 @@ def imported(place: str) -> Any:
 
 
 class Entry(NamedTuple):
-    """Where something is defined, see `imported`, and what it is, for --help."""
+    """Where something is defined, see `imported`.
+
+    summary: a description for --help. fields: arguments of the class at `place`, of which the thing
+    is an object; None if the thing itself is there.
+    """
 
     place: str
     summary: str = ""
+    fields: Mapping[str, Any] | None = None
 
 
 class Registry(Mapping[str, T]):
@@ -34,10 +39,14 @@ class Registry(Mapping[str, T]):
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         """Take a table."""
         self._entries = dict(entries)
+        self._made: dict[str, T] = {}
 
     def __getitem__(self, name: str) -> T:
-        found: T = imported(self._entries[name].place)
-        return found
+        if name not in self._made:
+            entry = self._entries[name]
+            found = imported(entry.place)
+            self._made[name] = found if entry.fields is None else found(**entry.fields)
+        return self._made[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

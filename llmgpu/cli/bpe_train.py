@@ -19,7 +19,7 @@ from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.training.checkpoint import Checkpoint, checkpoint_files
 from llmgpu.bpe.training.options import TrainingOptions, require_counted_for
 from llmgpu.bpe.training.plan import Plan, make_plan
-from llmgpu.bpe.training.train import TrainingResult, carry_out, count_corpus
+from llmgpu.bpe.training.train import Training, TrainingResult
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import add_counts, load_counts, save_counts
 from llmgpu.bpe.words.distinct_words import WordCounts
@@ -121,7 +121,8 @@ def _count(
     if isinstance(source, Corpus):
         start = time.perf_counter()
         try:
-            source = count_corpus(source, plan, report, report.need_memory, may_be_empty=is_part)
+            training = Training(plan, report, report.need_memory)
+            source = training.count(source, merges=False, may_be_empty=is_part)
         finally:
             report.close()
         seconds["count words"] = round(time.perf_counter() - start, 3)
@@ -159,14 +160,8 @@ def _train(
         # All files get their names at the end, or none does.
         files = {size: stack.enter_context(atomic_output(path)) for size, path in outputs.items()}
         try:
-            result = carry_out(
-                plan,
-                source,
-                report,
-                checkpoint=kept,
-                on_counted=on_counted,
-                on_memory=report.need_memory,
-            )
+            training = Training(plan, report, report.need_memory)
+            result = training.run(source, checkpoint=kept, on_counted=on_counted)
         finally:
             report.close()
         for size, vocabulary in result.vocabularies.items():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmgpu.bpe.interchange import tiktoken
-from llmgpu.bpe.interchange.formats import READERS, WRITERS, guess_format
+from llmgpu.bpe.interchange.formats import ENDINGS, READERS, WRITERS, guess_format
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import with_chat_template
@@ -23,9 +23,6 @@ from llmgpu.outputs import VOCABULARY, Output, check_outputs, kind_of
 
 if TYPE_CHECKING:
     from llmgpu.lm.checkpoints.pretrained import SavedModel
-
-
-_ENDINGS = {".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf"}
 
 
 def import_vocabulary(asked: ImportVocabularyCommand) -> None:
@@ -64,7 +61,7 @@ def export_vocabulary(asked: ExportVocabularyCommand) -> None:
     """Export the vocabulary VOCAB for another tool, with exactly the same ids."""
     report = Reporter(quiet=asked.report.quiet)
     output, chat_template = asked.output, asked.chat_template
-    by_name = "huggingface" if output.endswith("/") else _ENDINGS.get(os.path.splitext(output)[1])
+    by_name = "huggingface" if output.endswith("/") else ENDINGS.get(os.path.splitext(output)[1])
     format_name = asked.format_name or by_name
     if format_name is None:
         raise click.UsageError(f"give --to FORMAT: one of {', '.join(WRITERS)}")

@@ -81,6 +81,7 @@ API int64_t llmgpu_valid_utf8(const uint8_t *text, int64_t length);
 
 /* ---- Patterns (pretokens.c) ---- */
 
+/* RULE_MARKS is the rule of the patterns that have no name in pretokens.c. */
 enum pattern_rule { RULE_NONE, RULE_CLASS, RULE_GPT2, RULE_CL100K, RULE_O200K, RULE_MARKS };
 
 /* How text is cut. Threads may share one.

@@ -36,12 +36,12 @@ MOST_NUMPY_THREADS = 4  # by default: between NumPy's operations only one can ru
 PAIR_PARTS = 32  # of a vocabulary, whose pairs are found at a time
 MANY_IDS = 1 << 22  # whose copy would take too much memory
 UNREADABLE = -2  # what parts.c returns for a file
-RULES = ("none", "class", "gpt2", "cl100k", "o200k", "marks")  # in the order of engine.h
 
 # Functions by name: what they return, and what they take.
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "sources": (c_uint32,),
-    "pattern_new": (c_void_p, c_int, c_int, c_int, c_void_p),
+    "pattern_new": (c_void_p, c_char_p, c_int, c_int, c_void_p),
+    "pattern_is_marked": (c_int, c_void_p),
     "pattern_free": (None, c_void_p),
     "pretoken_ends": (c_int64, c_void_p, c_void_p, c_int64, c_void_p),
     "valid_utf8": (c_int64, c_void_p, c_int64),
@@ -241,16 +241,18 @@ def address_of(array: NDArray[Any] | None) -> int | None:
 class CPattern(EngineObject):
     """How text is cut.
 
-    rule: one of RULES, "marks" for starts that are given with the text. classes: uint8 (0x110000,),
-        of each code point. digits, whole_at_end: for cl100k and its variants.
+    rule: the kernel of a pattern. classes: uint8 (0x110000,), of each code point. digits,
+        whole_at_end: for cl100k and its variants.
+    is_marked: whether the starts of pre-tokens are to be given with the text, as the engine has no
+        such rule.
     """
 
     def __init__(
         self, rule: str, classes: NDArray[np.uint8], digits: int = 3, *, whole_at_end: bool = False
     ) -> None:
         """Make a pattern."""
-        self.is_marked = rule == "marks"
-        super().__init__("pattern", RULES.index(rule), digits, whole_at_end, classes)
+        super().__init__("pattern", rule.encode(), digits, whole_at_end, classes)
+        self.is_marked = bool(self._library.llmgpu_pattern_is_marked(self.address))
 
     def ends(self, text: bytes) -> NDArray[np.int64]:
         """Return where the pre-tokens of a document end: int64 (n,)."""

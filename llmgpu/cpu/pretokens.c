@@ -364,14 +364,23 @@ static void set_class_kinds(Pattern *pattern)
     }
 }
 
-/* Make a pattern, see `Pattern`; `classes` has to outlive it. Returns NULL without memory. */
-API Pattern *llmgpu_pattern_new(int rule, int digits, int whole_at_end, const uint8_t *classes)
+/* The kernels of the patterns. */
+static const char *const NAMES[RULE_MARKS] = {
+    [RULE_NONE] = "none",     [RULE_CLASS] = "class", [RULE_GPT2] = "gpt2",
+    [RULE_CL100K] = "cl100k", [RULE_O200K] = "o200k",
+};
+
+/* Make a pattern, see `Pattern`, by the name of its kernel; `classes` has to outlive it. Returns NULL
+ * without memory. */
+API Pattern *llmgpu_pattern_new(const char *kernel, int digits, int whole_at_end,
+                                const uint8_t *classes)
 {
     Pattern *pattern = calloc(1, sizeof *pattern);
 
     if (pattern == NULL)
         return NULL;
-    pattern->rule = (enum pattern_rule)rule;
+    while (pattern->rule < RULE_MARKS && strcmp(NAMES[pattern->rule], kernel) != 0)
+        pattern->rule++;
     pattern->digits = digits;
     pattern->whole_at_end = whole_at_end;
     pattern->classes = classes;
@@ -386,6 +395,12 @@ API Pattern *llmgpu_pattern_new(int rule, int digits, int whole_at_end, const ui
     for (int byte = 0x80; byte < 256; byte++) /* never the first byte of a character */
         pattern->kinds[byte] = byte < 0xC2 || byte > 0xF4 ? OTHER : 0;
     return pattern;
+}
+
+/* Return whether the text has to come with marks, as there is no rule. */
+API int llmgpu_pattern_is_marked(const Pattern *pattern)
+{
+    return pattern->rule == RULE_MARKS;
 }
 
 API void llmgpu_pattern_free(Pattern *pattern)

@@ -23,7 +23,7 @@ from llmgpu.bpe.pretokens.blocks import cut_text_by
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.plan import make_plan
-from llmgpu.bpe.training.train import count_corpus
+from llmgpu.bpe.training.train import Training
 from llmgpu.bpe.words import counts_file
 from llmgpu.bpe.words.counts_file import save_counts
 from llmgpu.errors import InputError, OutputError
@@ -75,7 +75,7 @@ def count_words(
         found = take_part(found, Part(*part), how, cut_text_by(options.cut, how.separators))
     with Corpus(found, how) as text:
         plan = make_plan(options, select_backend(device))
-        counts = count_corpus(text, plan, may_be_empty=part is not None)
+        counts = Training(plan).count(text, merges=False, may_be_empty=part is not None)
     save_counts(output, counts)
     return {
         "output": os.fspath(output),

@@ -83,7 +83,7 @@ def test_the_sanitizer_sees_a_text_without_padding(checked: Path) -> None:
         "loaded, _ = library.load(library.Path(sys.argv[1]))\n"
         "text = np.full(1 << 20, 97, np.uint8)\n"
         "classes = np.ones(0x110000, np.uint8)\n"
-        "pattern = loaded.llmgpu_pattern_new(2, 1, 0, classes.ctypes.data)\n"
+        "pattern = loaded.llmgpu_pattern_new(b'gpt2', 1, 0, classes.ctypes.data)\n"
         "ends = np.empty(10, np.int64)\n"
         "start = text.ctypes.data + 4\n"
         "loaded.llmgpu_pretoken_ends(pattern, start, len(text) - 4, ends.ctypes.data)"

@@ -21,7 +21,8 @@ void llmgpu_threads_free(Threads *threads);
 
 int64_t llmgpu_read(int descriptor, uint8_t *target, int64_t length, int64_t offset, int threads);
 
-Pattern *llmgpu_pattern_new(int rule, int digits, int whole_at_end, const uint8_t *classes);
+Pattern *llmgpu_pattern_new(const char *kernel, int digits, int whole_at_end,
+                            const uint8_t *classes);
 Vocabulary *llmgpu_vocabulary_new(const uint8_t *data, const int64_t *offsets,
                                   const int64_t *tokens, int64_t count, const uint32_t *merges,
                                   int64_t num_merges, int takes_whole, uint32_t unknown,
@@ -109,7 +110,7 @@ static void make_vocabulary(void)
     for (int byte = 'a'; byte <= 'z'; byte++)
         classes[byte] = 2; /* a small letter */
     classes[' '] = 6;
-    pattern = llmgpu_pattern_new(RULE_CL100K, 3, 1, classes);
+    pattern = llmgpu_pattern_new("cl100k", 3, 1, classes);
     vocabulary = llmgpu_vocabulary_new(data, offsets, tokens, 256 + PAIRS, NULL, 0, 1, NO_ID, NULL,
                                        NULL);
 }

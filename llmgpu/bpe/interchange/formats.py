@@ -1,4 +1,4 @@
-"""The formats of other tools' vocabularies: one module and one line in FORMATS each."""
+"""The formats of other tools' vocabularies: a module each, and the tables that list them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, naming, no_notes, read_limited
-from llmgpu.outputs import Output
+from llmgpu.outputs import RANKS, TEKKEN, Output
 from llmgpu.registry import Entry, Registry
 from llmgpu.spelling import spelled
 
@@ -89,6 +89,10 @@ WRITERS: Registry[Writer] = Registry(
     _FORMATS | {"gguf": Entry(f"{_ROOM}.gguf", "a .gguf file for llama.cpp")}
 )
 ALIASES = {"hf": "huggingface"}
+ENDINGS = {".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf"}  # what export writes
+KINDS = {RANKS: "tiktoken", TEKKEN: "tekken"}  # of formats of one file, by what its content shows
+# Of files in a folder, the best first.
+NAMES = {"tokenizer.json": "huggingface", "tekken.json": "tekken"}
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's special token after each text
 WEIGHT_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}  # of GGUF files, as llama.cpp numbers them
 

@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from llmgpu.bpe.interchange.formats import KINDS, NAMES, READERS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, no_notes
 from llmgpu.outputs import (
     GGUF,
     MERGES_TXT,
-    RANKS,
-    TEKKEN,
     TOKENIZER_JSON,
     VOCAB_JSON,
     VOCABULARY,
@@ -26,13 +25,11 @@ from llmgpu.outputs import (
 )
 
 _VOCAB, _MERGES, _TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
-_TEKKEN = "tekken.json"
 _UNREADABLE = {  # what others are called, by the ending
     ".gguf": "GGUF files can be written, not read",
     ".model": "SentencePiece models can't be read",
     ".pkl": "pickles are not read, since they can run code",
 }
-_SINGLE = {VOCABULARY: None, RANKS: "tiktoken", TEKKEN: "tekken"}  # formats by kind
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,6 @@ class VocabularyFiles:
         """Read the vocabulary; see `open_vocabulary`."""
         if self.format is None:
             return Vocabulary.load(self.path)
-        from llmgpu.bpe.interchange.formats import READERS
-
         special = self.special_tokens or None
         return READERS[self.format].read(self.path, self.merges, special_tokens=special, note=note)
 
@@ -99,8 +94,8 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
     kind = kind_of(name)
     if kind == VOCAB_JSON and name.endswith((".jsonl", ".ndjson")):  # lines that begin with an id
         kind = None
-    if kind in _SINGLE:
-        return VocabularyFiles(name, _SINGLE[kind])
+    if kind == VOCABULARY or kind in KINDS:
+        return VocabularyFiles(name, KINDS.get(kind))
     if kind == VOCAB_JSON:
         return _pair(name, _VOCAB, _MERGES)
     if kind == MERGES_TXT or name.endswith(_MERGES):
@@ -150,10 +145,9 @@ def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyF
     if not path.is_dir():
         advice = download_advice(str(folder), "tokenizer.json ") or "; nothing is downloaded"
         raise VocabularyError(f"no such folder: {str(folder)!r}{advice}")
-    if format != "gpt2" and (path / _TOKENIZER).exists():
-        return VocabularyFiles(str(path / _TOKENIZER), "huggingface")
-    if format != "gpt2" and (path / _TEKKEN).exists():
-        return VocabularyFiles(str(path / _TEKKEN), "tekken")
+    found = () if format == "gpt2" else (name for name in NAMES if (path / name).exists())
+    for name in found:
+        return VocabularyFiles(str(path / name), NAMES[name])
     if (path / _VOCAB).exists():
         return _pair(str(path / _VOCAB), _VOCAB, _MERGES)
     checkpoints = sorted(path.glob(f"step-*/{_TOKENIZER}"))

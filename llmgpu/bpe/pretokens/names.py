@@ -1,7 +1,68 @@
-"""All patterns by name; see `llmgpu.bpe.pretokens.pattern`."""
+r"""All patterns by name; see `llmgpu.bpe.pretokens.pattern`.
+
+Of a rule pattern all is said here: it is a regular expression, and its kernel and the CPU engine
+apply an equivalent rule on characters, below.
+
+Pattern gpt2:
+
+    '(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+
+A character is a letter, a number, white space or other. A pre-token starts
+
+- where the class changes, except after a plain space, which joins what is not white space, and
+  except at the letters of a contraction;
+- at the last of several white-space characters before something else;
+- at a letter after a contraction.
+
+An apostrophe opens a contraction only if a pre-token starts at it: after a letter, a number, white
+space other than a plain space, or nothing. A byte that is not part of a valid UTF-8 sequence (RFC
+3629) is a character of class other.
+
+Patterns cl100k, rustbpe, llama3, qwen2 and nanochat:
+
+    '(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
+    |\s++$|\s*[\r\n]|\s+(?!\S)|\s+
+
+They differ in how many numbers a pre-token holds, and only cl100k has the fifth alternative. The
+published spellings differ in more, but not in effect: newlines after `\s*` are the last there are,
+and what is possessive could not be given back anyway.
+
+The rule is largely that of o200k, too. A character is
+a letter, a number, a newline (CR or LF), other white space, or other. A pre-token starts where the
+kind changes, except that
+
+- white space but a newline is joined by the letters after it, and a plain space by other
+  characters too;
+- a single other character that starts a pre-token is joined by the letters after it;
+- newlines after other characters go with them.
+
+In what is left of a run of white space, pre-tokens start at its first character; after its last
+newline; and at its last character if that is not a newline, before anything but the end of the
+document. By the fifth alternative a run at the end of a document is never divided. Numbers are
+counted from the first of their run. A pre-token also starts at letters after a contraction, which
+its apostrophe opens only if a pre-token starts there.
+
+Pattern o200k:
+
+    [^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|..)?
+    |[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|..)?
+    |\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
+
+Pre-tokens are runs as in the family of cl100k, where marks count as letters, and
+
+- slashes after newlines that go with other characters count as newlines;
+- where other characters make a pre-token, because they are several or follow a plain space, the
+  marks after them and the other characters and marks that follow go with them;
+- a contraction after letters or marks goes with them, unless it is after another one: then its
+  apostrophe begins the next word;
+- a word is divided before a capital (Lu, Lt) that follows a small letter (Ll), with letters of
+  other kinds or marks in between or not; and before capitals at its end if a letter of another kind
+  or a mark is before them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from llmgpu.registry import Entry, Registry
@@ -11,16 +72,90 @@ if TYPE_CHECKING:
 
 _ROOM = "llmgpu.bpe.pretokens"
 
+
+def _rule(
+    name: str,
+    kernel: str,
+    expression: str,
+    spellings: Mapping[str, str | None] | None = None,
+    **constants: int,
+) -> Entry:
+    """Return the entry of a `RulePattern`; constants: of its kernel and of the CPU engine.
+
+    DIGITS: a pre-token holds up to this many numbers. WHOLE_AT_END: 1 if white space at the end of
+    a document is one pre-token, even with newlines in it.
+    """
+    fields = {"expression": expression, "spellings": spellings or {}, "constants": constants}
+    return Entry(f"{_ROOM}.blocks:RulePattern", fields={"name": name, "kernel": kernel, **fields})
+
+
+# OpenAI's spelling. In Oniguruma, which Hugging Face uses, {1,3}+ is a repeated repeat instead.
+_CL100K = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+    r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
+)
+_SHORT_FORMS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 PATTERNS: Registry[Pattern] = Registry(
     {
         "class": Entry(f"{_ROOM}.byte_classes:PATTERN"),
-        "gpt2": Entry(f"{_ROOM}.rule_patterns:GPT2"),
-        "cl100k": Entry(f"{_ROOM}.rule_patterns:CL100K"),
-        "rustbpe": Entry(f"{_ROOM}.rule_patterns:RUSTBPE"),
-        "llama3": Entry(f"{_ROOM}.rule_patterns:LLAMA3"),
-        "qwen2": Entry(f"{_ROOM}.rule_patterns:QWEN2"),
-        "nanochat": Entry(f"{_ROOM}.rule_patterns:NANOCHAT"),
-        "o200k": Entry(f"{_ROOM}.rule_patterns:O200K"),
+        "gpt2": _rule(
+            "gpt2",
+            "gpt2",
+            r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+            {
+                "tiktoken": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$"
+                r"|\s+(?!\S)|\s"
+            },
+        ),
+        "cl100k": _rule(
+            "cl100k",
+            "cl100k",
+            _CL100K.replace("{1,3}+", "{1,3}"),
+            {"tiktoken": _CL100K},
+            DIGITS=3,
+            WHOLE_AT_END=1,
+        ),
+        "rustbpe": _rule(
+            "rustbpe",
+            "cl100k",
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}"
+            r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+            DIGITS=3,
+            WHOLE_AT_END=0,
+        ),
+        "llama3": _rule(
+            "llama3",
+            "cl100k",
+            _SHORT_FORMS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+            DIGITS=3,
+            WHOLE_AT_END=0,
+        ),
+        "qwen2": _rule(
+            "qwen2",
+            "cl100k",
+            _SHORT_FORMS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+            DIGITS=1,
+            WHOLE_AT_END=0,
+        ),
+        "nanochat": _rule(
+            "nanochat",
+            "cl100k",
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}"
+            r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+            DIGITS=2,
+            WHOLE_AT_END=0,
+        ),
+        "o200k": _rule(
+            "o200k",
+            "o200k",
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+            r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+            r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
         "none": Entry(f"{_ROOM}.blocks:NONE"),
     }
 )

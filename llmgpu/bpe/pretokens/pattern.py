@@ -4,8 +4,7 @@ r"""Pre-tokenization patterns: where text is cut into the pieces that tokens nev
   that expression, see `llmgpu.bpe.pretokens.expressions`; the kernels and the CPU engine apply an
   equivalent rule on characters and runs of them. No pattern looks back: what follows a pre-token's
   start does not depend on what is before it, so a text may be cut there.
-- `llmgpu.bpe.pretokens.names` lists all patterns. To add one, write a `Pattern` in a module here
-  (with a kernel in wgsl/pretoken, unless it is a variant of a family) and a line to that table.
+- `llmgpu.bpe.pretokens.names` declares all patterns.
 - By pattern ``none`` a document is one pre-token. Any other regular expression is the pattern
   called ``regex:`` and the expression, see `llmgpu.bpe.pretokens.custom_regex`.
 - ``cl100k`` is what tiktoken has; ``rustbpe`` is the spelling of it in rustbpe and minbpe, which
@@ -41,7 +40,7 @@ from llmgpu.bpe.pretokens.custom_regex import (
 )
 from llmgpu.bpe.pretokens.names import ALIASES, PATTERNS
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, check_version, code_point_classes
-from llmgpu.cpu.library import RULES, CPattern
+from llmgpu.cpu.library import CPattern
 from llmgpu.errors import LlmgpuError
 from llmgpu.input_files import quote
 from llmgpu.spelling import spelled
@@ -178,16 +177,10 @@ def last_start(
 
 
 def make_c_pattern(pattern: Pattern) -> CPattern:
-    """Return a pattern as the CPU engine takes it; NumPy marks starts by those that C has not."""
-    is_known = pattern.kernel in RULES and not isinstance(pattern, HostPattern)
-    rule = pattern.kernel if is_known else "marks"
-    constants = pattern.constants
-    return _make(
-        rule,
-        pattern.unicode or DEFAULT_VERSION,
-        constants.get("DIGITS", 1),
-        bool(constants.get("WHOLE_AT_END", 0)),
-    )
+    """Return a pattern for the CPU engine; NumPy marks starts where the engine has no rule."""
+    rule = "" if isinstance(pattern, HostPattern) else pattern.kernel
+    digits, whole_at_end = (pattern.constants.get(name, 0) for name in ("DIGITS", "WHOLE_AT_END"))
+    return _make(rule, pattern.unicode or DEFAULT_VERSION, digits, bool(whole_at_end))
 
 
 @lru_cache(maxsize=16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -39,15 +39,8 @@ SPECIAL = "special tokens"
 # What names of letters begin with that are of several scripts, or say it in another word.
 _NO_SCRIPTS = frozenset(
     (
-        "",
-        "Combining",
-        "Double",
-        "Feminine",
-        "Masculine",
-        "Mathematical",
-        "Micro",
-        "Modifier",
-        "Variation",
+        *("", "Combining", "Double", "Feminine", "Masculine", "Mathematical", "Micro"),
+        *("Modifier", "Variation"),
     )
 )
 _WIDTHS = ("FULLWIDTH", "HALFWIDTH")
@@ -55,11 +48,7 @@ _WIDTHS = ("FULLWIDTH", "HALFWIDTH")
 
 def scripts_of(vocabulary: Vocabulary) -> list[str]:
     """Return the script of each token, by id."""
-    special = set(vocabulary.special_tokens.values())
-    return [
-        SPECIAL if number in special else script_of(token)
-        for number, token in enumerate(vocabulary.tokens)
-    ]
+    return _groups(vocabulary, script_of)
 
 
 def script_of(token: bytes) -> str:
@@ -90,9 +79,13 @@ def _script_of_letter(letter: str) -> str:
 
 def lengths_of(vocabulary: Vocabulary) -> list[str]:
     """Return the group of each token by its length in bytes, by id."""
+    return _groups(vocabulary, lambda token: length_group(len(token)))
+
+
+def _groups(vocabulary: Vocabulary, group_of: Callable[[bytes], str]) -> list[str]:
     special = set(vocabulary.special_tokens.values())
     return [
-        SPECIAL if number in special else length_group(len(token))
+        SPECIAL if number in special else group_of(token)
         for number, token in enumerate(vocabulary.tokens)
     ]
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -77,26 +77,268 @@ class TrainingResult:
     notes: tuple[str, ...] = ()
 
 
-@dataclass
-class _Run:
-    """What the phases share: what is asked for, where, and how long each phase took."""
+class Training:
+    """One training: its plan, its callbacks, and how long each phase took.
 
-    plan: Plan
-    progress: Progress
-    on_memory: OnMemory = no_memory
-    seconds: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    on_memory: takes the estimate of the memory that the training needs, whenever it changes.
+    """
 
-    @property
-    def options(self) -> TrainingOptions:
-        return self.plan.options
+    def __init__(
+        self, plan: Plan, progress: Progress = no_progress, on_memory: OnMemory = no_memory
+    ) -> None:
+        """Begin with nothing done."""
+        self._plan, self._options = plan, plan.options
+        self._progress, self._on_memory = progress, on_memory
+        self._seconds: dict[str, float] = {}
+        self._notes: list[str] = []
+
+    def run(
+        self,
+        source: Corpus | WordCounts,
+        *,
+        checkpoint: Checkpoint | None = None,
+        on_counted: Callable[[WordCounts], None] | None = None,
+    ) -> TrainingResult:
+        """Train a byte-level BPE vocabulary on a corpus, or on words counted before.
+
+        checkpoint: where to resume from, and to record what is done.
+        on_counted: takes the counted words before they are merged.
+
+        Raises:
+            InputError: the corpus is empty or can't be read, or a pre-token is too long.
+            OutputError: words are spilled to a temporary file, which can't be written.
+            DeviceError: it does not fit into the adapter's memory.
+            LlmgpuError: the engine does not support what the options ask for.
+        """
+        if self._options.engine == "recount":
+            if not isinstance(source, Corpus) or checkpoint or on_counted:
+                raise LlmgpuError(
+                    "the recount engine has no word counts to load, save or resume from: use the "
+                    "batched one"
+                )
+            return self._recount(source)
+        counts = source if isinstance(source, WordCounts) else self.count(source)
+        text_bytes, count = counts.words.text_bytes, len(counts.words)
+        _require_text(text_bytes)
+        if on_counted is not None:
+            on_counted(counts)
+        self._on_memory(words_memory(self._plan, count, len(counts.words.data)))
+        facts = {"text_bytes": text_bytes, "documents": counts.documents, "distinct_words": count}
+        with self._phase("make symbols"):
+            words = self._options.symbols.words(counts.words, byte_ranks(self._options.tie))
+        del source, counts  # merging needs the memory
+        return self._merge(words, facts, checkpoint)
+
+    def count(
+        self, corpus: Corpus, *, merges: bool = True, may_be_empty: bool = False
+    ) -> WordCounts:
+        """Count the words of a corpus; InputError as `run` raises it.
+
+        merges: whether the words are merged afterwards, for the estimate of memory.
+        may_be_empty: no text is not an error, as the corpus is a part of one.
+        """
+        device, options = self._plan.counting.device, self._options
+
+        def estimate(words: float, nbytes: float) -> None:
+            self._on_memory(words_memory(self._plan, words, nbytes, merges=merges))
+
+        def on_words(words: int, nbytes: int) -> None:
+            if (left := corpus.left) is not None:
+                estimate(words * left, nbytes * left)
+
+        if device is None:
+            with self._phase("count words"):
+                words = count_words(
+                    corpus, options.cut, self._progress, threads=options.threads, on_words=on_words
+                )
+        else:
+            from llmgpu.bpe.training import batched_gpu
+            from llmgpu.bpe.words.count_gpu import GpuWordCounter
+
+            # The kernels that merge are compiled while the words are counted.
+            with ThreadPoolExecutor(1, thread_name_prefix="llmgpu-compile-merging") as thread:
+                with self._phase("compile kernels"):
+                    counter = GpuWordCounter(device, options.cut, WordAccumulator())
+                compiling = thread.submit(batched_gpu.compile_kernels, device) if merges else None
+                with self._phase("count words"):
+                    words = counter.count(corpus, self._progress, on_words)
+            if compiling is not None:
+                compiling.result()
+        estimate(len(words), len(words.data))
+        if not may_be_empty:
+            _require_text(corpus.text_bytes)
+        separators, unicode = corpus.options.separators, options.unicode
+        return WordCounts(words, corpus.documents, options.pattern, separators, unicode=unicode)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def _phase(self, name: str) -> Iterator[None]:
         """Time a phase, or one more part of it."""
         start = time.perf_counter()
         yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def _merge(
+        self, words: SymbolWords, facts: dict[str, int], checkpoint: Checkpoint | None
+    ) -> TrainingResult:
+        """Replay the merges of the seed and of the checkpoint, and merge on from there.
+
+        words: bytes as symbols. facts: fields of the result that say something of the text.
+        """
+        seed, progress = self._options.symbols, self._progress
+        spellings = seed.spellings()
+        pairs, counts = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
+        if checkpoint:
+            pairs, counts = checkpoint.read_merges()
+            with checkpoint.naming():
+                check_logged(pairs, counts, seed, self._options.min_frequency)
+        with self._phase("make symbols"):
+            rest = words = merge_host.apply_merges(words, seed.merges, progress)
+            if checkpoint:
+                with checkpoint.naming():
+                    merges = np.column_stack([pairs, spellings.results(pairs)])
+                rest = merge_host.apply_merges(words, merges, progress)
+                with checkpoint.naming():
+                    check_replayed(pairs, counts, words.total, rest.total)
+        # Words that no merge was replayed on are asked for once more if several sizes are measured.
+        keeps_words = rest is words and len(self._options.sizes) > 1
+        with self._phase("merge"):
+            learned = self._learn(
+                rest, spellings if seed.unreached else None, checkpoint, keeps_words=keeps_words
+            )
+        pairs = np.concatenate([pairs, learned.pairs])
+        results = seed.results(pairs)
+        with self._phase("measure smaller sizes"):
+            merges = np.column_stack([pairs, results])
+            sizes = self._measure_sizes(words, merges, learned.symbols)
+        return self._result(
+            merges=translate(pairs, results, seed.ids),
+            merge_counts=np.concatenate([counts, learned.counts]),
+            sizes=sizes,
+            batches=learned.batches,
+            **facts,
+        )
+
+    def _learn(
+        self,
+        words: SymbolWords,
+        spellings: Spellings | None,
+        checkpoint: Checkpoint | None,
+        *,
+        keeps_words: bool,
+    ) -> Merges:
+        """Learn the merges that are still missing."""
+        options, device = self._options, self._plan.merging.device
+        merges = options.start.size + options.merges - len(words.lengths)
+        logged = Logged(checkpoint.add_merges) if checkpoint else None
+        on_merges = logged.take if logged else None
+        if device is not None:
+            from llmgpu.bpe.training import batched_gpu
+
+            reason = batched_gpu.unfit(device, words, merges)
+            try:
+                if reason is None:
+                    return batched_gpu.train(
+                        device,
+                        words,
+                        options,
+                        merges=merges,
+                        progress=self._progress,
+                        on_merges=on_merges,
+                    )
+            except CapacityError as error:  # perhaps after some merges, which the CPU makes, too
+                reason = str(error)
+                if logged:
+                    logged.start_again()
+            self._notes.append(f"merged on the CPU, because {reason}")
+        return merge_host.train(
+            words,
+            options,
+            merges=merges,
+            progress=self._progress,
+            on_merges=on_merges,
+            spellings=spellings,
+            keeps_words=keeps_words,
+        )
+
+    def _measure_sizes(
+        self, words: SymbolWords, merges: NDArray[np.uint32], symbols: int
+    ) -> dict[int, tuple[int, int]]:
+        """Return, for each size, its number of merges and the symbols that they leave of the text.
+
+        words: before the merges. merges: uint32 (M, 3), in symbols. symbols: left by all merges.
+        """
+        # Occurrences of a pair (a, a) overlap, so the counts of merges don't tell the symbols left.
+        made = np.cumsum(merges[:, 2] >= self._options.start.size)
+        measured: dict[int, tuple[int, int]] = {}
+        done = 0
+        for size in self._options.sizes:
+            wanted = self._options.new_tokens(size)
+            count = int(np.searchsorted(made, wanted)) + 1 if wanted else 0
+            if count >= len(merges):
+                measured[size] = len(merges), symbols
+            else:
+                words = merge_host.apply_merges(words, merges[done:count], self._progress)
+                measured[size], done = (count, words.total), count
+        return measured
+
+    def _recount(self, corpus: Corpus) -> TrainingResult:
+        from llmgpu.bpe.plain import recount_gpu
+
+        device, options = self._plan.merging.device, self._options
+        assert device is not None
+        if (size := corpus.total_bytes) is not None:
+            self._on_memory(recount_memory(self._plan, size))
+        with self._phase("read"):
+            most = recount_gpu.most_text_bytes(device)
+            text, starts = _read_all(corpus, most, self._progress)
+            _require_text(corpus.text_bytes)
+        with self._phase("merge"):
+            learned = recount_gpu.train(device, text, starts, options, progress=self._progress)
+        count = len(learned.pairs)
+        merges = np.column_stack([learned.pairs, np.arange(256, 256 + count)]).astype(np.uint32)
+        return self._result(
+            merges=merges,
+            merge_counts=learned.counts,
+            sizes={options.vocab_size: (count, learned.symbols)},
+            text_bytes=corpus.text_bytes,
+            documents=corpus.documents,
+        )
+
+    def _result(
+        self,
+        merges: NDArray[np.uint32],
+        sizes: dict[int, tuple[int, int]],
+        text_bytes: int,
+        documents: int,
+        **facts: Any,
+    ) -> TrainingResult:
+        """Make the vocabulary of each size.
+
+        merges: uint32 (M, 3), ids of the left part, the right part and the result.
+        sizes: merges and symbols of the text by vocabulary size.
+        """
+        options = self._options
+        with self._phase("make vocabulary"):
+            vocabularies = {
+                size: extend_vocabulary(
+                    options.start,
+                    merges[:count],
+                    special_tokens=options.special_tokens,
+                    training=_training_facts(options, text_bytes, documents, symbols),
+                )
+                for size, (count, symbols) in sorted(sizes.items())
+            }
+        largest = vocabularies[options.vocab_size]
+        return TrainingResult(
+            vocabulary=largest,
+            vocabularies=vocabularies,
+            stop_reason=_stop_reason(largest.size, len(merges), options),
+            seconds=self._seconds,
+            text_bytes=text_bytes,
+            documents=documents,
+            notes=tuple(self._notes),
+            **facts,
+        )
 
 
 def train_vocabulary(
@@ -108,192 +350,9 @@ def train_vocabulary(
     checkpoint: Checkpoint | None = None,
     on_counted: Callable[[WordCounts], None] | None = None,
 ) -> TrainingResult:
-    """Plan a training and carry it out; see `make_plan` and `carry_out`."""
-    plan = make_plan(options, backend)
-    return carry_out(plan, source, progress, checkpoint=checkpoint, on_counted=on_counted)
-
-
-def carry_out(
-    plan: Plan,
-    source: Corpus | WordCounts,
-    progress: Progress = no_progress,
-    *,
-    checkpoint: Checkpoint | None = None,
-    on_counted: Callable[[WordCounts], None] | None = None,
-    on_memory: OnMemory = no_memory,
-) -> TrainingResult:
-    """Train a byte-level BPE vocabulary on a corpus, or on words counted before.
-
-    checkpoint: where to resume from, and to record what is done.
-    on_counted: takes the counted words before they are merged.
-    on_memory: takes what the training needs, by the words so far, and before they are merged.
-
-    Raises:
-        InputError: the corpus is empty or can't be read, or a pre-token is too long.
-        OutputError: words are spilled to a temporary file, which can't be written.
-        DeviceError: it does not fit into the adapter's memory.
-        LlmgpuError: the engine does not support what the options ask for.
-    """
-    run = _Run(plan, progress, on_memory)
-    if plan.options.engine == "recount":
-        if not isinstance(source, Corpus) or checkpoint or on_counted:
-            raise LlmgpuError(
-                "the recount engine has no word counts to load, save or resume from: use the "
-                "batched one"
-            )
-        return _recount(source, run)
-    counts = source if isinstance(source, WordCounts) else _count(source, run)
-    _require_text(counts.words.text_bytes)
-    if on_counted is not None:
-        on_counted(counts)
-    run.on_memory(words_memory(plan, len(counts.words), len(counts.words.data)))
-    facts = {
-        "text_bytes": counts.words.text_bytes,
-        "documents": counts.documents,
-        "distinct_words": len(counts.words),
-    }
-    with run.phase("make symbols"):
-        words = plan.options.symbols.words(counts.words, byte_ranks(plan.options.tie))
-    del source, counts  # merging needs the memory
-    return _merge_words(words, facts, run, checkpoint)
-
-
-def count_corpus(
-    corpus: Corpus,
-    plan: Plan,
-    progress: Progress = no_progress,
-    on_memory: OnMemory = no_memory,
-    *,
-    may_be_empty: bool = False,
-) -> WordCounts:
-    """Count the words of a corpus, and train nothing; InputError as `carry_out` raises it.
-
-    may_be_empty: no text is not an error, as the corpus is a part of one.
-    """
-    counts = _count(corpus, _Run(plan, progress, on_memory), merges=False)
-    if not may_be_empty:
-        _require_text(corpus.text_bytes)
-    return counts
-
-
-def _count(corpus: Corpus, run: _Run, *, merges: bool = True) -> WordCounts:
-    device, options = run.plan.counting.device, run.options
-
-    def on_words(words: int, nbytes: int) -> None:
-        left = corpus.left
-        if left is not None:
-            run.on_memory(words_memory(run.plan, words * left, nbytes * left, merges=merges))
-
-    if device is None:
-        with run.phase("count words"):
-            words = count_words(
-                corpus,
-                options.cut,
-                run.progress,
-                threads=options.threads,
-                on_words=on_words,
-            )
-    else:
-        from llmgpu.bpe.training import batched_gpu
-        from llmgpu.bpe.words.count_gpu import GpuWordCounter
-
-        with ThreadPoolExecutor(1, thread_name_prefix="llmgpu-compile-merging") as thread:
-            with run.phase("compile kernels"):
-                counter = GpuWordCounter(device, options.cut, WordAccumulator())
-            compiling = thread.submit(batched_gpu.compile_kernels, device) if merges else None
-            with run.phase("count words"):
-                words = counter.count(corpus, run.progress, on_words)
-        if compiling is not None:
-            compiling.result()
-    run.on_memory(words_memory(run.plan, len(words), len(words.data), merges=merges))
-    separators = corpus.options.separators
-    return WordCounts(words, corpus.documents, options.pattern, separators, unicode=options.unicode)
-
-
-def _merge_words(
-    words: SymbolWords, facts: dict[str, int], run: _Run, checkpoint: Checkpoint | None
-) -> TrainingResult:
-    """Replay what was merged before, and merge on from there.
-
-    words: bytes as symbols. facts: what `_result` takes of the text.
-    """
-    seed = run.options.symbols
-    pairs, pair_counts = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
-    if checkpoint:
-        pairs, pair_counts = checkpoint.read_merges()
-        with checkpoint.naming():
-            check_logged(pairs, pair_counts, seed, run.options.min_frequency)
-    spellings = seed.spellings()
-    with run.phase("make symbols"):
-        words = merge_host.apply_merges(words, seed.merges, run.progress)
-        with checkpoint.naming() if checkpoint else nullcontext():
-            merges = np.column_stack([pairs, spellings.results(pairs)])
-        rest = merge_host.apply_merges(words, merges, run.progress)
-        if checkpoint:
-            with checkpoint.naming():
-                check_replayed(pairs, pair_counts, words.total, rest.total)
-    # Words that no merge was replayed on are asked for once more if several sizes are measured.
-    keeps_words = rest is words and len(run.options.sizes) > 1
-    with run.phase("merge"):
-        learned = _merge(
-            rest, run, spellings if seed.unreached else None, checkpoint, keeps_words=keeps_words
-        )
-    pairs = np.concatenate([pairs, learned.pairs])
-    results = seed.results(pairs)
-    with run.phase("measure smaller sizes"):
-        merges = np.column_stack([pairs, results])
-        sizes = _measure_sizes(words, merges, learned.symbols, run)
-    return _result(
-        run,
-        merges=translate(pairs, results, seed.ids),
-        merge_counts=np.concatenate([pair_counts, learned.counts]),
-        sizes=sizes,
-        batches=learned.batches,
-        **facts,
-    )
-
-
-def _merge(
-    words: SymbolWords,
-    run: _Run,
-    spellings: Spellings | None,
-    checkpoint: Checkpoint | None,
-    *,
-    keeps_words: bool,
-) -> Merges:
-    """Learn the merges that are still missing."""
-    options = run.options
-    merges = options.start.size + options.merges - len(words.lengths)
-    on_merges = Logged(checkpoint.add_merges) if checkpoint else None
-    device = run.plan.merging.device
-    if device is not None:
-        from llmgpu.bpe.training import batched_gpu
-
-        reason = batched_gpu.unfit(device, words, merges)
-        try:
-            if reason is None:
-                return batched_gpu.train(
-                    device,
-                    words,
-                    options,
-                    merges=merges,
-                    progress=run.progress,
-                    on_merges=on_merges.take if on_merges else None,
-                )
-        except CapacityError as error:  # perhaps after some merges, which the CPU makes, too
-            reason = str(error)
-            if on_merges:
-                on_merges.start_again()
-        run.notes.append(f"merged on the CPU, because {reason}")
-    return merge_host.train(
-        words,
-        options,
-        merges=merges,
-        progress=run.progress,
-        on_merges=on_merges.take if on_merges else None,
-        spellings=spellings,
-        keeps_words=keeps_words,
-    )
+    """Plan a training and run it; see `make_plan` and `Training.run`."""
+    training = Training(make_plan(options, backend), progress)
+    return training.run(source, checkpoint=checkpoint, on_counted=on_counted)
 
 
 class Logged:
@@ -317,53 +376,6 @@ class Logged:
         self._made = 0
 
 
-def _measure_sizes(
-    words: SymbolWords, merges: NDArray[np.uint32], symbols: int, run: _Run
-) -> dict[int, tuple[int, int]]:
-    """Return, for each size, how many merges it has and how many symbols they leave of the text.
-
-    words: before the merges. merges: uint32 (M, 3), in symbols. symbols: left by all of them.
-    """
-    # Occurrences of a pair (a, a) overlap, so the counts of merges don't tell what they leave.
-    made = np.cumsum(merges[:, 2] >= run.options.start.size)
-    measured: dict[int, tuple[int, int]] = {}
-    done = 0
-    for size in run.options.sizes:
-        wanted = run.options.new_tokens(size)
-        count = int(np.searchsorted(made, wanted)) + 1 if wanted else 0
-        if count >= len(merges):
-            measured[size] = len(merges), symbols
-        else:
-            words = merge_host.apply_merges(words, merges[done:count], run.progress)
-            measured[size], done = (count, words.total), count
-    return measured
-
-
-def _recount(corpus: Corpus, run: _Run) -> TrainingResult:
-    from llmgpu.bpe.plain import recount_gpu
-
-    device, options = run.plan.merging.device, run.options
-    assert device is not None
-    if (size := corpus.total_bytes) is not None:
-        run.on_memory(recount_memory(run.plan, size))
-    with run.phase("read"):
-        most = recount_gpu.most_text_bytes(device)
-        text, starts = _read_all(corpus, most, run.progress)
-        _require_text(corpus.text_bytes)
-    with run.phase("merge"):
-        learned = recount_gpu.train(device, text, starts, options, progress=run.progress)
-    count = len(learned.pairs)
-    merges = np.column_stack([learned.pairs, np.arange(256, 256 + count)]).astype(np.uint32)
-    return _result(
-        run,
-        merges=merges,
-        merge_counts=learned.counts,
-        sizes={options.vocab_size: (count, learned.symbols)},
-        text_bytes=corpus.text_bytes,
-        documents=corpus.documents,
-    )
-
-
 def _require_text(text_bytes: int) -> None:
     if text_bytes == 0:
         raise InputError("the corpus is empty: there is no text to train on")
@@ -385,43 +397,6 @@ def _read_all(
         ended = piece.end
         progress("reading", corpus.bytes_read, corpus.total_bytes)
     return np.concatenate(pieces), np.concatenate(starts)
-
-
-def _result(
-    run: _Run,
-    merges: NDArray[np.uint32],
-    sizes: dict[int, tuple[int, int]],
-    text_bytes: int,
-    documents: int,
-    **facts: Any,
-) -> TrainingResult:
-    """Make the vocabulary of each size asked for.
-
-    merges: uint32 (M, 3), ids of the left part, the right part and the result.
-    sizes: merges and symbols of the text by vocabulary size.
-    """
-    options = run.options
-    with run.phase("make vocabulary"):
-        vocabularies = {
-            size: extend_vocabulary(
-                options.start,
-                merges[:count],
-                special_tokens=options.special_tokens,
-                training=_training_facts(options, text_bytes, documents, symbols),
-            )
-            for size, (count, symbols) in sorted(sizes.items())
-        }
-    largest = vocabularies[options.vocab_size]
-    return TrainingResult(
-        vocabulary=largest,
-        vocabularies=vocabularies,
-        stop_reason=_stop_reason(largest.size, len(merges), options),
-        seconds=run.seconds,
-        text_bytes=text_bytes,
-        documents=documents,
-        notes=tuple(run.notes),
-        **facts,
-    )
 
 
 def _training_facts(

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,77 +151,8 @@ class _Counter:
         self.measured = 0, 0, self._slices
 
 
-class CountTable(Protocol):
-    """Words with how often each occurs, for one thread."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that the words take."""
-        ...
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """How many words there are, and how many bytes they have."""
-        ...
-
-    def add(self, piece: Slice) -> None:
-        """Count the words of a slice; InputError if one has more than MAX_WORD_BYTES."""
-        ...
-
-    def absorb(self, other: Any) -> None:
-        """Add all words of another table of the same kind with their counts."""
-        ...
-
-    def words(self) -> DistinctWords:
-        """Return the words."""
-        ...
-
-
-def make_table(pattern: Pattern) -> CountTable:
-    """Return an empty table of the CPU engine, or of NumPy without one."""
-    return NumpyCountTable(pattern) if library() is None else EngineCountTable(pattern)
-
-
-class EngineCountTable:
-    """Words that the CPU engine counts."""
-
-    def __init__(self, pattern: Pattern) -> None:
-        """Start with no words."""
-        self._pattern = pattern
-        self._counter = CCounter(make_c_pattern(pattern))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that the words take."""
-        return self._counter.nbytes
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """How many words there are, and how many bytes they have."""
-        return self._counter.size
-
-    def add(self, piece: Slice) -> None:
-        """Count the words of a slice; InputError if one has more than MAX_WORD_BYTES."""
-        marks = None
-        if make_c_pattern(self._pattern).is_marked:
-            marks = start_mask(piece.text, self._pattern, piece.starts, closed=piece.closed)
-        too_long = self._counter.count(
-            piece.text, marks, piece.main_end, piece.starts, MAX_WORD_BYTES
-        )
-        if too_long:
-            raise word_too_long(too_long)
-
-    def absorb(self, other: EngineCountTable) -> None:
-        """Add all words of another table with their counts."""
-        self._counter.absorb(other._counter)
-
-    def words(self) -> DistinctWords:
-        """Return the words."""
-        return DistinctWords(*self._counter.words())
-
-
-class NumpyCountTable:
-    """Words that NumPy counts, in a dictionary."""
+class CountTable:
+    """Words with how often each occurs, for one thread: NumPy's, in a dictionary."""
 
     def __init__(self, pattern: Pattern) -> None:
         """Start with no words."""
@@ -245,8 +176,8 @@ class NumpyCountTable:
         words, numbers = number_words(piece.buffer, word_bounds(piece, self._pattern))
         self._add(dict(zip(words, np.bincount(numbers).tolist(), strict=True)))
 
-    def absorb(self, other: NumpyCountTable) -> None:
-        """Add all words of another table with their counts."""
+    def absorb(self, other: Any) -> None:
+        """Add all words of another table of the same kind with their counts."""
         self._add(other._counts)
 
     def _add(self, counts: Mapping[bytes, int]) -> None:
@@ -257,6 +188,43 @@ class NumpyCountTable:
     def words(self) -> DistinctWords:
         """Return the words."""
         return list_words(self._counts)
+
+
+class EngineCountTable(CountTable):
+    """Words that the CPU engine counts."""
+
+    def __init__(self, pattern: Pattern) -> None:
+        self._pattern = pattern
+        self._counter = CCounter(make_c_pattern(pattern))
+
+    @property
+    def nbytes(self) -> int:
+        return self._counter.nbytes
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self._counter.size
+
+    def add(self, piece: Slice) -> None:
+        marks = None
+        if make_c_pattern(self._pattern).is_marked:
+            marks = start_mask(piece.text, self._pattern, piece.starts, closed=piece.closed)
+        too_long = self._counter.count(
+            piece.text, marks, piece.main_end, piece.starts, MAX_WORD_BYTES
+        )
+        if too_long:
+            raise word_too_long(too_long)
+
+    def absorb(self, other: Any) -> None:
+        self._counter.absorb(other._counter)
+
+    def words(self) -> DistinctWords:
+        return DistinctWords(*self._counter.words())
+
+
+def make_table(pattern: Pattern) -> CountTable:
+    """Return an empty table of the CPU engine, or of NumPy without one."""
+    return CountTable(pattern) if library() is None else EngineCountTable(pattern)
 
 
 def word_bounds(piece: Slice, pattern: str | Pattern) -> NDArray[np.int64]:

@@ -165,4 +165,5 @@ def test_a_vocabulary_of_our_own_imports_no_other_format(folder: Path) -> None:
         "print([m for m in sys.modules if m.startswith('llmgpu.bpe.interchange.')])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
-    assert json.loads(done.stdout.replace("'", '"')) == ["llmgpu.bpe.interchange.open"], done.stderr
+    modules = {name.rpartition(".")[2] for name in json.loads(done.stdout.replace("'", '"'))}
+    assert modules == {"open", "formats"}, done.stderr

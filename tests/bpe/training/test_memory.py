@@ -175,7 +175,7 @@ def test_one_long_pretoken_takes_less_than_12_times_its_length(
 def test_a_table_of_words_is_within_its_estimate(longest: int) -> None:
     listed = of_lengths(LETTERS, RNG.integers(3, longest, 180_000).tolist())
     words = [listed.spell(number) for number in range(len(listed))]
-    table = count_host.NumpyCountTable(as_pattern("cl100k"))
+    table = count_host.CountTable(as_pattern("cl100k"))
 
     def count() -> DistinctWords:
         table._add({bytes(bytearray(word)): 1000 + k for k, word in enumerate(words)})
@@ -194,7 +194,7 @@ def test_a_slice_is_within_its_estimate(spaces: float) -> None:
     buffer = np.where(RNG.random(len(letters)) < spaces, ord(" "), letters).astype(np.uint8)
     none = np.empty(0, np.int64)
     piece = Slice(buffer[:size], none, closed=True, end=True, buffer=buffer, main_end=size)
-    table = count_host.NumpyCountTable(as_pattern("cl100k"))
+    table = count_host.CountTable(as_pattern("cl100k"))
     peak = peak_of(lambda: table.add(piece))
     words, nbytes = table.size
     of_words = count_host.NUMPY_COSTS.of(words, nbytes) - count_host.NUMPY_COSTS.fixed
@@ -206,17 +206,18 @@ def test_what_is_known_is_told_and_becomes_exact(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(train, "count_words", counting)
     text = b" ".join(b"%x" % number for number in RNG.integers(0, 1 << 40, 20_000))
     told: list[Memory] = []
-    counts = train.count_corpus(corpus_from_bytes(text), PLAN, on_memory=told.append)
+    training = train.Training(PLAN, on_memory=told.append)
+    counts = training.count(corpus_from_bytes(text), merges=False)
     words, nbytes = len(counts.words), len(counts.words.data)
     assert len(told) > 10 and told[-1] == words_memory(PLAN, words, nbytes, merges=False)
     told.clear()
-    train.carry_out(PLAN, corpus_from_bytes(text), on_memory=told.append)
+    train.Training(PLAN, on_memory=told.append).run(corpus_from_bytes(text))
     assert told[-1] == words_memory(PLAN, words, nbytes)
     # All words of the text are new, so what is told early is near what it comes to.
     parts = [round(each.host / told[-1].host, 3) for each in told]
     assert 0.9 <= min(parts) <= max(parts) <= 1.5
     told.clear()
-    train.carry_out(PLAN, counts, on_memory=told.append)
+    train.Training(PLAN, on_memory=told.append).run(counts)
     assert told == [words_memory(PLAN, words, nbytes)]
 
 

@@ -14,7 +14,7 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.plan import make_plan
-from llmgpu.bpe.training.train import Logged, count_corpus, train_vocabulary
+from llmgpu.bpe.training.train import Logged, Training, train_vocabulary
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import WordCounts
@@ -54,7 +54,7 @@ def test_every_backend_makes_the_same_file(any_device: Device, pattern: str, tie
 def test_what_does_not_fit_the_device_is_merged_on_the_cpu(size: int, tmp_path: Path) -> None:
     require_adapter()
     options = TrainingOptions(280)
-    counts = count_corpus(corpus_from_bytes(b"a" * 300_000), make_plan(options, NUMPY))
+    counts = Training(make_plan(options, NUMPY)).count(corpus_from_bytes(b"a" * 300_000))
     expected = train_vocabulary(counts, options, NUMPY)
     small = Device(limits={"max-storage-buffer-binding-size": size})
     checkpoint = Checkpoint.begin(tmp_path / "run", {})
@@ -335,7 +335,7 @@ def test_what_the_recount_engine_cannot_do(device: Device) -> None:
         with pytest.raises(LlmgpuError, match=message):
             train_vocabulary(corpus_from_bytes(b"abab"), options, adapter)
     options = TrainingOptions(300, engine="recount")
-    counted = count_corpus(corpus_from_bytes(b"abab"), make_plan(TrainingOptions(300), NUMPY))
+    counted = Training(make_plan(TrainingOptions(300), NUMPY)).count(corpus_from_bytes(b"abab"))
     with pytest.raises(LlmgpuError, match="no word counts"):
         train_vocabulary(counted, options, adapter)
     with pytest.raises(LlmgpuError, match="needs a GPU adapter"):
@@ -345,7 +345,7 @@ def test_what_the_recount_engine_cannot_do(device: Device) -> None:
 def test_counted_words_train_the_same_vocabulary() -> None:
     documents = [words(1, 2_000, 400), b"\x00\xff" * 300]
     options = TrainingOptions(400)
-    counted = count_corpus(corpus_from_bytes(documents), make_plan(options, NUMPY))
+    counted = Training(make_plan(options, NUMPY)).count(corpus_from_bytes(documents))
     seen: list[WordCounts] = []
     again = train_vocabulary(counted, options, NUMPY, on_counted=seen.append)
     assert seen == [counted]
