@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 # Bytes of text from which ``auto`` opens an adapter: the CPU takes as long for them as that does.
 TRAINING_FROM = 32_000_000
-# The same for encoding; see `encodes_on_gpu`.
-ENCODING_FROM = 64_000_000 * usable_processors()
+# The same for encoding with a GPU that is open; see `encodes_on_gpu`.
 ENCODING_FROM_OPENED = 16 << 20
 
 _log = logging.getLogger("llmgpu")
@@ -275,19 +274,24 @@ class Opening(Closing):
 def encodes_on_gpu(text_bytes: int | None, *, is_open: bool = False) -> bool:
     """Whether ``auto`` encodes a text on a discrete GPU, for `tokenize`, `count` and `Tokenizer`.
 
-    The GPU wins from the size on where the CPU takes longer than opening the GPU, about half a
-    second: 64 MB for each processor, or LLMGPU_GPU_FROM. A GPU that is open wins from 16 MB on.
-    A text of unknown size (None) is encoded on the CPU. An integrated GPU is used only if it is
-    named: there is no record of one that wins.
-
-    Seconds on an H200 beside 16 processors, whole commands and calls: 1.8 GB to a token file, GPU
-    0.99 and the CPU with the GPU 1.04; 8.9 GB to an array, a later call, GPU 0.64 to 0.73 and both
-    0.71 to 0.80.
+    A GPU that has to be opened first wins from `encoding_from` bytes on, one that is open from 16 MB
+    on. LLMGPU_GPU_FROM sets another size for opening. A text of unknown size (None) is encoded on the
+    CPU. An integrated GPU is used only if it is named: there is no record of one that wins.
     """
-    least = gpu_from(ENCODING_FROM)
+    least = gpu_from(encoding_from(usable_processors()))
     if is_open:
         least = min(least, ENCODING_FROM_OPENED)
     return text_bytes is not None and text_bytes >= least
+
+
+def encoding_from(processors: int) -> int:
+    """Return from how many bytes of text a discrete GPU encodes sooner than some processors.
+
+    Whole commands on an H200 (docs/recorded/commands/nvidia-h200-cpu-or-gpu.json) take as long on
+    the CPU for 64 MB with 2 or 4 processors, 128 MB with 8 and 512 MB with 16: opening the GPU takes
+    0.2 s more than starting alone, and the more processors there are, the less it wins in a byte.
+    """
+    return max(64, 2 * processors**2) * 1_000_000
 
 
 def gpu_from(least: int) -> int:

@@ -1,6 +1,7 @@
 """Which backend is selected, and that other work continues meanwhile."""
 
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,8 @@ from llmgpu.backend import NUMPY, Backend, Opening
 from llmgpu.cli.groups import gpu_from
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import drivers
-from tests.conftest import require_adapter
+from llmgpu.processors import usable_processors
+from tests.conftest import ROOT, require_adapter
 
 
 @pytest.fixture(autouse=True)
@@ -67,8 +69,20 @@ def test_the_size_of_a_text_decides_where_auto_encodes_it(
     monkeypatch.setenv("LLMGPU_GPU_FROM", "100MB")
     assert backend.encodes_on_gpu(text_bytes, is_open=is_open) == on_gpu
     monkeypatch.delenv("LLMGPU_GPU_FROM")
-    assert not backend.encodes_on_gpu(backend.ENCODING_FROM - 1)
-    assert backend.encodes_on_gpu(backend.ENCODING_FROM)
+    least = backend.encoding_from(usable_processors())
+    assert not backend.encodes_on_gpu(least - 1)
+    assert backend.encodes_on_gpu(least)
+
+
+def test_the_sizes_are_those_where_recorded_commands_were_as_fast_on_both() -> None:
+    record = json.loads((ROOT / "docs/recorded/commands/nvidia-h200-cpu-or-gpu.json").read_text())
+    losses = []
+    for row in record["results"]:
+        on_gpu = row["megabytes"] * 1_000_000 >= backend.encoding_from(row["processors"])
+        cpu, gpu = row["cpu_seconds"], row["gpu_seconds"]
+        losses.append((gpu if on_gpu else cpu) / min(cpu, gpu) - 1)
+    assert len(losses) == 53
+    assert max(losses) <= 0.03
 
 
 class Adapter:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import click
 
 from llmgpu import backend
-from llmgpu.backend import ENCODING_FROM, TRAINING_FROM, Opening
+from llmgpu.backend import TRAINING_FROM, Opening, encoding_from
 from llmgpu.cli.options import refuse_given, was_given
 from llmgpu.errors import InputError
 from llmgpu.option_fields import option, own_options
+from llmgpu.processors import usable_processors
 
 if TYPE_CHECKING:
     from llmgpu.cli.console import Reporter
@@ -350,7 +351,7 @@ def open_device(device: str, paths: Sequence[str], *, encodes: bool) -> Opening:
     paths: what the command reads. encodes: see `Opening`. ``auto`` will be used for large files.
     """
     context = click.get_current_context()
-    least = gpu_from(ENCODING_FROM if encodes else TRAINING_FROM)
+    least = gpu_from(encoding_from(usable_processors()) if encodes else TRAINING_FROM)
     is_used = not context.params.get("decode")
     if device == "auto":
         sizes = (os.path.getsize(path) for path in paths if os.path.isfile(path))
