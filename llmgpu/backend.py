@@ -274,9 +274,9 @@ class Opening(Closing):
 def encodes_on_gpu(text_bytes: int | None, *, is_open: bool = False) -> bool:
     """Whether ``auto`` encodes a text on a discrete GPU, for `tokenize`, `count` and `Tokenizer`.
 
-    A GPU that has to be opened first wins from `encoding_from` bytes on, one that is open from 16 MB
-    on. LLMGPU_GPU_FROM sets another size for opening. A text of unknown size (None) is encoded on the
-    CPU. An integrated GPU is used only if it is named: there is no record of one that wins.
+    A GPU that has to be opened first wins from `encoding_from` bytes on, one that is open from
+    16 MB on. LLMGPU_GPU_FROM sets another size for opening. A text of unknown size (None) is
+    encoded on the CPU. An integrated GPU is used only if it is named: no record shows that one wins.
     """
     least = gpu_from(encoding_from(usable_processors()))
     if is_open:
@@ -287,9 +287,9 @@ def encodes_on_gpu(text_bytes: int | None, *, is_open: bool = False) -> bool:
 def encoding_from(processors: int) -> int:
     """Return from how many bytes of text a discrete GPU encodes sooner than some processors.
 
-    Whole commands on an H200 (docs/recorded/commands/nvidia-h200-cpu-or-gpu.json) take as long on
-    the CPU for 64 MB with 2 or 4 processors, 128 MB with 8 and 512 MB with 16: opening the GPU takes
-    0.2 s more than starting alone, and the more processors there are, the less it wins in a byte.
+    Whole commands on an H200 (docs/recorded/commands/nvidia-h200-cpu-or-gpu.json) take as long by
+    both for 64 MB with 2 or 4 processors, 128 MB with 8 and 512 MB with 16: opening the GPU takes
+    0.2 s, and the more processors there are, the less the GPU saves per byte.
     """
     return max(64, 2 * processors**2) * 1_000_000
 
