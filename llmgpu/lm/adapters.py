@@ -1,17 +1,17 @@
 """Low-rank adapters: training a model by a small change to each of its matrices.
 
-A matrix W (O, I) of the model stays as it is; what is trained are A (R, I) and B (O, R), and the
-model computes with W' = W + (alpha / R) B A (E. Hu et al., LoRA, arXiv 2106.09685; the names are
-those of the library peft). A begins as uniform random numbers of up to 1 / sqrt(I), B as zeros.
+A matrix W (O, I) of the model is not changed. Training changes the factors A (R, I) and B (O, R),
+and the model computes with W' = W + (alpha / R) B A (E. Hu et al., LoRA, arXiv 2106.09685; names as
+in the library peft). A begins as uniform random numbers of up to 1 / sqrt(I), B as zeros.
 
-W' is made once a step, so the model's forward and backward pass know nothing of adapters. The
-backward pass leaves the gradient of W', of which those of both factors follow:
+W' is computed once a step, so the forward and backward passes know nothing of adapters. The
+backward pass leaves the gradient of W', from which the gradients of both factors follow:
 
     dB = (alpha / R) dW' A^T,  dA = (alpha / R) B^T dW'
 
-That is done layer by layer, in memory that all layers share; so is the gradient of what is not
-trained, which nothing reads. Tables have no gradient. A is kept transposed, as products here take
-it.
+These are computed layer by layer, and all layers share the memory of dW'. The gradients of other
+weights go to shared memory, too, and nothing reads them. Tables have no gradient. A is stored
+transposed, as the products here take it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from llmgpu.lm.model import Model, make_weights
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.options import TrainOptions
 
-_STREAM = 1 << 32  # random streams of A are numbered from here, beyond those of weights
+_STREAM = 1 << 32  # number of the first random stream of A, above the numbers of weights' streams
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """The factors of one matrix, and the matrix without them.
+    """The factors of one matrix.
 
-    a: (I, R), A transposed. b: (O, R).
+    base: the matrix W (O, I) without its adapter. a: (I, R), A transposed. b: (O, R).
     """
 
     weight: Weight
@@ -49,16 +49,16 @@ class Adapter:
 
     @property
     def tensors(self) -> Iterator[tuple[Weight, Tensor]]:
-        """What is trained, as weights are described."""
+        """The trained tensors, each with its description as a weight."""
         for tensor in (self.a, self.b):
             yield Weight(tensor.name, tensor.shape, 0.0, decays=True), tensor
 
 
 class Adapters:
-    """The adapters of a model, by weight name, and what its gradients need.
+    """The adapters of a model, by weight name.
 
-    gradients, packed_gradients: what the backward pass adds to, see `LossGraph`. trained: the
-    factors.
+    gradients, packed_gradients: tensors that the backward pass adds to, see `LossGraph`. trained:
+    the factors.
     """
 
     def __init__(self, model: Model, options: TrainOptions) -> None:
@@ -92,7 +92,7 @@ class Adapters:
         self.trained: dict[Weight, Tensor] = dict(chain.from_iterable(factors))
 
     def initialise(self, seed: int) -> None:
-        """Draw the first values of A, each from its own random stream; B is zeros."""
+        """Draw the initial values of each A from a random stream of its own; B is zeros."""
         for number, adapter in enumerate(self.adapters.values()):
             stream = np.random.Generator(np.random.Philox(key=[seed, _STREAM + number]))
             inputs = adapter.a.shape[0]
@@ -100,18 +100,18 @@ class Adapters:
             self._model.operations.write(adapter.a, drawn / np.float32(math.sqrt(inputs)))
 
     def load(self, values: Callable[[str], AnyArray]) -> None:
-        """Write the matrices without adapters, by the names of the model's weights."""
+        """Write the matrices W; values: returns one by the name of the model's weight."""
         for name, adapter in self.adapters.items():
             self._model.operations.write(adapter.base, values(name))
 
     def merge(self) -> None:
-        """Put the matrices with their adapters into the model."""
+        """Write W' of all adapters into the model."""
         with self._model.operations.record("merge") as program:
             self.record_merge()
         self._model.operations.run(program)
 
     def record_merge(self) -> None:
-        """Record the same."""
+        """Record a program that writes W' of all adapters into the model."""
         ops, model = self._model.operations, self._model
         for name, adapter in self.adapters.items():
             ops.linear(self._scaled(adapter.b), adapter.a, model.weights[name], adapter.base)
@@ -119,10 +119,10 @@ class Adapters:
                 ops.cast_f32_to_f16(model.weights[name], model.half_copies[name])
 
     def record_gradients(self, start: str, gradients: Mapping[str, Tensor]) -> None:
-        """Record the gradients of factors.
+        """Record the gradients of the factors of some matrices.
 
-        start: how the names of matrices begin whose gradients are final. gradients: by the names
-        of the factors, to which they are added.
+        start: prefix of the names of these matrices, whose gradients are final. gradients: by the
+        names of the factors; the results are added to them.
         """
         ops = self._model.operations
         for name, adapter in self.adapters.items():
@@ -131,7 +131,7 @@ class Adapters:
                 of_a, of_b = gradients[adapter.a.name], gradients[adapter.b.name]
                 ops.linear_backward_input(whole, self._scaled(adapter.a), of_b, accumulate=True)
                 ops.linear_backward_weight(whole, self._scaled(adapter.b), of_a)
-                ops.fill_zero(whole)  # the layer before adds its own to it
+                ops.fill_zero(whole)  # the layer below adds its gradient to it
 
     def _scaled(self, tensor: Tensor) -> Tensor:
         """Record the scaling of a factor by alpha / R; return the result."""
@@ -140,7 +140,7 @@ class Adapters:
         return scaled
 
     def files(self, source: Callable[[Tensor], TensorSource], base: str) -> AdapterFiles:
-        """Return what peft reads; source: says how a tensor is read; base: where the model is."""
+        """Return the files for peft; source: reads a tensor later; base: folder of the model."""
         tensors = {}
         for name, adapter in self.adapters.items():
             prefix = f"base_model.model.{name.removesuffix('.weight')}"

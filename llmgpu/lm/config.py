@@ -21,20 +21,20 @@ RopeScalingKind = Literal["linear", "llama3"]
 ROPE_SCALINGS: tuple[RopeScalingKind, ...] = get_args(RopeScalingKind)
 
 HEAD_DIM_MULTIPLE = 4  # attention reads head rows 16 bytes at a time
-SHORT_CONTEXT = 2048  # tokens whose keys and values take little memory
+SHORT_CONTEXT = 2048  # tokens; the keys and values of so many take little memory
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 OUTPUT = "lm_head.weight"
-VOCAB_MULTIPLE = 64  # rows of the embedding table are padded to a multiple, with ids never used
+VOCAB_MULTIPLE = 64  # the embedding table is padded to a multiple of so many rows
 
 
 @dataclass(frozen=True)
 class Weight:
     """One weight: its name, its shape, and how it is initialised and decayed.
 
-    deviation: standard deviation of its random initial values; None: all ones.
+    deviation: standard deviation of its random initial values; None: all values are 1.
     decays: whether weight decay applies (matrices yes, norms no).
-    unused_rows: the last ones of a table, which stand for no token; zeros at first.
+    unused_rows: number of rows at the end of a table that stand for no token; they are zeros.
     """
 
     name: str
@@ -71,12 +71,12 @@ class Weight:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary positions are stretched for sequences longer than a model was first trained with.
+    """How rotary positions are stretched for sequences longer than those of the first training.
 
-    kind: "linear" divides all frequencies by `factor`. "llama3" divides those that turn fewer than
-    `low_freq_factor` times in `original_seq_len` tokens, leaves those that turn more than
-    `high_freq_factor` times, and goes smoothly from one to the other in between (A. Grattafiori et
-    al., The Llama 3 Herd of Models, arXiv 2407.21783, as Hugging Face computes it).
+    kind: "linear" divides all frequencies by `factor`. "llama3" divides frequencies that turn fewer
+    than `low_freq_factor` times in `original_seq_len` tokens, keeps frequencies that turn more than
+    `high_freq_factor` times, and interpolates in between (A. Grattafiori et al., The Llama 3 Herd
+    of Models, arXiv 2407.21783, as Hugging Face computes it).
     """
 
     kind: RopeScalingKind
@@ -164,9 +164,9 @@ class ModelConfig:
             )
 
     def generating(self, tokens: int) -> ModelConfig:
-        """Return the model for texts of `tokens` tokens: its caches take no memory for more.
+        """Return the sizes for texts of `tokens` tokens, so that caches have no room for more.
 
-        It takes its longest sequence where that is short.
+        A model whose longest sequence is short keeps that length.
         """
         longest = self.max_positions or self.seq_len
         return replace(self, seq_len=min(longest, max(tokens, SHORT_CONTEXT)))

@@ -1,11 +1,11 @@
 """Adding up the gradients of all workers while the backward pass computes further ones.
 
-The last batch of a step is run in stages. After each one some gradients are final; they are cut
-into buckets, which are read, added up over the workers in the order of their numbers, and written
-back. While a bucket is added up in threads the next one is read; the device has a few buckets' work
-in hand meanwhile, so it seldom waits.
+The last batch of a step runs in stages. After each stage some gradients are final. They are cut
+into buckets; each bucket is read, added up over the workers in the order of their numbers, and
+written back. Threads add up a bucket while the next one is read. The device has the copies of a few
+buckets queued meanwhile, so it seldom waits.
 
-With local steps workers add up nothing in a step, see `LocalSteps`.
+With local steps the workers add up weights at the end of a round instead, see `LocalSteps`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from llmgpu.processors import usable_processors
 BUCKET = 1 << 23  # numbers
 AHEAD = 3  # buckets that the device copies for the host while one is read
 _SLOTS = 3  # buckets in a worker's memory for the others
-_START = 64  # a part of a tensor starts at a multiple of this many numbers, 256 bytes
-_BLOCK = 1 << 16  # numbers that are added up at a time, which fit in a cache
-_TOKEN = 16  # bytes that tell a worker's memory from any other
-_MOST_THREADS = 8  # beyond them memory is the limit
+_START = 64  # parts of a tensor start at multiples of this many numbers, 256 bytes
+_BLOCK = 1 << 16  # numbers added up at a time; they fit in a cache
+_TOKEN = 16  # random bytes by which a worker recognises another worker's memory
+_MOST_THREADS = 8  # more threads add up no faster: memory is the limit
 
 Fill = Callable[[FloatArray], None]
 Write = Callable[[], None]
@@ -53,22 +53,22 @@ class Sums(ABC):
 
     @abstractmethod
     def give(self, count: int, read: Fill) -> Fill:
-        """Take what `read` fills an array with; return what fills one with the sums of all workers.
+        """Read this worker's array; return a function that fills an array with the sums.
 
-        The sums are taken before the array after the next is given, in a thread or not. count:
-        numbers of the arrays, float32.
+        count: length of the arrays, float32. read: fills an array with this worker's numbers. The
+        returned function may run in another thread, but before the call of `give` after the next.
         """
 
 
 class Exchange:
-    """Puts the sums over all workers in place of tensors."""
+    """Replaces tensors by their sums over all workers."""
 
     def __init__(
         self, operations: Operations, open_sums: Callable[[], Sums], stages: Sequence[Stage]
     ) -> None:
         """Prepare for the stages; each tensor is in one of them.
 
-        open_sums: called before the first sum, when all workers have come that far.
+        open_sums: called before the first sum, when all workers have reached it.
         """
         self._operations = operations
         self._open_sums = cache(open_sums)
@@ -77,18 +77,18 @@ class Exchange:
         self._transfers = operations.open_transfers(max(sizes))
 
     def finish(self) -> int:
-        """Run the stages after the first, which was run; return how many there are.
+        """Run all stages but the first, which has run already; return their number.
 
-        The sums are written before what runs later.
+        Programs that run later see the sums.
         """
         for write in in_order(self._begun_sums(), _fill, 2, threads=1):
             write()
         return len(self._stages) - 1
 
     def _begun_sums(self) -> Iterator[tuple[Fill, FloatArray, Write]]:
-        """Run the stages; yield for each bucket, once it is read, how it is added up.
+        """Run the stages; yield three things for each bucket once it is read.
 
-        That is: a function that fills an array with the sums, the array, float32 (n,), and a
+        These are a function that fills an array with the sums, the array, float32 (n,), and a
         function that writes the array to the tensors of the bucket.
         """
         pending: deque[tuple[list[Tensor], Fill]] = deque()
@@ -144,10 +144,10 @@ def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 class SharedSums(Sums):
-    """Sums of workers of one machine, through memory that they share.
+    """Sums of workers of one machine, through shared memory.
 
-    A worker writes to three slots in turns. One that waits for the second is done with the first,
-    and nobody writes to the first again before all have waited for the second.
+    A worker writes to three slots in turns. A worker that waits for the second slot has read the
+    first one, and no worker writes to the first slot again before all have waited for the second.
     """
 
     def __init__(self, communicator: Any, memory: Sequence[mmap.mmap]) -> None:
@@ -159,7 +159,7 @@ class SharedSums(Sums):
         self._scratch = [np.empty(_BLOCK, np.float32) for _ in range(threads)]
 
     def give(self, count: int, read: Fill) -> Fill:
-        """Write to a slot; add it up when all have written to it, see `Sums.give`."""
+        """Write to a slot; the returned function waits until all workers have written to it."""
         slot = self._slots[0]
         self._slots.rotate(-1)
         read(slot[self._communicator.rank][:count])
@@ -189,17 +189,17 @@ def _add(given: Sequence[FloatArray], out: FloatArray, job: tuple[slice, FloatAr
 
 
 class OwnSums(Sums):
-    """The arrays of the only worker."""
+    """Sums of a single worker."""
 
     def give(self, count: int, read: Fill) -> Fill:
-        """Return what reads."""
+        """Return `read`: with one worker the sum is the array itself."""
         return read
 
 
 class CollectiveSums(Sums):
-    """Sums of workers of several machines: a range of each bucket is added up by each worker.
+    """Sums of workers of several machines: each worker adds up its own range of each bucket.
 
-    The data that moves is about twice the gradients for any number of workers.
+    A worker sends about twice the size of the gradients, for any number of workers.
     """
 
     def __init__(self, communicator: Any) -> None:
@@ -207,7 +207,7 @@ class CollectiveSums(Sums):
         self._communicator = communicator
 
     def give(self, count: int, read: Fill) -> Fill:
-        """Send each worker its range, and then the sums to all, see `Sums.give`."""
+        """Read the array; the returned function exchanges ranges, adds up and gathers the sums."""
         workers = self._communicator.size
         given = np.zeros((workers, -(-count // workers)), np.float32)
         read(given.reshape(-1)[:count])
@@ -225,7 +225,7 @@ class CollectiveSums(Sums):
 
 
 def open_sums(communicator: Any, *, one_machine: bool) -> Sums:
-    """Return what adds up over the workers of an MPI communicator; all of them call it.
+    """Return the `Sums` of an MPI communicator; all of its workers have to call this.
 
     communicator: None for a worker that is alone.
     """
@@ -236,9 +236,9 @@ def open_sums(communicator: Any, *, one_machine: bool) -> Sums:
 
 
 def share_memory(communicator: Any) -> list[mmap.mmap] | None:
-    """Return memory for each worker of a machine that all can access; None if unavailable.
+    """Return one memory for each worker, accessible to all workers; None if that is impossible.
 
-    It has no name in a file system, so nothing is left of it when a worker dies.
+    The memory has no name in a file system, so a worker that dies leaves nothing behind.
     """
     nbytes = _TOKEN + _SLOTS * 4 * BUCKET
     token = os.urandom(_TOKEN)
@@ -253,7 +253,7 @@ def share_memory(communicator: Any) -> list[mmap.mmap] | None:
         try:
             with open(f"/proc/{process}/fd/{number}", "r+b") as file:
                 memory.append(mmap.mmap(file.fileno(), nbytes))
-            if memory[-1][:_TOKEN] != expected:  # the process of another container
+            if memory[-1][:_TOKEN] != expected:  # a process of another container has that number
                 memory = []
                 break
         except (OSError, ValueError):
@@ -287,9 +287,10 @@ class LocalSteps:
         weights: Sequence[Tensor],
         moments: Sequence[Tensor],
     ) -> None:
-        """Prepare for rounds of these weights and these moments of the inner optimizer.
+        """Prepare for rounds.
 
-        workers: how many there are. open_sums: called at the end of the first round.
+        workers: number of workers. open_sums: called at the end of the first round. weights,
+        moments: tensors of the model and of the inner optimizer.
         """
         self._operations, self._options, self._workers = operations, options, workers
         self._open_sums = cache(open_sums)
@@ -304,13 +305,13 @@ class LocalSteps:
         self._start: FloatArray | None = None
 
     def begin(self) -> None:
-        """Note the weights before the first step; all workers have the same."""
+        """Keep the weights before the first step, which are equal on all workers."""
         if self._start is None:
             pieces = [self._read(bucket) for bucket in buckets(self._weights)]
             self._start = np.concatenate(pieces)
 
     def end_round(self) -> None:
-        """Take the outer step, and the means of the moments; all workers call it."""
+        """Take the outer step and average the moments; all workers have to call this."""
         assert self._start is not None, "a round has begun"
         rate = np.float32(self._options.outer_learning_rate)
         decay = np.float32(self._options.outer_momentum)
@@ -343,5 +344,5 @@ class LocalSteps:
 
 
 def local_memory(parameters: int) -> int:
-    """Return an upper bound of the bytes of the host that rounds take beside sums."""
+    """Return an upper bound of the host memory in bytes that rounds take beside `Sums`."""
     return 4 * parameters + 6 * 4 * BUCKET

@@ -1,10 +1,10 @@
-"""How likely a model finds texts: the log-likelihood of each id after those before it.
+"""The likelihood of texts: the log-likelihood of each id after the ids before it.
 
-A text that is longer than a window is taken in windows that overlap: each begins `stride` ids
-after the one before and scores only the ids that no window before has scored. So every id beyond
-the first window is scored after at least `window - stride` ids of context.
+A text longer than a window is scored in overlapping windows. Each window begins `stride` ids after
+the previous one and scores only ids that no earlier window has scored. So every id beyond the first
+window has at least `window - stride` ids of context.
 
-Windows of several texts go through together, those of like lengths in one batch.
+Windows of several texts are run together; windows of similar lengths form a batch.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from llmgpu.lm.ops.recording import Program
 from llmgpu.text.corpus import Corpus
 from llmgpu.tokens.tokenizing import encode_corpus
 
-BATCH_IDS = 1024  # that go through at a time, or those of one window if more
-SHORTEST = 16  # ids of a batch's sequences; longer ones are powers of two, or the window
-LOGITS_BYTES = 1 << 27  # of a batch, at a time
-TOGETHER = 1 << 16  # ids of texts that are put into batches together
+BATCH_IDS = 1024  # ids of a batch, or the ids of one window if a window is longer
+SHORTEST = 16  # least length of a batch's sequences; longer ones are powers of two, or the window
+LOGITS_BYTES = 1 << 27  # of a block of a batch's rows
+TOGETHER = 1 << 16  # texts of so many ids in all are put into batches together
 
 
 @dataclass(frozen=True)
 class Request:
-    """Ids to be scored: those from `first` on, each after all before it.
+    """A text to be scored: each id from number `first` on, after all ids before it.
 
     ids: uint32 (n,). first: 1 or more.
     """
@@ -45,10 +45,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Score:
-    """What a model says of the ids that a request asks for, in order.
+    """The scores of the ids of a request from number `first` on, (n - first,).
 
-    log_likelihoods: natural logarithms of probabilities, float32. likeliest: which of the ids no
-    other id is more probable than.
+    log_likelihoods: natural logarithms of probabilities. likeliest: whether no other id was more
+    probable.
     """
 
     log_likelihoods: NDArray[np.float32]
@@ -57,7 +57,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Document:
-    """A document of a corpus: the file it is in, its number in all files, and its ids."""
+    """A document of a corpus: its file, its number among the documents of all files, its ids."""
 
     path: str
     number: int
@@ -65,7 +65,7 @@ class Document:
 
 
 def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield windows over `count` targets: begin, end, and the first target that it scores."""
+    """Yield windows over `count` targets: begin, end, and the first target that is scored."""
     end = scored = min(count, window)
     if count > 0:
         yield 0, end, 0
@@ -76,10 +76,10 @@ def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, in
 
 
 class Scorer:
-    """Scores ids with a model. window: the most ids of a window; stride: between windows."""
+    """Scores ids with a model. window: most ids of a window; stride: ids between their begins."""
 
     def __init__(self, model: Model, window: int, stride: int) -> None:
-        """Take a model; InputError for a window or a stride that it can't have."""
+        """Raise InputError for a window or a stride that the model can't have."""
         longest = model.config.seq_len
         if not 1 <= window <= longest:
             raise InputError(
@@ -92,7 +92,7 @@ class Scorer:
         self._graphs: dict[int, tuple[LossGraph, Program]] = {}
 
     def scores(self, requests: Iterable[Request]) -> Iterator[Score]:
-        """Yield the score of each request, in order; many are worked on at a time.
+        """Yield the score of each request, in order; many requests are scored together.
 
         Raises TrainingError for a model whose logits are not finite.
         """
@@ -111,7 +111,7 @@ class Scorer:
             Score(np.zeros(count, np.float32), np.zeros(count, np.bool_))
             for count in (max(0, len(request.ids) - request.first) for request in requests)
         ]
-        # By the length of the batch's sequences: the request, and its window.
+        # Windows by the length of their batch's sequences: (number of the request, window).
         pieces: dict[int, list[tuple[int, tuple[int, int, int]]]] = {}
         for number, request in enumerate(requests):
             for begin, end, scored in windows(len(request.ids) - 1, self.window, self.stride):
@@ -125,7 +125,7 @@ class Scorer:
         return found
 
     def _length(self, ids: int) -> int:
-        """Return the length of the sequences of the batch that takes a window of this many ids."""
+        """Return the sequence length of the batch for a window of this many ids."""
         return min(self.window, max(SHORTEST, 1 << (ids - 1).bit_length()))
 
     def _graph(self, length: int) -> tuple[LossGraph, Program]:
@@ -148,7 +148,10 @@ class Scorer:
         length: int,
         pieces: Sequence[tuple[int, tuple[int, int, int]]],
     ) -> None:
-        """Run one batch of windows and put what comes out where it belongs."""
+        """Run one batch of windows and write the results to the scores of their requests.
+
+        found: the scores, by request. pieces: (number of the request, window) for each row.
+        """
         graph, program = self._graph(length)
         operations = self._model.operations
         shape = (graph.rows // length, length)
@@ -174,7 +177,7 @@ class Scorer:
 
 
 def read_documents(encoder: Encoder, text: Corpus) -> Iterator[Document]:
-    """Yield the documents of a corpus with their ids, each once it is complete."""
+    """Yield the documents of a corpus, each as soon as all its ids are known."""
     held: list[NDArray[np.uint32]] = []
     begun = 0  # documents
     for piece in encode_corpus(encoder, text):

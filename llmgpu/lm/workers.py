@@ -1,8 +1,8 @@
 """Workers: processes that train one model together, started by ``mpiexec -n N llmgpu train ...``.
 
-Each worker has the whole model on a device of its own. In a step the workers take turns at the
-batches, add up their gradients, and all make the same update, so they keep the same weights. The
-first one alone writes files and reports.
+Each worker has the whole model on a device of its own. The workers share out the batches of a step,
+add up their gradients, and all make the same update, so their weights stay equal. Only the first
+worker writes files and reports.
 
 Sums are the same bits run after run, since gradients are added up in the order of the workers.
 """
@@ -21,19 +21,19 @@ from llmgpu.lm.exchange import Sums, open_sums
 from llmgpu.processors import usable_processors
 
 T = TypeVar("T")
-# How many processes were started together, by Open MPI, MPICH or Intel MPI, and MVAPICH.
+# Variables with the number of processes, of Open MPI, MPICH or Intel MPI, and MVAPICH.
 _COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 class Workers:
-    """The processes of a training, seen from one of them.
+    """The processes that train a model together, seen from one of them.
 
-    number: of this one, from 0. count: how many there are. local_number, local_count: of those on
-    the same machine.
+    number: of this process, from 0. count: number of processes. local_number, local_count: the same
+    among the processes of this machine.
     """
 
     def __init__(self, communicator: Any = None) -> None:
-        """Take an MPI communicator; None: there is one worker."""
+        """Take an MPI communicator; None for a single worker."""
         self._mpi = communicator
         self.number: int = 0 if communicator is None else communicator.rank
         self.count: int = 1 if communicator is None else communicator.size
@@ -44,15 +44,15 @@ class Workers:
 
     @property
     def is_first(self) -> bool:
-        """Whether this one writes and reports."""
+        """Whether this worker writes files and reports."""
         return self.number == 0
 
     def own(self, batches: int) -> range:
-        """Return which of a step's batches are this worker's."""
+        """Return the numbers of this worker's batches in a step of `batches` batches."""
         return range(self.number, batches, self.count)
 
     def check(self, grad_accum: int) -> None:
-        """Raise InputError unless all workers have as many batches in a step."""
+        """Raise InputError unless all workers get equally many batches of a step."""
         if grad_accum % self.count:
             raise InputError(
                 f"--grad-accum is {grad_accum}, which {self.count} workers can't share: use a "
@@ -60,11 +60,11 @@ class Workers:
             )
 
     def device(self, wanted: str, adapters: int) -> str:
-        """Return what ``--device`` means for this worker; adapters: GPUs of its machine.
+        """Return the value of ``--device`` for this worker: each worker of a machine gets a GPU.
 
-        The workers of a machine take one GPU each.
+        wanted: the value given. adapters: number of GPUs of this machine.
 
-        Raises InputError if there are not enough.
+        Raises InputError if the machine has fewer GPUs than workers.
         """
         if self.count == 1 or wanted not in ("auto", "gpu"):
             return wanted
@@ -78,13 +78,13 @@ class Workers:
         return f"gpu:{self.local_number}"
 
     def wait(self) -> None:
-        """Wait until all workers have arrived here."""
+        """Wait until all workers have called this."""
         if self._mpi is not None:
             self._mpi.Barrier()
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
-        """Let the first worker through the block before the others."""
+        """Run the block on the first worker, then on the others."""
         if not self.is_first:
             self.wait()
         yield
@@ -92,12 +92,12 @@ class Workers:
             self.wait()
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all workers, by number; all of them call it."""
+        """Return the values of all workers, by number; all workers have to call this."""
         values: list[T] = [value] if self._mpi is None else self._mpi.allgather(value)
         return values
 
     def require_same(self, what: str, value: str) -> None:
-        """Raise InputError unless all workers have the same; all of them call it."""
+        """Raise InputError unless all workers pass equal values; all workers have to call this."""
         values = self.gather(value)
         if len(set(values)) > 1:
             raise InputError(
@@ -106,15 +106,15 @@ class Workers:
             )
 
     def open_sums(self) -> Sums:
-        """Return what adds up arrays of all workers; all of them call it."""
+        """Return the `Sums` over all workers; all workers have to call this."""
         return open_sums(self._mpi, one_machine=self.local_count == self.count)
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """Let the workers past the block if none fails in it.
+        """Continue after the block only if no worker has failed in it.
 
-        Otherwise the first one raises its error, or InputError with that of another, and the others
-        end without a word.
+        If one has, the first worker raises its own error, or else InputError with the error of the
+        failed worker. All others raise SystemExit and print nothing.
         """
         if self._mpi is None:
             yield
@@ -134,7 +134,7 @@ class Workers:
 
     @contextmanager
     def together(self, say: Callable[[str], None]) -> Iterator[None]:
-        """End all workers where one fails in the block; `say` is called with a line about it."""
+        """End all workers if one fails in the block; `say` gets a line about the failure."""
         try:
             yield
         except BaseException as error:
@@ -168,10 +168,10 @@ def start_workers(environment: Mapping[str, str] = os.environ) -> Workers:
 
 
 def _take_processors() -> None:
-    """Use the processors of the parent process, if this one was bound to a single one.
+    """Use the processors of the parent process if this process is bound to a single processor.
 
-    Open MPI binds two workers to a processor each, where the threads of a worker that feed its
-    device can't run side by side.
+    Open MPI binds each of two workers to one processor. The threads that feed a worker's device
+    could not run side by side there.
     """
     with suppress(AttributeError, OSError):  # only Linux has it
         if usable_processors() == 1:

@@ -2,15 +2,15 @@
 
 - config.json, model.safetensors, generation_config.json, tokenizer.json, tokenizer_config.json: the
   model and its tokenizer as Hugging Face's libraries read them. A vocabulary that tokenizer.json
-  can't hold gets no tokenizer files, and the caller is told.
-- adapter: a folder that the library peft opens, where low-rank adapters are what is trained;
-  model.safetensors has the weights with them.
-- vocabulary.bin, optimizer.safetensors, training.json: what those files have no place for.
+  can't hold gets no tokenizer files and a note.
+- adapter: with low-rank adapters, a folder that the library peft opens; model.safetensors has the
+  weights with the adapters merged.
+- vocabulary.bin, optimizer.safetensors, training.json: the rest of the state of a run.
   training.json has the SHA-256 of all files that are read again, and of itself.
-- Each step has a folder of its name. It is written under a temporary name, forced to the disk and
-  renamed, so a folder with a step's name is complete, even after a kill or a power cut. Old ones
-  are renamed before they are removed, for the same reason. Temporary folders that killed runs left
-  are removed when the next run starts.
+- Each checkpoint is a folder named after its step. It is written under a temporary name, synced and
+  renamed, so a folder with such a name is complete, even after a kill or a power cut. Old
+  checkpoints are renamed before they are removed, for the same reason. Temporary folders of killed
+  runs are removed when the next run starts.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ _STATE_TYPES = {
 
 @dataclass(frozen=True)
 class TrainingState:
-    """How far a run has got, and the options it was started with.
+    """The progress of a run, and its options.
 
     step: optimizer steps done. tokens_seen: tokens of all batches so far. sequence_position: number
-    of the first sequence that no batch has used. random_state, options: JSON objects, with whole
-    numbers of any size; only the run interprets them.
+    of the first sequence that no batch has used. random_state, options: JSON objects that only the
+    run interprets; whole numbers may have any size.
     """
 
     step: int
@@ -117,18 +117,15 @@ class AdapterFiles:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Checkpoint(SavedModel):
-    """A checkpoint as `load_checkpoint` returns it: a model, and what its run resumes from.
-
-    optimizer: the tensors as they were saved.
-    """
+    """A checkpoint: a model with the state of the optimizer and of its run."""
 
     optimizer: TensorFile
     state: TrainingState
 
     def require_vocabulary(self, vocabulary: Vocabulary, source: str | Path) -> None:
-        """Check that a vocabulary, from the file `source`, has the model's ids by its match rule.
+        """Raise CheckpointError unless a vocabulary gives the model's ids, by its match rule.
 
-        Raises CheckpointError that names both files.
+        source: the file of the vocabulary, which the error names.
         """
         matched = vocabulary.with_match(self.vocabulary.match)
         if matched.fingerprint != self.vocabulary.fingerprint:
@@ -157,12 +154,13 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint of a step, then remove all but the `keep` newest; return its folder.
 
-    spare: the step of one that is never removed. adapter: is written to a folder in it.
-    stop_ids: tokens after which a text is complete, beside `eos_id`. card: the text of README.md.
+    spare: step of a checkpoint that is never removed. adapter: written to a folder in the
+    checkpoint. stop_ids: tokens after which a text is complete, beside `eos_id`. card: text of
+    README.md.
 
-    weights: all of `config.weights()`, float32. optimizer: any tensors. Each is read when its turn
-    comes, so that one at a time is in memory. Rows of tables that stand for no token are zeros and
-    are left out. note: called with what other tools can't use.
+    weights: all of `config.weights()`, float32. optimizer: any tensors. Tensors are read one after
+    the other, so only one of them is in memory. Rows of tables that stand for no token are left
+    out. note: called with a line about each part of the checkpoint that other tools can't use.
 
     Raises OutputError if it can't be written, or the step already has a checkpoint; nothing
     has changed then.
@@ -192,7 +190,7 @@ def save_checkpoint(
 def _without_unused_rows(
     config: ModelConfig, weights: Mapping[str, TensorSource]
 ) -> dict[str, TensorSource]:
-    """Return the weights as they are written: tables with a row for each token."""
+    """Return the weights to write; tables have a row for each token."""
 
     def without(source: TensorSource, shape: tuple[int, ...]) -> TensorSource:
         return replace(source, shape=shape, read=lambda: source.read()[: shape[0]])
@@ -206,7 +204,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _write_tokenizer(path: Path, vocabulary: Vocabulary, note: Note) -> bool:
-    """Write tokenizer.json; False, and a note, where it can't hold the vocabulary."""
+    """Write tokenizer.json; if it can't hold the vocabulary, call `note` and return False."""
     try:
         # The chat template is in tokenizer_config.json.
         tokenizer_json.write(replace(vocabulary, chat=None), path, note=note)
@@ -235,7 +233,7 @@ def _hash_file(path: Path) -> str:
 
 
 def _hash_json(content: dict[str, Any]) -> str:
-    """Return the SHA-256 of `content` as it is after writing and reading it."""
+    """Return the SHA-256 of `content` as JSON gives it back."""
     read_back = json.loads(json.dumps(content))
     return hashlib.sha256(json.dumps(read_back, sort_keys=True).encode()).hexdigest()
 
@@ -243,9 +241,9 @@ def _hash_json(content: dict[str, Any]) -> str:
 def open_model(path: str | Path, note: Note = no_notes) -> SavedModel:
     """Open the model in a run folder, in a checkpoint or in a Hugging Face model folder.
 
-    note: is told what of the tokenizer of others is not applied here.
+    note: called with each part of a Hugging Face tokenizer that is not applied here.
 
-    Raises CheckpointError and VocabularyError, with the file, for what can't be used.
+    Raises CheckpointError and VocabularyError, with the file, for a model that can't be used.
     """
     folder = Path(path)
     if not _is_step(folder) and os.path.lexists(folder / CONFIG):
@@ -258,12 +256,11 @@ def _is_step(folder: Path) -> bool:
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a checkpoint: that of a step's folder, or the newest of a run's folder.
+    """Read and validate a checkpoint; path: its folder, or a run folder for the newest one.
 
-    All of it is validated. A damaged checkpoint is never replaced by an older one, but the message
-    names that.
+    If the newest checkpoint is damaged, the error names the previous one, which is not used.
 
-    Raises CheckpointError, with the file, for anything that is missing, damaged, of another version
+    Raises CheckpointError, with the file, for files that are missing, damaged, of another version
     or inconsistent.
     """
     folder = Path(path)
@@ -345,7 +342,7 @@ def step_folder_name(step: int) -> str:
 
 
 def list_checkpoints(run_folder: str | Path) -> dict[int, Path]:
-    """Return the folders of a run's checkpoints by step, ascending; none if there is no folder."""
+    """Return the checkpoint folders of a run by step, ascending; nothing without a run folder."""
     folder = Path(run_folder)
     if not folder.is_dir():
         return {}
@@ -354,10 +351,10 @@ def list_checkpoints(run_folder: str | Path) -> dict[int, Path]:
 
 
 def prepare_step_folders(run_folder: str | Path, step: int = 0) -> None:
-    """Make the folder of a run that starts after `step`, or clean up an existing one.
+    """Prepare the folder of a run that starts after `step`: make it, remove temporary folders.
 
-    Raises OutputError if it can't be made, or has checkpoints after `step`, which would be mixed
-    with those of this run.
+    Raises OutputError if that fails, or if the folder has checkpoints of later steps, which would
+    be mixed with the checkpoints of this run.
     """
     folder = Path(run_folder)
     with output_errors(str(folder)):
@@ -376,10 +373,10 @@ def prepare_step_folders(run_folder: str | Path, step: int = 0) -> None:
 
 @contextmanager
 def new_checkpoint(run_folder: str | Path, step: int) -> Iterator[Path]:
-    """Yield a folder to write a checkpoint in, which gets the step's name when the block ends.
+    """Yield a temporary folder for a checkpoint; it gets the step's name when the block ends.
 
-    On any exception it is removed. Raises OutputError if the step already has a checkpoint, or it
-    can't be written.
+    An exception in the block removes the folder. Raises OutputError if the step already has a
+    checkpoint, or if the folder can't be written.
     """
     target = Path(run_folder) / step_folder_name(step)
     if os.path.lexists(target):
@@ -401,11 +398,11 @@ def new_checkpoint(run_folder: str | Path, step: int) -> Iterator[Path]:
 
 
 def set_aside_checkpoints(run_folder: str | Path, step: int) -> dict[Path, Path]:
-    """Rename a run's checkpoints after `step` to ``decayed-...``; return the new names by the old.
+    """Rename a run's checkpoints after `step` to ``decayed-...``; return new paths by old paths.
 
-    They can be loaded by their folders, but the run has no part in them any more.
+    Renamed checkpoints can be loaded by their paths, but no longer belong to the run.
 
-    Raises OutputError if that can't be done, or there is one of that name.
+    Raises OutputError if that fails, or if a new path exists.
     """
     renamed = {}
     for each, path in list_checkpoints(run_folder).items():
@@ -420,9 +417,9 @@ def set_aside_checkpoints(run_folder: str | Path, step: int) -> dict[Path, Path]
 
 
 def remove_old_checkpoints(run_folder: str | Path, keep: int, spare: int | None = None) -> None:
-    """Remove all but a run's `keep` newest checkpoints; OutputError if that can't be done.
+    """Remove all but the `keep` newest checkpoints of a run; OutputError if that fails.
 
-    spare: the step of one that is not removed.
+    spare: step of a checkpoint that is kept in any case.
     """
     steps = list_checkpoints(run_folder)
     for path in [path for step, path in steps.items() if step != spare][:-keep]:

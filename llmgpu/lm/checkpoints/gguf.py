@@ -1,10 +1,10 @@
 """A trained model as a GGUF file, which llama.cpp runs: weights, sizes and vocabulary in one.
 
-- The architecture is llama, qwen2 or qwen3. The rotary embedding of llama there turns neighbouring
-  numbers of a head; Hugging Face's, and ours, turns the first half with the second. So the rows of
-  the query and key matrices are reordered: row i of the first half goes before row i of the second
-  one. Those of the others stay, as llama.cpp turns halves for them, too.
-- Positions stretched as Llama 3 does it are a tensor: what each frequency is divided by.
+- The architecture is llama, qwen2 or qwen3. For llama, the rotary embedding of llama.cpp turns
+  neighbouring numbers of a head; Hugging Face's and ours turn the first half with the second. So
+  the rows of llama's query and key matrices are reordered: row i of the first half of a head comes
+  before row i of the second half. For qwen2 and qwen3 llama.cpp turns halves, too.
+- Positions stretched as in Llama 3 are a tensor with the divisor of each frequency.
 - Norms stay float32. With q8_0 (blocks of 32 numbers with one scale), matrices whose rows can't be
   divided into blocks become float16.
 - One tensor at a time is converted.
@@ -42,7 +42,8 @@ def write_model(
 ) -> None:
     """Write a model and its vocabulary; force: replace even a file of another kind.
 
-    weights: a name in `formats.WEIGHT_TYPES`. note: is told which texts get other ids in llama.cpp.
+    weights: a name in `formats.WEIGHT_TYPES`. note: called with the kinds of texts that get other
+    ids in llama.cpp.
 
     Raises CheckpointError for a model that is not a Llama and weights too large for their type,
     VocabularyError where llama.cpp can't give the same ids, OutputError for a file that can't be
@@ -84,7 +85,7 @@ def write_model(
 
 
 def _architecture(config: ModelConfig) -> str:
-    """Return llama.cpp's name of the architecture; CheckpointError for one it can't run."""
+    """Return llama.cpp's name of the architecture; CheckpointError if llama.cpp can't run it."""
     kind = model_type(config)
     if kind is None:
         raise CheckpointError("llama.cpp can't run a model without a gate: it is not a Llama")
@@ -97,7 +98,7 @@ def _architecture(config: ModelConfig) -> str:
 
 
 def _frequency_divisors(config: ModelConfig) -> dict[str, NDArray[np.float32]]:
-    """Return the tensor that the frequencies of positions are divided by, if there is one."""
+    """Return the tensor with the divisors of the frequencies by its name; {} without Llama 3's."""
     if config.rope_scaling is None or config.rope_scaling.kind != _LLAMA3:
         return {}
     plain = rotary_frequencies(config.head_dim, config.rope_theta)

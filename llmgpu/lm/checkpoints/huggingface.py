@@ -1,10 +1,9 @@
 """A model as Hugging Face describes it: config.json, the files about its tokenizer, the model card.
 
-- A model with a SwiGLU network is a Llama, a Qwen2 where queries, keys and values have a bias, or a
-  Qwen3 where their heads have norms, and opens there as one. Those libraries have no such model
-  without gate, so a model with GeLU gets the type "llmgpu". Mistral without a sliding window is a
-  Llama by another name.
-- What a config.json asks for that a model here has not, is refused by its key and value.
+- A model with a SwiGLU network is a Llama; with biases of queries, keys and values it is a Qwen2,
+  with norms of heads a Qwen3. Mistral without a sliding window is a Llama by another name. The
+  libraries have no such model without a gate, so a model with GeLU gets the type "llmgpu".
+- A config.json with a feature that the models here lack is refused; the error names key and value.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _LISTED = 10  # names of files in a model card
 
 @dataclass(frozen=True)
 class _Kind:
-    """A model type of transformers: its class, and how it differs from Llama."""
+    """A model type of transformers: its class, and its differences from Llama."""
 
     architecture: str
     qkv_bias: bool = False
@@ -61,7 +60,7 @@ _KINDS = {
     "qwen2": _Kind("Qwen2ForCausalLM", qkv_bias=True),
     "qwen3": _Kind("Qwen3ForCausalLM", qk_norm=True),
 }
-# Keys of config.json, and the values with which they ask for nothing that a model here has not.
+# Keys of config.json of features that models here lack, with the values that turn them off.
 _HARMLESS: dict[str, tuple[object, ...]] = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
@@ -71,11 +70,11 @@ _HARMLESS: dict[str, tuple[object, ...]] = {
     "quantization_config": (None,),
     "auto_map": (None,),
 }
-_QWEN3_HEAD_DIM = 128  # where config.json leaves it out
+_QWEN3_HEAD_DIM = 128  # default of config.json
 
 
 def model_type(config: ModelConfig) -> str | None:
-    """Return the model type in other libraries, None if they can't open such a model."""
+    """Return the model type of transformers, None if it has no such model."""
     if not config.is_gated:
         return None
     wanted = (config.qkv_bias, config.qk_norm)
@@ -131,9 +130,7 @@ def _describe_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
 
 
 def read_model(content: Mapping[str, Any]) -> ModelConfig:
-    """Return what a config.json describes.
-
-    Without our entry, all rows of the tables are ids.
+    """Return the model that a config.json describes.
 
     Raises CheckpointError for an entry that is missing, of the wrong type or not supported.
     """
@@ -178,7 +175,7 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
 
 
 def _refuse_unsupported(name: str, content: Mapping[str, Any]) -> None:
-    """Raise CheckpointError that names the first entry which asks for another kind of model."""
+    """Raise CheckpointError for the first entry with a feature that models here lack."""
     allowed = dict(_HARMLESS)
     if not content.get("use_sliding_window", True):  # Qwen's switch
         allowed["sliding_window"] = (content.get("sliding_window"),)
@@ -200,7 +197,7 @@ def _refuse_unsupported(name: str, content: Mapping[str, Any]) -> None:
 
 
 def _read_head_width(name: str, content: Mapping[str, Any], dim: int, heads: int) -> int | None:
-    """Return how wide heads are, None where that is dim / heads."""
+    """Return the width of a head, None if it is dim / heads."""
     if content.get("head_dim") is not None:
         width = int(_get(content, "head_dim", int))
     elif name == "qwen3":
@@ -219,7 +216,7 @@ def _read_activation(name: str, content: Mapping[str, Any]) -> str:
 
 
 def _read_rope(content: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """Return theta and the scaling, which transformers before version 5 stores separately."""
+    """Return theta and the scaling; transformers before version 5 stores them separately."""
     where = "rope_parameters"
     if content.get(where) is not None:
         parameters = _get(content, where, dict)
@@ -249,7 +246,7 @@ def _read_rope(content: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
 
 
 def _get(content: Mapping[str, Any], name: str, kind: type) -> Any:
-    """Return an entry of exactly this type, or a whole number for a float."""
+    """Return an entry of exactly this type; a float may be a whole number."""
     if name not in content:
         raise CheckpointError(f"{name} is missing")
     value: Any = content[name]
@@ -268,9 +265,9 @@ def _show(value: object) -> str:
 
 
 def read_token_ids(content: Mapping[str, Any], name: str, ids: int) -> tuple[int, ...]:
-    """Return bos_token_id or eos_token_id as a config.json of others has it: none, one or a list.
+    """Return the ids of bos_token_id or eos_token_id, an entry with none, one or a list of ids.
 
-    ids: how many there are.
+    ids: number of ids of the model; CheckpointError for larger ones.
     """
     found = content.get(name)
     numbers = found if isinstance(found, list) else [] if found is None else [found]
@@ -299,8 +296,8 @@ def describe_tokenizer(
 ) -> dict[str, Any]:
     """Return the content of tokenizer_config.json.
 
-    Tokens are named by their text, which only special tokens have. Batches are filled up with the
-    token that the vocabulary names for that, or else with the last one of a text.
+    Only special tokens have a text to name them by. The padding token is the one that the
+    vocabulary's chat template names, or else the token at the end of a text.
     """
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
     end = {} if eos_id not in texts else {"eos_token": texts[eos_id]}
@@ -312,7 +309,7 @@ def describe_tokenizer(
 
 @dataclass(frozen=True)
 class Origin:
-    """What a model was made from: the command, the files of text or tokens, and the model."""
+    """The origin of a model: the command, the files of text or tokens, and the initial model."""
 
     command: str
     data: Sequence[str]

@@ -1,9 +1,9 @@
 """Models trained elsewhere: folders of config.json, safetensors and a tokenizer.
 
-These are checkpoints of Hugging Face's Llama and its relatives, see `huggingface.read_model`. Such
-a folder comes from anywhere, so all of it is validated before any memory is taken for the model,
-and no name in it leads out of the folder. Weights stay in their files: each is mapped, and widened
-to float32 when it is asked for.
+These are checkpoints of Hugging Face's Llama and its relatives, see `huggingface.read_model`. The
+folder comes from an unknown source. So all files are validated before the model takes memory, and
+links out of the folder are refused. Weights stay in mapped files; a weight is widened to float32
+when it is asked for.
 """
 
 from __future__ import annotations
@@ -40,15 +40,17 @@ _TOKENIZER_FILES = (
     "merges.txt",
     "tekken.json",
 )
-_COMPUTED = ".rotary_emb.inv_freq"  # the end of names of tensors that early versions stored
+_COMPUTED = (
+    ".rotary_emb.inv_freq"  # end of the names of tensors that early versions of transformers stored
+)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SavedModel:
     """A model in a folder, to be run or trained further.
 
-    config.vocab_size may be more than the vocabulary has: rows of the tables that stand for no
-    token. weights: float32 by name; tables without unused rows. bos_id, eos_id: tokens at the
+    config: its vocab_size may be larger than the vocabulary; the other rows of the tables stand for
+    no token. weights: float32 by name; tables have vocab_size rows. bos_id, eos_id: tokens at the
     beginning and the end of a text, if any. stop_ids: tokens after which a text is complete.
     """
 
@@ -62,10 +64,10 @@ class SavedModel:
 
 
 class WeightFiles(Mapping[str, NDArray[np.float32]]):
-    """Weights in safetensors files, by name: read, and widened to float32, when asked for."""
+    """Weights in safetensors files, by name; a weight is read and widened when asked for."""
 
     def __init__(self, folder: Path) -> None:
-        """Map the files of a folder; CheckpointError for one that can't be used."""
+        """Map the weight files of a folder; CheckpointError for a file that can't be used."""
         self.folder = folder
         self._tensors: dict[str, NDArray[Any]] = {}
         self._paths: dict[str, Path] = {}
@@ -95,9 +97,9 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
         return len(self._tensors)
 
     def require(self, config: ModelConfig) -> None:
-        """Check that these are the weights of a model; CheckpointError names the first that is not.
+        """Raise CheckpointError for the first weight that is missing, unexpected or of other shape.
 
-        The output layer of a tied model is the embedding table, even if it is stored, too.
+        The output layer of a tied model is ignored: the embedding table takes its place.
         """
         if config.layers > len(self):  # before a name is made for each
             raise CheckpointError(
@@ -120,7 +122,7 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
 
 
 def has_model(path: str | Path) -> bool:
-    """Whether a folder has the files of a model, and not a tokenizer alone."""
+    """Whether a folder has the files of a model, not only a tokenizer."""
     folder = Path(path)
     weights = any(os.path.lexists(folder / name) for name in (WEIGHTS, INDEX))
     return weights and os.path.lexists(folder / CONFIG)
@@ -129,9 +131,9 @@ def has_model(path: str | Path) -> bool:
 def open_pretrained(path: str | Path, note: Note = no_notes) -> SavedModel:
     """Open the folder of a model that Hugging Face's libraries saved.
 
-    note: is told what of its tokenizer is not applied here.
+    note: called with each part of its tokenizer that is not applied here.
 
-    Raises CheckpointError, with the file, for anything that is missing, damaged or not supported,
+    Raises CheckpointError, with the file, for files that are missing, damaged or not supported,
     VocabularyError for a tokenizer that can't be read exactly.
     """
     folder = Path(path)
@@ -175,7 +177,7 @@ def read_model_files(folder: Path) -> dict[str, Any]:
 
 
 def _weight_files(folder: Path) -> dict[Path, list[str]]:
-    """Return the weight files and the names wanted from each; no names: all of them."""
+    """Return the weight files, each with the names of its tensors; an empty list: all tensors."""
     if not os.path.lexists(folder / INDEX):
         if not os.path.lexists(folder / WEIGHTS):
             raise CheckpointError(
@@ -205,8 +207,9 @@ def _weight_files(folder: Path) -> dict[Path, list[str]]:
 def _inside(folder: Path, name: str) -> Path:
     """Return the path of a file of the folder.
 
-    A link may lead to another place in it, and where the folder is a snapshot of Hugging Face's
-    cache, to the blobs beside it. Raises CheckpointError for other links, and if there is no file.
+    A link may lead to another place in the folder. If the folder is a snapshot of Hugging Face's
+    cache, a link may lead to the blobs beside it. Raises CheckpointError for other links, and if
+    the file does not exist.
     """
     path, home = folder / name, folder.resolve()
     try:
@@ -225,7 +228,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; CheckpointError that names it for anything else."""
+    """Return the JSON object in a file; CheckpointError, with the file, for other content."""
     with naming(path):
         content = parse_json(read_limited(path, "model description"))
         if not isinstance(content, dict):

@@ -26,14 +26,14 @@ from llmgpu.errors import CheckpointError, VocabularyError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import parse_json, quote
 
-MAX_HEADER_BYTES = 1 << 24  # 100 000 tensors with room to spare
+MAX_HEADER_BYTES = 1 << 24  # more than 100 000 tensors need
 METADATA = "__metadata__"
 
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
 _MAX_DIMENSIONS = 7
 _MAX_NUMBER = 1 << 48
-_CHUNK = 1 << 24  # bytes turned into a bytes object at once
+_CHUNK = 1 << 24  # bytes of a tensor written at a time
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
@@ -41,7 +41,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "U8": np.dtype("u1"),
 }
-# Read, not written: NumPy has no such numbers, so their bits are in the one field of a record.
+# Only read. NumPy has no bfloat16, so a record with one field holds the bits.
 BFLOAT16 = np.dtype([("bits", "<u2")])
 _READ_DTYPES = _DTYPES | {"BF16": BFLOAT16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -50,10 +50,10 @@ _RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES.values())}  # of the 
 
 @dataclass(frozen=True)
 class TensorSource:
-    """A tensor to be written: its entry in the header, and how to get it when its turn comes.
+    """A tensor to be written.
 
-    dtype: float32, float16, uint32 or uint8. read: returns an array of exactly this dtype and
-    shape, of which no copy is kept.
+    dtype: float32, float16, uint32 or uint8. read: returns the array, of exactly this dtype and
+    shape; called when the tensor is written. No copy is kept.
     """
 
     dtype: np.dtype[Any]
@@ -73,18 +73,18 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class TensorFile:
-    """A file that was read: its tensors by name, in the order of their data.
+    """The tensors of a file by name, in the order of their data.
 
-    The tensors are mapped from the file, read-only: nothing is loaded before it is used.
+    They are mapped from the file and read-only; the system loads pages when they are used.
     """
 
     path: str
     tensors: dict[str, NDArray[Any]]
 
     def require(self, expected: Mapping[str, tuple[DTypeLike, tuple[int, ...]]]) -> None:
-        """Check that the file has exactly these tensors, with these dtypes and shapes.
+        """Raise CheckpointError for the first tensor that is missing, unexpected or different.
 
-        Raises CheckpointError that names the first that is missing, unexpected or different.
+        expected: dtype and shape of each tensor that the file must have, by name.
         """
         for name, (dtype, shape) in expected.items():
             if name not in self.tensors:
@@ -109,8 +109,8 @@ def write_tensors(
 
     Equal tensors and metadata give equal bytes, in any order.
 
-    Raises OutputError if it can't be written, ValueError for a tensor that differs from its
-    source or has an unsupported dtype.
+    Raises OutputError if the file can't be written, ValueError for an array that is not of the
+    dtype and shape of its source, or of an unsupported dtype.
     """
     for name, source in sources.items():
         if name == METADATA or source.dtype not in _RANKS:
@@ -198,7 +198,10 @@ def _check_metadata(content: object) -> None:
 
 
 def _map_tensors(content: dict[str, Any], data: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-    """Return views of the data (bytes,), which the tensors must cover without gap or overlap."""
+    """Return the tensors as views of `data`, uint8 (bytes,).
+
+    Raises CheckpointError unless they cover the data without gaps and overlaps.
+    """
     entries = sorted((_read_entry(name, entry), name) for name, entry in content.items())
     tensors: dict[str, NDArray[Any]] = {}
     covered = 0
@@ -220,7 +223,7 @@ def _map_tensors(content: dict[str, Any], data: NDArray[np.uint8]) -> dict[str, 
 
 
 def _read_entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...]]:
-    """Return begin, end, dtype and shape of a tensor; they fit together."""
+    """Return begin, end, dtype and shape of a tensor, checked against each other."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"damaged: tensor {quote(name)} needs dtype, shape and data_offsets")
     kind = entry["dtype"]
@@ -244,7 +247,7 @@ def _read_entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...
 
 
 def as_float32(tensor: NDArray[Any]) -> NDArray[np.float32]:
-    """Return F32, F16 or BF16 numbers as float32, which is exact; F32 without a copy.
+    """Return F32, F16 or BF16 numbers as float32, exactly; F32 without a copy.
 
     Raises ValueError for other tensors.
     """

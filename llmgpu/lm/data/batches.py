@@ -27,8 +27,8 @@ from llmgpu.errors import InputError
 from llmgpu.lm.data.token_source import TokenSource, check_ids
 from llmgpu.lm.options import TrainOptions
 
-IGNORED_TARGET = 0xFFFFFFFF  # beyond every vocabulary: the loss leaves it out
-SEARCHED_SEQUENCES = 8  # how far a document may begin before the place that was meant
+IGNORED_TARGET = 0xFFFFFFFF  # above all ids: the loss ignores it
+SEARCHED_SEQUENCES = 8  # sequences around the intended border that are searched for a separator
 LEAST_PART = 64  # sequences of a part, so that blocks and searches fit
 ROUNDS = 8  # of the Feistel network
 
@@ -77,8 +77,8 @@ class Mixture:
 class _Corpus:
     """The training sequences of a corpus.
 
-    number: of the corpus. begin, size: its tokens in the row of all that is trained on. seq_len:
-    tokens of a sequence.
+    number: of the corpus. begin, size: first token and number of tokens in the row of all training
+    tokens. seq_len: tokens of a sequence.
     """
 
     number: int
@@ -88,14 +88,17 @@ class _Corpus:
 
     @property
     def sequences(self) -> int:
-        """How many there are in an epoch."""
+        """Number of sequences in an epoch."""
         return max(1, (self.size - self.seq_len) // self.seq_len)
 
     def starts(self, places: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-        """Return where sequences begin in that row, by their places from the first epoch on."""
+        """Return the first tokens of sequences in the row of training tokens: int64 (n,).
+
+        places: numbers of the sequences, counted from the first epoch on, (n,).
+        """
         epochs, indices = np.divmod(places, self.sequences)
         starts = np.empty(len(places), np.int64)
-        # A batch may reach into the next epoch, which has its own order.
+        # A batch may reach into the next epoch, whose order is another one.
         for epoch in np.unique(epochs).tolist():
             of_epoch = epochs == epoch
             # The raw numbers of Philox are the same with every version of NumPy.
@@ -179,8 +182,8 @@ class Batches:
     def evaluation(self, limit: int | None = None) -> Iterator[Batch]:
         """Yield the sequences held out, in order: tokens and targets, uint32 (B, T).
 
-        limit: take up to this many sequences, evenly spread; None for all. If the last batch is
-        not full, its other tokens are 0 and its other targets IGNORED_TARGET.
+        limit: number of sequences at most, evenly spread; None for all. In a last batch that is not
+        full, the remaining tokens are 0 and the remaining targets IGNORED_TARGET.
         """
         every = self.evaluation_sequences
         count = every if limit is None else min(limit, every)
@@ -191,7 +194,7 @@ class Batches:
             yield self._read(self._evaluated, self._evaluation_starts[chosen])
 
     def _read(self, row: TokenSource, starts: NDArray[np.int64]) -> Batch:
-        """Read the sequences that start at `starts` (n,), n <= B, and fill up with ignored ones."""
+        """Read sequences from `starts` (n,) on, n <= B; fill the batch up with ignored targets."""
         shape = (self.batch_size, self.seq_len)
         tokens, targets = np.zeros(shape, np.uint32), np.full(shape, IGNORED_TARGET, np.uint32)
         for k, start in enumerate(starts.tolist()):
@@ -207,10 +210,10 @@ class Batches:
 
 
 def document_starts(tokens: NDArray[np.uint32], separator: int) -> NDArray[np.uint32]:
-    """Return where in its sequence the document of each token begins: uint32 (B, T).
+    """Return the position in its sequence where each token's document begins: uint32 (B, T).
 
-    A document begins with the separator before it, which is read to predict its first token. Before
-    the first separator of a sequence it is the rest of a document.
+    A document begins with the separator before it, which the model reads to predict its first
+    token. Tokens before the first separator of a sequence have position 0.
     """
     positions = np.arange(tokens.shape[1], dtype=np.uint32)
     begins = np.where(tokens == separator, positions, np.uint32(0))
@@ -218,10 +221,9 @@ def document_starts(tokens: NDArray[np.uint32], separator: int) -> NDArray[np.ui
 
 
 def token_bytes(vocabulary: Vocabulary) -> NDArray[np.uint32]:
-    """Return how many bytes of text each id stands for: uint32 (size,).
+    """Return the number of bytes of text of each id: uint32 (size,).
 
-    0 for special tokens, which stand for no text; an unknown token that is not one of them stands
-    for 1.
+    Special tokens have 0 bytes. An unknown token that is not special has 1.
     """
     spans = vocabulary.token_spans.astype(np.uint32)
     spans[list(vocabulary.special_tokens.values())] = 0
@@ -233,10 +235,11 @@ def divide(
 ) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:
     """Hold out sequences of a source of more than seq_len * held_out tokens.
 
-    Returns the ranges of tokens to train on, ascending, and where the sequences held out begin.
+    Returns the ranges of training tokens, ascending, and the first tokens of the sequences held
+    out, int64 (held_out,).
 
-    held_out: sequences in all. parts: the most parts of the text that they are taken from; with one
-    they are the last of the text. separator: the id between documents, if any.
+    held_out: number of sequences. parts: the most parts of the text; sequences are held out at the
+    end of each part. separator: id between documents, if any.
     """
     size = len(source)
     parts = max(1, min(parts, held_out, size // (LEAST_PART * seq_len)))
@@ -246,12 +249,12 @@ def divide(
     for part in range(parts):
         end = (part + 1) * size // parts
         sequences = held_out // parts + (part < held_out % parts)
-        # The last target of a sequence is the token after it.
+        # The last target of a sequence is the token after the sequence.
         begin = end - sequences * seq_len - 1
         if parts > 1 and separator is not None and sequences:
             least = max(resumed + seq_len, begin - SEARCHED_SEQUENCES * seq_len)
             begin = _last(source, separator, least, begin)
-        # The first token that is held out is read there, and predicted here.
+        # The token at `begin` is only read in evaluation, so training may predict it.
         training.append((resumed, max(resumed, begin + 1)))
         evaluation.append(begin + seq_len * np.arange(sequences, dtype=np.int64))
         resumed = begin + sequences * seq_len + 1
@@ -264,7 +267,7 @@ def divide(
 
 
 def _last(source: TokenSource, separator: int, least: int, begin: int) -> int:
-    """Return the last place from `least` to `begin` of the separator; `begin` if there is none."""
+    """Return the last place of the separator from `least` to `begin`; `begin` without one."""
     if least > begin:
         return begin
     found = np.flatnonzero(source.read(least, begin - least + 1) == separator)
@@ -272,7 +275,7 @@ def _last(source: TokenSource, separator: int, least: int, begin: int) -> int:
 
 
 def _first(source: TokenSource, separator: int, begin: int, end: int) -> int | None:
-    """Return the first place from `begin` on of the separator, before `end`."""
+    """Return the first place of the separator in [begin, end); None without one."""
     found = np.flatnonzero(source.read(begin, end - begin) == separator)
     return begin + int(found[0]) if len(found) else None
 
@@ -290,11 +293,11 @@ def _too_short(tokens: int, seq_len: int, held_out: int) -> InputError:
 def permute(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return the images of `indices` (n,) in [0, size): int64 (n,), also in [0, size).
 
-    A random permutation of any size that takes no memory: a Feistel network maps the numbers of k
-    bits one to one onto themselves, since each round adds a hash of one half to the other, which
-    can be undone. A number that leaves the range goes through the network again until it is back in
-    range (cycle walking). It always comes back, because a permutation moves every number along a
-    cycle that includes the number itself.
+    This random permutation needs no memory for any size. A Feistel network permutes the numbers of
+    k bits: each round adds a hash of one half of the bits to the other half, which can be undone. A
+    number that leaves [0, size) goes through the network again until it is back in range (cycle
+    walking). It always comes back, because a permutation moves every number along a cycle that
+    contains the number itself.
 
     keys: uint64 (ROUNDS,), random; they choose the permutation. Different indices have different
     images.
@@ -302,7 +305,7 @@ def permute(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> 
     bits = (size - 1).bit_length()
     values = indices.astype(np.uint64)
     outside = np.ones(len(values), np.bool_)
-    while outside.any():  # less than half are outside after each time, as 2^bits < 2 * size
+    while outside.any():  # each pass leaves less than half outside, as 2^bits < 2 * size
         values[outside] = _permute_bits(values[outside], bits, keys)
         outside = values >= size
     return values.astype(np.int64)

@@ -1,13 +1,13 @@
 """The input of a training run: token files, or texts that are tokenized first.
 
-- A name that ends in ``.bin`` is a token file; so are the shards that a manifest (``OUT.json`` of
-  ``llmgpu tokenize --shard-tokens``) lists. Folders and globs may hold both, and the side files:
-  each token file counts once, where it is first named.
-- Everything else is text. Both at once are refused in one corpus, because their order would be
+- A file whose name ends in ``.bin`` is a token file. A manifest (``OUT.json`` of ``llmgpu tokenize
+  --shard-tokens``) stands for the shards that it lists. Folders and globs may hold both, and side
+  files; each token file is used once, where it is first named.
+- All other files are text. A corpus of token files and text is refused, because the order would be
   ambiguous.
 - Text is tokenized into shards in the run folder. Shards of the same text and vocabulary are used
-  again, and tokenizing resumes where it was interrupted.
-- Several corpora, to be drawn from by weights, are one row of tokens, one corpus after the other.
+  again, and interrupted tokenizing is resumed.
+- Several corpora with weights are one row of tokens, one corpus after the other.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from llmgpu.tokens.manifest import read_manifest
 from llmgpu.tokens.shards import ShardNames, ShardWriter
 from llmgpu.tokens.tokenizing import encode_into, encoding_key, require_rereadable
 
-SHARD_TOKENS = 1 << 24  # a killed run loses no more than one shard's work
+SHARD_TOKENS = 1 << 24  # a killed run loses at most the work on one shard
 
 _SHARDS = "tokens.bin"
-_MADE_FROM = "made-from.json"  # beside the shards once all are written: their resume key
+_MADE_FROM = "made-from.json"  # resume key of the shards, written after the last one
 
 
 def default_separator(vocabulary: Vocabulary) -> int | None:
-    """Return a vocabulary's end-of-document id, found by its usual names, if there is one."""
+    """Return the id of the special token with a usual end-of-text name, None without one."""
     text = find_end_of_text(vocabulary.special_tokens)
     return None if text is None else vocabulary.special_tokens[text]
 
@@ -67,19 +67,18 @@ def open_tokens(
     dtype: str | None = None,
     told: Callable[[Corpus], None] = lambda text: None,
 ) -> TokenSource:
-    """Open the tokens of a corpus, or of several; each is token files, or texts to tokenize.
+    """Open the tokens of one or more corpora; each consists of token files, or of texts.
 
-    corpora: of each its token files and manifests, or texts as `Corpus` takes them: files, folders,
-        globs, "-"; by name, or resolved before.
-    vocabulary_name: what errors call the vocabulary. dtype: of the numbers in token files of other
-    tools that do not say it. told: called with texts that were read, for what was left out of them.
+    corpora: for each corpus its token files and manifests, or its texts as `Corpus` takes them
+        (files, folders, globs, "-"); names, or resolved sources.
+    vocabulary_name: name of the vocabulary in errors. dtype: of the numbers in token files of other
+    tools that do not record it. told: called with each text after reading, to report omissions.
 
-    The other arguments are for texts. folder: receives the shards, those of several corpora in
-    folders "0", "1" and so on; made if needed. backend: where to encode. reading: how to read text.
-    separator: the id or the text of the token to put after each document, or None. resume: tokens
-    in the folder must be of these texts; without it, tokens of other texts are replaced.
-    shard_tokens: length of the shards. progress: phases "tokenizing" (in bytes) and "checking
-    tokens" (in ids).
+    The other arguments are for texts. folder: receives the shards, with several corpora in folders
+    "0", "1" and so on; made if needed. backend: encodes. reading: how to read text. separator: id
+    or text of the token after each document, or None. resume: the tokens in the folder must be of
+    these texts; without it, tokens of other texts are replaced. shard_tokens: length of the shards.
+    progress: phases "tokenizing" (in bytes) and "checking tokens" (in ids).
 
     Raises InputError for inputs that are missing, damaged, mixed or have ids beyond the vocabulary,
     for a file in two corpora, and for texts that are not those of the run that is resumed;
@@ -87,7 +86,7 @@ def open_tokens(
     OutputError for a folder that can't be written.
     """
     reading = reading or CorpusOptions()
-    if reading.chat is not None:  # its template says what is between conversations
+    if reading.chat is not None:  # its template has the tokens between conversations
         special = CHAT_TOKENS
     else:
         eos = None if separator is None else token_id(vocabulary, separator)
@@ -111,7 +110,7 @@ def open_tokens(
 
 
 def _require_apart(corpora: Sequence[Sources], named: Sequence[list[str] | None]) -> None:
-    """Raise InputError for a file in two corpora; named: the token files of those that have any."""
+    """Raise InputError for a file in two corpora; named: token files of each, None for texts."""
     owners: dict[str, int] = {}
     for number, (sources, files) in enumerate(zip(corpora, named, strict=True)):
         for path in [text.path for text in sources.files] if files is None else files:
@@ -120,7 +119,7 @@ def _require_apart(corpora: Sequence[Sources], named: Sequence[list[str] | None]
 
 
 class _Texts:
-    """Texts, and the folder with their tokens; names: of the shards in it."""
+    """The texts of a corpus, and the folder with their tokens; names: of its shards."""
 
     def __init__(
         self,
@@ -138,7 +137,10 @@ class _Texts:
         self._made_from = folder / _MADE_FROM
 
     def are_tokenized(self, resume: bool) -> bool:
-        """Whether all shards are there; InputError if `resume` and they are those of other text."""
+        """Whether the folder has all shards of these texts.
+
+        Raises InputError for shards of other texts if `resume` is set.
+        """
         if not (self._made_from.exists() and os.path.exists(self.names.manifest)):
             return False
         before = self._read_made_from()
@@ -158,7 +160,7 @@ class _Texts:
     def tokenize(
         self, backend: Backend, shard_tokens: int, resume: bool, progress: Progress
     ) -> Corpus:
-        """Write the shards, and what they were made from; return the text, read to its end."""
+        """Write the shards and their resume key; return the corpus, read to its end."""
         with output_errors(str(self._folder)):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._made_from.unlink(missing_ok=True)
@@ -197,7 +199,7 @@ class _Texts:
 
 
 def are_tokens(inputs: Sources) -> bool:
-    """Whether the first file, and so all if they can be trained on, has tokens and is not text."""
+    """Whether the first file holds tokens; `open_tokens` refuses a corpus that also has text."""
     first = inputs.files[0]
     suffix = os.path.splitext(first.path)[1].lower()
     if first.format != AUTO or first.path == STANDARD_INPUT:
@@ -207,9 +209,9 @@ def are_tokens(inputs: Sources) -> bool:
 
 
 def _token_files(inputs: Sources) -> list[str] | None:
-    """Return the ``bin`` files that `inputs` stand for, each once; None if all are text.
+    """Return the ``bin`` files of a corpus, each once; None if all files are text.
 
-    InputError for both kinds at once, and for ids in files that can't be trained on.
+    Raises InputError for token files beside text, and for files of ids without a vocabulary.
     """
     found = [source.path for source in inputs.files]
     named = [
@@ -232,7 +234,7 @@ def _token_files(inputs: Sources) -> list[str] | None:
 
 
 def _named_token_files(path: str) -> list[str] | None:
-    """Return the token files that one input file stands for; None if it is text."""
+    """Return the token files that a file is, lists or describes; None if it is text."""
     suffix = os.path.splitext(path)[1].lower()
     if path == STANDARD_INPUT or suffix not in (".bin", ".npy", ".json"):
         return None
@@ -254,7 +256,7 @@ def _named_token_files(path: str) -> list[str] | None:
 
 
 def _listed_files(manifest: str) -> list[str]:
-    """Return the shards that a manifest lists; InputError if one is not as long as it says."""
+    """Return the shards of a manifest; InputError if the length of one is not the listed length."""
     paths = []
     for path, shard in read_manifest(manifest):
         count = describe_bin_file(path).count

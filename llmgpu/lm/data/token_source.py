@@ -1,7 +1,7 @@
-"""Token files as one long row of ids, read only where needed.
+"""Token files as one long row of ids; only the ids that are asked for are read.
 
-A file is opened for each read, which takes microseconds. Mapping files into memory would be faster,
-but a file that is cut short meanwhile would end the process by a signal, without a message.
+A file is opened for each read, which takes microseconds. Mapped files would be faster, but if a
+file were cut short while it is mapped, a signal would end the process without a message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from llmgpu.progress import Progress, no_progress
 from llmgpu.tokens.bin import BinFile, describe_bin_file, mask_path, matched_as
 from llmgpu.tokens.npy import HEADER_BYTES
 
-_SCANNED_IDS = 1 << 22  # at a time
+_SCANNED_IDS = 1 << 22  # checked at a time
 _NAMED_IDS = 5  # invalid ids that a message names
 
 
@@ -39,14 +39,14 @@ class _Piece:
 class TokenSource:
     """The ids of token files, or of ranges of them, end to end.
 
-    vocabulary: that all of them were made with, by its match rule. checksum: CRC-32 of all ids, in
-    one file or in many; mask_checksum: that of which ids count in the loss; 0 before `check_ids`.
-    corpora: how many ids each of several corpora has, one after the other. has_mask: whether a file
-    says that not all of its ids count in the loss.
+    vocabulary: the one that all files were made with, by its match rule. checksum, mask_checksum:
+    CRC-32 of all ids, and of whether each counts in the loss; 0 before `check_ids`. They do not
+    depend on how ids are divided into files. corpora: number of ids of each corpus, in order, if
+    there are several. has_mask: whether a file has ids that do not count in the loss.
     """
 
     def __init__(self, pieces: Sequence[_Piece], vocabulary: Vocabulary) -> None:
-        """Take pieces with ids of `vocabulary`; `open_token_files` makes sure of that."""
+        """Take pieces of files made with `vocabulary`; `open_token_files` checks that."""
         self._pieces = [piece for piece in pieces if piece.count]
         self._ends = np.cumsum([piece.count for piece in self._pieces], dtype=np.int64)
         self.vocabulary = vocabulary
@@ -78,7 +78,7 @@ class TokenSource:
         return TokenSource([*pieces], self.vocabulary)
 
     def _between(self, begin: int, end: int) -> Iterator[_Piece]:
-        """Yield the pieces that the ids [begin, end) are in, in order."""
+        """Yield the pieces of the ids [begin, end), in order."""
         if not 0 <= begin <= end <= len(self):
             raise IndexError(f"{end - begin} ids from {begin} on, but there are {len(self)}")
         index = int(np.searchsorted(self._ends, begin, side="right"))
@@ -97,12 +97,15 @@ class TokenSource:
         return np.concatenate([np.empty(0, np.uint32), *pieces], dtype=np.uint32)
 
     def read_mask(self, start: int, count: int) -> NDArray[np.bool_]:
-        """Return which of the ids [start, start + count) count in the loss; errors as `read`."""
+        """Return whether each id of [start, start + count) counts in the loss: bool (count,).
+
+        Raises errors as `read`.
+        """
         pieces = [_read_mask(piece) for piece in self._between(start, start + count)]
         return np.concatenate([np.empty(0, np.bool_), *pieces])
 
     def check_ids(self, progress: Progress = no_progress) -> None:
-        """Check all ids and keep their checksum, the CRC-32 of them as uint32, and that of masks.
+        """Check all ids and compute the checksums: CRC-32 of the ids as uint32, and of the masks.
 
         Raises InputError for the first id that is beyond the vocabulary, and if none counts.
 
@@ -145,7 +148,7 @@ def open_token_files(
 ) -> TokenSource:
     """Open ``bin`` files that were made with a vocabulary, and check their ids once.
 
-    vocabulary_name: what errors call the vocabulary. progress: see `TokenSource.check_ids`. dtype:
+    vocabulary_name: name of the vocabulary in errors. progress: see `TokenSource.check_ids`. dtype:
     of numbers, see `describe_bin_file`.
 
     Raises InputError for a file that is missing, damaged or cut short, or has an id that is beyond
@@ -172,7 +175,7 @@ def _read_ids(piece: _Piece) -> NDArray[np.integer]:
 
 
 def _read_mask(piece: _Piece) -> NDArray[np.bool_]:
-    """Return which ids of a piece count in the loss: (count,)."""
+    """Return whether each id of a piece counts in the loss: (count,)."""
     if not piece.file.has_mask:
         return np.ones(piece.count, np.bool_)
     path = mask_path(piece.file.path)
@@ -182,7 +185,10 @@ def _read_mask(piece: _Piece) -> NDArray[np.bool_]:
 def _read_numbers(
     piece: _Piece, path: str, dtype: np.dtype[np.integer], offset: int
 ) -> NDArray[np.integer]:
-    """Return the numbers of a piece; path, dtype, offset: where and how they are stored."""
+    """Return the numbers of a piece: (count,).
+
+    path: the file of ids or of the mask. offset: bytes before its first number.
+    """
     width = dtype.itemsize
     with input_errors(path), open(path, "rb", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size
@@ -193,7 +199,7 @@ def _read_numbers(
 
 
 def check_ids(ids: ArrayLike, vocab_size: int) -> NDArray[np.uint32]:
-    """Return ids of any shape and any integer type as uint32, none wrapped around.
+    """Return ids of any shape and any integer type as uint32.
 
     Raises:
         InputError: they are not integers, or some are negative or not below `vocab_size`; the

@@ -17,17 +17,17 @@ from llmgpu.lm.ops.recording import Program
 from llmgpu.lm.ops.tensor import AnyArray, AttentionTensors, HeadTensors, NewRows, Norm, Tensor
 
 MAX_STEPS = 16  # in a submission
-TIES = 55  # ids, beside those with the largest logits, that there is room for
-PAIRS = 32  # whose bytes are a multiple of what a device can bind at
+TIES = 55  # room for so many ids beside the k largest, whose logits are equal
+PAIRS = 32  # pairs of 8 bytes: 256 bytes, the offsets at which a device can bind
 
 
 @dataclass(frozen=True)
 class Largest:
-    """What a step found and drew for its rows.
+    """The largest logits of a step's rows, and the ids drawn from them on the device.
 
-    drawn: (rows,). ids, logits: the largest, (rows, k), in descending order, of equal ones the
-    smallest ids. decides: (rows,), whether these decide what is drawn: not if there was no room for
-    all that are equal, or one is NaN.
+    drawn: ids (rows,). ids, logits: the k largest logits of each row, descending, (rows, k); of
+    equal logits the smallest ids. decides: (rows,), whether these logits decide the drawn id.
+    They do not if there was no room for all equal logits, or if a logit is NaN.
     """
 
     drawn: AnyArray
@@ -71,7 +71,7 @@ class CachedRows:
             ops.tensor("places", (2, rows), np.uint32),
             idle,
         )
-        # Biases, and norms of heads, come between the products and the rotation.
+        # With biases or norms of heads, products and rotation can't be one kernel.
         is_plain = not (config.qkv_bias or config.qk_norm)
         self._is_half = model.mixed and is_plain and rows > FEW_ROWS
         self._shape = model.attention_shape(1, config.seq_len)
@@ -95,7 +95,7 @@ class CachedRows:
         self._programs: dict[tuple[object, ...], Program] = {}
 
     def _operand(self, name: str, width: int) -> Tensor:
-        """Make a tensor that products take."""
+        """Make a tensor that is an operand of products."""
         kind = np.float16 if self._is_half else np.float32
         return self._ops.tensor(name, (self.rows, width), kind)
 
@@ -103,7 +103,7 @@ class CachedRows:
         return Norm(self._x, self._model.weights[weight], self._normed, self._inverse_rms)
 
     def _record_packed_layers(self, caches: Sequence[Tensor]) -> None:
-        """Record layers whose queries, keys and values are one product, as gate and up are."""
+        """Record layers with one product for queries, keys and values, and one for gate and up."""
         model, ops, config = self._model, self._ops, self._model.config
         q, attended = (
             ops.tensor(name, (self.rows, config.query_dim)) for name in ("queries", "heads")
@@ -126,7 +126,7 @@ class CachedRows:
             ops.linear(activated, weights.down, self._x, residual=self._x)
 
     def _record_layers(self, caches: Sequence[Tensor]) -> None:
-        """Record layers whose queries, keys and values have biases or norms, step by step."""
+        """Record layers whose queries, keys and values have biases or norms of heads."""
         layer = SingleLayer(self._model, self.rows, "layer")
         rotation = self._model.rotation(self._new.places.part(0, self.rows))
         for weights, cache in zip(self._model.layers, caches, strict=True):
@@ -134,7 +134,7 @@ class CachedRows:
             layer.record(weights, self._x, self._x, rows)
 
     def write(self, tokens: Sequence[int], positions: Sequence[int], starts: Sequence[int]) -> None:
-        """Set the first rows: ids, positions, and where their sequences start in the cache."""
+        """Set the first rows: ids, positions, and the cache rows where their sequences start."""
         ids = np.zeros(self.rows, np.uint32)
         ids[: len(tokens)] = tokens
         places = np.zeros((2, self.rows), np.uint32)
@@ -144,11 +144,11 @@ class CachedRows:
         self._ops.write(self._new.places, places)
 
     def run(self) -> None:
-        """Add keys and values of the rows to the cache."""
+        """Add the keys and values of the rows to the cache."""
         self._ops.run(self._layers)
 
     def find_logits(self) -> NDArray[np.float32]:
-        """Add the rows to the cache; return the logits of what follows each, (rows, tokens)."""
+        """Add the rows to the cache; return the logits of each row's next id, (rows, tokens)."""
         self._ops.run(self._to_logits)
         # The next ones are recorded while the device is at work.
         self._ops.prepare(self._to_logits)
@@ -156,11 +156,11 @@ class CachedRows:
         return logits[:, : self._ids]
 
     def take_drawn(self, k: int, draws: AnyArray) -> Callable[[], list[Largest]]:
-        """Start to add the rows to the cache and draw the ids after them, again and again.
+        """Start `len(draws)` steps: each adds the rows to the cache and draws the next ids.
 
-        k: how many of the largest logits are found. draws: float32 (steps, rows, 4), as
+        k: number of largest logits that are found. draws: float32 (steps, rows, 4), as
         `Operations.draw_largest` takes them.
-        Returns what waits for what was found and drawn, a step each.
+        Returns a function that waits for the steps and returns the result of each.
         """
         found = self._found_of(k)
 
@@ -179,16 +179,16 @@ class CachedRows:
 
     def _found_of(self, k: int) -> Tensor:
         if k not in self._found:
-            # Each step's starts where a device can bind it.
+            # The pairs of each step start at an offset where a device can bind them.
             pairs = -(-(1 + k + TIES) // PAIRS) * PAIRS
             shape = (MAX_STEPS, self.rows, pairs, 2)
             self._found[k] = self._ops.tensor("largest logits", shape, np.uint32)
         return self._found[k]
 
     def take_likeliest(self, steps: int) -> Callable[[], AnyArray]:
-        """Start to add the rows to the cache and take the likeliest ids after them, `steps` times.
+        """Start `steps` steps: each adds the rows to the cache and takes the likeliest next ids.
 
-        Returns what waits for the ids, uint32 (steps, rows).
+        Returns a function that waits for the steps and returns the ids, uint32 (steps, rows).
         """
 
         def record(step: int) -> None:
@@ -201,7 +201,7 @@ class CachedRows:
     def _run_steps(
         self, kind: tuple[object, ...], steps: int, record: Callable[[int], None]
     ) -> None:
-        """Run a pass to the logits and what `record` adds for the step, for each step."""
+        """Run `steps` passes to the logits, each followed by the operations of `record(step)`."""
         key = (*kind, steps)
         if key not in self._programs:
             joined = []
@@ -214,7 +214,7 @@ class CachedRows:
 
 
 def _largest_of(pairs: AnyArray, k: int) -> Largest:
-    """Return what was found of each row's logits, (rows, 1 + capacity, 2)."""
+    """Decode the pairs (rows, 1 + capacity, 2) that the kernels wrote for each row's logits."""
     drawn = pairs[:, 0, 1]
     ascending = np.sort(np.ascontiguousarray(pairs).view("<u8")[:, 1:, 0], axis=1)[:, :k]
     inverted = (ascending >> np.uint64(32)).astype(np.uint32)

@@ -1,13 +1,12 @@
 """Continuing sequences of ids with a trained model, one id at a time for a whole batch.
 
-Keys and values of all ids so far are kept (a cache), so that a new id costs one row. A prompt goes
-through in blocks of rows. When the longest sequence of the model is reached, the cache is filled
-again from the last half of the ids, and generation continues.
+Keys and values of all ids so far are kept in a cache, so a new id costs one row. A prompt is run in
+blocks of rows. When a sequence reaches the longest length of the model, the cache is filled again
+from the last half of its ids, and generation continues.
 
-Ids are chosen on the device, several steps ahead of what the host has read. What is drawn at
-random is drawn on the host as well, in float64, from the largest logits: that is what counts, and
-steps that followed another id are dropped. Where more than the largest decide, the host reads all
-logits.
+The device chooses ids several steps before the host has read them. The host repeats each random
+draw in float64 from the largest logits. The host's id counts: if the device drew another id, its
+later steps are dropped. Where the largest logits do not decide, the host reads all logits.
 
 A `Continuation` is a prompt with the ids that follow it, up to the first of some strings.
 """
@@ -30,18 +29,19 @@ from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.generating import MOST_LARGEST
 
-PROMPT_ROWS = 64  # ids of prompts that go through at a time
-AHEAD = 2  # submissions of steps that are under way
-STEPS_SECONDS = 0.02  # aim for a submission
+PROMPT_ROWS = 64  # ids of prompts in a block
+AHEAD = 2  # submissions of steps that the device has queued
+STEPS_SECONDS = 0.02  # target duration of a submission
 
 T = TypeVar("T")
 
 
 @dataclass
 class Request:
-    """A prompt to be continued by `count` ids drawn by `sampler`, up to one of `stops`.
+    """A prompt to be continued by up to `count` ids that `sampler` draws.
 
-    ends: called with each id; True makes it the last.
+    stops: ids that end the sequence and do not belong to it. ends: called with each new id; returns
+    whether it is the last one.
     """
 
     prompt: Sequence[int]
@@ -53,9 +53,9 @@ class Request:
 
 @dataclass
 class _Sequence:
-    """An active request: its row in a step, and its ids so far.
+    """A request that is being continued: its row in a step, and its ids so far.
 
-    done: how many of the ids have keys and values in the cache. left: how many are wanted.
+    done: number of ids whose keys and values are in the cache. left: number of ids still wanted.
     """
 
     number: int
@@ -66,7 +66,7 @@ class _Sequence:
     done: int = 0
 
     def add(self, token: int) -> bool:
-        """Add an id; return False instead if it is the one that ends the sequence."""
+        """Add an id and return True; for an id of `stops` end the sequence and return False."""
         if token in self.request.stops:
             self.left = 0
             return False
@@ -81,8 +81,10 @@ class Generator:
     def __init__(self, model: Model, ids: int | None = None, sequences: int = 1) -> None:
         """Make the caches, and record a pass over a block of prompts and a step.
 
-        ids: how many of the model's first ids stand for tokens; all by default. sequences: how many
-        there are in a batch. DeviceError if their keys and values are more than the device binds.
+        ids: number of the model's ids that stand for tokens, the first ones; all by default.
+        sequences: number of sequences in a batch.
+
+        Raises DeviceError if their keys and values are more than the device can bind.
         """
         config = model.config
         self._config = config
@@ -105,13 +107,13 @@ class Generator:
         self._block = self._step
         if rows != sequences:
             self._block = CachedRows(model, caches, rows, self._ids)
-        # Steps ahead of the host gain nothing where it computes them itself.
+        # Queued steps gain nothing if the host itself computes them.
         self._ahead_most = AHEAD if model.operations.is_asynchronous else 1
-        self._steps = 1  # in the next submission
-        self._needs_all = False  # logits, for the next step
+        self._steps = 1  # of the next submission
+        self._needs_all = False  # the next step needs all logits on the host
 
     def generate(self, prompt: Sequence[int], count: int, sampler: Sampler) -> Iterator[int]:
-        """Yield `count` ids that follow `prompt`, each drawn by `sampler` from the model's logits.
+        """Yield the `count` ids after `prompt`; `sampler` draws each from the model's logits.
 
         Raises:
             InputError: the prompt is empty or has an id beyond the vocabulary.
@@ -121,10 +123,10 @@ class Generator:
                 yield token
 
     def continue_all(self, requests: Iterable[Request]) -> Iterator[tuple[int, int | None]]:
-        """Yield (number of the request, id) as ids are made, and (number, None) after its last.
+        """Yield (number of the request, id) for each new id, and (number, None) after the last one.
 
-        A request is taken from `requests` when there is room for it in the batch. Its ids do not
-        depend on the others: only on the size of batches, within rounding.
+        The next request is taken from `requests` when the batch has room for it. The ids of a
+        request do not depend on other requests, and on the size of the batch only within rounding.
 
         Raises:
             InputError: a prompt is empty or has an id beyond the vocabulary.
@@ -166,13 +168,13 @@ class Generator:
             working.append(_Sequence(number, row, request, ids, request.count))
 
     def _restart_if_full(self, sequence: _Sequence) -> None:
-        """Restart a sequence that is too long from its last half, at new positions."""
+        """Shorten a sequence that is too long to its last half, which gets new positions."""
         length = self._config.seq_len
         if len(sequence.ids) > length:
             sequence.ids, sequence.done = sequence.ids[-max(1, length // 2) :], 0
 
     def _take_in(self, working: Sequence[_Sequence]) -> None:
-        """Add all ids but the last of each sequence to the cache, in blocks."""
+        """Add all ids of each sequence but the last to the cache, in blocks of rows."""
         rows: list[tuple[int, int, int]] = []
         for s in working:
             start, last = self._start(s), len(s.ids) - 1
@@ -193,7 +195,7 @@ class Generator:
         self._step.write(*zip(*rows, strict=True))
 
     def _drawn(self, working: Sequence[_Sequence]) -> Iterator[tuple[int, int]]:
-        """Yield the next id of each sequence, drawn from all its logits."""
+        """Yield the next id of each sequence, drawn on the host from all logits."""
         self._write_last(working)
         logits = self._step.find_logits()
         for s, token in [(s, s.request.sampler.draw(logits[s.row])) for s in working]:
@@ -202,16 +204,20 @@ class Generator:
                 yield s.number, token
 
     def _largest_wanted(self, working: Sequence[_Sequence]) -> int | None:
-        """Return how many of the largest logits decide what all of them draw; None if too many."""
+        """Return how many of the largest logits decide the draws of all sequences.
+
+        None if the device can't find so many.
+        """
         wanted = [s.request.sampler.largest_wanted(self._ids) for s in working]
         most = max(MOST_LARGEST + 1 if k is None else k for k in wanted)
         return most if most <= MOST_LARGEST else None
 
     def _drawn_ahead(self, working: Sequence[_Sequence], k: int) -> Iterator[tuple[int, int]]:
-        """Yield ids of step after step that the device drew from the k largest logits.
+        """Yield the ids of step after step, drawn from the k largest logits.
 
-        What the sampler draws counts: where that is another id, the sequence's steps from there on
-        are dropped. So are all from where the largest logits don't decide: `_drawn` is next.
+        The id that the sampler draws counts. If the device drew another one, its later steps for
+        that sequence are dropped. At a step where the largest logits do not decide, all later steps
+        are dropped, and `_drawn` makes the next ids.
         """
         given = 0
 
@@ -243,7 +249,7 @@ class Generator:
         ):
             chosen = ids.tolist()
             for s in working:
-                # Steps that were under way when a sequence ended are for the others.
+                # Steps queued before a sequence ended go on with the other sequences.
                 if s.left:
                     s.done = len(s.ids)
                     if s.add(chosen[s.row]):
@@ -255,10 +261,10 @@ class Generator:
         start: Callable[[int], Callable[[], Iterable[T]]],
         is_wanted: Callable[[], bool],
     ) -> Iterator[T]:
-        """Yield the results of steps, some of which are submitted ahead.
+        """Yield the results of steps; a few submissions are queued while the host reads results.
 
-        start: submits a number of steps; returns what waits for them. is_wanted: asked after each
-            submission whether further steps are.
+        start: submits a number of steps; returns a function that waits for their results.
+        is_wanted: called after each submission; whether further steps are wanted.
         """
         self._write_last(working)
         room = min(min(s.left, self._config.seq_len - len(s.ids) + 1) for s in working)
@@ -279,7 +285,7 @@ class Generator:
             last = now
 
     def _pace(self, took: float) -> None:
-        """Choose the steps of the next submission by the time that one took."""
+        """Choose the number of steps of the next submission by the duration of the last one."""
         if took > STEPS_SECONDS:
             self._steps = max(1, self._steps // 2)
         elif self._ahead_most > 1:
@@ -295,10 +301,10 @@ class Generator:
 
 
 class StopStrings:
-    """The bytes of a text as it grows, up to the first of some strings.
+    """The bytes of a growing text, up to the first of some stop strings.
 
-    found: whether one has come; nothing may be added then. data: all bytes added, without it and
-    what follows.
+    found: whether a stop string has come; nothing may be added then. data: all bytes added before
+    the stop string.
     """
 
     def __init__(self, stops: Sequence[bytes] = ()) -> None:
@@ -320,9 +326,9 @@ class StopStrings:
         return self.found
 
     def take(self, *, last: bool = False) -> bytes:
-        """Return the bytes since the last call that can't belong to a stop string.
+        """Return the bytes since the last call, without those that may begin a stop string.
 
-        last: nothing is added any more.
+        last: nothing will be added, so all bytes are returned.
         """
         end = len(self.data)
         if not (last or self.found):
@@ -332,14 +338,14 @@ class StopStrings:
         return taken
 
     def _begun(self, stop: bytes) -> int:
-        """Return how many bytes at the end of the text may begin a stop string."""
+        """Return the length of the longest end of the text that begins the stop string."""
         sizes = range(min(len(stop) - 1, len(self.data)), 0, -1)
         return next((size for size in sizes if self.data.endswith(stop[:size])), 0)
 
 
 @dataclass(frozen=True)
 class Ends:
-    """Where a continuation ends: after `count` ids, and before an id or a text."""
+    """Where a continuation ends: after `count` ids, or before one of some ids or texts."""
 
     count: int
     ids: frozenset[int]
@@ -347,7 +353,7 @@ class Ends:
 
 
 class Continuation:
-    """A prompt that is being continued; ids: the new ones."""
+    """A prompt that is being continued; ids: the ids after the prompt."""
 
     def __init__(
         self, vocabulary: Vocabulary, prompt_ids: list[int], sampler: Sampler, ends: Ends
@@ -370,7 +376,7 @@ class Continuation:
         return self.text.add(self._vocabulary.tokens[token])
 
     def describe(self) -> dict[str, Any]:
-        """Return what the output says of it, by name."""
+        """Return the text, its ids and the reason for its end, for the output."""
         is_full = len(self.ids) >= self._ends.count and not self.text.found
         found: dict[str, Any] = {
             "text": self.text.data.decode("utf-8", "replace"),

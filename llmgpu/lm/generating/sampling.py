@@ -1,7 +1,7 @@
 """Sampling an id from logits: temperature, top-k, top-p, and a seed that repeats the choice.
 
-Ids that came up already may be made less likely: a logit above 0 is divided by the penalty, one
-below 0 is multiplied by it (N. S. Keskar et al., CTRL, arXiv 1909.05858).
+A repetition penalty makes ids less likely that occurred before: it divides logits above 0, and
+multiplies logits below 0 (N. S. Keskar et al., CTRL, arXiv 1909.05858).
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ LARGEST_FACTOR = 3e38  # of logits, in float32
 
 
 class Sampler:
-    """Draws ids; samplers with equal options draw the same from equal logits.
+    """Draws ids; samplers with equal options draw equal ids from equal logits.
 
-    log_probabilities: of the ids drawn, in nats, as the model has them, if they are asked for.
+    log_probabilities: of the drawn ids by the unchanged logits, in nats; empty unless the options
+    ask for them.
     """
 
     def __init__(self, options: SamplingOptions) -> None:
         """Start from the seed."""
         self._options = options
         self._random = np.random.Generator(np.random.Philox(options.seed))
-        self._uniform: deque[float] = deque()  # made before they are used
+        self._uniform: deque[float] = deque()  # drawn ahead, not yet used
         self._seen: set[int] = set()
         self.log_probabilities: list[float] = []
 
     def see(self, ids: Iterable[int]) -> None:
-        """Note ids that occurred before those that are drawn."""
+        """Add ids of the prompt to those that the repetition penalty applies to."""
         self._seen.update(ids)
 
     @property
     def is_greedy(self) -> bool:
-        """Whether it always takes the likeliest id, the smallest of several."""
+        """Whether the likeliest id is always taken; of equally likely ids the smallest."""
         options = self._options
         return not (options.temperature or options.log_probabilities) and (
             options.repetition_penalty == 1
@@ -62,7 +63,7 @@ class Sampler:
         return int(ids[self._pick(probabilities)])
 
     def largest_wanted(self, count: int) -> int | None:
-        """Return how many of the largest of `count` logits decide what is drawn; None if all."""
+        """Return how many of the largest of `count` logits decide the draw; None if all do."""
         options = self._options
         if self.is_greedy:
             return 1
@@ -71,10 +72,10 @@ class Sampler:
         return options.top_k if 0 < options.top_k < count else None
 
     def draw_largest(self, ids: NDArray[np.int64], logits: NDArray[np.float32]) -> int:
-        """Return what `draw` would from all logits.
+        """Return the id that `draw` would return for all logits.
 
-        logits: at least the `largest_wanted`, in descending order. ids: theirs, of equal logits the
-            smallest first.
+        logits: the largest ones, in descending order, at least `largest_wanted` of them. ids: of
+            these logits; of equal logits the smallest first.
         """
         if self.is_greedy:
             return int(ids[0])
@@ -82,7 +83,7 @@ class Sampler:
         return int(ids[self._pick(probabilities)])
 
     def _pick(self, probabilities: NDArray[np.float64]) -> int:
-        # As NumPy's `choice` does, whose checks take longer than all the rest.
+        # The method of NumPy's `choice`, without its checks, which take longer than the draw.
         ends = np.cumsum(probabilities)
         ends /= ends[-1]
         return int(np.searchsorted(ends, self._next_uniform(), side="right"))
@@ -91,9 +92,9 @@ class Sampler:
         return self._uniform.popleft() if self._uniform else self._random.random()
 
     def draws_ahead(self, skip: int, count: int) -> NDArray[np.float64]:
-        """Return what decides `count` draws from the largest logits, after the next `skip`.
+        """Return the parameters of `count` draws on the device, after the next `skip` draws.
 
-        That is (count, 4): a number from 0 to 1, what logits are multiplied by, top_p and top_k.
+        These are (count, 4): a random number from 0 to 1, the factor of logits, top_p and top_k.
         """
         options, missing = self._options, skip + count - len(self._uniform)
         draws = np.ones((count, 4))
@@ -106,7 +107,7 @@ class Sampler:
         return draws
 
     def _penalised(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logits, lowered for ids that occurred before."""
+        """Return the logits with the repetition penalty applied."""
         penalty = np.float32(self._options.repetition_penalty)
         if penalty == 1 or not self._seen:
             return logits
@@ -118,9 +119,9 @@ class Sampler:
     def candidates(
         self, logits: NDArray[np.float32]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the ids that may be drawn, the likeliest first, and their probabilities.
+        """Return the ids that may be drawn and their probabilities, the likeliest first.
 
-        Of equally likely ids the smaller ones come first.
+        Equally likely ids are in ascending order.
         """
         negated = -logits
         values, probabilities = self._distribution(negated)
@@ -131,7 +132,7 @@ class Sampler:
     ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
         """Return the negated logits of the candidates, ascending, and their probabilities."""
         options = self._options
-        # Top-k: only what is kept is sorted, and ids are found for what is left after top-p.
+        # Top-k: only the k largest logits are sorted. Ids are found after top-p, for fewer logits.
         values = negated
         if 0 < options.top_k < len(negated):
             values = np.partition(negated, options.top_k - 1)[: options.top_k]
@@ -140,21 +141,23 @@ class Sampler:
     def _probabilities(
         self, values: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-        """Return those of negated logits, ascending, that may be drawn, and their probabilities."""
+        """Apply temperature and top-p to negated logits, ascending; return candidates as above."""
         options = self._options
         below = float(values[0]) - values.astype(np.float64)
-        with np.errstate(over="ignore", under="ignore"):  # a tiny temperature gives 0
+        with np.errstate(
+            over="ignore", under="ignore"
+        ):  # with a tiny temperature probabilities become 0
             probabilities = np.exp(below / options.temperature)
         probabilities /= probabilities.sum()
         if options.top_p < 1:
-            # Top-p: the shortest head of the list that reaches the probability.
+            # Top-p: keep the fewest candidates whose probabilities add up to top_p.
             kept = int(np.searchsorted(np.cumsum(probabilities), options.top_p)) + 1
             values, probabilities = values[:kept], probabilities[:kept] / probabilities[:kept].sum()
         return values, probabilities
 
 
 def _smallest(numbers: NDArray[np.float32], ascending: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Return where the smallest numbers are, which are `ascending`; of equal ones the first."""
+    """Return the places of the smallest numbers, given in `ascending`; of equal ones the first."""
     # NaN comes last, and no number compares as greater than NaN.
     some = np.flatnonzero(~(numbers > ascending[-1]))
     order: NDArray[np.int64] = np.argsort(numbers[some], kind="stable")

@@ -66,13 +66,13 @@ def draw_loss_curve(records: Sequence[StepRecord], title: str) -> str:
 
 
 def _points(values: Sequence[tuple[int, float | None]]) -> Points:
-    """Return the values that can be drawn."""
+    """Return the values that can be drawn, (n, 2)."""
     known = [(step, loss) for step, loss in values if loss is not None and abs(loss) < _LARGEST]
     return np.array(known, np.float64).reshape(-1, 2)
 
 
 def _thin(points: Points) -> Points:
-    """Return up to MOST_POINTS points: means of neighbours where there are more."""
+    """Return at most MOST_POINTS points, of longer lines the means of neighbours."""
     every = -(-len(points) // MOST_POINTS)
     if every <= 1:
         return points
@@ -84,9 +84,9 @@ def _thin(points: Points) -> Points:
 
 
 def _smooth(points: Points) -> Points:
-    """Return the mean of each point and its neighbours, equally many on either side.
+    """Return the means of each point and its neighbours, equally many on both sides.
 
-    Means of earlier points only would be too high while the loss falls.
+    Means of earlier points alone would be too high while the loss falls.
     """
     losses, last = points[:, 1], len(points) - 1
     most = max(1, round(_SMOOTHED_PART * len(points)))
@@ -172,7 +172,7 @@ def _legend(names: Mapping[str, str]) -> list[str]:
 
 
 def _summary(losses: Mapping[str, Points]) -> str:
-    """Say where the losses of each name were last."""
+    """Return a sentence with the last loss of each name."""
     said = []
     for name, points in losses.items():
         if len(points):

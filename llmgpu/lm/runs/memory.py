@@ -1,11 +1,11 @@
-"""How much memory a training run takes, found before any of it is taken.
+"""The memory of a training run, computed before any of it is allocated.
 
-The run's programs are recorded by the backend that will run it, over tensors that have shapes but
-no memory. The sizes of all tensors add up, those of the backend's scratch memory included. A sum
-that is too large ends the recording at once, so no size makes it take long.
+The backend of the run records the run's programs over tensors that have shapes but no memory, and
+adds up the sizes of all tensors, scratch memory included. A sum that is too large ends the
+recording at once, so recording is quick for any sizes.
 
-Apart from tensors, a process needs memory for tokenizing the text, for what operations on arrays
-compute in between, and for copies of weights on their way to a device or a file.
+Beside tensors, a process needs memory for tokenizing the text, for temporary arrays of operations,
+and for copies of weights on their way to a device or a file.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from llmgpu.lm.trainer import Trainer
 from llmgpu.memory import free_memory
 
 SMALLER = "use a smaller --batch-size (and --grad-accum), --seq-len or model"
-LAYER_BYTES = 64 << 10  # of Python objects: a layer's tensors and what is recorded of them
+LAYER_BYTES = 64 << 10  # of Python objects: a layer's tensors and recorded operations
 NUMPY_BYTES = 64 << 20  # of reading and checking tokens, and of the libraries at work
 GPU_BYTES = 256 << 20  # of the driver, compiled kernels and staging memory
-# Temporary arrays that there are at a time, at most: of a weight, of a block's attention scores, of
-# the widest activation, and of a piece that the optimizer works on.
+# Upper bounds of temporary arrays that exist at the same time: copies of a weight, of the attention
+# scores of a block, of the widest activation, and of a piece of an optimizer's weight.
 _WEIGHT_COPIES, _SCORE_COPIES, _ACTIVATION_COPIES, _OPTIMIZER_COPIES = 2, 5, 6, 8
 
 
 class _Measuring(Operations):
-    """Operations on tensors without memory, whose sizes are added up; programs can't be run."""
+    """Operations on tensors without memory; adds up their sizes and can't run programs."""
 
     largest = Tensor("nothing", (0,), np.dtype(np.float32), None)
     backend: Backend
@@ -48,20 +48,20 @@ class _Measuring(Operations):
         self.largest = max(self.largest, tensor, key=lambda each: each.nbytes)
         if self.backend.is_software:
             require_free(self.nbytes + tensor.nbytes, self.free, "at least ")
-        elif tensor.nbytes > sys.maxsize:  # more than an array can seem to have
+        elif tensor.nbytes > sys.maxsize:  # NumPy has no arrays of so many bytes
             self.require_bindable()
-        # All elements are one and the same number.
+        # All elements share the memory of one number.
         return replace(tensor, data=np.broadcast_to(np.zeros((), tensor.dtype), tensor.shape))
 
     @contextmanager
     def record(self, name: str) -> Iterator[Program]:
-        """Record a program, unless there are tensors already that the device can't bind."""
+        """Record a program; DeviceError if a tensor is already too large for the device."""
         self.require_bindable()
         with super().record(name) as program:
             yield program
 
     def require_bindable(self) -> None:
-        """Raise DeviceError for a tensor that the device can't bind."""
+        """Raise DeviceError if the device can't bind the largest tensor."""
         largest, limit = self.largest, self.max_tensor_bytes
         if largest.nbytes > limit:
             raise DeviceError(
@@ -77,7 +77,7 @@ class _Measuring(Operations):
 
 
 class _MeasuringGpu(_Measuring, GpuOperations):
-    """Programs without kernels: none is compiled or bound."""
+    """Records programs without kernels, so none is compiled or bound."""
 
     def _append_kernel(self, *call: object) -> None:
         pass
@@ -95,12 +95,12 @@ def training_memory(settings: RunSettings, backend: Backend, slots: int) -> int:
     operations = _Measuring() if device is None else _MeasuringGpu(device)
     operations.backend, operations.free = backend, free
     Trainer(operations, settings.config, settings.options, slots)
-    operations.require_bindable()  # those made while programs were recorded, too
+    operations.require_bindable()  # also tensors made while programs were recorded
     return operations.nbytes
 
 
 def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> int:
-    """Return an upper bound of the bytes that the process takes, tensors on the CPU included.
+    """Return an upper bound of the host memory of the process in bytes, CPU tensors included.
 
     tensor_bytes: what `training_memory` returned.
     """
@@ -124,7 +124,7 @@ def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> i
 
 
 def require_free(needed: int, free: int | None, qualifier: str = "") -> None:
-    """Raise DeviceError if a run needs more bytes than are free; None: unknown."""
+    """Raise DeviceError if a run needs more than `free` bytes; None: free memory is unknown."""
     if free is not None and needed > free:
         raise DeviceError(
             f"the run needs {qualifier}{needed:,} bytes of memory, but {free:,} are free; {SMALLER}"

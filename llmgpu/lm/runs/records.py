@@ -1,10 +1,10 @@
 """The log of a training run: JSON lines, first the facts of the run, then its records.
 
 - A line is written in one piece and flushed. An incomplete last line, left by a kill, is ignored.
-- Numbers that JSON can't hold (a loss that is NaN) are null.
-- Bits per byte can be compared between vocabularies; the loss per token can't. Special tokens stand
-  for no text, so their losses are left out of them.
-- A run that resumes from a checkpoint cuts off the records of later steps, which it takes again.
+- Numbers that JSON can't hold, such as a loss that is NaN, are null.
+- Bits per byte can be compared between vocabularies, the loss per token can't. Bits per byte leave
+  out the losses of special tokens, which stand for no text.
+- A run that resumes from a checkpoint cuts off the records of later steps and takes these again.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _WHOLE_NUMBERS = frozenset({"step", "tokens", "skipped_steps"})
 
 
 class EvaluationTotals:
-    """Losses of many targets summed up: their mean, and bits per byte of text."""
+    """Sums of the losses of many targets, for their mean and the bits per byte of text."""
 
     def __init__(self, token_bytes: NDArray[np.uint32]) -> None:
-        """Start without targets; token_bytes: bytes of text of each id, (vocabulary size,)."""
+        """Start with no targets; token_bytes: bytes of text of each id, (vocabulary size,)."""
         self._token_bytes = token_bytes
         self.targets = self.text_bytes = 0
-        self._nats = self._text_nats = 0.0  # of all targets, and of those that stand for text
+        self._nats = self._text_nats = 0.0  # of all targets, and of targets with text
 
     def add(self, losses: NDArray[np.floating], targets: NDArray[np.uint32]) -> None:
-        """Add the nats of each target, any shape; ids beyond the vocabulary are left out."""
+        """Add losses in nats, any shape; targets beyond the vocabulary are left out."""
         counts = targets.ravel() < len(self._token_bytes)
         nats = losses.ravel()[counts].astype(np.float64)
         sizes = self._token_bytes[targets.ravel()[counts]]
@@ -63,12 +63,12 @@ class EvaluationTotals:
 
 
 def bits_per_byte(nats: float, text_bytes: int) -> float | None:
-    """Return the bits per byte of a text with this many nats; None without text."""
+    """Return the bits per byte of a text with a loss of `nats` in all; None without text."""
     return nats / (math.log(2) * text_bytes) if text_bytes else None
 
 
 def perplexity(loss: float) -> float:
-    """Return e^loss, for a loss in nats; infinity where that is more than a float can be."""
+    """Return e^loss for a loss in nats; infinity if the result is too large for a float."""
     try:
         return math.exp(loss)
     except OverflowError:
@@ -107,11 +107,11 @@ class StepRecord:
 
     @property
     def perplexity(self) -> float | None:
-        """That of the validation loss; None where not evaluated."""
+        """The perplexity of the validation loss; None if there was no evaluation."""
         return None if self.validation_loss is None else perplexity(self.validation_loss)
 
     def to_json(self) -> dict[str, int | float | None]:
-        """Return the record for JSON, without the fields that were not evaluated."""
+        """Return the record for JSON, without fields that are None."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["perplexity"] = self.perplexity
         found: dict[str, int | float | None] = {}
@@ -127,7 +127,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class LogContent:
-    """What a log holds: the facts of the run, and its records in order."""
+    """The content of a log: the facts of the run, and its records in order."""
 
     facts: dict[str, Any]
     records: list[StepRecord]
@@ -137,7 +137,7 @@ class RunLog(Closing):
     """A log that is being written; a context manager."""
 
     def __init__(self, path: str | Path, stream: BinaryIO) -> None:
-        """Take a stream that `begin` or `resume` has opened."""
+        """Take a stream from `begin` or `resume`."""
         self._path = str(path)
         self._stream = stream
 
@@ -154,10 +154,10 @@ class RunLog(Closing):
 
     @classmethod
     def resume(cls, path: str | Path, step: int) -> Self:
-        """Continue a log after the record of `step`: later records are cut off.
+        """Continue a log after the record of `step`; cut off later records.
 
-        Raises InputError if it can't be read or is damaged before that, OutputError if it can't be
-        written.
+        Raises InputError if the log can't be read or is damaged before that record, OutputError if
+        it can't be written.
         """
         _, lines = _read_lines(path)
         length = len(lines[0]) + 1
@@ -173,7 +173,7 @@ class RunLog(Closing):
         return cls(path, stream)
 
     def append(self, record: StepRecord) -> None:
-        """Write a record; OutputError if that can't be done."""
+        """Write a record; OutputError if that fails."""
         self._write(record.to_json())
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # of the 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What the bits of a run depend on besides its options: where and how it computes.
+    """Where and how a run computes, which its bits depend on beside its options.
 
     in_c: the CPU engine computes. fixed_products: matrix products have the same bits with any
     number of threads, in NumPy.
@@ -81,7 +81,7 @@ class Arithmetic:
 
     @classmethod
     def choose(cls, backend: Backend, begun: Mapping[str, Any] | None) -> Arithmetic:
-        """Choose that of a run; begun: the facts of its log if it is resumed.
+        """Choose where a run computes; begun: the facts of its log if the run is resumed.
 
         Raises CheckpointError for facts of an unreleased version, which do not record it.
         """
@@ -107,7 +107,7 @@ class Arithmetic:
         return open_operations(device, fixed_products=fixed, in_c=self.in_c)
 
     def facts(self) -> dict[str, str]:
-        """Return what the log records of it."""
+        """Return the facts for the log."""
         device = {"device": self.backend.description}
         if self.backend.device is not None:
             return device
@@ -115,7 +115,7 @@ class Arithmetic:
         return device | {"engine": _IN_C if self.in_c else _IN_NUMPY, "products": products}
 
     def changes(self, begun: Mapping[str, Any]) -> Iterator[str]:
-        """Yield why a resumed run will not have the bits of an uninterrupted one."""
+        """Yield why a resumed run may differ from an uninterrupted one; begun: facts of its log."""
         begun = {"engine": _IN_NUMPY, "products": "not recorded"} | dict(begun)
         for name, now in self.facts().items():
             if (before := begun.get(name)) != now:
@@ -129,13 +129,13 @@ class RunListener(Protocol):
     """Receives the progress of a run."""
 
     def on_record(self, record: StepRecord, seconds_left: float) -> None:
-        """Take a record as it is logged, and the time left at the pace so far."""
+        """Called with each record of the log, and the seconds left at the pace so far."""
 
     def on_first_step(self, step: int, loss: float) -> None:
-        """Take the first step of this process and its loss, unless it is logged."""
+        """Called with the first step of this process and its loss, unless a record has them."""
 
     def note(self, text: str) -> None:
-        """Take what other tools can't use of a checkpoint, or where a run can be resumed."""
+        """Called with a line for the user, such as how to resume the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ class RunPlan:
     needed_bytes: int
 
     def token_facts(self) -> dict[str, Any]:
-        """Return what identifies the tokens, for the log."""
+        """Return the facts that identify the tokens, for the log."""
         source = self.source
         mask = {"loss_mask_crc32": source.mask_checksum} if source.has_mask else {}
         facts: dict[str, Any] = {"tokens": len(source), "tokens_crc32": source.checksum, **mask}
@@ -196,7 +196,7 @@ class TrainingRun:
         self._begun = None if checkpoint is None else read_log(folder.log)
         begun = {} if self._begun is None else self._begun.facts
         self._arithmetic = Arithmetic.choose(plan.backend, begun if checkpoint else None)
-        # The command and the model that a run began with stay those of its log.
+        # A resumed run keeps the command and the initial model that its log records.
         init = plan.init if self._begun is None else None
         self._init_path = begun.get("init") if init is None else str(init.folder)
         self._origin = plan.origin and replace(
@@ -206,7 +206,7 @@ class TrainingRun:
         stops = frozenset[int]() if started is None else started.stop_ids
         self._stop_ids = stops | end_of_reply(self._vocabulary.special_tokens)
         self._trainer = self._open_trainer(config)
-        self._seconds = 0.0  # of training before this process
+        self._seconds = 0.0  # of training in earlier processes
         self._saved_step = -1
         self._last: StepRecord
         if checkpoint is not None:
@@ -235,7 +235,7 @@ class TrainingRun:
             raise DeviceError(f"{error}; {needed}, {SMALLER}") from error
 
     def _facts(self) -> dict[str, Any]:
-        """Return what the log starts with."""
+        """Return the facts for the first line of the log."""
         config = self._trainer.model.config
         return {
             "tool": f"llmgpu {__version__}",
@@ -256,7 +256,7 @@ class TrainingRun:
         }
 
     def _load(self, checkpoint: Checkpoint, begun: Mapping[str, Any]) -> None:
-        """Load a checkpoint of this model and these options; begun: what the log starts with."""
+        """Load a checkpoint of this model and these options; begun: the facts of the log."""
         trainer, state = self._trainer, checkpoint.state
         tokens = {"evaluation_tokens_crc32": None, **self._plan.token_facts()}
         before = {name: begun.get(name) for name in tokens}
@@ -277,7 +277,7 @@ class TrainingRun:
             )
 
     def _load_base(self, checkpoint: Checkpoint, path: str, adapters: Adapters) -> None:
-        """Load the model that adapters are for, from the folder that the run began with."""
+        """Load the model without adapters from the folder that the run began with."""
         base = open_model(path)
         for name, values in checkpoint.weights.items():
             if name not in adapters.adapters and not np.array_equal(base.weights[name], values):
@@ -288,7 +288,7 @@ class TrainingRun:
         self._trainer.load(base.weights.__getitem__)
 
     def _open_log(self) -> RunLog:
-        """Start the log, or continue after the record of a checkpoint."""
+        """Start the log, or continue it after the record of the checkpoint's step."""
         if self._begun is None:
             return RunLog.begin(self._folder.log, self._facts())
         for change in self._arithmetic.changes(self._begun.facts):
@@ -302,7 +302,7 @@ class TrainingRun:
         return RunLog.resume(self._folder.log, step)
 
     def run(self) -> dict[str, Any]:
-        """Train to the last step and return a summary, which is empty but for the first worker.
+        """Train to the last step; return a summary on the first worker, an empty one on others.
 
         Ctrl-C, SIGTERM or SIGHUP finishes the current step, writes a checkpoint, notes how to
         resume and raises KeyboardInterrupt with the signal's number.
@@ -310,26 +310,26 @@ class TrainingRun:
         Raises:
             TrainingError: a loss or a gradient is not finite; checkpoints are left as they are.
         """
-        # Other kernels, or none, would make other bits, and the slowest worker sets the pace.
+        # All workers need equal bits, so they need the same kernels.
         computed = f"{self._arithmetic.backend.driver} in {self._options.precision}"
         self._workers.require_same("WebGPU drivers and precisions", computed)
         self._started = time.perf_counter()
         self._first_step = self._logged_step = self._trainer.step
-        # Marks, when and at which step: of the last rate, and of the pace that tells the time left.
+        # (time, step): begin of the measurement of the next rate, and of the pace.
         self._measured = self._paced = self._started, self._first_step
-        number = 0  # of the signal that asked a worker to stop
+        number = 0  # of the signal that stops the run
         with self._log if self._workers.is_first else nullcontext(), stop_requests() as stop:
             while self._trainer.step < self._options.steps and not number:
                 step = self._trainer.step
-                if step == self._first_step + 1:  # the time of the first says nothing of the others
+                if step == self._first_step + 1:  # the first step compiles kernels
                     self._measured = self._paced = time.perf_counter(), step
                 self._trainer.take_step(self._step_batches(step), self._options.rate(step))
                 ends_round = self._options.ends_round(self._trainer.step)
                 if ends_round and self._options.sync_every:
-                    self._check_steps()  # while the weights are those of a bad step, if one was
+                    self._check_steps()  # before the round changes the weights of a bad step
                     self._trainer.end_round()
                 self._do_what_is_due(last=self._trainer.step == self._options.steps)
-                # After a step, so that there is something to save.
+                # Asked after a step, so that a checkpoint has at least one step.
                 if ends_round:
                     number = max(self._workers.gather(stop[0] if stop else 0))
             if self._saved_step != self._trainer.step:
@@ -354,7 +354,7 @@ class TrainingRun:
         return self._options.stable_end if self._options.schedule == "wsd" else None
 
     def _position(self, step: int) -> int:
-        """Sequences that `step` steps take."""
+        """Number of sequences in `step` steps."""
         return step * self._options.sequences
 
     def _step_batches(self, step: int) -> list[Batch]:
@@ -371,7 +371,7 @@ class TrainingRun:
             self._write_record(evaluate=evaluate)
         elif step == self._first_step + 1:
             self._listener.on_first_step(step, self._trainer.results(1)[0].loss)
-        # A run of the schedule "wsd" is continued to more steps from where its decay begins.
+        # With the schedule "wsd" a run of more steps continues from the begin of the decay.
         if step % self._plan.intervals.save == 0 or step == self._decay_start:
             self._save()
         if self._samples is not None and (last or step % self._plan.intervals.sample == 0):
@@ -379,7 +379,7 @@ class TrainingRun:
             self._measured = time.perf_counter(), step
 
     def _check_steps(self) -> list[StepResult]:
-        """Return the results since the last record; a bad step is repeated to explain it."""
+        """Return the results since the last record; repeat a bad step to raise its reason."""
         trainer = self._trainer
         count = trainer.step - self._logged_step
         results = trainer.results(count)
@@ -393,7 +393,7 @@ class TrainingRun:
         results = self._check_steps()
         trainer = self._trainer
         loss = _mean_loss(results)
-        if self._options.sync_every:  # each worker has that of its own batches
+        if self._options.sync_every:  # each worker knows the loss of its own batches
             loss = float(np.mean(self._workers.gather(loss)))
         if not self._workers.is_first:
             self._logged_step = trainer.step
@@ -430,7 +430,7 @@ class TrainingRun:
         if evaluate:
             records = read_log(self._folder.log).records
             write_loss_curve(self._folder.loss_curve, records, self._folder.path.name)
-            self._measured = time.perf_counter(), trainer.step  # evaluating is not training
+            self._measured = time.perf_counter(), trainer.step  # the rate leaves evaluating out
         self._last = record
 
     def _evaluate(self) -> EvaluationTotals:
@@ -444,18 +444,18 @@ class TrainingRun:
         return self._position(steps) * self._trainer.model.config.seq_len
 
     def _save(self) -> None:
-        """Write a checkpoint, after a record of the steps since the last one."""
+        """Write a checkpoint; first write a record of the steps since the last record."""
         trainer = self._trainer
         if self._logged_step != trainer.step:
             self._write_record(evaluate=False)
         self._saved_step = trainer.step
         if self._workers.is_first:
             self._write_checkpoint()
-            self._measured = time.perf_counter(), trainer.step  # nor is saving
+            self._measured = time.perf_counter(), trainer.step  # the rate leaves saving out
 
     def _write_checkpoint(self) -> None:
         trainer, adapters = self._trainer, self._trainer.adapters
-        sync(self._folder.log)  # a checkpoint is resumed with the log up to its step
+        sync(self._folder.log)  # resuming needs the log up to the checkpoint's step
         moments = {tensor.name: tensor for tensor in trainer.state_tensors()}
         card = None
         if self._origin is not None:
@@ -470,7 +470,7 @@ class TrainingRun:
                 step=trainer.step,
                 tokens_seen=self._tokens(trainer.step),
                 sequence_position=self._position(trainer.step),
-                random_state={},  # the seed alone decides order and initial weights
+                random_state={},  # order and initial weights depend on the seed alone
                 options=self._options.stored(),
             ),
             eos_id=self._plan.eos_id,
@@ -500,7 +500,7 @@ class TrainingRun:
 
 
 def _mean_loss(results: Sequence[StepResult]) -> float:
-    """Return the mean loss of the steps that were not skipped, or of all if all were."""
+    """Return the mean loss of the steps that were not skipped, or of all steps if all were."""
     taken = [result.loss for result in results if not result.is_skipped]
     return float(np.mean(taken or [result.loss for result in results]))
 
@@ -528,7 +528,7 @@ class Samples:
                 file.writelines(line for line in whole if json.loads(line)["step"] <= step)
 
     def take(self, step: int) -> str:
-        """Write and return a text of the model as it is; OutputError if it can't be written."""
+        """Generate a text, add it to the file and return it; OutputError if that fails."""
         ids = []
         sampler = Sampler(SamplingOptions())
         for token in self._generator.generate(self._prompt, SAMPLE_TOKENS, sampler):
@@ -544,17 +544,18 @@ class Samples:
 
 @contextmanager
 def stop_requests() -> Iterator[list[int]]:
-    """Yield the numbers of the signals that asked the run to stop; in the main thread only.
+    """Yield a list that receives the numbers of signals which ask the run to stop.
 
-    Ctrl-C asks for it, and so do SIGTERM, which schedulers send before they end a job, and SIGHUP
-    unless it is ignored. A second signal does not wait: it does what it does elsewhere.
+    The signals are SIGINT (Ctrl-C), SIGTERM, which schedulers send before they end a job, and
+    SIGHUP. Ignored signals stay ignored. After the first signal the former handlers are back, so a
+    second one acts at once. Outside the main thread the list stays empty.
     """
     asked: list[int] = []
     former: dict[signal.Signals, Any] = {}
 
     def restore() -> None:
         for number, handler in former.items():
-            if handler is not None:  # one that was not set from Python can't be restored
+            if handler is not None:  # None: not set from Python, can't be restored
                 signal.signal(number, handler)
 
     def note(number: int, frame: FrameType | None) -> None:

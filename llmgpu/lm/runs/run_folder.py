@@ -1,8 +1,8 @@
 """The folder of a training run, which only one run at a time may write.
 
-- The file ``run.lock`` marks a run folder. A run that writes the folder has this file locked, see
-  `llmgpu.locks`. It stays after the run, as the mark, unless nothing else was written.
-- Nothing is ever removed from a folder that is not a run folder.
+- The file ``run.lock`` marks a run folder. A run locks this file while it writes to the folder, see
+  `llmgpu.locks`. The file stays after the run, unless the run wrote nothing else.
+- Nothing is ever removed from a folder without that file.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ LOCK_NAME = "run.lock"
 TOKENS_NAME = "tokens"
 EVALUATION_TOKENS_NAME = "evaluation-tokens"
 SAMPLES_NAME = "samples.jsonl"
-OPTIONS_NAME = "options.toml"  # what the command was given
+OPTIONS_NAME = "options.toml"  # the options of the command
 _SHOWN_FACTS = ("init", "device", "vocabulary", "parameters", "training_tokens")
 _SHOWN_RECORDS = ("step", "loss", "validation_loss", "bits_per_byte", "tokens", "seconds")
 _BEFORE_THE_LOG = {LOCK_NAME, TOKENS_NAME, EVALUATION_TOKENS_NAME, OPTIONS_NAME}
 
 
 class RunFolder(Closing):
-    """A folder that this process has locked; a context manager that unlocks it.
+    """A run folder that this process has locked; a context manager that unlocks the folder.
 
     path: the folder. log: see `llmgpu.lm.runs.records`. loss_curve: the chart of the losses.
     tokens, evaluation_tokens: the folders with the tokens of texts, see `llmgpu.lm.data.inputs`.
@@ -41,9 +41,9 @@ class RunFolder(Closing):
     """
 
     def __init__(self, path: Path, lock: FileLock | None = None, *, is_new: bool = False) -> None:
-        """Take a folder and its lock from `open_run_folder`; without one, only to read it.
+        """Take a folder and its lock from `open_run_folder`; no lock: the folder is only read.
 
-        is_new: the folder was made for this run.
+        is_new: whether the folder was made for this run.
         """
         self.path = path
         self.log = path / "log.jsonl"
@@ -54,11 +54,11 @@ class RunFolder(Closing):
         self._lock, self._is_new = lock, is_new
 
     def close(self) -> None:
-        """Unlock the folder; remove a new one in which there is nothing, as its run was refused."""
+        """Unlock the folder; remove a new folder if its run was refused and wrote nothing."""
         lock, self._lock = self._lock, None
         if lock is None:
             return
-        with suppress(OSError):  # it is gone, or another run is about to use it
+        with suppress(OSError):  # the folder is gone, or another run begins to use it
             if self._is_new and os.listdir(self.path) == [LOCK_NAME]:
                 lock.remove()
                 self.path.rmdir()
@@ -67,7 +67,7 @@ class RunFolder(Closing):
     def remove(self, patterns: Sequence[str], kept: Collection[Path] = ()) -> None:
         """Remove files and folders of the earlier run that match glob patterns.
 
-        kept: folders whose own files stay, but not other folders in them.
+        kept: folders whose files stay; folders inside them are removed unless they are kept, too.
         """
         with output_errors(str(self.path)):
             for pattern in patterns:
@@ -76,7 +76,7 @@ class RunFolder(Closing):
 
 
 def _remove(path: Path, kept: Collection[Path]) -> None:
-    """Remove a file or a folder, but not the files of folders in `kept`."""
+    """Remove a file or a folder, except for the files of folders in `kept`."""
     if not path.is_dir() or path.is_symlink():
         path.unlink()
     elif path not in kept and not any(path in each.parents for each in kept):
@@ -88,7 +88,7 @@ def _remove(path: Path, kept: Collection[Path]) -> None:
 
 
 def describe_run(path: str | Path) -> dict[str, Any]:
-    """Return what the log says about a run, by readable names.
+    """Return the facts of a run and its last record from its log, by readable names.
 
     Raises InputError, with file and line, if the log can't be read.
     """
@@ -106,13 +106,13 @@ def describe_run(path: str | Path) -> dict[str, Any]:
 def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = False) -> RunFolder:
     """Make the folder of a new run, or open that of an earlier one, and lock it.
 
-    resume: continue the run in it. force: take it even with a run in it, which the caller removes
-    once nothing can be wrong with the new one. A run that ended before its log was started has
-    nothing but tokens and options, which a new run may use.
+    resume: continue the run of the folder. force: open a folder with a run, which the caller
+    removes after all checks of the new run. A run that ended before its log was started has only
+    tokens and options, which a new run may use.
 
-    Raises InputError if there is no run to resume; OutputError if the folder holds a run (neither
-    `resume` nor `force`) or anything else, if another process has it locked, or if it can't be
-    written.
+    Raises InputError if there is no run to resume; OutputError if the folder has a run and neither
+    `resume` nor `force` is set, if it has other files, if another process has locked it, or if it
+    can't be written.
     """
     require_name(path)
     folder = Path(path)
@@ -138,7 +138,7 @@ def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = Fal
 
 
 def _check_free(folder: Path, may_have_run: bool) -> None:
-    """Raise OutputError if a locked folder has a run that it must not have."""
+    """Raise OutputError if the folder has a run, unless it may have one."""
     with output_errors(str(folder)):
         names = set(os.listdir(folder))
     if not may_have_run and not names <= _BEFORE_THE_LOG:
