@@ -18,7 +18,7 @@ from itertools import islice
 from math import inf
 from queue import SimpleQueue
 from sys import is_finalizing
-from typing import Generic, TypeVar, cast
+from typing import Generic, NoReturn, TypeVar, cast
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -114,6 +114,11 @@ class Begun(Generic[Job, Result]):
         self._first.clear()
         self._rest.close()
         _close(self._jobs)
+        self._do = _never  # may be a method of the owner, which would refer to itself
+
+
+def _never(job: object) -> NoReturn:
+    raise AssertionError("this is closed")
 
 
 def _close(jobs: Iterable[object]) -> None:

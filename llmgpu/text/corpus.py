@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, groupby, islice, pairwise
 from operator import itemgetter
 from typing import NamedTuple, Protocol, cast
@@ -150,32 +150,23 @@ class Corpus(Closing):
         limit = self.options.limit
         if limit is not None and limit < 1:
             raise InputError(f"a limit of {limit} bytes leaves no text; use 1 or more")
-        self._collector: Collector | None = None
         if self.options.chat is not None:
             _check_chat(self.sources, self.options)
-            self._collector = Collector(self.options.chat, limit)
         self.total_bytes = self.sources.total_bytes
         self.text_bytes = 0
         self.documents = 0
         self._policy = InputPolicy(self.options.encoding_errors, self.options.bad_rows)
         self._splitter = DocumentSplitter(self.options.separators, self.options.line_documents)
-        self._left = len(self.sources.files)  # not begun
-        self._next: deque[Source] = deque()  # files whose turn has come
-        self._most_ahead = min(files_ahead(), self._left)
-        self._turns = in_order(self._find_turns(), self._open_ahead, self._most_ahead)
-        self._opened: list[_File] = []  # before their turn
+        self._files = _Files(self.sources.files, self.options)
         self.begun: list[Begin] = []
         self._file: _File | None = None
-        self._next_file: _File | None = None  # opened for the first of those whose turn has come
         self._reader: _Reader | None = None
         self._finished_bytes = 0
         self._finished_null_rows = 0
         self._told: dict[str, list[str]] = {note: [] for note in NOTES}
         self._closed = True
-        self._ended = not self._left
-        as_they_are = not self.options.separators and self.options.encoding_errors == "raw"
+        self._ended = not self._files.left
         self._most_small = _SMALL_FILES  # read at once: fewer where files are read one by one
-        self._reads_small = as_they_are and not (self.options.line_documents or self.options.chat)
 
     @property
     def left_out(self) -> int:
@@ -222,9 +213,7 @@ class Corpus(Closing):
     def close(self) -> None:
         """Close the file that is being read, and those after it."""
         self._close_file()
-        self._turns.close()
-        while self._opened:
-            self._opened.pop().close()
+        self._files.close()
 
     def _close_file(self) -> None:
         if self._file:
@@ -233,8 +222,6 @@ class Corpus(Closing):
                 found = self._file.has_zeros, self._file.has_mark, self._file.is_jsonl
                 for names, is_found in zip(self._told.values(), found, strict=True):
                     names += [source_name(self._file.name)] if is_found else []
-            if self._collector is not None and self._collector.is_full:
-                self._left = 0
             self._file.close()
         self._file = None
         self._reader = None
@@ -264,7 +251,7 @@ class Corpus(Closing):
             self._closed = piece.closed
             if piece.end:
                 self._close_file()
-                self._ended = not self._left
+                self._ended = not self._files.left
         return self._hand_over(buffer[:length], np.concatenate(starts))
 
     def _read_small(self, view: NDArray[np.uint8], length: int, documents: int) -> Piece | None:
@@ -272,9 +259,11 @@ class Corpus(Closing):
 
         length, documents: of the text before them, not handed over yet.
         """
-        if self._reader is not None or not self._is_small(self._next_source()):
+        if self._reader is not None:
             return None
-        some = [*islice(self._next, self._most_small)]
+        some = self._files.small(self._most_small)
+        if not some:
+            return None
         ends = [*accumulate(source.size or 0 for source in some)]
         some = some[: bisect_right(ends, len(view))]
         count = read_small(some, view) if some else 0
@@ -284,10 +273,9 @@ class Corpus(Closing):
         starts, end = [0, *ends[: count - 1]], ends[count - 1]
         offset, number = self.text_bytes + length, self.documents + documents
         for k, start in enumerate(starts):
-            self.begun.append(Begin(offset + start, number + k, self._next.popleft().path))
+            self.begun.append(Begin(offset + start, number + k, self._files.take().path))
         self._finished_bytes += end
-        self._left -= count
-        self._ended = not self._left
+        self._ended = not self._files.left
         return Piece(view[:end], np.array(starts, np.int64), closed=True)
 
     def upcoming(self, least: int, most: int) -> FileBytes | None:
@@ -319,67 +307,24 @@ class Corpus(Closing):
         if not length:
             return True
         if self._reader is None:  # opening a pipe may take long
-            return self._next_source().size is not None
+            return self._files.next_one().size is not None
         return self._reader.wait(max(0.0, deadline - time.monotonic()))
 
     def _open_next(self, length: int, documents: int) -> _Reader:
         """Open the next source; length, documents: of the text before it, not handed over yet."""
-        source, opened = self._next_source(), self._next_file
-        self._next.popleft()
-        self._next_file = None
-        self._left -= 1
+        source = self._files.take()
         is_text = format_of(source) is None
         offset, skipped = self.text_bytes + length, source.begin if is_text else 0
         self.begun.append(Begin(offset, self.documents + documents, source.path, skipped))
         self._policy.begin(source.path, skipped)
         self._splitter.begin(source.continues)
-        self._file = file = opened or self._open(source)
-        if opened:
-            self._opened.remove(opened)
-        if is_text and self._collector is None:
+        self._file = file = self._files.open(source)
+        if is_text and self.options.chat is None:
             self._reader = self._read_text(cast(ByteStream, file), source.continues)
         else:
             pieces = self._split(cast(DocumentFile, file).documents(self._policy))
             self._reader = PieceReader(pieces, file.wait)
         return self._reader
-
-    def _next_source(self) -> Source:
-        if not self._next:
-            sources, self._next_file = next(self._turns)
-            self._next.extend(sources)
-        return self._next[0]
-
-    def _find_turns(self) -> Iterator[list[Source]]:
-        """Yield the files one by one, but small ones that follow each other at once."""
-        for are_small, sources in groupby(self.sources.files, self._is_small):
-            while turn := [*islice(sources, _SMALL_FILES if are_small else 1)]:
-                yield turn
-
-    def _is_small(self, source: Source) -> bool:
-        return self._reads_small and is_small(source) and format_of(source) is None
-
-    def _open(self, source: Source) -> _File:
-        kind, field = format_of(source), self.options.text_field
-        if self._collector is not None:
-            is_table = kind is ParquetFile
-            return (ChatTable if is_table else ChatFile)(source, field, self._collector)
-        return kind(source, field) if kind else ByteStream(source)
-
-    def _open_ahead(self, sources: list[Source]) -> tuple[list[Source], _File | None]:
-        """Begin to read a file before its turn, unless it is the first one or text as it is."""
-        source = sources[0]
-        is_local = source.size is not None and source.remote is None
-        is_first = source is self.sources.files[0]
-        if is_first or not is_local or not (source.compression or format_of(source)):
-            return sources, None
-        try:
-            file = self._open(source)
-        except InputError:  # in its turn this is tried again
-            return sources, None
-        self._opened.append(file)
-        if self._most_ahead > 1:
-            file.begin()
-        return sources, file
 
     def _read_text(self, stream: ByteStream, continues: bool) -> _Reader:
         """Return a reader of a file whose bytes are text."""
@@ -422,13 +367,114 @@ class Corpus(Closing):
             if self._file:
                 self._file.check_unchanged()
             starts = starts[starts < len(text)]
-            self._left = 0
             self._ended = True
         if self._ended:
             self.close()
             self._closed = True
         self.documents += len(starts)
         return Piece(text, starts, self._closed, self._ended)
+
+
+class _Opener:
+    """Opens files as options say."""
+
+    def __init__(self, options: CorpusOptions) -> None:
+        self._options = options
+        chat = options.chat
+        self.collector = None if chat is None else Collector(chat, options.limit)
+        as_they_are = not options.separators and options.encoding_errors == "raw"
+        self._reads_small = as_they_are and not (options.line_documents or chat)
+
+    def __call__(self, source: Source) -> _File:
+        kind, field = format_of(source), self._options.text_field
+        if self.collector is not None:
+            is_table = kind is ParquetFile
+            return (ChatTable if is_table else ChatFile)(source, field, self.collector)
+        return kind(source, field) if kind else ByteStream(source)
+
+    def reads_at_once(self, source: Source) -> bool:
+        """Whether a file is so small, and so plain, that it is read together with others."""
+        return self._reads_small and is_small(source) and format_of(source) is None
+
+
+class _Files:
+    """The files of a corpus in turn. Threads open the next files before their turn.
+
+    No thread and no file here refers to the corpus, which is freed as soon as it is not used.
+    left: files not taken yet.
+    """
+
+    def __init__(self, files: Sequence[Source], options: CorpusOptions) -> None:
+        self._opener = opener = _Opener(options)
+        self._left = len(files)
+        self._next: deque[Source] = deque()  # files whose turn has come
+        self._file: _File | None = None  # opened for the first of these
+        self._opened: list[_File] = []  # before their turn
+        first, ahead = files[:1], min(files_ahead(), len(files))
+        begin = partial(_begin_file, opener, first, self._opened)
+        self._turns = in_order(_find_turns(files, opener), begin, ahead)
+
+    @property
+    def left(self) -> int:
+        collector = self._opener.collector
+        return 0 if collector is not None and collector.is_full else self._left
+
+    def next_one(self) -> Source:
+        """Return the next file, which is still to be taken."""
+        if not self._next:
+            sources, self._file = next(self._turns)
+            self._next.extend(sources)
+        return self._next[0]
+
+    def small(self, most: int) -> list[Source]:
+        """Return the next files, up to `most`, that may be read at once."""
+        at_once = self._opener.reads_at_once(self.next_one())
+        return [*islice(self._next, most)] if at_once else []
+
+    def take(self) -> Source:
+        """Return the next file; `open` comes next, unless it is read at once."""
+        self.next_one()
+        self._left -= 1
+        return self._next.popleft()
+
+    def open(self, source: Source) -> _File:
+        """Open the file that was taken."""
+        file, self._file = self._file, None
+        if file is None:
+            return self._opener(source)
+        self._opened.remove(file)
+        return file
+
+    def close(self) -> None:
+        """Close the files whose turn has not come."""
+        self._turns.close()
+        while self._opened:
+            self._opened.pop().close()
+
+
+def _find_turns(files: Sequence[Source], opener: _Opener) -> Iterator[list[Source]]:
+    """Yield files one by one, but small ones that follow each other at once."""
+    for are_small, sources in groupby(files, opener.reads_at_once):
+        while turn := [*islice(sources, _SMALL_FILES if are_small else 1)]:
+            yield turn
+
+
+def _begin_file(
+    opener: _Opener, first: Sequence[Source], opened: list[_File], sources: list[Source]
+) -> tuple[list[Source], _File | None]:
+    """Begin to read a file before its turn, unless it is the first one or text as it is."""
+    source = sources[0]
+    is_local = source.size is not None and source.remote is None
+    if source in first or not is_local or not (source.compression or format_of(source)):
+        return sources, None
+    try:
+        file = opener(source)
+    except InputError:  # in its turn this is tried again
+        return sources, None
+    opened.append(file)
+    if files_ahead():
+        file.begin()
+    return sources, file
 
 
 def _check_chat(sources: Sources, options: CorpusOptions) -> None:

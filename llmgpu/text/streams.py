@@ -402,6 +402,7 @@ class ByteStream(io.RawIOBase):
         if not self.closed and self.name != STANDARD_INPUT:
             if self._blocks is not None:
                 self._blocks.close()
+                self._block = memoryview(b"")
             self._stream.close()
             self._raw.close()
         super().close()
