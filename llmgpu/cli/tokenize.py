@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, cast
 
@@ -40,7 +41,6 @@ from llmgpu.files import STANDARD_OUTPUT, atomic_output, writes_directly
 from llmgpu.input_files import number_of
 from llmgpu.memory import Growth
 from llmgpu.outputs import MANIFEST, TEXT, Output, check_outputs, kind_of
-from llmgpu.progress import Progress
 from llmgpu.resume_key import Run
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.normalizing import get_normalizer
@@ -72,7 +72,6 @@ from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.splitting import (
     FirstTokens,
-    Owners,
     ShuffledSink,
     SplitSink,
     check_shares,
@@ -109,23 +108,6 @@ _OF_OUTPUT = (
 )
 
 
-@dataclass(frozen=True)
-class _Text:
-    """What is tokenized, and how.
-
-    chunk: length of the chunks that documents are cut into, and how much they overlap. firsts:
-    which files begin the splits by position. size: bytes of text, about; None if it is not known.
-    """
-
-    asked: TokenizeCommand
-    files: Sources
-    options: CorpusOptions
-    special: SpecialOptions
-    chunk: tuple[int, int] | None
-    firsts: list[int] | None
-    size: int | None
-
-
 def tokenize(asked: TokenizeCommand, opening: Opening) -> None:
     """Tokenize text: files, folders or globs, stdin by default. Each file is a document."""
     as_json, prints_data = asked.report.as_json, asked.output == STANDARD_OUTPUT and not asked.count
@@ -136,7 +118,6 @@ def tokenize(asked: TokenizeCommand, opening: Opening) -> None:
     job = PartJob(asked.part, asked.output, report)
     encoding = EncodingOptions(asked.special, asked.chat)
     target = _take_output(asked, job.output)
-    chunk = _chunk(asked)
     sources = asked.selection.named(asked.files) or _input(report)
     found = Sources([], 0)
     if not asked.decode:
@@ -165,10 +146,20 @@ def tokenize(asked: TokenizeCommand, opening: Opening) -> None:
         if is_begun:
             prepare_vocabulary(vocabulary, opening)
         with encoding.conversations(vocabulary) as chat:
-            reading = with_chat(reading, chat)
-            text = _Text(asked, found, reading, special, chunk, firsts, size)
-            written = None if asked.count else target
-            summary = _tokenize(text, vocabulary, opening, written, job, report, growth)
+            summary = _Tokenizing(
+                asked=asked,
+                job=job,
+                output=None if asked.count else target,
+                vocabulary=vocabulary,
+                files=found,
+                reading=with_chat(reading, chat),
+                special=special,
+                firsts=firsts,
+                size=size,
+                opening=opening,
+                growth=growth,
+                report=report,
+            ).carry_out()
     if as_json:
         print_json(summary, to_stderr=prints_data)
     elif asked.count:
@@ -182,17 +173,6 @@ def _take_output(asked: TokenizeCommand, name: str) -> TokenOutput:
     output = TokenOutput(asked, name, format, masked)
     _check_output(output)
     return output
-
-
-def _chunk(asked: TokenizeCommand) -> tuple[int, int] | None:
-    """Return the length of chunks and their overlap; UsageError for numbers that don't fit."""
-    tokens, overlap = asked.chunk_tokens, asked.overlap
-    if tokens is None:
-        refuse_given(("overlap",), "needs --chunk-tokens N")
-        return None
-    if overlap >= tokens:
-        raise click.UsageError(f"--overlap {overlap} must be less than --chunk-tokens {tokens}")
-    return tokens, overlap
 
 
 def _take(
@@ -256,178 +236,257 @@ def _check_output(output: TokenOutput) -> None:
     check_shares(output.split)
     if asked.shard_tokens is not None and not (output.format == "bin" and is_named):
         raise click.UsageError("--shard-tokens needs --format bin and -o OUT.bin")
+    if asked.chunk_tokens is None:
+        refuse_given(("overlap",), "needs --chunk-tokens N")
+    elif asked.overlap >= asked.chunk_tokens:
+        raise click.UsageError(
+            f"--overlap {asked.overlap} must be less than --chunk-tokens {asked.chunk_tokens}"
+        )
 
 
-def _key(source: _Text, job: PartJob) -> Run:
-    """Return the resume key of the ids; an empty one if they can't be resumed."""
-    asked = source.asked
-    if not asked.shard_tokens and not job.is_recorded:
-        return {}
-    if asked.resume:
-        require_rereadable(source.files)
-    key = {
-        **encoding_key(source.files, source.options, source.special),
-        **({"max tokens": asked.max_tokens} if asked.max_tokens else {}),
-        **({"split": dict(asked.split), "seed": asked.seed} if asked.split else {}),
-        **({"order": asked.seed} if asked.shuffle else {}),
-        **({"split by": asked.split_by} if asked.split_by != "documents" else {}),
-        **({"chunks": source.chunk} if source.chunk else {}),
-    }
-    return job.key(source.files, key)
+@dataclass(frozen=True, kw_only=True)
+class _Tokenizing:
+    """A text that is turned into ids.
 
+    output: where the ids go; None only counts them. firsts: which files begin the splits by
+    position. size: bytes of text, about; None if that is not known.
+    """
 
-def _output_key(output: TokenOutput, vocabulary: Vocabulary, key: Run) -> Run:
-    """Return the key with all else that the output depends on."""
-    return {
-        **key,
-        "format": output.format,
-        "layout": output.asked.layout,
-        "shard_tokens": output.asked.shard_tokens,
-        "split": output.split,
-        "vocabulary": vocabulary.fingerprint,
-        "match": vocabulary.match,
-    }
+    asked: TokenizeCommand
+    job: PartJob
+    output: TokenOutput | None
+    vocabulary: Vocabulary
+    files: Sources
+    reading: CorpusOptions
+    special: SpecialOptions
+    firsts: list[int] | None
+    size: int | None
+    opening: Opening
+    growth: Growth
+    report: Reporter
 
+    @property
+    def chunk(self) -> tuple[int, int] | None:
+        """The length of the chunks that documents are cut into, and how much they overlap."""
+        tokens = self.asked.chunk_tokens
+        return None if tokens is None else (tokens, self.asked.overlap)
 
-def _finished(output: TokenOutput, vocabulary: Vocabulary, key: Run) -> dict[str, Any] | None:
-    """Return the sums of all shards if none is left to write."""
-    assert output.asked.shard_tokens is not None
-    job = vocabulary, output.asked.shard_tokens, output.asked.layout, key
-    manifests = [manifest for name in output.names if (manifest := finished_job(name, *job))]
-    if len(manifests) < len(output.names):
-        return None
-    sums = {"tokens": "count", "text_bytes": "bytes", "documents": "documents"}
-    return {name: sum(manifest[fact] for manifest in manifests) for name, fact in sums.items()}
+    @cached_property
+    def added(self) -> set[int]:
+        """Ids that stand for no text."""
+        return {*chain(*ids_around(self.vocabulary, self.special))}
 
+    @cached_property
+    def spans(self) -> NDArray[np.int64]:
+        """Bytes of text that each id stands for, none for added ids."""
+        return spans_without(self.vocabulary, self.added)
 
-def _tokenize(
-    source: _Text,
-    vocabulary: Vocabulary,
-    opening: Opening,
-    output: TokenOutput | None,
-    job: PartJob,
-    report: Reporter,
-    growth: Growth,
-) -> dict[str, Any]:
-    """Tokenize a text, only counting if there is no output; return the summary."""
-    asked = source.asked
-    key = _key(source, job) if output else {}
-    if output and (finished := job.finished(_output_key(output, vocabulary, key))):
-        report.line(f"nothing to do: {output.name} has all of part {job.part}")
-        return finished
-    if output and asked.resume and (finished := _finished(output, vocabulary, key)):
-        report.line(f"nothing to do: all shards of {output.name} are finished")
-        return finished | {"fingerprint": vocabulary.fingerprint}
-    added = {*chain(*ids_around(vocabulary, source.special))}
-    with Corpus(source.files, source.options) as text, ExitStack() as unused:
-        sink = None
-        if output and writes_directly(output.name):
-            opening.backend()  # a reader need not wait for an output that fails
+    @cached_property
+    def key(self) -> Run:
+        """The resume key of the ids; an empty one if they can't be resumed."""
+        asked = self.asked
+        if self.output is None or not (asked.shard_tokens or self.job.is_recorded):
+            return {}
+        if asked.resume:
+            require_rereadable(self.files)
+        key = {
+            **encoding_key(self.files, self.reading, self.special),
+            **({"max tokens": asked.max_tokens} if asked.max_tokens else {}),
+            **({"split": dict(asked.split), "seed": asked.seed} if asked.split else {}),
+            **({"order": asked.seed} if asked.shuffle else {}),
+            **({"split by": asked.split_by} if asked.split_by != "documents" else {}),
+            **({"chunks": self.chunk} if self.chunk else {}),
+        }
+        return self.job.key(self.files, key)
+
+    def carry_out(self) -> dict[str, Any]:
+        """Tokenize the text, unless that was done before; return the summary."""
+        report, output, asked = self.report, self.output, self.asked
+        if output and (finished := self._finished(output)):
+            return finished
+        with Corpus(self.files, self.reading) as text, ExitStack() as unused:
+            sink = None
+            if output and writes_directly(output.name):
+                self.opening.backend()  # a reader need not wait for an output that fails
+            if output:
+                sink = self._open_sinks(output, text)
+                unused.callback(sink.abort)
+                if asked.max_tokens is None and self.reading.limit is None:
+                    sink.expect(self.files.plain_bytes)  # while the device is being opened
+            backend = self.opening.backend()
+            report.line(f"tokenizing on {backend.description}")
+            encoder = self._open_encoder(backend)
+            if self.reading.chat and output and not output.masked:
+                report.note(
+                    f"format {output.format} can't record which tokens the assistant wrote; use "
+                    "--format bin and an output file"
+                )
+            unused.pop_all()
+            summary = self._encode(text, encoder, sink)
+        summary |= {"fingerprint": self.vocabulary.fingerprint, "device": backend.description}
+        if isinstance(encoder, MaskingEncoder):
+            summary["assistant_tokens"] = encoder.counted
         if output:
-            owners = owners_by_file(text, source.firsts) if source.firsts else None
-            sink = open_sinks(output, vocabulary, added, key, report, owners)
-            unused.callback(sink.abort)
-            if asked.max_tokens is None and source.options.limit is None:
-                sink.expect(source.files.plain_bytes)  # while the device is being opened
-        backend = opening.backend()
-        report.line(f"tokenizing on {backend.description}")
-        encoder = _open_encoder(source, vocabulary, backend, added, report)
-        if source.options.chat and output and not output.masked:
-            report.note(
-                f"format {output.format} can't record which tokens the assistant wrote; use "
-                "--format bin and an output file"
+            self.job.finish(summary)
+        _print_summary(report, summary, output.names if output else ())
+        return summary
+
+    def _finished(self, output: TokenOutput) -> dict[str, Any] | None:
+        """Return the summary of a part, or the sums of all shards, if none is left to write."""
+        asked, vocabulary, key = self.asked, self.vocabulary, self.key
+        # The key with all else that the output depends on.
+        of_output = {
+            **key,
+            "format": output.format,
+            "layout": asked.layout,
+            "shard_tokens": asked.shard_tokens,
+            "split": output.split,
+            "vocabulary": vocabulary.fingerprint,
+            "match": vocabulary.match,
+        }
+        if finished := self.job.finished(of_output):
+            self.report.line(f"nothing to do: {output.name} has all of part {self.job.part}")
+            return finished
+        if not asked.resume or asked.shard_tokens is None:
+            return None
+        shards = vocabulary, asked.shard_tokens, asked.layout, key
+        manifests = [found for name in output.names if (found := finished_job(name, *shards))]
+        if len(manifests) < len(output.names):
+            return None
+        self.report.line(f"nothing to do: all shards of {output.name} are finished")
+        sums = {"tokens": "count", "text_bytes": "bytes", "documents": "documents"}
+        totals = {name: sum(each[fact] for each in manifests) for name, fact in sums.items()}
+        return totals | {"fingerprint": vocabulary.fingerprint}
+
+    def _open_encoder(self, backend: Backend) -> Encoder:
+        """Open an encoder that does all that is asked for."""
+        vocabulary, chat = self.vocabulary, self.reading.chat
+        if vocabulary.normalizer:
+            name = get_normalizer(vocabulary.normalizer).name
+            self.report.note(f"text is normalized ({name}) before encoding")
+        encoder: Encoder = open_encoder(
+            vocabulary,
+            backend,
+            special=self.special,
+            threads=self.asked.threads,
+            text_bytes=self.size,
+        )
+        _used[:] = [encoder]
+        if chat is not None:
+            encoder = MaskingEncoder(encoder, chat, vocabulary)
+        if self.chunk:
+            encoder = Chunks(encoder, *self.chunk, self.spans)
+        if self.asked.max_tokens:
+            encoder = FirstTokens(encoder, self.asked.max_tokens, self.spans)
+        return encoder
+
+    def _open_sinks(self, output: TokenOutput, text: Corpus) -> TokenSink:
+        """Open the sink of the ids: one for each split, and one that shuffles before them."""
+        if output.format == SHOWN:
+            return ShownTokens(output.name, self.vocabulary, token_style(output.name))
+        with ExitStack() as opened:  # aborts the first if the second can't be opened
+            sinks = []
+            for name in output.names:
+                sinks.append(self._open_sink(name, output))
+                opened.callback(sinks[-1].abort)
+            opened.pop_all()
+        sink, seed = sinks[0], self.asked.seed
+        if output.split:
+            by_position = owners_by_file(text, self.firsts) if self.firsts else None
+            owners = by_position or drawn_owners([*output.split.values()], seed)
+            sink = SplitSink(sinks, owners, self.spans)
+        if not self.asked.shuffle:
+            return sink
+        is_piped = output.name == STANDARD_OUTPUT
+        folder = None if is_piped else os.path.dirname(output.name) or os.curdir
+        try:
+            return ShuffledSink(sink, seed, self.spans, folder)
+        except BaseException:
+            sink.abort()
+            raise
+
+    def _open_sink(self, name: str, output: TokenOutput) -> TokenSink:
+        asked, vocabulary = self.asked, self.vocabulary
+        if asked.shard_tokens is None:
+            return open_writer(
+                name,
+                output.format,
+                vocabulary_size=vocabulary.size,
+                fingerprint=vocabulary.fingerprint,
+                match_facts=vocabulary.match_facts,
+                layout=asked.layout,
+                masked=output.masked,
+                force=asked.force,
             )
-        unused.pop_all()
-        is_unknown = source.size is None and opening.wanted == "auto"
-        progress = suggesting_gpu(text, is_unknown, report.note, report)
-        summary = _encode(text, encoder, sink, report, growth, progress)
-    summary |= {"fingerprint": vocabulary.fingerprint, "device": backend.description}
-    if isinstance(encoder, MaskingEncoder):
-        summary["assistant_tokens"] = encoder.counted
-    if output:
-        job.finish(summary)
-    _print_summary(report, summary, output.names if output else ())
-    return summary
+        shards = ShardWriter(
+            name,
+            vocabulary,
+            asked.shard_tokens,
+            layout=asked.layout,
+            added=self.added,
+            masked=output.masked,
+            run=self.key,
+            resume=asked.resume,
+            force=asked.force,
+        )
+        if asked.resume:
+            progress = ShardNames(name).progress
+            self.report.line(
+                f"resuming from {progress}: {number_of(shards.kept, 'shard')} finished"
+                if shards.kept
+                else f"note: {progress} lists no finished shard: starting from scratch"
+            )
+        return shards
 
+    def _encode(self, text: Corpus, encoder: Encoder, sink: TokenSink | None) -> dict[str, Any]:
+        """Tokenize into a sink, or only count; return the summary."""
+        report, start = self.report, time.perf_counter()
+        is_unknown = self.size is None and self.opening.wanted == "auto"
+        show = suggesting_gpu(text, is_unknown, report.note, report)
+        tokens, parts = 0, {}
 
-def _open_encoder(
-    source: _Text,
-    vocabulary: Vocabulary,
-    backend: Backend,
-    added: set[int],
-    report: Reporter,
-) -> Encoder:
-    """Open an encoder that does all that is asked for; added: ids that stand for no text."""
-    if vocabulary.normalizer:
-        name = get_normalizer(vocabulary.normalizer).name
-        report.note(f"text is normalized ({name}) before encoding")
-    encoder: Encoder = open_encoder(
-        vocabulary,
-        backend,
-        special=source.special,
-        threads=source.asked.threads,
-        text_bytes=source.size,
-    )
-    _used[:] = [encoder]
-    if source.options.chat is not None:
-        encoder = MaskingEncoder(encoder, source.options.chat, vocabulary)
-    if source.chunk:
-        encoder = Chunks(encoder, *source.chunk, spans_without(vocabulary, added))
-    if source.asked.max_tokens:
-        encoder = FirstTokens(encoder, source.asked.max_tokens, spans_without(vocabulary, added))
-    return encoder
+        def estimate() -> None:
+            memory = self.growth.estimate(text.left)
+            if memory is not None:
+                report.need_memory(memory, is_small=text.bytes_read < _LEAST_TOLD)
 
+        def progress(phase: str, done: int, total: int | None) -> None:
+            show(phase, done, total)
+            estimate()
 
-def _encode(
-    text: Corpus,
-    encoder: Encoder,
-    sink: TokenSink | None,
-    report: Reporter,
-    growth: Growth,
-    show: Progress,
-) -> dict[str, Any]:
-    """Tokenize into a sink, or only count; return the summary."""
-    start = time.perf_counter()
-    tokens, parts = 0, {}
-
-    def estimate() -> None:
-        memory = growth.estimate(text.left)
-        if memory is not None:
-            report.need_memory(memory, is_small=text.bytes_read < _LEAST_TOLD)
-
-    def progress(phase: str, done: int, total: int | None) -> None:
-        show(phase, done, total)
-        estimate()
-
-    try:
-        if sink is None:
-            for piece in encode_corpus(encoder, text, ReusedMemory()):
-                tokens += len(piece.ids)
-                progress("tokenizing", text.bytes_read, text.total_bytes)
-        else:
-            with sink:
-                encode_into(sink, encoder, text, progress)
-            tokens = sink.ids
-            split = sink.sink if isinstance(sink, ShuffledSink) else sink
-            if isinstance(split, SplitSink):
-                sizes = ({"tokens": part.ids, "documents": part.documents} for part in split.sinks)
-                parts = {"parts": [*sizes]}
-        estimate()  # a single long pre-token is there all at once
-    finally:
-        report.close()
-    seconds = time.perf_counter() - start
-    taken = encoder if isinstance(encoder, (FirstTokens, Chunks)) else text
-    return {
-        "tokens": tokens,
-        "text_bytes": taken.text_bytes,
-        "documents": taken.documents,
-        **parts,
-        **left_out_of(text),
-        "bytes_per_token": round(taken.text_bytes / tokens, 6) if tokens else None,
-        "estimated_memory_bytes": report.needed_bytes or None,
-        "seconds": round(seconds, 3),
-        "mb_per_second": round(text.text_bytes / seconds / 1e6, 3),
-    }
+        try:
+            if sink is None:
+                for piece in encode_corpus(encoder, text, ReusedMemory()):
+                    tokens += len(piece.ids)
+                    progress("tokenizing", text.bytes_read, text.total_bytes)
+            else:
+                with sink:
+                    encode_into(sink, encoder, text, progress)
+                tokens = sink.ids
+                split = sink.sink if isinstance(sink, ShuffledSink) else sink
+                if isinstance(split, SplitSink):
+                    parts = {
+                        "parts": [
+                            {"tokens": each.ids, "documents": each.documents}
+                            for each in split.sinks
+                        ]
+                    }
+            estimate()  # a single long pre-token is there all at once
+        finally:
+            report.close()
+        seconds = time.perf_counter() - start
+        taken = encoder if isinstance(encoder, (FirstTokens, Chunks)) else text
+        return {
+            "tokens": tokens,
+            "text_bytes": taken.text_bytes,
+            "documents": taken.documents,
+            **parts,
+            **left_out_of(text),
+            "bytes_per_token": round(taken.text_bytes / tokens, 6) if tokens else None,
+            "estimated_memory_bytes": report.needed_bytes or None,
+            "seconds": round(seconds, 3),
+            "mb_per_second": round(text.text_bytes / seconds / 1e6, 3),
+        }
 
 
 def _print_summary(report: Reporter, summary: dict[str, Any], names: Sequence[str]) -> None:
@@ -487,79 +546,6 @@ def check_files(output: TokenOutput, read: Sequence[str], others: Sequence[Outpu
         masked = output.masked
         written = [each for name in output.names for each in outputs(name, *of_file, masked=masked)]
     check_outputs([*written, *others], read, force=asked.force)
-
-
-def open_sinks(
-    output: TokenOutput,
-    vocabulary: Vocabulary,
-    added: Collection[int],
-    key: Run,
-    report: Reporter,
-    owners: Owners | None,
-) -> TokenSink:
-    """Open the sink of ids; added: ids that stand for no text. key: resume key of the ids.
-
-    owners: which documents go to which part; None: as they are drawn.
-    """
-    if output.format == SHOWN:
-        return ShownTokens(output.name, vocabulary, token_style(output.name))
-    with ExitStack() as opened:  # aborts the first if the second can't be opened
-        sinks = []
-        for name in output.names:
-            sinks.append(_open_sink(name, output, vocabulary, added, key, report))
-            opened.callback(sinks[-1].abort)
-        opened.pop_all()
-    spans = spans_without(vocabulary, added)
-    owners = owners or drawn_owners([*output.split.values()], output.asked.seed)
-    sink = SplitSink(sinks, owners, spans) if output.split else sinks[0]
-    if not output.asked.shuffle:
-        return sink
-    folder = None if output.name == STANDARD_OUTPUT else os.path.dirname(output.name) or os.curdir
-    try:
-        return ShuffledSink(sink, output.asked.seed, spans, folder)
-    except BaseException:
-        sink.abort()
-        raise
-
-
-def _open_sink(
-    name: str,
-    output: TokenOutput,
-    vocabulary: Vocabulary,
-    added: Collection[int],
-    key: Run,
-    report: Reporter,
-) -> TokenSink:
-    if output.asked.shard_tokens is None:
-        return open_writer(
-            name,
-            output.format,
-            vocabulary_size=vocabulary.size,
-            fingerprint=vocabulary.fingerprint,
-            match_facts=vocabulary.match_facts,
-            layout=output.asked.layout,
-            masked=output.masked,
-            force=output.asked.force,
-        )
-    shards = ShardWriter(
-        name,
-        vocabulary,
-        output.asked.shard_tokens,
-        layout=output.asked.layout,
-        added=added,
-        masked=output.masked,
-        run=key,
-        resume=output.asked.resume,
-        force=output.asked.force,
-    )
-    if output.asked.resume:
-        progress = ShardNames(name).progress
-        report.line(
-            f"resuming from {progress}: {number_of(shards.kept, 'shard')} finished"
-            if shards.kept
-            else f"note: {progress} lists no finished shard: starting from scratch"
-        )
-    return shards
 
 
 def files_of_ids(names: Sequence[str], format: str | None) -> list[tuple[str, str]]:
