@@ -36,15 +36,14 @@ ROW_ALIGNMENT = 64  # float32 rows of one number: a block of so many starts at a
 class LossGraph:
     """The loss of a batch of B sequences of T tokens.
 
-    With `gradients` (by weight name) it can also add the loss's gradients to them; those of tables,
-    which no other gradient follows from, may be left out. The host writes each batch by
-    `write_batch`, and `write_loss_params` before each step.
+    With `gradients` (by weight name) the loss's gradients can be added to them. Gradients of tables
+    may be left out, since no other gradient follows from them. The host calls `write_batch` for
+    each batch and `write_loss_params` before each step.
 
     separator: attention does not reach back beyond this id; None: to the first token of the
-    sequence. recompute: the backward pass computes what is inside
-    layers again, so that only their outputs are kept. logits_bytes: of one block of rows. losses:
-    of the last run, (N,) each. likeliest: with `find_likeliest`, the most probable id of each row,
-    uint32 (N,).
+    sequence. recompute: only the outputs of layers are kept; the backward pass computes their other
+    tensors again. logits_bytes: of one block of rows. losses: of the last run, (N,) each.
+    likeliest: with `find_likeliest`, the most probable id of each row, uint32 (N,).
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class LossGraph:
             blocks = -(-self.rows // self.block_rows)
             self.block_rows = -(-self.rows // (blocks * ROW_ALIGNMENT)) * ROW_ALIGNMENT
         self.logits = ops.tensor("logits", (self.block_rows, config.padded_vocab_size))
-        # What products take of the logits' gradient; in float32 it takes their place.
+        # The operand of products; in float32 the gradient takes the place of the logits.
         self._logits_gradient = self.logits
         self.likeliest = self._ids("likeliest tokens") if find_likeliest else None
         if gradients is not None and model.mixed:
@@ -192,12 +191,12 @@ class LossGraph:
         # Backwards through the layers, each of which leaves its part in the residual gradient.
         last = model.config.layers - 1
         for k in reversed(range(model.config.layers)):
-            if self._recompute and k < last:  # what is inside the last layer is still there
+            if self._recompute and k < last:  # the last layer's tensors are still there
                 self._record_layer(k, again=True)
             weights, gradients, x = model.layers[k], self._of_weights[k], self._streams[k]
             self._layers[k].record_backward(weights, gradients, inside, x, self._sequences)
             final(f"model.layers.{k}.")
-        # What is left is the gradient of the embedding's output.
+        # The residual gradient is now that of the embedding's output.
         if EMBEDDING in self._gradients:
             table = self._gradients[EMBEDDING]
             ops.embed_backward_grouped(self.groups, inside.residual, table)

@@ -6,8 +6,8 @@
 
 The heads are queries, keys and values; the inner products are gate and up, or up alone in a network
 without gate. `SingleLayer` computes in float32. In a `HalfLayer` the operands of products are
-float16: weights, activations, and the gradients of products. The residual stream, and what norms
-leave for their gradients, are float32 in both. Shape letters are those of `llmgpu.lm.ops`.
+float16: weights, activations, and the gradients of products. The residual stream and the scales of
+norms are float32 in both. Shape letters are those of `llmgpu.lm.ops`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class TensorMaker:
 
 @dataclass(frozen=True)
 class HeadNorm:
-    """What the norm of each head of queries, or of keys, reads and leaves for its gradient."""
+    """The tensors that the norm of each head of queries, or of keys, keeps for its gradient."""
 
     x: Tensor  # (N, heads*D) before the norm
     inverse_rms: Tensor  # (N, heads)
@@ -93,13 +93,13 @@ class HeadNorm:
 class LayerGradients:
     """Gradients inside a layer, in memory that all layers share.
 
-    Operands are what products take: float16 tensors in half precision, otherwise the gradients.
+    An operand is a gradient as products take it: rounded to float16 in half precision.
     """
 
     residual: Tensor  # (N, C), float32
     residual_operand: Tensor  # (N, C)
     normed: Tensor  # (N, C) of a norm's output, float32
-    attention: AttentionGradients  # those of q, k and v are float32
+    attention: AttentionGradients  # q, k and v are float32
     heads: tuple[Tensor, ...]  # operands of queries, keys and values, or of all side by side
     before_norms: tuple[Tensor, ...]  # of queries and keys before their norms, if there are any
     activated: Tensor  # (N, F)
@@ -110,7 +110,7 @@ class SeparateHeads:
     """Queries, keys and values by a product each, with biases and norms of heads, if any."""
 
     def __init__(self, model: Model, new: TensorMaker, heads: AttentionTensors) -> None:
-        """Make the tensors before positions enter; heads: those that attention reads."""
+        """Make the tensors before positions enter; heads: the tensors of attention."""
         self._ops, self._config, self._heads = model.operations, model.config, heads
         self._products: tuple[Tensor, ...] = heads.q, heads.k, heads.v  # float32
         if heads.q.is_half:
@@ -171,7 +171,7 @@ class SeparateHeads:
 class PackedHeads:
     """Queries, keys and values by one product, side by side in half precision.
 
-    There are neither biases nor norms of heads. The functions are those of `SeparateHeads`.
+    There are neither biases nor norms of heads. See `SeparateHeads` for the functions.
     """
 
     def __init__(self, model: Model, heads: AttentionTensors) -> None:
@@ -200,7 +200,7 @@ class Layer(ABC):
     def __init__(
         self, model: Model, new: TensorMaker, operand: MakeTensor, head: MakeTensor
     ) -> None:
-        """Make the tensors; operand: makes what products take; head: makes what attention takes."""
+        """Make the tensors; operand: makes operands of products; head: tensors of attention."""
         config = model.config
         self._ops, self._activation = model.operations, model.activation
         self._epsilon = config.norm_epsilon
@@ -237,7 +237,7 @@ class Layer(ABC):
     ) -> None:
         """Record the backward pass from the layer's output to `x` (N, C), over `g.residual`.
 
-        d: the gradients of the weights, to which those of the batch are added.
+        d: the gradients of the weights; the batch's gradients are added to them.
         """
 
     def _attention_norm(self, w: LayerWeights, x: Tensor) -> Norm:
@@ -451,7 +451,7 @@ def _record_inner_backward(
     weight_gradients: Sequence[Tensor],
     g: LayerGradients,
 ) -> None:
-    """Record the gradients of inner products' weights, and of what they read, `g.normed`."""
+    """Record the gradients of inner products' weights, and `g.normed`, that of their input."""
     for gradient, of_weight in zip(g.inner, weight_gradients, strict=True):
         ops.linear_backward_weight(gradient, normed, of_weight)
     # Up comes first: the order of the sum fixes its bits.
@@ -460,7 +460,7 @@ def _record_inner_backward(
 
 
 def round_operand(operations: Operations, single: Tensor, operand: Tensor) -> Tensor:
-    """Record the rounding of what a product takes, where that is another tensor; return it."""
+    """Record the rounding of a tensor, unless a product takes it as it is; return the operand."""
     if operand is not single:
         operations.round_to_half(single, operand)
     return operand

@@ -33,7 +33,7 @@ class LossScaling:
         self.scale, self.good_steps, self.skipped = FIRST_SCALE, 0, 0
 
     def load(self, values: AnyArray) -> None:
-        """Take over what a checkpoint has in place of `tensor`."""
+        """Take over the contents of `tensor` in a checkpoint."""
         scale, good_steps, skipped, _ = values.tolist()
         self.scale, self.good_steps, self.skipped = scale, int(good_steps), int(skipped)
 

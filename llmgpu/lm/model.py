@@ -89,8 +89,9 @@ class LayerWeights:
 class Model:
     """Weights in the memory of a backend.
 
-    weights: float32, by name. half_copies: the matrices in half precision, if the model computes
-    with those. working: what products read, the half-precision copy of a weight if it has one.
+    weights: float32, by name. half_copies: half-precision copies of the matrices, if the model
+    computes with them. working: the operands of products: the half-precision copy of a weight if
+    it has one.
     layers: the same by layer and role. mixed: products take half-precision activations and
     gradients, too. activation: of the feed-forward networks.
     """
@@ -173,10 +174,10 @@ class Model:
 def make_weights(
     operations: Operations, weights: Iterable[Weight], dtype: DTypeLike, label: str = "{}"
 ) -> tuple[dict[str, Tensor], dict[str, Packed]]:
-    """Make tensors by name; those of a layer with the same input are adjacent in memory.
+    """Make tensors by name; matrices of a layer with the same input are adjacent in memory.
 
-    label: makes the name of a tensor of that of its weight. Returns also what the tensors make
-    together, by the prefix of their names: "model.layers.0.mlp".
+    label: makes a tensor's name from the name of its weight. Returns also the adjacent matrices in
+    one, by the prefix of their names: "model.layers.0.mlp".
     """
     tensors, packed = {}, {}
     for (prefix, is_packed), members in groupby(weights, _pack_of):
@@ -191,7 +192,7 @@ def make_weights(
 
 
 def _pack_of(weight: Weight) -> tuple[str, bool]:
-    """Return what a weight is packed under and True; its own name and False if it is alone."""
+    """Return the prefix that a weight is packed under and True, or its own name and False."""
     prefix, _, role = weight.name.removesuffix(".weight").rpartition(".")
     is_packed = role in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
     return (prefix, True) if is_packed else (weight.name, False)
@@ -205,7 +206,7 @@ def scaled_frequencies(config: ModelConfig) -> NDArray[np.float64]:
         return frequencies
     if scaling.kind == "linear":
         return frequencies / scaling.factor
-    # What turns often enough within the original length is kept, what seldom turns is slowed down.
+    # Pairs that turn often within the original length keep their frequencies; others get slower.
     turns = frequencies * scaling.original_seq_len / (2 * np.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = np.clip((turns - low) / (high - low), 0, 1)
@@ -218,8 +219,8 @@ def initial_values(
     """Return the first values of weight number `index`: normal, or all ones; unused rows are 0.
 
     initialisation: "normal" draws them with the weight's deviation. With "fan-in" that of a matrix
-    inside a layer is 1 / sqrt(inputs), and those that write into the residual stream are zeros: a
-    layer begins as one that changes nothing, with activations of the same size at any width.
+    inside a layer is 1 / sqrt(inputs), and matrices that write into the residual stream are zeros:
+    at first a layer changes nothing, and activations have the same size at any width.
     """
     if not weight.deviation:
         return np.full(weight.shape, weight.deviation is None, np.float32)

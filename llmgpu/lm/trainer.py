@@ -70,7 +70,8 @@ class Trainer:
     ) -> None:
         """Make all tensors and record the programs; the weights are still zeros.
 
-        workers: those that train the model; all take every step. separator: see `LossGraph`.
+        workers: the processes that train the model; all take every step. separator: see
+            `LossGraph`.
 
         Raises:
             DeviceError: the device has too little memory, or lacks half precision.
@@ -170,7 +171,7 @@ class Trainer:
         return [*stages, Stage(Program("last stage of gradients", program.steps[done:]), rest)]
 
     def take_step(self, batches: Sequence[Batch], learning_rate: float) -> None:
-        """Start one step on `grad_accum` batches; `results` returns what it found."""
+        """Start one step on `grad_accum` batches; `results` returns its results."""
         if self._local is not None:
             self._local.begin()
         counted = batches if self._local is None else [batches[k] for k in self._batch_programs]
@@ -292,7 +293,7 @@ class Trainer:
     def explain_bad_step(self, step: int, batches: Sequence[Batch]) -> TrainingError:
         """Repeat a bad step, and return an error that names what was not finite.
 
-        step: from 0; the weights are still those before it. batches: those of the step.
+        step: from 0; the weights have not changed since. batches: the batches of the step.
         """
         self._finish_step()
         self._ops.write(self.updates.stats, np.zeros(4, np.float32))

@@ -35,14 +35,14 @@ SUM_WIDTH = 64  # columns of the sums of losses, so that each row starts at a mu
 class Updates:
     """Gradients of a model's weights, and the optimizer's state.
 
-    trained: what is updated. gradients, states: by weight name. stats: results of the last step,
-    see `finalize_grad_stats`.
-    rows: with sparse updates, the rows of the embedding table that a step updates; its gradient has
-    these rows alone.
+    trained: the tensors that are updated. gradients, states: by weight name. stats: results of the
+    last step, see `finalize_grad_stats`.
+    rows: with sparse updates, the rows of the embedding table that a step updates; the gradient of
+    the table has these rows alone.
     history: (slots, 8) as `Operations.finalize_grad_stats` writes it; row step % slots.
     loss_scaling: with half-precision gradients.
-    loss_sums: (3 * grad_accum, SUM_WIDTH), column 0 has the sums of the batches' losses, then those
-    of label smoothing and of z-losses.
+    loss_sums: (3 * grad_accum, SUM_WIDTH), column 0 has the sums of the batches' losses, then of
+    label smoothing and of z-losses.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Updates:
         slots: int,
         trained: Mapping[Weight, Tensor] | None = None,
     ) -> None:
-        """Make all tensors; trained: what is updated, all weights of the model by default."""
+        """Make all tensors; trained: the tensors to update, all weights of the model by default."""
         ops = model.operations
         self._model = model
         if trained is None:
@@ -93,7 +93,7 @@ class Updates:
 
     @property
     def scale(self) -> float:
-        """What the gradients of the next step are multiplied by."""
+        """The factor of the gradients of the next step."""
         return 1.0 if self.loss_scaling is None else self.loss_scaling.scale
 
     def write_rows(self, batches: Sequence[Batch]) -> NDArray[np.uint32] | None:

@@ -1,4 +1,4 @@
-"""Activations: what a feed-forward network computes of its inner products.
+"""Activations: the functions that feed-forward networks apply to their inner products.
 
 SwiGLU: N. Shazeer, GLU Variants Improve Transformer, arXiv 2002.05202. GeLU in its tanh form:
 D. Hendrycks, K. Gimpel, Gaussian Error Linear Units, arXiv 1606.08415.
@@ -137,7 +137,7 @@ class ActivationOperations(Recorder):
         grad_out: Tensor,
         grad_inner: Sequence[Tensor],
     ) -> None:
-        """Write the gradients of all inner products, tensors like those, from that of `out`."""
+        """Write the gradient of each inner product; grad_out is the gradient of `out`."""
         width = grad_out.shape[1]
         x, *up = _columns(activation, inner, width)
         grad_x, *grad_up = _columns(activation, grad_inner, width)

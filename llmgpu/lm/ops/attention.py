@@ -30,7 +30,7 @@ BLOCK_ROWS = 64  # queries or keys of a workgroup, as in lm/attention_tiles.wgsl
 COLUMNS = 64  # of a workgroup's gradients of keys and values
 SLOT_BYTES = 80  # of workgroup memory: 12.5 KiB with little of it, 22.5 KiB otherwise
 PARAMS = struct_dtype("lm/attention_sizes.wgsl", "AttentionParams")
-BLOCK_SCORES = 1 << 22  # scores that NumPy holds at a time, or those of one query a head if more
+BLOCK_SCORES = 1 << 22  # scores in NumPy's memory at a time, unless one query a head has more
 
 
 def tile_constants(head_dim: int, limits: Mapping[str, int]) -> dict[str, int]:
@@ -84,7 +84,7 @@ class AttentionOperations(Recorder):
     def attention_backward(
         self, t: AttentionTensors, grad: AttentionGradients, starts: Tensor, shape: AttentionShape
     ) -> None:
-        """Write the gradients of q, k and v, float32, from what `attention` read and wrote.
+        """Write the gradients of q, k and v, float32, from the tensors of `attention`.
 
         grad.out is of the type of the other tensors.
 
@@ -219,7 +219,7 @@ def check_width(shape: AttentionShape) -> None:
 
 
 def attention_params(shape: AttentionShape, seq: int, workgroups: int) -> NDArray[np.void]:
-    """Return what the kernels' uniform holds; seq: T, or rows of the cache."""
+    """Return the uniform of the kernels; seq: T, or rows of the cache."""
     scales = (shape.scale, shape.scale * np.log2(np.e))
     starts = shape.batch * shape.seq * shape.heads  # in `delta`, after its own numbers
     return np.array([(seq, shape.heads, shape.kv_heads, workgroups, *scales, starts)], PARAMS)

@@ -35,7 +35,7 @@ def group_tokens(tokens: Ids) -> tuple[Ids, Ids, Ids]:
     tokens: (N,).
 
     Returns:
-        order: (N,) positions, those of equal tokens next to each other and ascending.
+        order: (N,) positions; equal tokens have theirs next to each other and ascending.
         starts: (N + 1,) where in `order` each distinct token starts; N after the last.
         rows: (N,) the distinct tokens, ascending; `NO_TOKEN` after the last.
     """
@@ -52,7 +52,7 @@ def group_tokens(tokens: Ids) -> tuple[Ids, Ids, Ids]:
 
 
 class EmbeddingOperations(Recorder):
-    """The operations on arrays."""
+    """Lookups in tables and the gradients of tables, on arrays."""
 
     @recorded
     def embed_lookup(self, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor) -> None:
@@ -67,7 +67,7 @@ class EmbeddingOperations(Recorder):
 
     @recorded
     def embed_backward_grouped(self, groups: Groups, grad_out: Tensor, grad_table: Tensor) -> None:
-        """Add the rows of grad_out to those of their tokens, in a fixed order.
+        """Add each row of grad_out to the row of its token in grad_table, in a fixed order.
 
         Gradients that are not finite count as 0, and tokens beyond the table are left out.
 
@@ -160,7 +160,7 @@ class GpuEmbedding(GpuRecorder, EmbeddingOperations):
         constants = {"SLICE": SLICE, "COMPACT": int(compact)}
         count = workgroups(slices * width)
         inputs = {"order": groups.order, "grad_out": grad_out}
-        # The sums inside each slice first, then those of groups that a slice's end cuts.
+        # The sums inside each slice first, then the sums of groups that a slice's end cuts.
         self.dispatch("lm/01_embed_backward_grouped.wgsl", count, constants, **inputs, **shared)
         self.dispatch("lm/01_embed_backward_join.wgsl", count, constants, **shared)
 
@@ -190,7 +190,7 @@ def copy_rows(
     *,
     keep: bool = False,
 ) -> None:
-    """Copy table[rows] to out; for other numbers write zeros, or `keep` what out has."""
+    """Copy table[rows] to out. Rows beyond the table become zeros, or stay with `keep`."""
     known = (rows >= 0) & (rows < len(table))
     if known.all() and table.dtype == out.dtype:
         np.take(table, rows, axis=0, out=out, mode="clip")  # the one mode that makes no copy first

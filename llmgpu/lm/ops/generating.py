@@ -1,7 +1,7 @@
-"""What generating takes of a layer: few new rows at a time, against a cache of keys and values.
+"""Operations of generating: few new rows at a time, and a cache of keys and values.
 
-On a device a few rows go through kernels that load weights once, and that do a norm, its products
-and what follows at a time, so that a token takes few dispatches.
+On a device, kernels for a few rows load each weight once. They compute a norm, its products and the
+next function at a time, so that a token needs few dispatches.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ MOST_LARGEST = constant("lm/13_draw_largest.wgsl", "MOST")  # of the logits that
 class GenerationOperations(ActivationOperations, LayerOperations, ProductOperations):
     """The operations of generating, on arrays.
 
-    Those that are put together from others take any number of rows on a device, too.
+    `heads_to_cache` and `feed_forward` are made of other operations, on a device, too, where there
+    are more than a few rows.
     """
 
     def heads_to_cache(
@@ -57,7 +58,7 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
     ) -> None:
         """Write queries, and keys and values to their rows of the cache, from a norm's input.
 
-        weight: those of queries, keys and values. rotation: its positions are `NewRows.places`.
+        weight: the matrices of queries, keys and values. rotation: at positions `NewRows.places`.
         norm: out and inverse_rms are undefined afterwards.
         """
         self._rotate_to_cache(self._products(norm, epsilon, weight), weight, rotation, heads)
@@ -110,7 +111,10 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
     ) -> None:
         """Write out (N, H * D): a query attends to the rows of its sequence up to its own.
 
-        Only the heads of `shape` count. DeviceError if the kernels don't take such heads.
+        shape: only its heads count.
+
+        Raises:
+            DeviceError: the kernels don't take heads of this width.
         """
         kept = heads.cache.array.reshape(-1, 2, shape.kv_heads, shape.head_dim)
         grouped = (-1, shape.kv_heads, shape.group, shape.head_dim)
@@ -140,8 +144,8 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
     ) -> None:
         """Make the likeliest of the first `count` ids the row's token, at its next position.
 
-        That is the smallest of those with the largest logit. They are also written to row `step` of
-        chosen, uint32 (steps, N).
+        Of ids with equal logits the smallest is chosen. Row `step` of chosen, uint32 (steps, N),
+        gets the ids, too.
         """
         rows.tokens.array[...] = logits.array[:, :count].argmax(1)
         chosen.array[step] = rows.tokens.array
@@ -167,10 +171,10 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
     def draw_largest(self, found: Tensor, draws: Tensor, rows: NewRows, step: int) -> None:
         """Make one of the ids that `find_largest` found the row's token, at its next position.
 
-        draws: (steps, N, 4), of which row `step` counts: a number from 0 to 1 that the id is drawn
-            by, what logits are multiplied by, top_p, and k, up to `MOST_LARGEST`.
-        found: the id is put beside the number of those found. It is what `Sampler` draws, but where
-            that is a matter of rounding.
+        draws: (steps, N, 4), of which row `step` counts: the random number from 0 to 1, the factor
+            of logits, top_p, and k, up to `MOST_LARGEST`.
+        found: the id is written beside the number of ids found. `Sampler` draws the same id unless
+            rounding decides.
         """
         for row, (uniform, inverse, top_p, k) in enumerate(draws.array[step].tolist()):
             count, capacity = int(found.array[row, 0, 0]), found.shape[1] - 1
@@ -198,7 +202,7 @@ def _order_of(logits: FloatArray) -> NDArray[np.uint32]:
 
 
 def logits_of(inverted: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """Return the logits that have these inverted orders, those of `Operations.find_largest`."""
+    """Return the logits of inverted orders, as `Operations.find_largest` writes them."""
     order = ~inverted
     bits = order ^ np.where(order >> 31, np.uint32(0x80000000), np.uint32(0xFFFFFFFF))
     return bits.view(np.float32)

@@ -1,4 +1,4 @@
-"""What a layer computes row by row: norms, biases, and the rotation by positions.
+"""Row by row: norms, biases, and the rotation by positions.
 
 RMS norm: B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, arXiv 1910.07467. Rotation:
 J. Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, arXiv 2104.09864;
@@ -68,14 +68,13 @@ def rotary_tables(
 
 
 class LayerOperations(Recorder):
-    """The operations on arrays."""
+    """Norms, biases and rotations, on arrays."""
 
     @recorded
     def rms_norm(self, norm: Norm, epsilon: float) -> None:
         """Out = x * r * weight with inverse_rms r = 1 / sqrt(mean(x^2) + epsilon).
 
-        Out may be float16, as what the activations write may: then it is rounded as by
-        `round_to_half`.
+        Out may be float16: then the results are rounded as by `round_to_half`.
         """
 
         def compute(rows: slice) -> None:
@@ -94,7 +93,10 @@ class LayerOperations(Recorder):
     def rms_norm_backward(
         self, norm: Norm, grad_out: Tensor, grad_x: Tensor, grad_weight: Tensor
     ) -> None:
-        """Add the gradients of x (N, C) and weight (C,) to those given; grad_out is (N, C)."""
+        """Add the gradients of x and weight to grad_x (N, C) and grad_weight (C,).
+
+        grad_out: (N, C).
+        """
 
         def compute(rows: slice) -> FloatArray:
             x_block, r = norm.x.array[rows], norm.inverse_rms.array[rows, None]
@@ -102,7 +104,7 @@ class LayerOperations(Recorder):
             gradient = grad_out.array[rows] * r
             for_weight: FloatArray = (gradient * x_block).sum(axis=0)
             gradient *= norm.weight.array
-            # The input: remove what only changes the length of the row, which the norm takes away.
+            # The input: remove the part along the row, since the norm takes lengths away.
             mean = (gradient * x_block).mean(axis=1, keepdims=True)
             gradient -= x_block * (r * r * mean)
             grad_x.array[rows] += gradient
@@ -169,7 +171,7 @@ class LayerOperations(Recorder):
         grad_x: Tensor,
         starts: Sequence[int],
     ) -> None:
-        """Write the gradient of what `split_heads` takes, float16, from those of q, k and v."""
+        """Write the gradient of the input of `split_heads`, float16, from grad.q, k and v."""
         positions = rotation.positions.array
         for tensor, columns in _columns(starts, grad):
             rows = tensor.array

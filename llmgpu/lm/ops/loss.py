@@ -17,7 +17,7 @@ THREAD_LOGITS = 4  # that a thread reads at once
 
 
 class LossOperations(Recorder):
-    """The operations on arrays."""
+    """Cross-entropy and its sums, on arrays."""
 
     @recorded
     def cross_entropy(
@@ -140,8 +140,8 @@ def _loss_and_gradient(
 ) -> tuple[NDArray[np.float32], ...]:
     """Do the same for rows of finite logits whose targets, `index`, are tokens.
 
-    The formulas are those of the kernel: terms that do not cancel where logits are large, and
-    1 - p of the target as the rest of the sum.
+    The kernel has the same formulas. Their terms do not cancel where logits are large, and 1 - p of
+    the target is the rest of the sum.
     """
     inv_norm, alpha, beta, inv_vocabulary = params
     target = np.arange(len(logits)), index

@@ -102,9 +102,9 @@ def called_in_c(
 
 
 class EngineOperations(Operations):
-    """The operations of the CPU engine, which must be there; the others are those of NumPy.
+    """The operations of the CPU engine, which must be there; NumPy computes all others.
 
-    Results are those of NumPy within rounding, with the same bits on any number of threads. Tensors
+    Results equal NumPy's within rounding, and have the same bits on any number of threads. Tensors
     in half precision, and products without OpenBLAS, are left to NumPy.
     """
 

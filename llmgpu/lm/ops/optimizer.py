@@ -1,4 +1,4 @@
-"""Clipping all gradients together, and what an optimizer implements: the step of one weight.
+"""Clipping all gradients together, and the step of one weight, which an optimizer implements.
 
 Gradients are clipped as one vector, without the host seeing their norm: the sums of squares of each
 tensor (`reduce_norm_sq`) make the norm and the scale (`finalize_grad_stats`), which the updates
@@ -30,7 +30,7 @@ NORM = 1  # of all gradients together
 BAD = 2  # 1 from the first bad step on
 LOSS = 3
 
-LOSS_PARTS = 3  # those of `Losses`
+LOSS_PARTS = 3  # fields of `Losses`
 
 NORM_PARTIALS = 128  # sums that the squares of one tensor are added up in
 NORMS_AT_ONCE = 7  # gradients of a kernel, which may have 8 storage buffers
@@ -66,12 +66,12 @@ def hyper_parameters(
     *,
     inverse_scale: float = 1.0,
 ) -> NDArray[np.void]:
-    """Return what the `hyper` tensor, () of type `HYPER`, must hold in a step.
+    """Return the contents of the `hyper` tensor, () of type `HYPER`, in a step.
 
     step: 0 for the first.
     inverse_count: 1 / number of targets that the step's losses are summed over.
     slot: row of the history that the step writes.
-    inverse_scale: 1 / what the gradients were multiplied by.
+    inverse_scale: 1 / factor of the gradients.
     """
     hyper: NDArray[np.void] = np.zeros((), HYPER)
     hyper["learning_rate"] = learning_rate
@@ -90,11 +90,11 @@ def hyper_parameters(
 
 @dataclass(frozen=True)
 class WeightUpdate:
-    """What a step of one weight reads and writes besides the optimizer's state.
+    """The tensors of a step of one weight, beside the optimizer's state.
 
     parameter, gradient: of one shape, or the gradient has the rows that the state lists. It is to
     be multiplied by the clip scale.
-    stats: what `Operations.finalize_grad_stats` wrote. hyper: of type `HYPER`.
+    stats: written by `Operations.finalize_grad_stats`. hyper: of type `HYPER`.
     decays: whether weight decay applies. half_copy: the parameter in half precision, if any.
     """
 
@@ -113,7 +113,7 @@ class WeightUpdate:
 
     @property
     def bindings(self) -> dict[str, Tensor]:
-        """What kernels bind, by the names they have in all of them."""
+        """The tensors by their names in kernels."""
         bound = {
             "parameter": self.parameter,
             "gradient": self.gradient,
@@ -165,7 +165,7 @@ def piece_of_norm(grad: Tensor) -> int:
 
 
 class UpdateOperations(Recorder):
-    """The operations on arrays."""
+    """Norms of gradients and updates of weights, on arrays."""
 
     @recorded
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> None:

@@ -3,9 +3,9 @@
 The threads of OpenBLAS wait for each other in a loop, which costs more than they give where others
 use the processors, and add some products in another order than one thread does. So `FixedProducts`
 gives each of its own threads whole rows or columns of a product, which OpenBLAS computes with one
-thread: how it adds along the inner dimension does not depend on how many rows and columns there
-are. Other libraries (MKL, Accelerate) keep their threads. What is computed row by row is given to
-the same threads, which compute while NumPy does not hold Python's lock.
+thread: the order of its sums along the inner dimension does not depend on the number of rows and
+columns. Other libraries (MKL, Accelerate) keep their threads. The same threads compute work that is
+done row by row, while NumPy does not hold Python's lock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from llmgpu.lm.ops.tensor import FloatArray
 from llmgpu.memory import has_limited_address_space
 from llmgpu.processors import usable_processors
 
-ALIGNMENT = 64  # rows or columns of a part: a multiple of what OpenBLAS computes at once
+ALIGNMENT = 64  # rows or columns of a part: a multiple of OpenBLAS's blocks
 LEAST_PART = 1 << 24  # multiplications: below, a part costs less than handing it to a thread
 _BUFFER_BYTES = 36 << 20  # that OpenBLAS takes for a thread, and some
 LEAST_ELEMENTS = 1 << 15  # the same of work on rows
@@ -95,7 +95,7 @@ def sgemm() -> tuple[int, bool] | None:
 
 
 def describe_products(*, fixed: bool) -> str:
-    """Name what the bits of products in NumPy depend on: the library, and with which kernels.
+    """Name the library of NumPy's products and its kernels, on which their bits depend.
 
     fixed: by `FixedProducts`; without, the number of threads counts, too.
     """
@@ -154,7 +154,7 @@ class FixedProducts:
     def over_rows(
         self, rows: int, elements: int, compute: Callable[[slice], T], step: int = 1
     ) -> list[T]:
-        """Call `compute` for all rows, a part in each thread; return what it gives for each part.
+        """Call `compute` for all rows, a part in each thread; return the result of each part.
 
         elements: how many numbers there are in all. compute: its results for a row must not depend
             on the other rows. step: a part is a multiple of this many rows, but for the last.

@@ -209,7 +209,7 @@ class Recorder:
         self._program.steps.append(step)
 
     def prepare(self, program: Program) -> None:
-        """Do what can be done of the program's next run while the device is at work."""
+        """Prepare the next run of a program while the device is at work."""
 
     def run(self, program: Program) -> None:
         """Carry out a program, or start it on a device without waiting for its end."""
@@ -391,7 +391,10 @@ class GpuRecorder(Recorder):
             self._prepared[id(program)] = program, self._commands_of(program)
 
     def through_single(self, outs: Mapping[str, Tensor], record: Callable[..., None]) -> None:
-        """Record what writes float32 tensors, by name; half precision by way of scratch memory."""
+        """Call `record` with float32 tensors, by name, and round results into float16 tensors.
+
+        Scratch memory takes the place of float16 tensors meanwhile.
+        """
         singles = {
             name: self.scratch(f"{name} in float32", out.shape) if out.is_half else out
             for name, out in outs.items()
@@ -490,12 +493,12 @@ def as_single(array: AnyArray) -> FloatArray:
 
 
 def single_of(array: AnyArray) -> FloatArray:
-    """Return float32 memory for what is to be put in an array: the array itself, or another."""
+    """Return float32 memory for numbers that `put` then writes to an array, or the array."""
     return array if array.dtype == np.float32 else np.empty(array.shape, np.float32)
 
 
 def put(values: FloatArray, array: AnyArray) -> None:
-    """Round what `single_of` returned to the array's type, if it is another."""
+    """Round the memory that `single_of` returned into the array, unless it is the array."""
     if values is not array:
         np.copyto(array, values, casting="same_kind")
 

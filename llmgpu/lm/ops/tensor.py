@@ -65,8 +65,8 @@ class Tensor:
         """Return rows start to stop - 1 of the first dimension, over the same memory.
 
         Raises:
-            ValueError: there are no such rows, or on a device they don't start at a multiple of
-                256 bytes.
+            ValueError: the tensor has fewer rows, or on a device the first one doesn't start at a
+                multiple of 256 bytes.
         """
         if not 0 <= start <= stop <= self.shape[0]:
             raise ValueError(f"{self.name} has {self.shape[0]} rows, not {start} to {stop}")
@@ -87,8 +87,8 @@ class Tensor:
         """Return elements start to stop - 1 in C order, over the same memory.
 
         Raises:
-            ValueError: there are no such elements, or on a device they don't start at a multiple of
-                256 bytes.
+            ValueError: the tensor has fewer elements, or on a device the first one doesn't start at
+                a multiple of 256 bytes.
         """
         return self.reshaped(self.size).rows(start, stop)
 
@@ -108,7 +108,7 @@ class TensorMaker(Protocol):
     """Anything that makes tensors, as all `Operations` do."""
 
     def scratch(self, role: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
-        """Return memory that all who ask for this role and shape share."""
+        """Return the scratch memory of this role and shape."""
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
         """Make a tensor of zeros."""
@@ -151,8 +151,8 @@ class Groups:
 class Losses:
     """The parts of the loss of each row, all (N,).
 
-    cross_entropy: of the target alone. smoothing: what label smoothing adds. z_loss: what the
-    penalty on the log-sum-exp adds.
+    cross_entropy: of the target alone. smoothing: added by label smoothing. z_loss: added by the
+    penalty on the log-sum-exp.
     """
 
     cross_entropy: Tensor
@@ -185,7 +185,7 @@ class NewRows:
     """New tokens of sequences in a cache.
 
     tokens: uint32 (N,). places: uint32 (2, N), their positions, and the rows of the cache where
-    their sequences start. idle: where those of rows without a token start.
+    their sequences start. idle: the start of rows without a token.
     """
 
     tokens: Tensor
@@ -227,7 +227,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class AttentionTensors:
-    """What attention reads and writes; rows are the tokens of B sequences, one after the other.
+    """The tensors of attention; rows are the tokens of B sequences, one after the other.
 
     q, out: (N, H * D). k, v: (N, K * D). log_sum_exp: (N, H), written for the backward pass.
     """
@@ -251,7 +251,7 @@ class AttentionGradients:
 
 @dataclass(frozen=True)
 class Norm:
-    """What a norm reads and writes: x, out (N, C); weight (C,); inverse_rms (N,)."""
+    """The tensors of a norm: x, out (N, C); weight (C,); inverse_rms (N,)."""
 
     x: Tensor
     weight: Tensor
@@ -261,7 +261,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Rotation:
-    """The angles of rows: those of positions uint32 (N,).
+    """The angles of rows, at positions uint32 (N,).
 
     cosines, sines: (positions, D/2), as `rotary_tables` makes them.
     """

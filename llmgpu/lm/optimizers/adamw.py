@@ -1,4 +1,4 @@
-"""What an optimizer is, and AdamW: moments in float32 of a whole weight or of some rows.
+"""The type of optimizers, and AdamW: moments in float32 of a whole weight or of some rows.
 
 I. Loshchilov, F. Hutter, Decoupled Weight Decay Regularization, arXiv 1711.05101. Where only some
 rows are updated, the others keep their moments as they are, as in torch's SparseAdam.
@@ -32,9 +32,9 @@ def update_each(operations: Operations, steps: Steps) -> None:
 class Optimizer:
     """An optimizer, as `llmgpu.lm.optimizers` lists it.
 
-    name: what --optimizer and checkpoints call it.
+    name: of --optimizer and in checkpoints.
     make: makes the state of a weight. make_rows: makes the state of a table of which a step updates
-    only some rows, given their numbers (uint32, those beyond the table are skipped); None if the
+    only some rows, given their numbers (uint32, beyond the table they are skipped); None if the
     optimizer can't do that. make_hidden: makes the state of a matrix inside a layer; None: `make`.
     record: records the steps of all weights.
     keeps_codes: its moments are not all float32.
@@ -133,7 +133,7 @@ class Moments(WeightState):
 
 @dataclass(frozen=True)
 class RowMoments(Moments):
-    """Moments of a table (V, C); a step changes those of `rows` only, and their parameters.
+    """Moments of a table (V, C); a step changes the moments and parameters of `rows` only.
 
     rows: uint32 (U,), distinct row numbers, and 0xffffffff in entries that are not in use. The
     gradient is (U, C), a row for each entry.

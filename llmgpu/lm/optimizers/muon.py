@@ -1,4 +1,4 @@
-"""Muon: the step of a hidden matrix is orthogonal; other weights take those of AdamW.
+"""Muon: the step of a hidden matrix is orthogonal; other weights take AdamW's steps.
 
 The momentum of a matrix is brought near the orthogonal matrix next to it, one whose singular values
 are all 1, by five Newton-Schulz iterations, which are matrix products: x -> (A + B x x^T +
@@ -113,8 +113,8 @@ def record_orthogonal(
     """Record that matrices (S, rows, columns) become nearly orthogonal; return the results.
 
     The matrices are overwritten. Singular values below about 1e-3 of the largest stay below 1.
-    half: the factors of products are rounded to half precision, as those of the model are.
-    memory: numbers that the scratch memory has, which all who name as many share.
+    half: the factors of products are rounded to half precision, as in the model.
+    memory: size of the scratch memory in numbers; stacks that name the same size share it.
     """
 
     def scratch(role: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
@@ -156,7 +156,7 @@ HiddenStep = tuple[Momentum, WeightUpdate]
 
 
 def _record(operations: Operations, steps: Steps) -> None:
-    """Record the steps of all weights, those of several matrices of one shape at once."""
+    """Record the steps of all weights, of several matrices of one shape at once."""
     by_shape: dict[tuple[int, ...], list[HiddenStep]] = {}
     for state, update in steps:
         if isinstance(state, Momentum):
