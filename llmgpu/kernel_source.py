@@ -88,7 +88,7 @@ class Binding:
 class KernelSource:
     """A kernel's whole text and what it declares.
 
-    lines: for each line of the text, the file and line it came from; file "" of generated text.
+    lines: for each line of the text, the file and line it came from.
     settings: names that ``//!override`` declares. The text already has their values.
     """
 

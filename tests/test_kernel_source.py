@@ -54,9 +54,9 @@ WEIGHTS_IN_HALF = (
 )
 WITH_HALF_COPY = ("adamw_8bit_update", "adamw_update", "adamw_update_rows", "muon_update")
 SETTINGS: dict[str, tuple[Mapping[str, int], ...]] = {
+    "bench/multiply_matrices.wgsl": ({"unit_columns": 8, "lanes": 64},),
     **{f"lm/{name}.wgsl": ({"half": 1},) for name in WEIGHTS_IN_HALF},
     **{f"lm/12_{name}.wgsl": ({"half_copy": 1},) for name in WITH_HALF_COPY},
-    "bench/multiply_matrices.wgsl": ({"unit_columns": 8},),
     "lm/03_matrix_product.wgsl": PRODUCTS,
     "lm/03_matrix_product_units.wgsl": PRODUCTS_ON_UNITS,
     "lm/05_attention_units.wgsl": ATTENTION_ON_UNITS,

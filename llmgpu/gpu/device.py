@@ -30,7 +30,7 @@ from llmgpu.gpu.adapters import (
 from llmgpu.gpu.commands import Commands, Download, Staging, parallel_copy
 from llmgpu.gpu.driver import BufferUsage
 from llmgpu.gpu.kernel import Kernel
-from llmgpu.kernel_source import KernelSource, compose, kernel_source
+from llmgpu.kernel_source import compose
 from llmgpu.spelling import spelled
 
 # Loop iterations, nested ones included, that one thread may need in a dispatch. Mesa's software
@@ -90,29 +90,13 @@ class Device(OpenedAdapter):
         file: its path below wgsl/. constants: of WGSL's overrides and of those of directives.
         """
         key = (file, *sorted(constants.items()))
-        return self._compiled(key, lambda: compose(file, self.source_choices, constants), constants)
-
-    def generated(self, text: str) -> Kernel:
-        """Return the one kernel of a generated text, compiled once."""
-
-        def source() -> KernelSource:
-            lines = [(line, "", number) for number, line in enumerate(text.splitlines(), 1)]
-            return kernel_source(lines, "")
-
-        return self._compiled((text,), source, {})
-
-    def _compiled(
-        self,
-        key: tuple[object, ...],
-        source: Callable[[], KernelSource],
-        constants: Mapping[str, int | str],
-    ) -> Kernel:
-        """Return the kernel of a key; a second thread that asks for it waits for the first."""
         mine: Future[Kernel] = Future()
+        # A second thread that asks for the kernel waits for the first.
         kernel = self._kernels.setdefault(key, mine)
         if kernel is mine:
             try:
-                mine.set_result(self._make_kernel(self, source(), constants))
+                source = compose(file, self.source_choices, constants)
+                mine.set_result(self._make_kernel(self, source, constants))
             except BaseException as error:
                 del self._kernels[key]
                 mine.set_exception(error)

@@ -130,5 +130,5 @@ def _locate(message: str, source: KernelSource) -> str:
     where = ""
     if position is not None:
         name, line = source.lines[int(position[1]) - 1]
-        where = f" at wgsl/{name}:{line}" if name else f" at generated text, line {line}"
+        where = f" at wgsl/{name}:{line}"
     return f"kernel {source.entry} does not compile{where}: {message}"

@@ -15,6 +15,7 @@ from llmgpu.gpu.commands import MAX_GROUPS
 from llmgpu.kernel_source import constant
 from llmgpu.lm.ops.embedding import NO_TOKEN
 from llmgpu.lm.ops.operations import GpuOperations, Operations
+from tests.harness.kernels import kernel_of
 from tests.lm.conftest import operations  # noqa: F401 (a fixture)
 from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
 from tests.lm.ops.embedding_data import SHAPES, Ids, random_table, random_tokens
@@ -190,7 +191,8 @@ def test_a_plain_sum_loses_gradients(device: Device) -> None:
     grads = tensor_of(gpu, "grad_out", np.ones((4096, 1)))
     table = gpu.tensor("grad_table", (1, 1))
     bindings = {"grad_out": grads, "grad_table": table}
-    run(gpu, lambda: gpu.dispatch_generated(ADD_WITHOUT_ATOMICS, 4096 // 256, **bindings))
+    kernel = kernel_of(device, ADD_WITHOUT_ATOMICS)
+    run(gpu, lambda: gpu._append_kernel(lambda: kernel, 4096 // 256, bindings))
     assert 1 <= gpu.read(table)[0, 0] < 4096
     batch = [(np.zeros(4096, np.uint32), np.ones((4096, 1)))]
     assert backward(device, lab.embed_backward, batch, 1)[0, 0] == 4096

@@ -26,6 +26,7 @@ from llmgpu.gpu import Device, drivers, list_adapters, load_driver
 from llmgpu.gpu.driver import BufferUsage
 from llmgpu.kernel_source import compose
 from tests.conftest import PYTHON_PATH
+from tests.harness.kernels import kernel_of
 from tests.test_kernel_source import COMPILED
 
 COUNT = """
@@ -104,7 +105,7 @@ def test_a_kernel_runs_on_dawn(dawn_device: Device) -> None:
     device = dawn_device
     values = np.arange(1 << 20, dtype=np.uint32)  # larger than what goes through the queue
     buffer = device.upload("counts", values)
-    kernel = device.generated(COUNT).bind(counts=buffer)
+    kernel = kernel_of(device, COUNT).bind(counts=buffer)
     device.timing = True
     commands = device.record()
     commands.dispatch(kernel, len(values) // 64)
@@ -118,7 +119,7 @@ def test_a_kernel_runs_on_dawn(dawn_device: Device) -> None:
 def test_submissions_that_nobody_waits_for_are_forgotten(dawn_device: Device) -> None:
     device = dawn_device
     buffer = device.upload("counts", np.zeros(64, np.uint32))
-    kernel = device.generated(COUNT).bind(counts=buffer)
+    kernel = kernel_of(device, COUNT).bind(counts=buffer)
     submissions = []
     for _ in range(200):
         commands = device.record()
@@ -138,7 +139,7 @@ def test_a_signal_during_a_wait_is_not_lost(dawn_device: Device) -> None:
 
     device = dawn_device
     buffer = device.upload("counts", np.zeros(64, np.uint32))
-    kernel = device.generated(COUNT).bind(counts=buffer)
+    kernel = kernel_of(device, COUNT).bind(counts=buffer)
     before = signal.signal(signal.SIGUSR1, stop)
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
     timer.start()
@@ -157,8 +158,8 @@ def test_a_signal_during_a_wait_is_not_lost(dawn_device: Device) -> None:
 
 
 def test_dawn_raises_what_wgpu_ends_the_process_for(dawn_device: Device) -> None:
-    with pytest.raises(DeviceError, match="does not compile at generated text, line 2"):
-        dawn_device.generated("@compute @workgroup_size(1) fn f() {\n    nowhere = 1;\n}")
+    with pytest.raises(DeviceError, match="does not compile at wgsl/text:2"):
+        kernel_of(dawn_device, "@compute @workgroup_size(1) fn f() {\n    nowhere = 1;\n}")
     with pytest.raises(DeviceError, match="allocate"):
         dawn_device.create_handle("huge", 1 << 62, BufferUsage.STORAGE)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.gpu.guarded import GuardedDevice
+from tests.harness.kernels import kernel_of
 
 WRITE = """
 @group(0) @binding(0) var<storage, read_write> out: array<u32>;
@@ -23,7 +24,7 @@ def test_a_kernel_that_writes_after_its_buffer_is_caught(
     """A buffer of 100 words and 28 of padding, then the guard words."""
     out = portable_device.create_buffer("the output", 400)
     assert out.nbytes == 512
-    kernel = portable_device.generated(WRITE.replace("PLACE", f"{place}u"))
+    kernel = kernel_of(portable_device, WRITE.replace("PLACE", f"{place}u"))
     commands = portable_device.record()
     commands.dispatch(kernel.bind(out=out), 1)
     commands.submit()

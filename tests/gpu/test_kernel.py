@@ -13,6 +13,7 @@ import pytest
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device, Kernel
 from llmgpu.kernel_source import compose, read_wgsl
+from tests.harness.kernels import kernel_of
 
 
 def test_a_kernel_is_compiled_once_for_each_set_of_constants(any_device: Device) -> None:
@@ -95,7 +96,7 @@ def test_a_compiler_error_names_file_and_line(
         Kernel(device, replace(source, text=text), {})
 
 
-GENERATED = """
+TEXT = """
 var<workgroup> sums: array<array<array<vec4<f32>, 16>, 4>, 8>;
 @group(0) @binding(0) var<storage, read_write> out: array<f32>;
 @compute @workgroup_size(64)
@@ -106,18 +107,16 @@ fn sum(@builtin(local_invocation_index) i: u32) {
 """
 
 
-def test_a_generated_text_is_compiled_once(any_device: Device) -> None:
-    kernel = any_device.generated(GENERATED)
-    assert any_device.generated(GENERATED) is kernel
-    assert any_device.generated(GENERATED.replace("64", "32")) is not kernel
+def test_a_kernel_is_named_after_its_entry_point(any_device: Device) -> None:
+    kernel = kernel_of(any_device, TEXT)
     assert (kernel.label, kernel.workgroup_size) == ("sum", 64)
 
 
 def test_arrays_of_arrays_count_as_workgroup_memory(portable_device: Device) -> None:
     with pytest.raises(DeviceError, match=r"workgroup-storage-size of 32768"):
-        portable_device.generated(GENERATED.replace("4>, 8>", "4>, 32>"))
+        kernel_of(portable_device, TEXT.replace("4>, 8>", "4>, 32>"))
 
 
-def test_errors_of_a_generated_text_name_the_line(device: Device) -> None:
-    with pytest.raises(DeviceError, match=r"sum does not compile at generated text, line 7: "):
-        device.generated(GENERATED.replace("out[i]", "nowhere[i]"))
+def test_errors_of_a_text_name_the_line(device: Device) -> None:
+    with pytest.raises(DeviceError, match=r"sum does not compile at wgsl/text:7: "):
+        kernel_of(device, TEXT.replace("out[i]", "nowhere[i]"))

@@ -10,7 +10,7 @@
 // binding 4  units          read_write  (positions)
 // binding 5  links          read_write  (positions)
 // binding 6  slots          read_write  (positions)
-// binding 7  places         read_write  (positions) number of the occurrence among those of its pair
+// binding 7  places         read_write  (positions) number of the occurrence among its pair's
 // binding 8  entries        read_write  (distinct pairs) count and size
 // dispatch: one thread per position
 //!include common/workgroup.wgsl

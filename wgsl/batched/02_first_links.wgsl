@@ -1,6 +1,6 @@
 // batched_first_links: gives positions the slots of their pairs, and pairs their lists of positions.
 //
-// binding 0  places         read        (positions) number of the occurrence among those of its pair
+// binding 0  places         read        (positions) number of the occurrence among its pair's
 // binding 1  entries        read_write  (distinct pairs) slot
 // binding 2  pairs          read        (pair_capacity)
 // binding 3  slots          read_write  (positions) 1 + entry in, slot out

@@ -9,7 +9,7 @@
 // binding 1  slots          read_write  (positions)
 // binding 2  position_list  read        (list_capacity)
 // binding 3  changes        read_write  (candidate_capacity) x: where the walk of a run continues
-// binding 4  entries        read_write  (entry_capacity) those of the previous batch are freed
+// binding 4  entries        read_write  (entry_capacity) entries of the previous batch are freed
 // binding 5  state          read_write  BatchState
 // dispatch: any number of workgroups
 //!include common/workgroup.wgsl

@@ -22,7 +22,7 @@
 @group(0) @binding(6) var<storage, read_write> entries: array<Entry>;
 @group(0) @binding(7) var<storage, read_write> state: BatchState;
 
-// Lists a position among those of the new pair that starts there.
+// Lists a position under the new pair that starts there.
 fn list_position(position: u32, entry: u32, place: u32) {
     let slot = entries[entry].slot;
     slots[position] = slot;

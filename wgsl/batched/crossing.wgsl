@@ -11,7 +11,7 @@ struct Crossing {
 
 var<workgroup> sh_crossing: Crossing;
 
-// Call from all threads; own_bins(r) is what a thread reads for the r-th bin from the top.
+// Call from all threads; own_bins(r) is the thread's count of the r-th bin from the top.
 // Each thread looks at BINS / WORKGROUP_SIZE neighbouring bins.
 fn find_crossing(limit: u32, scan_input: ScanInput) -> Crossing {
     let share = BINS / WORKGROUP_SIZE;

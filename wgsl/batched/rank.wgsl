@@ -14,7 +14,7 @@ fn rank_of(count: u32, left: u32, right: u32) -> vec3<u32> {
     return vec3<u32>(count, LAST_SYMBOL - left, LAST_SYMBOL - right);
 }
 
-// Whether rank a is that of b or comes before it.
+// Whether rank a is rank b or comes before it.
 fn at_least(a: vec3<u32>, b: vec3<u32>) -> bool {
     if (a.x != b.x) { return a.x > b.x; }
     if (a.y != b.y) { return a.y > b.y; }

@@ -1,4 +1,4 @@
-// What the batched trainer's kernels share: positions, pairs, and the state of the loop.
+// Shared by the batched trainer's kernels: positions, pairs, and the state of the loop.
 //
 // Every symbol of every word has a position. Words are separated, and the symbols of a word are
 // linked both ways, so that a merge touches its neighbours only. Every pair of symbols that is

@@ -1,4 +1,4 @@
-// Copying, the most that a kernel gets out of memory; what others move is stated as a share of it.
+// Copying, the most that a kernel gets out of memory. The rates of other kernels are shares of it.
 //!include lm/elements.wgsl
 
 // copy

@@ -1,5 +1,5 @@
-// Fused multiply-adds in registers, the most arithmetic that a kernel gets out of a device; what
-// others compute is stated as a share of it.
+// Fused multiply-adds in registers, the most arithmetic that a kernel gets out of a device.
+// The rates of other kernels are shares of it.
 //!include lm/elements.wgsl
 
 override ROUNDS: u32 = 1024u;

@@ -1,11 +1,11 @@
-// count_look_up: counts the words that are in the table, and lists those that are not.
+// count_look_up: counts the words that are in the table, and lists the other words.
 //
 // A thread goes through the words that start in 32 bytes of text, one u32 of start bits.
 //
 // binding 0  params      uniform     SliceParams
 // binding 1  text        read        (length)
 // binding 2  start_bits  read        (length bits) where words start
-// binding 3  pending     read_write  (length bits) the words to look at; left: those to look at again
+// binding 3  pending     read_write  (length bits) before: the words to look at; after: the words to look at again
 // binding 4  table       read        (slot_capacity) key, 1 + number of the word; 0 is free
 // binding 5  word_data   read        (data_capacity) words: length, then bytes
 // binding 6  counts      read_write  (word_capacity) occurrences by number

@@ -5,7 +5,7 @@
 // binding 0  params      uniform     SliceParams
 // binding 1  text        read        (length)
 // binding 2  start_bits  read        (length bits) where words start
-// binding 3  pending     read_write  (length bits) the words to look at; left: those not taken in
+// binding 3  pending     read_write  (length bits) before: the words to look at; after: the words not taken in
 // binding 4  table       read        (slot_capacity) key, 1 + number of the word; 0 is free
 // binding 5  word_data   read        (data_capacity) words: length, then bytes
 // binding 6  words       read_write  (length) where a word starts its number, or LONG_WORD

@@ -1,4 +1,4 @@
-// encode_whole_tokens: of the words that are new in the table, those that are a token.
+// encode_whole_tokens: finds the new words of the table that are a token.
 //
 // Such a word needs no merging if the vocabulary ignores merges then; a walk down the trie tells.
 // Run only for such a vocabulary; all other new words are left to encode_merge.

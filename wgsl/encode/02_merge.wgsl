@@ -103,7 +103,7 @@ fn merge(best: Best, end: u32) {
     }
 }
 
-// Merges the pairs of the lowest rank from the left, unless a new pair comes before those left.
+// Merges the pairs of the lowest rank from the left, until a new pair has a lower rank.
 fn merge_all(first: Best, end: u32) {
     var best = first;
     loop {

@@ -1,7 +1,7 @@
 // add_partials: add up the partial sums of a matrix product, in a fixed order.
 //
 // Where a product has few tiles, several workgroups take a part of the inner dimension each
-// (llmgpu/lm/ops/matrix_source.py); this makes one product of their partial sums.
+// (03_matrix_product.wgsl); this makes one product of their partial sums.
 //
 // binding 0  partials  read        (parts, elements)
 // binding 1  residual  read        (elements); anything where it is not added

@@ -119,8 +119,8 @@ fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {
 //!end
 }
 
-// Where a thread's load `q` of a side goes: the outer index, and the inner one. The contiguous one
-// of them counts fours.
+// Where a thread's load `q` of a side goes: its outer and its inner index. The contiguous index of
+// the two counts fours.
 //!block load_place
   //!let number = (local_index + {q * threads}u)
   //!if {side}_contiguous
@@ -167,7 +167,7 @@ fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {
   //!end
 //!end
 
-// Store what was loaded into workgroup memory.
+// Store the loaded elements into workgroup memory.
 //!block store_step
   //!for side outer first width in {sides}
     //!for q in 0..width * inner / 4 / threads
@@ -190,7 +190,7 @@ fn {name}(
     @builtin(local_invocation_index) local_index: u32,
 ) {
     // The workgroup's tile. Workgroups that follow one another go along the dimension with fewer
-    // tiles, so that they share what they load of the other factor.
+    // tiles, so that they share loads of the other factor.
     let group = workgroup.y * workgroups.x + workgroup.x;
     let tiles_down = (dims.x + {rows - 1}u) / {rows}u;
     let tiles_across = (dims.y + {columns - 1}u) / {columns}u;
@@ -207,7 +207,7 @@ fn {name}(
     let row0 = tile_row * {rows}u;
     let column0 = tile_column * {columns}u;
     // The thread's place in the tile. 32 threads, which run in step, are a block of 4 x 8, so that
-    // they share what they load of both factors.
+    // they share loads of both factors.
     let block = local_index / 32u;
     let lane = local_index % 32u;
     let thread_row = block / {threads_across / 8}u * 4u + lane / 8u;

@@ -176,7 +176,7 @@ fn load_{side}(line_start: u32, column: u32) -> vec4<u32> {
   //!end
 //!end
 
-// Store what was loaded into workgroup memory.
+// Store the loaded vectors into workgroup memory.
 //!block store_step
   //!for side in left, right
     //!for q in 0..{side}_lines * {side}_line_vectors / threads
@@ -188,7 +188,7 @@ fn load_{side}(line_start: u32, column: u32) -> vec4<u32> {
 
 // Load both factors' parts of two steps at once. A line of one step is half of a cache line, and
 // looking for it takes as long as for a whole one. So eight threads load a line of both steps. The
-// threads of its first half and those of its second half change places at every other load: of two
+// threads of its first half and of its second half change places at every other load: of two
 // loads a thread has the first step's part of one line and the second step's part of another, and
 // all threads store for either step.
 //!block load_pairs
@@ -199,7 +199,7 @@ fn load_{side}(line_start: u32, column: u32) -> vec4<u32> {
   //!end
 //!end
 
-// Store what was loaded for the first or the second of two steps.
+// Store the loaded vectors of the first or the second of two steps.
 //!block store_half
   //!for side in left, right
     //!for n in 0..{side}_lines * {side}_line_vectors / threads
@@ -263,7 +263,7 @@ fn {name}(
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
     // The workgroup's tile. Workgroups that follow one another go down a band of 8 rows of tiles,
-    // so that they share what they load.
+    // so that they share loads.
     let group = workgroup.y * workgroups.x + workgroup.x;
     let tiles_down = (dims.x + {rows - 1}u) / {rows}u;
     let tiles_across = (dims.y + {columns - 1}u) / {columns}u;

@@ -1,4 +1,4 @@
-// join_heads: the gradient of what split_heads takes.
+// join_heads: the gradient of split_heads.
 //
 //   x[i], x[i + D/2] = q[i] cos + q[i + D/2] sin, q[i + D/2] cos - q[i] sin; so of k; x = v
 //

@@ -60,7 +60,7 @@ fn attend(query: Corner, keys: Corner, local_index: u32) {
     let end = min(query.row + BLOCK_ROWS, params.seq);
     let least_start = starts[query.sequence + query.row];
     let largest_start = starts[query.sequence + end - 1u];
-    // Rows may see nothing of their first blocks. What they sum up there is finite, and multiplied by
+    // Rows may see nothing of their first blocks. Their sums there are finite, and multiplied by
     // 0 at the first score that they see.
     let begin = least_start / BLOCK_ROWS * BLOCK_ROWS;
     for (var first = begin; first < end; first += BLOCK_ROWS) {
@@ -118,7 +118,7 @@ fn hide_row(scores: vec4<f32>, query: Corner, keys: vec4<u32>, row: u32) -> vec4
     return select(vec4<f32>(LOWEST), scores, seen);
 }
 
-// The largest score of each row: what was before, and those of all lanes of the group.
+// The largest score of each row: of the old maximum and the maxima of all lanes of the group.
 fn max_of_lanes(before: RowNumbers, scores: Block, local_index: u32) -> RowNumbers {
     exchange(RowNumbers(row_max(scores.upper), row_max(scores.lower)), local_index);
     var largest = before;
@@ -147,7 +147,7 @@ fn exchange(value: RowNumbers, local_index: u32) {
     workgroupBarrier();
 }
 
-// What a lane of the group stored.
+// The number that a lane of the group stored.
 fn exchanged(lane: u32, local_index: u32) -> RowNumbers {
     let other = local_index / LANES * LANES + lane;
     let first = other % 2u * 2u;
@@ -184,7 +184,7 @@ fn exponentials(scores: mat4x4<f32>, largest: vec4<f32>) -> mat4x4<f32> {
     );
 }
 
-// The same for all lanes of a group: the first one stores them.
+// All lanes of a group have the same numbers: the first lane stores them.
 fn store_log_sums(query: Corner, largest: RowNumbers, sum: RowNumbers, local_index: u32) {
     if (local_index % LANES == 0u) {
         let rows = upper_rows(query.row, local_index);

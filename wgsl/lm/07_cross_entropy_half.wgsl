@@ -32,7 +32,7 @@ fn cross_entropy_half(
     }
 }
 
-// Those of logits that stand for no token are 0.
+// Gradients of logits that stand for no token are 0.
 fn four_gradients(base: u32, first: u32, slope: Slope) -> vec4<f32> {
     var gradients = vec4<f32>();
     for (var i = 0u; i < 4u; i++) {

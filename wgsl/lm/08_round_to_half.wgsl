@@ -14,7 +14,7 @@
 @group(0) @binding(1) var<storage, read_write> dst: array<u32>;
 @group(0) @binding(2) var<uniform> n: u32;
 
-// The word with its upper half as it is where only one element is left.
+// The word; its upper half stays if only one element is left.
 fn kept(word: u32, halves: u32, left: u32) -> u32 {
     if (left > 1u) { return halves; }
     return (halves & 0xffffu) | (dst[word] & 0xffff0000u);

@@ -65,7 +65,7 @@ fn gather_query(query: Corner, keys: Corner, local_index: u32) {
     }
 }
 
-// ds of own queries; keys are those of the lane.
+// ds of own queries and the keys of the lane.
 fn score_gradients(
     scores: mat4x4<f32>,
     slopes: mat4x4<f32>,

@@ -1,4 +1,4 @@
-// finalize_stats: what follows from the norm of all gradients.
+// finalize_stats: the norm of all gradients, the clip scale, and whether the step is bad.
 //
 //   norm = inverse_scale sqrt(sum over all gradients of g^2)
 //   clip_scale = min(1, max_norm / (norm + 1e-6)), 0 from the first bad step on

@@ -38,7 +38,7 @@ fn reduce_norms(
     let elements = dims[tensor / 4u][tensor % 4u];
     let squares = thread_squares(tensor, elements, place, local_index);
     let total = workgroup_sum(squares, local_index);
-    // Gradients have elements; what is not there has none.
+    // Bindings without a gradient have no elements.
     if (local_index == 0u && elements != 0u) {
         partials[(dims[1].w + tensor) * NORM_PARTIALS + place] = total;
     }

@@ -1,10 +1,11 @@
-// draw_largest: draw the next id of each row among those with the largest logits, at its next position.
+// draw_largest: draw the next id of each row from the ids with the largest logits, at its next
+// position.
 //
-// The k largest are put in order by counting, for each, those before it: of equal logits the smallest
+// The k largest are put in order by counting, for each, the pairs before it: of equal logits the smallest
 // id comes first. With weights exp((logit - largest) * inverse temperature), the shortest head of the
 // list that has top_p of their sum is kept. Taken is the first id up to which the sum of weights is more
-// than `uniform` of the sum of those kept. Sums are float32: where they are within rounding of that, the
-// id may be the one before or after what exact sums give.
+// than `uniform` of the sum of the ids kept. Sums are float32: within their rounding, the id may be a
+// neighbour of the id that exact sums give.
 //
 // Rows that are not in use, whose sequences start at `last`, stay where they are.
 //

@@ -32,7 +32,7 @@ var<workgroup> sh_digits: u32; // found so far
 var<workgroup> sh_left: u32; // wanted of those that begin with them
 var<workgroup> sh_count: atomic<u32>;
 
-// The orders of four logits of a row, 0 for those that are not below `end`.
+// The orders of four logits of a row, 0 for logits that are not below `end`.
 fn four_orders(row: u32, quad: u32, end: u32) -> vec4<u32> {
     let first = 4u * quad;
     if (first >= end) {

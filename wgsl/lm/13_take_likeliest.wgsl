@@ -1,4 +1,4 @@
-// take_likeliest: take the likeliest id of each row as its next one, at its next position.
+// take_likeliest: store the likeliest id of each row as its next id, at its next position.
 //
 // Rows that are not in use, whose sequences start at `last`, stay where they are.
 //

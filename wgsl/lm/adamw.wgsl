@@ -13,7 +13,7 @@ struct Adamw {
     second: vec4<f32>,
 }
 
-// What a step leaves; g is the clipped gradient.
+// Results of a step; g is the clipped gradient.
 fn adamw(before: Adamw, g: vec4<f32>, options: Hyper, decays: bool) -> Adamw {
     let first = before.first + options.one_minus_beta1 * (g - before.first);
     let second = before.second + options.one_minus_beta2 * (g * g - before.second);

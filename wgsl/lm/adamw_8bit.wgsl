@@ -4,13 +4,13 @@
 //
 //   first = a sign(c) (c / 127)^4,  c = -127 to 127      sqrt(second) = b (c / 255)^4,  c = 0 to 255
 //
-// A code is that of the nearest value; fourth powers make steps between small values small. A second
+// A number gets the code of the nearest value; fourth powers make steps between small values small. A second
 // moment that is not 0 has a code of at least 1, since a denominator of 0 would let the step explode.
 //
 // Block-wise quantisation: T. Dettmers, M. Lewis, S. Shleifer, L. Zettlemoyer, 8-bit Optimizers via
 // Block-wise Quantization, arXiv 2110.02861.
 //
-// Codes have one byte each and fill whole blocks: those after the tensor's end are 0. The scales are a
+// Codes have one byte each and fill whole blocks: codes after the tensor's end are 0. The scales are a
 // and b. WORKGROUP_SIZE must be BLOCK / 4.
 //!include common/reduce.wgsl
 //!include lm/adamw.wgsl

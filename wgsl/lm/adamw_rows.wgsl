@@ -1,8 +1,8 @@
 // AdamW on some rows of a table (an embedding's).
 //
-// Rows that are not listed keep their moments as they are, as if the step had not been taken. `rows`
-// holds different row numbers, and 0xffffffff in entries that are not in use. Row k of the gradient is
-// that of row rows[k] of the table.
+// Rows that are not listed keep their moments as they are, as if the step had not been taken.
+// `rows` holds different row numbers, and 0xffffffff in entries that are not in use. Row k of the
+// gradient is that of row rows[k] of the table.
 //!include lm/adamw.wgsl
 //!include lm/elements.wgsl
 
@@ -15,8 +15,8 @@
 @group(0) @binding(6) var<storage, read> rows: array<u32>;
 @group(0) @binding(7) var<uniform> dims: vec4<u32>;
 
-// An element of the table and that of its gradient; `listed` is false where entry `i` / C of `rows` has
-// no row.
+// An element of the table and the element of its gradient; `listed` is false where entry `i` / C of
+// `rows` has no row.
 struct Place {
     listed: bool,
     element: u32,

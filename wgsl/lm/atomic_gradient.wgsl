@@ -1,8 +1,8 @@
 // The gradient of a table by atomic additions.
 //
-// Threads add in no fixed order, so the last bits of a result differ from run to run, and threads of
-// one token wait for each other; 01_embed_backward_grouped.wgsl has neither fault. Gradients that are
-// not finite are left out, and so are tokens beyond the table.
+// Threads add in no fixed order, so the last bits of a result differ from run to run, and threads
+// of one token wait for each other; 01_embed_backward_grouped.wgsl has neither fault. Gradients
+// that are not finite are left out, and so are tokens beyond the table.
 //!include lm/elements.wgsl
 //!include lm/finite.wgsl
 
@@ -11,9 +11,9 @@
 @group(0) @binding(2) var<storage, read_write> grad_table: array<atomic<u32>>;
 @group(0) @binding(3) var<uniform> dims: vec4<u32>;
 
-// WGSL has no atomic f32: replace the bits by those of the sum, and try again while other threads get
-// in between. 0 is skipped because it costs as much as any other number; a number that is not finite,
-// because one of them would spoil the row for good.
+// WGSL has no atomic f32: replace the bits by the bits of the sum, and try again while other
+// threads write between the two. 0 is skipped because it costs as much as any other number; a
+// number that is not finite, because one of them would spoil the row for good.
 fn add_atomically(element: u32, value: f32) {
     if (value == 0.0 || !is_finite(value)) {
         return;

@@ -1,9 +1,9 @@
-// What the kernels of attention's gradients share: what they read, and probabilities recomputed.
+// Shared by the kernels of attention's gradients: their inputs, and the computation of probabilities.
 //
 //   p[t, u]   = exp(scale q[t] . k[u] - log_sum_exp[t])           for starts[t] <= u <= t
 //   ds[t, u]  = scale p[t, u] (grad_out[t] . v[u] - delta[t]),    delta[t] = grad_out[t] . out[t]
 //
-// Probabilities are recomputed from what the forward pass left; every sum has a fixed order.
+// Probabilities are computed again from scores and log_sum_exp; every sum has a fixed order.
 //!include lm/attention_tiles.wgsl
 
 @group(0) @binding(4) var<storage, read> grad_out: array<vec4<f32>>;
@@ -23,7 +23,7 @@ fn quad_of(source: u32, i: u32) -> vec4<f32> {
     return grad_out[i];
 }
 
-// log_sum_exp of four queries as a score, that is, over the scale; 0 for those beyond the sequence.
+// log_sum_exp of four queries as a score, that is, over the scale; 0 for queries beyond the sequence.
 fn query_logs(query: Corner, rows: vec4<u32>) -> vec4<f32> {
     let i = (rows + query.sequence) * query.heads + query.head;
     let values = vec4<f32>(

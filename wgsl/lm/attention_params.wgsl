@@ -1,4 +1,4 @@
-// What all attention kernels read: sizes, queries, keys and values.
+// Inputs of all attention kernels: sizes, queries, keys and values.
 //!include common/workgroup.wgsl
 //!include lm/attention_sizes.wgsl
 

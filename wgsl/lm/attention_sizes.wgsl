@@ -1,4 +1,4 @@
-// Sizes that all attention kernels get, those on matrix units, too.
+// Sizes for all attention kernels, with and without matrix units.
 
 struct AttentionParams {
     seq: u32, // T, or rows of the cache

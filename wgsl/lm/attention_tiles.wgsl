@@ -7,7 +7,7 @@
 // 4 * lane + j, plus 64 in a second set where heads are wider than that.
 //
 // All that is multiplied is in blocks of 4 x 4, as mat4x4 values: accumulators are never indexed by a
-// variable, so that they stay in registers. What is staged next is loaded before what is staged is
+// variable, so that they stay in registers. The next stage is loaded before this stage is
 // multiplied, so that the memory is at work meanwhile.
 //
 // The kernel gives quad_of(source, i): vector i of the tensor that `source` stands for. `source` is a
@@ -27,7 +27,7 @@ const BLOCK_ROWS: u32 = 64u;
 const THREADS: u32 = 128u; // BLOCK_ROWS / 8 * LANES
 
 // Four rows of four columns a slot; the fifth vector spreads slots over the banks of the memory.
-// Tiles for scores, tiles for results and what else threads exchange are there in turn.
+// Holds tiles for scores, tiles for results and other numbers that threads exchange, in turn.
 var<workgroup> sh_tiles: array<array<vec4<f32>, 5>, TILE_SLOTS>;
 
 // Eight rows by four columns; each column of a matrix is a row.
@@ -104,7 +104,7 @@ fn load_row(source: u32, corner: Corner, row: u32) -> vec4<f32> {
     return select(vec4<f32>(), values, inside);
 }
 
-// Store what a thread loaded of a tile. Its rows 4 r to 4 r + 3 of column / 4 c are slot
+// Store a thread's part of a tile. Its rows 4 r to 4 r + 3 of column / 4 c are slot
 // start + r * stride + c.
 fn store_tile(values: mat4x4<f32>, quads: u32, stride: u32, start: u32, local_index: u32) {
     let row = local_index / quads;
@@ -124,7 +124,7 @@ fn tile_rows(slot: u32) -> mat4x4<f32> {
     );
 }
 
-// sum + a b, of 4 x 4 matrices whose columns are the rows of what is meant.
+// sum + a b, of transposed 4 x 4 matrices.
 fn multiply_add(a: mat4x4<f32>, b: mat4x4<f32>, sum: mat4x4<f32>) -> mat4x4<f32> {
     return mat4x4<f32>(
         add_weighted(sum[0], a[0], b),

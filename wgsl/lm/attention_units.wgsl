@@ -2,7 +2,7 @@
 //
 // A workgroup owns `rows` rows of queries, or of keys in the gradients of keys and values. Its
 // subgroups hold these rows as matrices, and walk over the rows of the other side in steps.
-// Products of own rows and those of a step, scores, go to workgroup memory. Each thread makes
+// Products of own rows and a step's rows, scores, go to workgroup memory. Each thread makes
 // half-precision weights of scores, which are the left factors of the sums. The next step's rows
 // are loaded into registers while this step's are multiplied. Rows beyond the sequence are zeros.
 // Sums have a fixed order.
@@ -119,7 +119,7 @@ fn halves_of(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
   //!end
 //!end
 
-// What a thread loads of the next step's rows.
+// A thread's part of the next step's rows.
 //!block declare_rows
   //!for side name in {others}
     //!for j in 0..loads

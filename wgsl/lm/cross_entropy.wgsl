@@ -1,4 +1,5 @@
-// What the kernels of the loss share: the softmax of a row, its losses, and what gradients are made of.
+// Shared by the kernels of the loss: the softmax of a row, its losses, and the numbers that its
+// gradients are made of.
 // The kernel declares its logits.
 //!include common/reduce.wgsl
 
@@ -20,7 +21,7 @@ struct Sums {
     bad: f32, // 1 where a logit is not finite
 }
 
-// What the gradient of a row's logits is made of.
+// The numbers that the gradients of a row's logits are made of.
 struct Slope {
     largest: f32,
     factor: f32, // of exp(l - m), where the logit is not the target's
@@ -31,7 +32,7 @@ struct Slope {
     valid: bool,
 }
 
-// Store the losses of a row, and return what its gradient is made of.
+// Store the losses of a row, and return its `Slope`.
 fn store_losses(row: u32, width: u32, has_row: bool, local_index: u32) -> Slope {
     let base = row * dims.y;
     let index = tgts[row];
@@ -96,7 +97,7 @@ fn four_logits(base: u32, places: vec4<u32>) -> vec4<f32> {
     );
 }
 
-// The sums of the row, from those of all threads; the gap only where label smoothing asks for it.
+// The row's sums out of the sums of all threads. The gap is summed up only for label smoothing.
 fn row_sums(part: Sums, local_index: u32) -> Sums {
     var sums = Sums(workgroup_max(part.largest, local_index), 0.0, 0.0, 1.0, 0.0);
     let growth = sums.largest - part.largest;

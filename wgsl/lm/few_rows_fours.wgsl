@@ -11,7 +11,7 @@ override ROW_THREADS: u32 = 32u; // a power of two
 @group(0) @binding(3) var<storage, read_write> out: array<f32>;
 @group(0) @binding(4) var<uniform> dims: vec4<u32>;
 
-// The elements of `out` of a workgroup; those beyond the last have no terms and are not stored.
+// The elements of `out` of a workgroup; elements beyond the last have no terms and are not stored.
 fn linear_elements(group: u32, local_index: u32) {
     let i = group * (WORKGROUP_SIZE / ROW_THREADS) + local_index / ROW_THREADS;
     let thread = local_index % ROW_THREADS;

@@ -14,7 +14,7 @@ fn half_bits(value: f32) -> u32 {
         return sign | select(0x7c00u, 0x7e00u, size > INFINITE);
     }
     if (size < SMALLEST_NORMAL) {
-        // Adding 0.5 leaves the half's last bit in that of the sum, rounded.
+        // Adding 0.5 leaves the half's last bit, rounded, in the last bit of the sum.
         return sign | (bitcast<u32>(bitcast<f32>(size) + 0.5) - 0x3f000000u);
     }
     let rounded = size + ALMOST_HALF_ULP + ((size >> 13u) & 1u);

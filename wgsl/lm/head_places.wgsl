@@ -23,7 +23,7 @@ struct HeadParams {
 @group(0) @binding(5) var<storage, read_write> q: array<f32>;
 @group(0) @binding(6) var<storage, read_write> cache: array<f32>;
 
-// Pairs of a row: those of queries, of keys, of values.
+// Pairs of a row: of its queries, of its keys, of its values.
 fn pairs_of_row() -> u32 {
     return (params.heads + 2u * params.kv_heads) * params.half_width;
 }

@@ -1,4 +1,4 @@
-// What the host writes before each step of the optimizer.
+// Numbers that the host writes before each step of the optimizer.
 
 struct Hyper {
     learning_rate: f32,

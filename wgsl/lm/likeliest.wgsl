@@ -9,7 +9,7 @@ fn likelier(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
     return select(a, b, b.x > a.x || (b.x == a.x && b.y < a.y));
 }
 
-// Of one pair a thread; all threads of the workgroup call it and get the result.
+// Reduces one pair a thread; all threads of the workgroup call it and get the result.
 fn likeliest_of_workgroup(own: vec2<u32>, local_index: u32) -> vec2<u32> {
     sh_likeliest[local_index] = own;
     workgroupBarrier();

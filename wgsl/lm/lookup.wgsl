@@ -1,7 +1,7 @@
-// Rows of a table for token ids, one element a thread. Include the element type first.
+// Rows of a table for token ids, one element a thread. Needs lm/element_type.wgsl.
 //
 // A table of more bytes than a binding may have comes in parts, one dispatch each. Tokens of other
-// parts are set to 0 by the first dispatch (KEEP = 0) and left alone by those that follow (KEEP = 1).
+// parts are set to 0 by the first dispatch (KEEP = 0) and kept by the dispatches that follow (KEEP = 1).
 //!include lm/elements.wgsl
 
 override KEEP: u32 = 0u;

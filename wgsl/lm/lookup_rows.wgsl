@@ -1,4 +1,4 @@
-// Rows of a table for token ids, shared by LANES threads. Include the element type first.
+// Rows of a table for token ids, shared by LANES threads. Needs lm/element_type.wgsl.
 //
 // A token id is read once by a few threads, each of which has four loads under way before it stores.
 // Tables in parts are handled as in lookup.wgsl.

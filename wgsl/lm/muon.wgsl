@@ -3,8 +3,9 @@
 //   parameter *= 1 - learning_rate weight_decay                            (where the tensor decays)
 //   parameter -= learning_rate UPDATE_RMS sqrt(max(rows, columns)) direction
 //
-// An orthogonal matrix has elements of a root mean square of 1 / sqrt(max(rows, columns)); those of
-// AdamW's steps are about UPDATE_RMS, so both take one learning rate (J. Liu et al., arXiv 2502.16982).
+// An orthogonal matrix has elements of a root mean square of 1 / sqrt(max(rows, columns)); elements
+// of AdamW's steps are about UPDATE_RMS, so that one learning rate suits both (J. Liu et al., arXiv
+// 2502.16982).
 //!include lm/hyper.wgsl
 //!include lm/live_elements.wgsl
 

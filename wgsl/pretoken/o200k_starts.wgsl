@@ -20,7 +20,7 @@ fn is_sign(category: u32) -> bool {
     return category == OTHER_CATEGORY;
 }
 
-// What goes with capitals and with small letters.
+// The characters that may stand with capitals, and with small letters.
 fn is_neutral(category: u32) -> bool {
     return category == OTHER_LETTER || category == MARK;
 }
@@ -95,7 +95,7 @@ fn match_end(start: i32) -> i32 {
     return space_end(start, false);
 }
 
-// The positions up to 3 after those of a set.
+// The positions up to 3 after a position of a set.
 fn soon_after(before: u32, own: u32) -> u32 {
     return after(before, own) | (own << 2u) | (before >> 30u) | (own << 3u) | (before >> 29u);
 }

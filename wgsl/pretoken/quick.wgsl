@@ -29,14 +29,14 @@ struct Sets {
     wide: u32, // not 0: bytes beyond ASCII
 }
 
-// Those of a segment and of what is beside it.
+// The sets of a segment and of the bytes beside it.
 struct Near {
     before: Sets, // only of the last BESIDE_BYTES
     own: Sets,
     next: Sets, // only of the first BESIDE_BYTES, or all
 }
 
-// What is in some words of a segment.
+// The contents of some words of a segment.
 fn sets_of(segment: u32, first_word: u32, end_word: u32) -> Sets {
     var sets = Sets();
     for (var w = first_word; w < end_word; w++) {
@@ -63,7 +63,7 @@ fn others(sets: Sets) -> u32 {
     return ~(sets.letter | sets.number | sets.space);
 }
 
-// The set of bytes after those of a set.
+// The bytes that follow the bytes of a set.
 fn after(before: u32, own: u32) -> u32 {
     return (own << 1u) | (before >> 31u);
 }
@@ -150,7 +150,7 @@ fn spaces_go_on(own: Sets, next: Sets, bytes: u32) -> bool {
     return ends_in_space && countTrailingZeros(~next.space) >= bytes;
 }
 
-// Whether a segment and what is beside it are plain, in one document and in no long run.
+// Whether a segment and the bytes beside it are plain, in one document and in no long run.
 fn is_quick(segment: u32, near: Near) -> bool {
     if ((near.before.wide | near.own.wide | near.next.wide) != 0u) { return false; }
     let documents = document_word(segment - 1u) | document_word(segment)

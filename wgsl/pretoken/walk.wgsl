@@ -1,4 +1,4 @@
-// What the kernels share that walk a text pre-token by pre-token: a thread finds a place before its
+// Shared by the kernels that walk a text pre-token by pre-token: a thread finds a place before its
 // segment where a pre-token certainly starts, and continues from there as the expression does.
 //
 // The kernel that includes this has

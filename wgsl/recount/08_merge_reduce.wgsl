@@ -1,4 +1,4 @@
-// bpe_merge_reduce_b: marks what is merged and what is left out, and counts what stays.
+// bpe_merge_reduce_b: marks symbols that stay and firsts of merged pairs, and counts the marks.
 //
 //   valid_mask[i] = 1 (stays) | 2 (is the first of a merged pair)
 //   block_sums[k] = symbols of block k that stay

@@ -1,4 +1,4 @@
-// bpe_finalize_compact_b: applies the merge and moves what stays to its new place.
+// bpe_finalize_compact_b: applies the merge and moves the symbols that stay to their new places.
 //
 // binding 0  valid_mask      read        (symbol_count) bit 0: stays, bit 1: first of a merged pair
 // binding 1  block_sums      read        (blocks) where each block's output begins

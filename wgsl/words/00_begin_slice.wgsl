@@ -1,4 +1,4 @@
-// words_begin_slice: resets what is known of a slice.
+// words_begin_slice: resets the state of a slice.
 //
 // If its start bits are wrong, the slice is left pending as a whole, and no word is looked at.
 //

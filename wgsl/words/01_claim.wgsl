@@ -33,7 +33,8 @@ fn same_word(a: vec4<u32>, b: vec4<u32>) -> bool {
     return true;
 }
 
-// Claims a slot for fresh word `i`, or finds who has one for the same word. NOBODY: no slot.
+// Claims a slot for fresh word `i`, or finds the fresh word that has one for the same text. NOBODY:
+// no slot.
 fn owner_of(i: u32) -> u32 {
     let word = fresh[i];
     let mask = state.slot_capacity - 1u;

@@ -3,7 +3,7 @@
 // binding 0  old_table  read        (old slot_capacity) key, 1 + number
 // binding 1  slots      read_write  (slot_capacity) zeros before
 // binding 2  table      read_write  (slot_capacity) zeros before
-// binding 3  state      read_write  WordState, slot_capacity that of the new table
+// binding 3  state      read_write  WordState, with the slot_capacity of the new table
 // dispatch: any number of workgroups
 //!include common/workgroup.wgsl
 //!include words/state.wgsl

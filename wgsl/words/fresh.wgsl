@@ -14,7 +14,7 @@ fn fresh_fit() -> bool {
         && atomicLoad(&state.data_used) + atomicLoad(&state.fresh_data) <= state.data_capacity;
 }
 
-// Whether a fresh word is new in the table: of those that are the same, one is.
+// Whether a fresh word is new in the table: of several equal fresh words, one is.
 fn is_new(owner: u32) -> bool {
     return owner != NOBODY && (owner & OWN) != 0u;
 }

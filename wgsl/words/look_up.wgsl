@@ -1,4 +1,4 @@
-// Looking up the words of a slice: those in the table are seen to, the others are listed as fresh.
+// Looking up the words of a slice: known words are counted or numbered, others are listed as fresh.
 //
 // Expects the globals params, text, start_bits, pending, table, word_data, fresh and state, and the
 // functions found(start, number), for a word that is in the table, and too_long(start).

@@ -21,6 +21,7 @@ COLUMN_SET = 64  # columns of the gradients of keys and values that a workgroup 
 
 
 def _unit_settings(unit: Unit, lanes: int) -> dict[str, int]:
+    """Return the settings of lm/matrix_units.wgsl, and the lanes of a subgroup."""
     return {
         "unit_rows": unit[0],
         "unit_columns": unit[1],

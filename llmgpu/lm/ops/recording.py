@@ -381,10 +381,6 @@ class GpuRecorder(Recorder):
         """
         self._append_kernel(lambda: self.device.kernel(file, **(constants or {})), groups, bindings)
 
-    def dispatch_generated(self, text: str, groups: int, /, **bindings: Tensor | AnyArray) -> None:
-        """Append workgroups of a kernel whose text a generator wrote."""
-        self._append_kernel(lambda: self.device.generated(text), groups, bindings)
-
     def prepare(self, program: Program) -> None:
         # Timed commands are submitted part by part as they are recorded.
         if not self.device.timing and id(program) not in self._prepared:

@@ -13,6 +13,7 @@ from llmgpu.kernel_source import KernelSource, compose
 from llmgpu.lm.ops.attention import PARAMS
 from llmgpu.lm.ops.matrix_units import AttentionTile, AttentionUnits, attention_units
 from llmgpu.lm.ops.tensor import AttentionShape
+from tests.harness.kernels import kernel_of
 from tests.lm.ops.test_attention import starts_of
 from tests.reference.lm import attention as reference
 from tests.reference.lm.subgroup_matrices import by_first_lanes
@@ -84,7 +85,7 @@ class Case:
         text = source_of(file, a).text
         if a.unit == SMALL_UNIT:
             text = by_first_lanes(text, a.lanes)
-        kernel = device.generated(text)
+        kernel = kernel_of(device, text)
         used = {name: each for name, each in self.inputs.items() if f" {name}: array" in text}
         commands = device.record()
         commands.dispatch(kernel.bind(**used, **buffers), groups)

@@ -18,6 +18,7 @@ from llmgpu.lm.ops.matrix_tiling import SOFTWARE_TILES, TILES, MatrixTile, Tile,
 from llmgpu.lm.ops.matrix_units import MATRIX_TILES, MatrixUnits, matrix_units
 from llmgpu.lm.ops.recording import dims
 from llmgpu.lm.ops.tensor import Tensor
+from tests.harness.kernels import kernel_of
 from tests.reference.lm.subgroup_matrices import written_out
 
 SMALL = MatrixTile(16, 32, 16, 8, 16)
@@ -122,7 +123,7 @@ def run(
     text = written_out(made.text) if made.units.lanes == 1 else made.text
     if "enable f16" in text and "shader-f16" not in device.features:
         pytest.skip("the adapter has no half-precision numbers")
-    kernel = device.generated(text)
+    kernel = kernel_of(device, text)
     commands = device.record()
     commands.dispatch(kernel.bind(**buffers), made.tile.count(rows, columns) * parts)
     commands.submit()
