@@ -66,6 +66,7 @@ class Adapters:
         ops, rank = model.operations, options.lora_rank
         self._model, self._options = model, options
         self._factor = options.lora_alpha / rank
+        # The factors of each adapted matrix, and the matrix without them.
         self.adapters: dict[str, Adapter] = {}
         for weight in adapted_weights(model.config, options.targets):
             name, (outputs, inputs) = weight.name.removesuffix(".weight"), weight.shape

@@ -49,6 +49,7 @@ def write_model(
     VocabularyError where llama.cpp can't give the same ids, OutputError for a file that can't be
     written.
     """
+    # Describe sizes and vocabulary, before the file is opened.
     config = model.config
     architecture = _architecture(config)
     described = gguf.describe(
@@ -58,6 +59,7 @@ def write_model(
         eos_id=min(model.stop_ids, default=None) if model.eos_id is None else model.eos_id,
         rows=config.vocab_size,
     )
+    # List the tensors: all weights, and the divisors of the frequencies.
     package = gguf.load_package()
     names = package.get_tensor_name_map(package.MODEL_ARCH[architecture.upper()], config.layers)
     more = _frequency_divisors(config)
@@ -74,6 +76,7 @@ def write_model(
             size = math.prod(package.quant_shape_to_byte_shape(shape, kind))
             theirs = names.get_name(name, try_suffixes=(".weight", ".bias")) or name
             writer.add_tensor_info(theirs, shape, np.dtype(np.float32), size, raw_dtype=kind)
+        # Write the header, then one tensor after the other in the same order.
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()

@@ -134,11 +134,13 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
 
     Raises CheckpointError for an entry that is missing, of the wrong type or not supported.
     """
+    # Our own checkpoints repeat some entries under a key of ours.
     own = _get(content, OWN_KEY, dict) if OWN_KEY in content else content
     name = _get(content, "model_type", str)
     activation = _read_activation(name, content)
     kind = _KINDS.get(name, _Kind(OWN_KEY))
     _refuse_unsupported(name, content)
+    # Read the sizes and the positions.
     sizes = {
         ours: _get(content, theirs, int)
         for theirs, ours in _SIZES.items()
@@ -165,6 +167,7 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
         )
     except InputError as error:
         raise CheckpointError(str(error)) from error
+    # The tables must have a row for each id, and no other rows.
     rows = _get(content, "vocab_size", int)
     if rows != config.vocab_size:
         wrong = f"vocab_size is {rows}, but by the other sizes it must be {config.vocab_size}"
@@ -217,6 +220,7 @@ def _read_activation(name: str, content: Mapping[str, Any]) -> str:
 
 def _read_rope(content: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """Return theta and the scaling; transformers before version 5 stores them separately."""
+    # Find the entry that this version of transformers writes.
     where = "rope_parameters"
     if content.get(where) is not None:
         parameters = _get(content, where, dict)
@@ -227,6 +231,7 @@ def _read_rope(content: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
         if content.get(where) is None:
             return theta, None
         parameters = _get(content, where, dict)
+    # Read the scaling.
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
         return theta, None
@@ -318,6 +323,7 @@ class Origin:
 
 def model_card(config: ModelConfig, origin: Origin, last: StepRecord) -> str:
     """Return the README.md of a checkpoint; last: the record of its step."""
+    # Collect the rows of the table, the initial model and the files.
     numbers = [
         ("steps", f"{last.step:,}"),
         ("tokens", f"{last.tokens:,}"),
@@ -332,6 +338,7 @@ def model_card(config: ModelConfig, origin: Origin, last: StepRecord) -> str:
     base = [] if origin.init is None else [f"It began with the weights of `{origin.init}`.", ""]
     more = len(origin.data) - _LISTED
     data = [f"- `{name}`" for name in origin.data[:_LISTED]]
+    # Put the page together.
     lines = [
         "---",
         "library_name: transformers",

@@ -141,6 +141,7 @@ class Batches:
         trained: list[tuple[int, int]] = []
         self._corpora: list[_Corpus] = []
         evaluated = []
+        # Divide each corpus into training and evaluation.
         for begin, end in pairwise([0, *accumulate(source.corpora or [len(source)])]):
             corpus = source.joined([(begin, end)])
             held_out = round(max(0, len(corpus) - 1) // seq_len * fraction)
@@ -150,13 +151,16 @@ class Batches:
             training, evaluation = divide(
                 corpus, seq_len, held_out, options.evaluation_parts, separator
             )
+            # Ranges of the corpus become ranges of the whole source.
             left = [(begin + first, begin + last) for first, last in training]
             size, before = sum(b - a for a, b in left), sum(b - a for a, b in trained)
             self._corpora.append(_Corpus(len(self._corpora), before, size, seq_len))
             trained += left
             evaluated.append(begin + evaluation)
+        # Ranges without the sequences held out are one row.
         self._training = source.joined(trained)
         self._evaluated, self._evaluation_starts = source, np.concatenate(evaluated)
+        # Sequences of another source are cut from its begin.
         if evaluation_source is not None:
             count = (len(evaluation_source) - 1) // seq_len
             if count < 1:

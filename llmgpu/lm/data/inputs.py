@@ -161,12 +161,14 @@ class _Texts:
         self, backend: Backend, shard_tokens: int, resume: bool, progress: Progress
     ) -> Corpus:
         """Write the shards and their resume key; return the corpus, read to its end."""
+        # The resume key is removed first: without it the shards count as unfinished.
         with output_errors(str(self._folder)):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._made_from.unlink(missing_ok=True)
         resume = resume and os.path.exists(self.names.progress)
         if resume:
             require_rereadable(self._inputs)
+        # Encode the texts; conversations get a mask of the ids that count in the loss.
         encoder = open_encoder(self._vocabulary, backend, special=self._special)
         chat = self._reading.chat
         if chat is not None:

@@ -117,6 +117,7 @@ class TokenSource:
             for begin in range(0, whole.count, _SCANNED_IDS):
                 piece = _Piece(whole.file, begin, min(_SCANNED_IDS, whole.count - begin))
                 block = _read_ids(piece)
+                # Refuse the first id beyond the vocabulary.
                 if int(block.max()) >= self.vocabulary.size:
                     position = int(np.argmax(block >= self.vocabulary.size))
                     raise InputError(
@@ -124,6 +125,7 @@ class TokenSource:
                         f"is beyond the vocabulary of {self.vocabulary.size} ids: the file is "
                         "damaged"
                     )
+                # Continue the checksums.
                 checksum = zlib.crc32(block.astype("<u4").tobytes(), checksum)
                 if self.has_mask:
                     mask = _read_mask(piece)

@@ -74,12 +74,14 @@ class CachedRows:
         # With biases or norms of heads, products and rotation can't be one kernel.
         is_plain = not (config.qkv_bias or config.qk_norm)
         self._is_half = model.mixed and is_plain and rows > FEW_ROWS
+        # Tensors of one pass, which all layers share.
         self._shape = model.attention_shape(1, config.seq_len)
         self._x = ops.tensor("residual", (rows, config.dim))
         self._inverse_rms = ops.tensor("norm's scale", (rows,))
         self._normed = self._operand("norm", config.dim)
         self.logits = ops.tensor("logits", (rows, config.padded_vocab_size))
         self._chosen = ops.tensor("chosen ids", (MAX_STEPS, rows), np.uint32)
+        # The layers alone fill the cache; a step also needs the logits.
         with ops.record("keys and values") as self._layers:
             ops.embed_lookup(self._new.tokens, model.working[EMBEDDING], self._x)
             if is_plain:

@@ -193,6 +193,7 @@ class TrainingRun:
         self._token_bytes = token_bytes(self._vocabulary)
         if workers.is_first:
             prepare_step_folders(folder.path, 0 if checkpoint is None else checkpoint.state.step)
+        # A resumed run computes as its log says, so that its bits stay the same.
         self._begun = None if checkpoint is None else read_log(folder.log)
         begun = {} if self._begun is None else self._begun.facts
         self._arithmetic = Arithmetic.choose(plan.backend, begun if checkpoint else None)
@@ -205,6 +206,7 @@ class TrainingRun:
         started = plan.init if checkpoint is None else checkpoint
         stops = frozenset[int]() if started is None else started.stop_ids
         self._stop_ids = stops | end_of_reply(self._vocabulary.special_tokens)
+        # Load, copy or draw the weights.
         self._trainer = self._open_trainer(config)
         self._seconds = 0.0  # of training in earlier processes
         self._saved_step = -1
@@ -215,6 +217,7 @@ class TrainingRun:
             self._trainer.load(plan.init.weights.__getitem__)
         else:
             self._trainer.model.initialise(self._options.seed, self._options.initialisation)
+        # The first worker writes the log and the samples.
         self._samples = None
         if workers.is_first:
             self._log = self._open_log()
@@ -398,6 +401,7 @@ class TrainingRun:
         if not self._workers.is_first:
             self._logged_step = trainer.step
             return
+        # Evaluate and log; the rate is measured since the last mark.
         now = time.perf_counter()
         (before, measured_step), self._measured = self._measured, (now, trainer.step)
         totals = self._evaluate() if evaluate else None
@@ -427,6 +431,7 @@ class TrainingRun:
         begun, paced_step = self._paced
         pace = (now - begun) / (trainer.step - paced_step)
         self._listener.on_record(record, pace * (self._options.steps - trainer.step))
+        # Draw the curve after each evaluation.
         if evaluate:
             records = read_log(self._folder.log).records
             write_loss_curve(self._folder.loss_curve, records, self._folder.path.name)
