@@ -27,8 +27,9 @@ class Option:
     ("count", "text"), or one of its types. many: the value is a tuple, and the option repeatable.
     least, most: smallest and largest number. below: numbers are less than this. default_words: how
     the default follows from other options, "" for nothing to say; a value that is not given is None
-    then. by_preset: defaults of presets that have their own. may_change: a resumed run may have
-    another value. settings: of the command line alone.
+    then. by_preset: defaults of presets that have their own. needs: options without any of which
+    this one has no effect; needs_words: the message for that, after the flag. may_change: a resumed
+    run may have another value. settings: of the command line alone.
     """
 
     flags: tuple[str, ...]
@@ -41,6 +42,8 @@ class Option:
     below: int | None = None
     default_words: str | None = None
     by_preset: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    needs_words: str = ""
     may_change: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 

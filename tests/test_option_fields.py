@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from llmgpu.cli.options import command
+from llmgpu.cli.options import command, refuse_without_effect
 from llmgpu.errors import InputError
 from llmgpu.lm.options import TrainOptions
 from llmgpu.option_fields import argument, check_ranges, flag_of, group, option
@@ -92,3 +92,23 @@ def test_stored_options_have_the_order_of_the_first_release() -> None:
     names = list(TrainOptions().stored())
     assert names[:4] == ["batch_size", "grad_accum", "steps", "learning_rate"]
     assert names[-1] == "table_rate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunked:
+    tokens: int | None = option(None, int, "Tokens.")
+    overlap: int = option(0, int, "Overlap.", needs=("tokens",), needs_words="needs --tokens")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["--overlap", "1"], 2), (["--overlap", "1", "--tokens", "2"], 0), ([], 0)],
+)
+def test_an_option_without_effect_is_refused(arguments: list[str], code: int) -> None:
+    def refuse(asked: Chunked) -> None:
+        refuse_without_effect(Chunked)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llmgpu.cli.options.imported", lambda place: lambda asked: None)
+        done = CliRunner().invoke(command(Chunked, "chunk", "nowhere:chunk")(refuse), arguments)
+    assert (done.exit_code, "--overlap needs --tokens" in done.output) == (code, code == 2)

@@ -20,7 +20,7 @@ from llmgpu.cli.chat import check_chat, with_chat_template
 from llmgpu.cli.commands.models import GenerateCommand
 from llmgpu.cli.console import Reporter, is_terminal, print_json, print_result
 from llmgpu.cli.groups import READING_INPUT, piped_input
-from llmgpu.cli.options import refuse_given
+from llmgpu.cli.options import refuse_given, refuse_without_effect
 from llmgpu.errors import InputError
 from llmgpu.input_files import decode_text, input_errors, naming, number_of, printable, read_whole
 from llmgpu.lm.checkpoints.checkpoint import open_model
@@ -87,7 +87,7 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
 def _given_prompts(asked: GenerateCommand, report: Reporter) -> list[Prompt]:
     """Return what is to be continued; UsageError for options that do not fit together."""
     if asked.prompts is None:
-        refuse_given(("prompt_field", "batch_size"), "is for --prompts")
+        refuse_without_effect(GenerateCommand)
         text = _single_prompt(asked.prompt, report)
         if asked.chat and not text:
             raise click.UsageError("--chat needs --prompt or --prompts: what the user says")

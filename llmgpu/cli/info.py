@@ -15,7 +15,7 @@ import click
 from llmgpu.backend import auto_adapter, list_all_adapters
 from llmgpu.cli.commands.vocabularies import InfoCommand
 from llmgpu.cli.console import Reporter, print_json, print_result
-from llmgpu.cli.options import refuse_given
+from llmgpu.cli.options import refuse_given, refuse_without_effect
 from llmgpu.cpu.library import describe as describe_engine
 from llmgpu.errors import InputError, LlmgpuError, VocabularyError
 from llmgpu.input_files import printable, quote
@@ -69,8 +69,7 @@ def _check_combined(asked: InfoCommand) -> None:
     if asked.page:
         of_lists = ("tokens", "merges", "first", "search", "ids")
         refuse_given(of_lists, "can't be combined with --report")
-    else:
-        refuse_given(("texts", "force"), "needs --report PAGE")
+    refuse_without_effect(InfoCommand)
     if asked.merges:
         refuse_given(("tokens", "ids"), "can't be combined with --merges")
 

@@ -129,6 +129,14 @@ def refuse_given(names: Container[str], reason: str) -> None:
         raise click.UsageError(f"{flag} {reason}")
 
 
+def refuse_without_effect(kind: type) -> None:
+    """Raise click.UsageError if an option of a dataclass was given without those that it needs."""
+    values = click.get_current_context().params
+    for name, one in own_options(kind).items():
+        if one.needs and was_given(name) and not any(values[each] for each in one.needs):
+            raise click.UsageError(f"{one.flag} {one.needs_words}")
+
+
 def flags_given(names: Container[str]) -> list[str]:
     """Return the flags of these parameters, if they were given."""
     parameters = click.get_current_context().command.params

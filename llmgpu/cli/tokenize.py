@@ -34,7 +34,7 @@ from llmgpu.cli.console import (
     token_style,
 )
 from llmgpu.cli.groups import READING_INPUT, resolve_texts
-from llmgpu.cli.options import refuse_given
+from llmgpu.cli.options import refuse_given, refuse_without_effect
 from llmgpu.cli.parts import PartJob
 from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output, writes_directly
@@ -203,7 +203,6 @@ def _input(report: Reporter) -> tuple[str, ...]:
 def _check_unused(asked: TokenizeCommand) -> None:
     """Raise click.UsageError for options that have no effect on what is done."""
     if not asked.decode:
-        refuse_given(("token_dtype",), "is for --decode")
         if asked.count:
             refuse_given(_OF_OUTPUT, "can't be combined with --count, which writes no ids")
         return
@@ -222,13 +221,10 @@ def _check_output(output: TokenOutput) -> None:
         raise click.UsageError("--resume needs --shard-tokens N")
     if asked.split and not is_named:
         raise click.UsageError("--split needs -o FILE")
-    if not asked.split:
-        refuse_given(("split_by",), "needs --split NAME=SHARE")
+    refuse_without_effect(TokenizeCommand)
     if asked.split_by == "position":
         why = "can't be combined with --split-by position, which keeps the order"
         refuse_given(("shuffle", "seed", "part", "max_tokens", "chunk_tokens"), why)
-    if not (asked.split or asked.shuffle):
-        refuse_given(("seed",), "is for --split and --shuffle")
     if output.format == SHOWN and (asked.split or asked.shuffle or asked.shard_tokens):
         raise click.UsageError(
             f"--format {SHOWN} can't be combined with --split, --shuffle or --shard-tokens"
@@ -236,9 +232,7 @@ def _check_output(output: TokenOutput) -> None:
     check_shares(output.split)
     if asked.shard_tokens is not None and not (output.format == "bin" and is_named):
         raise click.UsageError("--shard-tokens needs --format bin and -o OUT.bin")
-    if asked.chunk_tokens is None:
-        refuse_given(("overlap",), "needs --chunk-tokens N")
-    elif asked.overlap >= asked.chunk_tokens:
+    if asked.chunk_tokens is not None and asked.overlap >= asked.chunk_tokens:
         raise click.UsageError(
             f"--overlap {asked.overlap} must be less than --chunk-tokens {asked.chunk_tokens}"
         )

@@ -58,14 +58,17 @@ class TokenizeCommand:
     split_by: str = option(
         "documents", ("documents", "position"),
         "How --split selects text: random documents, or by position, for a text in one file "
-        "(val=0.1 is its last tenth, starting at a line).")
+        "(val=0.1 is its last tenth, starting at a line).",
+        needs=("split",), needs_words="needs --split NAME=SHARE")
     chunk_tokens: int | None = option(
         None, "tokens",
         "Cut documents into chunks of N tokens; each chunk becomes a document.", metavar="N")
     overlap: int = option(
         0, int, "Start each chunk with the last K tokens of the previous one.", metavar="K",
-        least=0)
-    seed: int = option(0, int, "Random seed for --split and --shuffle.", least=0)
+        least=0, needs=("chunk_tokens",), needs_words="needs --chunk-tokens N")
+    seed: int = option(
+        0, int, "Random seed for --split and --shuffle.", least=0, needs=("split", "shuffle"),
+        needs_words="is for --split and --shuffle")
     shuffle: bool = option(
         False, bool,
         "Write documents in random order; needs 4 extra bytes of disk space per token.")
@@ -76,7 +79,7 @@ class TokenizeCommand:
         False, bool,
         "Resume an interrupted run. The text is re-tokenized and compared with finished shards, "
         "which are not rewritten.")
-    token_dtype: str | None = groups.token_dtype()
+    token_dtype: str | None = groups.token_dtype(needs=("decode",), needs_words="is for --decode")
     part: Part | str | None = groups.part()
     force: bool = groups.force()
     special: SpecialTokenOptions = group(SpecialTokenOptions)

@@ -34,8 +34,8 @@ class InfoCommand:
     texts: tuple[str, ...] = option(
         (), str,
         "Text for --report, which then plots bytes per token by number of merges. Repeatable.",
-        "--on", metavar="PATH", many=True)
-    force: bool = groups.force()
+        "--on", metavar="PATH", many=True, needs=("page",), needs_words="needs --report PAGE")
+    force: bool = groups.force(needs=("page",), needs_words="needs --report PAGE")
     report: ReportOptions = group(ReportOptions)
     # fmt: on
 
