@@ -57,6 +57,7 @@ def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
     def case(name: str, operands: str, operations: int, nbytes: int, **more: object) -> KernelCase:
         return s.case(name, operands, operations, lambda: given, sizes=sizes, bytes=nbytes, **more)
 
+    # Lookups read each row of the table once, however many tokens it has.
     half = {"where": "half-precision table", "needs_half": True}
     for operand, row, more in (("table:VC", 4 * width, {}), ("table:VC:h", 2 * width, half)):
         nbytes = ids_and_out + distinct * row
@@ -68,6 +69,7 @@ def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
         ids_and_out + 4 * rows + 4 * width * (distinct + s.config.seq_len),
         record=embed_lookup_positions,
     )
+    # Gradients read each token's row and write one row for each distinct token, or for all.
     for name, output, written in (
         ("embed_backward_grouped", "*grad_table:VC", 2 * distinct),
         ("embed_gradient_rows", "+out:NC", rows),
@@ -246,6 +248,7 @@ def _new_token_cases(s: Sizes, rows: int, *, half: bool) -> Iterator[KernelCase]
         given = {"cosines": cosines, "sines": sines, "positions": places, "cache": cache}
         return given | {"q": empty(rows, dim)}
 
+    # First columns of the packed weights: queries, keys, values; or gate and up.
     more |= {"head_dim": config.head_dim, "starts": (0, dim, dim + kv_dim), "activation": SWIGLU}
     operands, width = "cosines sines positions +q *cache", dim + 2 * kv_dim
     yield case("heads_to_cache", operands, width, width, with_cache)
@@ -272,6 +275,7 @@ def _cache_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
         shape=AttentionShape(1, 1, *heads),
         bytes=8 * length * config.kv_dim + 8 * config.query_dim,
     )
+    # All rows of a sequence at once, into the columns of values.
     yield s.case(
         "cache_append",
         "x:TK *cache places",

@@ -144,6 +144,7 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
     One kernel a tensor writes a weight and its copy; or a second kernel, one more dispatch for each
     of the 110 tensors of 12 layers, reads the weights again to write the copies.
     """
+    # Weight k has the tensors "parameter k", "gradient k", "first k", "second k" and "mirror k".
     config = s.updated or s.config
     weights = list(config.weights())
     numbers = range(len(weights))

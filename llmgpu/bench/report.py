@@ -259,6 +259,7 @@ def compare_records(old: Record, new: Record, threshold: float = DEFAULT_THRESHO
     ]
     if machines:
         return Comparison([], machines, [], threshold)
+    # Parts of one record alone are a line each.
     before, now = _by_key(old), _by_key(new)
     parts_before, parts_now = (dict.fromkeys(key[0] for key in each) for each in (before, now))
     not_compared = [
@@ -270,6 +271,7 @@ def compare_records(old: Record, new: Record, threshold: float = DEFAULT_THRESHO
         for part in parts
         if part not in others
     ]
+    # Results of parts in both records: changes, or the reason why there is none.
     changes = []
     for key, result in now.items():
         if key[0] not in parts_before:
@@ -279,6 +281,7 @@ def compare_records(old: Record, new: Record, threshold: float = DEFAULT_THRESHO
             not_compared.append(f"{result.what}: {result.name}, {result.sizes}: {reason}")
         elif result.seconds is not None:
             changes.append(Change(before[key], result))
+    # Results of the old record that have no counterpart at any size.
     for key, result in before.items():
         is_lost = key[0] in parts_now and key not in now and result.seconds is not None
         if is_lost and _other_sizes(key, now) is None:

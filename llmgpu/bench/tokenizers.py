@@ -282,6 +282,7 @@ def train_file(job: Job, backend: Backend, **changes: Any) -> TrainingResult:
 def _measure_trainer(job: Job, begun: Result, trainer: Trainer, reference: Vocabulary) -> Result:
     backend, start_up = trainer.engine.backend, {}
     phases: dict[str, list[float]] = {}
+    # Start-up: a first run compiles the kernels.
     if backend.device is not None:
         corpus = corpus_from_bytes(job.text.data[:FIRST_RUN_BYTES])
         options = TrainingOptions(258, job.pattern, **trainer.changes)
@@ -298,6 +299,7 @@ def _measure_trainer(job: Job, begun: Result, trainer: Trainer, reference: Vocab
     result = _measure_merges(job, begun, f"merges of {cpu_engine()}", reference, train)
     if not result.correct:
         return result
+    # The times of kernels, over the first merges.
     merges: list[int] = []
 
     def train_first_merges() -> None:

@@ -44,12 +44,14 @@ def bench(asked: BenchCommand) -> None:
         parameters = {str(each.name) for each in click.get_current_context().command.params}
         reason = "has no effect with --from, which measures nothing"
         refuse_given(parameters - _FOR_RECORDS, reason)
+    # An output must not replace an input, or a file of another kind.
     kinds = ((asked.output, RECORD), (asked.page, PAGE), (asked.write_corpus, TEXT))
     written = [Output(path, kind) for path, kind in kinds if path is not None]
     sources = resolve_sources(corpus).files if corpus and GENERATED not in corpus else []
     read = [*(source.path for source in sources), *filter(None, (asked.record_path, asked.compare))]
     read += find_vocabulary(vocab).inputs if vocab else []
     check_outputs(written, read, force=asked.force)
+    # The record to compare with is read first: a damaged one ends the command before measuring.
     baseline = None if asked.compare is None else load_record(asked.compare)
     if asked.record_path is not None:
         record = load_record(asked.record_path)

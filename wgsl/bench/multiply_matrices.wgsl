@@ -1,5 +1,5 @@
-// Products of two small matrices on matrix units, the most arithmetic that units get out of a device;
-// the rates of products in half precision are stated as shares of it.
+// Products of two small matrices on matrix units, the most arithmetic that a kernel gets out of the
+// units: the rates of products in half precision are shares of theirs.
 //
 //   product[s, k] = rounds * left right, for all subgroups s and k in 0..sums
 //
