@@ -178,10 +178,11 @@ def test_constants_are_read_and_computed(declared: str) -> None:
 def joined(parts: tuple[tuple[str, str], str, tuple[str, str]]) -> tuple[str, str]:
     """Return two operands in parentheses with an operator between them, in WGSL and in Python."""
     (left, python_left), operator, (right, python_right) = parts
-    python = f"int(({python_left}) {operator} ({python_right}))"
+    spelled = "//" if operator == "/" else operator
+    python = f"int(({python_left}) {spelled} ({python_right}))"
     if operator in ("&&", "||"):
         python = f"int((({python_left}) != 0) {operator[0]} (({python_right}) != 0))"
-    return f"({left} {operator} {right})", python.replace("/", "//")
+    return f"({left} {operator} {right})", python
 
 
 NUMBERS = {"0": "0", "1": "1", "7u": "7", "0x2Fu": "0x2F", "ROWS": "ROWS", "4096u": "4096"}
