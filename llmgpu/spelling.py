@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from threading import Lock
 from typing import ParamSpec, TypeVar
 
 from llmgpu.other_names import ARGUMENTS
@@ -23,22 +22,22 @@ class _PythonCalls:
     """Counts the calls of the Python API that run now, in any thread of the process.
 
     A message may be made by another thread than the one that calls: the count is of all threads.
+
+    running: an entry for each call. A list changes in one step; a process that is forked meanwhile
+    could find a lock taken.
     """
 
     def __init__(self) -> None:
-        self.running = 0
-        self._lock = Lock()
+        self.running: list[None] = []
 
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Count a call while the block runs."""
-        with self._lock:
-            self.running += 1
+        self.running.append(None)
         try:
             yield
         finally:
-            with self._lock:
-                self.running -= 1
+            self.running.pop()
 
 
 _calls = _PythonCalls()

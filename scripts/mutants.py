@@ -50,12 +50,11 @@ TESTS = {
     "bpe/words/distinct_words.py": "bpe/words/test_number_words.py",
     "bpe/words/counts_file.py": "bpe/words/test_merge_counts.py",
     "bpe/words/count_host.py": "bpe/test_engines.py",
-    "bpe/encoding/pair_ranks.py": "bpe/encoding/test_matching.py",
-    "bpe/encoding/matching.py": "bpe/encoding/test_encoder_numpy.py",
+    "bpe/encoding/matching.py": "bpe/encoding/test_pair_ranks.py bpe/encoding/test_long_words.py "
+    + _ENCODING,
     "bpe/encoding/encoder_numpy.py": _ENCODING,
-    "bpe/encoding/long_words.py": _ENCODING,
-    "bpe/encoding/special_encoding.py": "bpe/interchange/test_huggingface.py",
-    "bpe/encoding/special_search.py": "bpe/encoding/test_special_encoding.py",
+    "bpe/encoding/special_encoding.py": "bpe/encoding/test_special_search.py "
+    "bpe/interchange/test_huggingface.py",
     "bpe/plain/greedy_matching.py": "bpe/encoding/test_encoder_numpy.py",
     "bpe/pretokens/expressions.py": _PRETOKENS,
     "bpe/pretokens/unicode_classes.py": "bpe/pretokens/test_gpt2.py " + _PRETOKENS,

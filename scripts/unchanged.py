@@ -203,7 +203,7 @@ RULES: dict[str, list[str]] = {
         # In any direction and steps, in a table that is half free.
         r"^for \(;; at = \(at \+ 1\) & table->mask\) \{ \| \d+: (?:\+ -> -|1 -> 2)",
     ],
-    "llmgpu/bpe/encoding/long_words.py": [
+    "llmgpu/bpe/encoding/matching.py": [
         # Time alone: the sizes of windows and memories, and how often a cut is tried.
         r"^(?:WINDOW|_LEAST_TOKENS|_CUTS|_REMEMBERED_WORDS) = ",
         r"^size \*= 2 ",
@@ -217,14 +217,13 @@ RULES: dict[str, list[str]] = {
         r"list\(range\(1, end \+ 1\)\) \| (?:58|62): 1 -> 2$",  # room to spare
         r"^made = np\.full\(int\(symbols\) \+ 1, .*: 1 -> 2$",  # the same
         r"^last, first, size = first \+ int\(begins\[cut - 1\]\).*45: 1 -> 2$",  # as `end` above
+        r"\.reshape\(-1, 3\)\.T .*1 -> 2$|^unknown = -1 if .*: 1 -> 2$",  # any negative number
     ],
     "llmgpu/bpe/encoding/special_encoding.py": [
         r"^values\[:, 1\] = self\._bos or 0 .*: 0 -> 1$",  # what is not present is not taken
         r"^self\._added = self\._taken = 0",  # only their difference counts
         r"^_DOCUMENT = -1 .*: 1 -> 2$",  # any negative number
         r"^closed = final or bool",  # the end of the text ends the last document anyway
-    ],
-    "llmgpu/bpe/encoding/special_search.py": [
         r"len\(text\) > len\(rest\) and .*: len\(text\) > len\(rest\) -> ",  # waits once more
         r"^if depth == _MOST_NESTED: ",  # the same
         r"^branches = .*depth \+ 1\).*: 1 -> 2$",  # time alone: which texts are one branch
@@ -308,9 +307,6 @@ RULES: dict[str, list[str]] = {
     ],
     "llmgpu/bpe/encoding/encoder_numpy.py": [
         r"^self\._table = table ",  # time alone: words are matched again
-    ],
-    "llmgpu/bpe/encoding/pair_ranks.py": [
-        r"\.reshape\(-1, 3\)\.T .*1 -> 2$|^unknown = -1 if .*: 1 -> 2$",  # any negative number
     ],
     "llmgpu/bpe/words/spilling.py": [
         r"^self\._pieces, self\._kept_bytes = \[\], 0 .*: 0 -> 1$",  # a limit, but for one byte

@@ -2,7 +2,7 @@
  *
  * A heap and its symbols take 24 bytes for each byte of a word, so a word of more than MOST_AT_ONCE
  * bytes is merged in windows, if every pair with a token ranks after all pairs that make the token.
- * llmgpu/bpe/encoding/long_words.py has the argument why that gives the word's tokens, and is the
+ * llmgpu/bpe/encoding/matching.py has the argument why that gives the word's tokens, and is the
  * same algorithm. Any other vocabulary, and one whose windows don't go together, takes the heap for
  * the whole word.
  */

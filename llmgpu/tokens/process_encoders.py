@@ -102,7 +102,7 @@ class ProcessEncoders:
                 size = known_bytes(source.sources, source.options.limit)
             encoder = self._encoder(self._host if is_small else self._open_long(size), options)
             is_unknown = size is None and self._opening.wanted == "auto"
-            progress = suggesting_gpu(source, is_unknown, _log.info, option='device="gpu"')
+            progress = suggesting_gpu(source, is_unknown, _log.info)
             for piece in encode_corpus(encoder, source, ids):
                 ids.append(piece.ids)
                 starts.append(piece.document_starts + count)

@@ -18,7 +18,7 @@ from llmgpu.tokens.sinks import TokenSink
 
 _PREPARED = 2  # slices that threads prepare for writing at a time
 _WRITTEN = 2  # slices that are written or wait for it
-_SUGGEST_GPU_FROM = 10**9  # bytes of text
+SUGGEST_GPU_FROM = 10**9  # bytes of text
 
 
 def encode_corpus(
@@ -101,9 +101,9 @@ def suggesting_gpu(
     is_unknown: bool,
     note: Callable[[str], None],
     progress: Progress = no_progress,
-    option: str = "--device gpu",
+    least: int = SUGGEST_GPU_FROM,
 ) -> Progress:
-    """Return `progress`, which after 1 GB of text also notes `option`, once.
+    """Return `progress`, which after `least` bytes of text also notes --device gpu, once.
 
     is_unknown: ``auto`` encodes on the CPU because the size of the text is not known; otherwise
         nothing is noted.
@@ -113,11 +113,11 @@ def suggesting_gpu(
     def suggest(phase: str, done: int, total: int | None) -> None:
         nonlocal is_due
         progress(phase, done, total)
-        if is_due and text.text_bytes >= _SUGGEST_GPU_FROM:
+        if is_due and text.text_bytes >= least:
             is_due = False
             note(
                 "the CPU encodes this text, since its size was not known; where there is a GPU, "
-                f"{option} may be faster"
+                f"{spelled('--device gpu')} may be faster"
             )
 
     return suggest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import threading
 from dataclasses import replace
@@ -21,8 +22,9 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError
 from llmgpu.progress import no_progress
 from llmgpu.text.corpus import Corpus, corpus_from_bytes
+from llmgpu.text.sources import resolve_sources
 from llmgpu.tokens.sinks import TokenSink
-from llmgpu.tokens.tokenizing import encode_into
+from llmgpu.tokens.tokenizing import encode_into, known_bytes, suggesting_gpu
 from tests.bpe.encoding.test_encoder_gpu import hostile_text, train
 from tests.text.reading import write
 
@@ -104,3 +106,38 @@ def test_what_fails_last_is_raised_too() -> None:
     vocabulary = train(b"abc " * 100)
     with pytest.raises(OutputError, match="no room"):
         encode_into(Collecting(0), NumpyEncoder(vocabulary), corpus_from_bytes(b"abc"), no_progress)
+
+
+@pytest.mark.parametrize(("is_unknown", "noted"), [(True, 1), (False, 0)])
+def test_a_gpu_is_suggested_once_after_much_text_of_unknown_size(
+    is_unknown: bool, noted: int
+) -> None:
+    notes: list[str] = []
+    seen: list[int] = []
+
+    def progress(phase: str, done: int, total: int | None) -> None:
+        seen.append(done)
+
+    text = corpus_from_bytes(b"x" * 300)
+    suggest = suggesting_gpu(text, is_unknown, notes.append, progress, least=200)
+    counts = []
+    for _ in range(3):
+        text.read_into(np.empty(100, np.uint8))
+        suggest("tokenizing", text.bytes_read, None)
+        counts.append(len(notes))
+    assert counts == [0, noted, noted]
+    assert seen == [100, 200, 300]
+    assert all("--device gpu may be faster" in note for note in notes)
+
+
+def test_the_size_of_text_is_known_for_plain_files_alone(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "a.txt", tmp_path / "b.txt.gz"
+    plain.write_bytes(b"x" * 1000)
+    packed.write_bytes(gzip.compress(b"x" * 1000))
+    for names, limit, expected in (
+        *[([plain], None, 1000), ([plain, plain], None, 2000), ([plain], 10, 10)],
+        *[([plain], 5000, 1000), ([plain, packed], None, None), ([packed], 10, None)],
+        ([Path("-")], None, None),
+    ):
+        sources = resolve_sources([str(name) for name in names])
+        assert known_bytes(sources, limit) == expected

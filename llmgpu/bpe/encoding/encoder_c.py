@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, HostSlices, require_tokens
-from llmgpu.bpe.encoding.pair_ranks import pair_ranks
+from llmgpu.bpe.encoding.matching import pair_ranks
 from llmgpu.bpe.pretokens.pattern import get_pattern, make_c_pattern, start_mask
 from llmgpu.bpe.pretokens.slices import Slice, UnreadSlice
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, new_ids
 from llmgpu.bpe.encoding.encoder_c import host_slices, make_c_vocabulary
 from llmgpu.bpe.encoding.encoder_host import HostSlices, require_tokens
-from llmgpu.bpe.encoding.pair_ranks import PairRanks, byte_ids, pair_ranks
+from llmgpu.bpe.encoding.matching import PairRanks, byte_ids, pair_ranks
 from llmgpu.bpe.pretokens.pretoken_gpu import pack_classes
 from llmgpu.bpe.pretokens.slice_pipeline import begin_slots, made_slots, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource

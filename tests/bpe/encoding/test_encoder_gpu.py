@@ -19,8 +19,8 @@ from llmgpu.bpe.encoding import encoder_gpu
 from llmgpu.bpe.encoding.encoder import RESERVED_FROM, CollectedIds, Encoder
 from llmgpu.bpe.encoding.encoder_gpu import LISTED, LONGEST, GpuEncoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
+from llmgpu.bpe.encoding.matching import NO_RANK, pair_ranks
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.pair_ranks import NO_RANK, pair_ranks
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary

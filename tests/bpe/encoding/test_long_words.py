@@ -13,9 +13,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.encoding import long_words
-from llmgpu.bpe.encoding.long_words import LongWordMerger
-from llmgpu.bpe.encoding.pair_ranks import byte_ids, pair_ranks
+from llmgpu.bpe.encoding import matching
+from llmgpu.bpe.encoding.matching import LongWordMerger, byte_ids, pair_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.bpe.encoding.test_matching import BYTES, make_vocabulary, merge_vocabularies
 from tests.bpe.encoding.test_matching import rank_vocabularies as any_order
@@ -75,7 +74,7 @@ def test_windows_give_the_ids_of_whole_words(monkeypatch: pytest.MonkeyPatch) ->
         vocabulary, words = random_words(rng, 10)
         found = []
         for window in (16, 1 << 20):
-            monkeypatch.setattr(long_words, "WINDOW", window)
+            monkeypatch.setattr(matching, "WINDOW", window)
             merger = LongWordMerger(pair_ranks(vocabulary), byte_ids(vocabulary))
             found.append([merger.merge(np.frombuffer(word, np.uint8)).tolist() for word in words])
         assert found[0] == found[1], vocabulary.tokens[256:]
@@ -86,7 +85,7 @@ def test_windows_give_the_ids_of_whole_words(monkeypatch: pytest.MonkeyPatch) ->
 def test_windows_of_any_size(vocabulary: Vocabulary, word: bytes, window: int) -> None:
     assume(not (vocabulary.ignore_merges and word in vocabulary.tokens))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(long_words, "WINDOW", window)
+        patch.setattr(matching, "WINDOW", window)
         assert merge(vocabulary, word) == reference.bpe_encode(vocabulary, word)
 
 
@@ -97,8 +96,8 @@ def test_pairs_that_rank_before_their_parts(
 ) -> None:
     assume(not (vocabulary.ignore_merges and word in vocabulary.tokens))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(long_words, "WINDOW", window)
-        patch.setattr(long_words, "_REMEMBERED_WORDS", 2)
+        patch.setattr(matching, "WINDOW", window)
+        patch.setattr(matching, "_REMEMBERED_WORDS", 2)
         assert merge(vocabulary, word) == reference.bpe_encode(vocabulary, word)
 
 
@@ -145,8 +144,8 @@ def test_little_of_a_word_is_merged_twice(monkeypatch: pytest.MonkeyPatch) -> No
         merged.append(len(symbols))
         return merge_by_heap(symbols, *rest)
 
-    merge_by_heap = long_words._merge_by_heap
-    monkeypatch.setattr(long_words, "_merge_by_heap", recorded)
+    merge_by_heap = matching._merge_by_heap
+    monkeypatch.setattr(matching, "_merge_by_heap", recorded)
     LongWordMerger(pair_ranks(vocabulary), byte_ids(vocabulary)).merge(word)
     assert sum(merged) < 1.1 * len(word)
-    assert max(merged) == long_words.WINDOW
+    assert max(merged) == matching.WINDOW

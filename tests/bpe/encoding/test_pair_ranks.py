@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding import encoder_gpu
-from llmgpu.bpe.encoding import pair_ranks as ranking
+from llmgpu.bpe.encoding import matching as ranking
 from llmgpu.bpe.encoding.encoder_c import make_c_vocabulary
-from llmgpu.bpe.encoding.pair_ranks import NO_RANK, pair_ranks
+from llmgpu.bpe.encoding.matching import NO_RANK, pair_ranks
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import insert_pairs, library
