@@ -31,7 +31,7 @@ from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.streams import Source
 
 MESSAGES = "messages"  # the usual name of the field
-_TOOLS = "tools"  # the field of what a template is told of tools
+_TOOLS = "tools"  # the field that describes tools to a template
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 PLAIN_TOKENS = ("<|im_start|>", "<|im_end|>")
 _PLAIN_TEMPLATE = (  # for other tools
@@ -53,7 +53,7 @@ class Renderer(Protocol):
     ) -> Parts:
         """Return the text of a conversation; InputError says `where` it can't be made.
 
-        prompt: what begins a reply follows.
+        prompt: append the text that begins a reply.
         """
         ...
 

@@ -65,7 +65,7 @@ class ZstdFile:
         self._raw = raw
         self._package = ZSTANDARD.require(".zst")
         self._decoder = self._package.ZstdDecompressor()
-        self._frame: Any = None  # what is being read; None between frames
+        self._frame: Any = None  # decoder of the current frame; None between frames
         self._is_empty = True
         self._next_block: int | None = None  # where it begins in the compressed bytes, if known
         self._compressed = memoryview(b"")
@@ -169,7 +169,7 @@ class Compression:
     """A way to decompress files.
 
     open: takes the compressed bytes.
-    package: what it needs, None if that is always there.
+    package: the optional package that it needs, or None.
     """
 
     open: Callable[[BinaryIO], Decompressor]

@@ -62,10 +62,10 @@ from llmgpu.text.streams import (
 )
 
 PATIENCE_SECONDS = 0.02
-LEAST_PART = 16  # 1 / 16 of a text tells something about the rest
+LEAST_PART = 16  # the rest of a text is estimated once 1 / 16 of the text is read
 LEAST_BYTES = 1 << 14  # a filter reads this much at a time, however small the caller's buffer is
 _BLOCK_BYTES = 1 << 20
-_CHECKED_BYTES = 8 << 20  # of a file, read at a time where its bytes are inspected
+_CHECKED_BYTES = 8 << 20  # read at a time from a file whose bytes are inspected
 _SMALL_FILES = 1024  # read at once, at most
 
 _FIRST = np.zeros(1, np.int64)
@@ -74,7 +74,7 @@ _File = ByteStream | DocumentFile  # opened
 
 
 class TextSource(Protocol):
-    """What gives text piece by piece."""
+    """A text that is read piece by piece."""
 
     def read_into(self, buffer: NDArray[np.uint8]) -> Piece:
         """Write the next bytes of text at the front of `buffer` (uint8, contiguous).
@@ -92,7 +92,7 @@ class CorpusOptions:
     separators: byte strings between documents, part of neither.
     encoding_errors: "strict", "replace" or "raw", see `llmgpu.text.documents.InputPolicy`.
     limit: read at most this many bytes of text; None for all.
-    bad_rows: "error" or "skip", what becomes of rows that can't be understood.
+    bad_rows: "error" or "skip": refuse rows that can't be parsed, or leave them out.
     line_documents: whether each line, including its newline, is a document.
     chat: renders each .jsonl line, a conversation, as text; None if lines are not conversations.
     """
@@ -175,7 +175,7 @@ class Corpus(Closing):
 
     @property
     def notes(self) -> list[str]:
-        """What is to be told of what was read so far."""
+        """Remarks for the user on the files and rows read so far."""
         told = [note.format(listed(names)) for note, names in self._told.items() if names]
         return [*self.sources.notes, *told, *self._policy.notes]
 
@@ -201,7 +201,7 @@ class Corpus(Closing):
 
     @property
     def left(self) -> float | None:
-        """How much text there is for each byte read so far; None if that is not known yet."""
+        """Bytes of the whole text for each byte read so far; None while too little is read."""
         parts = []
         if self.total_bytes:
             parts.append(self.bytes_read / self.total_bytes)
@@ -211,7 +211,7 @@ class Corpus(Closing):
         return 1 / part if part * LEAST_PART >= 1 else None
 
     def close(self) -> None:
-        """Close the file that is being read, and those after it."""
+        """Close all files."""
         self._close_file()
         self._files.close()
 
@@ -219,9 +219,8 @@ class Corpus(Closing):
         if self._file:
             self._finished_bytes, self._finished_null_rows = self.bytes_read, self.null_rows
             if isinstance(self._file, ByteStream):
-                found = self._file.has_zeros, self._file.has_mark, self._file.is_jsonl
-                for names, is_found in zip(self._told.values(), found, strict=True):
-                    names += [source_name(self._file.name)] if is_found else []
+                for note in self._file.notes:
+                    self._told[note].append(source_name(self._file.name))
             self._file.close()
         self._file = None
         self._reader = None
@@ -229,8 +228,9 @@ class Corpus(Closing):
     def read_into(self, buffer: NDArray[np.uint8]) -> Piece:
         """Write the next bytes of the text at the front of `buffer` (uint8, contiguous).
 
-        Fills it from files; from a pipe it takes what is there, and waits only for a first byte.
-        Raises InputError for what can't be read, decompressed, parsed or, under "strict", decoded.
+        Files fill the buffer. A pipe gives the bytes it has; only a first byte is waited for.
+        Raises InputError for files that can't be read, decompressed, parsed or, under "strict",
+        decoded.
         """
         limit = self.options.limit
         room = len(buffer) if limit is None else min(len(buffer), limit - self.text_bytes)
@@ -311,7 +311,10 @@ class Corpus(Closing):
         return self._reader.wait(max(0.0, deadline - time.monotonic()))
 
     def _open_next(self, length: int, documents: int) -> _Reader:
-        """Open the next source; length, documents: of the text before it, not handed over yet."""
+        """Open the next source.
+
+        length, documents: of the text of earlier sources in the caller's buffer.
+        """
         source = self._files.take()
         is_text = format_of(source) is None
         offset, skipped = self.text_bytes + length, source.begin if is_text else 0
@@ -348,7 +351,7 @@ class Corpus(Closing):
         yield self._splitter.feed(policy.apply(b"", final=True), final=True)
 
     def _split(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        """Cut each document of some pieces into those that separators and lines make of it."""
+        """Cut each document of the pieces at separators and into lines."""
         if not self.options.separators and not self.options.line_documents:
             yield from pieces
             return
@@ -393,7 +396,7 @@ class _Opener:
         return kind(source, field) if kind else ByteStream(source)
 
     def reads_at_once(self, source: Source) -> bool:
-        """Whether a file is so small, and so plain, that it is read together with others."""
+        """Whether a file is plain text and small enough to be read in one call with others."""
         return self._reads_small and is_small(source) and format_of(source) is None
 
 
@@ -408,8 +411,8 @@ class _Files:
         self._opener = opener = _Opener(options)
         self._left = len(files)
         self._next: deque[Source] = deque()  # files whose turn has come
-        self._file: _File | None = None  # opened for the first of these
-        self._opened: list[_File] = []  # before their turn
+        self._file: _File | None = None  # the first of `_next`, if a thread has opened it
+        self._opened: list[_File] = []  # files opened before their turn
         first, ahead = files[:1], min(files_ahead(), len(files))
         begin = partial(_begin_file, opener, first, self._opened)
         self._turns = in_order(_find_turns(files, opener), begin, ahead)
@@ -420,7 +423,7 @@ class _Files:
         return 0 if collector is not None and collector.is_full else self._left
 
     def next_one(self) -> Source:
-        """Return the next file, which is still to be taken."""
+        """Return the next file without taking it."""
         if not self._next:
             sources, self._file = next(self._turns)
             self._next.extend(sources)
@@ -462,14 +465,14 @@ def _find_turns(files: Sequence[Source], opener: _Opener) -> Iterator[list[Sourc
 def _begin_file(
     opener: _Opener, first: Sequence[Source], opened: list[_File], sources: list[Source]
 ) -> tuple[list[Source], _File | None]:
-    """Begin to read a file before its turn, unless it is the first one or text as it is."""
+    """Begin to read a compressed file or a file of a format, unless the file is the first."""
     source = sources[0]
     is_local = source.size is not None and source.remote is None
     if source in first or not is_local or not (source.compression or format_of(source)):
         return sources, None
     try:
         file = opener(source)
-    except InputError:  # in its turn this is tried again
+    except InputError:  # the file is opened again in its turn, which then raises the error
         return sources, None
     opened.append(file)
     if files_ahead():
@@ -478,7 +481,7 @@ def _begin_file(
 
 
 def _check_chat(sources: Sources, options: CorpusOptions) -> None:
-    """Raise InputError for what conversations can't be combined with."""
+    """Raise InputError for options and files that conversations can't be combined with."""
     if options.separators or options.line_documents:
         raise InputError(
             f"{spelled('--chat')} can't be combined with "
@@ -534,7 +537,7 @@ class TextFilter(Protocol):
     """
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
-        """Return what is decided once the next `text` is there.
+        """Return the filtered text that no later text can change, once `text` is there.
 
         starts: positions in it at which documents begin. final: a document ends with it.
         """
@@ -574,7 +577,7 @@ class FilteredSource:
 
 
 def is_small(source: Source) -> bool:
-    """Whether `read_small` may read a file, which is of a format whose bytes are text."""
+    """Whether `read_small` may read a file. The caller knows that its bytes are text."""
     if source.remote or source.span or source.continues or source.compression:
         return False
     return 0 < (source.size or 0) <= SMALL_BYTES and source.changed_ns is not None
@@ -583,8 +586,8 @@ def is_small(source: Source) -> bool:
 def read_small(sources: Sequence[Source], view: NDArray[np.uint8]) -> int:
     """Read small files end to end to the front of `view`; return how many.
 
-    It stops at a file that is not plain text, or of which something is wrong: `DirectReader` reads
-    that, and says what is.
+    It stops at a file that is not plain text or has an error; `DirectReader` reads such a file and
+    raises the error.
     """
     if library() is None or os.name == "nt":
         return _read_one_by_one(sources, view)
@@ -670,6 +673,6 @@ class DirectReader:
         return Piece(view[:count], starts, end, end)
 
     def upcoming(self, least: int, most: int) -> FileBytes | None:
-        """Return the next bytes of a document unread; None where they may not be all of it."""
+        """Return the next bytes of a document unread; None if the bytes have to be inspected."""
         inspects = self._stream.is_invalid or self._block is not None or self._lines is not None
         return self._stream.upcoming(least, most) if self._begun and not inspects else None

@@ -1,14 +1,13 @@
-"""Text cut into documents: separators, lines, and what invalid UTF-8 does.
+"""Text cut into documents: separators, lines, and invalid UTF-8.
 
-- The encoding policy comes first: it sees the bytes of a file as they are, so that the offset in
-  a message is the offset in the file, and what it puts in their place is what is searched for
-  separators.
+- The encoding policy comes first. It sees the bytes of a file as they are, so that the offset in
+  a message is the offset in the file. Separators are searched for in the bytes that it returns.
 - A separator is matched at the first position where one fits, the longest one there; it belongs to
   neither document. As with `bytes.split`, k separators make k + 1 documents, some of them empty.
 - With line documents each of these pieces is cut after every newline. A piece without bytes has no
   lines, so it gives no document.
-- All of it works block by block: what can't be decided yet (the beginning of a separator, an
-  incomplete UTF-8 sequence) is held back until the next block, and nothing else is.
+- Everything works block by block. Only bytes that can't be decided yet (the beginning of a
+  separator, an incomplete UTF-8 sequence) are held back until the next block.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class PieceReader:
     def __init__(
         self, pieces: Iterator[Piece], wait: Callable[[float], bool] | None = None
     ) -> None:
-        """Take the pieces; wait: see `wait`, None if there is nothing to wait for."""
+        """Read the pieces; wait: as the method, None if the pieces never block."""
         self._pieces = pieces
         self._wait = wait
         self._piece = NO_TEXT
@@ -107,7 +106,7 @@ class PieceReader:
 
 
 class InputPolicy:
-    """What becomes of input that is not clean.
+    """How invalid UTF-8 and bad rows are treated.
 
     Invalid UTF-8: "strict" refuses it, "replace" puts U+FFFD, "raw" keeps it. Rows that can't be
     understood: "error" refuses them, "skip" leaves them out.
@@ -136,7 +135,7 @@ class InputPolicy:
 
     @property
     def notes(self) -> list[str]:
-        """What is to be told of what was not clean so far."""
+        """Remarks for the user on invalid UTF-8 and bad rows so far."""
         notes = []
         invalid = number_of(self.invalid_sequences, "invalid UTF-8 sequence")
         if self._invalid_in:
@@ -174,7 +173,7 @@ class InputPolicy:
         return self.replace(block, final) if self.policy == "replace" else block
 
     def count(self, block: bytes, final: bool) -> None:
-        """Count what is invalid in a file's next bytes, which are kept; `final`: no more come."""
+        """Count invalid sequences in a file's next bytes, kept as they are; `final`: the last."""
         self._invalid_in[source_name(self._name)] = None
         self.replace(block, final)
 
@@ -191,7 +190,7 @@ class InputPolicy:
             self._hold(data, consumed)
 
     def replace(self, block: bytes, final: bool) -> bytes:
-        """Return the file's next bytes with U+FFFD for what is invalid; some may be held back."""
+        """Return the file's next bytes, invalid ones replaced; incomplete ones are held back."""
         data = self._held + block
         try:
             consumed = codecs.utf_8_decode(data, "strict", final)[1]
@@ -262,7 +261,7 @@ class DocumentSplitter:
             self._lines.fresh = True
 
     def feed(self, block: bytes, final: bool) -> Piece:
-        """Return what is decided once `block` is there; `final`: it is the end of the text."""
+        """Return the text that `block` decides; `final`: the text ends with the block."""
         data = self._held + block
         spans, decided = self._find_separators(data, final) if self._separators else ([], len(data))
         self._held = data[decided:]
@@ -305,7 +304,7 @@ class DocumentSplitter:
 def remove_spans(
     text: NDArray[np.uint8], spans: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Take `spans` (K, 2) out of `text`; return the rest and where in it they were."""
+    """Remove `spans` (K, 2) from `text`; return the rest and the positions of removal in it."""
     begins, lengths = spans[:, 0], spans[:, 1] - spans[:, 0]
     kept = np.ones(len(text), np.bool_)
     for length in np.unique(lengths):

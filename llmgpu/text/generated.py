@@ -31,7 +31,7 @@ _GROUP = 16  # blocks that a thread makes at a time, so that threads seldom want
 _TABLE_WORDS = 1 << 12  # ranks whose words are drawn from a table
 _DRAWS = 1 << 16  # entries of that table, a word's share of them being its frequency
 _SYLLABLES = 4  # of the longest word
-_LONGER_FROM = (1 << 6, 1 << 11, 1 << 19)  # ranks from which on words have a syllable more
+_LONGER_FROM = (1 << 6, 1 << 11, 1 << 19)  # from each of these ranks on, one syllable more
 _ONSETS = (*"bcdfghlmnprstv", "st", "tr")
 _VOWELS = (*"aeiouy", "ai", "au", "ea", "ee", "ei", "ie", "io", "oa", "oo", "ou")
 _CYRILLIC_ONSETS, _CYRILLIC_VOWELS = "бвгджзклмнпрстфх", "аеиоуыэюяёєіїўйѣ"
@@ -69,7 +69,8 @@ def _blocks(seed: int, most: int) -> Iterator[bytes]:
 class _Words:
     """Spells and draws words.
 
-    A word is a row of cells: _SYLLABLES syllables, then a final consonant and what follows it.
+    A word is a row of cells: _SYLLABLES syllables, then a final consonant and the space or
+    punctuation after the word.
     A cell is 4 bytes, zeros at the end of which stand for nothing.
     """
 
@@ -104,7 +105,7 @@ class _Words:
 
     def _block(self, generator: np.random.PCG64DXSM) -> bytes:
         random = generator.random_raw(BLOCK_WORDS)
-        # 16 bits for a frequent word, 8 for what follows it, 40 for a rare word
+        # 16 bits for a frequent word, 8 for the space after it, 40 for a rare word
         draws = random.astype(np.uint16)
         rows = self._table.take(draws, axis=0)
         rare = np.flatnonzero(draws >= self._in_table)

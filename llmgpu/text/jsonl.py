@@ -36,7 +36,7 @@ _BLOCK_BYTES = 1 << 20  # of a stream, read at a time
 _SPAN_BYTES = 2 << 20  # of a regular file, whose lines one thread reads and takes apart
 _TAIL_BYTES = 1 << 16  # read after a span at first, for the end of its last line
 _AHEAD = 12  # blocks or spans that are taken apart in threads before they are needed
-_BEGUN = 2  # those of a file whose turn has not come
+_BEGUN = 2  # blocks or spans that are taken apart before the turn of their file
 FIRST_ROWS = 1000  # if all of them lack the field, a file is refused
 LINE_BYTES = 1 << 30  # a longer line is refused: the memory a line takes is a multiple of it
 
@@ -53,7 +53,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class BadRowError(InputError):
-    """A row is not an object, or what is in its field is not what it should be."""
+    """A row is not an object, or its field holds a value of the wrong type."""
 
 
 class MissingFieldError(InputError):
@@ -95,10 +95,10 @@ class _Block:
 
 
 class JsonlStream(ByteStream):
-    """A file whose lines are objects, opened; null_rows: those left out without a value so far."""
+    """An open file whose lines are objects; null_rows: lines without a value so far."""
 
     def __init__(self, source: Source, field: str) -> None:
-        """Open the file; `field` of each line's object is what is read."""
+        """Open the file; `field` of each line's object is read."""
         super().__init__(source)
         self._source, self._field = source, field
         self._has_field = False  # any row
@@ -106,7 +106,7 @@ class JsonlStream(ByteStream):
         self._first_missing = ""
 
     def value(self, document: dict[str, object], where: str) -> object:
-        """Return what is in the field of a line, None to leave the line out."""
+        """Return the value of the field in a line; None leaves the line out."""
         try:
             found = find_field(document, where, self._field)
         except MissingFieldError as error:
@@ -246,7 +246,7 @@ class JsonlFile(JsonlStream):
     def _take(
         self, block: _Block, policy: InputPolicy, taken: TakenTexts | None
     ) -> Iterator[Piece]:
-        """Yield the texts of a block: those that C has taken, and by `json` the others."""
+        """Yield the texts of a block. The module json reads the lines that C has not."""
         begin, end, lines = block.begin, block.end, b""
         while begin < end:
             if self._texts is not None:
@@ -298,7 +298,7 @@ def _after_last_newline(data: NDArray[np.uint8], begin: int, end: int) -> int:
 
 
 def place_of_line(name: str, number: int, begin: int) -> str:
-    """Return what an error calls a line; begin: where in the file lines are counted from."""
+    """Return the name of a line in errors; begin: where in the file counting of lines starts."""
     return f"{name}, line {number}" + (f" after byte {begin}" if begin else "")
 
 
@@ -307,7 +307,7 @@ def _too_long(name: str, number: int, most: int) -> InputError:
 
 
 def parse_json_object(text: str | bytes, where: str) -> dict[str, object]:
-    """Return the JSON object that `text` is; BadRowError says `where` it isn't one."""
+    """Parse a JSON object; BadRowError names `where` if the text is none."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -323,12 +323,12 @@ def parse_json_object(text: str | bytes, where: str) -> dict[str, object]:
 
 
 def kind_of_value(value: object) -> str:
-    """Return what a value of JSON is, for a message."""
+    """Return the type of a JSON value in words, for a message."""
     return _KINDS.get(type(value), "null")
 
 
 def find_field(document: dict[str, object], where: str, text_field: str) -> object:
-    """Return what is in a field of an object, or in one of an object within it: "a.b".
+    """Return the value of a field of an object, or of a field "a.b" of an object within it.
 
     Raises MissingFieldError, with the fields that there are, if it is missing.
     """

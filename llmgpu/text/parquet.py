@@ -29,7 +29,7 @@ _BATCH_BYTES = 1 << 22
 _BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20
 _AHEAD = 8  # row groups that are read before they are needed
-_BEGUN = 2  # those of a file whose turn has not come
+_BEGUN = 2  # row groups that are read before the turn of their file
 _AHEAD_BYTES = 16 << 20  # of a row group, decoded before they are needed
 _SHOWN_COLUMNS = 20
 
@@ -63,7 +63,7 @@ class _Places(io.RawIOBase):
 
 
 class ParquetFile:
-    """A file of which one column is text, opened; null_rows: rows without a value so far."""
+    """An open file with one column of text; null_rows: rows without a value so far."""
 
     may_be_compressed: ClassVar[bool] = False
     cut_at_lines: ClassVar[bool] = False
@@ -123,7 +123,7 @@ class ParquetFile:
         self.check_unchanged()
 
     def _checked(self, array: Any, number: int, policy: InputPolicy) -> Iterator[Piece]:
-        """Yield rows as the policy has them; number: of those before."""
+        """Yield rows after applying the policy; number: of rows before these."""
         piece = _text_of(array)
         if _is_valid(piece):
             yield piece
@@ -192,7 +192,7 @@ class ParquetFile:
 
     @property
     def _rows(self) -> tuple[int, int]:
-        """The rows that are read: those that begin in the span, were they all of one size."""
+        """Rows of this part: rows are assigned to byte spans as if all had the same size."""
         rows = self._file.metadata.num_rows
         if self._span is None or not self._size:
             return 0, rows
@@ -209,7 +209,7 @@ class ParquetFile:
             begin = end
 
     def _read_ahead(self, group: tuple[int, int]) -> Iterable[Any]:
-        """Return the arrays of a row group, those at first read at once; any number of threads may.
+        """Return the arrays of a row group, the first ones read at once. Any thread may call this.
 
         A reader of Arrow can't be shared: each row group has one.
         """

@@ -124,8 +124,8 @@ def split_by_position(
 ) -> tuple[Sources, list[int]]:
     """Return sources cut into ranges, the last ones by their shares, and where these begin.
 
-    A file that is text is cut before the first line that begins in the next range, and what follows
-    is a document of its own.
+    A file of text is cut before the first line that begins in the next range. The text after the
+    cut is a document of its own.
 
     Returns the files of all ranges, and the index in them of the first file of each of `shares`.
 

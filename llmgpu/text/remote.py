@@ -2,7 +2,7 @@
 
 - A read that fails is tried again a few times, from where it ended. What says that a file is
   missing or not allowed is not.
-- A file has a length and what its server says of its version. Both are compared when a read was
+- A file has a length and a version, by its server. Both are compared when a read was
   tried again and at the end, so that the parts of two versions are never joined.
 - Passwords and signatures in URLs are never shown: errors, summaries and resume keys have the URL
   without them, and of an error its kind. Its text may hold the URL.
@@ -38,7 +38,7 @@ _VERSION = (
     "last_commit",
 )
 _FSSPEC = Package("fsspec", "remote")
-_PACKAGES = {  # what fsspec needs besides, by scheme
+_PACKAGES = {  # packages that fsspec needs, by scheme
     **dict.fromkeys(("http", "https"), "'llmgpu[remote]'"),
     **dict.fromkeys(("s3", "s3a"), "s3fs"),
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
@@ -125,7 +125,7 @@ class RemoteSource:
     """A file of another machine.
 
     url: with all that opening it takes. path: to be shown. size: bytes.
-    version: digest of what its server says of it.
+    version: digest of the facts that its server gives.
     """
 
     def __init__(self, url: str) -> None:
@@ -225,7 +225,7 @@ class RemoteFile(io.RawIOBase):
         self._file = self.source.open_once()
 
 
-_found: dict[str, RemoteSource] = {}  # by what is shown
+_found: dict[str, RemoteSource] = {}  # by shown URL
 
 
 def find_remote(name: str) -> list[RemoteSource]:

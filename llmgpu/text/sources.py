@@ -84,7 +84,7 @@ class Selection:
     lenient_field: if given, files of folders that are not text are left out, and lines of JSON
         there without a field of this name are text as they are.
     listed: names that stand in a list, which are taken as those of a folder's files.
-    may_be_tokens: files need not be text; who reads them as text finds out.
+    may_be_tokens: files need not be text; reading them as text raises the error.
     """
 
     input_format: str = AUTO
@@ -103,7 +103,7 @@ _ITERATED = "use train_from_iterator, or encode"  # of the Python API
 class Sources(NamedTuple):
     """The files of a corpus in the order they are read, and how many folder entries were left out.
 
-    notes: what is to be told of them.
+    notes: remarks for the user on the files.
 
     Resolving names walks folders, so it is done once and handed on.
     """
@@ -344,7 +344,7 @@ _IGNORE = ".gitignore"
 class Rule:
     """A line of a .gitignore.
 
-    folder: that it is in. expression: what it matches, names or paths from the folder on.
+    folder: of the .gitignore. expression: matches names, or paths from the folder on.
     ignores: not the opposite.
     """
 

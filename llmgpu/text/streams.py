@@ -34,7 +34,7 @@ from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError
 from llmgpu.input_files import source_name
 from llmgpu.outputs import binary_kind
-from llmgpu.pipeline import Begun, in_order
+from llmgpu.pipeline import Begun
 from llmgpu.processors import usable_processors
 from llmgpu.spelling import spelled
 from llmgpu.text.compressions import COMPRESSIONS, Decompressor
@@ -44,9 +44,9 @@ STANDARD_INPUT = "-"
 AUTO, TEXT, BYTES = "auto", "text", "bytes"  # formats of sources, see `llmgpu.text.sources`
 
 _DECOMPRESSED_BYTES = 1 << 20
-_PART_BYTES = 2 << 20  # of a regular file, read by one thread at a time
-_PIPE_BYTES = 1 << 20  # the most that a user may ask for by default
-_READ_THREADS = 8  # beyond these, a file is read no faster
+_PART_BYTES = 2 << 20  # of a regular file, for each thread that reads it
+_PIPE_BYTES = 1 << 20  # the largest size that Linux grants to any user by default
+_READ_THREADS = 8  # more threads read a file no faster
 _FILES_AHEAD = 8  # at most
 _BLOCK_BYTES = 1 << 20  # decompressed at a time, in a thread
 _BLOCKS_AHEAD = 8  # decompressed before they are needed
@@ -135,7 +135,7 @@ class DocumentFile(Protocol):
 
     @staticmethod
     def check(source: Source) -> None:
-        """Raise an InputError if it is known already that the file can't be read."""
+        """Raise an InputError if the file can't be read for a reason known before opening it."""
 
     def __init__(self, source: Source, text_field: str) -> None:
         """Open the file; text_field: the part of each document that is its text."""
@@ -147,7 +147,7 @@ class DocumentFile(Protocol):
         """
 
     def begin(self) -> None:
-        """Read the first parts before it is the file's turn, in any thread."""
+        """Read the first parts of the file before its turn. Any thread may call this."""
 
     def wait(self, seconds: float | None, /) -> bool:
         """Wait for up to `seconds` (None: forever); return whether reading would not block."""
@@ -161,7 +161,7 @@ class DocumentFile(Protocol):
 
 @dataclass(frozen=True)
 class FileContent:
-    """What shows whether the content of a regular file is still the same."""
+    """Size and time of change of a regular file, to detect a change while it is read."""
 
     name: str
     size: int
@@ -169,7 +169,7 @@ class FileContent:
 
     @classmethod
     def of(cls, file: BinaryIO, source: Source) -> FileContent | Remote | None:
-        """Return that of an open file, as it was when the source was found; None for a pipe."""
+        """Return the content of an open file as it was when found; None for a pipe."""
         if source.remote is not None:
             return source.remote
         try:
@@ -183,7 +183,7 @@ class FileContent:
         return cls(source.path, source.size, source.changed_ns)
 
     def check(self, file: BinaryIO | FileBytes) -> None:
-        """Raise an InputError if the file is not as it was."""
+        """Raise an InputError if the file has changed since it was found."""
         status = os.fstat(file.fileno())
         if (status.st_size, status.st_mtime_ns) != (self.size, self.changed_ns):
             name = "standard input" if self.name == STANDARD_INPUT else self.name
@@ -200,8 +200,7 @@ class ByteStream(io.RawIOBase):
 
     position: bytes of the source on disk that were consumed.
     null_rows: none; for `DocumentFile`.
-    has_zeros, has_mark, is_jsonl: its text begins with zero bytes in it, a byte order mark, or as
-        JSON Lines do.
+    notes: those of NOTES that its first bytes call for.
     is_invalid: there is invalid UTF-8 in the first bytes of its text.
     """
 
@@ -213,7 +212,8 @@ class ByteStream(io.RawIOBase):
         self._content: FileContent | Remote | None = None
         self.position = 0
         self.null_rows = 0
-        self.has_zeros = self.has_mark = self.is_jsonl = self.is_invalid = False
+        self.notes: list[str] = []
+        self.is_invalid = False
         self._format = source.format
         self._is_begin = source.begin == 0 and not source.continues
         self._pollable: int | None = None  # the descriptor of a pipe, a terminal or a device
@@ -261,7 +261,7 @@ class ByteStream(io.RawIOBase):
         self._block, self._after_block = memoryview(b""), 0
 
     def begin(self) -> None:
-        """Decompress the first blocks before it is the file's turn, in any thread."""
+        """Decompress the first blocks before the file's turn. Any thread may call this."""
         if self._blocks is not None:
             self._blocks.begin(_BLOCKS_AHEAD)
 
@@ -269,11 +269,11 @@ class ByteStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: object) -> int:
-        """Fill the front of `buffer` with what is there; wait only for a first byte. 0: the end."""
+        """Fill the front of `buffer` with available bytes; wait only for the first. 0: the end."""
         view = memoryview(buffer)  # type: ignore[arg-type]
         if self._length is not None:
             view = view[: self._length - self.position]
-        if self._compression:  # decompressors make a copy of what they are asked for
+        if self._compression:  # decompressors copy their result, so a large view costs memory
             view = view[:_DECOMPRESSED_BYTES]
         try:
             count = self._read(view)
@@ -293,19 +293,20 @@ class ByteStream(io.RawIOBase):
         return count
 
     def _inspect(self, head: bytes) -> None:
-        """Raise an InputError if a file of text begins as others do; say what it may be instead."""
+        """Look at the first bytes of a text; InputError if another format begins like that."""
         if self._format not in (AUTO, TEXT) or type(self) is not ByteStream:
             return
         is_input = self.name == STANDARD_INPUT
-        self.has_mark = head.startswith(codecs.BOM_UTF8)
+        zeros, mark, jsonl = NOTES
+        self.notes += [mark] if head.startswith(codecs.BOM_UTF8) else []
         is_clean, is_valid = look_at_text(head)
         self.is_invalid = not is_valid
         if self._format == TEXT:
             return
         if not is_clean:
             check_text(head, source_name(self.name))
-            self.has_zeros = has_zero_bytes(head)
-        self.is_jsonl = looks_like_jsonl(head, 1 if is_input else 2)
+            self.notes += [zeros] if has_zero_bytes(head) else []
+        self.notes += [jsonl] if looks_like_jsonl(head, 1 if is_input else 2) else []
 
     @property
     def reads_anywhere(self) -> bool:
@@ -362,7 +363,7 @@ class ByteStream(io.RawIOBase):
 
     @property
     def _end_of_file(self) -> int:
-        """Where reading a regular file ends: with its span, or as it was when it was found."""
+        """Where reading a regular file ends: at the end of its span, or of the file as found."""
         assert isinstance(self._content, FileContent)
         return self._content.size if self._span_end is None else self._span_end
 
@@ -420,13 +421,13 @@ class ByteStream(io.RawIOBase):
 
 
 class FileBytes:
-    """Bytes of a file that any thread reads when it needs them, be their stream closed by then.
+    """A byte range of a file. Any thread may read it, even after the stream is closed.
 
-    begin: where they are in the file. nbytes: how many there are.
+    begin: offset of the range in the file. nbytes: its length.
     """
 
     def __init__(self, stream: ByteStream, descriptor: int, begin: int, nbytes: int) -> None:
-        """Take bytes of the file of `descriptor`, and close that at the end."""
+        """Own `descriptor`, an open file, and close it at the end."""
         self._stream, self._descriptor = stream, descriptor
         self.begin, self.nbytes = begin, nbytes
 
@@ -439,7 +440,7 @@ class FileBytes:
         return self._descriptor
 
     def read(self, data: NDArray[np.uint8], first: int) -> None:
-        """Fill `data` with those from number `first` on; InputError if that fails."""
+        """Fill `data` with the bytes of the range from `first` on; InputError if that fails."""
         self._stream.read_at(data, self.begin + first, self)
         self.check_unchanged()
 
@@ -449,7 +450,7 @@ class FileBytes:
 
 
 def _begin_input(raw: BinaryIO, *, is_file: bool) -> tuple[BinaryIO, str]:
-    """Return standard input from where it is, and the suffix of its compression."""
+    """Return standard input from its position on, and the suffix of its compression."""
     head, compression = read_mark(raw.read)
     if compression and (package := COMPRESSIONS[compression].package):
         package.require(f"standard input, which is {compression} data")
@@ -470,26 +471,13 @@ def _open_raw(path: str) -> BinaryIO:
 
 def _read_parts(descriptor: int, view: memoryview, first: int) -> int:
     """Read much of a regular file with several threads: one alone is slower than memory."""
-    if len(view) < 2 * _PART_BYTES:
-        return os.preadv(descriptor, [view], first)
     loaded = library()
-    if loaded is not None:  # whose threads don't wait for Python's lock
-        data = np.frombuffer(view, np.uint8)
-        count: int = loaded.llmgpu_read(
-            descriptor, address_of(data), len(view), first, _READ_THREADS
-        )
-        if count < 0:
-            raise OSError(-count, os.strerror(-count))
-        return count
-
-    def read(start: int) -> int:
-        return os.preadv(descriptor, [view[start : start + _PART_BYTES]], first + start)
-
-    starts = range(0, len(view), _PART_BYTES)
-    count = 0
-    for start, got in zip(starts, in_order(starts, read, _READ_THREADS), strict=True):
-        if count == start:  # what follows a short part is not in sequence: read it again
-            count += got
+    if loaded is None or len(view) < 2 * _PART_BYTES:
+        return os.preadv(descriptor, [view], first)
+    data = np.frombuffer(view, np.uint8)
+    count: int = loaded.llmgpu_read(descriptor, address_of(data), len(view), first, _READ_THREADS)
+    if count < 0:
+        raise OSError(-count, os.strerror(-count))
     return count
 
 
@@ -547,10 +535,10 @@ _OBJECT = re.compile(rb'\s*\{\s*"')
 
 
 def read_mark(read: Callable[[int], bytes]) -> tuple[bytes, str]:
-    """Read from a stream until it is known how it is compressed, and return what was read.
+    """Read the first bytes of a stream, until they tell how the stream is compressed.
 
-    read: returns up to a number of bytes, b"" at the end. Waits for more than a first byte only if
-    what is there may be the beginning of a compressed file.
+    read: returns up to a number of bytes, b"" at the end. The function waits for more than a first
+    byte only if the bytes so far may begin a compressed file.
 
     Returns the bytes, and a suffix in `llmgpu.text.compressions.COMPRESSIONS`, "" for none.
     """
@@ -563,10 +551,10 @@ def read_mark(read: Callable[[int], bytes]) -> tuple[bytes, str]:
 
 
 class Rewound(io.RawIOBase):
-    """A pipe of which the first bytes were read, from its beginning on."""
+    """A pipe whose first bytes were read, with these bytes put back."""
 
     def __init__(self, head: bytes, raw: BinaryIO) -> None:
-        """Give `head` before what is left in `raw`."""
+        """Yield the bytes of `head` before the rest of `raw`."""
         super().__init__()
         self._head, self._raw, self._position = head, raw, 0
 
@@ -601,7 +589,7 @@ class Rewound(io.RawIOBase):
 
 
 def binary_format(head: bytes) -> str | None:
-    """Return what a file is, in a few words, if it is surely not text; head: its first bytes."""
+    """Return the name of a file's format if its first bytes, `head`, are certainly not text."""
     if look_at_text(head)[0]:  # most files are
         return None
     if _is_wide(head):
@@ -618,7 +606,7 @@ def has_zero_bytes(head: bytes) -> bool:
 def check_text(head: bytes, name: str) -> None:
     """Raise InputError if a file, by its first bytes, is not text.
 
-    name: what the message calls it.
+    name: of the file in the message.
     """
     kind = binary_format(head)
     if kind is not None:
@@ -643,7 +631,7 @@ def looks_like_jsonl(head: bytes, least: int) -> bool:
     try:
         return isinstance(json.loads(lines[0]), dict)
     except (ValueError, RecursionError):
-        return len(lines) == 1 and len(head) == HEAD_BYTES  # the line is longer than what is there
+        return len(lines) == 1 and len(head) == HEAD_BYTES  # the head cuts its only line
 
 
 def _is_wide(head: bytes) -> bool:
