@@ -276,7 +276,7 @@ def encodes_on_gpu(text_bytes: int | None, *, is_open: bool = False) -> bool:
 
     A GPU that has to be opened first wins from `encoding_from` bytes on, one that is open from
     16 MB on. LLMGPU_GPU_FROM sets another size for opening. A text of unknown size (None) is
-    encoded on the CPU. An integrated GPU is used only if it is named: no record shows that one wins.
+    encoded on the CPU. An integrated GPU is used only if it is named: no record shows a win.
     """
     least = gpu_from(encoding_from(usable_processors()))
     if is_open:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -31,8 +32,8 @@ from llmgpu.input_files import number_of, source_name
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Selection, Sources
 from llmgpu.text.streams import STANDARD_INPUT, read_mark
-from llmgpu.tokens.conversations import MaskingEncoder
 from llmgpu.tokens.counting import DocumentLengths, FileCount, count_files
+from llmgpu.tokens.filters import Filter, with_masks
 from llmgpu.tokens.tokenizing import known_bytes, suggesting_gpu
 
 _ALL = Selection()
@@ -186,12 +187,17 @@ def _count(
     try:
         for (vocabulary, encoder), taken in zip(encoders, lengths or repeat(None), strict=False):
             with encoding.conversations(vocabulary) as conversations:
+                filters: list[Filter] = []
                 if conversations:
-                    encoder = MaskingEncoder(encoder, conversations, vocabulary)
+                    filters.append(
+                        partial(with_masks, conversations=conversations, vocabulary=vocabulary)
+                    )
                 with Corpus(sources, with_chat(options, conversations)) as text:
                     is_due = is_unknown and not passes
                     progress = suggesting_gpu(text, is_due, report.note, report)
-                    passes.append(count_files(encoder, text, progress, lengths=taken))
+                    passes.append(
+                        count_files(encoder, text, progress, lengths=taken, filters=filters)
+                    )
     finally:
         report.close()
     rows = [

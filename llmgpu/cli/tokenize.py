@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import Backend, Opening
-from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
+from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
 from llmgpu.bpe.encoding.special_encoding import ids_around
 from llmgpu.bpe.encoding.special_options import SpecialOptions
@@ -55,8 +55,7 @@ from llmgpu.tokens.bin import (
     read_side_file,
     side_path,
 )
-from llmgpu.tokens.chunks import Chunks
-from llmgpu.tokens.conversations import MaskingEncoder
+from llmgpu.tokens.filters import Filter, Totals, first_tokens, in_chunks, with_masks
 from llmgpu.tokens.formats import (
     SHOWN,
     check_ending,
@@ -71,7 +70,6 @@ from llmgpu.tokens.manifest import read_manifest
 from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.splitting import (
-    FirstTokens,
     ShuffledSink,
     SplitSink,
     check_shares,
@@ -81,12 +79,11 @@ from llmgpu.tokens.splitting import (
     split_name,
 )
 from llmgpu.tokens.tokenizing import (
-    encode_corpus,
-    encode_into,
     encoding_key,
     known_bytes,
     require_rereadable,
     suggesting_gpu,
+    write_slices,
 )
 
 # The encoder used last: when the process ends, the system frees the memory of a device faster.
@@ -266,6 +263,16 @@ class _Tokenizing:
         return None if tokens is None else (tokens, self.asked.overlap)
 
     @cached_property
+    def in_chat(self) -> Totals:
+        """Sums over the ids of conversations, once they have passed."""
+        return Totals()
+
+    @cached_property
+    def taken(self) -> Totals:
+        """Sums over the ids that are left of documents in chunks, and of the first tokens."""
+        return Totals()
+
+    @cached_property
     def added(self) -> set[int]:
         """Ids that stand for no text."""
         return {*chain(*ids_around(self.vocabulary, self.special))}
@@ -318,8 +325,8 @@ class _Tokenizing:
             unused.pop_all()
             summary = self._encode(text, encoder, sink)
         summary |= {"fingerprint": self.vocabulary.fingerprint, "device": backend.description}
-        if isinstance(encoder, MaskingEncoder):
-            summary["assistant_tokens"] = encoder.counted
+        if self.reading.chat is not None:
+            summary["assistant_tokens"] = self.in_chat.in_loss
         if output:
             self.job.finish(summary)
         _print_summary(report, summary, output.names if output else ())
@@ -353,8 +360,7 @@ class _Tokenizing:
         return totals | {"fingerprint": vocabulary.fingerprint}
 
     def _open_encoder(self, backend: Backend) -> Encoder:
-        """Open an encoder that does all that is asked for."""
-        vocabulary, chat = self.vocabulary, self.reading.chat
+        vocabulary = self.vocabulary
         if vocabulary.normalizer:
             name = get_normalizer(vocabulary.normalizer).name
             self.report.note(f"text is normalized ({name}) before encoding")
@@ -366,13 +372,20 @@ class _Tokenizing:
             text_bytes=self.size,
         )
         _used[:] = [encoder]
-        if chat is not None:
-            encoder = MaskingEncoder(encoder, chat, vocabulary)
-        if self.chunk:
-            encoder = Chunks(encoder, *self.chunk, self.spans)
-        if self.asked.max_tokens:
-            encoder = FirstTokens(encoder, self.asked.max_tokens, self.spans)
         return encoder
+
+    def _filters(self) -> list[Filter]:
+        """Return the filters of ids that are asked for."""
+        filters: list[Filter] = []
+        if (chat := self.reading.chat) is not None:
+            masks = partial(with_masks, conversations=chat, vocabulary=self.vocabulary)
+            filters += [masks, self.in_chat.count]
+        if self.chunk:
+            most, overlap = self.chunk
+            filters.append(partial(in_chunks, most=most, overlap=overlap, spans=self.spans))
+        if self.asked.max_tokens:
+            filters.append(partial(first_tokens, most=self.asked.max_tokens, spans=self.spans))
+        return [*filters, self.taken.count]
 
     def _open_sinks(self, output: TokenOutput, text: Corpus) -> TokenSink:
         """Open the sink of the ids: one for each split, and one that shuffles before them."""
@@ -437,6 +450,7 @@ class _Tokenizing:
         report, start = self.report, time.perf_counter()
         is_unknown = self.size is None and self.opening.wanted == "auto"
         show = suggesting_gpu(text, is_unknown, report.note, report)
+        slices = encode_corpus(encoder, text, ReusedMemory(), self._filters())
         tokens, parts = 0, {}
 
         def estimate() -> None:
@@ -450,12 +464,12 @@ class _Tokenizing:
 
         try:
             if sink is None:
-                for piece in encode_corpus(encoder, text, ReusedMemory()):
+                for piece in slices:
                     tokens += len(piece.ids)
                     progress("tokenizing", text.bytes_read, text.total_bytes)
             else:
                 with sink:
-                    encode_into(sink, encoder, text, progress)
+                    write_slices(sink, slices, text, progress)
                 tokens = sink.ids
                 split = sink.sink if isinstance(sink, ShuffledSink) else sink
                 if isinstance(split, SplitSink):
@@ -469,7 +483,7 @@ class _Tokenizing:
         finally:
             report.close()
         seconds = time.perf_counter() - start
-        taken = encoder if isinstance(encoder, (FirstTokens, Chunks)) else text
+        taken = self.taken if self.chunk or self.asked.max_tokens else text
         return {
             "tokens": tokens,
             "text_bytes": taken.text_bytes,

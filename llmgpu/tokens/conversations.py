@@ -13,23 +13,20 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, new_ids
 from llmgpu.bpe.encoding.special_options import ALL, SpecialOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.input_files import quote
 from llmgpu.spelling import spelled
-from llmgpu.text.chat import PLAIN_TOKENS, Chat, Parts, PlainRenderer, Renderer, check_messages
-from llmgpu.text.corpus import TextSource
+from llmgpu.text.chat import PLAIN_TOKENS, Parts, PlainRenderer, Renderer, check_messages
 from llmgpu.text.jsonl import BadRowError, kind_of_value
 from llmgpu.text.nfc import normalize, starts_unit
 from llmgpu.text.normalizing import NFC, get_normalizer
@@ -166,25 +163,3 @@ def lengths_in_conversations(vocabulary: Vocabulary) -> NDArray[np.int64]:
         for number in vocabulary.normalized_tokens:
             lengths[number] = len(normalize(vocabulary.tokens[number].decode()).encode())
     return lengths
-
-
-class MaskingEncoder:
-    """An encoder that says which ids of conversations count in a loss; counted: how many did."""
-
-    def __init__(self, encoder: Encoder, conversations: Chat, vocabulary: Vocabulary) -> None:
-        """Encode with `encoder` what `conversations` makes."""
-        self._encoder, self._conversations = encoder, conversations
-        self._lengths = lengths_in_conversations(vocabulary)
-        self.counted = 0
-
-    def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
-        """Yield the ids of a text, with masks; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
-        position = 0
-        for piece in self._encoder.encode(source, allocate):
-            edges = position + np.concatenate([[0], np.cumsum(self._lengths[piece.ids])])
-            position = int(edges[-1])
-            mask = self._conversations.mask(edges)
-            self.counted += int(mask.sum())
-            yield replace(piece, mask=mask)
-        if position != self._conversations.text_bytes:
-            raise AssertionError("ids and conversations have different lengths")

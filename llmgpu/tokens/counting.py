@@ -7,6 +7,7 @@ begins a document, so the encoder's document starts tell where in the ids a file
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
+from llmgpu.tokens.filters import Filter
 from llmgpu.tokens.tokenizing import encode_corpus
 
 
@@ -85,6 +87,7 @@ def count_files(
     *,
     used: NDArray[np.int64] | None = None,
     lengths: DocumentLengths | None = None,
+    filters: Sequence[Filter] = (),
 ) -> list[FileCount]:
     """Return the counts of the files of a corpus, in the order they are read.
 
@@ -96,7 +99,7 @@ def count_files(
     """
     tokens: list[int] = []  # of the files that have begun
     documents = 0
-    for piece in encode_corpus(encoder, text, ReusedMemory()):
+    for piece in encode_corpus(encoder, text, ReusedMemory(), filters):
         starts, begun = piece.document_starts, text.begun
         counted = 0
         while len(tokens) < len(begun) and begun[len(tokens)].documents < documents + len(starts):

@@ -1,4 +1,4 @@
-"""Splits of tokenized text: its first tokens, documents shuffled or put into several outputs."""
+"""Documents shuffled, or divided among several outputs."""
 
 from __future__ import annotations
 
@@ -10,48 +10,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, new_ids
+from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.files import output_errors
-from llmgpu.text.corpus import Corpus, TextSource
+from llmgpu.text.corpus import Corpus
 from llmgpu.tokens.sinks import TokenSink
 
 _PIECE_IDS = 1 << 20
 _SHUFFLING = 1 << 63  # added to a seed: the order has nothing to do with --split
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
-
-
-class FirstTokens:
-    """An encoder that stops after a number of ids, in the middle of a document if need be.
-
-    text_bytes, documents: what its ids stand for so far.
-    """
-
-    def __init__(self, encoder: Encoder, most: int, spans: NDArray[np.int64]) -> None:
-        """Stop after `most` ids, 1 or more; spans: bytes of text of each id."""
-        self._encoder = encoder
-        self._left = most
-        self._spans = spans
-        self.text_bytes = 0
-        self.documents = 0
-
-    def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
-        """Yield the ids of a text; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
-        for piece in self._encoder.encode(source, allocate):
-            if len(piece.ids) >= self._left:
-                ids, starts = piece.ids[: self._left], piece.document_starts
-                text_bytes = int(self._spans[ids].sum())
-                mask = None if piece.mask is None else piece.mask[: self._left]
-                starts = starts[starts < self._left]
-                piece = EncodedSlice(ids, starts, text_bytes, closed=True, mask=mask)
-            self._left -= len(piece.ids)
-            self.text_bytes += piece.text_bytes
-            self.documents += len(piece.document_starts)
-            yield piece
-            if not self._left:
-                return
 
 
 def split_name(output: str, split: str) -> str:

@@ -14,6 +14,7 @@ from llmgpu.spelling import spelled
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.text.streams import AUTO, STANDARD_INPUT
+from llmgpu.tokens.filters import Filter
 from llmgpu.tokens.sinks import TokenSink
 
 _PREPARED = 2  # slices that threads prepare for writing at a time
@@ -22,22 +23,41 @@ SUGGEST_GPU_FROM = 10**9  # bytes of text
 
 
 def encode_corpus(
-    encoder: Encoder, text: Corpus, allocate: Allocate = new_ids
+    encoder: Encoder,
+    text: Corpus,
+    allocate: Allocate = new_ids,
+    filters: Sequence[Filter] = (),
 ) -> Iterator[EncodedSlice]:
-    """Yield the ids of a whole corpus; see `Encoder.encode`.
+    """Yield the ids of a whole corpus, see `Encoder.encode`, after some filters.
 
     Raises what the encoder and the corpus raise. A TextError names the file of the corpus, and the
     offset in the text of that file.
     """
     try:
-        yield from encoder.encode(text, allocate)
+        slices = encoder.encode(text, allocate)
+        for each in filters:
+            slices = each(slices)
+        yield from slices
     except TextError as error:
         source, offset = text.place(error.offset)
         raise TextError(error.what, offset, error.why, source) from None
 
 
-def encode_into(sink: TokenSink, encoder: Encoder, text: Corpus, progress: Progress) -> None:
-    """Write the ids of a whole corpus to a sink, each slice as soon as it is encoded.
+def encode_into(
+    sink: TokenSink,
+    encoder: Encoder,
+    text: Corpus,
+    progress: Progress,
+    filters: Sequence[Filter] = (),
+) -> None:
+    """Write the ids of a whole corpus to a sink; see `encode_corpus` and `write_slices`."""
+    write_slices(sink, encode_corpus(encoder, text, ReusedMemory(), filters), text, progress)
+
+
+def write_slices(
+    sink: TokenSink, slices: Iterator[EncodedSlice], text: Corpus, progress: Progress
+) -> None:
+    """Write slices of a corpus to a sink, each as soon as it is encoded.
 
     Unless a reader may be waiting for the output, slices are written while others are encoded.
 
@@ -45,8 +65,7 @@ def encode_into(sink: TokenSink, encoder: Encoder, text: Corpus, progress: Progr
 
     Raises what the encoder, the corpus and the sink raise.
     """
-    encoded = encode_corpus(encoder, text, ReusedMemory())
-    prepared = in_order(encoded, sink.prepare, 0 if sink.is_direct else _PREPARED)
+    prepared = in_order(slices, sink.prepare, 0 if sink.is_direct else _PREPARED)
     ahead = 0 if sink.is_direct else _WRITTEN
     for _ in in_order(prepared, sink.write, ahead, threads=1):
         progress("tokenizing", text.bytes_read, text.total_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -17,8 +17,8 @@ from llmgpu.errors import InputError, OutputError
 from llmgpu.progress import no_progress
 from llmgpu.text.corpus import corpus_from_bytes
 from llmgpu.tokens import splitting
+from llmgpu.tokens.filters import Totals, first_tokens
 from llmgpu.tokens.splitting import (
-    FirstTokens,
     ShuffledSink,
     SplitSink,
     check_shares,
@@ -151,9 +151,9 @@ def test_the_first_tokens(most: int) -> None:
     for own in ids_of_each(tuple(documents), eos=ABSENT):
         begins.append(len(ids))
         ids += own
-    first = FirstTokens(open_encoder(vocabulary(), NUMPY, 200, special=around), most, spans)
-    sink = Kept()
-    encode_into(sink, first, corpus_from_bytes(documents), no_progress)
+    encoder, first, sink = open_encoder(vocabulary(), NUMPY, 200, special=around), Totals(), Kept()
+    filters = [partial(first_tokens, most=most, spans=spans), first.count]
+    encode_into(sink, encoder, corpus_from_bytes(documents), no_progress, filters)
     taken = ids[:most]
     assert [i for document in sink.found for i in document] == taken
     assert len(sink.found) == first.documents == sum(begin < most for begin in begins)

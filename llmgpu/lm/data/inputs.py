@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -35,7 +36,8 @@ from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Selection, Sources, resolve_sources
 from llmgpu.text.streams import AUTO, STANDARD_INPUT
 from llmgpu.tokens.bin import describe_bin_file, masked_file
-from llmgpu.tokens.conversations import CHAT_TOKENS, MaskingEncoder
+from llmgpu.tokens.conversations import CHAT_TOKENS
+from llmgpu.tokens.filters import with_masks
 from llmgpu.tokens.manifest import read_manifest
 from llmgpu.tokens.shards import ShardNames, ShardWriter
 from llmgpu.tokens.tokenizing import encode_into, encoding_key, require_rereadable
@@ -171,8 +173,9 @@ class _Texts:
         # Encode the texts; conversations get a mask of the ids that count in the loss.
         encoder = open_encoder(self._vocabulary, backend, special=self._special)
         chat = self._reading.chat
+        filters = []
         if chat is not None:
-            encoder = MaskingEncoder(encoder, chat, self._vocabulary)
+            filters = [partial(with_masks, conversations=chat, vocabulary=self._vocabulary)]
         with (
             Corpus(self._inputs, self._reading) as text,
             ShardWriter(
@@ -185,7 +188,7 @@ class _Texts:
                 resume=resume,
             ) as writer,
         ):
-            encode_into(writer, encoder, text, progress)
+            encode_into(writer, encoder, text, progress, filters)
         with atomic_output(self._made_from) as file:
             file.write(json.dumps(self._whole_key, indent=1).encode() + b"\n")
         return text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,29 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
-from llmgpu.text.corpus import corpus_from_bytes
-from llmgpu.tokens.chunks import Chunks
+from llmgpu.tokens.filters import Totals, in_chunks
 
 
-class Slices:
-    """An encoder whose slices are given."""
-
-    def __init__(self, documents: list[list[int]], cuts: list[int]) -> None:
-        self._documents, self._cuts = documents, cuts
-
-    def encode(self, source: Any, allocate: Any = None) -> Iterator[EncodedSlice]:
-        ids = [token for document in self._documents for token in document]
-        starts = np.cumsum([0, *map(len, self._documents)])[:-1]
-        bounds = sorted({min(cut, len(ids)) for cut in self._cuts} | {len(ids)})
-        begin = taken = 0
-        for end in bounds:
-            is_last = end == len(ids)
-            last = len(starts) if is_last else int(np.searchsorted(starts, end))
-            part = np.array(ids[begin:end], np.uint32)
-            closed = is_last or (last < len(starts) and starts[last] == end)
-            mask = part % 3 == 0
-            yield EncodedSlice(part, starts[taken:last] - begin, 0, closed, mask)
-            begin, taken = end, last
+def slices(documents: list[list[int]], cuts: list[int]) -> Iterator[EncodedSlice]:
+    """The ids of documents, cut anywhere."""
+    ids = [token for document in documents for token in document]
+    starts = np.cumsum([0, *map(len, documents)])[:-1]
+    bounds = sorted({min(cut, len(ids)) for cut in cuts} | {len(ids)})
+    begin = taken = 0
+    for end in bounds:
+        is_last = end == len(ids)
+        last = len(starts) if is_last else int(np.searchsorted(starts, end))
+        part = np.array(ids[begin:end], np.uint32)
+        closed = is_last or (last < len(starts) and starts[last] == end)
+        mask = part % 3 == 0
+        yield EncodedSlice(part, starts[taken:last] - begin, 0, closed, mask)
+        begin, taken = end, last
 
 
 def cut(document: list[int], most: int, overlap: int) -> list[list[int]]:
@@ -56,28 +49,30 @@ def test_chunks(
     documents: list[list[int]], cuts: list[int], most: int, data: st.DataObject
 ) -> None:
     overlap = data.draw(st.integers(0, most - 1))
-    chunks = Chunks(Slices(documents, cuts), most, overlap, np.arange(100))
+    totals = Totals()
+    chunks = in_chunks(slices(documents, cuts), most, overlap, np.arange(100))
     found: list[list[int]] = []
-    for piece in chunks.encode(corpus_from_bytes(b"")):
+    for piece in totals.count(chunks):
         bounds = [*piece.document_starts.tolist(), len(piece.ids)]
         assert bounds[0] == 0 and piece.closed and piece.mask is not None
         assert piece.mask.tolist() == [token % 3 == 0 for token in piece.ids.tolist()]
         found += [piece.ids[low:high].tolist() for low, high in pairwise(bounds)]
     expected = [chunk for document in documents for chunk in cut(document, most, overlap)]
-    assert found == expected and chunks.documents == len(expected)
-    assert chunks.text_bytes == sum(map(sum, expected))
+    assert found == expected and totals.documents == len(expected)
+    assert totals.in_loss == sum(token % 3 == 0 for chunk in expected for token in chunk)
+    assert totals.text_bytes == sum(map(sum, expected))
     assert all(len(chunk) <= most for chunk in found)
 
 
 def test_a_document_that_fits_is_one_chunk() -> None:
     for most, number in ((4, 2), (5, 1), (6, 1)):
-        chunks = Chunks(Slices([[1, 2, 3, 4, 5]], []), most, 2, np.zeros(9, np.int64))
-        assert sum(len(piece.document_starts) for piece in chunks.encode(None)) == number  # type: ignore[arg-type]
+        chunks = in_chunks(slices([[1, 2, 3, 4, 5]], []), most, 2, np.zeros(9, np.int64))
+        assert sum(len(piece.document_starts) for piece in chunks) == number
 
 
 @pytest.mark.parametrize("cuts", [[], [1, 2, 3, 4, 5, 6, 7, 8, 9]])
 def test_a_long_document_is_not_held(cuts: list[int]) -> None:
     """What is decided is handed on at once."""
-    chunks = Chunks(Slices([[*range(10)]], cuts), 2, 1, np.zeros(10, np.int64))
-    sizes = [len(piece.document_starts) for piece in chunks.encode(None)]  # type: ignore[arg-type]
+    chunks = in_chunks(slices([[*range(10)]], cuts), 2, 1, np.zeros(10, np.int64))
+    sizes = [len(piece.document_starts) for piece in chunks]
     assert sizes == ([8, 1] if not cuts else [1] * 9) or sum(sizes) == 9
