@@ -130,7 +130,7 @@ class Decoder(metaclass=_Named):
 
         Raises VocabularyError if ranks can't give them, or tiktoken is not installed.
         """
-        from llmgpu.bpe.interchange.objects import to_tiktoken
+        from llmgpu.bpe.interchange.tiktoken import to_tiktoken
 
         return to_tiktoken(self._vocabulary, name)
 
@@ -140,7 +140,7 @@ class Decoder(metaclass=_Named):
         Raises VocabularyError if a tokenizer.json can't give them, or transformers is not
         installed.
         """
-        from llmgpu.bpe.interchange.objects import to_transformers
+        from llmgpu.bpe.interchange.huggingface import to_transformers
 
         return to_transformers(self._vocabulary)
 

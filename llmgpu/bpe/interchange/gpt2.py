@@ -26,6 +26,7 @@ from llmgpu.bpe.interchange.token_tables import (
     note_missing_bytes,
     note_unicode,
     number_merges,
+    refuse_normalizing,
     stands_for_bytes,
     to_bytes,
 )
@@ -45,7 +46,6 @@ from llmgpu.input_files import (
     read_limited,
 )
 from llmgpu.outputs import MERGES_TXT, VOCAB_JSON, Output, check_outputs
-from llmgpu.text.normalizing import get_normalizer
 
 VOCAB_NAME = "vocab.json"
 MERGES_NAME = "merges.txt"
@@ -134,12 +134,7 @@ def _check_expressible(vocabulary: Vocabulary, made: int) -> None:
             "GPT-2's files are for pattern gpt2, but this vocabulary has "
             f"{quote(vocabulary.pattern)}, so ids would differ: export it to huggingface"
         )
-    if vocabulary.normalized_tokens:
-        raise VocabularyError("GPT-2's files can't hold normalized special tokens")
-    if vocabulary.normalizer is not None:
-        raise VocabularyError(
-            f"GPT-2's files can't hold a normalizer ({get_normalizer(vocabulary.normalizer).name})"
-        )
+    refuse_normalizing(vocabulary, "GPT-2's files")
     if vocabulary.unknown_token is not None and vocabulary.missing_bytes:
         raise VocabularyError("GPT-2's files can't hold an unknown token")
     longer = int((vocabulary.token_lengths[vocabulary.ordinary_ids] > 1).sum())

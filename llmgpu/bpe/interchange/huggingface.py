@@ -42,6 +42,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.interchange.formats import END_OF_TEXT
 from llmgpu.bpe.interchange.splits import SUPPORTED, describe_pattern, read_pattern
 from llmgpu.bpe.interchange.token_tables import (
     check_id,
@@ -53,6 +54,7 @@ from llmgpu.bpe.interchange.token_tables import (
     note_missing_bytes,
     note_unicode,
     number_merges,
+    require_package,
     stands_for_bytes,
     to_bytes,
     to_text,
@@ -248,6 +250,19 @@ def describe(vocabulary: Vocabulary) -> dict[str, Any]:
             "merges": name_pairs(vocabulary, listed_merges(vocabulary)),
         },
     }
+
+
+def to_transformers(vocabulary: Vocabulary) -> Any:
+    """Return a `transformers.PreTrainedTokenizerFast` that gives the same ids.
+
+    Its end of a sequence is ``<|endoftext|>``, if that is a special token.
+
+    Raises VocabularyError if a tokenizer.json can't give them, or transformers is not installed.
+    """
+    library = require_package("transformers")
+    inner = require_package("tokenizers").Tokenizer.from_str(json.dumps(describe(vocabulary)))
+    end = END_OF_TEXT if END_OF_TEXT in vocabulary.special_tokens else None
+    return library.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=end)
 
 
 def _describe_added(vocabulary: Vocabulary) -> list[dict[str, Any]]:

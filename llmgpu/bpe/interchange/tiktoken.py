@@ -31,7 +31,9 @@ from llmgpu.bpe.interchange.token_tables import (
     imported_vocabulary,
     note_around,
     note_unicode,
+    refuse_normalizing,
     require_merging,
+    require_package,
 )
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import get_pattern
@@ -42,7 +44,6 @@ from llmgpu.files import OutputFile, atomic_output, output_errors, writes_direct
 from llmgpu.input_files import Note, naming, no_notes, number_of, parse_json, quote, read_limited
 from llmgpu.outputs import RANKS, RANKS_SIDE_FILE, Output, check_outputs
 from llmgpu.spelling import spelled
-from llmgpu.text.normalizing import get_normalizer
 
 SIDE_FORMAT = "llmgpu-tiktoken"
 SIDE_VERSION = 1
@@ -176,11 +177,7 @@ def side_path(path: str | Path) -> str:
 def exportable_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
     """Return ids by token, ascending; VocabularyError unless ranks give the vocabulary's ids."""
     require_merging(vocabulary, "tiktoken")
-    if vocabulary.normalized_tokens:
-        raise VocabularyError("a tiktoken file can't hold normalized special tokens")
-    if vocabulary.normalizer is not None:
-        name = get_normalizer(vocabulary.normalizer).name
-        raise VocabularyError(f"a tiktoken file can't hold a normalizer ({name})")
+    refuse_normalizing(vocabulary, "a tiktoken file")
     ranks = ordinary_ranks(vocabulary)
     _check_bytes(ranks)
     if len(ranks) < np.count_nonzero(vocabulary.token_lengths[vocabulary.ordinary_ids]):
@@ -190,6 +187,20 @@ def exportable_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
     if len(vocabulary.merges):
         _check_order(vocabulary, ranks)
     return ranks
+
+
+def to_tiktoken(vocabulary: Vocabulary, name: str) -> Any:
+    """Return a `tiktoken.Encoding` that gives the same ids.
+
+    Raises VocabularyError if ranks can't give them, or tiktoken is not installed.
+    """
+    ranks = exportable_ranks(vocabulary)
+    return require_package("tiktoken").Encoding(
+        name,
+        pat_str=expression_of(vocabulary.pattern, TIKTOKEN),
+        mergeable_ranks=ranks,
+        special_tokens=dict(vocabulary.special_tokens),
+    )
 
 
 def _check_order(vocabulary: Vocabulary, ranks: Mapping[bytes, int]) -> None:

@@ -22,6 +22,7 @@ Patterns are written as regular expressions:
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
@@ -36,6 +37,7 @@ from llmgpu.bpe.vocabulary.building import ALPHABET
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, listed, quote
+from llmgpu.text.normalizing import get_normalizer
 
 # Special tokens that end a text, the likeliest first.
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<|eos|>", "<eos>", "</s>", "[EOS]")
@@ -186,6 +188,15 @@ def require_merging(vocabulary: Vocabulary, tool: str) -> None:
         )
 
 
+def refuse_normalizing(vocabulary: Vocabulary, files: str) -> None:
+    """Raise VocabularyError if a vocabulary normalizes text, which some files can't hold."""
+    if vocabulary.normalized_tokens:
+        raise VocabularyError(f"{files} can't hold normalized special tokens")
+    if vocabulary.normalizer is not None:
+        name = get_normalizer(vocabulary.normalizer).name
+        raise VocabularyError(f"{files} can't hold a normalizer ({name})")
+
+
 def exportable_ids(vocabulary: Vocabulary, tool: str) -> dict[str, int]:
     """Return ids by text, ascending, special tokens included.
 
@@ -274,3 +285,11 @@ def expression_of(pattern: str, engine: dict[str, str]) -> str:
     if pattern not in engine:
         raise VocabularyError(f"the pattern {quote(pattern)} has no spelling for other tools")
     return engine[pattern]
+
+
+def require_package(name: str) -> Any:
+    """Return another tool's package; VocabularyError, with the remedy, if it is missing."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise VocabularyError(f"the package {name} is missing: pip install {name}") from error

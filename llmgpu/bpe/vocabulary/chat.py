@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from llmgpu.bpe.vocabulary.file import MAX_TEXT_BYTES
+from llmgpu.bpe.vocabulary.file import check_text
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import quote
 
@@ -30,14 +30,7 @@ class ChatTemplate:
     def __post_init__(self) -> None:
         """Check the length of both parts."""
         for name, text in self.entries().items():
-            try:
-                size = len(text.encode())
-            except UnicodeEncodeError as error:
-                raise VocabularyError(f"the {name} is not valid Unicode") from error
-            if size > MAX_TEXT_BYTES:
-                raise VocabularyError(
-                    f"the {name} has {size} bytes, but the limit is {MAX_TEXT_BYTES}"
-                )
+            check_text(f"the {name}", text)
 
     def entries(self) -> dict[str, str]:
         """Return what a file holds."""

@@ -140,6 +140,18 @@ class FileContent:
     fingerprint: str
 
 
+def check_text(what: str, text: object) -> None:
+    """Raise VocabularyError unless `text` is a text that a file can hold."""
+    if not isinstance(text, str):
+        raise VocabularyError(f"{what} is not a string")
+    try:
+        length = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise VocabularyError(f"{what} is not valid Unicode") from error
+    if length > MAX_TEXT_BYTES:
+        raise VocabularyError(f"{what} has {length} bytes, but the limit is {MAX_TEXT_BYTES}")
+
+
 def pack_ids(ids: Sequence[int] | NDArray[np.integer]) -> bytes:
     """Return `ids`, each below 2**32, as little-endian 32-bit numbers."""
     return np.asarray(ids, np.uint32).astype("<u4").tobytes()

@@ -35,7 +35,6 @@ from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, UNRECORDED_VER
 from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES, chat
 from llmgpu.bpe.vocabulary.chat import ChatTemplate, take_chat_template
 from llmgpu.bpe.vocabulary.file import (
-    MAX_TEXT_BYTES,
     MAX_TRAINING_ENTRIES,
     NORMALIZED_TOKENS,
     PREFIX_IDS,
@@ -43,6 +42,7 @@ from llmgpu.bpe.vocabulary.file import (
     UNICODE,
     PackedTokens,
     check_header,
+    check_text,
     pack,
     pack_data,
     pack_ids,
@@ -481,8 +481,8 @@ def _spell_results(vocabulary: Vocabulary) -> bool:
 
 def check_pattern(name: str, expression: str) -> None:
     """Raise VocabularyError unless a published name and its published expression come together."""
-    _check_text("the pattern's name", name)
-    _check_text("the pattern's expression", expression)
+    check_text("the pattern's name", name)
+    check_text("the pattern's expression", expression)
     prefixes = [prefix for prefix in (REGEX_PREFIX, SPLITS_PREFIX) if name.startswith(prefix)]
     fits = not prefixes or name == prefixes[0] + expression
     for pattern in PATTERNS.values():
@@ -509,23 +509,12 @@ def check_training(training: Mapping[str, object], recorded: Mapping[str, str]) 
                 f"training data can't hold {quote(rule)}, which is an argument of its own"
             )
     for rule, text in recorded.items():
-        _check_text(f"the list of {rule}", text)
+        check_text(f"the list of {rule}", text)
     for key, value in training.items():
-        _check_text("a key of the training data", key)
+        check_text("a key of the training data", key)
         if isinstance(value, str):
-            _check_text(f"training data {quote(key)}", value)
+            check_text(f"training data {quote(key)}", value)
         elif isinstance(value, bool) or not isinstance(value, (int, float)):
             raise VocabularyError(f"training data {quote(key)} is neither a number nor a string")
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise VocabularyError(f"training data {quote(key)} does not fit in 64 bits: {value}")
-
-
-def _check_text(what: str, text: object) -> None:
-    if not isinstance(text, str):
-        raise VocabularyError(f"{what} is not a string")
-    try:
-        length = len(text.encode())
-    except UnicodeEncodeError as error:
-        raise VocabularyError(f"{what} is not valid Unicode") from error
-    if length > MAX_TEXT_BYTES:
-        raise VocabularyError(f"{what} has {length} bytes, but the limit is {MAX_TEXT_BYTES}")
