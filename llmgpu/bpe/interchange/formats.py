@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Writer(Protocol):
-    """What the module of a format that is only written defines."""
+    """The functions of the module of a format that is only written."""
 
     def outputs(self, path: str | Path) -> list[Output]:
         """Return the files that `write` writes."""
@@ -42,7 +42,7 @@ class Writer(Protocol):
 
 
 class Reader(Protocol):
-    """What the module of a format that is read defines."""
+    """The functions of the module of a format that is read."""
 
     def recognizes(self, data: bytes, merges_path: str | Path | None) -> bool:
         """Whether a file with this content, named together with `merges_path`, is of the format."""
@@ -62,7 +62,7 @@ class Reader(Protocol):
         merges_path: the second file of a format of two.
         pattern: a name in PATTERNS, where the files do not say how text is cut.
         special_tokens: ids by text of special tokens that are not in the files.
-        note: is told what has no influence on the ids inside a text, and is not kept.
+        note: is told of parts that do not change the ids inside a text and are not kept.
 
         Raises VocabularyError for files that can't be read exactly and for arguments that the
         format does not take; LlmgpuError for an unknown pattern.
@@ -71,7 +71,7 @@ class Reader(Protocol):
 
 
 class Format(Reader, Writer, Protocol):
-    """What the module of a format that is read and written defines."""
+    """The functions of the module of a format that is read and written."""
 
 
 _ROOM = "llmgpu.bpe.interchange"
@@ -90,7 +90,7 @@ WRITERS: Registry[Writer] = Registry(
 )
 ALIASES = {"hf": "huggingface"}
 ENDINGS = {".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf"}  # what export writes
-KINDS = {RANKS: "tiktoken", TEKKEN: "tekken"}  # of formats of one file, by what its content shows
+KINDS = {RANKS: "tiktoken", TEKKEN: "tekken"}  # formats of one file, by its kind
 # Of files in a folder, the best first.
 NAMES = {"tokenizer.json": "huggingface", "tekken.json": "tekken"}
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's special token after each text

@@ -40,7 +40,7 @@ _DEFAULT_END = 11  # the id that llama.cpp takes for the end of text where a fil
 
 @dataclass(frozen=True)
 class _Split:
-    """What llama.cpp calls a pattern, and where its expression cuts otherwise.
+    """llama.cpp's name of a pattern, and the texts that its expression cuts otherwise.
 
     merging: the name for vocabularies that merge. whole: the name for those that take a pre-token
     that is a token whole, None if there is none. differs: texts that get other ids.
@@ -89,7 +89,7 @@ def write(
 
 
 def load_package() -> Any:
-    """Return the package gguf; VocabularyError, with what to install, if it is missing."""
+    """Return the package gguf; VocabularyError with the remedy if it is missing."""
     try:
         return importlib.import_module("gguf")
     except ImportError as error:
@@ -104,7 +104,7 @@ def new_file(
 ) -> Iterator[Any]:
     """Yield a `gguf.GGUFWriter` for the file `path`, which gets its name when the block ends.
 
-    described: the vocabulary, see `describe`. architecture: what llama.cpp calls the model.
+    described: the vocabulary, see `describe`. architecture: llama.cpp's name of the model.
     """
     package = load_package()
     check_outputs(outputs(path), force=force)
@@ -136,7 +136,7 @@ def describe(
     """Return the metadata of a vocabulary, by the method ``add_...`` of `gguf.GGUFWriter`.
 
     rows: of the model's tables, if they are more than the vocabulary has ids.
-    bos_id, eos_id: what a text begins and ends with; by default what the vocabulary puts around it,
+    bos_id, eos_id: the first and the last id of a text; by default those of the vocabulary,
         else the special token of the usual name. llama.cpp adds those that the vocabulary does.
         note: is told which texts get other ids in llama.cpp.
 
@@ -179,7 +179,7 @@ def describe(
 def _around(
     vocabulary: Vocabulary, bos_id: int | None, eos_id: int | None, note: Note
 ) -> tuple[int | None, int | None]:
-    """Return what a text begins and ends with; note what llama.cpp can't put around it."""
+    """Return the first and the last id of a text; note those that llama.cpp does not add."""
     found = []
     for ids, given in ((vocabulary.prefix_ids, bos_id), (vocabulary.suffix_ids, eos_id)):
         found.append(ids[0] if given is None and len(ids) == 1 else given)

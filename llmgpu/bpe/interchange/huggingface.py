@@ -92,7 +92,7 @@ _FOLDER = {
     "special_tokens_map.json": SPECIAL_TOKENS_MAP,
 }
 
-_SEQUENCES = {  # what the components of a Sequence are called in it
+_SEQUENCES = {  # names of the components of a Sequence
     "normalizer": "normalizers",
     "pre_tokenizer": "pretokenizers",
     "post_processor": "processors",
@@ -200,7 +200,7 @@ def write(
 
 
 def name_tokens(vocabulary: Vocabulary) -> dict[str, str]:
-    """Return the texts of special tokens by what they are for: ``eos_token`` and the like."""
+    """Return the texts of special tokens by their role, such as ``eos_token``."""
     end = find_end_of_text(vocabulary.special_tokens)
     named = vocabulary.chat.tokens if vocabulary.chat else {}
     return ({"eos_token": end} if end else {}) | dict(named)
@@ -211,7 +211,7 @@ def describe_config(
 ) -> dict[str, Any]:
     """Return the content of a tokenizer_config.json.
 
-    tokens: texts of special tokens by what they are for. max_length: most ids that a model takes.
+    tokens: texts of special tokens by their role. max_length: most ids that a model takes.
     """
     chat = vocabulary.chat
     content = {
@@ -327,7 +327,7 @@ def _steps(what: str, component: object, supported: Set[str]) -> list[tuple[str,
 
 
 def _refuse_sentencepiece(content: Mapping[str, Any]) -> None:
-    """Raise VocabularyError for a vocabulary of SentencePiece's kind, with what to use."""
+    """Raise VocabularyError, with the remedy, for a vocabulary of SentencePiece's kind."""
     model, parts = content.get("model"), [content.get("pre_tokenizer"), content.get("decoder")]
     for name, part in zip(("pre_tokenizer", "decoder"), parts[:], strict=True):
         inner = part.get(_SEQUENCES[name]) if isinstance(part, dict) else None
@@ -526,7 +526,7 @@ def read_around(steps: Sequence[tuple[str, Mapping[str, Any]]], note: Note) -> A
     steps: types and content of the post-processors, of KINDS. note: is told that they are added
     only where somebody asks for them.
 
-    Raises VocabularyError where that is not what the library adds.
+    Raises VocabularyError where the library adds other ids.
     """
     adding = [(kind, step) for kind, step in steps if kind != "ByteLevel"]
     if not adding:

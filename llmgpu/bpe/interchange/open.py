@@ -1,6 +1,6 @@
 """How to open a vocabulary that is named by a path: whichever tool made it, or a published name.
 
-The content of a file says what it is. An existing path wins over a name.
+The content of a file decides its format. An existing path wins over a name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from llmgpu.outputs import (
 )
 
 _VOCAB, _MERGES, _TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
-_UNREADABLE = {  # what others are called, by the ending
+_UNREADABLE = {  # other formats, by the ending
     ".gguf": "GGUF files can be written, not read",
     ".model": "SentencePiece models can't be read",
     ".pkl": "pickles are not read, since they can run code",
@@ -34,7 +34,7 @@ _UNREADABLE = {  # what others are called, by the ending
 
 @dataclass(frozen=True)
 class VocabularyFiles:
-    """What a path stands for.
+    """The files of a vocabulary.
 
     format: a name in `llmgpu.bpe.interchange.formats.READERS`; None for a vocabulary file of
     llmgpu. merges: the second file of format ``gpt2``. special_tokens: ids by text of those that
@@ -63,7 +63,7 @@ class VocabularyFiles:
 def open_vocabulary(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
     """Read a vocabulary, see `find_vocabulary`.
 
-    note: is told what `llmgpu.bpe.interchange.formats.Format.read` tells.
+    note: see `llmgpu.bpe.interchange.formats.Format.read`.
 
     Raises VocabularyError if it can't be read exactly.
     """
@@ -71,7 +71,7 @@ def open_vocabulary(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
 
 
 def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFiles:
-    """Return what a path stands for, by its content.
+    """Return the files that a path stands for, by its content.
 
     path: a vocabulary file, a tokenizer.json, a tekken.json, a rank file, a vocab.json or
     merges.txt beside the other, a folder with such files, or the name of a published encoding or of
@@ -108,7 +108,7 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
 
 
 def _missing(name: str) -> str:
-    """Say what to do about a name of no file and no published encoding."""
+    """Return a remedy for a name that is neither a file nor a published encoding."""
     if os.path.splitext(name)[1][1:].isalpha():  # a version such as -1.5 is of a model's name
         return "No such file or directory"
     if advice := download_advice(name, "tokenizer.json "):

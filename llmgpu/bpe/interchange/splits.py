@@ -8,7 +8,7 @@ r"""How a tokenizer.json cuts text: a ByteLevel, which may come after Splits and
   of these without sets in them, groups, alternatives, lookahead, and repetitions; those in braces
   neither possessive nor lazy. Ignoring case is taken only for English contractions, because it
   may join characters. ``$`` and ``^`` are ends of lines to one and of the text to the other.
-- A letter is what the version of Unicode says that an engine has; a note says so.
+- Letters are those of the Unicode version of the engine; a note says so.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 - A vocabulary read from ranks has no merges: two neighbours that together spell a token may merge,
   lowest id first, and a pre-token that is a token is taken whole.
-- The file says neither how text is cut nor what the special tokens are. They come from the side
+- The file names neither the pattern nor the special tokens. Both come from the side
   file ``PATH.json`` that `write` makes, from the caller, or, for OpenAI's encodings, from a table
   by the SHA-256 of the content, since a file name proves nothing.
 - A token may be empty, as one of Whisper's is: no text gives its id.
@@ -55,7 +55,7 @@ _EMPTY = b"="  # how the empty token is written
 
 @dataclass(frozen=True)
 class _Encoding:
-    """What tiktoken's source code adds to the ranks."""
+    """Facts of an encoding that tiktoken's source code adds to the ranks."""
 
     name: str
     pattern: str
@@ -141,7 +141,7 @@ def write(
 ) -> None:
     """Write a rank file, and beside it the side file ``PATH.json``.
 
-    The side file has what ``tiktoken.Encoding`` takes besides the ranks (pat_str, special_tokens),
+    The side file has the other arguments of ``tiktoken.Encoding`` (pat_str, special_tokens),
     the pattern's name, and the rank file's SHA-256. A pipe, a device or standard output gets none.
 
     Raises as `llmgpu.bpe.interchange.formats.Format.write` does.

@@ -81,7 +81,7 @@ def find_end_of_text(special_tokens: Mapping[str, int]) -> str | None:
 
 
 def check_id(what: str, number: object) -> int:
-    """Return `number` if it can be an id, else raise VocabularyError about `what`."""
+    """Return `number` if it can be an id, else raise VocabularyError that names `what`."""
     if type(number) is not int:
         raise VocabularyError(f"the id of {what} is a {type(number).__name__}, not a whole number")
     if not 0 <= number < MAX_IDS:
@@ -224,7 +224,7 @@ def name_pairs(vocabulary: Vocabulary, merges: NDArray[np.uint32]) -> list[tuple
 
 
 def note_missing_bytes(vocabulary: Vocabulary, note: Note) -> None:
-    """Note which bytes have no token, and what becomes of them."""
+    """Note which bytes have no token and are errors here."""
     missing = vocabulary.missing_bytes
     if missing and vocabulary.unknown_token is None:
         shown = listed([f"0x{value:02x}" for value in missing])
@@ -256,10 +256,10 @@ def _spellings(engine: str) -> dict[str, str]:
     return {name: expression for name, expression in found.items() if expression is not None}
 
 
-# What export writes, by name.
+# The expressions that export writes, by the name of the pattern.
 TIKTOKEN, HUGGINGFACE = _spellings("tiktoken"), _spellings("huggingface")
 
-# What import takes besides.
+# More expressions that import accepts.
 _HUGGINGFACE_NAMES = {expression: name for name, expression in HUGGINGFACE.items()} | {
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",

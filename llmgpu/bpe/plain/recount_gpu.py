@@ -242,7 +242,7 @@ class _RecountLoop:
                 self._make_table(self._table_slots * TABLE_GROWTH)
                 state["table_size"], state["status"] = self._table_slots, RUNNING
                 self._device.write(self._buffers["state"], state)
-                self._recorded = done  # what was recorded since did not swap the symbols
+                self._recorded = done  # commands recorded since did not swap the symbols
         log = self._device.read(self._buffers["merge_log"], 4 * done, np.uint32).reshape(done, 4)
         ids = np.arange(256 + done, dtype=np.uint32)
         ids[self._byte_ranks] = np.arange(256, dtype=np.uint32)  # rank -> id

@@ -1,4 +1,4 @@
-"""What a pattern is, and those that are rules on characters: marking a text and finding cuts.
+"""Patterns, and those among them that are rules on characters: marking a text, finding cuts.
 
 No pattern looks back: if a text is cut where a pre-token starts, what follows does not depend on
 what was before. So a long text is cut into blocks there, and each is matched as a whole text.
@@ -42,7 +42,7 @@ Marks = NDArray[np.bool_]
 class Pattern(ABC):
     """A way to cut text into pre-tokens.
 
-    name: what users call it.
+    name: for users.
     expression: the same as a regular expression over bytes.
     spellings: how another tool ("tiktoken", "huggingface") spells the expression if not like this;
         None if it can't.
@@ -272,7 +272,7 @@ _CUT_WINDOW = 1 << 14  # bytes that are looked at first
 
 
 def cut_text_by(pattern: Pattern, separators: Sequence[bytes]) -> CutText | None:
-    """Return what finds cuts of texts by a pattern; None if nothing is certain by it."""
+    """Return a function that finds cuts of texts by a pattern; None if no cut is certain."""
     if not isinstance(pattern, RulePattern):
         return None
     return partial(_find_cut, pattern, separators)

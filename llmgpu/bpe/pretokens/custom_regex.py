@@ -1,6 +1,6 @@
 """Patterns given as a regular expression, matched on the host by the `regex` module (an extra).
 
-- What an expression does not match is a pre-token, too: nothing is lost.
+- Text that an expression does not match is a pre-token, too: nothing is lost.
 - Several expressions cut one after the other, each the pieces that those before it left: the
   pattern called ``splits:`` and a list of them in JSON. It comes with vocabularies of other tools.
 - An expression may look anywhere in a document, so text is cut only between documents.
@@ -210,7 +210,7 @@ def _is_splits(content: Any) -> bool:
 
 
 def describe_splits(expressions: Sequence[str]) -> str:
-    """Return what the pattern of several expressions has as its own."""
+    """Return the name of several expressions without its prefix."""
     return json.dumps(list(expressions))
 
 

@@ -42,7 +42,7 @@ _UPPER, _LOWER, _LETTER, _MARK, _NUMBER, _SPACE = (
     )
 )
 _LOWER += rf"\x{_LONG_S_CODE:02x}"
-_SETS = {  # what stands in a set for a class; an expression has Lm and Lo together
+_SETS = {  # members of a set that stand for a class; an expression has Lm and Lo together
     r"\p{L}": rf"A-Za-z{_UPPER}{_LOWER}{_LETTER}",
     r"\p{Lu}": rf"A-Z{_UPPER}",
     r"\p{Lt}": "",

@@ -7,12 +7,12 @@ r"""Pre-tokenization patterns: where text is cut into the pieces that tokens nev
 - `llmgpu.bpe.pretokens.names` declares all patterns.
 - By pattern ``none`` a document is one pre-token. Any other regular expression is the pattern
   called ``regex:`` and the expression, see `llmgpu.bpe.pretokens.custom_regex`.
-- ``cl100k`` is what tiktoken has; ``rustbpe`` is the spelling of it in rustbpe and minbpe, which
+- ``cl100k`` is tiktoken's pattern; ``rustbpe`` is the spelling of it in rustbpe and minbpe, which
   cuts white space at the end of a text differently.
 - A byte that is not valid UTF-8 is a character by itself, neither letter nor number nor mark nor
   white space; nothing is lost.
 - Every document starts a pre-token, by any pattern.
-- What a letter is depends on the version of Unicode, so a pattern that has character classes comes
+- The letters depend on the version of Unicode, so a pattern that has character classes comes
   in one version for each of them; see `llmgpu.bpe.pretokens.unicode_classes`.
 - The expressions mean the same to tiktoken's, Hugging Face's and Python's `regex` engines. So
   ``cl100k`` has ``\p{N}{1,3}`` and not the possessive ``{1,3}+`` of tiktoken's source, which is
@@ -120,7 +120,7 @@ def start_masks_between(
     *,
     closed: bool = False,
 ) -> Iterator[NDArray[np.bool_]]:
-    """Yield parts of what `start_mask` gives, looking only around them.
+    """Yield parts of the result of `start_mask`, looking only around them.
 
     spans: where the parts begin and end, ascending. Parts are undecided where `start_mask` is.
 
@@ -162,7 +162,7 @@ def last_start(
     *,
     closed: bool = False,
 ) -> int:
-    """Return the last position found at which a pre-token starts, no matter what follows the text.
+    """Return the last position found at which a pre-token starts, whatever text follows.
 
     text: uint8 (n,), beginning with a pre-token.
     pattern, document_starts: as for `start_mask`.

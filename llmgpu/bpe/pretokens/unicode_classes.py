@@ -1,7 +1,7 @@
 """Classes of code points, by version of Unicode, and the characters of a text with their classes.
 
-- DEFAULT_VERSION is what the peers have, so that the named patterns cut as they do: tiktoken 0.14
-  and tokenizers 0.23 agree about every code point.
+- DEFAULT_VERSION is the version of the peers, so that the named patterns cut as theirs do: tiktoken
+  0.14 and tokenizers 0.23 agree about every code point.
 - UNRECORDED_VERSION is the version of vocabulary files with classes whose training data names none.
 - A vocabulary, word counts and a checkpoint keep the version that they began with.
 - In a text, a byte that is not part of a valid UTF-8 sequence (RFC 3629) is a character by itself,

@@ -1,1 +1,1 @@
-"""Learning merges from words: the batched trainers, the plain one, and what they have in common."""
+"""Learning merges from words: the trainers and the code that they share."""

@@ -322,7 +322,7 @@ class _BatchedLoop:
             entries=max(old.entries, 1 << (4 * changes - 1).bit_length()),
             candidates=max(old.candidates, 2 * needed),
         )
-        # What training keeps is copied; what lasts for a batch is made again, empty.
+        # Buffers that training keeps are copied. Buffers of one batch are made again, empty.
         self._enlarge("pairs", PAIR_BYTES * self._capacities.pairs)
         self._enlarge("pair_counts", 4 * self._capacities.pairs)
         self._enlarge("position_list", 4 * self._capacities.listed)

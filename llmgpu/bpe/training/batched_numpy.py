@@ -22,11 +22,11 @@ Data:
 Decisions:
 
 - A merge that spells an existing token which no merge has made (see `symbols.Spellings`) makes a
-  symbol that is not new: its pairs may outrank what follows in the prefix, so the prefix ends with
-  it. Apart from that it is as good as new, because it is nowhere in the words yet.
+  symbol that is not new: its pairs may outrank the next pairs of the prefix, so the prefix ends
+  with it. Apart from that the symbol is as good as new, because no word has it yet.
 - A pair that is too rare when it is made stays too rare, and one that is too long stays too long:
-  it gets no slot. What it would be merged to is longer yet, so pairs left out for their
-  length change nothing of the above.
+  it gets no slot. The result of merging such a pair would be longer yet, so leaving out long pairs
+  does not change the argument above.
 - Candidates for the next batch are taken from a short list of the best-ranked pairs, which is
   filled again from all pairs when it runs empty.
 """
@@ -272,7 +272,7 @@ def _occurrences(
     slots: NDArray[np.int64],
     results: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the positions at which pairs of a batch are merged, and what they become."""
+    """Return the positions at which pairs of a batch are merged, and the symbols they become."""
     firsts = pairs.first.values[slots].tolist()
     sizes = pairs.size.values[slots]
     listed = pairs.positions.values
@@ -427,7 +427,7 @@ def _are_worth_merging(
     keys: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Return which pairs may ever be merged: by their count, and the bytes of what they become."""
+    """Return which pairs may ever be merged, by their count and the bytes of their result."""
     kept = counts >= least
     if longest is not None:
         left, right = split_keys(keys)
@@ -471,7 +471,7 @@ class ShortList:
         return slots[best[: len(results)]], results
 
     def _results(self, keys: NDArray[np.int64], next_symbol: int) -> NDArray[np.int64]:
-        """Return what the pairs become, up to the first that becomes an existing symbol."""
+        """Return the results of the pairs, up to the first result that is an existing symbol."""
         results = np.arange(next_symbol, next_symbol + len(keys))
         if self._spellings is None:
             return results
@@ -482,7 +482,7 @@ class ShortList:
         return results
 
     def _update(self) -> None:
-        """Take new pairs in and leave out what ranks after the threshold."""
+        """Add new pairs, and remove pairs that rank after the threshold."""
         fresh = np.arange(self._known, len(self._pairs.keys))
         self._known = len(self._pairs.keys)
         slots = np.concatenate([self._slots, fresh])

@@ -3,11 +3,11 @@
 - ``run.json`` says what is trained on what; a run with anything else is refused by name.
 - ``counts`` is the word counts file, there once counting is done.
 - ``merges`` is a log, appended to as merges are made. A block is a head (number of merges, CRC-32
-  of the rest) and the rest: the pairs as symbols, then their counts. What a kill or a full disk
-  left after the last whole block is cut off.
+  of the rest) and the rest: the pairs as symbols, then their counts. A part of a
+  block at the end, which a kill or a full disk leaves, is cut off.
 - Appended blocks reach the disk about once a second, so losing power costs little more than that.
 - ``lock`` is locked by the run that writes the folder, see `llmgpu.locks`.
-- ``options.toml`` is what the command was given, see `llmgpu.cli.option_files`.
+- ``options.toml`` has the options of the command, see `llmgpu.cli.option_files`.
 - The folder is made by a run and belongs to it. When its results are written, only ``run.json`` and
   the options stay; ``run.json`` then names the results: the same run has nothing left to do while
   they are as it wrote them, and another one begins in the folder.
@@ -90,7 +90,7 @@ class Checkpoint:
         sync(folder.absolute().parent)
         checkpoint = cls(folder)
         try:
-            checkpoint._clear()  # what a finished run left
+            checkpoint._clear()  # the files of a finished run
             checkpoint._write_run(run)
         except BaseException:
             checkpoint.remove()
@@ -167,7 +167,7 @@ class Checkpoint:
         return not (self.has_counts or (self.folder / _MERGES).exists())
 
     def read_merges(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the merges logged so far, and cut off what follows the last whole block.
+        """Return the merges logged so far, and cut the log off after the last whole block.
 
         Returns pairs of symbols, uint32 (M, 2), and counts, int64 (M,), in their order.
         """
@@ -207,7 +207,7 @@ class Checkpoint:
         self._lock.close()
 
     def finish(self, run: Run, outputs: Iterable[str]) -> None:
-        """Keep nothing but what was done, and the files that were made of it."""
+        """Record the results of the finished run, and remove all files that only resuming needs."""
         self._close_log()
         with output_errors(str(self.folder)):
             self._write_run(run, outputs=[file_facts(os.path.abspath(path)) for path in outputs])
@@ -241,7 +241,7 @@ class Checkpoint:
 
 
 def _is_unused(folder: Path) -> bool:
-    """Whether a run was killed before it said what it is."""
+    """Whether a run was killed before it described itself in run.json."""
     if not folder.is_dir():
         return False
     names = os.listdir(folder)

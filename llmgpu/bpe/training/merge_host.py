@@ -31,7 +31,7 @@ _NONE: Piece = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
 
 
 def memory_costs(words: float, nbytes: float) -> Costs:
-    """Return what merging takes for this many words that have `nbytes` in all."""
+    """Return the memory that merging needs for this many words of `nbytes` in all."""
     if library() is None:
         return batched_numpy.COSTS
     free = free_memory()
@@ -40,7 +40,7 @@ def memory_costs(words: float, nbytes: float) -> Costs:
 
 
 def _require_free(words: SymbolWords) -> Costs:
-    """Return what merging takes; InputError if that is more memory than is free."""
+    """Return the memory that merging needs; InputError if less is free."""
     count, nbytes, free = len(words.counts), len(words.symbols), free_memory()
     costs = memory_costs(count, nbytes)
     needed = costs.of(count, nbytes) - nbytes
@@ -111,7 +111,7 @@ def train(
 
 
 def _merge_best(trainer: CTrainer, spellings: Spellings, next_symbol: int) -> tuple[Piece, bool]:
-    """Merge the best pair into what it spells; return it, and whether that is a new symbol."""
+    """Merge the best pair; return it, and whether the result is a new symbol."""
     best = trainer.best()
     if best is None:
         return _NONE, False

@@ -1,4 +1,4 @@
-"""What to train: the options, and what follows from them."""
+"""The options of a training and their consequences."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECOUNT_SLOTS = 1024  # 8 KiB of workgroup memory
 
 @dataclass(frozen=True)
 class TrainingOptions(DeclaredOptions):
-    """What to train: the declared options with their meaning in the library, and some more.
+    """The declared options with their meaning in the library, and some more.
 
     vocab_size: upper bound of the number of ids, special tokens included.
     pattern: name of the pre-tokenizer's pattern; an alias is replaced by it.
@@ -124,7 +124,7 @@ class TrainingOptions(DeclaredOptions):
         return seed_symbols(self.start, byte_ranks(self.tie))
 
     def facts(self) -> dict[str, Any]:
-        """Return what determines the vocabulary, by names for people, as JSON can hold it."""
+        """Return the options that determine the vocabulary, for JSON, by names for people."""
         unicode = self.cut.unicode
         return {
             "vocabulary sizes": list(self.sizes),

@@ -23,7 +23,7 @@ from llmgpu.spelling import spelled
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained, where the phases run, and what people should know about it.
+    """The options of a training, and where its phases run.
 
     counting, merging: the backends of these phases.
     notes: a line each.
@@ -38,7 +38,7 @@ class Plan:
 def make_plan(options: TrainingOptions, backend: Backend) -> Plan:
     """Choose where each phase runs.
 
-    Raises LlmgpuError if the engine does not support what the options ask for.
+    Raises LlmgpuError if the engine does not support the options.
     """
     if options.engine == "recount":
         _check_recount(options, backend)
@@ -64,12 +64,12 @@ def _check_recount(options: TrainingOptions, backend: Backend) -> None:
             raise LlmgpuError(f"the recount engine can't {what}: use the batched one")
 
 
-HOST_BYTES = 192 << 20  # staging memory and what the driver takes
+HOST_BYTES = 192 << 20  # staging memory and memory of the driver
 _UPLOAD = Costs(fixed=HOST_BYTES, per_byte=16, per_word=64)
 
 
 def words_memory(plan: Plan, words: float, nbytes: float, *, merges: bool = True) -> Memory:
-    """Return what counting, and merging unless it is left out, take for distinct words.
+    """Return the memory that counting and merging need for distinct words.
 
     words: how many. nbytes: how many they have.
     """
@@ -80,7 +80,7 @@ def words_memory(plan: Plan, words: float, nbytes: float, *, merges: bool = True
 
 
 def recount_memory(plan: Plan, text_bytes: int) -> Memory:
-    """Return what the recount engine takes for a text."""
+    """Return the memory that the recount engine needs for a text."""
     from llmgpu.bpe.plain import recount_gpu
 
     return _on_device(plan, HOST_BYTES + 2 * text_bytes, recount_gpu.gpu_bytes(text_bytes))

@@ -36,7 +36,7 @@ PARTS, DIGITS, SPACE, SIGNS = "parts of characters", "digits", "white space", "p
 SPECIAL = "special tokens"
 
 
-# What names of letters begin with that are of several scripts, or say it in another word.
+# First words of the names of letters that belong to several scripts, or name theirs later.
 _NO_SCRIPTS = frozenset(
     (
         *("", "Combining", "Double", "Feminine", "Masculine", "Mathematical", "Micro"),
@@ -135,8 +135,8 @@ def draw_vocabulary(
 ) -> str:
     """Return the page.
 
-    name: of the vocabulary. facts: what to say of it. rates: bytes per token of a text by the
-    number of merges; text: what that text was.
+    name: of the vocabulary. facts: lines at the top of the page. rates: bytes per token of a text
+    by the number of merges; text: a description of that text.
     """
     lines = draw_facts([(key, str(value)) for key, value in facts.items()])
     if rates:

@@ -1,4 +1,4 @@
-"""Words as symbols: what a batched trainer works on.
+"""Words as symbols, the input of a batched trainer.
 
 Symbols are numbered in the order that decides between equally frequent pairs: first the bytes by
 their rank (0 .. 255, see `llmgpu.bpe.vocabulary.building`), then all other tokens by their ids.
@@ -84,7 +84,7 @@ class Spellings:
         return symbol
 
     def results(self, pairs: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return what each of the merges, uint32 (M, 2) in their order, makes: uint32 (M,).
+        """Return the symbol that each merge makes, uint32 (M,), for merges uint32 (M, 2) in order.
 
         Raises InputError for a symbol that does not exist yet.
         """
@@ -111,11 +111,11 @@ class SeedSymbols:
     unreached: tuple[int, ...]
 
     def spellings(self) -> Spellings:
-        """Return what tells the results of further merges."""
+        """Return the spellings by which further merges find their results."""
         return Spellings(self.tokens, self.unreached)
 
     def results(self, pairs: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return what each of the learned merges, uint32 (M, 2) in their order, makes."""
+        """Return the symbol that each learned merge makes, for merges uint32 (M, 2) in order."""
         if self.unreached:
             return self.spellings().results(pairs)
         return np.arange(len(self.tokens), len(self.tokens) + len(pairs), dtype=np.uint32)

@@ -5,7 +5,7 @@ run that is resumed), merge, make the vocabulary. Every backend makes the same m
 vocabulary and its file do not depend on where they were made.
 
 Several sizes are one run: the merges of a smaller vocabulary are the first of a larger one's, and
-so are its ordinary ids. Each file is what a run for that size alone gives.
+so are its ordinary ids. Each file equals the file of a run for that size alone.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class TrainingResult:
         are left out.
     stop_reason: why there are fewer tokens than asked for; None if there are not.
     seconds: time by phase.
-    text_bytes, documents: what was trained on.
+    text_bytes, documents: size of the text.
     distinct_words: how many; None if words were not counted.
     batches: passes that made the merges; None if that is not known.
-    notes: what people should know about it, a line each.
+    notes: a line each, for people.
     """
 
     vocabulary: Vocabulary
@@ -108,7 +108,7 @@ class Training:
             InputError: the corpus is empty or can't be read, or a pre-token is too long.
             OutputError: words are spilled to a temporary file, which can't be written.
             DeviceError: it does not fit into the adapter's memory.
-            LlmgpuError: the engine does not support what the options ask for.
+            LlmgpuError: the engine does not support the options.
         """
         if self._options.engine == "recount":
             if not isinstance(source, Corpus) or checkpoint or on_counted:
@@ -402,7 +402,7 @@ def _read_all(
 def _training_facts(
     options: TrainingOptions, text_bytes: int, documents: int, symbols: int
 ) -> dict[str, int | float | str]:
-    """Return what a vocabulary file says about its training."""
+    """Return the facts of the training that a vocabulary file holds."""
     facts: dict[str, int | float | str] = {
         "text_bytes": text_bytes,
         "documents": documents,

@@ -104,7 +104,7 @@ def extend_vocabulary(
 
 
 def _appended(seed: Vocabulary, merges: NDArray[np.int64]) -> PackedTokens:
-    """Return the tokens of a vocabulary with what merges make after them."""
+    """Return the tokens of a vocabulary and after them the results of merges."""
     if library() is not None and len(merges) and 0 <= merges.min() <= merges.max() < NO_TOKEN:
         most = seed.token_offsets[-1] + _LONG_TOKEN * len(merges)
         made = append_merges(seed.token_data, seed.token_offsets, merges.astype(np.uint32), most)

@@ -21,7 +21,7 @@ SOURCE, TOKENS = "chat_template", "chat_tokens"
 class ChatTemplate:
     """A template in the language Jinja; VocabularyError if a vocabulary file can't hold it.
 
-    tokens: what the template calls special tokens, such as ``eos_token``, and their texts.
+    tokens: texts of special tokens by their names in the template, such as ``eos_token``.
     """
 
     source: str
@@ -33,7 +33,7 @@ class ChatTemplate:
             check_text(f"the {name}", text)
 
     def entries(self) -> dict[str, str]:
-        """Return what a file holds."""
+        """Return the entries of a file."""
         tokens = json.dumps(dict(sorted(self.tokens.items())), ensure_ascii=False)
         return {SOURCE: self.source} | ({TOKENS: tokens} if self.tokens else {})
 

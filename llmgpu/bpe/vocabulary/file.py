@@ -12,7 +12,7 @@
   if there are any, and a chat template, see `llmgpu.bpe.vocabulary.chat`.
 - There are no msgpack arrays, and only three maps of few entries. A reader that allows no more
   can't be made to allocate much more than the size of the file.
-- This module knows bytes and their form. What a sound vocabulary is, Vocabulary checks.
+- This module knows bytes and their form. Vocabulary checks that they fit together.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class PackedTokens(Sequence[bytes]):
 
 @dataclass(frozen=True, eq=False)
 class FileContent:
-    """What a file holds: the arguments of Vocabulary, its trie and fingerprint, unchecked."""
+    """The content of a file: the arguments of Vocabulary, its trie and fingerprint, unchecked."""
 
     fields: dict[str, Any]
     trie: Trie

@@ -1,4 +1,4 @@
-"""What ids spell: as characters of a text, as people read it, and as a stream without an end."""
+"""The text of ids: as characters, as people read it, and as a stream without an end."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def lay_out(tokens: SortedTokens) -> Trie:
 def validate_trie(
     trie: Trie, tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.integer]
 ) -> None:
-    """Raise VocabularyError unless `trie` is what `compile_trie(tokens, ids)` makes.
+    """Raise VocabularyError unless `trie` equals `compile_trie(tokens, ids)`.
 
     Nothing larger than a small multiple of `trie` and `tokens` is allocated.
     """

@@ -1,4 +1,4 @@
-"""A vocabulary: what each id stands for, and how text becomes ids.
+"""A vocabulary: the token of each id, and the rules by which text becomes ids.
 
 - A Vocabulary is immutable and always consistent, whether trained, imported or read from a file.
 - A token is its bytes. A vocabulary trained here has the 256 bytes (id = value), then the merges in
@@ -90,8 +90,8 @@ class Vocabulary:
     training: how it was made, up to 64 numbers and texts for people to read.
     unicode: version of the character classes in the pattern, one of `unicode_classes.VERSIONS`; it
         says nothing about a pattern that has none.
-    prefix_ids, suffix_ids: what goes before and after a text where somebody asks for that; no part
-        of the fingerprint.
+    prefix_ids, suffix_ids: ids before and after a text where somebody asks for them; no part of
+        the fingerprint.
     chat: how conversations become text, if the vocabulary says so; no part of the fingerprint.
     """
 
@@ -126,7 +126,7 @@ class Vocabulary:
 
     @property
     def match_facts(self) -> dict[str, str]:
-        """What a token file says of the match rule: nothing where it is a vocabulary's own merges.
+        """The facts of the match rule in a token file: none where it is a vocabulary's own merges.
 
         Otherwise the rule, and the fingerprint of the vocabulary with the rule of its file.
         """

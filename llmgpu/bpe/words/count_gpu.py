@@ -157,7 +157,7 @@ class GpuWordCounter:
         return slot.collect()
 
     def expect(self, text_bytes: int) -> None:
-        """Prepare for this much more text: no count may exceed what the device can count."""
+        """Prepare for this much more text: no count may exceed the limit of the device."""
         self._text_counted += text_bytes
         if self._text_counted >= COUNT_LIMIT:
             self._carry_counts()

@@ -35,14 +35,14 @@ from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 
 SLICE_BYTES = 2 << 20
-# What the tables take, and what a thread does to cut a slice and to look its words up.
+# Memory of the tables, and of a thread that cuts a slice and looks its words up.
 _OBJECT_BYTES = 80  # of a word and its count, apart from the bytes of the word
 NUMPY_COSTS, NUMPY_THREAD_BYTES = Costs(fixed=24 << 20, per_byte=4, per_word=220), 30 * SLICE_BYTES
 ENGINE_COSTS, ENGINE_THREAD_BYTES = Costs(fixed=11 << 20, per_byte=4, per_word=220), 2 * SLICE_BYTES
 
 
 def memory_costs(threads: int | None) -> Costs:
-    """Return what counting takes; threads: see `count_words`."""
+    """Return the memory that counting needs; threads: see `count_words`."""
     threads = default_threads() if threads is None else threads
     costs, of_thread = NUMPY_COSTS, NUMPY_THREAD_BYTES
     if library() is not None:

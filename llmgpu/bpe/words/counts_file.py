@@ -1,4 +1,4 @@
-"""Word counts as a file: what training needs of a corpus, kept to train again and to add up.
+"""Word counts as a file: all that training needs of a corpus, to train again and to add up.
 
 - A msgpack map comes first, its entries always in the same order: ``format`` and ``version``, which
   pattern cut the text, which separators were left out of it, and how much there is of all. A file
@@ -142,7 +142,7 @@ def load_counts(
 ) -> WordCounts:
     """Read a file of word counts.
 
-    pattern, separators: what another program counted by, which wrote a ``.parquet``.
+    pattern, separators: those of another program, which wrote a ``.parquet``.
 
     Raises InputError if it can't be read, is another kind of file or version, is damaged, or was
     counted by a pattern that this llmgpu does not know.
@@ -294,13 +294,13 @@ def check_counted_alike(counts: Sequence[WordCounts]) -> None:
 
 
 def _recorded(pattern: Pattern) -> dict[str, str]:
-    """Return what the header has of the version of Unicode."""
+    """Return the entry of the header for the version of Unicode."""
     unicode = pattern.unicode
     return {} if unicode is None else {"unicode": unicode}
 
 
 class _UnfitError(Exception):
-    """A file does not hold what it should; the message says what."""
+    """A file is not as it should be; the message says in which way."""
 
 
 def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
@@ -547,7 +547,7 @@ def read_parquet(
 
 
 def _known(metadata: dict[bytes, bytes], path: str | Path) -> dict[str, Any] | None:
-    """Return what llmgpu wrote of the counts; None if another program wrote the file."""
+    """Return the facts that llmgpu wrote; None if another program wrote the file."""
     if _METADATA not in metadata:
         return None
     try:

@@ -71,7 +71,7 @@ NO_WORDS = DistinctWords(np.empty(0, np.uint8), np.zeros(1, np.int64), np.empty(
 
 @dataclass(frozen=True, eq=False)
 class WordCounts:
-    """The words of a corpus, and what they were counted in.
+    """The words of a corpus, and how they were counted.
 
     documents: how many there were.
     pattern: name of the pattern that cut the text.

@@ -161,7 +161,7 @@ class RunFile:
 
     def _write_blocks(self, words: DistinctWords) -> Iterator[_Block]:
         first = 0
-        # What a word takes in the file, summed up.
+        # The bytes of each word in the file, summed up.
         ends = words.offsets[1:] + 16 * np.arange(1, len(words) + 1)
         while first < len(words):
             done = int(ends[first - 1]) if first else 0
