@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import Backend, Opening
-from llmgpu.bpe.encoding.encoder import Encoder
+from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
 from llmgpu.bpe.encoding.special_encoding import ids_around
 from llmgpu.bpe.encoding.special_options import SpecialOptions
@@ -79,6 +79,7 @@ from llmgpu.tokens.splitting import (
     split_name,
 )
 from llmgpu.tokens.tokenizing import (
+    encode_corpus,
     encoding_key,
     known_bytes,
     require_rereadable,
