@@ -182,7 +182,7 @@ def joined(parts: tuple[tuple[str, str], str, tuple[str, str]]) -> tuple[str, st
     python = f"int(({python_left}) {spelled} ({python_right}))"
     if operator in ("&&", "||"):
         python = f"int((({python_left}) != 0) {operator[0]} (({python_right}) != 0))"
-    return f"({left} {operator} {right})", python
+    return f"(({left}) {operator} ({right}))", python
 
 
 NUMBERS = {"0": "0", "1": "1", "7u": "7", "0x2Fu": "0x2F", "ROWS": "ROWS", "4096u": "4096"}

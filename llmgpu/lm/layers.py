@@ -54,7 +54,7 @@ class Sequences:
         self.operations.attention_backward(heads, gradients, self.starts, self.shape)
 
 
-class TensorMaker:
+class RowTensors:
     """Makes tensors of `rows` rows in a model's memory, whose names begin alike."""
 
     def __init__(self, model: Model, rows: int, prefix: str) -> None:
@@ -109,7 +109,7 @@ class LayerGradients:
 class SeparateHeads:
     """Queries, keys and values by a product each, with biases and norms of heads, if any."""
 
-    def __init__(self, model: Model, new: TensorMaker, heads: AttentionTensors) -> None:
+    def __init__(self, model: Model, new: RowTensors, heads: AttentionTensors) -> None:
         """Make the tensors before positions enter; heads: the tensors of attention."""
         self._ops, self._config, self._heads = model.operations, model.config, heads
         self._products: tuple[Tensor, ...] = heads.q, heads.k, heads.v  # float32
@@ -198,7 +198,7 @@ class Layer(ABC):
     """The tensors of a layer that are kept for the backward pass, and its two passes."""
 
     def __init__(
-        self, model: Model, new: TensorMaker, operand: MakeTensor, head: MakeTensor
+        self, model: Model, new: RowTensors, operand: MakeTensor, head: MakeTensor
     ) -> None:
         """Make the tensors; operand: makes operands of products; head: tensors of attention."""
         config = model.config
@@ -251,7 +251,7 @@ class SingleLayer(Layer):
     """A layer in float32; weights may be half-precision copies."""
 
     def __init__(self, model: Model, rows: int, name: str) -> None:
-        new = TensorMaker(model, rows, name)
+        new = RowTensors(model, rows, name)
         super().__init__(model, new, new.single, new.single)
         self._heads = SeparateHeads(model, new, self.attention)
         self._inner = _inner(model, new.single, "gate")
@@ -259,7 +259,7 @@ class SingleLayer(Layer):
 
     @staticmethod
     def gradients(model: Model, rows: int) -> LayerGradients:
-        new, config = TensorMaker(model, rows, "gradient of"), model.config
+        new, config = RowTensors(model, rows, "gradient of"), model.config
         residual = new.single("the residual stream", config.dim)
         attention = _attention_gradients(model, new, new.single)
         heads = attention.q, attention.k, attention.v
@@ -316,7 +316,7 @@ class HalfLayer(Layer):
     """
 
     def __init__(self, model: Model, rows: int, name: str) -> None:
-        new, config = TensorMaker(model, rows, name), model.config
+        new, config = RowTensors(model, rows, name), model.config
         in_half = model.operations.attends_in_half(config.head_dim)
         super().__init__(model, new, new.half, new.half if in_half else new.single)
         heads = self.attention
@@ -333,7 +333,7 @@ class HalfLayer(Layer):
 
     @staticmethod
     def gradients(model: Model, rows: int) -> LayerGradients:
-        new, config = TensorMaker(model, rows, "gradient of"), model.config
+        new, config = RowTensors(model, rows, "gradient of"), model.config
         in_half = model.operations.attends_in_half(config.head_dim)
         residual = new.single("the residual stream", config.dim)
         attention = _attention_gradients(model, new, new.half if in_half else new.single)
@@ -406,7 +406,7 @@ def _packs_heads(model: Model) -> bool:
     return is_plain and model.operations.attends_in_half(config.head_dim)
 
 
-def _before_norms(model: Model, new: TensorMaker) -> tuple[Tensor, ...]:
+def _before_norms(model: Model, new: RowTensors) -> tuple[Tensor, ...]:
     config = model.config
     widths = zip(ROLES, (config.query_dim, config.kv_dim), strict=False)
     return tuple(
@@ -414,7 +414,7 @@ def _before_norms(model: Model, new: TensorMaker) -> tuple[Tensor, ...]:
     )
 
 
-def _attention_gradients(model: Model, new: TensorMaker, out: MakeTensor) -> AttentionGradients:
+def _attention_gradients(model: Model, new: RowTensors, out: MakeTensor) -> AttentionGradients:
     config = model.config
     return AttentionGradients(
         q=new.single("queries", config.query_dim),
@@ -430,7 +430,7 @@ def _inner(model: Model, make: MakeTensor, gate: str) -> tuple[Tensor, ...]:
     return tuple(make(role, model.config.ffn_dim) for role in roles)
 
 
-def _half_inner(model: Model, new: TensorMaker, gate: str) -> tuple[Tensor, ...]:
+def _half_inner(model: Model, new: RowTensors, gate: str) -> tuple[Tensor, ...]:
     """Make the same in half precision, side by side where `activate` takes them so."""
     if model.config.is_gated and model.config.ffn_dim % 4 == 0:
         return (new.half("gate and up", model.layers[0].packed_inner.tensor.shape[0]),)

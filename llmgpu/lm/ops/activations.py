@@ -32,7 +32,7 @@ _CUBIC = np.float32(0.044715)
 
 
 @dataclass(frozen=True)
-class Activation:
+class ActivationFunction:
     """A function of float32 numbers, and its slope.
 
     number: the value of ACTIVATION in lm/activations.wgsl. is_gated: whether the results are
@@ -103,8 +103,8 @@ def _number(name: str) -> int:
     return constant("lm/activations.wgsl", name)
 
 
-SWIGLU = Activation(_number("SILU"), True, _silu, _silu_slope)
-GELU = Activation(_number("GELU"), False, _gelu, _gelu_slope)
+SWIGLU = ActivationFunction(_number("SILU"), True, _silu, _silu_slope)
+GELU = ActivationFunction(_number("GELU"), False, _gelu, _gelu_slope)
 BY_NAME = {"swiglu": SWIGLU, "gelu": GELU}  # the names of `llmgpu.lm.config.ACTIVATIONS`
 
 
@@ -116,7 +116,9 @@ class ActivationOperations(Recorder):
     """
 
     @recorded
-    def activate(self, activation: Activation, inner: Sequence[Tensor], out: Tensor) -> None:
+    def activate(
+        self, activation: ActivationFunction, inner: Sequence[Tensor], out: Tensor
+    ) -> None:
         """Out = f(x), or f(x) * up; all (N, F), each float32 or float16."""
         x, *up = _columns(activation, inner, out.shape[1])
 
@@ -132,7 +134,7 @@ class ActivationOperations(Recorder):
     @recorded
     def activate_backward(
         self,
-        activation: Activation,
+        activation: ActivationFunction,
         inner: Sequence[Tensor],
         grad_out: Tensor,
         grad_inner: Sequence[Tensor],
@@ -158,7 +160,9 @@ class ActivationOperations(Recorder):
 class GpuActivations(GpuRecorder, ActivationOperations):
     """The operations as kernels."""
 
-    def activate(self, activation: Activation, inner: Sequence[Tensor], out: Tensor) -> None:
+    def activate(
+        self, activation: ActivationFunction, inner: Sequence[Tensor], out: Tensor
+    ) -> None:
         if _are_packed(activation, inner):
             self._halves("06_gated_half", activation, out, {"x": inner[0], "out": out})
         else:
@@ -167,7 +171,7 @@ class GpuActivations(GpuRecorder, ActivationOperations):
 
     def activate_backward(
         self,
-        activation: Activation,
+        activation: ActivationFunction,
         inner: Sequence[Tensor],
         grad_out: Tensor,
         grad_inner: Sequence[Tensor],
@@ -181,7 +185,11 @@ class GpuActivations(GpuRecorder, ActivationOperations):
             self._elements(kernel, activation, inputs, gradients)
 
     def _halves(
-        self, kernel: str, activation: Activation, out: Tensor, tensors: Mapping[str, Tensor]
+        self,
+        kernel: str,
+        activation: ActivationFunction,
+        out: Tensor,
+        tensors: Mapping[str, Tensor],
     ) -> None:
         """Dispatch a kernel of four elements a thread, whose products lie side by side."""
         fours = out.size // FOUR
@@ -192,7 +200,7 @@ class GpuActivations(GpuRecorder, ActivationOperations):
     def _elements(
         self,
         kernel: str,
-        activation: Activation,
+        activation: ActivationFunction,
         inputs: Mapping[str, Tensor],
         outs: Mapping[str, Tensor],
     ) -> None:
@@ -210,11 +218,11 @@ class GpuActivations(GpuRecorder, ActivationOperations):
         self.through_single(outs, record)
 
 
-def _are_packed(activation: Activation, inner: Sequence[Tensor]) -> bool:
+def _are_packed(activation: ActivationFunction, inner: Sequence[Tensor]) -> bool:
     return activation.is_gated and len(inner) == 1
 
 
-def _columns(activation: Activation, inner: Sequence[Tensor], width: int) -> list[AnyArray]:
+def _columns(activation: ActivationFunction, inner: Sequence[Tensor], width: int) -> list[AnyArray]:
     """Return the arrays of the inner products, each (N, F)."""
     arrays = [each.array for each in inner]
     if _are_packed(activation, inner):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.kernel_source import constant, struct_dtype
-from llmgpu.lm.ops.activations import Activation, ActivationOperations
+from llmgpu.lm.ops.activations import ActivationFunction, ActivationOperations
 from llmgpu.lm.ops.attention import attention_params, check_width
 from llmgpu.lm.ops.layers import LayerOperations, turned
 from llmgpu.lm.ops.linear import FEW_ROWS, FOUR, LEAST_ROW_THREADS, LOADS, ProductOperations
@@ -64,7 +64,12 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
         self._rotate_to_cache(self._products(norm, epsilon, weight), weight, rotation, heads)
 
     def feed_forward(
-        self, norm: Norm, epsilon: float, weight: Packed, activation: Activation, out: Tensor
+        self,
+        norm: Norm,
+        epsilon: float,
+        weight: Packed,
+        activation: ActivationFunction,
+        out: Tensor,
     ) -> None:
         """Write the activation (N, F) of the products of a norm and `weight`.
 
@@ -128,7 +133,7 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
             target[row] = p @ values.transpose(1, 0, 2)
 
     def _activate_packed(
-        self, products: Tensor, weight: Packed, activation: Activation, out: Tensor
+        self, products: Tensor, weight: Packed, activation: ActivationFunction, out: Tensor
     ) -> None:
         """Activate float32 products of gate and up that lie side by side."""
         width = out.shape[1]
@@ -223,7 +228,12 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
         self._normed_rows("13_normed_heads", norm, weight, pairs, bindings)
 
     def feed_forward(
-        self, norm: Norm, epsilon: float, weight: Packed, activation: Activation, out: Tensor
+        self,
+        norm: Norm,
+        epsilon: float,
+        weight: Packed,
+        activation: ActivationFunction,
+        out: Tensor,
     ) -> None:
         if not _takes_few_rows(norm) or not activation.is_gated:
             super().feed_forward(norm, epsilon, weight, activation, out)
@@ -300,7 +310,7 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
         )
 
     def _activate_packed(
-        self, products: Tensor, weight: Packed, activation: Activation, out: Tensor
+        self, products: Tensor, weight: Packed, activation: ActivationFunction, out: Tensor
     ) -> None:
         file, constants = "lm/13_packed_gated.wgsl", activation.constants
         params = _inner_params(weight, out, 0, 0)

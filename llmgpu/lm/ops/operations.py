@@ -15,7 +15,12 @@ import numpy as np
 
 from llmgpu.cpu.library import library
 from llmgpu.cpu.tensors import CThreads
-from llmgpu.lm.ops.activations import SWIGLU, Activation, ActivationOperations, GpuActivations
+from llmgpu.lm.ops.activations import (
+    SWIGLU,
+    ActivationFunction,
+    ActivationOperations,
+    GpuActivations,
+)
 from llmgpu.lm.ops.attention import AttentionOperations, GpuAttention
 from llmgpu.lm.ops.embedding import EmbeddingOperations, GpuEmbedding
 from llmgpu.lm.ops.generating import GenerationOperations, GpuGenerating
@@ -144,7 +149,9 @@ class EngineOperations(Operations):
         return "rotary", x, *rotation.tensors.values(), *x.shape, rotation.head_dim, inverse
 
     @called_in_c
-    def activate(self, activation: Activation, inner: Sequence[Tensor], out: Tensor) -> Call | None:
+    def activate(
+        self, activation: ActivationFunction, inner: Sequence[Tensor], out: Tensor
+    ) -> Call | None:
         if activation is not SWIGLU or len(inner) == 1 or not _are_single(*inner, out):
             return None
         return "swiglu", *inner, out, out.size
@@ -152,7 +159,7 @@ class EngineOperations(Operations):
     @called_in_c
     def activate_backward(
         self,
-        activation: Activation,
+        activation: ActivationFunction,
         inner: Sequence[Tensor],
         grad_out: Tensor,
         grad_inner: Sequence[Tensor],
