@@ -30,6 +30,7 @@
 // limits: rows and columns of a tile are multiples of 4 thread_rows and 8 thread_columns; threads
 //   load a whole number of four elements of each factor for a step
 
+// The entry point, named after the operation, as kernels are timed by name.
 //!override name = matrix_product
 // A tile, its step along the inner dimension, and the elements of a thread.
 //!override rows = 32
@@ -49,8 +50,10 @@
 //!override vectors = 0
 // Is the inner dimension a multiple of the step, so that no load has to be compared with its end?
 //!override whole_inner = 0
+// Is the product's old value added, or another matrix?
 //!override accumulate = 0
 //!override residual = 1
+// Are there stacks of matrices?
 //!override stacked = 0
 
 //!let threads_down = {rows / thread_rows}

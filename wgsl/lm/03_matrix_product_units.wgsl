@@ -23,8 +23,9 @@
 //   of each factor for a step; half-precision products have even columns, and nothing is added to
 //   them
 
+// The entry point, named after the operation, as kernels are timed by name.
 //!override name = matrix_product
-// A tile, its step along the inner dimension, and the block of a subgroup.
+// A tile, its step along the inner dimension, the block of a subgroup, and the threads of one.
 //!override rows = 64
 //!override columns = 64
 //!override inner = 32
@@ -47,9 +48,12 @@
 //!override whole_rows = 0
 //!override whole_columns = 0
 //!override whole_inner = 0
+// Is the product's old value added, or another matrix?
 //!override accumulate = 0
 //!override residual = 1
+// Is the product in half precision, two numbers per word?
 //!override half = 0
+// Are there stacks of matrices?
 //!override stacked = 0
 // Are sums long, without parts and of an even number of steps?
 //!override long_sums = 0
