@@ -394,49 +394,46 @@ class TorchLlama:
 
     def logits(self, tokens: Any) -> Any:
         """Return the logits of all tokens, (B, T, vocabulary size), for ids (B, T)."""
-        functional, w = self._functional, self.parameters
-        x = functional.embedding(tokens, w["model.embed_tokens.weight"])
-        for layer in range(self.config.layers):
+        config, embedding = self.config, "model.embed_tokens.weight"
+        x = self._functional.embedding(tokens, self.parameters[embedding])
+        for layer in range(config.layers):
             prefix = f"model.layers.{layer}"
-            x = x + self._attention(prefix, self._norm(x, f"{prefix}.input_layernorm.weight"))
-            normed = self._norm(x, f"{prefix}.post_attention_layernorm.weight")
+            x = x + self._attention(
+                f"{prefix}.self_attn", self._norm(x, f"{prefix}.input_layernorm")
+            )
+            normed = self._norm(x, f"{prefix}.post_attention_layernorm")
             x = x + self._feed_forward(f"{prefix}.mlp", normed)
-        head = "model.embed_tokens.weight" if self.config.tied else "lm_head.weight"
-        table = w[head][: self.config.vocab_size]
-        return functional.linear(self._norm(x, "model.norm.weight"), table)
+        table = self.parameters[embedding if config.tied else "lm_head.weight"]
+        return self._functional.linear(self._norm(x, "model.norm"), table[: config.vocab_size])
 
     def _norm(self, x: Any, name: str) -> Any:
-        epsilon = self.config.norm_epsilon
-        return self._functional.rms_norm(x, (self.config.dim,), self.parameters[name], epsilon)
+        weight, epsilon = self.parameters[f"{name}.weight"], self.config.norm_epsilon
+        return self._functional.rms_norm(x, (self.config.dim,), weight, epsilon)
 
     def _project(self, x: Any, name: str) -> Any:
         return self._functional.linear(x, self.parameters[f"{name}.weight"])
 
     def _attention(self, prefix: str, x: Any) -> Any:
-        config, attention = self.config, f"{prefix}.self_attn"
+        config, half = self.config, self.config.head_dim // 2
 
-        def heads(name: str, count: int) -> Any:
-            projected = self._project(x, f"{attention}.{name}")
-            return projected.view(*x.shape[:2], count, config.head_dim).transpose(1, 2)
+        def heads(name: str) -> Any:
+            projected = self._project(x, f"{prefix}.{name}_proj")
+            return projected.view(*x.shape[:2], -1, config.head_dim).transpose(1, 2)
 
-        q = self._rotate(heads("q_proj", config.heads))
-        k = self._rotate(heads("k_proj", config.kv_heads))
-        v = heads("v_proj", config.kv_heads)
+        def rotate(x: Any) -> Any:
+            length, turned = x.shape[-2], self._cat((-x[..., half:], x[..., :half]), dim=-1)
+            return x * self._cosines[:length] + turned * self._sines[:length]
+
+        grouped = config.kv_heads != config.heads
         mixed = self._functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=config.kv_heads != config.heads
+            rotate(heads("q")), rotate(heads("k")), heads("v"), is_causal=True, enable_gqa=grouped
         )
-        return self._project(mixed.transpose(1, 2).flatten(2), f"{attention}.o_proj")
-
-    def _rotate(self, x: Any) -> Any:
-        length, half = x.shape[-2], self.config.head_dim // 2
-        turned = self._cat((-x[..., half:], x[..., :half]), dim=-1)
-        return x * self._cosines[:length] + turned * self._sines[:length]
+        return self._project(mixed.transpose(1, 2).flatten(2), f"{prefix}.o_proj")
 
     def _feed_forward(self, prefix: str, x: Any) -> Any:
-        functional = self._functional
         up = self._project(x, f"{prefix}.up_proj")
         if self.config.activation == "gelu":
-            inner = functional.gelu(up, approximate="tanh")
+            inner = self._functional.gelu(up, approximate="tanh")
         else:
-            inner = functional.silu(self._project(x, f"{prefix}.gate_proj")) * up
+            inner = self._functional.silu(self._project(x, f"{prefix}.gate_proj")) * up
         return self._project(inner, f"{prefix}.down_proj")

@@ -1,8 +1,8 @@
 """The results of a benchmark, the record that holds them, and the JSON file of a record.
 
 Times are in seconds, rates in units a second. JSON leaves out fields without a value.
-Version 1 has results about texts only (`text_bytes`, `vocab_size` and `pattern` are the job);
-results of version 2 may have a `job`, a line for people that states the sizes, and a `variant`.
+The job of a result is `text_bytes`, `vocab_size` and `pattern`, or a line for people (`job`) with
+the sizes. The `variant` tells ways of doing one job apart.
 """
 
 from __future__ import annotations
