@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from llmgpu.closing import close_with
 from llmgpu.cpu.build import LIBRARY, sources_checksum
 from llmgpu.errors import InputError, LlmgpuError
+from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
 from llmgpu.spelling import spelled
 
@@ -331,8 +331,8 @@ class CVocabulary(EngineObject):
             count = self._library.llmgpu_vocabulary_pairs(self.address, *plain, address_of(found))
             return found[:count]
 
-        with ThreadPoolExecutor(min(8, usable_processors())) as threads:
-            return np.concatenate(list(threads.map(find, np.array_split(tokens, PAIR_PARTS))))
+        parts, threads = np.array_split(tokens, PAIR_PARTS), min(8, usable_processors())
+        return np.concatenate(list(in_order(parts, find, PAIR_PARTS, threads=threads)))
 
 
 def insert_pairs(pairs: NDArray[np.uint32], table: NDArray[np.uint32], empty: int) -> bool:

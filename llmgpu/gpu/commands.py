@@ -14,7 +14,6 @@ mapped buffers are several times faster.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu.adapters import Buffer, OpenedAdapter, aligned
 from llmgpu.gpu.driver import BufferMap, BufferUsage, FastPass
 from llmgpu.gpu.kernel import BoundKernel
+from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
 
 MAX_GROUPS = 65_535  # workgroups in one dimension of a dispatch
@@ -179,7 +179,6 @@ class Commands:
 
 COPY_PIECES = 1 << 20, 4 << 20  # bytes that one thread copies at a time, at least and at most
 COPY_THREADS = min(12, usable_processors())  # beyond 12, memory is the limit
-_copiers = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="llmgpu-copy")
 
 
 def parallel_copy(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
@@ -198,7 +197,7 @@ def parallel_copy(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
     def copy(start: int) -> None:
         target[start : start + size] = source[start : start + size]
 
-    for _ in _copiers.map(copy, pieces):
+    for _ in in_order(pieces, copy, len(pieces), threads=COPY_THREADS):
         pass
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,6 +31,7 @@ from llmgpu.gpu.commands import Commands, Download, Staging, parallel_copy
 from llmgpu.gpu.driver import BufferUsage
 from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import compose
+from llmgpu.pipeline import in_order
 from llmgpu.spelling import spelled
 
 # Loop iterations, nested ones included, that one thread may need in a dispatch. Mesa's software
@@ -104,8 +105,12 @@ class Device(OpenedAdapter):
 
     def prepare(self, requests: Sequence[tuple[str, Mapping[str, int]]]) -> list[Kernel]:
         """Compile several kernels, (file, constants) each, in threads."""
-        with ThreadPoolExecutor(4, thread_name_prefix="llmgpu-compile") as threads:
-            return list(threads.map(lambda item: self.kernel(item[0], **item[1]), requests))
+
+        def compile_one(request: tuple[str, Mapping[str, int]]) -> Kernel:
+            file, constants = request
+            return self.kernel(file, **constants)
+
+        return list(in_order(requests, compile_one, len(requests), threads=4))
 
     def create_buffer(self, label: str, nbytes: int) -> Buffer:
         """Make a storage buffer of at least `nbytes` bytes, zeros at first.
