@@ -8,18 +8,17 @@ resumed jobs by the same fields. This module imports neither NumPy nor click.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, field, fields
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmgpu.errors import InputError
 
 _KEY = "option"
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """How the value of a field is given.
 
     flags: how the option is written; without any the field is an argument of the command. kind:
@@ -41,11 +40,11 @@ class Option:
     most: int | None = None
     below: int | None = None
     default_words: str | None = None
-    by_preset: Mapping[str, Any] = field(default_factory=dict)
+    by_preset: Mapping[str, Any] = {}
     needs: tuple[str, ...] = ()
     needs_words: str = ""
     may_change: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = {}
 
     @property
     def flag(self) -> str:
@@ -55,12 +54,11 @@ class Option:
     @property
     def choices(self) -> tuple[str, ...]:
         """The names to choose from, if there are any."""
-        is_choice = isinstance(self.kind, Collection) and not isinstance(self.kind, str)
-        return tuple(self.kind) if is_choice else ()
+        has_names = hasattr(self.kind, "__iter__") and not isinstance(self.kind, (str, type))
+        return tuple(self.kind) if has_names else ()
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """A field that holds the options that another dataclass declares.
 
     as_values: the field is a dictionary of the values, by the names of their fields, and not an
@@ -100,7 +98,7 @@ def declared(kind: type) -> dict[str, Option | Group]:
     for each in fields(kind):
         one = each.metadata.get(_KEY)
         if isinstance(one, Option) and not (one.flags or "argument" in each.metadata):
-            one = replace(one, flags=(f"--{each.name.replace('_', '-')}",))
+            one = one._replace(flags=(f"--{each.name.replace('_', '-')}",))
         if one is not None:
             found[each.name] = one
     return found
@@ -119,7 +117,7 @@ def flag_of(name: str, *kinds: type) -> str:
 
 def default_of(kind: type, name: str) -> Any:
     """Return the default of a field, MISSING if it has none."""
-    return next(each.default for each in fields(kind) if each.name == name)
+    return getattr(kind, name, MISSING)
 
 
 def check_ranges(options: Any) -> None:

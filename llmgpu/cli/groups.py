@@ -84,7 +84,7 @@ def _limit_regex(context: click.Context, parameter: click.Parameter, seconds: fl
         context.call_on_close(partial(limit_match_seconds, DEFAULT_MATCH_SECONDS))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class ReportOptions:
     """What a command prints about its work."""
 
@@ -104,7 +104,7 @@ class ReportOptions:
     # fmt: on
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class ReadingOptions:
     """How text is read from files."""
 
@@ -152,7 +152,7 @@ class ReadingOptions:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class FileOptions:
     """Which files are read, and as what."""
 
@@ -258,7 +258,7 @@ def check_text_field(files: Sequence[Source]) -> None:
 
 
 # Special tokens and conversations: see `llmgpu.cli.chat.Encoding`.
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class SpecialTokenOptions:
     """Special tokens in a text and around it."""
 
@@ -284,7 +284,7 @@ class SpecialTokenOptions:
     # fmt: on
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class ChatOptions:
     """Whether texts are conversations, see `llmgpu.tokens.conversations`."""
 

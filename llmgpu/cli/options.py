@@ -97,7 +97,13 @@ def _take(kind: type[T], values: dict[str, Any]) -> T:
             found[name] = given | ({"pattern": _pattern_of(values)} if has_pattern else {})
         else:
             found[name] = _take(one.kind, values)
-    return kind(**found)
+    if kind.__init__ is not object.__init__:
+        return kind(**found)
+    # Groups of the command line have no constructor: making one takes a millisecond at the start.
+    made = object.__new__(kind)
+    for name, value in found.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 def _pattern_of(values: dict[str, Any]) -> str | None:

@@ -15,7 +15,7 @@ from llmgpu.cli.values import PERCENTAGE
 from llmgpu.option_fields import argument, group, option
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class BenchCommand:
     """The options of the command."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llmgpu.text.parts import Part
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class BpeTrainCommand:
     """The options of the command."""
 

@@ -12,7 +12,7 @@ from llmgpu.lm.options import PRECISIONS, Precision, SamplingOptions
 from llmgpu.option_fields import argument, group, option
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class GenerateCommand:
     """The options of ``llmgpu generate``."""
 
@@ -73,7 +73,7 @@ def generate(asked: GenerateCommand) -> Opening:
     return opening
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class ScoreCommand:
     """The options of ``llmgpu score``."""
 

@@ -10,7 +10,7 @@ from llmgpu.cli.options import command
 from llmgpu.option_fields import argument, group, option
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class RunCommand:
     """The options of ``llmgpu run``."""
 
@@ -44,7 +44,7 @@ def run(asked: RunCommand) -> None:
     """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class MergeWordCountsCommand:
     """The options of ``llmgpu merge-word-counts``."""
 
@@ -72,7 +72,7 @@ def merge_word_counts(asked: MergeWordCountsCommand) -> None:
     """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class MergeShardsCommand:
     """The options of ``llmgpu merge-shards``."""
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llmgpu.text.parts import Part
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class TokenizeCommand:
     """The options of ``llmgpu tokenize``."""
 
@@ -111,7 +111,7 @@ def tokenize(asked: TokenizeCommand) -> Opening:
     return groups.open_device(asked.device, asked.files, encodes=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class CountCommand:
     """The options of ``llmgpu count``."""
 

@@ -14,7 +14,7 @@ from llmgpu.lm.options import Intervals, TrainOptions
 from llmgpu.option_fields import argument, group, option
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class TrainCommand:
     """The options of the command."""
 

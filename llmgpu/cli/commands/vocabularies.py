@@ -13,7 +13,7 @@ from llmgpu.cli.values import Aliased
 from llmgpu.option_fields import argument, group, option
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class InfoCommand:
     """The options of ``llmgpu info``."""
 
@@ -60,7 +60,7 @@ def info(asked: InfoCommand) -> None:
     """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class ImportVocabularyCommand:
     """The options of ``llmgpu import``."""
 
@@ -100,7 +100,7 @@ def import_vocabulary(asked: ImportVocabularyCommand) -> None:
     """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class ExportVocabularyCommand:
     """The options of ``llmgpu export``."""
 
@@ -140,7 +140,7 @@ def export_vocabulary(asked: ExportVocabularyCommand) -> None:
     """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class CompareVocabsCommand:
     """The options of ``llmgpu compare-vocabs``."""
 
