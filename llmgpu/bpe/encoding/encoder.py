@@ -87,25 +87,21 @@ RESERVED_FROM = 1 << 22  # ids: fewer are quick to copy, and reserving would was
 
 
 class ReusedMemory:
-    """Gives memory that is used again once no array refers to it; any thread may ask for some."""
+    """Memory for ids that is used again once no array refers to it; any thread may allocate."""
 
     def __init__(self) -> None:
         """Start with no memory."""
         self._idle: deque[NDArray[np.uint32]] = deque()
 
     def __call__(self, count: int) -> NDArray[np.uint32]:
-        """Allocate, see `Allocate`; in any order of the slices."""
-        return self.allocate(count)
-
-    def allocate(self, count: int) -> NDArray[np.uint32]:
-        """Return memory for `count` ids, with undefined contents."""
+        """Allocate, see `Allocate`."""
         memory = new_ids(0)
-        with suppress(IndexError):  # what is too small is not kept
+        with suppress(IndexError):  # memory that is too small is dropped
             while len(memory) <= count:
                 memory = self._idle.popleft()
         if len(memory) <= count:
             memory = new_ids(1 + count + count // 4)
-        # Arrays made from this one refer to it, and not to the memory, since its base is no array.
+        # Arrays made from `ids` refer to `ids`, not to `memory`: the base of `ids` is no array.
         ids = np.frombuffer(memory.data, np.uint32)[:count]
         weakref.finalize(ids.base, self._idle.append, memory)
         return ids
@@ -128,10 +124,6 @@ class CollectedIds:
         """How many ids there are."""
         return self._count + sum(map(len, self._rest))
 
-    def __call__(self, count: int) -> NDArray[np.uint32]:
-        """Allocate, see `Allocate`."""
-        return self.allocate(count)
-
     @property
     def room(self) -> int:
         """How many ids the array has addresses for."""
@@ -146,15 +138,15 @@ class CollectedIds:
             return None
         return self._reserved[begin : begin + count]
 
-    def allocate(self, count: int) -> NDArray[np.uint32]:
-        """Return memory for the next `count` ids, in the array if there is room."""
+    def __call__(self, count: int) -> NDArray[np.uint32]:
+        """Allocate memory for the next `count` ids, in the array if there is room."""
         if self._rest or count > len(self._reserved) - self._count:
             return new_ids(count)
         return self._reserved[self._count : self._count + count]
 
     def append(self, ids: NDArray[np.uint32]) -> None:
-        """Append ids; if in memory from `allocate`, as many as were asked for."""
-        place = self.allocate(len(ids))
+        """Append ids; if they are in allocated memory, as many as were allocated."""
+        place = self(len(ids))
         if self._rest or place.base is not self._reserved:
             self._rest.append(ids)
             return

@@ -30,7 +30,7 @@ def test_pieces_are_one_array(
     for piece, uses in zip(pieces, [*uses_memory, False], strict=False):
         ids = piece.copy()
         if uses:
-            ids = collected.allocate(len(piece))
+            ids = collected(len(piece))
             ids[:] = piece
         collected.append(ids)
     np.testing.assert_array_equal(collected.take(), np.arange(sum(counts)))
@@ -46,7 +46,7 @@ def test_one_small_piece_is_not_copied() -> None:
 def test_more_than_there_are_addresses_for() -> None:
     collected = CollectedIds(1 << 62)
     for begin in (0, 5):
-        ids = collected.allocate(5)
+        ids = collected(5)
         ids[:] = np.arange(begin, begin + 5)
         collected.append(ids)
     np.testing.assert_array_equal(collected.take(), np.arange(10))
@@ -56,25 +56,25 @@ def test_limited_addresses_are_not_reserved() -> None:
     script = """
 import resource
 from llmgpu.bpe.encoding.encoder import RESERVED_FROM, CollectedIds
-assert len(CollectedIds(RESERVED_FROM).allocate(1).base) == RESERVED_FROM
+assert len(CollectedIds(RESERVED_FROM)(1).base) == RESERVED_FROM
 resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))
-assert CollectedIds(RESERVED_FROM).allocate(1).base is None
+assert CollectedIds(RESERVED_FROM)(1).base is None
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 def test_memory_is_given_again_once_nothing_refers_to_it() -> None:
     memory = ReusedMemory()
-    ids = memory.allocate(1000)
+    ids = memory(1000)
     assert len(ids) == 1000
     place = ids.ctypes.data
     part = ids[:600][100:].view(np.uint8)
     del ids
-    assert memory.allocate(900).ctypes.data != place
+    assert memory(900).ctypes.data != place
     part[:] = 1
     del part
-    assert place in [memory.allocate(900).ctypes.data for _ in range(2)]
-    first, second = memory.allocate(900), memory.allocate(900)
+    assert place in [memory(900).ctypes.data for _ in range(2)]
+    first, second = memory(900), memory(900)
     assert first.ctypes.data != second.ctypes.data
-    assert len(memory.allocate(100_000)) == 100_000
-    assert len(memory.allocate(0)) == 0
+    assert len(memory(100_000)) == 100_000
+    assert len(memory(0)) == 0

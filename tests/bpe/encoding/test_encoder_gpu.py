@@ -177,8 +177,8 @@ def test_ids_are_put_where_the_caller_says(any_device: Device) -> None:
     vocabulary = train(text)
     ids = CollectedIds(RESERVED_FROM)
     encoder = GpuEncoder(any_device, vocabulary, 20_000)
-    for piece in encoder.encode(corpus_from_bytes(text), ids.allocate):
-        place = ids.allocate(len(piece.ids))
+    for piece in encoder.encode(corpus_from_bytes(text), ids):
+        place = ids(len(piece.ids))
         assert piece.ids.ctypes.data == place.ctypes.data
         ids.append(piece.ids)
     [expected] = encode(NumpyEncoder(vocabulary), [text])

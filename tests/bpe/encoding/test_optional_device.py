@@ -93,7 +93,9 @@ def test_the_cpu_takes_over_from_a_device_that_fails(
     assert len(caplog.messages) == (slices is not None)
 
 
-@pytest.mark.parametrize("allocate", [lambda ids: ids, lambda ids: ids.allocate], ids=["any", "in"])
+@pytest.mark.parametrize(
+    "allocate", [lambda ids: ids, lambda ids: ids.__call__], ids=["in any order", "in order"]
+)
 @pytest.mark.parametrize("slices", [2, None])
 def test_ids_are_put_where_the_caller_says(
     device: Device, slices: int | None, allocate: Callable[[CollectedIds], Allocate]
