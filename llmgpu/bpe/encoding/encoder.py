@@ -1,6 +1,6 @@
-"""What all encoders have in common: text in, ids out, slice by slice, and memory for the ids.
+"""The protocol of encoders, text in and ids out, slice by slice; and memory for the ids.
 
-Memory is reused or reserved, because new pages cost as much time as encoding on a GPU.
+Memory is reused or reserved: the system takes as long for new pages as a GPU for encoding.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Encoder(Protocol):
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order, each slice as soon as it is done.
 
-        allocate: returns memory for the ids of a slice, called at most once for each. Only encoders
-            that fetch ids from a device call it; the others have the ids in memory already.
+        allocate: returns memory for the ids of a slice; called at most once for a slice, in the
+            order of the slices. An encoder whose ids are in memory of their own does not call it.
 
         Raises NoTokenError if a byte has no token, and the vocabulary no unknown token; InputError
         as the source does.

@@ -1,7 +1,8 @@
 """The encoder on the CPU engine: see `llmgpu/cpu/encode.c` for how text becomes ids.
 
-Threads share one table of words, so a new word is merged once; none waits for another. A few each
-encode a slice; many are threads of the engine, see `llmgpu/cpu/parts.c`, which take parts of one.
+All threads share one table of words, so a new word is merged once; no thread waits for another. A
+few threads encode a slice each. Many threads are the engine's own, see `llmgpu/cpu/parts.c`: they
+encode parts of the same slice.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from llmgpu.cpu.library import CEncoder, CSharedWords, CVocabulary, library
 from llmgpu.text.streams import FileBytes
 
 SLICE_BYTES = 1 << 20
-MANY_THREADS = 4  # from which on those of the engine encode a slice together
-PARTS = 4  # of a slice, which a thread takes at a time
-MAX_TABLE_BYTES = 384 << 20  # of the words
+MANY_THREADS = 4  # from so many on, threads of the engine encode a slice together
+PARTS = 4  # of a slice of SLICE_BYTES; a thread of the engine encodes one at a time
+MAX_TABLE_BYTES = 384 << 20  # of the table of words
 LONG_TEXT = 1 << 17  # bytes; shorter text is encoded faster than cuts are found
 _LEAST_SHARE = 32  # characters beyond ASCII begin at 1/32 of the bytes or more: cuts pay off
-_MOST_LEADS = 0.5  # of them in a token on average: with more, few places to cut are left
-_SAMPLE = 1 << 16  # bytes of a slice that are looked at for that
-_FIRST_LEAD = 0xC0  # lead bytes, before which words may be cut, start here
+_MOST_LEADS = 0.5  # such characters in a token on average: with more, few places to cut are left
+_SAMPLE = 1 << 16  # bytes of a slice whose characters are counted
+_FIRST_LEAD = 0xC0  # the lowest lead byte of a character beyond ASCII; words may be cut before it
 
 
 class CpuEncoder(HostEncoder):
     """Encodes texts with a vocabulary, one text at a time.
 
-    Memory: that of the words and, for each thread, up to 10 bytes for each byte of a slice and 24
+    Memory: the table of words and, for each thread, up to 10 bytes for each byte of a slice and 24
     for each byte of its longest word.
     """
 
@@ -58,9 +59,9 @@ class CpuEncoder(HostEncoder):
         super().__init__(vocabulary, self._c_slices, slice_bytes, threads)
 
     def encode_document(self, text: bytes) -> NDArray[np.uint32] | None:
-        """Return the ids of a document at once; None if a byte of it may have no token.
+        """Return the ids of a document at once; None where `encode` has to encode it.
 
-        That, and patterns that C does not know, are left to `encode`.
+        `encode` handles bytes without a token, and patterns that the engine lacks.
         """
         return self._c_slices.encode_document(text)
 
@@ -77,8 +78,8 @@ class CSliceEncoder:
     ) -> None:
         """Start without words.
 
-        cuts_from: bytes of a slice that is worth finding out where words may be cut.
-        threads: how many of the engine encode a slice, each up to `part_bytes` at a time.
+        cuts_from: bytes of a slice from which it pays to find where words may be cut.
+        threads: of the engine that encode a slice, each up to `part_bytes` at a time.
         """
         self.is_parallel = threads > 1
         self._threads, self._part_bytes = threads, part_bytes
@@ -97,7 +98,7 @@ class CSliceEncoder:
     def encode(
         self, piece: Slice | UnreadSlice, entry: int, memory: NDArray[np.uint32] | None = None
     ) -> tuple[EncodedSlice, int]:
-        """Return the ids of a slice, in part of a larger array, and where its last token ends.
+        """Return the ids of a slice, a view of a larger array, and where the last token ends.
 
         See `llmgpu.bpe.encoding.encoder_host.HostSlices.encode`.
         """
@@ -110,7 +111,7 @@ class CSliceEncoder:
         ids, starts, stopped = encoder.encode(
             words, piece.text, marks, piece.main_end, entry, piece.starts, own, memory
         )
-        self._idle.append(encoder)  # one that failed is not used again
+        self._idle.append(encoder)  # an encoder that failed is not used again
         if not self._is_complete:
             require_tokens(self._vocabulary, piece, ids, entry)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
@@ -118,7 +119,7 @@ class CSliceEncoder:
     def _encode_file(
         self, piece: UnreadSlice, memory: NDArray[np.uint32] | None
     ) -> tuple[EncodedSlice, int]:
-        """Encode a slice whose text is read part by part, by the thread that encodes it."""
+        """Encode a slice of a file; each thread of the engine reads the parts that it encodes."""
         self._find_cuts(piece.rest)
         encoder, words = self._take_encoder()
         length, main_end, first = piece.length, piece.main_end, piece.rest.begin - len(piece.head)
@@ -126,7 +127,7 @@ class CSliceEncoder:
         none = np.empty(0, np.int64)
         try:
             ids, starts, _ = encoder.encode(words, file, None, main_end, 0, none, 0, memory)
-        except OSError:  # reading it here says why
+        except OSError:  # reading the slice here raises the reason
             return self.encode(piece.read(np.empty(length + PADDING, np.uint8)), 0, memory)
         piece.rest.check_unchanged()
         self._idle.append(encoder)
@@ -136,7 +137,7 @@ class CSliceEncoder:
         return EncodedSlice(ids, starts, main_end), main_end
 
     def encode_document(self, text: bytes) -> NDArray[np.uint32] | None:
-        """Do what `CpuEncoder.encode_document` says."""
+        """Return the ids of a document; see `CpuEncoder.encode_document`."""
         if self._pattern.is_marked or not self._is_complete:
             return None
         encoder, words = self._take_encoder()
@@ -151,7 +152,10 @@ class CSliceEncoder:
         return [encoder.encode_document(self._words, word.tobytes()) for word in words]
 
     def _take_encoder(self) -> tuple[CEncoder, CSharedWords]:
-        """Return an encoder for this thread, and the words, which others may replace meanwhile."""
+        """Return an encoder for this thread, and the table of words.
+
+        Another thread may replace the table meanwhile.
+        """
         words = self._words
         if words.is_spent:
             self._words = words = CSharedWords(self._matching, MAX_TABLE_BYTES)
@@ -162,13 +166,13 @@ class CSliceEncoder:
             return encoder, words
 
     def _marks(self, piece: Slice) -> NDArray[np.bool_] | None:
-        """Mark pre-tokens by patterns that only the host's `regex` module knows."""
+        """Mark where pre-tokens start, if only Python's `regex` module knows the pattern."""
         if not self._pattern.is_marked:
             return None
         return start_mask(piece.text, self._vocabulary.cut, piece.starts, closed=piece.closed)
 
     def _find_cuts(self, text: NDArray[np.uint8] | FileBytes) -> None:
-        """Let words be cut once a text with much beyond ASCII makes up for the time that takes."""
+        """Find where words may be cut, once a text beyond ASCII is long enough for that to pay."""
         if self._has_no_cuts or self._matching.has_cuts or text.nbytes < self._cuts_from:
             return
         sample = text[:_SAMPLE] if isinstance(text, np.ndarray) else _middle(text)
@@ -196,7 +200,7 @@ def _leads(text: NDArray[np.uint8]) -> int:
 
 
 def host_slices(vocabulary: Vocabulary) -> HostSlices:
-    """Return what encodes slices and words that a device can't."""
+    """Return the host's encoder for slices and words that are too long for a device."""
     if library() is not None:
         return CSliceEncoder(vocabulary)
     from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
@@ -209,7 +213,7 @@ _making = threading.Lock()
 
 
 def make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:
-    """Return what the CPU engine matches words with, the same each time."""
+    """Return a vocabulary in the form of the CPU engine, the same object each time."""
     with _making:
         made = _made.get(vocabulary)
         if made is None or not made.is_of(library()):
@@ -239,7 +243,7 @@ def _ranked_merges(vocabulary: Vocabulary) -> NDArray[np.uint32] | None:
     merges = vocabulary.merges
     if vocabulary.match == "greedy":
         return None
-    if len(merges):  # of a pair that is listed several times, the last place counts in C, too
+    if len(merges):  # if a pair is listed several times, the last place counts in C, too
         return np.column_stack([merges, np.arange(len(merges), dtype=np.uint32)])
     if not vocabulary.missing_bytes:
         return None

@@ -126,7 +126,7 @@ class _Memory:
 
 @dataclass(eq=False)
 class _Job:
-    """A slice, by its number in the text, from 0; its memory; its ids, once they are there."""
+    """A slice with its number in the text, from 0, and its memory; encoded: set by `encode`."""
 
     number: int
     taken: Slice | UnreadSlice
@@ -204,9 +204,9 @@ class _Text:
         return job
 
     def _put(self, job: _Job, collected: CollectedIds) -> None:
-        """Put the ids of a slice in their place; leave it to the thread of an earlier slice.
+        """Put the ids of a slice in their final place, and those of later slices that waited.
 
-        That is, if the earlier slice is not encoded yet.
+        If an earlier slice is not encoded yet, the thread that encodes it does so.
         """
         with self._placing:
             self._encoded[job.number] = job

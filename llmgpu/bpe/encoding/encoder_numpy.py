@@ -1,8 +1,8 @@
 """The encoder on NumPy: slices cut into words, and each distinct word matched once.
 
-A table keeps the ids of words from slice to slice, for all threads. Where a text is cut anywhere,
-its last word extends past the slice's main part: the tokens that start in the main part belong to
-this slice, and the next slice starts where the last of them ends.
+A table keeps the ids of words from slice to slice, for all threads. If a text is cut anywhere, the
+last word of a slice extends past the main part: the tokens that start in the main part belong to
+this slice, and the next slice starts where the last such token ends.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from llmgpu.bpe.pretokens.slices import Slice, UnreadSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import Numbers, number_words
 
-MAX_TABLE_BYTES = 256 << 20  # of the words
-_WORD_BYTES = 250  # that a word takes, apart from its own bytes and its ids
+MAX_TABLE_BYTES = 256 << 20  # of the table of words
+_WORD_BYTES = 250  # of memory for a word, apart from its text and its ids
 SLICE_BYTES = 4 << 20
 
 
@@ -92,9 +92,9 @@ class SliceEncoder:
         return np.split(ids, np.cumsum(counts)[:-1])
 
     def _word_bounds(self, piece: Slice, entry: int) -> NDArray[np.int64]:
-        """Return where each word starts that does so in a slice's main part, and the last one ends.
+        """Return where the words start that start in the main part, and where the last one ends.
 
-        entry: where a token starts, so a word does; words before it are none of this slice.
+        entry: where the first token starts, and so a word. Words before it are not of this slice.
         """
         mask = start_mask(
             piece.text,
@@ -122,7 +122,7 @@ class SliceEncoder:
     def _look_up(self, piece: Slice, bounds: NDArray[np.int64]) -> Matches:
         """Return the ids of the words between bounds, and how many each has."""
         with self._lock:
-            # A table that an error leaves incomplete is not used again.
+            # An error may leave the table incomplete; then no slice uses the table again.
             table, self._table = self._table or _Table(), None
             matches = table.encode(self._matcher, piece.buffer, bounds)
             if table.nbytes < MAX_TABLE_BYTES:

@@ -1,4 +1,8 @@
-"""How to get an encoder: the one for a backend and a match rule, with all that goes around it."""
+"""`open_encoder` returns the encoder for a backend, a match rule and special tokens.
+
+A device that ``auto`` chose is optional: where it fails, the CPU encodes the slices that were in
+flight and the rest of the text.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +57,8 @@ def open_encoder(
 ) -> Encoder:
     """Return an encoder for a vocabulary: by its match rule, after its normalizer.
 
-    slice_bytes: bytes of text to work on at a time. threads: how many work at a time without a
-        device. text_bytes: of the first text, if that is known. The ids depend on none of them.
+    slice_bytes: bytes of text to encode at a time. threads: of the CPU, without a device.
+    text_bytes: about the size of the first text, None: unknown. The ids depend on none of these.
     special: the special tokens that text may spell, and those around documents.
 
     Raises VocabularyError if `special` names a token that the vocabulary does not have or there are
@@ -95,7 +99,7 @@ def _open_new(
         return open_host_encoder(vocabulary, slice_bytes, threads)
     try:
         encoder: DeviceEncoder
-        # What needs a GPU package is imported only where there is a device.
+        # Imported here, since these modules import a GPU package.
         if vocabulary.match == "bpe":
             from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 
