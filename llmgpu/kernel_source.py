@@ -154,6 +154,11 @@ def _declared(file: str) -> _Declared:
     return _Declared(read_wgsl(file), {})
 
 
+@cache
+def _tokens(expression: str) -> tuple[str, ...]:
+    return tuple(_TOKEN.findall(expression))
+
+
 def _evaluate(expression: str, names: Mapping[str, int | str]) -> int:
     """Return the value of u32 arithmetic or of a condition; 1 is true and 0 false.
 
@@ -162,7 +167,7 @@ def _evaluate(expression: str, names: Mapping[str, int | str]) -> int:
 
     ValueError for more than names, numbers, parentheses, ``!`` and the operators above.
     """
-    tokens = [*_TOKEN.findall(expression), ""]
+    tokens = [*_tokens(expression), ""]
 
     def operand() -> int:
         token = tokens.pop(0)
@@ -287,6 +292,7 @@ class _Directive:
     otherwise: list[Line | _Directive] = dataclass_field(default_factory=list)
 
 
+@cache
 def _parse(file: str) -> list[Line | _Directive]:
     """Return the lines of a file, with the body of each directive inside it."""
     lines: list[Line | _Directive] = []
