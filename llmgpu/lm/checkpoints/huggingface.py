@@ -220,7 +220,7 @@ def _read_activation(name: str, content: Mapping[str, Any]) -> str:
 
 def _read_rope(content: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """Return theta and the scaling; transformers before version 5 stores them separately."""
-    # Find the entry that this version of transformers writes.
+    # transformers 5 writes rope_parameters; earlier versions write rope_theta and rope_scaling.
     where = "rope_parameters"
     if content.get(where) is not None:
         parameters = _get(content, where, dict)

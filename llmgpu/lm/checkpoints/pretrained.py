@@ -40,9 +40,7 @@ _TOKENIZER_FILES = (
     "merges.txt",
     "tekken.json",
 )
-_COMPUTED = (
-    ".rotary_emb.inv_freq"  # end of the names of tensors that early versions of transformers stored
-)
+_COMPUTED = ".rotary_emb.inv_freq"  # ends names of tensors that old transformers stored
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
