@@ -153,6 +153,13 @@ def check_merging(rng: random.Random, pattern: str, documents: list[bytes]) -> N
     )
     assert trained.pairs.tolist() == expected.pairs.tolist(), (pattern, documents)
     assert trained.counts.tolist() == expected.counts.tolist(), (pattern, documents)
+    few = merge_host._open(
+        words, merges, options.min_frequency, longest, most_pairs=rng.choice([20, 300])
+    )
+    for found, wanted in zip(
+        few.train(merges, 1 << 40), (trained.pairs, trained.counts), strict=True
+    ):
+        assert found.tolist() == wanted.tolist(), (pattern, documents)
     results = np.arange(256, 256 + len(trained.pairs), dtype=np.uint32)
     replayed = merge_host.apply_merges(words, np.column_stack([trained.pairs, results]))
     assert replayed.total == trained.symbols == expected.symbols, (pattern, documents)
