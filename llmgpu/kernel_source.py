@@ -293,11 +293,11 @@ class _Directive:
 
 
 @cache
-def _parse(file: str) -> list[Line | _Directive]:
-    """Return the lines of a file, with the body of each directive inside it."""
+def _parse(file: str, text: str) -> list[Line | _Directive]:
+    """Return the lines of a file's text, with the body of each directive inside it."""
     lines: list[Line | _Directive] = []
     begun: list[tuple[_Directive, list[Line | _Directive]]] = []  # with the lines around it
-    for number, line in enumerate(read_wgsl(file).splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         found = _DIRECTIVE.match(line)
         if found is None:
             lines.append((line, file, number))
@@ -348,7 +348,7 @@ class _Expansion:
         file = self._choices.get(name, name)
         if file not in self._included:
             self._included.add(file)
-            self._write(_parse(file))
+            self._write(_parse(file, read_wgsl(file)))
 
     def _write(self, lines: Sequence[Line | _Directive]) -> None:
         for line in lines:
