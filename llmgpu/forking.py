@@ -1,17 +1,18 @@
-"""Forks that wait while other threads hold locks that a child process would need.
+"""Forks wait while another thread opens a device, an encoder or the tables of a vocabulary.
 
-A child process has its parent's locks, but only the thread that forked. A lock that another thread
-held, such as that of a module being imported, is never released there.
+A child process has its parent's locks, but only the thread that forked. If another thread holds a
+lock at that time, such as the lock of a module that is being imported, nobody releases it in the
+child.
 
-Nothing here takes a lock, which an interrupt could leave taken: each list changes in one step.
+This module takes no lock, since an interrupt could leave it taken: each list changes in one step.
 """
 
 from __future__ import annotations
 
 import _thread
 
-# Their own hooks take locks that blocks may need, so a fork has to wait for the blocks before that:
-# hooks are called in reverse order, and those of this module are registered after these imports.
+# The hooks of these modules take locks that blocks may need, so a fork has to wait for the blocks
+# first: hooks are called in reverse order, and this module registers its own after these imports.
 import concurrent.futures.thread  # noqa: F401
 import logging  # noqa: F401
 import os
