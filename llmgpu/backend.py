@@ -97,7 +97,7 @@ def select_backend(
     if wanted == "all":
         raise DeviceError(
             "there is no device all: choose one; to encode a text on several GPUs, start a process "
-            f"for each with {spelled('--part')} I/N {spelled('--device gpu')}:K"
+            f"for each with {spelled('--part I/N', 'part=(I, N)')} {spelled('--device gpu:K')}"
         )
     from llmgpu.gpu import chosen_driver
 

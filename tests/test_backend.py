@@ -14,8 +14,9 @@ from pathlib import Path
 import click
 import pytest
 
-from llmgpu import backend, gpu
+from llmgpu import Tokenizer, backend, gpu
 from llmgpu.backend import NUMPY, Backend, Opening
+from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.cli.groups import gpu_from
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import drivers
@@ -376,3 +377,8 @@ def test_a_device_is_freed_when_nobody_uses_it() -> None:
             del opening
         gc.collect()
         assert device() is None
+
+
+def test_python_is_told_of_all_devices_in_its_words() -> None:
+    with pytest.raises(DeviceError, match=r'part=\(I, N\) device="gpu:K"$'):
+        Tokenizer(byte_vocabulary("cl100k", "hf"), "all")
