@@ -131,7 +131,7 @@ class HostPattern(DocumentPattern):
     @property
     @abstractmethod
     def expressions(self) -> tuple[str, ...]:
-        """What cuts, in this order."""
+        """The expressions that cut, in their order."""
 
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
         """Mark starts in whole documents; see `Pattern.mark`."""
@@ -200,7 +200,7 @@ class SplitsPattern(HostPattern):
 
     @property
     def expressions(self) -> tuple[str, ...]:
-        """What cuts, in this order."""
+        """The expressions that cut, in their order."""
         return tuple(json.loads(self.expression))
 
 

@@ -1,9 +1,9 @@
 """Cutting a text into slices that can be processed one by one, with the same result for any cuts.
 
-- A slice begins where a pre-token starts. No pattern looks back past that, so nothing before it
-  matters, and the result can't depend on where the text is cut.
-- Its main part ends at the last position at which a pre-token starts no matter what follows. The
-  bytes after that are there because the ends of the pre-tokens before depend on them.
+- A slice begins where a pre-token starts. No pattern looks back past that position, so the text
+  before the slice does not matter, and the result can't depend on the cuts.
+- The main part of a slice ends at the last position at which a pre-token starts whatever follows.
+  The bytes after the main part are lookahead: the ends of its pre-tokens depend on them.
 - A pre-token that is longer than the memory for a slice gets a slice with separate memory.
 - Greedy matching of pattern ``none``, whose pre-tokens are documents of any length, allows cuts
   anywhere, if as many bytes follow as the longest token has.
