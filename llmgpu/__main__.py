@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
-from llmgpu.blas import set_blas_variables
+from llmgpu.processors import set_blas_variables
 
 
 def main() -> None:

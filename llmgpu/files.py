@@ -5,12 +5,19 @@
 - Devices and pipes are written directly. ``-`` is standard output; a path that names an open
   descriptor (``/dev/stdout``, ``/dev/fd/3``) goes to that descriptor as it is, so that ``>>`` of a
   shell still appends.
+- A temporary file is locked while its process lives. A file without a lock was left by a kill: it
+  is removed when the next file for the same target is made. Temporary names are numbered, so that
+  no folder of many files has to be searched: the first number that is not in use is taken, and the
+  next few are checked for files left by a kill.
+- An interrupt may come between the making of a file and the block that would remove it, so the
+  temporary files of a process are removed at its exit.
 - An error of the operating system becomes an OutputError with the path and the reason. A broken
   pipe passes, since only the caller knows whether a closed reader matters.
 """
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import re
@@ -18,13 +25,17 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from llmgpu.errors import InputError, OutputError
-from llmgpu.unfinished import UnfinishedFile
 
 STANDARD_OUTPUT = "-"
+
+_NAME_LENGTH = 40  # of the target, so that the temporary name is not too long
+_LOOKED_AT = 8  # names after the one that is taken
+_LOCKED_BYTE = 1 << 30  # after the process id: on Windows a locked byte can't be read
 
 _DESCRIPTOR = re.compile(r"/dev/(?P<name>stdout|stderr)|/(?:dev|proc/self)/fd/(?P<number>[0-9]+)")
 _DESCRIPTOR_NUMBERS = {"stdout": 1, "stderr": 2}
@@ -75,6 +86,136 @@ def file_size(path: str) -> int | None:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
             return None
         raise InputError(f"can't read {path}: {error.strerror}") from error
+
+
+_unfinished: set[UnfinishedFile] = set()
+
+
+@atexit.register
+def remove_unfinished() -> None:
+    """Remove all temporary files of this process."""
+    for file in list(_unfinished):
+        if file.process == os.getpid():
+            with suppress(OSError):
+                os.unlink(file.path)
+
+
+class UnfinishedFile:
+    """A new file in the folder of its target.
+
+    path: its temporary name. descriptor: open for writing and reading, for the caller to close.
+    process: who made it.
+    """
+
+    def __init__(self, target: str) -> None:
+        """Make the file; OSError if that fails."""
+        self.process = os.getpid()
+        self.path = ""
+        self.descriptor = self._lock = -1
+        folder, name = os.path.split(target)
+        names = (os.path.join(folder, f".{name[:_NAME_LENGTH]}.{n:012x}.tmp") for n in count())
+        try:
+            while not self._make(next(names)):
+                pass
+        except BaseException:
+            if self.descriptor >= 0:
+                os.close(self.descriptor)
+            self.remove()
+            raise
+        for _ in range(_LOOKED_AT):
+            _remove_left(next(names))
+
+    def rename(self, target: str) -> None:
+        """Give the file, which the caller has closed, its name; OSError if that fails."""
+        os.replace(self.path, target)
+        self._forget()
+
+    def remove(self) -> None:
+        """Remove the file, ignoring errors."""
+        with suppress(OSError):
+            os.unlink(self.path)
+        self._forget()
+
+    def _make(self, path: str) -> bool:
+        """Make a locked file of this name; False if another process uses the name."""
+        if not _remove_left(path):
+            return False
+        self.path = path
+        _unfinished.add(self)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        try:
+            self.descriptor = os.open(path, flags, 0o666)
+        except FileExistsError:
+            _unfinished.discard(self)
+            return False
+        if os.name == "nt":  # nobody can remove a file that is open
+            return True
+        self._lock = os.dup(self.descriptor)  # outlives the descriptor, until the file has its name
+        with suppress(OSError):  # a file system without locks
+            try_lock(self._lock)
+        if has_name(self._lock, path):
+            return True
+        os.close(self.descriptor)  # it was taken for one that was left, before it was locked
+        self.descriptor = -1
+        self._forget()
+        return False
+
+    def _forget(self) -> None:
+        _unfinished.discard(self)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _remove_left(path: str) -> bool:
+    """Remove a file that nobody has locked; False if it is in use."""
+    if not os.path.lexists(path):
+        return True
+    try:
+        descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        return False
+    try:
+        is_left = os.name != "nt" and try_lock(descriptor) and has_name(descriptor, path)
+        if is_left:
+            os.unlink(path)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return is_left
+
+
+def has_name(descriptor: int, path: str) -> bool:
+    """Whether a path leads to an open file."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def try_lock(descriptor: int) -> bool:
+        """Lock an open file until all its descriptors are closed; False if it is locked already."""
+        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except PermissionError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def try_lock(descriptor: int) -> bool:
+        """Lock an open file until all its descriptors are closed; False if it is locked already."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
 
 class OutputFile:

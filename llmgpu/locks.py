@@ -9,15 +9,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import BinaryIO
 
 from llmgpu.closing import Closing
 from llmgpu.errors import OutputError
-from llmgpu.files import output_errors
+from llmgpu.files import has_name, output_errors, try_lock
 
-_LOCKED_BYTE = 1 << 30  # after the process id: on Windows a locked byte can't be read
 _MAX_DIGITS = 20
 
 
@@ -60,15 +58,12 @@ class FileLock(Closing):
 
     def _take(self, what: str) -> bool:
         """Lock the open file; False if it was removed in the meantime."""
-        if not _try_lock(self._file):
+        if not try_lock(self._file.fileno()):
             raise OutputError(
                 f"{what} is in use by {_holder(self._file)}: wait until it ends, or choose another "
                 "output"
             )
-        try:
-            if not os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
-                return False
-        except FileNotFoundError:
+        if not has_name(self._file.fileno(), self._path):
             return False
         self._file.truncate(0)
         self._file.write(str(os.getpid()).encode())
@@ -80,27 +75,3 @@ def _holder(file: BinaryIO) -> str:
     file.seek(0)
     text = file.read(_MAX_DIGITS)
     return f"process {text.decode()}" if text.isdigit() else "another process"
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try_lock(file: BinaryIO) -> bool:
-        """Lock a file until it is closed; False if another process has it."""
-        file.seek(_LOCKED_BYTE)
-        try:
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except PermissionError:
-            return False
-        return True
-
-else:
-    import fcntl
-
-    def _try_lock(file: BinaryIO) -> bool:
-        """Lock a file until it is closed; False if another process has it."""
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True

@@ -19,7 +19,7 @@ from llmgpu.backend import NUMPY, Backend, Opening
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.cli.groups import gpu_from
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import drivers
+from llmgpu.gpu import adapters
 from llmgpu.processors import usable_processors
 from tests.conftest import ROOT, require_adapter
 
@@ -340,7 +340,7 @@ def test_dawn_is_not_selected_in_a_thread(
         return NUMPY
 
     monkeypatch.setenv("LLMGPU_DRIVER", driver)
-    for module in gpu, drivers:
+    for module in gpu, adapters:
         monkeypatch.setattr(module, "has_dawn", lambda: installed)
     monkeypatch.setattr(backend, "select_backend", select)
     told: list[str] = []
@@ -356,7 +356,7 @@ def test_what_dawn_raises_is_raised_when_it_is_asked_for(monkeypatch: pytest.Mon
         raise DeviceError("no Dawn")
 
     monkeypatch.setenv("LLMGPU_DRIVER", "dawn")
-    monkeypatch.setattr(drivers, "has_dawn", lambda: True)
+    monkeypatch.setattr(adapters, "has_dawn", lambda: True)
     monkeypatch.setattr(backend, "select_backend", fail)
     opening = Opening("gpu")
     opening.begin()

@@ -310,7 +310,7 @@ def test_a_forked_process_drops_what_is_its_parents(tmp_path: Path, driver: str)
         "import gc, os, signal\n"
         "from llmgpu.backend import select_backend\n"
         "from llmgpu.bpe.encoding.open import open_encoder\n"
-        "from llmgpu.cpu.tensors import CThreads\n"
+        "from llmgpu.cpu.library import CThreads\n"
         "from tests.bpe.encoding.test_special_encoding import vocabulary\n"
         "kept = [open_encoder(vocabulary(), select_backend('gpu')), CThreads(4)]\n"
         "child = os.fork()\n"

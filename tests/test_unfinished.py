@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgpu.files import atomic_output
-from llmgpu.unfinished import UnfinishedFile
+from llmgpu.files import UnfinishedFile, atomic_output
 from tests.cli.conftest import environment
 
 # Writes a file until somebody says something, or kills it.

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from llmgpu.unfinished import remove_unfinished
+from llmgpu.files import remove_unfinished
 
 GRACE_SECONDS = 0.7
 _SHOW_CURSOR = "\x1b[?25h"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
@@ -35,6 +36,7 @@ SHORT_TEXT = 1 << 10  # bytes, up to which memory for ids is kept
 MOST_NUMPY_THREADS = 4  # by default: between NumPy's operations only one can run
 PAIR_PARTS = 32  # of a vocabulary, whose pairs are found at a time
 MANY_IDS = 1 << 22  # whose copy would take too much memory
+ARITHMETIC = 1  # of operations on tensors; another number where the bits of a result change
 UNREADABLE = -2  # what parts.c returns for a file
 
 # Functions by name: what they return, and what they take.
@@ -505,3 +507,22 @@ class CCounter(EngineObject):
             self.address, address_of(data), address_of(offsets[1:]), address_of(counts)
         )
         return data, offsets, counts
+
+
+class CThreads(EngineObject):
+    """Threads for one operation at a time."""
+
+    def __init__(self, count: int) -> None:
+        """Start `count` threads, the caller's included."""
+        self.count = count
+        super().__init__("threads", count)
+
+    def bind(self, operation: str, *arguments: Any) -> Callable[[], None]:
+        """Return what carries out an operation of rows.c or products.c; arrays are in C order."""
+        function = getattr(self._library, f"llmgpu_{operation}")
+        plain = [as_argument(argument) for argument in arguments]
+
+        def call(owners: Any = arguments) -> None:  # their memory lives as long
+            function(self.address, *plain)
+
+        return call

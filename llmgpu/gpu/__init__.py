@@ -11,7 +11,7 @@
                                                          NumPy <--download---+
 
 Modules import only those before them in the order declarations, driver, wgpu_driver, dawn_driver,
-drivers, adapters, kernel, commands, device. `llmgpu.backend` decides which driver is loaded.
+adapters, kernel, commands, device. `llmgpu.backend` decides which driver is loaded.
 
 Up to adapters they import no NumPy, so that adapters are listed while it is being imported; the
 others are imported when they are asked for.
@@ -24,15 +24,19 @@ from typing import TYPE_CHECKING
 
 from llmgpu.gpu.adapters import (
     ALIGNMENT,
+    DRIVERS,
     WEBGPU_DEFAULT_LIMITS,
     AdapterInfo,
     Buffer,
     OpenedAdapter,
+    chosen_driver,
+    default_driver,
+    has_dawn,
     list_adapters,
+    load_driver,
     select_adapter,
 )
 from llmgpu.gpu.driver import MATRIX_FEATURE, Driver, MatrixShape, set_variables
-from llmgpu.gpu.drivers import DRIVERS, chosen_driver, default_driver, has_dawn, load_driver
 
 if TYPE_CHECKING:
     from llmgpu.gpu.commands import Commands, Download, Staging, parallel_copy

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from enum import IntFlag
 from typing import Any, ClassVar
 
-from llmgpu.blas import set_blas_variables
 from llmgpu.errors import DeviceError
+from llmgpu.processors import set_blas_variables
 from llmgpu.spelling import spelled
 
 # The platform's own APIs; none of the drivers' OpenGL adapters has what kernels need.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from llmgpu.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from llmgpu.tokenizer.parts import count_words, merge_counts, tokenize_part
+    from llmgpu.tokenizer.jobs import count_words, merge_counts, tokenize_part
 
 __all__ = ["Tokenizer", "count_words", "merge_counts", "tokenize_part"]
 
@@ -26,7 +26,7 @@ __all__ = ["Tokenizer", "count_words", "merge_counts", "tokenize_part"]
 def __getattr__(name: str) -> object:
     """Import the calls for parts of a job on demand: a tokenizer alone is imported sooner."""
     if name in __all__:
-        from llmgpu.tokenizer import parts
+        from llmgpu.tokenizer import jobs
 
-        return getattr(parts, name)
+        return getattr(jobs, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from llmgpu.backend import Opening
-from llmgpu.bpe.interchange.formats import FORMATS
+from llmgpu.bpe.interchange.formats import ALIASES, END_OF_TEXT, FORMATS, WRITERS
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
-from llmgpu.errors import InputError
+from llmgpu.errors import InputError, VocabularyError
+from llmgpu.input_files import quote
+from llmgpu.other_names import METHOD_NAMES, names_here
 from llmgpu.spelling import speaks_python
 from llmgpu.tokenizer.arguments import (
     SpecialArguments,
@@ -30,11 +32,10 @@ from llmgpu.tokenizer.arguments import (
     special_options,
     to_bytes,
 )
-from llmgpu.tokenizer.decoder import Decoder
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
     from llmgpu.text.corpus import CorpusOptions
@@ -42,6 +43,22 @@ if TYPE_CHECKING:
     from llmgpu.tokens.process_encoders import ProcessEncoders
 
 _log = logging.getLogger("llmgpu")
+
+
+def _name_ours(owner: str, name: str) -> None:
+    """Raise an AttributeError that says what is called `name` elsewhere, if something is."""
+    for ours in names_here(METHOD_NAMES, name):
+        raise AttributeError(f"{owner} has no {name}: use {ours}")
+
+
+class _Named(type):
+    """The type of classes whose callers know them by other tools' names."""
+
+    if not TYPE_CHECKING:  # to which every name would be known then
+
+        def __getattr__(cls, name: str) -> Any:
+            _name_ours(cls.__name__, name)
+            return super().__getattribute__(name)  # raises what was raised before
 
 
 @contextmanager
@@ -61,7 +78,7 @@ def _opening(device: str, *, encodes: bool = True) -> Iterator[Opening]:
 
 
 @speaks_python
-class Tokenizer(Decoder):
+class Tokenizer(metaclass=_Named):
     """A vocabulary, and the device that it encodes with.
 
     - Ids are the same as those of ``llmgpu tokenize``, on every device.
@@ -202,7 +219,7 @@ class Tokenizer(Decoder):
         if (corpus is None) == (counts is None):
             raise InputError("give either corpus or counts")
         with _opening(device, encodes=False) as opening:
-            from llmgpu.tokenizer.training import train_on_counts_files, train_on_files
+            from llmgpu.tokenizer.jobs import train_on_counts_files, train_on_files
 
             options: dict[str, Any] = {
                 "vocab_size": vocab_size,
@@ -236,7 +253,7 @@ class Tokenizer(Decoder):
         Raises like `train`, and TypeError for a text that is not str or bytes, or a single str.
         """
         with _opening(device, encodes=False) as opening:
-            from llmgpu.tokenizer.training import train_on_texts
+            from llmgpu.tokenizer.jobs import train_on_texts
 
             special = tuple(several(special_tokens))
             options |= {"vocab_size": vocab_size, "special_tokens": special}
@@ -260,7 +277,7 @@ class Tokenizer(Decoder):
         Raises InputError for an empty word or a count below 1; else like `train`.
         """
         with _opening(device, encodes=False) as opening:
-            from llmgpu.tokenizer.training import train_on_counts
+            from llmgpu.tokenizer.jobs import train_on_counts
 
             options |= {"vocab_size": vocab_size, "pattern": pattern}
             return cls(train_on_counts(counts, opening, options), device)
@@ -472,14 +489,168 @@ class Tokenizer(Decoder):
             raise InputError(f"a chunk has 1 token or more, not {tokens}")
         if not 0 <= overlap < tokens:
             raise InputError(f"chunks of {tokens} tokens can't overlap by {overlap} tokens")
-        from llmgpu.tokenizer.chunks import chunks_of
+        from llmgpu.bpe.vocabulary.spelling import chunks_of
 
         ids, spans = self.encode_with_offsets(text)
         return [*chunks_of(self.decode(ids), spans, tokens, overlap, self.count)]
 
+    def decode(self, ids: ArrayLike, errors: str = "replace") -> str:
+        """Return the text of `ids` (n,), any integers.
+
+        errors: what to do with bytes that are not UTF-8, as in `bytes.decode`.
+
+        Raises InputError for ids that are not in the vocabulary.
+        """
+        return self.decode_bytes(ids).decode(errors=errors)
+
+    def decode_bytes(self, ids: ArrayLike) -> bytes:
+        """Return the bytes of `ids` (n,), any integers; InputError for unknown ids."""
+        return self._vocabulary.decode(ids)
+
+    def decode_batch(self, batch: Iterable[ArrayLike], errors: str = "replace") -> list[str]:
+        """Return the text of each list of ids."""
+        return [self.decode(ids, errors) for ids in batch]
+
+    def decode_stream(self, ids: Iterable[int], errors: str = "replace") -> Iterator[str]:
+        """Yield the text of each id as it arrives: "" while a character is incomplete."""
+        from llmgpu.bpe.vocabulary.spelling import decode_stream
+
+        return decode_stream(self._vocabulary, ids, errors)
+
+    def decode_with_offsets(self, ids: ArrayLike) -> tuple[str, NDArray[np.int64]]:
+        """Return the text of `ids` (n,) and the character offsets of each, int64 (n, 2).
+
+        A row holds the first character of a token and the one after its last; see
+        `encode_with_offsets`.
+
+        Raises InputError for unknown ids and for ids whose bytes are not UTF-8.
+        """
+        from llmgpu.bpe.vocabulary.spelling import decode_with_spans
+
+        return decode_with_spans(self._vocabulary, ids)
+
+    def decode_single_token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of an id; InputError if it is unknown."""
+        return self.decode_bytes([token_id])
+
+    def token_to_id(self, token: str | bytes) -> int | None:
+        """Return the id of a token given by its text or bytes, or None if there is no such token.
+
+        A str is looked up among the special tokens first; of several ordinary tokens with the same
+        bytes, the lowest id is returned.
+        """
+        if isinstance(token, str) and token in self._vocabulary.special_tokens:
+            return self._vocabulary.special_tokens[token]
+        return self._ids.get(to_bytes(token))
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """Return the text of an id as `decode` does, None if there is no such id."""
+        return self.decode([token_id]) if 0 <= token_id < self.vocab_size else None
+
+    def get_vocab(self) -> dict[bytes, int]:
+        """Return the ids of all ordinary tokens by their bytes; `special_tokens` has the others."""
+        return dict(self._ids)
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        tokens, ids = self._vocabulary.ordinary_tokens, self._vocabulary.ordinary_ids.tolist()
+        # Backwards: of equal tokens the lowest id counts.
+        pairs = zip(reversed(tokens), reversed(ids), strict=True)
+        return {token: number for token, number in pairs if token}
+
+    def export(self, format: str, path: str | Path, *, force: bool = False) -> None:
+        """Write files of another tool, as ``llmgpu export --to`` does.
+
+        format: "tiktoken", "huggingface", "gpt2" or "gguf". force: replace files of another kind.
+
+        Raises VocabularyError for an unknown format, or one that can't give the same ids;
+        OutputError for files that can't be written.
+        """
+        format = ALIASES.get(format, format)
+        if format not in WRITERS:
+            raise VocabularyError(
+                f"unknown format {quote(format)}: use one of {', '.join(WRITERS)}"
+            )
+        WRITERS[format].write(self._vocabulary, path, note=_log.info, force=force)
+
+    def as_tiktoken(self, name: str = "llmgpu") -> Any:
+        """Return a `tiktoken.Encoding` with the same ids, for code that expects one.
+
+        Raises VocabularyError if ranks can't give them, or tiktoken is not installed.
+        """
+        from llmgpu.bpe.interchange.tiktoken import to_tiktoken
+
+        return to_tiktoken(self._vocabulary, name)
+
+    def as_hf(self) -> Any:
+        """Return a `transformers.PreTrainedTokenizerFast` with the same ids.
+
+        Raises VocabularyError if a tokenizer.json can't give them, or transformers is not
+        installed.
+        """
+        from llmgpu.bpe.interchange.huggingface import to_transformers
+
+        return to_transformers(self._vocabulary)
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the vocabulary file atomically.
+
+        force: overwrite even a file of a different kind, such as a text.
+
+        Raises OutputError if it can't be written.
+        """
+        self._vocabulary.save(path, force=force)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary."""
+        return self._vocabulary
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids."""
+        return self._vocabulary.size
+
+    n_vocab = vocab_size  # tiktoken's name
+
+    @property
+    def eot_token(self) -> int | None:
+        """Id of the special token ``<|endoftext|>``, None if there is none."""
+        return self._vocabulary.special_tokens.get(END_OF_TEXT)
+
+    @property
+    def match(self) -> str:
+        """How words become tokens: "bpe" (merges in order) or "greedy" (longest token first)."""
+        return self._vocabulary.match
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of the special tokens by text; a copy."""
+        return dict(self._vocabulary.special_tokens)
+
     def __repr__(self) -> str:
         pattern = self._vocabulary.pattern
         return f"<Tokenizer: {self.vocab_size} ids, pattern {pattern}, device {self._device!r}>"
+
+    def __len__(self) -> int:
+        return self._vocabulary.size
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both give the same ids, on any device."""
+        if not isinstance(other, Tokenizer):
+            return NotImplemented
+        same_special = self.special_tokens == other.special_tokens
+        return same_special and self._vocabulary.fingerprint == other._vocabulary.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self._vocabulary.fingerprint)
+
+    if not TYPE_CHECKING:  # to which every name would be known then
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError that says what is called `name` elsewhere."""
+            _name_ours(type(self).__name__, name)
+            return self.__getattribute__(name)  # raises what was raised before
 
     def __getstate__(self) -> tuple[bytes, str]:
         return self._vocabulary.to_bytes(), self._device

@@ -24,6 +24,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary import MATCH_RULES
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.texts import format_numbers
@@ -31,15 +32,13 @@ from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.files import OutputFile, file_size, output_errors, writes_directly
 from llmgpu.input_files import input_errors, listed, quote, read_head, read_whole
 from llmgpu.outputs import NPY, SIDE_FILE, TOKEN_FILE, TOKEN_INDEX, Output, kind_of
-from llmgpu.registry import imported
 from llmgpu.spelling import spelled
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
+from llmgpu.tokens import megatron
 from llmgpu.tokens.layouts import LAYOUTS, Layout, get_layout
-from llmgpu.tokens.megatron import MAGIC
-from llmgpu.tokens.megatron import index_path as megatron_index
 from llmgpu.tokens.npy import HEADER_BYTES, NumbersWriter, npy_header, read_numbers
-from llmgpu.tokens.sinks import BLOCK_BYTES, PreparedSlice, id_dtype, open_stream
+from llmgpu.tokens.sinks import BLOCK_BYTES, id_dtype, open_stream
 
 SIDE_FORMAT = "llmgpu-tokens"
 SIDE_VERSION = 1
@@ -104,7 +103,7 @@ def bin_outputs(path: str | Path, layout: str = "raw", *, masked: bool = False) 
     """Return the files that are written for the ``bin`` file `path`; InputError if it can't be."""
     ids = Output(str(path), TOKEN_FILE)
     if writes_directly(ids.path):
-        if get_layout(layout).index is not None:
+        if get_layout(layout).has_index:
             raise InputError(
                 f"{path}: layout {layout} is two files, so it can't be a pipe or device"
             )
@@ -121,10 +120,7 @@ def index_path(path: str | Path, layout: Layout) -> str | None:
 
     Raises InputError for a token file that can't have that name.
     """
-    if layout.index is None:
-        return None
-    name: str = imported(layout.index).index_path(path)
-    return name
+    return megatron.index_path(path) if layout.has_index else None
 
 
 def read_side_file(path: str | Path) -> dict[str, object]:
@@ -268,11 +264,11 @@ def _type_in_index(path: str) -> str | None:
     Raises InputError for another type than ids of llmgpu have.
     """
     try:
-        with open(megatron_index(path), "rb") as file:
+        with open(megatron.index_path(path), "rb") as file:
             data = file.read(_INDEX.size)
     except (InputError, OSError):
         return None
-    if len(data) < _INDEX.size or not data.startswith(MAGIC):
+    if len(data) < _INDEX.size or not data.startswith(megatron.MAGIC):
         return None
     code = _INDEX.unpack(data)[2]
     if code not in _INDEX_TYPES:
@@ -447,7 +443,7 @@ class BinWriter(NumbersWriter):
     def _header(self, count: int) -> bytes:
         return self._layout.make_header(self._dtype.name, count)
 
-    def _write(self, piece: PreparedSlice) -> None:
+    def _write(self, piece: EncodedSlice) -> None:
         most = self._layout.max_tokens
         if most is not None and self.ids + len(piece.ids) > most:
             raise OutputError(
@@ -512,7 +508,7 @@ class BinWriter(NumbersWriter):
         for layout in LAYOUTS.values():
             with suppress(InputError):  # a name that has no index
                 index = index_path(path, layout)
-                if index is not None and self._layout.index is None:
+                if index is not None and not self._layout.has_index:
                     stale[index] = TOKEN_INDEX
         for name, kind in stale.items():
             if kind_of(name) == kind:
@@ -524,9 +520,7 @@ class BinWriter(NumbersWriter):
         contents = {side_path(self._output.path): self._description(path)}
         index = index_path(self._output.path, self._layout)
         if index is not None:
-            assert self._layout.index is not None
-            make = imported(self._layout.index).make_index
-            contents[index] = make(self._dtype.name, self._starts, self.ids)
+            contents[index] = megatron.make_index(self._dtype.name, self._starts, self.ids)
         return contents
 
     def _describe_mask(self) -> dict[str, object]:

@@ -30,7 +30,6 @@ from llmgpu.text.streams import STANDARD_INPUT, ByteStream, Rewound, read_blocks
 from llmgpu.tokens.sinks import (
     BLOCK_BYTES,
     MAX_ID,
-    PreparedSlice,
     TokenWriter,
     not_an_id,
     open_stream,
@@ -144,7 +143,7 @@ class TextWriter(TokenWriter):
             parts.append(_format(ids[begin:end], starts[low:high] - begin, self.SEPARATOR, border))
         return b"".join(parts)
 
-    def _write(self, piece: PreparedSlice) -> None:
+    def _write(self, piece: EncodedSlice) -> None:
         ids, starts = piece.ids, piece.document_starts
         left_out = 0
         if len(starts) and starts[0] == 0:
@@ -247,7 +246,7 @@ class ShownTokens(TokenWriter):
     def _special(self) -> frozenset[int]:
         return frozenset(self._vocabulary.special_tokens.values())
 
-    def _write(self, piece: PreparedSlice) -> None:
+    def _write(self, piece: EncodedSlice) -> None:
         bounds = [0, *piece.document_starts.tolist(), len(piece.ids)]
         text = []
         for number, (begin, end) in enumerate(pairwise(bounds)):

@@ -30,7 +30,7 @@ class Layout:
     parse_header: returns type and number of the tokens, given the header and the name of the file;
         InputError if it is not a header. None if there is nothing to parse.
     max_ids: of a vocabulary, None for any number.
-    index: the module of the second file, see `llmgpu.tokens.megatron`; None if there is none.
+    has_index: the index of Megatron-LM is beside the file, see `llmgpu.tokens.megatron`.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Layout:
     make_header: Callable[[str, int], bytes]
     parse_header: Callable[[bytes, str], tuple[str, int]] | None = None
     max_ids: int | None = None
-    index: str | None = None
+    has_index: bool = False
 
 
 def _make_no_header(kind: str, count: int) -> bytes:
@@ -76,12 +76,7 @@ LAYOUTS = {
             _parse_llmc_header,
         ),
         Layout(
-            "megatron",
-            "with an .idx for Megatron-LM",
-            0,
-            None,
-            _make_no_header,
-            index="llmgpu.tokens.megatron",
+            "megatron", "with an .idx for Megatron-LM", 0, None, _make_no_header, has_index=True
         ),
         Layout("nanogpt", "uint16 only", 0, None, _make_no_header, max_ids=1 << 16),
     )

@@ -25,7 +25,6 @@ from llmgpu.tokens.ram_disk import Reservation, write_in_parts
 from llmgpu.tokens.sinks import (
     BLOCK_BYTES,
     MAX_ID,
-    PreparedSlice,
     TokenWriter,
     id_dtype,
     not_an_id,
@@ -111,7 +110,7 @@ class NumbersWriter(TokenWriter):
     def _content(self, piece: EncodedSlice) -> memoryview:
         return np.ascontiguousarray(piece.ids, self._dtype).data.cast("B")
 
-    def _write(self, piece: PreparedSlice) -> None:
+    def _write(self, piece: EncodedSlice) -> None:
         if self._is_collected or not self.is_direct:
             write_in_parts(self._numbers, piece.content)
         else:

@@ -21,7 +21,7 @@ import os
 import re
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ from llmgpu.tokens.manifest import (
     write_manifest,
     write_progress,
 )
-from llmgpu.tokens.sinks import PreparedSlice, TokenSink, id_dtype, require_ids
+from llmgpu.tokens.sinks import TokenSink, id_dtype, require_ids
 from llmgpu.tokens.splitting import spans_without
 
 _NO_IDS = np.empty(0, np.uint32)
@@ -177,18 +177,18 @@ class ShardWriter(TokenSink):
         self._continues = False
         self._held = 0  # documents that start at the next id, or are empty and last
 
-    def prepare(self, piece: EncodedSlice) -> PreparedSlice:
+    def prepare(self, piece: EncodedSlice) -> EncodedSlice:
         """Check ids, count the bytes of text and convert; see `TokenSink.prepare`."""
         require_ids(piece.ids, self._vocabulary.size)
         numbers = np.ascontiguousarray(piece.ids, id_dtype(self._vocabulary.size))
-        return PreparedSlice.of(piece, _Numbers(numbers, self._count_bytes(piece.ids)))
+        return replace(piece, content=_Numbers(numbers, self._count_bytes(piece.ids)))
 
     def write(self, piece: EncodedSlice) -> None:
         """Write the next ids, see `TokenSink.write`; bytes of text are counted by the ids.
 
         Raises InputError if they differ from those of a finished shard.
         """
-        prepared = piece if isinstance(piece, PreparedSlice) else self.prepare(piece)
+        prepared = self.prepare(piece) if piece.content is None else piece
         ids, content = prepared.ids, prepared.content
         starts = np.concatenate([np.zeros(self._held, np.int64), piece.document_starts])
         begin = low = 0
@@ -202,7 +202,7 @@ class ShardWriter(TokenSink):
             text_bytes = content.text_bytes if is_whole else self._count_bytes(ids[begin:end])
             mask = None if piece.mask is None else piece.mask[begin:end]
             part = EncodedSlice(ids[begin:end], starts[low:high] - begin, text_bytes, mask=mask)
-            self._put(PreparedSlice.of(part, content.numbers[begin:end].data.cast("B")))
+            self._put(replace(part, content=content.numbers[begin:end].data.cast("B")))
             begin, low = end, high
         self._held = len(starts) - low
         self.ids += len(ids)
@@ -214,7 +214,7 @@ class ShardWriter(TokenSink):
             if self._held or self._current is None:
                 starts, mask = np.zeros(self._held, np.int64), np.zeros(0, np.bool_)
                 rest = EncodedSlice(_NO_IDS, starts, mask=mask)
-                self._put(PreparedSlice.of(rest, b""))
+                self._put(replace(rest, content=b""))
             self._finish_shard()
             _remove_from(self._names, len(self._shards))
             self._write_manifest()
@@ -244,7 +244,7 @@ class ShardWriter(TokenSink):
             count += int(lengths.sum())
         return count
 
-    def _put(self, piece: PreparedSlice) -> None:
+    def _put(self, piece: EncodedSlice) -> None:
         """Write ids that fit into the current shard; content: their bytes."""
         if self._current is None:
             index, starts = len(self._shards), piece.document_starts

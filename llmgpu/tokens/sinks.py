@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +45,6 @@ def not_an_id(where: str, shown: str) -> InputError:
 def open_stream(name: str) -> ByteStream:
     """Open a file, or standard input for "-", as bytes; InputError if that fails."""
     return ByteStream(Source(name, None, format=BYTES))
-
-
-@dataclass(frozen=True)
-class PreparedSlice(EncodedSlice):
-    """A slice with what its sink made of it; content: for that sink."""
-
-    content: Any = None
-
-    @classmethod
-    def of(cls, piece: EncodedSlice, content: Any) -> PreparedSlice:
-        """Return a slice with its content."""
-        return cls(
-            piece.ids, piece.document_starts, piece.text_bytes, piece.closed, piece.mask, content
-        )
 
 
 class TokenSink(Closing):
@@ -128,14 +114,14 @@ class TokenWriter(TokenSink):
         self._output = OutputFile(path)
         self.is_direct = self._output.is_direct
 
-    def prepare(self, piece: EncodedSlice) -> PreparedSlice:
+    def prepare(self, piece: EncodedSlice) -> EncodedSlice:
         """Check ids, and make the bytes of them; see `TokenSink.prepare`."""
         require_ids(piece.ids, self._vocabulary_size)
-        return PreparedSlice.of(piece, self._content(piece))
+        return replace(piece, content=self._content(piece))
 
     def write(self, piece: EncodedSlice) -> None:
         """Write the next ids, see `TokenSink.write`."""
-        prepared = piece if isinstance(piece, PreparedSlice) else self.prepare(piece)
+        prepared = self.prepare(piece) if piece.content is None else piece
         with output_errors(self._output.path):
             self._write(prepared)
             if self.is_direct:
@@ -162,7 +148,7 @@ class TokenWriter(TokenSink):
         return None
 
     @abstractmethod
-    def _write(self, piece: PreparedSlice) -> None: ...
+    def _write(self, piece: EncodedSlice) -> None: ...
 
     @abstractmethod
     def _finish(self) -> None:

@@ -22,7 +22,7 @@ import pytest
 
 from llmgpu import backend
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import Device, drivers, list_adapters, load_driver
+from llmgpu.gpu import Device, adapters, list_adapters, load_driver
 from llmgpu.gpu.driver import BufferUsage
 from llmgpu.kernel_source import compose
 from tests.conftest import PYTHON_PATH
@@ -172,7 +172,7 @@ def test_an_unknown_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_dawn_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMGPU_DRIVER", "dawn")
-    monkeypatch.setattr(drivers, "has_dawn", lambda: False)
+    monkeypatch.setattr(adapters, "has_dawn", lambda: False)
     with pytest.raises(DeviceError, match=r"wgpudawn is not installed; run pip install 'llmgpu"):
         backend.select_backend("gpu")
 
@@ -185,7 +185,7 @@ def test_where_dawn_refuses_wgpu_takes_its_place_with_a_line(
     device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("LLMGPU_DRIVER", "dawn")
-    monkeypatch.setattr(drivers, "has_dawn", lambda: True)
+    monkeypatch.setattr(adapters, "has_dawn", lambda: True)
     opened = backend._open
 
     def open_wgpu(driver: str, wanted: str, **options: bool) -> backend.Backend | None:

@@ -22,7 +22,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from llmgpu.unfinished import remove_unfinished
+from llmgpu.files import remove_unfinished
 from tests.cli.conftest import run_here
 from tests.harness.faulty_calls import KILLED, READING, SIGNALS, Faults
 from tests.harness.properties import what_is_wrong

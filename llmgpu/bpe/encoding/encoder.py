@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ class EncodedSlice:
     text_bytes: bytes of text that the slice covers.
     closed: a document ends where the slice does.
     mask: bool (tokens,), the ids that count in a loss; None where all do.
+    content: the ids as a sink of ids writes them, once it has prepared the slice.
     """
 
     ids: NDArray[np.uint32]
@@ -44,6 +45,7 @@ class EncodedSlice:
     text_bytes: int = 0
     closed: bool = False
     mask: NDArray[np.bool_] | None = None
+    content: Any = None
 
 
 class Encoder(Protocol):

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import numpy as np
 
-from llmgpu.cpu.library import library
-from llmgpu.cpu.tensors import CThreads
+from llmgpu.cpu.library import CThreads, library
 from llmgpu.lm.ops.activations import (
     SWIGLU,
     ActivationFunction,

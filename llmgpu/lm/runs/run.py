@@ -22,8 +22,7 @@ import numpy as np
 
 from llmgpu.backend import Backend
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cpu.library import library
-from llmgpu.cpu.tensors import ARITHMETIC
+from llmgpu.cpu.library import ARITHMETIC, library
 from llmgpu.errors import CheckpointError, DeviceError
 from llmgpu.files import atomic_output, output_errors, sync
 from llmgpu.lm.adapters import Adapters

@@ -1,19 +1,21 @@
-"""Parts of a job as calls that an engine can send to its workers: Ray, Spark, datatrove and others.
+"""Whole jobs of the Python API: vocabularies trained, words counted, parts of a corpus tokenized.
 
-All arguments and results can be pickled. The files are byte for byte those of the command line, and
-together those of a single call for the whole job.
+An engine such as Ray, Spark or datatrove can send `count_words`, `merge_counts` and `tokenize_part`
+to its workers: all arguments and results can be pickled. The files are byte for byte those of the
+command line, and together those of a single call for the whole job.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import fields, replace
 from itertools import chain
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from llmgpu.backend import Opening, select_backend
 from llmgpu.bpe.encoding.open import open_encoder
@@ -21,18 +23,20 @@ from llmgpu.bpe.encoding.special_encoding import ids_around
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.bpe.pretokens.blocks import cut_text_by
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
-from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.options import TrainingOptions, require_counted_for
 from llmgpu.bpe.training.plan import make_plan
-from llmgpu.bpe.training.train import Training
+from llmgpu.bpe.training.train import Training, train_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words import counts_file
-from llmgpu.bpe.words.counts_file import save_counts
+from llmgpu.bpe.words.counts_file import add_counts, load_counts, save_counts
+from llmgpu.bpe.words.distinct_words import WordCounts, words_of
 from llmgpu.errors import InputError, OutputError
 from llmgpu.input_files import quote
 from llmgpu.outputs import COUNTS, Output, check_outputs
 from llmgpu.progress import no_progress
 from llmgpu.resume_key import part_key
 from llmgpu.spelling import speaking_python
-from llmgpu.text.corpus import Corpus, CorpusOptions
+from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_documents
 from llmgpu.text.parts import Part, take_part
 from llmgpu.text.sources import resolve_sources
 from llmgpu.tokenizer.arguments import Token, names_of, several, special_options, to_bytes
@@ -41,6 +45,71 @@ from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
 from llmgpu.tokens.tokenizing import encode_into, encoding_key, known_bytes
 
 _ANY_SIZE = 1 << 10  # of a vocabulary, which counting does not depend on
+Options = Mapping[str, Any]  # of `TrainingOptions`
+
+
+def train_on_files(
+    names: Sequence[str], reading: CorpusOptions | None, opening: Opening, options: Options
+) -> Vocabulary:
+    """Train on files, folders or globs; special tokens are not trained on."""
+    checked = _checked(options)
+    reading = reading or CorpusOptions()
+    separators = (*reading.separators, *_special_bytes(checked))
+    return _train(Corpus(names, replace(reading, separators=separators)), opening, checked)
+
+
+def train_on_texts(texts: Iterable[str | bytes], opening: Opening, options: Options) -> Vocabulary:
+    """Train on documents; special tokens are not trained on."""
+    checked = _checked(options)
+    documents = (to_bytes(text, "give one text at a time") for text in texts)
+    reading = CorpusOptions(separators=_special_bytes(checked))
+    return _train(corpus_from_documents(documents, reading), opening, checked)
+
+
+def train_on_counts(
+    counts: Mapping[str, int] | Mapping[bytes, int], opening: Opening, options: Options
+) -> Vocabulary:
+    """Train on words, and how often each occurs."""
+    checked = _checked(options)
+    sums: Counter[bytes] = Counter()
+    for word, count in counts.items():
+        if not isinstance(count, SupportsIndex):
+            raise TypeError(f"the count of {word!r} is an int, not {type(count).__name__}")
+        sums[to_bytes(word)] += index(count)
+    return _train(WordCounts(words_of(sums), 1, checked.pattern), opening, checked)
+
+
+def train_on_counts_files(names: Sequence[str], opening: Opening, options: Options) -> Vocabulary:
+    """Train on the sum of word counts; a pattern of None is theirs.
+
+    Raises InputError if there are none, or they were not counted as for the options.
+    """
+    if not names:
+        raise InputError("there are no word counts to train on: give at least one file")
+    separators, pattern = _special_bytes(_checked(options)), options["pattern"]
+    counts = add_counts([load_counts(name, pattern, separators) for name in names])
+    theirs = {"pattern": pattern or counts.pattern, "unicode": counts.unicode}
+    checked = _checked({**options, **theirs})
+    require_counted_for(counts, checked, checked.special_tokens)
+    return _train(counts, opening, checked)
+
+
+def _checked(options: Options) -> TrainingOptions:
+    """Return the options of a training; a pattern of None is the default."""
+    known = {field.name for field in fields(TrainingOptions)}
+    if unknown := options.keys() - known:
+        raise TypeError(f"unexpected argument {min(unknown)!r}")
+    return TrainingOptions(**{**options, "pattern": options.get("pattern") or DEFAULT_PATTERN})
+
+
+def _special_bytes(options: TrainingOptions) -> tuple[bytes, ...]:
+    return tuple(map(to_bytes, options.special_tokens))
+
+
+def _train(source: Corpus | WordCounts, opening: Opening, options: TrainingOptions) -> Vocabulary:
+    opening.begin()  # if that waited for the text, as ``auto`` does
+    with source if isinstance(source, Corpus) else nullcontext():
+        return train_vocabulary(source, options, opening.backend()).vocabulary
 
 
 @speaking_python
