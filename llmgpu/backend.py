@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Bytes of text from which ``auto`` opens an adapter: the CPU takes as long for them as that does.
 TRAINING_FROM = 32_000_000
 # The same for encoding with a GPU that is open; see `encodes_on_gpu`.
-ENCODING_FROM_OPENED = 16 << 20
+ENCODING_FROM_OPENED = 1 << 20
 
 _log = logging.getLogger("llmgpu")
 # Device files, one of which each driver of a discrete GPU uses; dxg is that of WSL.
@@ -274,9 +274,10 @@ class Opening(Closing):
 def encodes_on_gpu(text_bytes: int | None, *, is_open: bool = False) -> bool:
     """Whether ``auto`` encodes a text on a discrete GPU, for `tokenize`, `count` and `Tokenizer`.
 
-    A GPU that has to be opened first wins from `encoding_from` bytes on, one that is open from
-    16 MB on. LLMGPU_GPU_FROM sets another size for opening. A text of unknown size (None) is
-    encoded on the CPU. An integrated GPU is used only if it is named: no record shows a win.
+    A GPU that has to be opened first wins from `encoding_from` bytes on. A GPU that is open wins
+    from 1 MB on: 1.6 ms instead of 2.8 on an H200 beside 16 processors, 25 instead of 58 for 128 MB.
+    LLMGPU_GPU_FROM sets another size for opening. A text of unknown size (None) is encoded on the
+    CPU. An integrated GPU is used only if it is named: no record shows a win.
     """
     least = gpu_from(encoding_from(usable_processors()))
     if is_open:

@@ -159,6 +159,19 @@ def _tokens(expression: str) -> tuple[str, ...]:
     return tuple(_TOKEN.findall(expression))
 
 
+@cache
+def _split(text: str) -> tuple[str, ...]:
+    """Return texts and, between them, the contents of braces."""
+    return tuple(_FILLED.split(text))
+
+
+@cache
+def _evaluate_with(expression: str, values: tuple[int | str | None, ...]) -> int:
+    """Return the value of an expression; values: of its tokens, None for other than names."""
+    names = zip(_tokens(expression), values, strict=True)
+    return _evaluate(expression, {name: value for name, value in names if value is not None})
+
+
 def _evaluate(expression: str, names: Mapping[str, int | str]) -> int:
     """Return the value of u32 arithmetic or of a condition; 1 is true and 0 false.
 
@@ -399,18 +412,20 @@ class _Expansion:
 
     def _filled(self, text: str) -> str:
         """Return a text with names and expressions in braces replaced, the inner ones first."""
-        while True:
-            filled = _FILLED.sub(self._value, text)
-            if filled == text or not _NESTED.search(text):
+        while len(parts := _split(text)) > 1:
+            filled = "".join(self._value(part) if k % 2 else part for k, part in enumerate(parts))
+            if not _NESTED.search(text):
                 return filled
             text = filled
+        return text
 
-    def _value(self, braces: re.Match[str]) -> str:
-        known = self._names.get(braces[1])
-        return str(self._number(braces[1])) if known is None else str(known)
+    def _value(self, expression: str) -> str:
+        known = self._names.get(expression)
+        return str(self._number(expression)) if known is None else str(known)
 
     def _number(self, expression: str) -> int:
-        return _evaluate(expression, self._names)
+        values = tuple(map(self._names.get, _tokens(expression)))
+        return _evaluate_with(expression, values)
 
 
 def _bindings(text: str) -> tuple[Binding, ...]:

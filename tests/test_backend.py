@@ -61,7 +61,7 @@ def test_adapters_are_not_listed_where_no_driver_of_a_gpu_is() -> None:
     [
         *[(None, False, False), (None, True, False)],
         *[(10**8 - 1, False, False), (10**8, False, True)],
-        *[((16 << 20) - 1, True, False), (16 << 20, True, True)],
+        *[((1 << 20) - 1, True, False), (1 << 20, True, True)],
     ],
 )
 def test_the_size_of_a_text_decides_where_auto_encodes_it(

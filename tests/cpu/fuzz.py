@@ -159,7 +159,7 @@ def check_merging(rng: random.Random, pattern: str, documents: list[bytes]) -> N
     for found, wanted in zip(
         few.train(merges, 1 << 40), (trained.pairs, trained.counts), strict=True
     ):
-        assert found.tolist() == wanted.tolist(), (pattern, documents)
+        assert np.array_equal(found, wanted), (pattern, documents)
     results = np.arange(256, 256 + len(trained.pairs), dtype=np.uint32)
     replayed = merge_host.apply_merges(words, np.column_stack([trained.pairs, results]))
     assert replayed.total == trained.symbols == expected.symbols, (pattern, documents)
