@@ -37,6 +37,7 @@ MOST_NUMPY_THREADS = 4  # by default: between NumPy's operations only one can ru
 PAIR_PARTS = 32  # of a vocabulary, whose pairs are found at a time
 MANY_IDS = 1 << 22  # whose copy would take too much memory
 ARITHMETIC = 1  # of operations on tensors; another number where the bits of a result change
+NO_MEMORY = -1  # as in engine.h
 UNREADABLE = -2  # what parts.c returns for a file
 
 # Functions by name: what they return, and what they take.
@@ -219,12 +220,26 @@ class EngineObject:
         # Not at the end of the process, when a thread may still use it.
         close_with(self, free, address).atexit = False
 
+    def _call(self, name: str, *arguments: Any) -> int:
+        """Call a function of the library on this object; InputError if it lacks memory (-1)."""
+        function = getattr(self._library, f"llmgpu_{name}")
+        result: int = function(self.address, *map(as_argument, arguments))
+        if result == NO_MEMORY:
+            raise out_of_memory()
+        return result
+
 
 def as_argument(argument: Any) -> Any:
     """Return an argument of a function of the library as ctypes takes it."""
     if isinstance(argument, EngineObject):
         return argument.address
     return address_of(argument) if isinstance(argument, np.ndarray) else argument
+
+
+def call(name: str, *arguments: Any) -> int:
+    """Call a function of the library, which the caller knows to be used; arrays are in C order."""
+    result: int = getattr(engine(), f"llmgpu_{name}")(*map(as_argument, arguments))
+    return result
 
 
 def _shortened(ids: NDArray[np.uint32], count: int) -> NDArray[np.uint32]:
@@ -254,14 +269,13 @@ class CPattern(EngineObject):
     ) -> None:
         """Make a pattern."""
         super().__init__("pattern", rule.encode(), digits, whole_at_end, classes)
-        self.is_marked = bool(self._library.llmgpu_pattern_is_marked(self.address))
+        self.is_marked = bool(self._call("pattern_is_marked"))
 
     def ends(self, text: bytes) -> NDArray[np.int64]:
         """Return where the pre-tokens of a document end: int64 (n,)."""
         padded = np.frombuffer(text + bytes(TEXT_PADDING), np.uint8)
         ends = np.empty(len(text), np.int64)
-        place = self.address, address_of(padded), len(text), address_of(ends)
-        return ends[: self._library.llmgpu_pretoken_ends(*place)]
+        return ends[: self._call("pretoken_ends", padded, len(text), ends)]
 
 
 class CVocabulary(EngineObject):
@@ -306,11 +320,8 @@ class CVocabulary(EngineObject):
         if not self._finding_cuts.acquire(blocking=False):
             return
         try:
-            plain = map(as_argument, self._tokens)
-            if not self.has_cuts and self._library.llmgpu_vocabulary_find_cuts(
-                self.address, *plain
-            ):
-                raise out_of_memory()
+            if not self.has_cuts:
+                self._call("vocabulary_find_cuts", *self._tokens)
             self.has_cuts = True
         finally:
             self._finding_cuts.release()
@@ -329,9 +340,8 @@ class CVocabulary(EngineObject):
         def find(tokens: NDArray[np.int64]) -> NDArray[np.uint32]:
             lengths = offsets[tokens + 1] - offsets[tokens]
             found = np.empty((int(np.maximum(lengths - 1, 0).sum()), 3), np.uint32)
-            plain = map(as_argument, (data, offsets, tokens, len(tokens)))
-            count = self._library.llmgpu_vocabulary_pairs(self.address, *plain, address_of(found))
-            return found[:count]
+            arrays = data, offsets, tokens, len(tokens), found
+            return found[: self._call("vocabulary_pairs", *arrays)]
 
         parts, threads = np.array_split(tokens, PAIR_PARTS), min(8, usable_processors())
         return np.concatenate(list(in_order(parts, find, PAIR_PARTS, threads=threads)))
@@ -342,10 +352,9 @@ def insert_pairs(pairs: NDArray[np.uint32], table: NDArray[np.uint32], empty: in
 
     empty: what a free slot has as rank. Returns False if there is no CPU engine.
     """
-    engine = library()
-    if engine is None:
+    if library() is None:
         return False
-    engine.llmgpu_insert_pairs(address_of(pairs), len(pairs), address_of(table), len(table), empty)
+    call("insert_pairs", pairs, len(pairs), table, len(table), empty)
     return True
 
 
@@ -359,7 +368,7 @@ class CSharedWords(EngineObject):
     @property
     def is_spent(self) -> bool:
         """Whether it is time to start with other words: too many are missing."""
-        return bool(self._library.llmgpu_shared_words_spent(self.address))
+        return bool(self._call("shared_words_spent"))
 
 
 class CEncoder(EngineObject):
@@ -406,26 +415,16 @@ class CEncoder(EngineObject):
         token_starts = np.empty(own_starts, np.int64)
         stopped = c_int64()
         starts = np.ascontiguousarray(starts, np.int64)
-        count = self._library.llmgpu_encode(
-            self.address,
-            words.address,
-            None if isinstance(text, tuple) else address_of(text),
-            address_of(marks),
-            *(text if isinstance(text, tuple) else (-1, 0, len(text))),
-            main_end,
-            entry,
-            address_of(starts),
-            len(starts),
-            own_starts,
-            address_of(token_starts),
-            self._part_bytes,
-            address_of(ids),
-            stopped,
+        is_file = isinstance(text, tuple)
+        count = self._call(
+            "encode",
+            *(words, None if is_file else text, marks),
+            *(text if is_file else (-1, 0, len(text))),
+            *(main_end, entry, starts, len(starts), own_starts, token_starts),
+            *(self._part_bytes, ids, stopped),
         )
         if count == UNREADABLE:
             raise OSError("the file is shorter or can't be read")
-        if count < 0:
-            raise out_of_memory()
         found = ids[:count] if ids is memory else _shortened(ids, count)
         return found, token_starts, stopped.value
 
@@ -463,49 +462,33 @@ class CCounter(EngineObject):
         Returns 0, or the length of a pre-token that has more than `most` bytes.
         """
         starts = np.ascontiguousarray(starts, np.int64)
-        too_long: int = self._library.llmgpu_count(
-            self.address,
-            address_of(text),
-            address_of(marks),
-            len(text),
-            main_end,
-            address_of(starts),
-            len(starts),
-            most,
-        )
-        if too_long < 0:
-            raise out_of_memory()
-        return too_long
+        return self._call("count", text, marks, len(text), main_end, starts, len(starts), most)
 
     def absorb(self, other: CCounter) -> None:
         """Add the words of another counter."""
-        if self._library.llmgpu_counter_absorb(self.address, other.address):
-            raise out_of_memory()
+        self._call("counter_absorb", other)
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the words take."""
         table_bytes = c_int64()
-        self._library.llmgpu_counter_size(self.address, None, table_bytes)
+        self._call("counter_size", None, table_bytes)
         return table_bytes.value
 
     @property
     def size(self) -> tuple[int, int]:
         """How many words there are, and how many bytes they have; goes through all of them."""
         nbytes, table_bytes = c_int64(), c_int64()
-        words = self._library.llmgpu_counter_size(self.address, nbytes, table_bytes)
+        words = self._call("counter_size", nbytes, table_bytes)
         return words, nbytes.value
 
     def words(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
         """Return the words end to end, their offsets and their counts."""
-        data_bytes, table_bytes = c_int64(), c_int64()
-        words = self._library.llmgpu_counter_size(self.address, data_bytes, table_bytes)
-        data = np.empty(data_bytes.value, np.uint8)
+        words, nbytes = self.size
+        data = np.empty(nbytes, np.uint8)
         offsets = np.zeros(words + 1, np.int64)
         counts = np.empty(words, np.int64)
-        self._library.llmgpu_counter_take(
-            self.address, address_of(data), address_of(offsets[1:]), address_of(counts)
-        )
+        self._call("counter_take", data, offsets[1:], counts)
         return data, offsets, counts
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.cpu.library import TEXT_PADDING, address_of, engine, library
+from llmgpu.cpu.library import TEXT_PADDING, address_of, call, library
 from llmgpu.processors import usable_processors
 
 _LOW = (1 << 64) - 1
@@ -41,8 +41,8 @@ def format_ids(
     """
     ids, starts = np.ascontiguousarray(ids, np.uint32), np.ascontiguousarray(starts, np.int64)
     text = np.empty(7 * len(ids) + len(border) * len(starts) + 8, np.uint8)
-    arrays = address_of(cells), address_of(ids), len(ids), address_of(starts), len(starts)
-    length = engine().llmgpu_format_ids(*arrays, border, len(border), address_of(text))
+    arrays = cells, ids, len(ids), starts, len(starts)
+    length = call("format_ids", *arrays, border, len(border), text)
     return text[:length].data
 
 
@@ -51,13 +51,12 @@ def format_numbers(numbers: NDArray[np.int64]) -> bytes | memoryview:
 
     `json` takes long for millions of them.
     """
-    loaded = library()
-    if loaded is None:
+    if library() is None:
         return str(numbers.tolist())[1:-1].encode()
     numbers = np.ascontiguousarray(numbers, np.int64)
     width = len(str(numbers.max())) if len(numbers) else 0
     text = np.empty((width + 2) * len(numbers), np.uint8)
-    length = loaded.llmgpu_format_numbers(address_of(numbers), len(numbers), address_of(text))
+    length = call("format_numbers", numbers, len(numbers), text)
     return text[:length].data
 
 
@@ -75,8 +74,7 @@ def line_starts(text: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 def is_valid_utf8(text: NDArray[np.uint8]) -> bool:
     """Tell whether a text is valid (RFC 3629)."""
-    valid: int = engine().llmgpu_valid_utf8(address_of(text), len(text))
-    return valid == len(text)
+    return call("valid_utf8", text, len(text)) == len(text)
 
 
 def read_small_files(
@@ -98,17 +96,9 @@ def read_small_files(
     texts_at = np.cumsum([0, *sizes], dtype=np.int64)
     assert texts_at[-1] <= len(text)
     changed, any_bytes = np.array(changed_ns, np.int64), np.array(are_any_bytes, np.uint8)
-    count: int = engine().llmgpu_read_small_files(
-        b"\0".join(encoded),
-        address_of(names_at),
-        address_of(changed),
-        address_of(any_bytes),
-        len(encoded),
-        address_of(text),
-        address_of(texts_at),
-        min(_READ_THREADS, usable_processors()),
-    )
-    return count
+    threads = min(_READ_THREADS, usable_processors())
+    about_files = b"\0".join(encoded), names_at, changed, any_bytes, len(encoded)
+    return call("read_small_files", *about_files, text, texts_at, threads)
 
 
 class GeneratedBlocks:
@@ -128,7 +118,6 @@ class GeneratedBlocks:
         bytes each. cells: of syllables (768,), final consonants (8,) and ends (256,).
         ends_sentence: of each end, whether it does.
         """
-        self._generate = engine().llmgpu_generate_blocks
         entries = b"".join(word.ljust(20, b"\0") + bytes([len(word), 0, 0, 0]) for word in frequent)
         arrays = ranks, np.frombuffer(entries, np.uint8), *cells, ends_sentence
         self._arrays = [np.ascontiguousarray(array) for array in arrays]
@@ -146,13 +135,7 @@ class GeneratedBlocks:
         given = np.array(states, np.uint64)
         sizes = np.empty(len(states), np.int64)
         text = np.empty(20 * self._words * len(states) + 4, np.uint8)
-        self._generate(
-            address_of(given),
-            len(states),
-            address_of(self._material),
-            address_of(text),
-            address_of(sizes),
-        )
+        call("generate_blocks", given, len(states), self._material, text, sizes)
         ends = np.cumsum(sizes).tolist()
         return [text[first:end].data for first, end in pairwise([0, *ends])]
 
@@ -175,7 +158,6 @@ class JsonlTexts:
 
     def __init__(self, text_field: str, longest: int) -> None:
         """Take a field, or one of an object within: "a.b"; longest: bytes of a line."""
-        self._take = engine().llmgpu_jsonl_texts
         self._field = text_field.encode()
         parts = [len(part) + 1 for part in self._field.split(b".")]
         self._ends = np.cumsum(parts, dtype=np.int64) - 1
@@ -196,18 +178,8 @@ class JsonlTexts:
         text = np.empty(length + 8, np.uint8)
         starts = np.empty(length // 8 + 1, np.int64)
         done = np.empty(4, np.int64)
-        count = self._take(
-            address_of(data[begin:]),
-            length,
-            is_last,
-            self._longest,
-            self._field,
-            len(self._field),
-            address_of(self._ends),
-            len(self._ends),
-            address_of(text),
-            address_of(starts),
-            address_of(done),
-        )
-        used, lines, nbytes, nulls = done.tolist()
-        return TakenTexts(text[:nbytes], starts[:count], begin + used, lines, nulls)
+        field = self._field, len(self._field), self._ends, len(self._ends)
+        lines = data[begin:], length, is_last, self._longest
+        count = call("jsonl_texts", *lines, *field, text, starts, done)
+        used, lines_taken, nbytes, nulls = done.tolist()
+        return TakenTexts(text[:nbytes], starts[:count], begin + used, lines_taken, nulls)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.cpu.library import address_of, engine
+from llmgpu.cpu.library import call
 
 
 def spelled_tokens(
@@ -27,20 +27,10 @@ def spelled_tokens(
     """
     if len(edges) + 1 != len(nodes):
         return -1
-    # The arrays are named, so that they live as long as the call.
-    nodes, edges = np.ascontiguousarray(nodes), np.ascontiguousarray(edges)
+    trie = np.ascontiguousarray(nodes), np.ascontiguousarray(edges)
     parents = np.empty(len(nodes), np.uint32)
-    found: int = engine().llmgpu_spelled_tokens(
-        address_of(nodes),
-        address_of(edges),
-        address_of(data),
-        address_of(offsets),
-        address_of(is_ordinary),
-        len(nodes),
-        len(is_ordinary),
-        address_of(parents),
-    )
-    return found
+    sizes = len(nodes), len(is_ordinary)
+    return call("spelled_tokens", *trie, data, offsets, is_ordinary, *sizes, parents)
 
 
 def lay_out_trie(
@@ -57,17 +47,10 @@ def lay_out_trie(
     branches, order = np.empty((most, 5), np.uint32), np.empty(most, np.uint32)
     nodes, edges = np.empty((most, 3), np.uint32), np.empty((most, 2), np.uint32)
     data, ids = np.ascontiguousarray(data), np.ascontiguousarray(ids, np.int64)
-    made = engine().llmgpu_lay_out_trie(
-        address_of(data),
-        address_of(offsets),
-        address_of(ids),
-        len(ids),
-        address_of(slots),
-        len(slots),
-        address_of(branches),
-        address_of(order),
-        address_of(nodes),
-        address_of(edges),
+    made = call(
+        "lay_out_trie",
+        *(data, offsets, ids, len(ids)),
+        *(slots, len(slots), branches, order, nodes, edges),
     )
     return nodes[:made].copy(), edges[: made - 1].copy()
 
@@ -85,15 +68,13 @@ def append_merges(
     merges = np.ascontiguousarray(merges, np.uint32)
     grown = np.empty(len(offsets) + len(merges), np.int64)
     grown[: len(offsets)] = offsets
-    given = address_of(merges), len(merges)
     tokens = len(offsets) - 1
-    append = engine().llmgpu_append_merges
-    made = append(*given, None, address_of(grown), tokens, most)
+    made = call("append_merges", merges, len(merges), None, grown, tokens, most)
     if made < 0:
         return None
     joined = np.empty(int(grown[made]), np.uint8)
     joined[: len(data)] = data
-    append(*given, address_of(joined), address_of(grown), tokens, most)
+    call("append_merges", merges, len(merges), joined, grown, tokens, most)
     return joined, grown[: made + 1]
 
 
@@ -102,5 +83,4 @@ def merges_spell(
 ) -> bool:
     """Whether each merge spells its result, which is as long as its parts together."""
     merges = np.ascontiguousarray(merges, np.uint32)
-    spells = engine().llmgpu_merges_spell
-    return bool(spells(address_of(merges), len(merges), address_of(data), address_of(offsets)))
+    return bool(call("merges_spell", merges, len(merges), data, offsets))

@@ -7,7 +7,7 @@ from ctypes import c_int64
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.cpu.library import EngineObject, address_of, out_of_memory
+from llmgpu.cpu.library import EngineObject
 
 _WRONG_MERGE = -2  # as in merging.c
 
@@ -47,11 +47,7 @@ class CTrainer(EngineObject):
     def best(self) -> tuple[int, int, int] | None:
         """Return the symbols and the count of the pair to merge next; None if there is none."""
         symbols, count = np.empty(2, np.uint32), np.empty(1, np.int64)
-        found = self._library.llmgpu_trainer_best(
-            self.address, address_of(symbols), address_of(count)
-        )
-        if found < 0:
-            raise out_of_memory()
+        found = self._call("trainer_best", symbols, count)
         return (int(symbols[0]), int(symbols[1]), int(count[0])) if found else None
 
     def train(self, merges: int, work: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
@@ -60,11 +56,7 @@ class CTrainer(EngineObject):
         Returns their symbols, uint32 (n, 2), and counts, int64 (n,); none at the end.
         """
         pairs, counts = np.empty((merges, 2), np.uint32), np.empty(merges, np.int64)
-        made = self._library.llmgpu_trainer_train(
-            self.address, merges, work, address_of(pairs), address_of(counts)
-        )
-        if made < 0:
-            raise out_of_memory()
+        made = self._call("trainer_train", merges, work, pairs, counts)
         return pairs[:made], counts[:made]
 
     def merge(self, merges: NDArray[np.uint32]) -> None:
@@ -73,17 +65,14 @@ class CTrainer(EngineObject):
         Raises ValueError for a result that has not the bytes of its parts.
         """
         merges = np.ascontiguousarray(merges, np.uint32)
-        failed = self._library.llmgpu_trainer_merge(self.address, address_of(merges), len(merges))
-        if failed == _WRONG_MERGE:
+        if self._call("trainer_merge", merges, len(merges)) == _WRONG_MERGE:
             raise ValueError("a merge has a symbol that does not exist, or a result of other bytes")
-        if failed:
-            raise out_of_memory()
 
     @property
     def total(self) -> int:
         """Symbols of the whole text."""
         total = c_int64()
-        self._library.llmgpu_trainer_size(self.address, total)
+        self._call("trainer_size", total)
         return total.value
 
     def words(
@@ -91,19 +80,12 @@ class CTrainer(EngineObject):
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]:
         """Return the words of two symbols or more: symbols, offsets, counts and all lengths."""
         total = c_int64()
-        remaining = self._library.llmgpu_trainer_size(self.address, total)
+        remaining = self._call("trainer_size", total)
         symbols = np.empty(remaining, np.uint32)
         offsets = np.zeros(self._words + 1, np.int64)
         counts = np.empty(self._words, np.int64)
         lengths = np.empty(self._most, np.uint32)
         known = c_int64()
-        words = self._library.llmgpu_trainer_take(
-            self.address,
-            address_of(symbols),
-            address_of(offsets[1:]),
-            address_of(counts),
-            address_of(lengths),
-            known,
-        )
+        words = self._call("trainer_take", symbols, offsets[1:], counts, lengths, known)
         offsets = offsets[: words + 1]
         return symbols[: offsets[-1]], offsets, counts[:words], lengths[: known.value]

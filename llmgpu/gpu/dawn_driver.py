@@ -28,7 +28,6 @@ from llmgpu.gpu.driver import (
     NATIVE_BACKENDS,
     BufferMap,
     Driver,
-    FastPass,
     MatrixShape,
 )
 
@@ -137,6 +136,7 @@ class DawnDriver(Driver):
 
     name = "dawn"
     errors = wgpudawn.GPUError
+    binding = _api
 
     def has_instance(self) -> bool:
         return _helpers._the_instance is not None
@@ -152,9 +152,6 @@ class DawnDriver(Driver):
             # The package's public list has one of several cards of a name.
             handles: list[Any] = wgpudawn.gpu._enumerate_all_adapters()
         return [handle for handle in handles if handle.info["backend_type"] in backends]
-
-    def release_nothing(self) -> None:
-        _api.libf = None  # as the package has it when Python ends
 
     def features(self, adapter: Any) -> frozenset[str]:
         return frozenset(_OWN_NAMES.get(name, name) for name in adapter.features)
@@ -208,9 +205,6 @@ class DawnDriver(Driver):
 
     def timestamp_period(self, device: Any) -> float:
         return 1.0  # Dawn converts ticks
-
-    def fast_pass(self, compute_pass: Any) -> FastPass:
-        return FastPass(compute_pass, lib, ffi)
 
 
 def _component(name: str) -> str:

@@ -118,10 +118,12 @@ class Driver(ABC):
     """A WebGPU implementation.
 
     name: as LLMGPU_DRIVER and ``llmgpu info`` call it. errors: the base of what its calls raise.
+    binding: the package's module with the C functions in `lib`, and in `libf` with checks.
     """
 
     name: str
     errors: type[Exception]
+    binding: Any
     # Which used adapters: through any driver, since those of the system are the same ones.
     _process: ClassVar[int | None] = None
 
@@ -170,12 +172,12 @@ class Driver(ABC):
     def enumerate_handles(self) -> list[Any]:
         """Return what `list_handles` returns, of the instance that there is."""
 
-    @abstractmethod
     def release_nothing(self) -> None:
-        """Keep what objects stand for when they go: in a forked process it is the parent's.
+        """Release no device when its object goes: in a forked process devices are the parent's.
 
         A driver that releases its parent's device waits for threads that were not forked.
         """
+        self.binding.libf = None  # as the packages do when Python ends
 
     @abstractmethod
     def features(self, adapter: Any) -> frozenset[str]:
@@ -209,6 +211,6 @@ class Driver(ABC):
     def timestamp_period(self, device: Any) -> float:
         """Return nanoseconds per tick of the device's timestamp queries."""
 
-    @abstractmethod
     def fast_pass(self, compute_pass: Any) -> FastPass:
-        """Return what records dispatches into a compute pass."""
+        """Return a recorder of dispatches into a compute pass."""
+        return FastPass(compute_pass, self.binding.lib, self.binding.ffi)

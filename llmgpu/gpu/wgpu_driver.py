@@ -22,7 +22,6 @@ from llmgpu.gpu.driver import (
     NATIVE_BACKENDS,
     BufferMap,
     Driver,
-    FastPass,
     MatrixShape,
 )
 
@@ -120,6 +119,7 @@ class WgpuDriver(Driver):
 
     name = "wgpu"
     errors = wgpu.GPUError
+    binding = _api
 
     def has_instance(self) -> bool:
         return _helpers._the_instance is not None
@@ -142,9 +142,6 @@ class WgpuDriver(Driver):
         found = _api.new_array("WGPUAdapter[]", count)
         libf.wgpuInstanceEnumerateAdapters(instance, native, found)
         return [wgpu.gpu._create_adapter(handle) for handle in found]
-
-    def release_nothing(self) -> None:
-        _api.libf = None  # as the package has it when Python ends
 
     def features(self, adapter: Any) -> frozenset[str]:
         return frozenset(adapter.features)
@@ -188,9 +185,6 @@ class WgpuDriver(Driver):
 
     def timestamp_period(self, device: Any) -> float:
         return float(libf.wgpuQueueGetTimestampPeriod(device.queue._internal))
-
-    def fast_pass(self, compute_pass: Any) -> FastPass:
-        return FastPass(compute_pass, lib, ffi)
 
 
 WGPU = WgpuDriver()
