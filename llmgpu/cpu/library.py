@@ -152,8 +152,8 @@ def library() -> ctypes.CDLL | None:
 
 
 def engine() -> ctypes.CDLL:
-    """Return the library, which the caller knows to be used."""
-    loaded = library()
+    """Return the library, which the caller knows to be used (or was, when it was made)."""
+    loaded, _ = _load()
     assert loaded is not None, "there is no CPU engine"
     return loaded
 
