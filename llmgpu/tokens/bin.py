@@ -1,11 +1,12 @@
 """Token ids as plain little-endian numbers, with a side file ``PATH.json`` that describes them.
 
 A pipe or a device gets no side file. A layout, see `llmgpu.tokens.layouts`, may put a header first.
-``PATH.mask.npy`` says which ids count in a loss, where not all do: a NumPy array of truth values.
+``PATH.mask.npy``, a NumPy array of truth values, marks the ids that count in a loss. Without the
+array all ids count.
 
-A side file and ids that don't belong together would decode to wrong text. An old side file is
-removed before the ids that it describes are replaced, and the new one has a digest of samples of
-the file, which is compared when it is opened.
+Ids beside a side file of another file would decode to wrong text. So an old side file is removed
+before its ids are replaced, and a side file has a digest of samples of the ids. Opening the ids
+compares the digest.
 """
 
 from __future__ import annotations
@@ -94,13 +95,13 @@ def mask_path(path: str | Path) -> str:
 
 
 def masked_file(path: str) -> str | None:
-    """Return the ``bin`` file whose loss mask a file is, by its name; None for another file."""
+    """Return the ``bin`` file of a loss mask, by the name of the mask; None for another file."""
     file = path.removesuffix(_MASK_ENDING)
     return file if file != path and os.path.isfile(side_path(file)) else None
 
 
 def bin_outputs(path: str | Path, layout: str = "raw", *, masked: bool = False) -> list[Output]:
-    """Return the files that are written for the ``bin`` file `path`; InputError if it can't be."""
+    """Return the files that are written for the ``bin`` file `path`; InputError if none can be."""
     ids = Output(str(path), TOKEN_FILE)
     if writes_directly(ids.path):
         if get_layout(layout).has_index:
@@ -116,9 +117,9 @@ def bin_outputs(path: str | Path, layout: str = "raw", *, masked: bool = False) 
 
 
 def index_path(path: str | Path, layout: Layout) -> str | None:
-    """Return the name of the index of a token file, None for layouts that have none.
+    """Return the name of the index of a token file, None for layouts without an index.
 
-    Raises InputError for a token file that can't have that name.
+    Raises InputError for a token file whose name does not end in .bin.
     """
     return megatron.index_path(path) if layout.has_index else None
 
@@ -173,11 +174,11 @@ def sample_digest(path: str | Path) -> str:
 
 @dataclass(frozen=True)
 class BinFile:
-    """A ``bin`` file on disk whose length is as its side file says.
+    """A ``bin`` file on disk that agrees with its side file.
 
-    offset: bytes before the numbers. count: ids. text_bytes: bytes of text that they stand for.
-    fingerprint: of the vocabulary that made them, "" if that is not known. has_mask: whether
-    `mask_path` says which count.
+    offset: bytes before the numbers. count: ids. text_bytes: bytes of text of the ids.
+    fingerprint: of the vocabulary that made the ids, "" if unknown. has_mask: whether there is a
+    loss mask at `mask_path`.
     """
 
     path: str
@@ -192,12 +193,12 @@ class BinFile:
 def describe_bin_file(
     path: str | Path, dtype: str | None = None, *, may_be_foreign: bool = False
 ) -> BinFile:
-    """Return what the side file and the header of the ``bin`` file `path` say.
+    """Return the facts in the side file and the header of the ``bin`` file `path`.
 
-    may_be_foreign: another tool made it, so that there is no side file. dtype: that of its numbers,
-    where it does not say it.
+    may_be_foreign: accept a file of another tool, without a side file. dtype: type of its numbers,
+    if the header does not name the type.
 
-    Raises InputError if one of them can't be read, or if they or the lengths of the files disagree.
+    Raises InputError if a file can't be read, or if side file, header and lengths disagree.
     """
     name = str(path)
     if not os.path.isfile(name):
@@ -223,15 +224,15 @@ def describe_bin_file(
 
 
 def numbers_of(path: str, dtype: str | None = None) -> tuple[Layout, np.dtype[np.integer], int]:
-    """Return the layout of a token file without a side file, the type and the number of its ids.
+    """Return layout, type of the numbers and count of ids of a token file without a side file.
 
-    dtype: "uint16" or "uint32", for a file that does not say it.
+    dtype: "uint16" or "uint32", for a file that does not name its type.
 
-    Raises InputError for a file that can't be read, or does not say it either, or says otherwise,
-    and for one whose length does not fit.
+    Raises InputError for a file that can't be read, whose type is unknown or another than `dtype`,
+    or whose length does not fit.
     """
     layout, found, count = LAYOUTS["raw"], _type_in_index(path), None
-    with suppress(InputError):  # it has no such header
+    with suppress(InputError):  # there is no header of llm.c
         assert _LLMC.parse_header is not None
         found, count = _LLMC.parse_header(read_head(path, _LLMC.header_bytes), path)
         layout = _LLMC
@@ -254,7 +255,7 @@ def numbers_of(path: str, dtype: str | None = None) -> tuple[Layout, np.dtype[np
 
 
 def note_of_foreign(names: Sequence[str], vocabulary_name: str) -> str:
-    """Return what to tell of files that don't say of which vocabulary their ids are."""
+    """Return the note about files without the fingerprint of a vocabulary."""
     return f"{listed(names)}: no side file, so the ids are assumed to be those of {vocabulary_name}"
 
 
@@ -287,10 +288,9 @@ def _check_dtype(name: str, kind: np.dtype[np.integer], asked: str | None) -> No
 def matched_as(
     name: str, made_with: str, vocabulary: Vocabulary, vocabulary_name: str
 ) -> Vocabulary:
-    """Return a vocabulary with the match rule by which it made the token file `name`.
+    """Return a vocabulary with the match rule that made the token file `name`.
 
-    made_with: the fingerprint that the file has; "" if it has none. vocabulary_name: what errors
-    call the vocabulary.
+    made_with: the fingerprint in the file, "" for none. vocabulary_name: for errors.
 
     Raises VocabularyError if the file was made with another vocabulary.
     """
@@ -318,7 +318,7 @@ def _check_offsets(name: str, offsets: list[object], count: int) -> None:
 
 @dataclass(frozen=True)
 class _BinFacts:
-    """What is known of a ``bin`` file before it is read; None for what its header tells."""
+    """Facts about a ``bin`` file before it is read; None where only the header knows."""
 
     layout: Layout
     dtype: np.dtype[np.integer] | None
@@ -347,7 +347,7 @@ def _known_facts(
 
 
 def _side_facts(name: str, side: dict[str, object], is_stream: bool) -> _BinFacts:
-    """Return what a side file says; InputError unless sizes and samples are those of the file."""
+    """Return the facts of a side file; InputError unless size and samples of the file agree."""
     layout = get_layout(cast(str, side["layout"]))
     dtype = np.dtype(cast(str, side["dtype"])).newbyteorder("<")
     count, size = cast(int, side["count"]), file_size(name)
@@ -363,7 +363,7 @@ def _side_facts(name: str, side: dict[str, object], is_stream: bool) -> _BinFact
 
 
 def _check_samples(name: str, side: dict[str, object], tokens: str) -> None:
-    """Raise InputError unless a file is as it is described; tokens: whose side file says so."""
+    """Raise InputError unless length and digest are as in the side file of `tokens`."""
     with input_errors(name):
         size, digest = os.stat(name).st_size, sample_digest(name)
     if (size, digest) != (side["length"], side["sample_sha256"]):
@@ -468,8 +468,8 @@ class BinWriter(NumbersWriter):
         if self.is_direct:
             super().close()
             return
-        # Without a side file ids can't be read: the old one goes before the old ids do, and the new
-        # one comes after the new ids.
+        # Without a side file ids can't be read: the old side file is removed before the old ids,
+        # and the new side file appears after the new ids.
         others: list[OutputFile] = []
         try:
             with output_errors(self._output.path):
@@ -500,7 +500,7 @@ class BinWriter(NumbersWriter):
             raise
 
     def _remove_stale_files(self) -> None:
-        """Remove an index and a mask that are of the file that is replaced, and not of this one."""
+        """Remove index and mask of the replaced file, if the new file has none."""
         path = self._output.path
         if not os.path.exists(path):
             return

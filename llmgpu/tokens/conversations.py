@@ -1,11 +1,11 @@
-"""Conversations on their way to ids: their text by a chat template, and which ids count in a loss.
+"""Conversations on their way to ids: text by a chat template, and the ids that count in a loss.
 
-- The ids that count are those that have any byte of what the assistant wrote.
-- Text is encoded with all special tokens allowed, those that contents spell included, as
-  transformers does it.
-- Ids are matched with the text by their lengths. So where the vocabulary normalizes text, it is
-  normalized here first, between special tokens as the encoder does it; normalizing it again changes
-  nothing. Where a normalized character has parts of both sides of an edge, it counts.
+- An id counts if any of its bytes was written by the assistant.
+- Text is encoded with all special tokens allowed, even if the content of a message spells them, as
+  transformers does.
+- Ids are matched with the text by their lengths. If the vocabulary has a normalizer, this module
+  normalizes the text first, between special tokens as the encoder does; normalizing again changes
+  nothing. A normalized character with parts on both sides of an edge counts.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ CHAT_TOKENS = SpecialOptions(allowed=(ALL,))  # of conversations
 
 
 class Conversations(Closing):
-    """Makes text of messages, and knows which bytes of it the assistant wrote; a `Chat`."""
+    """Renders messages as text, and keeps the spans written by the assistant; a `Chat`."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Take the vocabulary's template, or the plain one if it has its tokens.
+        """Use the vocabulary's template, or ChatML if the vocabulary has its tokens.
 
-        Raises VocabularyError if there is neither, InputError for a template that is wrong.
+        Raises VocabularyError if neither is possible, InputError for an invalid template.
         """
         chat = vocabulary.chat
         if chat is None and not set(PLAIN_TOKENS) <= vocabulary.special_tokens.keys():
@@ -68,13 +68,13 @@ class Conversations(Closing):
         self._spans: list[tuple[int, int]] = []  # of bytes that the assistant wrote, not asked for
 
     def close(self) -> None:
-        """End the process that renders, if there is one."""
+        """End the process that renders, if any."""
         self._renderer.close()
 
     def read(self, messages: object, tools: object, where: str, *, prompt: bool = False) -> Parts:
         """Return the text of a conversation; see `llmgpu.text.chat.Chat`.
 
-        prompt: what begins a reply of the assistant follows.
+        prompt: append the beginning of a reply.
         """
         check_messages(messages, where, self._is_role)
         if tools is not None and not isinstance(tools, list):
@@ -91,9 +91,9 @@ class Conversations(Closing):
                 self._spans.append((begin, self.text_bytes))
 
     def mask(self, edges: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which ids have bytes that the assistant wrote; see `llmgpu.text.chat.Chat`."""
+        """Return bool (n,): ids with bytes of the assistant; see `llmgpu.text.chat.Chat`."""
         spans = np.array(self._spans, np.int64).reshape(-1, 2)
-        # The last span that begins before an id ends is the only one that may reach into it.
+        # Only the last span that begins before the end of an id can reach into the id.
         last = np.searchsorted(spans[:, 0], edges[1:], side="left") - 1
         mask = (last >= 0) & (spans[last, 1] > edges[:-1]) if len(spans) else last >= 0
         done = int(np.searchsorted(spans[:, 1], edges[-1], side="right"))
@@ -147,7 +147,7 @@ def _cut(text: str, begin: int, end: int, ends: Sequence[int], parts: Parts) -> 
 
 
 def _normalized_edge(segment: str, whole: str, edge: int, *, before: bool) -> int:
-    """Return where an edge is in normalized text; within a character before or after it."""
+    """Return the position of an edge in normalized text, moved out of a character if inside."""
     left = normalize(segment[:edge])
     if left + normalize(segment[edge:]) == whole:
         return len(left)

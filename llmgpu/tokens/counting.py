@@ -1,7 +1,7 @@
 """Tokens of each file of a corpus, counted in one pass over all of them.
 
-Slices of text that encoders work on hold many small files, or a part of a large one. Each file
-begins a document, so the encoder's document starts tell where in the ids a file begins.
+An encoder's slice of text holds many small files, or a part of a large file. Each file begins a
+document, so the encoder's document starts include the positions of files in the ids.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from llmgpu.tokens.tokenizing import encode_corpus
 
 @dataclass(frozen=True)
 class FileCount:
-    """What a file holds: its text, decompressed and without what surrounds it, and its tokens."""
+    """The size of a file: bytes of text, decompressed and without markup, and tokens."""
 
     path: str
     text_bytes: int
@@ -89,11 +89,11 @@ def count_files(
     lengths: DocumentLengths | None = None,
     filters: Sequence[Filter] = (),
 ) -> list[FileCount]:
-    """Return the counts of the files of a corpus, in the order they are read.
+    """Return the counts of the files of a corpus, in reading order.
 
     progress: called with the bytes read from the sources, phase "tokenizing". used: int64
-        (vocabulary size,), to which the number of times that each id occurs is added.
-    lengths: takes the tokens of each document.
+        (vocabulary size,), incremented by the occurrences of each id.
+    lengths: collects the tokens of each document.
 
     Raises what the encoder and the corpus raise.
     """

@@ -24,14 +24,14 @@ Filter = Callable[[Slices], Slices]
 
 @dataclass
 class Totals:
-    """Sums over the slices that have passed; in_loss: ids that count in a loss."""
+    """Sums over all slices so far; in_loss: ids that count in a loss."""
 
     text_bytes: int = 0
     documents: int = 0
     in_loss: int = 0
 
     def count(self, slices: Slices) -> Slices:
-        """Yield slices as they are, and add them up."""
+        """Yield slices unchanged, and add up their sizes."""
         for piece in slices:
             self.text_bytes += piece.text_bytes
             self.documents += len(piece.document_starts)
@@ -78,7 +78,7 @@ def in_chunks(slices: Slices, most: int, overlap: int, spans: NDArray[np.int64])
     ids, mask = np.empty(0, np.uint32), None  # of the chunk that may still grow
     is_open = False
     for piece in slices:
-        # Join what is left of the slice before with this slice.
+        # Join the rest of the previous slice with this slice.
         held = len(ids)
         ids = np.concatenate([ids, piece.ids])
         if piece.mask is not None:
@@ -114,7 +114,7 @@ def _cut(
     step: int,
     spans: NDArray[np.int64],
 ) -> Slices:
-    """Yield the chunks of documents that begin at `starts`; the first `closed` of them end."""
+    """Yield the chunks of documents at `starts`; the first `closed` documents are complete."""
     lengths = np.diff(np.append(starts, len(ids)))
     counts = _chunks_before_last(lengths, most, step)
     counts[: max(closed, 0)] += 1

@@ -1,7 +1,7 @@
 """The formats of token ids: one line in FORMATS each.
 
 Ids are written slice by slice, and read in blocks of bounded size with documents end to end. An id
-is a number from 0 to 2^32 - 1; whether a vocabulary has it is for its decoder to check.
+is a number from 0 to 2^32 - 1; the decoder checks whether the vocabulary has the id.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenFormat:
-    """A format: what it is, for --help, and what `read_tokens` and `open_writer` call.
+    """A format: a description for --help, and the functions of `read_tokens` and `open_writer`.
 
-    ending: of names of its files. kind: of its files, see `llmgpu.outputs`. reader, writer: where
-    they are defined, see `llmgpu.registry.imported`.
+    ending: of file names. kind: of files, see `llmgpu.outputs`. reader, writer: places of
+    definition, see `llmgpu.registry.imported`.
     """
 
     description: str
@@ -78,18 +78,18 @@ SHOWN = "tokens"  # a format to look at, see `llmgpu.tokens.ids`; it can't be re
 
 
 def describe_formats() -> str:
-    """Return the names of all formats and what they are, for --help."""
+    """Return names and descriptions of all formats, for --help."""
     return ", ".join(f"{name} ({format.description})" for name, format in FORMATS.items())
 
 
 def format_by_name(path: str | Path) -> str:
-    """Return the format that the ending of a file's name stands for: ``ids`` unless it is known."""
+    """Return the format of a file by the ending of its name; ``ids`` for unknown endings."""
     ending = Path(path).suffix.lower()
     return next((name for name, format in FORMATS.items() if format.ending == ending), "ids")
 
 
 def check_ending(path: str | Path) -> None:
-    """Raise InputError for a file to be written that would not be what its name says."""
+    """Raise InputError for an output named like a file of another kind, such as x.parquet."""
     ending = Path(path).suffix.lower()
     if ending in _OTHER_ENDINGS.split():
         known = ", ".join(format.ending for format in FORMATS.values())
@@ -115,7 +115,7 @@ def _get_format(name: str) -> TokenFormat:
 def outputs(
     path: str | Path, format: str, layout: str = "raw", *, masked: bool = False
 ) -> list[Output]:
-    """Return the files that a writer of ids in one of FORMATS writes; InputError for another."""
+    """Return the files that a writer of ids writes; InputError unless `format` is in FORMATS."""
     ids = Output(str(path), _get_format(format).kind)
     if ids.kind != TOKEN_FILE:
         return [ids]
@@ -138,8 +138,8 @@ def open_writer(
     """Open `path` ("-": standard output) for ids in one of FORMATS.
 
     vocabulary_size: number of ids. fingerprint, match_facts: the vocabulary's, for a side file.
-    layout: one of LAYOUTS, for ``bin``, which alone keeps a loss mask. masked: slices have one.
-    force: replace even a file that is of another kind.
+    layout: one of LAYOUTS, for ``bin``. masked: slices have a loss mask, stored by ``bin`` only.
+    force: replace even a file of another kind.
 
     Raises InputError for an unknown format or layout, OutputError if `path` can't be written.
     """
@@ -159,7 +159,7 @@ def read_tokens(
     vocabulary_size, layout: describe a ``bin`` stream without a side file, such as a pipe.
 
     Raises InputError for an unknown format or layout, for a file that can't be read, and for
-    anything in it that is not an id, with file and line or position.
+    content other than ids, with file and line or position.
     """
     chosen, name = _get_format(format), str(path)
     get_layout(layout)

@@ -45,7 +45,7 @@ _WORD = re.compile(rb"[^%b]+" % re.escape(_SPACES))
 
 
 def read_decimals(name: str) -> Iterator[NDArray[np.int64]]:
-    """Yield the ids of a file in blocks; those of a pipe, also in JSON lines, as they arrive."""
+    """Yield the ids of a file in blocks; ids of a pipe, also in JSON lines, as they arrive."""
     with open_stream(name) as stream:
         blocks = read_blocks(stream, BLOCK_BYTES)
         first = bytes(next(blocks, b""))
@@ -114,8 +114,8 @@ def _error_at(text: bytes, position: int, name: str, line: int) -> InputError:
 class TextWriter(TokenWriter):
     """Writes ids as decimal text, with a table of how each id is spelled.
 
-    The text of a slice is made as if it continued a document that has ids; what is wrong at its
-    front is left out when it is written.
+    The text of a slice is made as if the slice continued a document with ids. `_write` leaves out
+    the separator or border at the front where the slice does not.
     """
 
     SEPARATOR, BEFORE, AFTER = b" ", b"", b"\n"  # of ids, and around those of a document
@@ -188,13 +188,13 @@ class JsonlWriter(TextWriter):
 
 
 def read_jsonl(name: str) -> Iterator[NDArray[np.int64]]:
-    """Yield the ids of a file in blocks; those of a pipe as they arrive."""
+    """Yield the ids of a file in blocks; ids of a pipe as they arrive."""
     with open_stream(name) as stream:
         yield from _ids_of_lines(stream, stream, name)
 
 
 def _ids_of_lines(raw: io.RawIOBase, stream: ByteStream, name: str) -> Iterator[NDArray[np.int64]]:
-    """Yield the ids of JSON lines in `raw`, which are those of `stream`."""
+    """Yield the ids of JSON lines in `raw`, the bytes of `stream`."""
     pending: list[int] = []  # of short lines, unless the next one must be waited for
     for number, line in jsonl_lines(io.BufferedReader(raw, BLOCK_BYTES), name):
         pending += _line_ids(line, f"{name}, line {number}")
@@ -228,8 +228,8 @@ class ShownTokens(TokenWriter):
     """Writes tokens by their text, as `readable` gives it, documents apart by an empty line.
 
     Style "lines" has a line for each token, its id and its text; "colours" and "borders" show the
-    text, lines broken where it breaks them, with tokens on grounds of different colours or with a
-    border after each.
+    text with its own line breaks, tokens on grounds of different colours or with a border after
+    each.
     """
 
     def __init__(self, path: str | Path, vocabulary: Vocabulary, style: Style = "lines") -> None:

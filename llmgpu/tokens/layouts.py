@@ -1,8 +1,8 @@
-"""The layouts of token files: what may be before the numbers. One line in LAYOUTS each.
+"""The layouts of token files: the header before the numbers. One line in LAYOUTS each.
 
 - ``raw``: nothing.
-- ``llmc``: the header of llm.c's token files, 256 int32 of which the first three are used: magic,
-  version, and the number of tokens. The magic says whether these are uint16 or uint32.
+- ``llmc``: the header of llm.c's token files, 256 int32, the first three used: magic, version, and
+  the number of tokens. The magic tells uint16 from uint32.
 - ``megatron``: nothing; the index of Megatron-LM, NAME.idx, is beside NAME.bin.
 - ``nanogpt``: nothing, and always uint16.
 """
@@ -84,7 +84,7 @@ LAYOUTS = {
 
 
 def describe_layouts() -> str:
-    """Return the names of all layouts and what they are, for --help."""
+    """Return names and descriptions of all layouts, for --help."""
     return ", ".join(f"{layout.name} ({layout.description})" for layout in LAYOUTS.values())
 
 

@@ -37,9 +37,8 @@ SUMS = ("count", "bytes", "documents", "bytes_per_token")  # over all shards of 
 class Shard:
     """A shard as manifests list it.
 
-    file: its name without the folder. count: of tokens. bytes: of text that the tokens stand for.
-    documents: how many start in it. continues: its first ids belong to the last document of the
-    previous shard.
+    file: name without the folder. count: tokens. bytes: of text of the tokens. documents: number
+    of document starts. continues: the first ids belong to the last document of the previous shard.
     """
 
     file: str
@@ -50,7 +49,7 @@ class Shard:
 
 
 def write_manifest(path: str | Path, facts: dict[str, Any], shards: list[Shard]) -> dict[str, Any]:
-    """Write a list of shards and return what it says; facts: the rest, with places for SUMS."""
+    """Write a manifest and return its content; facts: all but the shards, with places for SUMS."""
     tokens = sum(shard.count for shard in shards)
     nbytes = sum(shard.bytes for shard in shards)
     totals = {
@@ -68,14 +67,14 @@ def write_manifest(path: str | Path, facts: dict[str, Any], shards: list[Shard])
 
 
 def write_progress(path: str, run: Run, shards: list[Shard]) -> None:
-    """Write what a job has finished and its resume key."""
+    """Write the resume key of a job and its finished shards."""
     job = {"format": PROGRESS_FORMAT, "version": PROGRESS_VERSION, "run": run}
     with atomic_output(path) as file:
         file.writelines(map(_line, [job, *map(asdict, shards)]))
 
 
 def add_progress(path: str, shard: Shard) -> None:
-    """Add a finished shard to the progress file that this process wrote; see it on disk."""
+    """Append a finished shard to the progress file of this process, and sync the file."""
     with output_errors(path), open(path, "ab") as file:
         file.write(_line(asdict(shard)))
         file.flush()
@@ -85,25 +84,25 @@ def add_progress(path: str, shard: Shard) -> None:
 def read_manifest(path: str | Path) -> list[tuple[str, Shard]]:
     """Return the shards that a manifest lists, in order, each with its path.
 
-    Raises InputError if it can't be read, is damaged or is something else.
+    Raises InputError for an unreadable or damaged file and for a file of another kind.
     """
     _, shards = read_facts(path)
     return [(os.path.join(os.path.dirname(path), shard.file), shard) for shard in shards]
 
 
 def describe_manifest(path: str | Path) -> dict[str, Any]:
-    """Return what a manifest says of its shards together; InputError as `read_manifest`."""
+    """Return the facts of a manifest about all shards; InputError as `read_manifest`."""
     return read_facts(path)[0]
 
 
 def read_facts(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
-    """Return what a manifest holds, and its shards; InputError as `read_manifest`."""
+    """Return the content of a manifest, and its shards; InputError as `read_manifest`."""
     failure = f"is not a list of token shards, as {spelled('--shard-tokens')} writes OUT.json"
     return _read(path, json.loads, MANIFEST_FORMAT, VERSION, failure)
 
 
 def read_progress(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
-    """Return what a progress file holds, and the finished shards; InputError if it is damaged."""
+    """Return the content of a progress file, and the finished shards; InputError if damaged."""
     failure = "does not say what a run has finished"
     content, shards = _read(path, _parse_progress, PROGRESS_FORMAT, PROGRESS_VERSION, failure)
     if not isinstance(content.get("run"), dict):
@@ -112,8 +111,8 @@ def read_progress(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
 
 
 def _parse_progress(data: bytes) -> dict[str, Any]:
-    """Return a progress file as one object; a job that was killed may leave part of a line last."""
-    if data.startswith(b"{\n"):  # one object, as version 1 was; `_read` names the version
+    """Return a progress file as one object; a killed job may leave part of a line at the end."""
+    if data.startswith(b"{\n"):  # version 1, one object: `_read` refuses it by its version
         return {**json.loads(data)}
     job, _, rest = data.partition(b"\n")
     lines = rest[: rest.rfind(b"\n") + 1].splitlines()
@@ -127,9 +126,9 @@ def _read(
     version: int,
     failure: str,
 ) -> tuple[dict[str, Any], list[Shard]]:
-    """Return what a manifest or a progress file holds, and its shards.
+    """Return the content of a manifest or progress file, and its shards.
 
-    failure: the beginning of the message if it is damaged.
+    failure: the beginning of the message about a damaged file.
     """
     try:
         content = parse(read_whole(path, "list of shards"))
@@ -247,7 +246,7 @@ def _part_of(content: dict[str, Any], path: str | Path) -> Part:
 
 
 def _check_folder(paths: Sequence[str | Path]) -> None:
-    """Raise InputError unless all paths are in one folder, as a manifest names files of its own."""
+    """Raise InputError unless all paths are in one folder: manifests name files without folders."""
     folders = [os.path.dirname(os.path.realpath(path)) for path in paths]
     for path, folder in zip(paths, folders, strict=True):
         if folder != folders[0]:

@@ -40,8 +40,8 @@ def index_path(path: str | Path) -> str:
 def make_index(kind: str, starts: NDArray[np.int64], count: int) -> bytes:
     """Return the index of `count` ids of a type, uint16 or uint32.
 
-    starts: positions at which documents begin, ascending (n,); what is before the first belongs to
-        a document of the file before.
+    starts: positions at which documents begin, ascending (n,); ids before the first belong to a
+        document of the previous file.
 
     Raises OutputError for a document of more than 2^31 - 1 ids.
     """

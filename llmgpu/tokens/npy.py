@@ -1,4 +1,4 @@
-"""Token ids as one array of NumPy's format, and what all formats of plain numbers share.
+"""Token ids as one array of NumPy's format, and the common part of all formats of plain numbers.
 
 Documents follow each other without a mark.
 """
@@ -36,7 +36,7 @@ _MAX_HEADER_BYTES = 1 << 16
 _LEAST_RESERVED = 64 << 20  # bytes of text whose ids are worth reserving memory for
 _TOKEN_BYTES = 4  # of text, in common languages
 
-# What NumPy raises while it parses the Python literal in a header.
+# Errors of NumPy while parsing the Python literal in a header.
 _HEADER_ERRORS = (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError)
 
 
@@ -78,8 +78,8 @@ def npy_header(dtype: np.dtype[Any], count: int) -> bytes:
 class NumbersWriter(TokenWriter):
     """Writes ids as plain numbers of the vocabulary's type, after a header.
 
-    The header holds their count, which is known only at the end, so it is overwritten then. Output
-    that can't seek is collected in a temporary file first.
+    The header holds the count of ids. The count is known only at the end, so `_finish` overwrites
+    the header; an output without seeking is collected in a temporary file first.
     """
 
     def __init__(self, path: str | Path, vocabulary_size: int) -> None:

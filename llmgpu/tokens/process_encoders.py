@@ -1,4 +1,4 @@
-"""The encoders that a process keeps open for many texts: for short and for long ones."""
+"""The encoders that a process keeps open for many texts, short and long."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logging.getLogger("llmgpu")
 class ProcessEncoders:
     """The encoders of one process; threads take turns.
 
-    process: its id. A forked process needs encoders of its own.
+    process: id of the process. A forked process needs new encoders.
     """
 
     def __init__(self, vocabulary: Vocabulary, opening: Opening) -> None:
@@ -48,7 +48,7 @@ class ProcessEncoders:
         return ProcessEncoders(self._vocabulary, Opening(self._opening.wanted, encodes=True))
 
     def open(self) -> None:
-        """Open the device, unless it is ``auto``, which is opened when it is needed."""
+        """Open the device; ``auto`` is opened with the first long text."""
         if self._opening.wanted != "auto":
             self._opening.begin()
             prepare_vocabulary(self._vocabulary, self._opening)
@@ -86,7 +86,7 @@ class ProcessEncoders:
     def encode_documents(
         self, documents: Sequence[bytes], options: SpecialOptions
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the ids of documents, end to end, and where in them each starts."""
+        """Return the ids of documents, end to end, and the position of each document."""
         return self._encode(corpus_from_bytes(documents), options)
 
     def _encode(
@@ -134,6 +134,6 @@ class ProcessEncoders:
 
 
 def _make_room(kept: dict[Any, Any]) -> None:
-    """Forget the oldest of what is kept if it is much."""
+    """Delete the oldest entry of a full table."""
     if len(kept) >= _MOST_KEPT:
         del kept[next(iter(kept))]

@@ -1,6 +1,6 @@
-"""Writing to files on a RAM disk, where it is new pages of memory that take the time.
+"""Writing to files on a RAM disk, where most time goes to getting new pages of memory.
 
-Several threads get them, or one does before there is anything to write.
+Several threads get pages, or one thread does before the first ids are written.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from llmgpu.memory import free_memory
 from llmgpu.processors import usable_processors
 
 _LEAST_SHARED = 4 << 20  # bytes that are worth starting threads for
-_MOST_OF_FREE = 4  # a file gets 1/4 of the memory that is free, before there is text for it
+_MOST_OF_FREE = 4  # reserve up to 1/4 of the free memory for a file
 _WRITE_THREADS = min(4, usable_processors() // 2)  # beyond 4, a file is written no faster
 
 
 class Reservation:
-    """Memory for a file on a RAM disk that a thread gets while there is nothing to write yet.
+    """Memory for a file on a RAM disk, reserved by a thread before the first ids are written.
 
     Files on other disks get none.
     """
 
     def __init__(self, file: BinaryIO, nbytes: int) -> None:
-        """Begin to get memory for the first `nbytes` of a file, whose length stays as it is.
+        """Begin to reserve memory for the first `nbytes` of a file; its length stays unchanged.
 
-        At most a part of what is free is taken. Raises OSError and RuntimeError where the process
+        At most 1/4 of the free memory is reserved. Raises OSError and RuntimeError if the process
         may have no more files or threads.
         """
         self._descriptor = os.dup(file.fileno())  # the file may be closed by another thread
@@ -55,7 +55,7 @@ class Reservation:
             )
 
     def end(self) -> None:
-        """Get no more memory, and give back what is beyond the end of the file."""
+        """Stop reserving, and free the memory beyond the end of the file."""
         self._has_ended.value = True
         self._thread.join()
         with suppress(OSError):  # then the file keeps it
@@ -65,7 +65,7 @@ class Reservation:
 
 
 def write_in_parts(file: BinaryIO, content: memoryview) -> None:
-    """Write to a file that only this process has, much with several threads if it is in memory."""
+    """Write to a file of this process alone; several threads write 4 MiB or more to a RAM disk."""
     is_shared = len(content) >= _LEAST_SHARED and _WRITE_THREADS > 1
     loaded = library() if is_shared else None
     count = 0

@@ -3,16 +3,16 @@
 For the output ``OUT.bin``:
 
 - ``OUT-000000.bin``, ``OUT-000001.bin`` and so on have exactly the requested number of tokens, the
-  last one the rest. Each has its side file, in which "continues" says that the first ids belong
-  to the last document of the previous shard.
-- ``OUT.json`` is the manifest. It exists only while all shards that it lists do.
-- ``OUT.progress.json`` says what a job has finished and its resume key. A resumed job produces all
-  ids again from the first; it compares them with finished shards instead of writing these.
-- ``OUT.lock`` is locked while a job writes, see `llmgpu.locks`, and removed when it ends.
-- At the end, shards of an earlier job after the last one are removed, and so are temporary files
-  that a killed job left.
+  last shard the rest. Each has a side file, in which "continues" means: the first ids belong to the
+  last document of the previous shard.
+- ``OUT.json`` is the manifest. The manifest exists only while all its shards do.
+- ``OUT.progress.json`` has the resume key of a job and its finished shards. A resumed job produces
+  all ids again from the first, and compares ids with finished shards instead of writing them.
+- ``OUT.lock`` is locked while a job writes, see `llmgpu.locks`, and removed at the end.
+- At the end of a job, later shards of an earlier job and temporary files of a killed job are
+  removed.
 
-A document start at the border of two shards belongs to the second one.
+A document start at the border of two shards belongs to the second shard.
 """
 
 from __future__ import annotations
@@ -80,13 +80,14 @@ class ShardNames:
 
     @property
     def progress(self) -> str:
-        """What an unfinished job has done so far."""
+        """The finished shards of an unfinished job."""
         return f"{os.path.splitext(self.output)[0]}.progress.json"
 
     def outputs(self) -> list[Output]:
-        """The files that a job writes, but for shards that are not there yet.
+        """The files that a job may replace.
 
-        A shard's kind is checked when it is its turn: there may be fewer shards than before.
+        `ShardWriter` checks the kind of each shard just before replacing it: the new job may have
+        fewer shards than the old job.
         """
         folder, name = os.path.split(self.output)
         stem, suffix = map(re.escape, os.path.splitext(name))
@@ -100,7 +101,7 @@ class ShardNames:
 
     @property
     def lock(self) -> str:
-        """The file that keeps other jobs away."""
+        """The lock file of the output."""
         return f"{os.path.splitext(self.output)[0]}.lock"
 
     def remove_temporary(self) -> None:
@@ -116,7 +117,7 @@ class ShardNames:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """Ids as they are stored, and how many bytes of text they stand for."""
+    """Ids as stored, and their bytes of text."""
 
     numbers: NDArray[np.unsignedinteger]
     text_bytes: int
@@ -143,15 +144,13 @@ class ShardWriter(TokenSink):
     ) -> None:
         """Prepare for shards of `shard_tokens` ids.
 
-        layout: one of LAYOUTS. added: ids that are not from the text, so they stand for none of
-            its bytes. masked: slices have masks. run: resume key of the ids, in addition to these
-            arguments.
-        resume: continue from where a job with the same key ended. force: replace even files that
-            are of another kind.
+        layout: one of LAYOUTS. added: ids that stand for no bytes of the text, such as BOS.
+            masked: slices have masks. run: resume key of the ids, in addition to these arguments.
+        resume: continue a job with the same key. force: replace even files of another kind.
 
-        Raises InputError if the job to resume has another key (the message says what differs), for
-        an unknown layout and for an invalid number of tokens; OutputError if another file has one
-        of the names, or another job writes these shards.
+        Raises InputError if the job to resume has another key (the message names the difference),
+        for an unknown layout and for an invalid number of tokens; OutputError if a shard would
+        replace another file, or another job writes these shards.
         """
         super().__init__()
         self._layout = get_layout(layout)
@@ -186,7 +185,7 @@ class ShardWriter(TokenSink):
     def write(self, piece: EncodedSlice) -> None:
         """Write the next ids, see `TokenSink.write`; bytes of text are counted by the ids.
 
-        Raises InputError if they differ from those of a finished shard.
+        Raises InputError if ids differ from the ids of a finished shard.
         """
         prepared = self.prepare(piece) if piece.content is None else piece
         ids, content = prepared.ids, prepared.content
@@ -234,7 +233,7 @@ class ShardWriter(TokenSink):
             self._lock.remove()
 
     def _count_bytes(self, ids: NDArray[np.uint32]) -> int:
-        """Return how many bytes of text ids, which are those of tokens, stand for."""
+        """Return the bytes of text of valid ids."""
         memory = np.empty(min(len(ids), _BLOCK_IDS), self._spans.dtype)
         count = 0
         for begin in range(0, len(ids), _BLOCK_IDS):
@@ -278,14 +277,14 @@ class ShardWriter(TokenSink):
         )
         if index < self.kept and shard != self._former[index]:
             raise _differs(path)
-        if index == self.kept:  # they list what is replaced from here on
+        if index == self.kept:  # manifest and progress list shards that are replaced now
             _remove(self._names.manifest)
             if index == 0:
                 _remove(self._names.progress)
         self._current.close()
         self._current = None
         self._shards.append(shard)
-        # The shard is on disk before anything says that it is finished.
+        # The shard is on disk before the progress file lists it.
         if index == self.kept:
             write_progress(self._names.progress, self._run, self._shards)
         elif index > self.kept:
@@ -311,9 +310,9 @@ class ShardWriter(TokenSink):
 def finished_job(
     output: str | Path, vocabulary: Vocabulary, shard_tokens: int, layout: str, run: Run
 ) -> dict[str, Any] | None:
-    """Return the manifest of a job that has all its shards; None if there is something left to do.
+    """Return the manifest of a finished job; None for an unfinished job.
 
-    The job is the one that a `ShardWriter` with these arguments would carry out.
+    Arguments: as for the `ShardWriter` of the job.
     """
     names = ShardNames(str(output))
     if os.path.lexists(names.progress) or not os.path.exists(names.manifest):
@@ -337,7 +336,7 @@ def _job_key(vocabulary: Vocabulary, shard_tokens: int, layout: str, run: Run | 
 
 
 def _part_facts(run: Run) -> dict[str, str]:
-    """Return which part a manifest is of, and a digest that all parts of a work have."""
+    """Return the part of a manifest, and a digest shared by all parts of the job."""
     if PART not in run:
         return {}
     shared = {name: value for name, value in run.items() if name not in (FILES, PART)}
@@ -385,9 +384,9 @@ def _check_length(shard_tokens: int, layout: Layout) -> None:
 
 
 def _read_progress(names: ShardNames, run: Run) -> list[Shard]:
-    """Return the finished shards, up to the first that is not as it was left.
+    """Return the finished shards before the first missing or changed shard.
 
-    Raises InputError if the progress file is damaged or that of another run.
+    Raises InputError if the progress file is damaged or belongs to another run.
     """
     path = names.progress
     if not os.path.lexists(path):
@@ -408,7 +407,7 @@ def _remove_from(names: ShardNames, first: int) -> None:
             end += 1
     except InputError as error:
         if not isinstance(error.__cause__, (FileNotFoundError, type(None))):
-            raise  # it can't be told whether there is one more
+            raise  # unknown whether another shard exists
     for index in reversed(range(first, end)):  # so that a kill in between leaves no gap
         path = names.shard(index)
         layout = get_layout(str(read_side_file(path)["layout"]))

@@ -1,4 +1,4 @@
-"""What all formats of token ids have in common: taking ids slice by slice, and where they are from.
+"""Sinks of token ids, the common part of all formats: ids are written slice by slice.
 
 Numbers are uint16 where every id of the vocabulary fits, uint32 otherwise.
 """
@@ -38,7 +38,7 @@ def require_ids(ids: NDArray[np.uint32], vocabulary_size: int) -> None:
 
 
 def not_an_id(where: str, shown: str) -> InputError:
-    """Return the error for what is read as an id and can't be one."""
+    """Return the error for text in place of an id."""
     return InputError(f"{where}: {shown} is not a token id (a number from 0 to {MAX_ID})")
 
 
@@ -68,15 +68,15 @@ class TokenSink(Closing):
             self.abort()
 
     def expect(self, text_bytes: int | None) -> None:
-        """Say how many bytes of text come, if that is known, before its first ids do.
+        """Announce the bytes of the next text (None: unknown), before its first ids.
 
-        So memory for them may be reserved meanwhile.
+        A sink may reserve memory meanwhile.
         """
 
     def prepare(self, piece: EncodedSlice) -> EncodedSlice:
-        """Return a slice for `write`, with the work done that depends on nothing but its ids.
+        """Return a slice for `write`, with its `content` if the sink makes one from the ids alone.
 
-        Any number of threads may do that at a time. Raises OutputError as `write` does.
+        Any number of threads may call it at a time. Raises OutputError as `write` does.
         """
         return piece
 
@@ -84,9 +84,8 @@ class TokenSink(Closing):
     def write(self, piece: EncodedSlice) -> None:
         """Take the next ids, prepared or not.
 
-        piece: the first one of a text has a document start at 0. If it is closed, the line of its
-            last document ends now, not when the next one starts (a document without ids stays
-            open).
+        piece: the first slice of a text has a document start at 0. A closed slice ends the line of
+            its last document now, not at the next document (a document without ids stays open).
 
         Raises OutputError for ids that can't be written or are not in the vocabulary.
         """
@@ -103,7 +102,7 @@ class TokenSink(Closing):
 class TokenWriter(TokenSink):
     """Writes ids to one output.
 
-    match_facts: what a side file says of the match rule, see `Vocabulary.match_facts`.
+    match_facts: of the match rule, for side files, see `Vocabulary.match_facts`.
     """
 
     def __init__(self, path: str | Path, vocabulary_size: int) -> None:
@@ -144,7 +143,7 @@ class TokenWriter(TokenSink):
         self._output.discard()
 
     def _content(self, piece: EncodedSlice) -> Any:
-        """Return what `_write` needs of a slice that can be made in any thread."""
+        """Return the bytes of a slice for `_write`, made in any thread."""
         return None
 
     @abstractmethod

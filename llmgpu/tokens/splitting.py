@@ -67,7 +67,7 @@ def owners_by_file(text: Corpus, firsts: Sequence[int]) -> Owners:
 class SplitSink(TokenSink):
     """Divides documents among several sinks.
 
-    Which one a document goes to depends on its number alone, not on slices or devices.
+    The sink of a document depends on its number alone, not on slices or devices.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class SplitSink(TokenSink):
         self.documents += len(starts)
 
     def close(self) -> None:
-        """Close all sinks, or abort those that are left if one fails."""
+        """Close all sinks; if one fails, abort the rest."""
         left = list(self.sinks)
         try:
             while left:
@@ -121,20 +121,20 @@ class SplitSink(TokenSink):
 
 
 class ShuffledSink(TokenSink):
-    """Hands documents on in an order that is drawn by the seed and their numbers alone.
+    """Hands documents on in an order drawn by the seed and their numbers alone.
 
-    sink: where they go. Until the end, ids are in a temporary file, 4 bytes each, masks in another,
-    and where documents begin in memory.
+    sink: the next sink. Until the end, ids are in a temporary file, 4 bytes each, masks in a second
+    file, and the starts of documents in memory.
     """
 
     def __init__(
         self, sink: TokenSink, seed: int, spans: NDArray[np.int64], folder: str | None = None
     ) -> None:
-        """Shuffle what goes to `sink`.
+        """Shuffle the documents for `sink`.
 
         seed: 0 or more. spans: bytes of text of each id. folder: of the temporary file.
 
-        Raises OutputError if that can't be made.
+        Raises OutputError if a temporary file can't be made.
         """
         super().__init__()
         self.sink = sink
@@ -187,7 +187,7 @@ class ShuffledSink(TokenSink):
         order = np.argsort(uniform(self._seed + _SHUFFLING, numbers), kind="stable")
         ends = np.cumsum(lengths[order])
         begins = ends - lengths[order]
-        shifts = starts[order] - begins  # from where an id comes to where it goes
+        shifts = starts[order] - begins  # from the old position of an id to its new position
         kept = np.memmap(self._file, np.uint32, "r") if self.ids else np.empty(0, np.uint32)
         has_mask = self._has_mask and self.ids
         masks = np.memmap(self._masks, np.bool_, "r") if has_mask else None
@@ -216,7 +216,7 @@ def uniform(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def spans_without(vocabulary: Vocabulary, added: Collection[int]) -> NDArray[np.int64]:
-    """Return how many bytes of text each id stands for: none for those that are `added` to it."""
+    """Return the bytes of text of each id; 0 for ids `added` to the text."""
     spans = vocabulary.token_spans.copy()
     spans[list(added)] = 0
     return spans

@@ -18,7 +18,7 @@ from llmgpu.tokens.filters import Filter
 from llmgpu.tokens.sinks import TokenSink
 
 _PREPARED = 2  # slices that threads prepare for writing at a time
-_WRITTEN = 2  # slices that are written or wait for it
+_WRITTEN = 2  # slices being written or waiting
 SUGGEST_GPU_FROM = 10**9  # bytes of text
 
 
@@ -30,7 +30,7 @@ def encode_corpus(
 ) -> Iterator[EncodedSlice]:
     """Yield the ids of a whole corpus, see `Encoder.encode`, after some filters.
 
-    Raises what the encoder and the corpus raise. A TextError names the file of the corpus, and the
+    Raises like the encoder and the corpus. A TextError names the file of the corpus, and the
     offset in the text of that file.
     """
     try:
@@ -74,7 +74,7 @@ def write_slices(
 def encoding_key(
     sources: Sequence[str] | Sources, options: CorpusOptions, special: SpecialOptions
 ) -> Run:
-    """Return what is read and how, the resume key of tokenizing; InputError for missing sources."""
+    """Return the resume key of tokenizing: sources and options; InputError for missing sources."""
     chat, files = options.chat, resolve_sources(sources).files
     formats = [source.format for source in files]
     return {
@@ -95,7 +95,7 @@ def encoding_key(
 
 
 def require_rereadable(sources: Sequence[str] | Sources) -> None:
-    """Raise InputError unless all sources are files, so that a resumed job can read them again."""
+    """Raise InputError unless all sources are files: a resumed job reads its sources again."""
     for source in resolve_sources(sources)[0]:
         if source.size is None or source.path == STANDARD_INPUT:
             raise InputError(
