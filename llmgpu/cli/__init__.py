@@ -1,10 +1,10 @@
 """The command line: thin commands over the library.
 
-`commands` declares options and help, and imports neither NumPy nor what a command does; that is in
-the module of the same name here, imported when the command runs.
+`commands` declares options and help, and imports neither NumPy nor the work of a command. The work
+is in the module of the same name here. That module is imported when the command runs.
 
 Data goes to stdout and everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage,
-3 over a budget, 128 plus the number of the signal that interrupted it.
+3 over a budget, 128 plus the number of the signal that interrupted the command.
 """
 
 from __future__ import annotations
@@ -55,11 +55,10 @@ class LazyGroup(click.Group):
     """A group whose commands are imported on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; in shell completion, plain text options take file names."""
+        """Import a command. In shell completion, plain text options then complete to file names."""
         command = COMMANDS.get(cmd_name)
         if command and ctx.resilient_parsing:
             for parameter in command.params:
@@ -75,7 +74,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; UsageError with suggestions for one that is mistyped."""
+        """Find the command; raise UsageError with suggestions for a mistyped name."""
         if args[0] in COMMANDS:
             return super().resolve_command(ctx, args)
         from difflib import get_close_matches
@@ -91,7 +90,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options; --help and --version print here, so see `invoke`."""
+        """Parse the options. --help and --version print here; `invoke` explains a closed pipe."""
         try:
             return super().parse_args(ctx, args)
         except BrokenPipeError:
@@ -121,7 +120,7 @@ def cli() -> None:
 
 
 _OUT_OF_MEMORY = "error: out of memory; use less text or a smaller model, or raise `ulimit -v`"
-_NO_ROOM_FOR_LIBRARY = "failed to map segment", "annot allocate memory"  # the loader's words
+_NO_ROOM_FOR_LIBRARY = "failed to map segment", "annot allocate memory"  # of dlopen's messages
 
 
 def main() -> None:
@@ -130,7 +129,7 @@ def main() -> None:
     try:
         with handled_signals():
             code = cli(standalone_mode=False)
-    except (LlmgpuError, OSError) as error:  # OSError: the summary can't be printed
+    except (LlmgpuError, OSError) as error:  # OSError: printing the summary failed
         if debug:
             raise
         number = error.exit_code if isinstance(error, LlmgpuError) else 1
@@ -157,7 +156,7 @@ def main() -> None:
 
 
 def _refuse(error: click.ClickException) -> int:
-    """Print a usage error, its message on a line of its own; return the exit code."""
+    """Print a usage error, with the message on a line of its own; return the exit code."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return _fail(error.format_message(), error.exit_code)
     if isinstance(error, click.NoSuchOption):
@@ -186,8 +185,8 @@ def _fail(message: str, code: int) -> int:
 
 
 def _close_stdout() -> None:
-    """Flush stdout; if that fails, keep Python from reporting it again at exit."""
-    if sys.stdout is None:  # it was closed before this process began
+    """Flush stdout; if that fails, keep Python from reporting the failure again at exit."""
+    if sys.stdout is None:  # stdout was closed before this process began
         return
     try:
         sys.stdout.flush()

@@ -30,9 +30,9 @@ from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.outputs import PAGE, RECORD, TEXT, Output, check_outputs
 from llmgpu.text.sources import resolve_sources
 
-NARROWEST = 80  # columns; less would break the tables' cells
+NARROWEST = 80  # columns; the cells of a table would break in fewer
 _NAME_WIDTH = 16
-# Options for a record, measured or read; all others are for measuring.
+# Options for a record, measured or read; all other options are for measuring.
 _FOR_RECORDS = {"record_path", "output", "page", "compare", "threshold", "force"}
 _FOR_RECORDS |= {"as_json", "quiet", "debug"}
 
@@ -74,7 +74,7 @@ def bench(asked: BenchCommand) -> None:
 
 
 def _measure(options: BenchOptions, asked: BenchCommand) -> Record:
-    """Return the record of a run, handed over even if the run is interrupted."""
+    """Return the record of a run. An interrupted run hands its record over, too."""
     benchmark = Benchmark(options)
     reporter = Reporter(quiet=asked.report.quiet)
     first = threading.Lock()
@@ -102,7 +102,7 @@ def _hand_over(record: Record, asked: BenchCommand) -> None:
     if asked.page is not None:
         with atomic_output(asked.page) as file:
             file.write(draw_report(record).encode())
-    # Nothing else may be printed to standard output beside a file.
+    # If a file goes to standard output, nothing else is printed there.
     if not (as_json and asked.report.quiet) and not _takes_stdout(asked):
         print_results(record, Console(stderr=as_json, highlight=False))
     if as_json:
@@ -172,7 +172,7 @@ def _print_table(console: Console, title: str, columns: Sequence[Column]) -> Non
 
 
 def _lines_below(table: ResultTable) -> Iterator[str]:
-    """Yield lines on answers and notes, and on the times of phases and kernels."""
+    """Yield lines of answers and notes, and of the times of phases and kernels."""
     if table.answers:
         yield f"answers: {table.answers}"
     for result in table.results if table.what != KERNELS else ():

@@ -1,4 +1,4 @@
-"""What ``llmgpu bpe-train`` does: corpus in, vocabulary out."""
+"""The work of ``llmgpu bpe-train``: corpus in, vocabulary out."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from llmgpu.text.sources import Selection, Sources
 from llmgpu.text.streams import AUTO, STANDARD_INPUT
 
 _MAIN_PHASES = ("total", "count words", "read", "merge")
-_TOLD_SECONDS = 0.05  # of others, shorter ones are not worth a word
+_TOLD_SECONDS = 0.05  # phases of the other kinds that took less are not reported
 _OF_MERGING = ("vocab_size", "min_frequency", "max_token_length", "tie", "match", "engine")
 
 
@@ -55,7 +55,7 @@ def bpe_train(asked: BpeTrainCommand, opening: Opening) -> None:
     report = Reporter(quiet=asked.report.quiet)
     start = time.perf_counter()
 
-    # The text or the counts, and the options: wrong ones are refused before anything is written.
+    # The text or the counts, and the options: wrong ones are refused before any file is written.
     corpus = asked.files.named(asked.corpus)
     corpus = corpus or (() if asked.from_counts else piped_input(report))
     resumed = _resumed_folder(asked, has_source=bool(corpus or asked.from_counts))
@@ -69,7 +69,7 @@ def bpe_train(asked: BpeTrainCommand, opening: Opening) -> None:
     options, how = _library_options(asked, loaded, resumed, report)
     outputs = {} if asked.counts_only else _name_outputs(asked.output, options.sizes)
 
-    # The part of the text, if it is not finished yet.
+    # With --part: this part's share of the text, unless the part is finished already.
     key = _reading_key(asked.reading, how, selection)
     found, finished = _take_part(job, found, options, how, key)
     if finished:
@@ -114,7 +114,7 @@ def _count(
     *,
     is_part: bool,
 ) -> dict[str, Any]:
-    """Count words and save them; return the summary."""
+    """Count words and save the counts; return the summary."""
     assert output is not None
     seconds: dict[str, float] = {}
     text = source if isinstance(source, Corpus) else None
@@ -157,7 +157,7 @@ def _train(
 
     on_counted = save if counts_output is not None or kept else None
     with ExitStack() as stack:
-        # All files get their names at the end, or none does.
+        # Temporary files get their final names together at the end, or not at all.
         files = {size: stack.enter_context(atomic_output(path)) for size, path in outputs.items()}
         try:
             training = Training(plan, report, report.need_memory)
@@ -173,7 +173,7 @@ def _train(
 def _reading_key(
     reading: ReadingOptions, how: CorpusOptions, selection: Selection
 ) -> dict[str, Any]:
-    """Return how text is read, for the resume key; some facts are left out at their defaults."""
+    """Return how text is read, for the resume key; some options are left out at their defaults."""
     asked = selection.input_format
     return {
         "text_field": reading.text_field,
@@ -186,7 +186,7 @@ def _reading_key(
 
 
 def _check_sources(asked: BpeTrainCommand, corpus: Sequence[str], report: Reporter) -> None:
-    """Raise UsageError unless there is one kind of source; note options that have no effect."""
+    """Raise UsageError unless there is exactly one kind of source; note options without effect."""
     if bool(corpus) == bool(asked.from_counts):
         what = "files, folders or globs, or - for standard input"
         raise click.UsageError(f"give either CORPUS ({what}) or --from-counts")
@@ -203,7 +203,7 @@ def _check_sources(asked: BpeTrainCommand, corpus: Sequence[str], report: Report
 
 
 def _part_job(asked: BpeTrainCommand, corpus: Sequence[str], report: Reporter) -> PartJob:
-    """Return the part that is counted; UsageError if a vocabulary would be trained."""
+    """Return the part to count; raise UsageError if the command would train a vocabulary."""
     counts = asked.counts_output if asked.counts_only else None
     if asked.part and not (corpus and counts):
         raise click.UsageError(
@@ -219,7 +219,7 @@ def _take_part(
     how: CorpusOptions,
     reading: dict[str, Any],
 ) -> tuple[Sources | None, dict[str, Any] | None]:
-    """Return the part's share of the sources, and its summary if it is finished."""
+    """Return the part's share of the sources, and the part's summary if the part is finished."""
     if sources is None:
         return None, None
     own = job.take(sources, how, cut_text_by(options.cut, how.separators))
@@ -243,14 +243,14 @@ def _plan(
 
 
 def _load_counts(asked: BpeTrainCommand) -> WordCounts:
-    """Add up word counts; counts of other programs take the pattern of the options."""
+    """Add up word counts. Counts of other programs name no pattern and get the options' pattern."""
     pattern = asked.training["pattern"]
     special = tuple(text.encode() for text in asked.training["special_tokens"])
     return add_counts([load_counts(path, pattern, special) for path in asked.from_counts])
 
 
 def _read(asked: BpeTrainCommand, sources: Sources | None) -> list[str]:
-    """Return all files that the command reads, those of other parts included."""
+    """Return all files that the command reads, with the counts and checkpoints that it names."""
     seed = asked.training["seed"]
     of_seed = find_vocabulary(seed).inputs if seed else ()
     return [*asked.from_counts, *of_seed, *_paths_of(sources), *asked.files.lists]
@@ -263,9 +263,9 @@ def _paths_of(sources: Sources | None) -> list[str]:
 def _library_options(
     asked: BpeTrainCommand, loaded: WordCounts | None, resumed: str | None, report: Reporter
 ) -> tuple[TrainingOptions, CorpusOptions]:
-    """Return the options of training and of reading text, with what seed and counts decide.
+    """Return the options of training and of reading text, completed from the seed and the counts.
 
-    resumed: the checkpoint of the run that is resumed.
+    resumed: the folder of the checkpoint to resume from, if any.
     """
     given = dict(asked.training)
     begun = Checkpoint.unicode_of(resumed) if resumed else None
@@ -294,7 +294,7 @@ def _library_options(
 
 
 def _name_outputs(output: str, sizes: tuple[int, ...]) -> dict[int, str]:
-    """Return the file of each size."""
+    """Return the name of the output file by vocabulary size."""
     if len(sizes) == 1:
         return {sizes[0]: output}
     path = Path(output)
@@ -307,9 +307,9 @@ def _name_outputs(output: str, sizes: tuple[int, ...]) -> dict[int, str]:
 def _written(
     vocabularies: Iterable[str], counts: str | None, checkpoint: str | None, resumed: str | None
 ) -> Iterator[Output]:
-    """Yield all files that a run may write; the checkpoint has to be its own."""
+    """Yield all files that a run may write. An existing checkpoint must be the run's own."""
     for path in vocabularies:
-        # A run that was killed between its last two steps has written its vocabulary.
+        # A run that was killed just before its end has already written its vocabulary.
         is_own = resumed is not None and Checkpoint.may_have_made(resumed, path)
         yield Output(path, VOCABULARY, is_chosen=was_asked("output") or is_own)
     if counts:
@@ -321,7 +321,7 @@ def _written(
 def _resumed_folder(asked: BpeTrainCommand, *, has_source: bool) -> str | None:
     """Return the folder of the run to resume, None without --resume.
 
-    Raises unless there is such a run, or a source to start from scratch with.
+    Raises an error if the folder has no run and the command names no source to start from.
     """
     if not asked.resume:
         return None
@@ -343,9 +343,9 @@ def _check_checkpoint_options(asked: BpeTrainCommand, options: TrainingOptions) 
 def _open_checkpoint(
     asked: BpeTrainCommand, run: dict[str, Any], made: Sequence[str], report: Reporter
 ) -> Iterator[Checkpoint | None]:
-    """Begin or resume a checkpoint; finish it if the block succeeds and has `made` its files.
+    """Begin or resume a checkpoint. After the block, record the run as finished, with files `made`.
 
-    It is removed if the block fails with nothing done.
+    If the block fails before any progress is saved, the checkpoint is removed.
     """
     path = asked.checkpoint
     if path is None:
@@ -380,7 +380,7 @@ def _print_notes(report: Reporter, notes: Sequence[str]) -> None:
 
 
 def _tell_done(outputs: dict[int, str], report: Reporter, *, as_json: bool) -> None:
-    """Say that the run is finished; with `as_json`, print its summary."""
+    """Report that the run is finished already; with `as_json`, print its summary."""
     are = "is" if len(outputs) == 1 else "are"
     report.line(f"nothing to do: {', '.join(outputs.values())} {are} finished")
     if as_json:
@@ -455,7 +455,7 @@ def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
 
 
 def _describe_phase(name: str, summary: dict[str, Any]) -> str:
-    """Say how long a phase took, and how fast it was."""
+    """Describe how long a phase took, and its speed."""
     seconds = summary["seconds"][name]
     text = f"{name} {seconds:.1f} s"
     if name in ("count words", "read"):

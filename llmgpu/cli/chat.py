@@ -1,4 +1,4 @@
-"""What the options about special tokens and conversations mean for the commands that tokenize."""
+"""Options about special tokens and conversations, for the commands that tokenize."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llmgpu.tokens.conversations import CHAT_TOKENS, Conversations
 
 @dataclass(frozen=True)
 class EncodingOptions:
-    """What options about special tokens and conversations mean for a command that encodes.
+    """The options about special tokens and conversations of a command that encodes.
 
     Raises click.UsageError for options that can't be combined.
     """
@@ -40,7 +40,7 @@ class EncodingOptions:
         return SpecialOptions(given.allowed_special, given.disallow_special, *around)
 
     def special_tokens(self, vocabulary: Vocabulary, report: Reporter) -> SpecialOptions:
-        """Return how to encode special tokens, with those that the vocabulary adds if asked for."""
+        """Return how to encode special tokens, with the tokens around a text if asked for."""
         if self.chat.chat:
             return CHAT_TOKENS
         if not self.given.add_special_tokens:
@@ -52,16 +52,16 @@ class EncodingOptions:
         return self._special.around(vocabulary)
 
     def conversations(self, vocabulary: Vocabulary) -> AbstractContextManager[Conversations | None]:
-        """Return what opens a renderer of conversations with --chat, and None without it."""
+        """Return a context manager: the renderer of conversations with --chat, None without."""
         return Conversations(vocabulary) if self.chat.chat else nullcontext()
 
     def with_template(self, vocabulary: Vocabulary) -> Vocabulary:
-        """Return a vocabulary with the chat template that was given, if one was."""
+        """Return the vocabulary with the template of --chat-template, if the option was given."""
         return with_chat_template(vocabulary, self.chat.chat_template)
 
 
 class _HasChat(Protocol):
-    """Options of which some are about conversations."""
+    """A command's options with a group about conversations."""
 
     @property
     def chat(self) -> bool: ...
@@ -70,7 +70,7 @@ class _HasChat(Protocol):
 
 
 def check_chat(asked: _HasChat, special: SpecialOptions) -> None:
-    """Raise click.UsageError for options that can't be combined with --chat, or need it."""
+    """Raise click.UsageError for options that exclude --chat or need it."""
     if asked.chat_template is not None and not asked.chat:
         raise click.UsageError("--chat-template needs --chat")
     if asked.chat and (not special.is_plain or was_given("add_special_tokens")):
@@ -78,7 +78,7 @@ def check_chat(asked: _HasChat, special: SpecialOptions) -> None:
 
 
 def with_chat(options: CorpusOptions, chat: Chat | None) -> CorpusOptions:
-    """Return how to read conversations, by default from the field that `MESSAGES` names."""
+    """Return options that read conversations, by default from the field `MESSAGES`."""
     if chat is None:
         return options
     is_default = options.text_field == CorpusOptions.text_field
@@ -86,7 +86,7 @@ def with_chat(options: CorpusOptions, chat: Chat | None) -> CorpusOptions:
 
 
 def with_chat_template(vocabulary: Vocabulary, path: str | None) -> Vocabulary:
-    """Return a vocabulary with the chat template in a file; None: with its own."""
+    """Return a vocabulary with the chat template in a file; unchanged if `path` is None."""
     if path is None:
         return vocabulary
     from llmgpu.bpe.interchange.huggingface import name_tokens

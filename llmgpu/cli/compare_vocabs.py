@@ -1,4 +1,4 @@
-"""What ``llmgpu compare-vocabs`` does: two vocabularies side by side."""
+"""The work of ``llmgpu compare-vocabs``: two vocabularies side by side."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _measure(
 def _groups(
     pair: Sequence[Vocabulary], used: Sequence[NDArray[np.int64]] | None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return, by script and by length, how many ids there are, and how often they are used."""
+    """Return, by script and by length, the number of ids and how often they are used."""
     found: dict[str, list[dict[str, Any]]] = {}
     for kind, group_of in GROUPS.items():
         groups = [np.array(group_of(vocabulary)) for vocabulary in pair]
@@ -126,7 +126,6 @@ def _groups(
 
 
 def _print(labels: Sequence[str], facts: dict[str, Any]) -> None:
-    """Print the tables."""
     rows = [
         [*(each[key] for each in facts["vocabularies"]), key.replace("_", " ")]
         for key in ("ids", "tokens", "special_tokens", "pattern", "match")
@@ -155,13 +154,13 @@ def _print(labels: Sequence[str], facts: dict[str, Any]) -> None:
 
 
 def _parts(facts: dict[str, Any], row: dict[str, Any]) -> list[str]:
-    """Return the share of the tokens of a text that a group has."""
+    """Return the share of the text's tokens that belong to a group."""
     pairs = zip(row.get("tokens", ()), facts.get("tokens", ()), strict=True)
     return [f"{100 * count / total:.1f} %" if total else "-" for count, total in pairs]
 
 
 def _rates(row: dict[str, Any]) -> list[str]:
-    """Return bytes per token by each vocabulary; nothing if there was no text."""
+    """Return bytes per token by each vocabulary; empty if there was no text."""
     if "tokens" not in row:
         return []
     sizes = row["text_bytes"]

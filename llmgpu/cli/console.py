@@ -1,8 +1,8 @@
-"""What people see while a command runs: progress and notes on stderr.
+"""The output of a running command: progress and notes on stderr.
 
-A terminal shows a bar for each phase, unless it shows data, too. Elsewhere a plain line is printed
-now and then, so that log files stay readable. With --log-format json every line is a JSON object.
-With --quiet there is nothing.
+A terminal shows a bar for each phase, unless data goes to the same terminal. Otherwise a plain
+line is printed every LINE_SECONDS, so that log files stay readable. With --log-format json every
+line is a JSON object. With --quiet nothing is printed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from llmgpu.text.corpus import Corpus
     from llmgpu.tokens.ids import Style
 
-LOG_FORMAT = "llmgpu.log_format"  # where a command's context has it
+LOG_FORMAT = "llmgpu.log_format"  # key of the format in a click context
 _LEAST_COLUMN, _LEAST_NAME = 8, 20  # characters in tables
-_MUCH_MEMORY = 1_000_000_000  # bytes; that less of it is needed is good to know
+_MUCH_MEMORY = 1_000_000_000  # bytes; a need for less memory is not reported
 LINE_SECONDS = 5.0  # between plain progress lines
 _WIDEST_TEXT = 64  # columns of a phase's name and `progress_text`
 _LEAST_BAR, _MOST_BAR = 8, 40
@@ -39,33 +39,33 @@ LEFT_OUT = {
     "left_out_files": ("hidden or special file", "skipped"),
     "left_out_rows": ("row", "without text skipped"),
 }
-BYTE_PHASES = frozenset({"counting words", "reading", "tokenizing"})  # others count things
+BYTE_PHASES = frozenset({"counting words", "reading", "tokenizing"})  # the rest count things
 
 
 class Reporter:
     """Prints lines and progress on stderr; calling it is a `llmgpu.progress.Progress`."""
 
     def __init__(self, *, quiet: bool, prints_data: bool = False) -> None:
-        """Start with no progress; `quiet` reports nothing.
+        """Start without progress; `quiet` suppresses all lines.
 
-        prints_data: standard output gets data meanwhile. On a terminal that is progress enough, and
-        what redraws a bar would erase it.
+        prints_data: the command prints data to standard output. On a terminal the data itself shows
+        the progress, and redrawing a bar would erase data.
         """
         self._quiet = quiet
         self._shows_progress = not (quiet or (prints_data and is_terminal(sys.stdout)))
-        # rich is loaded for a terminal only, and a dumb one can't redraw a bar.
+        # rich is imported for a terminal only, and a dumb terminal can't redraw a bar.
         has_terminal = bool(os.environ.get("FORCE_COLOR")) or is_terminal(sys.stderr)
         self._as_json = log_format() == "json"
         self._has_bars = has_terminal and os.environ.get("TERM") != "dumb" and not self._as_json
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._started: dict[str, tuple[float, int]] = {}  # when phases began, and at what
+        self._started: dict[str, tuple[float, int]] = {}  # by phase: first time and `done`
         self._printed = 0.0
-        self._said = 0  # bytes that were said to be needed
-        self.needed_bytes = 0  # what is known now
+        self._said = 0  # bytes of the last reported need
+        self.needed_bytes = 0  # the latest estimate
 
     def need_memory(self, memory: Memory, *, is_small: bool = False) -> None:
-        """Report the most memory that is needed, unless about as much was reported before.
+        """Report the most memory that the job needs, unless a report so far named about as much.
 
         is_small: the job is too small to report; only `needed_bytes` changes.
         """
@@ -95,11 +95,11 @@ class Reporter:
             click.echo(text, err=True)
 
     def note(self, text: str) -> None:
-        """Print a note about what was read or written."""
+        """Print a note about the input or the output."""
         self.line(f"note: {text}")
 
     def note_left_out(self, summary: dict[str, Any]) -> None:
-        """Print how much text a summary says was left out, and its notes."""
+        """Print how much text was left out by a command's summary, and the notes in the summary."""
         for name, (what, fate) in LEFT_OUT.items():
             if summary[name]:
                 self.note(f"{number_of(summary[name], what)} {fate}")
@@ -109,7 +109,7 @@ class Reporter:
     def __call__(self, phase: str, done: int, total: int | None) -> None:
         """Show the progress of a phase, its speed and the time left.
 
-        The speed is that since the phase was first seen: a job that is resumed begins in its midst.
+        The speed counts from the first call for the phase, because a resumed job starts midway.
         """
         if not self._shows_progress:
             return
@@ -129,7 +129,6 @@ class Reporter:
             self.line(text, **facts, per_second=round(rate, 3) or None)
 
     def close(self) -> None:
-        """Remove the bars."""
         if self._bars is not None:
             with held_back():
                 self._bars.stop()
@@ -139,7 +138,7 @@ class Reporter:
     def _update_bar(self, phase: str, done: int, total: int | None, rate: float) -> None:
         if self._bars is None:
             bars = _make_bars()
-            with held_back():  # bars that are half started can't be stopped
+            with held_back():  # a signal between would leave bars that can't be stopped
                 bars.start()
                 self._bars = bars
         if phase not in self._tasks:
@@ -166,7 +165,7 @@ def progress_text(
 ) -> str:
     """Describe a phase at a rate per second: "1.2 GB of 3.4 GB, 410.0 MB/s, 5 s left".
 
-    is_narrow: leave out what 40 columns have no room for: "35 %, 5 s left".
+    is_narrow: fit into 40 columns: "35 %, 5 s left".
     """
     show = human_bytes if phase in BYTE_PHASES else human_count
     left = f", {human_time((total - done) / rate)} left" if total and rate > 0 else ""
@@ -177,18 +176,18 @@ def progress_text(
 
 
 def log_format() -> str:
-    """Return what --log-format says: "text" or "json"."""
+    """Return the value of --log-format: "text" or "json"."""
     context = click.get_current_context(silent=True)
     return str(context.meta.get(LOG_FORMAT, "text")) if context else "text"
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a standard stream, None if it is closed, is a terminal."""
+    """Whether a standard stream is a terminal; `stream` is None if it is closed."""
     return stream is not None and stream.isatty()
 
 
 def shows_colours() -> bool:
-    """Whether standard output is a terminal that should be sent colours, or FORCE_COLOR is set."""
+    """Whether to colour standard output: it is a terminal with colours, or FORCE_COLOR is set."""
     if os.environ.get("NO_COLOR"):
         return False
     has_colours = is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb"
@@ -196,7 +195,7 @@ def shows_colours() -> bool:
 
 
 def token_style(output: str) -> Style:
-    """Return how to show tokens: by what the terminal can do, elsewhere one per line."""
+    """Return how to show tokens: in a terminal by its abilities, else one token per line."""
     if shows_colours():
         return "colours" if output == STANDARD_OUTPUT else "lines"
     is_shown = output == STANDARD_OUTPUT and is_terminal(sys.stdout)
@@ -204,7 +203,7 @@ def token_style(output: str) -> Style:
 
 
 def left_out_of(text: Corpus | None) -> dict[str, Any]:
-    """Return a summary's counts of what was invalid in a corpus or left out of it."""
+    """Return a corpus's counts of invalid and left out text, for a summary."""
     notes = text.notes if text else []
     return {
         "invalid_sequences": text.invalid_sequences if text else 0,
@@ -217,7 +216,7 @@ def left_out_of(text: Corpus | None) -> dict[str, Any]:
 
 def print_json(summary: dict[str, Any], *, to_stderr: bool) -> None:
     """Print a command's summary as one line of JSON."""
-    text = printable(json.dumps(summary, ensure_ascii=False))  # its escapes are those of JSON
+    text = printable(json.dumps(summary, ensure_ascii=False))  # escapes as JSON does
     if to_stderr:
         click.echo(text, err=True)
     else:
@@ -232,9 +231,9 @@ def print_result(text: object, *, end: str = "\n") -> None:
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[int | str]]) -> None:
-    """Print a table: columns of numbers, then one of names.
+    """Print a table: columns of numbers, then a column of names.
 
-    A terminal gets separators of thousands, and the ends of names that are too long for it.
+    On a terminal, numbers have separators of thousands, and of a long name only the end is shown.
     """
     is_shown = is_terminal(sys.stdout)
     number = "{:,}" if is_shown else "{}"

@@ -1,4 +1,4 @@
-"""What ``llmgpu count`` does: the tokens of files, by one vocabulary or several."""
+"""The work of ``llmgpu count``: the tokens of files, by one vocabulary or several."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Row(NamedTuple):
     tokens: list[int]
 
 
-# By --sort: the key, ascending.
+# Sort keys by value of --sort; all sort ascending.
 ORDERS = {
     "path": lambda row: os.fsencode(row.path),
     "tokens": lambda row: -row.tokens[0],
@@ -133,7 +133,7 @@ def _open_encoders(
 
 
 def _named_paths(asked: CountCommand, report: Reporter) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the names to count, and which of them are from the list of --files-from."""
+    """Return the names to count, and the set of names that come from the list of --files-from."""
     paths = asked.paths
     if asked.files.files_from is None:
         return paths or required_input(report, "PATH: files, folders or globs"), frozenset()
@@ -141,7 +141,7 @@ def _named_paths(asked: CountCommand, report: Reporter) -> tuple[tuple[str, ...]
     found = set(filter(os.path.lexists, listed))
     there = [name for name in listed if name in found]
     missing = [name for name in listed if name not in found]
-    if missing:  # as after git diff --name-only
+    if missing:  # a list of git diff --name-only also names deleted files
         count = number_of(len(missing), "listed file")
         report.note(f"{count} not found, skipped: {in_words(missing)}")
     return (*paths, *there), frozenset(listed)
@@ -151,7 +151,7 @@ def _named_paths(asked: CountCommand, report: Reporter) -> tuple[tuple[str, ...]
 def keep_input(
     paths: Sequence[str], passes: int, selection: Selection = _ALL
 ) -> Iterator[tuple[Sources, str]]:
-    """Yield sources that can be read several times, and the file that holds standard input."""
+    """Yield sources that can be read `passes` times, and the temporary file with standard input."""
     if not paths:
         yield Sources([], 0), ""
         return
@@ -179,9 +179,9 @@ def _count(
     *,
     is_unknown: bool,
 ) -> tuple[list[Row], dict[str, Any]]:
-    """Return a row for each file, and the summary of all.
+    """Return a row for each file, and the summary of all files.
 
-    lengths: take the tokens of documents, for each encoder. is_unknown: see `suggesting_gpu`.
+    lengths: for each encoder, collects the tokens of documents. is_unknown: see `suggesting_gpu`.
     """
     passes: list[list[FileCount]] = []
     try:
@@ -214,7 +214,7 @@ def _count(
 
 
 def _by_folder(rows: Sequence[Row]) -> list[Row]:
-    """Return a row for each folder: the sum of its files, without those in subfolders."""
+    """Return a row for each folder: the sum of the files directly in the folder."""
     sums: dict[str, Row] = {}
     for row in rows:
         name = os.path.dirname(row.path) or os.curdir
@@ -236,7 +236,7 @@ def _print_counts(labels: Sequence[str], rows: Sequence[Row], total: Row) -> Non
 
 
 def _print_lengths(labels: Sequence[str], found: Sequence[dict[str, Any]]) -> None:
-    """Print how many tokens documents have, by each vocabulary."""
+    """Print statistics of the documents' lengths in tokens, by each vocabulary."""
     names = {
         "documents": "documents",
         "min": "shortest",

@@ -1,4 +1,4 @@
-"""What ``llmgpu generate`` does: continue a prompt, or many, with a trained model."""
+"""The work of ``llmgpu generate``: continue a prompt, or many, with a trained model."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
     if prompts is None and not as_json:
         refuse_given(("log_probabilities",), "is for --prompts and --json")
 
-    # Prompts and their ids, before the model is loaded.
+    # Read prompts and encode them before the model is loaded: errors come early.
     texts = _given_prompts(asked, report)
     saved = open_model(asked.run, report.note)
     vocabulary = with_chat_template(saved.vocabulary, asked.chat_template)
     tokenizer = Tokenizer(vocabulary, device="cpu")
-    conversations = ChatEncoder(  # whose errors name options, unlike those of the tokenizer
+    conversations = ChatEncoder(  # its errors name options, those of Tokenizer don't
         tokenizer.vocabulary, lambda data: tokenizer.encode(data, allowed_special=("all",))
     )
     wanted = [(each, prompt_ids(tokenizer, conversations, each, saved)) for each in texts]
 
-    # The model, for the longest text that it will have.
+    # Load the model, with room for the longest prompt and continuation.
     backend = opening.backend(report.note)
     report.line(f"generating on {backend.description} with {saved.folder}")
     longest = max(len(ids) for _, ids in wanted)
@@ -85,7 +85,7 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
 
 
 def _given_prompts(asked: GenerateCommand, report: Reporter) -> list[Prompt]:
-    """Return what is to be continued; UsageError for options that do not fit together."""
+    """Return the prompts to continue; raise UsageError for options that do not fit together."""
     if asked.prompts is None:
         refuse_without_effect(GenerateCommand)
         text = _single_prompt(asked.prompt, report)
@@ -100,7 +100,7 @@ def _given_prompts(asked: GenerateCommand, report: Reporter) -> list[Prompt]:
 
 
 def _single_prompt(prompt: str | None, report: Reporter) -> str:
-    """Return the prompt; one from a pipe loses its final line end."""
+    """Return the prompt; a prompt from a pipe loses its final line end."""
     if prompt is None:
         if not piped_input(report):
             return ""
@@ -128,7 +128,7 @@ def _continue_one(
 
 
 def _pieces(one: Continuation, generator: Generator) -> Iterator[bytes]:
-    """Yield the bytes of the text once they are certain."""
+    """Yield bytes of the text as soon as no later token can change them."""
     for _ in generator.continue_all([one.request()]):
         yield one.text.take()
     yield one.text.take(last=True)
@@ -150,8 +150,8 @@ JSON_ENDINGS = (".jsonl", ".ndjson")
 class Prompt:
     """A prompt to be continued.
 
-    facts: what its line of JSON says besides. messages: of a conversation that is to be answered,
-    in place of a text.
+    facts: further fields for the prompt's line of JSON. messages: a conversation to be answered, in
+    place of a text.
     """
 
     text: str
@@ -159,21 +159,22 @@ class Prompt:
     messages: Sequence[Any] | None = None
 
     def printed(self) -> str | Sequence[Any]:
-        """Return what is continued."""
+        """Return the text, or the messages of the conversation, to print with the continuation."""
         return self.text if self.messages is None else self.messages
 
 
 def from_user(text: str) -> Prompt:
-    """Return the conversation that a user begins with a text."""
+    """Return a conversation with one message, a user's."""
     return Prompt("", {}, [{"role": "user", "content": text}])
 
 
 def read_prompts(path: str, name_of_field: str | None, *, chat: bool = False) -> list[Prompt]:
     """Read prompts: lines of text, or a field of each object of JSON lines.
 
-    path: a file, or "-" for standard input. name_of_field: None for lines of text, unless the
-    file's name says that it has JSON lines, whose field is "prompt" then, or "messages".
-    chat: lines of text are what users say, and fields the messages of conversations.
+    path: a file, or "-" for standard input. name_of_field: the field of JSON lines. With None, a
+    file is lines of text, unless the file's suffix says JSON lines; the field is then "prompt", or
+    "messages" with chat. chat: a line of text is a user's message,
+    and a field is a list of messages.
 
     Raises InputError for a file that can't be read, is not UTF-8 or has no prompts.
     """
@@ -212,10 +213,10 @@ def _of_json(found: dict[str, object], name: str, where: str, *, chat: bool) -> 
 def prompt_ids(
     tokenizer: Tokenizer, conversations: ChatEncoder, prompt: Prompt, model: SavedModel
 ) -> list[int]:
-    """Return a prompt's ids; those of a conversation end with what begins a reply.
+    """Return a prompt's ids. The ids of a conversation end with the header of a reply.
 
-    Those of a text follow what the model's vocabulary puts before one. Without any of these, return
-    the token between documents; InputError if there is none.
+    The ids of a text start with the tokens that the model's vocabulary puts before a text. If that
+    gives no id at all, the prompt is the token between documents; InputError if there is none.
     """
     if prompt.messages is not None:
         answered, _ = conversations.encode(prompt.messages, None, True)
@@ -240,7 +241,7 @@ def continue_prompts(
 ) -> int:
     """Print a JSON line for each prompt, in their order, and return the number of new ids.
 
-    prompts: with their ids. Each has a sampler of its own: prompt number k has the seed plus k.
+    prompts: pairs of a prompt and its ids. Prompt number k has a sampler of its own, with seed + k.
     """
     made: dict[int, Continuation] = {}
 

@@ -1,4 +1,4 @@
-"""Groups of options that several commands share, and what their values mean."""
+"""Groups of options that several commands share, and functions for their values."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ VOCAB_HELP = (
     "vocab.json next to merges.txt, a Hugging Face folder, or the name of an encoding or model "
     "if tiktoken has downloaded it: cl100k, o200k, gpt2, gpt-4o-mini."
 )
-_TAKING_LESS = ("limit", "max_tokens", "part", "resume", "decode")  # of the text, or none
-_MOST_LABEL = 14  # characters of a column's head
+_TAKING_LESS = ("limit", "max_tokens", "part", "resume", "decode")  # options that reduce the text
+_MOST_LABEL = 14  # characters in the head of a column
 
 # fmt: off
-# Options of several commands, each declared by a call: a field belongs to one class.
+# Options of several commands. Each class calls the function for a field object of its own.
 # See `llmgpu.bpe.interchange.open.find_vocabulary`.
 vocab = partial(option, MISSING, str, VOCAB_HELP, metavar="VOCAB")
 vocabulary_output = partial(
@@ -106,7 +106,7 @@ class ReportOptions:
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class ReadingOptions:
-    """How text is read from files."""
+    """Options about reading text from files."""
 
     # fmt: off
     limit: int | None = option(
@@ -136,7 +136,7 @@ class ReadingOptions:
     def corpus_options(
         self, *, line_documents: bool = False, more_separators: tuple[str, ...] = ()
     ) -> CorpusOptions:
-        """Return the library's options; UsageError for an empty separator."""
+        """Return the library's options; raise UsageError for an empty separator."""
         from llmgpu.text.corpus import CorpusOptions
 
         separators = self.doc_separators + more_separators
@@ -154,7 +154,7 @@ class ReadingOptions:
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class FileOptions:
-    """Which files are read, and as what."""
+    """Options about the choice of files and their formats."""
 
     # fmt: off
     input_format: str = option(
@@ -180,7 +180,7 @@ class FileOptions:
         return (*paths, *names)
 
     def listed(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """Return the names in the list of files, if there is one; paths: named besides it."""
+        """Return the names in the list of files, if any; paths: names on the command line."""
         if self.files_from is None:
             return ()
         if self.files_from == STANDARD_INPUT and STANDARD_INPUT in paths:
@@ -200,7 +200,7 @@ class FileOptions:
 
     @property
     def lists(self) -> list[str]:
-        """The files with lists of files that the command reads."""
+        """The lists of files that the command reads, by name."""
         return [*filter(None, [self.files_from])]
 
     @property
@@ -208,13 +208,13 @@ class FileOptions:
         return "standard input" if self.files_from == STANDARD_INPUT else self.files_from
 
     def selection(self) -> Selection:
-        """Return how files are selected, lists of files apart."""
+        """Return how files are selected; the names in lists are not part of it."""
         from llmgpu.text.sources import Selection
 
         found = Selection(
             input_format=self.input_format, exclude=self.exclude, gitignore=self.gitignore
         )
-        # A pipe has fields only if it holds lines of JSON.
+        # A field of standard input implies JSON lines: other formats of a pipe have no fields.
         return replace(found, of_input="jsonl") if was_given("text_field") else found
 
 
@@ -229,14 +229,14 @@ def _unquoted(name: bytes) -> bytes:
     if not (len(name) > 2 and name.startswith(b'"') and name.endswith(b'"')):
         return name
     try:
-        plain = name[1:-1].decode("unicode_escape").encode("latin-1")  # escapes are of bytes
+        plain = name[1:-1].decode("unicode_escape").encode("latin-1")  # one byte an escape
     except UnicodeError:
         return name
     return name if os.path.lexists(name) else plain
 
 
 def resolve_texts(names: Sequence[str], selection: Selection) -> Sources:
-    """Return the files of text that names stand for; see `resolve_sources`, `check_text_field`."""
+    """Return the files of text behind `names`; see `resolve_sources`, `check_text_field`."""
     from llmgpu.text.sources import resolve_sources
 
     found = resolve_sources(names, selection)
@@ -245,7 +245,7 @@ def resolve_texts(names: Sequence[str], selection: Selection) -> Sources:
 
 
 def check_text_field(files: Sequence[Source]) -> None:
-    """Raise click.UsageError for a --text-field if no file has fields."""
+    """Raise click.UsageError if --text-field was given, and no file is of a format with fields."""
     from llmgpu.text.sources import format_of
 
     if not any(format_of(source) for source in files):
@@ -257,7 +257,7 @@ def check_text_field(files: Sequence[Source]) -> None:
         )
 
 
-# Special tokens and conversations: see `llmgpu.cli.chat.Encoding`.
+# Special tokens and conversations: see `llmgpu.cli.chat.EncodingOptions`.
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class SpecialTokenOptions:
     """Special tokens in a text and around it."""
@@ -286,7 +286,7 @@ class SpecialTokenOptions:
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class ChatOptions:
-    """Whether texts are conversations, see `llmgpu.tokens.conversations`."""
+    """Options about conversations, see `llmgpu.tokens.conversations`."""
 
     # fmt: off
     chat: bool = option(
@@ -301,10 +301,10 @@ class ChatOptions:
 
 
 def piped_input(report: Reporter) -> tuple[str, ...]:
-    """Return standard input, as a source of text, if it is a pipe or a file, and say so."""
+    """Return standard input as a source, if it is a pipe or a file, and note that; else nothing."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (AttributeError, OSError, ValueError):  # there is none
+    except (AttributeError, OSError, ValueError):  # standard input is closed or has no descriptor
         return ()
     if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
         return ()
@@ -313,7 +313,7 @@ def piped_input(report: Reporter) -> tuple[str, ...]:
 
 
 def required_input(report: Reporter, what: str) -> tuple[str, ...]:
-    """Return standard input as `piped_input` does; UsageError that asks for `what` without it."""
+    """Return standard input as `piped_input` does; without it, UsageError asks for `what`."""
     found = piped_input(report)
     if not found:
         raise click.UsageError(f"give {what}, or - for standard input")
@@ -330,12 +330,12 @@ def labels_of(vocabs: Sequence[str]) -> list[str]:
 
 
 def id_or_text(token: str | None) -> int | str | None:
-    """Return what names a token on the command line: an id if it is a number."""
+    """Return a token named on the command line: an id if it is a number, else the text."""
     return int(token) if token and re.fullmatch(r"[0-9]{1,10}", token) else token
 
 
 def gpu_from(least: int) -> int:
-    """Return from how many bytes of text ``auto`` opens an adapter: LLMGPU_GPU_FROM, or `least`.
+    """Return the least bytes of text for a GPU under ``auto``: LLMGPU_GPU_FROM, or `least`.
 
     Raises click.UsageError if LLMGPU_GPU_FROM is not a size.
     """
@@ -346,9 +346,10 @@ def gpu_from(least: int) -> int:
 
 
 def open_device(device: str, paths: Sequence[str], *, encodes: bool) -> Opening:
-    """Return the opening of a command's device, begun if the device will surely be used.
+    """Return the opening of a command's device, begun at once if the device will surely be used.
 
-    paths: what the command reads. encodes: see `Opening`. ``auto`` will be used for large files.
+    paths: the files that the command reads. encodes: see `Opening`. ``auto`` will surely use a
+    device for large files.
     """
     context = click.get_current_context()
     least = gpu_from(encoding_from(usable_processors()) if encodes else TRAINING_FROM)

@@ -1,4 +1,4 @@
-"""What ``llmgpu info`` shows: the adapters of this machine, or what is in a file."""
+"""The work of ``llmgpu info``: the adapters of this machine, or the facts about a file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LIMITS_SHOWN = (
 )
 FEATURES_SHOWN = ("subgroup", "shader-f16", "timestamp-query", "subgroup-matrix")
 
-_Row = tuple[int, dict[str, Any], list[int]]  # an id, more facts of it, and the tokens to be shown
+_Row = tuple[int, dict[str, Any], list[int]]  # id, further facts, ids of the tokens to show
 
 
 def info(asked: InfoCommand) -> None:
@@ -75,7 +75,7 @@ def _check_combined(asked: InfoCommand) -> None:
 
 
 def _open_vocabulary(asked: InfoCommand, file: str, report: Reporter) -> Vocabulary:
-    """Open the vocabulary that a file or a name stands for; first check the page to be written."""
+    """Check the page to write, then open the vocabulary; file: a path or a vocabulary's name."""
     from llmgpu.bpe.interchange.open import find_vocabulary
     from llmgpu.outputs import TOKEN_FILE, kind_of
     from llmgpu.tokens.bin import side_path
@@ -146,7 +146,7 @@ def _vocabulary_facts(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _model_facts(path: str) -> dict[str, Any]:
-    """Return the sizes of the model in a folder; nothing if there is none."""
+    """Return the sizes of the model in a folder; empty if the folder has no model."""
     if not os.path.isfile(os.path.join(path, "config.json")):
         return {}
     from llmgpu.lm.checkpoints.checkpoint import open_model
@@ -159,7 +159,7 @@ def _model_facts(path: str) -> dict[str, Any]:
 
 
 def _file_facts(path: str) -> dict[str, Any] | None:
-    """Return facts about runs, word counts and files of ids; None for anything else."""
+    """Return facts about runs, word counts and files of ids; None for any other file."""
     from llmgpu.outputs import COUNTS, MANIFEST, NPY, TOKEN_FILE, kind_of
 
     if os.path.isfile(os.path.join(path, "log.jsonl")):
@@ -184,7 +184,7 @@ def _file_facts(path: str) -> dict[str, Any] | None:
     if kind == TOKEN_FILE:
         from llmgpu.tokens.bin import describe_bin_file, read_side_file
 
-        # InputError for a file that is not as its side file says.
+        # Raises InputError if the file contradicts its side file.
         file = describe_bin_file(path, may_be_foreign=True)
         if not file.fingerprint:
             kind = f"{kind} of another tool"
@@ -273,7 +273,7 @@ def _list_merges(vocabulary: Vocabulary, asked: InfoCommand) -> None:
 
 
 def _print_rows(vocabulary: Vocabulary, rows: Iterable[_Row], asked: InfoCommand) -> None:
-    """Print the first rows whose token matches; as text, the id and the tokens to be shown."""
+    """Print the first rows whose token matches; as text: the id, then the tokens."""
     from llmgpu.bpe.vocabulary.spelling import readable
 
     wanted, tokens = _searched(asked.search), vocabulary.tokens
@@ -293,7 +293,7 @@ def _print_rows(vocabulary: Vocabulary, rows: Iterable[_Row], asked: InfoCommand
 
 
 def _searched(search: str | None) -> re.Pattern[str]:
-    """Compile a search, with the package regex if it is installed: it knows scripts, too."""
+    """Compile a search, with the package regex if installed, because regex also knows scripts."""
     engine: Any = importlib.import_module("regex" if importlib.util.find_spec("regex") else "re")
     try:
         with warnings.catch_warnings(action="ignore", category=FutureWarning):

@@ -1,4 +1,4 @@
-"""What ``llmgpu import`` and ``llmgpu export`` do: vocabularies of other tools in and out."""
+"""The work of ``llmgpu import`` and ``llmgpu export``: vocabularies of other tools in and out."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _open_model(path: str, report: Reporter) -> SavedModel | None:
 
 
 def _note_model(folder: str, report: Reporter) -> None:
-    """Note that the model next to a vocabulary is not exported, and how to use it."""
+    """Note that the model next to a vocabulary is not exported, and how to export it."""
     if not os.path.isfile(os.path.join(folder, "config.json")):
         return
     from llmgpu.lm.checkpoints.pretrained import has_model

@@ -1,12 +1,13 @@
 """Signals that end a command: SIGINT, SIGTERM and SIGHUP, with exit codes 130, 143 and 129.
 
-- The main thread raises KeyboardInterrupt with the signal's number, so that what it does is cleaned
-  up.
-- Python handles a signal between two of its instructions, so a long call of NumPy or of a driver
-  would delay it, and so would waiting for a thread. Another thread learns of the signal at once.
-  After GRACE_SECONDS it removes temporary files and ends the process, if that is still there.
-- A command that handles signals in its own way, as training does, is left alone, and a signal that
-  is ignored, as under nohup, stays so.
+- The main thread raises KeyboardInterrupt with the signal's number, so that all context managers
+  clean up.
+- Python handles a signal between two of its instructions. A long call of NumPy or of a driver would
+  delay the signal, and so would waiting for a thread. Another thread therefore learns of the signal
+  at once. If the process still runs after GRACE_SECONDS, this thread removes temporary files and
+  ends the process.
+- A command with signal handlers of its own, such as training, keeps them. An ignored signal, as
+  under nohup, stays ignored.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ _held: list[int] = []
 def handled_signals() -> Iterator[None]:
     """Raise KeyboardInterrupt for signals that come in the block; in the main thread only.
 
-    It is raised again at the end of the block: code that can't raise, such as a destructor, drops
-    the first one, and cleaning up after it may fail with another error.
+    The end of the block raises KeyboardInterrupt again. Code that can't raise, such as a
+    destructor, drops the first exception, and cleaning up after the first may fail with another
+    error.
 
-    After a signal, threads that the block started may still be running, and the process would wait
-    for them at its end: it is still ended in time.
+    After a signal, threads that the block started may still be running, and Python would wait for
+    them at exit. The watching thread therefore stays, and ends the process in time.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -58,9 +60,9 @@ def handled_signals() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         if _holding.is_set():
             _held.append(number)
-        elif not came:  # later ones would disturb the cleaning up
+        elif not came:  # later signals would disturb the cleaning up
             came.append(number)
-            # A driver's object that was being made fails to be deleted, which is nobody's concern.
+            # A driver's half-made object can't be deleted properly. Python's warning helps nobody.
             sys.unraisablehook = lambda unraisable: None
             raise KeyboardInterrupt(number)
 
@@ -88,7 +90,7 @@ def handled_signals() -> Iterator[None]:
 
 @contextmanager
 def last_act(act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` if the process is ended within the block, which then can't do it itself."""
+    """Call `act` if `end_process` ends the process within the block, which then has no clean-up."""
     _last_acts.append(act)
     try:
         yield
@@ -98,7 +100,7 @@ def last_act(act: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Hold back signals until the end of the block: for what can't be left half done."""
+    """Hold back signals until the end of the block: for steps that can't be left half done."""
     _holding.set()
     try:
         yield
@@ -109,18 +111,18 @@ def held_back() -> Iterator[None]:
 
 
 def code_of(error: BaseException) -> int:
-    """Return the exit code for a KeyboardInterrupt, or for what was raised because of one."""
+    """Return the exit code for a KeyboardInterrupt, or for an error raised because of one."""
     cause = error.__cause__ or error
     return 128 + int(next(iter(cause.args), signal.SIGINT))
 
 
 def say_interrupted() -> None:
-    """Say so once, and show the cursor if there is a terminal.
+    """Print "interrupted" once, and show the cursor if there is a terminal.
 
-    Not through sys.stderr, which another thread may be using.
+    Writes to the descriptor: another thread may hold the lock of sys.stderr.
     """
-    is_free = _saying.acquire(timeout=GRACE_SECONDS)  # not if another thread can't write
-    if is_free and not _was_said.is_set() and sys.stderr is not None:  # else 2 may be another file
+    is_free = _saying.acquire(timeout=GRACE_SECONDS)  # False if another thread is stuck writing
+    if is_free and not _was_said.is_set() and sys.stderr is not None:  # else 2 is no stderr
         _was_said.set()
         with suppress(OSError):
             os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}interrupted\n".encode())
@@ -129,7 +131,7 @@ def say_interrupted() -> None:
 
 
 def end_process(code: int) -> None:
-    """End the process without waiting for its main thread, or for what Python does at its end."""
+    """End the process without waiting for its main thread or for Python's clean-up at exit."""
     for act in _last_acts:
         with suppress(Exception):
             act()

@@ -1,7 +1,8 @@
-"""Options from a file: TOML with the names that they have on the command line.
+"""Options from a file: TOML, with the names that options have on the command line.
 
-A command may take a file (``--config``) and keep the options of a run in the run's folder, where
-``--resume`` finds them. The command line overrules the file that is named, which overrules those.
+A command may read a file (``--config``), and may keep the options of a run in the run's folder,
+where ``--resume`` finds them. The command line overrules --config, and --config overrules the
+options of the run.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from llmgpu.files import atomic_output
 from llmgpu.input_files import quote, read_whole
 
 OPTIONS_NAME = "options.toml"  # see `llmgpu.lm.runs.run_folder`
-_STARTED_IN = "started-in"  # the folder that names of files start from
+_STARTED_IN = "started-in"  # key of the folder from which relative names of files start
 
 
 @runtime_checkable
 class Spelled(Protocol):
-    """A type of parameters whose values differ from how they are written."""
+    """A type of parameters whose values differ from their spelling on the command line."""
 
     def spell(self, value: Any) -> str:
-        """Return how a value is written."""
+        """Return a value as written on the command line."""
 
 
 class ConfiguredCommand(click.Command):
-    """A command with --config, and with an --output that keeps the options of its run.
+    """A command with --config, and with a folder that keeps the options of its run.
 
-    folder_option: the parameter that names the folder. names_files: those by whose names a run that
-    was started elsewhere finds its files, if the folder that it was started in is gone. all_files:
-    all that name files to read. not_kept: those that are not kept.
+    folder_option: the parameter that names the folder. names_files: parameters that must be given
+    again if a run is resumed elsewhere after its first working folder has gone. all_files: all
+    parameters that name files to read. not_kept: parameters that the run's folder does not keep.
     """
 
     folder_option = "output"
@@ -48,16 +49,16 @@ class ConfiguredCommand(click.Command):
     not_kept = frozenset(("config", "output", "resume", "force", "as_json", "quiet", "debug"))
 
     def takes_kept(self, asked: Mapping[str, Any]) -> bool:
-        """Whether a resumed run takes its former options; asked: those given now."""
+        """Whether a resumed run reads its former options; asked: options given now."""
         return True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Fill in from the files what the command line lacks."""
+        """Add options from the files where the command line lacks them."""
         try:
             asked, _, _ = self.make_parser(ctx).parse_args(list(args))
-        except click.UsageError:  # is raised below
+        except click.UsageError:  # the second parse below raises the error
             asked = {}
-        plain = (str, bool, int, list, tuple)  # click has a value of its own for what is not given
+        plain = (str, bool, int, list, tuple)  # not click's sentinels
         asked = {name: value for name, value in asked.items() if isinstance(value, plain)}
         asked = {name: value for name, value in asked.items() if value != ()}
         found: dict[str, Any] = {}
@@ -81,7 +82,7 @@ class ConfiguredCommand(click.Command):
             found |= _read(self, Path(asked["config"]))
         ctx.default_map = found
         left = super().parse_args(ctx, args)
-        if started_in is not None and not ctx.resilient_parsing:  # files are named from there
+        if started_in is not None and not ctx.resilient_parsing:  # base of relative names
             ctx.params[self.folder_option] = os.path.abspath(str(folder))
             ctx.call_on_close(partial(os.chdir, os.getcwd()))
             os.chdir(started_in)
@@ -96,14 +97,18 @@ class CheckpointedCommand(ConfiguredCommand):
     not_kept = frozenset(("checkpoint", "resume", "force", "as_json", "quiet", "debug"))
 
     def takes_kept(self, asked: Mapping[str, Any]) -> bool:
-        """Take them only if nothing else is given: otherwise, without CORPUS, a pipe is read."""
+        """Read former options only if no other option is given.
+
+        Without CORPUS, a pipe may be read.
+        """
         return asked.keys() <= self.not_kept | {"device"}
 
 
 def keep_options(folder: Path) -> None:
     """Write the options that the current command was given to a run's folder.
 
-    Names of files that are not UTF-8, which TOML can't hold, are left out: resuming needs them.
+    TOML can't hold names of files that are not UTF-8. These names are left out, and a command that
+    resumes the run has to give them.
     """
     context = click.get_current_context()
     lines = [f"{_STARTED_IN} = {_toml(os.getcwd())}"]
@@ -123,7 +128,7 @@ def keep_options(folder: Path) -> None:
 
 
 def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
-    """Return options by the names of parameters; InputError for a file that has anything else."""
+    """Return options by names of parameters; InputError for a file with unknown names."""
     try:
         content = tomllib.loads(read_whole(path, "file of options").decode())
     except (OSError, ValueError, RecursionError) as error:
@@ -159,7 +164,7 @@ def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
 
 
 def _names(parameter: click.Parameter) -> list[str]:
-    """Return what a parameter is called in a file, its longest name first."""
+    """Return the names of a parameter in a file, the longest first."""
     names = (name.lstrip("-") for name in parameter.opts)
     return sorted((name for name in names if len(name) > 1), key=len, reverse=True)
 

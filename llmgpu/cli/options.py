@@ -1,4 +1,4 @@
-"""Options of the command line, made from declared fields; which of them a command was given."""
+"""Options of the command line, made from declared fields; tests of which were given."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from llmgpu.option_fields import Group, Option, declared, default_of, own_option
 from llmgpu.registry import imported
 
 T = TypeVar("T")
-_NEAR = 0.8  # of 1: an option that is spelled otherwise by a letter or two
-# Sources of values that somebody asked for. Values of other sources are defaults.
+_NEAR = 0.8  # similarity of two spellings, 1 for equal: they differ by a letter or two
+# Sources of values that a user chose. Values of other sources are defaults.
 _ASKED = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 _EXPRESSION = Option(
     ("--pattern-regex",),
@@ -31,9 +31,9 @@ def command(
     """Return a decorator that makes a command of a function.
 
     kind: the dataclass that declares the arguments and options. does: ``module:name`` in
-    `llmgpu.cli`, what is imported and called with an object of `kind`, after the function. The
-    docstring of the function is the help. A value that the function returns, such as a device that
-    is being opened, is a second argument.
+    `llmgpu.cli`: after the decorated function returns, this function is imported and called with an
+    object of `kind`. The docstring of the decorated function is the help. If the decorated function
+    returns a value, such as the `Opening` of a device, the value is the second argument.
     """
 
     def make(function: Callable[[T], object]) -> click.Command:
@@ -84,7 +84,7 @@ def _make_option(name: str, one: Option, default: Any) -> click.Option:
 
 
 def _take(kind: type[T], values: dict[str, Any]) -> T:
-    """Return an object of a dataclass with a command's values; None stands for the default."""
+    """Return an object of a dataclass with a command's values. None leaves a field's default."""
     found: dict[str, Any] = {}
     for name, one in declared(cast(type, kind)).items():
         if isinstance(one, Option):
@@ -99,7 +99,7 @@ def _take(kind: type[T], values: dict[str, Any]) -> T:
             found[name] = _take(one.kind, values)
     if kind.__init__ is not object.__init__:
         return kind(**found)
-    # Groups of the command line have no constructor: making one takes a millisecond at the start.
+    # Groups have no constructors: making one takes a millisecond at the start.
     made = object.__new__(kind)
     for name, value in found.items():
         object.__setattr__(made, name, value)
@@ -107,7 +107,7 @@ def _take(kind: type[T], values: dict[str, Any]) -> T:
 
 
 def _pattern_of(values: dict[str, Any]) -> str | None:
-    """Return the pattern that was asked for, by its name or by an expression; None if none was."""
+    """Return the pattern that the options name or spell; None if no option chose one."""
     name: str | None = values["pattern"]
     expression: str | None = values["pattern_regex"]
     if name and expression:
@@ -130,13 +130,13 @@ def _source_of(name: str) -> ParameterSource | None:
 
 
 def refuse_given(names: Container[str], reason: str) -> None:
-    """Raise click.UsageError if one of these was given; reason: what to say after its flag."""
+    """Raise click.UsageError if any of `names` was given; reason: the message after the flag."""
     for flag in flags_given(names):
         raise click.UsageError(f"{flag} {reason}")
 
 
 def refuse_without_effect(kind: type) -> None:
-    """Raise click.UsageError if an option of a dataclass was given without those that it needs."""
+    """Raise click.UsageError if an option was given without the options that it needs."""
     values = click.get_current_context().params
     for name, one in own_options(kind).items():
         if one.needs and was_given(name) and not any(values[each] for each in one.needs):
@@ -144,7 +144,7 @@ def refuse_without_effect(kind: type) -> None:
 
 
 def flags_given(names: Container[str]) -> list[str]:
-    """Return the flags of these parameters, if they were given."""
+    """Return the flags of those parameters in `names` that were given."""
     parameters = click.get_current_context().command.params
     found = [each for each in parameters if each.name in names and was_given(str(each.name))]
     return [
@@ -154,10 +154,10 @@ def flags_given(names: Container[str]) -> list[str]:
 
 
 def explain_value(error: click.BadParameter) -> str:
-    """Return what follows the message on a value that an option lacks; "" if nothing is known."""
+    """Return a sentence to add to the message for an invalid value; "" if there is none."""
     from llmgpu.other_names import NO_VALUES, VALUE_NAMES, names_here
 
-    given, is_unknown, _ = error.message.partition("' is not one of ")  # click's message
+    given, is_unknown, _ = error.message.partition("' is not one of ")  # the wording of click
     kind = error.param.type if error.param is not None else None
     if not (is_unknown and isinstance(kind, click.Choice)):
         return ""
@@ -169,7 +169,7 @@ def explain_value(error: click.BadParameter) -> str:
 
 
 def suggest_option(error: click.NoSuchOption) -> click.UsageError:
-    """Return the error for an option that a command lacks, with the name it may have here."""
+    """Return the error for an unknown option, with a suggestion if llmgpu has a similar option."""
     from difflib import get_close_matches
 
     from llmgpu.other_names import FILES, NO_OPTIONS, OPTION_NAMES, names_here

@@ -1,7 +1,8 @@
-"""Parts of a job: what ``--part`` does for a command, and the commands that put parts together.
+"""Parts of a job: ``--part`` for a command, and the commands that put parts together.
 
-A part that is finished has a record beside its output, OUT.part.json: what was read and how, the
-summary, and the output's length and time of change. The same command finds it and is done.
+A finished part has a record beside its output, OUT.part.json: the sources, the options, the
+summary, and the output's length and time of change. If the same command runs again, it finds the
+record and ends.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class PartJob:
     """
 
     def __init__(self, part: Part | str | None, output: str, report: Reporter) -> None:
-        """Take --part as it is given; "auto" asks the environment.
+        """Parse `part`; for "auto", the variables of a scheduler in the environment name the part.
 
-        Raises UsageError if outputs of parts would have one name, InputError if the environment
-        does not name a part.
+        Raises UsageError if the outputs of all parts would have one name, InputError if the
+        environment does not name a part.
         """
         if part == "auto":
             if output != STANDARD_OUTPUT and PLACEHOLDER not in output:
@@ -60,12 +61,12 @@ class PartJob:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether a record says when the part is finished."""
+        """Whether a record is written when the part is finished."""
         return self.part is not None and self.output != STANDARD_OUTPUT
 
     @property
     def outputs(self) -> list[Output]:
-        """The files that are written besides the output."""
+        """The files that the command writes besides its output."""
         return [Output(self._record, PART_RECORD)] if self.is_recorded else []
 
     def take(
@@ -76,13 +77,13 @@ class PartJob:
         return take_part(sources, self.part, options, cut_text) if self.part else sources
 
     def key(self, sources: Sources, run: Run) -> Run:
-        """Return a run's resume key with the part in it; sources: what `take` returned."""
+        """Return a run's resume key with the part added; sources: as returned by `take`."""
         if self.part is None or self._whole is None:
             return run
         return part_key(run, self.part, self._whole, sources)
 
     def finished(self, run: Run) -> dict[str, Any] | None:
-        """Return the summary of the part if it is finished; run: its resume key.
+        """Return the summary of the part if it is finished; run: the resume key.
 
         Raises OutputError if the output has another part.
         """
@@ -103,13 +104,13 @@ class PartJob:
         return None
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Record that the output is written."""
+        """Write the record of the part, after its output was written."""
         if self.is_recorded:
             with atomic_output(self._record) as file:
                 file.write(json.dumps(self._content(summary), indent=1).encode() + b"\n")
 
     def _content(self, summary: object) -> dict[str, object]:
-        """Return the record of the part, whose output is written."""
+        """Return the content of the part's record."""
         name = os.path.basename(self._main_file)
         return {
             "format": FORMAT,
@@ -121,7 +122,7 @@ class PartJob:
 
     @property
     def _main_file(self) -> str:
-        """The output, or the manifest of its shards, which is written last."""
+        """The output, or with shards their manifest, the file that is written last."""
         manifest = f"{os.path.splitext(self.output)[0]}.json"
         return self.output if os.path.exists(self.output) else manifest
 
@@ -131,7 +132,7 @@ class PartJob:
 
 
 def merge_word_counts(asked: MergeWordCountsCommand) -> None:
-    """Add up files of word counts, as bpe-train --counts-only writes them."""
+    """Add up files of word counts, as written by bpe-train --counts-only."""
     from llmgpu.bpe.words.counts_file import merge_counts
 
     report = Reporter(quiet=asked.report.quiet)
@@ -164,7 +165,7 @@ def merge_shards(asked: MergeShardsCommand) -> None:
     manifests, output = asked.manifests, asked.output
     kinds = [kind_of(name) for name in manifests]
     beside = sum(kind in (SIDE_FILE, PART_RECORD) for kind in kinds)
-    if 0 < beside < len(manifests):  # which p-*.json takes, too
+    if 0 < beside < len(manifests):  # p-*.json matches manifests of both kinds
         report.note(f"{number_of(beside, 'side file')} of shards and parts skipped")
         chosen = zip(manifests, kinds, strict=True)
         manifests = tuple(name for name, kind in chosen if kind not in (SIDE_FILE, PART_RECORD))

@@ -1,10 +1,10 @@
-"""What ``llmgpu run`` does: a command in parts on the workers of a Ray cluster.
+"""The work of ``llmgpu run``: a command in parts on the workers of a Ray cluster.
 
-Each part is the command that somebody would run by hand with ``--part``, in a process of Ray's; and
-so is what puts the parts together, in this one. There is an actor for each device, or for as many
-processors as a part takes, which does one part after the other: its device stays open, and its
-encoder knows the words of earlier parts. A part whose actor is lost is started again, and its
-command finds what is finished.
+Each part is a command with ``--part``, as a user would run it by hand, in a process of Ray's. The
+commands that merge the parts run in this process. There is an actor for each device, or for each
+`cpus` processors. An actor does one part after the other: its device stays open, and its encoder
+keeps the words of earlier parts. If an actor is lost, its part is started again, and the command
+of the part resumes from the finished files.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import number_of, quote
 from llmgpu.text.parts import Part
 
-PARTS_OF_WORKER = 4  # so that the last ones to finish are small
-_RETRIES = 3  # of a part whose actor is lost
+PARTS_OF_WORKER = 4  # small parts at the end keep all workers busy
+_RETRIES = 3  # of a part after its actor was lost
 _REFUSED = ("part", "decode", "count", "from_counts", "split", "shuffle", "max_tokens", "limit")
-_COUNTING = (*READING_OPTIONS, *FILE_OPTIONS, "corpus")  # of no use for training on counts
+_COUNTING = (*READING_OPTIONS, *FILE_OPTIONS, "corpus")  # without effect on training from counts
 _SHOWN = ("as_json", "quiet")
 _TRAINING = ("output", "vocab_size", "counts_output", "counts_only", "checkpoint", "resume")
 
@@ -43,9 +43,9 @@ _TRAINING = ("output", "vocab_size", "counts_output", "counts_only", "checkpoint
 class Job:
     """A command in parts.
 
-    part: the arguments of the command for one part, without its device. output: the file of a part,
-    with the part's placeholder in its name. merge: the arguments of what puts those of all parts
-    together. last: those of what remains to be done then.
+    part: returns the arguments of the command for one part, without its device. output: the file of
+    a part, with the part's placeholder in the name. merge: returns the arguments of the command
+    that merges the parts' files. last: the arguments of a command to run after the merge, if any.
     """
 
     device: str
@@ -55,7 +55,7 @@ class Job:
     last: list[str]
 
     def output_of(self, part: Part) -> str:
-        """Return the file of a part that is merged with the others."""
+        """Return the file of a part, an input of the merge."""
         return self.output.replace(PLACEHOLDER, part.file_name)
 
 
@@ -88,7 +88,7 @@ def make_job(command: Sequence[str], cpus: int) -> Job:
     if name not in ("tokenize", "bpe-train"):
         raise click.UsageError(f"{quote(name)} can't be run in parts: use tokenize or bpe-train")
     found = COMMANDS[name]
-    with found.make_context(f"llmgpu {name}", [*arguments]) as context:  # refuses what is wrong
+    with found.make_context(f"llmgpu {name}", [*arguments]) as context:  # checks the options
         values, given = dict(context.params), _Given(found, context, arguments)
     for option in _REFUSED:
         if option in given.options and values.get(option):
@@ -105,7 +105,7 @@ def make_job(command: Sequence[str], cpus: int) -> Job:
 
 
 class _Given:
-    """The options that a command was given, as they were written."""
+    """The options that a command was given, as written on the command line."""
 
     def __init__(
         self, command: click.Command, context: click.Context, arguments: list[str]
@@ -118,11 +118,11 @@ class _Given:
                 self.rest = [*(named if isinstance(named, (list, tuple)) else ()), *self.rest]
 
     def flag(self, name: str) -> str:
-        """Return how an option is written."""
+        """Return the flag of an option, its longest spelling."""
         return max(self._option(name).opts, key=len)
 
     def without(self, *names: str) -> list[str]:
-        """Return the arguments without these options; "corpus" stands for the files."""
+        """Return the arguments without some options, by name; "corpus" stands for the files."""
         written = []
         for name, value in self.options.items():
             option = self._option(name)
@@ -189,7 +189,7 @@ def _training(given: _Given, values: dict[str, Any], threads: list[str]) -> Job:
 
 @contextmanager
 def _open_ray(address: str) -> Iterator[Any]:
-    """Connect to a cluster, or start one on this machine that nothing else reaches."""
+    """Connect to a cluster, or start one on this machine, closed to other machines."""
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:
@@ -219,7 +219,7 @@ def _open_ray(address: str) -> Iterator[Any]:
 def _carry_out(
     ray: Any, job: Job, parts: Sequence[Part], cpus: int, report: Reporter
 ) -> list[dict[str, Any]]:
-    """Run all parts; return their summaries. LlmgpuError for the first that fails."""
+    """Run all parts; return their summaries. LlmgpuError for the first part that fails."""
     found = ray.cluster_resources()
     on_gpus = job.device in ("auto", "gpu") and found.get("GPU", 0) >= 1
     resources: dict[str, Any] = {"num_cpus": cpus, **({"num_gpus": 1} if on_gpus else {})}
@@ -228,7 +228,7 @@ def _carry_out(
     device = None if on_gpus else job.device
     left, summaries = [*reversed(parts)], dict[Part, dict[str, Any]]()
     workers = [actor.remote() for _ in range(min(most, int(found["CPU"]) // cpus, len(parts)))]
-    # Others may have the processors of some: each gets its first part when it is there.
+    # Actors may have to wait for processors: each actor gets its first part once it has started.
     running: dict[Any, tuple[Any, Part | None]] = {
         each.begin.remote(): (each, None) for each in workers
     }
@@ -256,14 +256,13 @@ def _carry_out(
 
 
 class Worker:
-    """What an actor of Ray does."""
+    """The class of Ray's actors: does parts, one after the other."""
 
     def __init__(self) -> None:
-        """Open nothing yet."""
-        self._openings: dict[str, Opening] = {}  # with their encoders, from one part to the next
+        self._openings: dict[str, Opening] = {}  # kept between parts, with encoders
 
     def begin(self) -> tuple[dict[str, Any], str | None]:
-        """Say that the worker is there."""
+        """Return at once: the result tells the caller that the actor has started."""
         return {}, None
 
     def do_part(
@@ -271,7 +270,7 @@ class Worker:
     ) -> tuple[dict[str, Any], str | None]:
         """Run the command of a part; return its summary, and its error if it failed.
 
-        device: None for the GPU that Ray gives this actor.
+        device: None for the GPU that Ray assigned to this actor.
         """
         if device is None:
             device = f"gpu:{importlib.import_module('ray').get_gpu_ids()[0]}"

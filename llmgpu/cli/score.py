@@ -1,4 +1,4 @@
-"""What ``llmgpu score`` does: the log-likelihoods of documents by a model."""
+"""The work of ``llmgpu score``: the log-likelihoods of documents by a model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def score(asked: ScoreCommand, opening: Opening) -> None:
     report = Reporter(quiet=asked.report.quiet)
     paths = asked.files.named(asked.paths)
     paths = paths or required_input(report, "FILE: files, folders or globs")
-    saved = open_model(asked.model, report.note)  # first: its error is clear if FILE came before
+    saved = open_model(asked.model, report.note)  # before FILE: clear error for swapped names
     sources = resolve_texts(paths, asked.files.selection())
     options = asked.reading.corpus_options()
     longest = saved.config.max_positions or saved.config.seq_len
@@ -69,7 +69,7 @@ def score(asked: ScoreCommand, opening: Opening) -> None:
 def _scored(
     scorer: Scorer, documents: Iterator[Document], before: NDArray[np.uint32]
 ) -> Iterator[tuple[Document, Score]]:
-    """Yield documents with the scores of their ids, the first of which follows `before`."""
+    """Yield documents with the scores of their ids; the first id follows the ids `before`."""
     scored, named = tee(documents)
     first = max(1, len(before))
     requests = (Request(np.concatenate([before, each.ids]), first) for each in scored)
@@ -77,11 +77,11 @@ def _scored(
 
 
 class _Totals:
-    """What is reported of each document, and the totals.
+    """The report of each document, and the totals.
 
-    before: uint32, what the first id of a document is scored after: what the vocabulary puts before
-    a text, or else the token at its beginning, or that between documents. Without any of these the
-    first id is not scored.
+    before: uint32, the context of a document's first id: the ids that the vocabulary puts before a
+    text, or else the token at a text's beginning, or else the token between documents. If the
+    vocabulary has none of these tokens, the first id is not scored.
     """
 
     def __init__(self, saved: SavedModel) -> None:

@@ -1,4 +1,4 @@
-"""What ``llmgpu tokenize`` does: text to ids, and back."""
+"""The work of ``llmgpu tokenize``: text to ids, and back."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ from llmgpu.tokens.tokenizing import (
     write_slices,
 )
 
-# The encoder used last: when the process ends, the system frees the memory of a device faster.
+# The encoder used last. Kept because, at exit, the system frees a device's memory faster.
 _used: list[Encoder] = []
-_BYTES_A_TOKEN = 4  # of text, about
-_LEAST_TOLD = 1 << 20  # bytes of text; the memory that less takes is not worth a line
+_BYTES_A_TOKEN = 4  # an estimate, in bytes of text
+_LEAST_TOLD = 1 << 20  # bytes of text; the memory that less text needs is not reported
 _OF_TEXT = (
     *("text_field", "encoding_errors", "limit", "bad_rows"),
     *("input_format", "exclude", "gitignore"),
@@ -111,7 +111,7 @@ def tokenize(asked: TokenizeCommand, opening: Opening) -> None:
     as_json, prints_data = asked.report.as_json, asked.output == STANDARD_OUTPUT and not asked.count
     report = Reporter(quiet=asked.report.quiet, prints_data=prints_data)
 
-    # Options, names of files: what is wrong is refused before anything is opened.
+    # Options and names of files: wrong ones are refused before any file is opened.
     _check_unused(asked)
     job = PartJob(asked.part, asked.output, report)
     encoding = EncodingOptions(asked.special, asked.chat)
@@ -131,7 +131,7 @@ def tokenize(asked: TokenizeCommand, opening: Opening) -> None:
     reading = asked.reading.corpus_options(line_documents=asked.line_documents)
     found, firsts = _take(found, reading, target, job)
 
-    # The device is opened while the vocabulary is read.
+    # Read the vocabulary while the device is being opened.
     growth = opening.growth or Growth()
     size = _expected_bytes(found, reading.limit, asked.max_tokens)
     is_begun = not asked.decode and opening.begin_encoding(size)
@@ -176,7 +176,7 @@ def _take_output(asked: TokenizeCommand, name: str) -> TokenOutput:
 def _take(
     sources: Sources, options: CorpusOptions, output: TokenOutput, job: PartJob
 ) -> tuple[Sources, list[int] | None]:
-    """Return what is read, and which files begin the splits by position, if there are any."""
+    """Return the sources to read, and the indices of the first files of the splits by position."""
     if output.asked.split_by == "position":
         return split_by_position(sources, output.split, options)
     if output.split and is_one_document(sources, options):
@@ -188,7 +188,7 @@ def _take(
 
 
 def _expected_bytes(found: Sources, limit: int | None, max_tokens: int | None) -> int | None:
-    """Return about how much text is tokenized; None if that is not known."""
+    """Return an estimate of the bytes of text to tokenize; None if there is none."""
     size = known_bytes(found, limit)
     return size if size is None or max_tokens is None else min(size, _BYTES_A_TOKEN * max_tokens)
 
@@ -199,7 +199,7 @@ def _input(report: Reporter) -> tuple[str, ...]:
 
 
 def _check_unused(asked: TokenizeCommand) -> None:
-    """Raise click.UsageError for options that have no effect on what is done."""
+    """Raise click.UsageError for options without effect on the command."""
     if not asked.decode:
         if asked.count:
             refuse_given(_OF_OUTPUT, "can't be combined with --count, which writes no ids")
@@ -240,8 +240,8 @@ def _check_output(output: TokenOutput) -> None:
 class _Tokenizing:
     """A text that is turned into ids.
 
-    output: where the ids go; None only counts them. firsts: which files begin the splits by
-    position. size: bytes of text, about; None if that is not known.
+    output: where the ids go; None only counts them. firsts: indices of the files at which the
+    splits by position begin. size: an estimate of the bytes of text; None without an estimate.
     """
 
     asked: TokenizeCommand
@@ -259,33 +259,33 @@ class _Tokenizing:
 
     @property
     def chunk(self) -> tuple[int, int] | None:
-        """The length of the chunks that documents are cut into, and how much they overlap."""
+        """The length of the chunks that documents are cut into, and their overlap, in tokens."""
         tokens = self.asked.chunk_tokens
         return None if tokens is None else (tokens, self.asked.overlap)
 
     @cached_property
     def in_chat(self) -> Totals:
-        """Sums over the ids of conversations, once they have passed."""
+        """Sums over the ids of conversations; complete at the end of the text."""
         return Totals()
 
     @cached_property
     def taken(self) -> Totals:
-        """Sums over the ids that are left of documents in chunks, and of the first tokens."""
+        """Sums over the ids left by --chunk-tokens or --max-tokens; complete at the end."""
         return Totals()
 
     @cached_property
     def added(self) -> set[int]:
-        """Ids that stand for no text."""
+        """Ids of tokens that are put around texts and stand for no text."""
         return {*chain(*ids_around(self.vocabulary, self.special))}
 
     @cached_property
     def spans(self) -> NDArray[np.int64]:
-        """Bytes of text that each id stands for, none for added ids."""
+        """Bytes of text by id; 0 for the ids in `added`."""
         return spans_without(self.vocabulary, self.added)
 
     @cached_property
     def key(self) -> Run:
-        """The resume key of the ids; an empty one if they can't be resumed."""
+        """The resume key of the ids; empty if the job can't be resumed."""
         asked = self.asked
         if self.output is None or not (asked.shard_tokens or self.job.is_recorded):
             return {}
@@ -302,14 +302,14 @@ class _Tokenizing:
         return self.job.key(self.files, key)
 
     def carry_out(self) -> dict[str, Any]:
-        """Tokenize the text, unless that was done before; return the summary."""
+        """Tokenize the text, unless an earlier command has done that; return the summary."""
         report, output, asked = self.report, self.output, self.asked
         if output and (finished := self._finished(output)):
             return finished
         with Corpus(self.files, self.reading) as text, ExitStack() as unused:
             sink = None
             if output and writes_directly(output.name):
-                self.opening.backend()  # a reader need not wait for an output that fails
+                self.opening.backend()  # may fail, so before the output is opened
             if output:
                 sink = self._open_sinks(output, text)
                 unused.callback(sink.abort)
@@ -334,9 +334,9 @@ class _Tokenizing:
         return summary
 
     def _finished(self, output: TokenOutput) -> dict[str, Any] | None:
-        """Return the summary of a part, or the sums of all shards, if none is left to write."""
+        """Return the summary of a finished part, or the sums of all shards if they are finished."""
         asked, vocabulary, key = self.asked, self.vocabulary, self.key
-        # The key with all else that the output depends on.
+        # The resume key with all other options that change the output.
         of_output = {
             **key,
             "format": output.format,
@@ -376,7 +376,7 @@ class _Tokenizing:
         return encoder
 
     def _filters(self) -> list[Filter]:
-        """Return the filters of ids that are asked for."""
+        """Return the filters of ids for --chunk-tokens, --max-tokens and other options."""
         filters: list[Filter] = []
         if (chat := self.reading.chat) is not None:
             masks = partial(with_masks, conversations=chat, vocabulary=self.vocabulary)
@@ -389,10 +389,10 @@ class _Tokenizing:
         return [*filters, self.taken.count]
 
     def _open_sinks(self, output: TokenOutput, text: Corpus) -> TokenSink:
-        """Open the sink of the ids: one for each split, and one that shuffles before them."""
+        """Open the sink of the ids: a sink for each split, and a shuffling sink in front."""
         if output.format == SHOWN:
             return ShownTokens(output.name, self.vocabulary, token_style(output.name))
-        with ExitStack() as opened:  # aborts the first if the second can't be opened
+        with ExitStack() as opened:  # aborts the first sink if the second can't be opened
             sinks = []
             for name in output.names:
                 sinks.append(self._open_sink(name, output))
@@ -480,7 +480,7 @@ class _Tokenizing:
                             for each in split.sinks
                         ]
                     }
-            estimate()  # a single long pre-token is there all at once
+            estimate()  # a single long pre-token grows the encoder's memory all at once
         finally:
             report.close()
         seconds = time.perf_counter() - start
@@ -522,9 +522,9 @@ def _print_summary(report: Reporter, summary: dict[str, Any], names: Sequence[st
 
 @dataclass(frozen=True)
 class TokenOutput:
-    """Where ids go, with the part and the format settled.
+    """The place of the ids, with the part in its name and the format decided.
 
-    masked: a mask beside the ids says which of them the assistant wrote.
+    masked: a mask beside the ids marks the ids that the assistant wrote.
     """
 
     asked: TokenizeCommand
@@ -539,7 +539,7 @@ class TokenOutput:
 
     @property
     def names(self) -> list[str]:
-        """The file of the first split, and those of the others."""
+        """The file of the first split, then the files of the others."""
         return [self.name, *(split_name(self.name, part) for part in self.split)]
 
 
@@ -581,10 +581,10 @@ def decode_files(
 ) -> dict[str, Any]:
     """Decode files of ids, each with its format; return the summary.
 
-    target: receives the text, documents one after the other; JSON Lines, by its name, have an
-    object for each document. separators: what goes between documents, or nothing.
+    target: receives the text of the documents in order. A target with the suffix of JSON Lines
+    receives an object for each document. separators: at most one, written between documents.
 
-    Raises click.UsageError for several separators, and for one in JSON Lines.
+    Raises click.UsageError for several separators, and for a separator with JSON Lines.
     """
     vocab, layout = target.asked.vocab, target.asked.layout
     tokens, text_bytes = 0, 0
@@ -617,7 +617,10 @@ def decode_files(
 
 
 def _starts(sources: Sequence[tuple[str, str]]) -> Iterator[int]:
-    """Yield where documents begin in the ids of all files; InputError if one doesn't say it."""
+    """Yield the document starts in the ids of all files, end to end.
+
+    Raises InputError for a file without document starts.
+    """
     base = 0
     for source, format in sources:
         if format != "bin" or not has_side_file(source):
@@ -633,7 +636,7 @@ def _starts(sources: Sequence[tuple[str, str]]) -> Iterator[int]:
 def _documents(
     blocks: Iterable[NDArray[np.int64]], starts: Iterator[int]
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield the ids of each document; the first may have begun in a file that is not read."""
+    """Yield the ids of each document; the first may have begun in a file before the given ones."""
     edge = next(starts, None)
     has_begun = edge == 0
     if has_begun:

@@ -1,4 +1,4 @@
-"""What ``llmgpu train`` does: text or token files in, a language model out."""
+"""The work of ``llmgpu train``: text or token files in, a language model out."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ REPLACED = (
     "step-*",
     ".step-*",
     "decayed-*",
-)  # what --force removes
+)  # entries of a run folder that --force removes
 
 
 def train(given: TrainCommand) -> None:
@@ -107,7 +107,7 @@ def train(given: TrainCommand) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """What the command was given, the workers that train, and where to report.
+    """The command's options, the workers that train, and the reporter.
 
     device: of this worker. corpora: several with --weights. settings: for `new_settings`;
     `explicit` are the settings that were given. separator: the id of --eos, or the default one.
@@ -127,17 +127,17 @@ class _Asked:
     report: Reporter
 
     def select(self, **how: Any) -> Backend:
-        """Return where to compute."""
+        """Return the backend."""
         return select_backend(self.device, note=self.report.note, **how)
 
     def select_new(self) -> Backend:
-        """Return where a run that starts now computes."""
+        """Return the backend of a new run."""
         wanted = self.settings["precision"]
         halves = wanted == "f16" if wanted else gains_by_halves(self.new_settings())
         return self.select(matrices=halves)
 
     def new_settings(self, backend: Backend = NUMPY) -> RunSettings:
-        """Return the settings of a run that starts now; what they lack depends on the backend."""
+        """Return the settings of a new run; their defaults depend on the backend."""
         settings = self.settings | {"driver": backend.driver}
         return new_settings(settings, self.start.vocabulary.size, self.start.config, backend)
 
@@ -148,8 +148,8 @@ class _Asked:
 
 
 def _take_options(given: TrainCommand, workers: Workers, report: Reporter) -> _Asked:
-    """Return what the options ask for; what can't work is refused before there is a folder."""
-    # The texts.
+    """Return the options resolved; invalid ones are refused before the run folder is made."""
+    # The files of text or ids.
     corpus = given.files.named(given.corpus)
     if given.resume and not (corpus or os.path.lexists(given.output)):
         raise InputError(f"{given.output} does not exist, so there is no run to resume")
@@ -159,7 +159,7 @@ def _take_options(given: TrainCommand, workers: Workers, report: Reporter) -> _A
     device = _own_device(workers, given.device, corpus)
     evaluated = resolve_evaluated(given.eval_corpus)
 
-    # The vocabulary and the model to begin with.
+    # The vocabulary, and the model to start from.
     check_chat(given.chat, SpecialOptions(eos=given.eos))
     start = find_starting_point(given, report)
     texts = (text.path for each in (*corpora, evaluated) if each for text in each.files)
@@ -188,7 +188,7 @@ def _take_options(given: TrainCommand, workers: Workers, report: Reporter) -> _A
 
 @dataclass(frozen=True)
 class _Settled:
-    """What a run does: as asked if it is new, else as its checkpoint says."""
+    """Settings, backend and state of a run: from the options if new, else from its checkpoint."""
 
     settings: RunSettings
     backend: Backend
@@ -198,14 +198,14 @@ class _Settled:
 
 
 def _settle_new(asked: _Asked, backend: Backend | None) -> _Settled:
-    """Settle a run that starts at its first step; backend: if there is one already."""
+    """Settle a run that starts at its first step; backend: one that is open already, if any."""
     backend = backend or asked.select_new()
     settings = asked.new_settings(backend)
     return _Settled(settings, backend, asked.start.vocabulary, asked.separator)
 
 
 def _settle_resumed(asked: _Asked, folder: RunFolder, checkpoint: Checkpoint) -> _Settled:
-    """Settle the rest of a run; InputError if what is asked for is another run."""
+    """Settle the rest of a run; InputError if the options ask for another run."""
     _check_same_init(folder, asked.given.init)
     checkpoint.require_vocabulary(asked.start.vocabulary, asked.start.name)
     settings = resumed_settings(checkpoint, asked.explicit)
@@ -220,7 +220,7 @@ def _settle_resumed(asked: _Asked, folder: RunFolder, checkpoint: Checkpoint) ->
 
 
 def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tuple[TrainingRun, int]:
-    """Start or resume the run of a folder; return it and the bytes of memory that it takes.
+    """Start or resume the run of a folder; return the run and its bytes of memory.
 
     backend: of a new run.
     """
@@ -258,7 +258,7 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
         needed_bytes=needed_bytes,
     )
     run = TrainingRun(folder, plan, RunReporter(report, steps), workers)
-    if workers.is_first and resume:  # not before: what is refused changes nothing
+    if workers.is_first and resume:  # last: a command that is refused changes no file
         keep_options(folder.path)
     return run, host_bytes
 
@@ -266,14 +266,15 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
 def _open_sources(
     asked: _Asked, folder: RunFolder, settled: _Settled
 ) -> tuple[TokenSource, TokenSource | None]:
-    """Open the tokens of a run; change what is in its folder, now that nothing can be wrong.
+    """Open the tokens of a run, and change the run folder. All options are known to be valid.
 
-    Return those to train on, and those to evaluate on instead of a part of them, if any.
+    Returns the tokens to train on, and the tokens of --eval-corpus if there are any. Without them a
+    part of the first is held out.
     """
     given, report, is_first = asked.given, asked.report, asked.workers.is_first
-    if is_first and not given.resume:  # before a text is tokenized, which may end early
+    if is_first and not given.resume:  # before tokenizing, which may be interrupted
         keep_options(folder.path)
-    # Text is encoded by wgpu, even where Dawn trains.
+    # wgpu encodes text, even if Dawn trains.
     uses_wgpu = settled.backend.driver == "wgpu"
     backend = settled.backend if uses_wgpu else select_backend(asked.device)
     options = given.reading.corpus_options()
@@ -304,12 +305,12 @@ def _open_sources(
 
 
 def _command() -> str:
-    """Return the command line, as a shell takes it; bytes that are not UTF-8 are escaped."""
+    """Return the command line in the shell's spelling; bytes that are not UTF-8 are escaped."""
     return printable(shlex.join(["llmgpu", *sys.argv[1:]]))
 
 
 def _own_device(workers: Workers, device: str, corpus: Sequence[str]) -> str:
-    """Return where this worker computes; InputError if the workers can't train together."""
+    """Return this worker's device; InputError if the workers can't train together."""
     if workers.count == 1:
         return device
     if STANDARD_INPUT in corpus:
@@ -334,7 +335,7 @@ def _separator(start: StartingPoint, eos: str | None) -> int | None:
 
 
 def _check_same_init(folder: RunFolder, init: str | None) -> None:
-    """Raise InputError if --init names another model than the run that is resumed began with."""
+    """Raise InputError if the run being resumed began with another model than --init names."""
     before = read_log(folder.log).facts.get("init")
     if init is None:
         return
@@ -347,13 +348,13 @@ def _check_same_init(folder: RunFolder, init: str | None) -> None:
 
 
 def _remove_replaced(folder: RunFolder, sources: Sequence[TokenSource | None]) -> None:
-    """Remove what is left of the earlier run, except for tokens that the new one reads."""
+    """Remove the files of an earlier run, except for tokens that the new run reads."""
     in_use = {path for source in sources if source is not None for path in source.folders}
     folder.remove(REPLACED, in_use)
 
 
 def _set_decayed_aside(folder: RunFolder, checkpoint: Checkpoint, report: Reporter) -> None:
-    """Keep the checkpoints after the one that the run continues from, under other names."""
+    """Rename the checkpoints after the one that the run continues from; none is deleted."""
     for path, renamed in set_aside_checkpoints(folder.path, checkpoint.state.step).items():
         with output_errors(str(renamed)):
             shutil.copyfile(folder.log, renamed / folder.log.name)
@@ -364,7 +365,7 @@ def _set_decayed_aside(folder: RunFolder, checkpoint: Checkpoint, report: Report
 
 
 def _written(folder: str, force: bool) -> list[Output]:
-    """Return the files in a run folder that a run writes; with `force`, all that it removes."""
+    """Return the files in a run folder that a run writes or, with `force`, removes."""
     patterns = (*(REPLACED if force else ("log.jsonl", "loss.svg")), OPTIONS_NAME)
     found = [path for pattern in patterns for path in Path(folder).glob(pattern)]
     inside = [file for path in found if path.is_dir() for file in path.rglob("*")]
@@ -372,7 +373,7 @@ def _written(folder: str, force: bool) -> list[Output]:
 
 
 def _same_separator(checkpoint: Checkpoint, asked: _Asked) -> int | None:
-    """Return the token between documents of a run that is resumed, which --eos may only repeat."""
+    """Return a resumed run's token between documents; InputError if --eos names another token."""
     if asked.given.eos is not None and asked.separator != checkpoint.eos_id:
         raise InputError(
             f"--eos is id {asked.separator}, but the run in {checkpoint.folder.parent} has "
@@ -382,7 +383,7 @@ def _same_separator(checkpoint: Checkpoint, asked: _Asked) -> int | None:
 
 
 def _find_checkpoint(asked: _Asked, folder: RunFolder) -> Checkpoint | None:
-    """Return the checkpoint that a run continues from; None if it ended before its first."""
+    """Return the checkpoint to continue from; None if the run ended before its first checkpoint."""
     steps = list_checkpoints(folder.path)
     if not steps:
         return None
@@ -400,7 +401,7 @@ def _find_checkpoint(asked: _Asked, folder: RunFolder) -> Checkpoint | None:
 class StartingPoint:
     """A vocabulary, its name in messages and its files; and perhaps a model.
 
-    model: the one of --init. None without it, and for a run that resumes from a checkpoint.
+    model: of --init; None without --init, and for a run that resumes from a checkpoint.
     """
 
     vocabulary: Vocabulary
@@ -415,11 +416,11 @@ class StartingPoint:
 
 
 def find_starting_point(given: TrainCommand, report: Reporter) -> StartingPoint:
-    """Open what --vocab and --init name.
+    """Open the vocabulary of --vocab and the model of --init.
 
     Without --vocab the vocabulary is that of the model, or of the run.
 
-    Raises click.MissingParameter where that leaves none; InputError for a model with another
+    Raises click.MissingParameter if there is no vocabulary; InputError for a model with another
     vocabulary than --vocab.
     """
     vocab, init, chat_template = given.vocab, given.init, given.chat.chat_template
@@ -450,17 +451,17 @@ def find_starting_point(given: TrainCommand, report: Reporter) -> StartingPoint:
 
 
 def _as_trained(vocabulary: Vocabulary, chat_template: str | None) -> Vocabulary:
-    """Return the vocabulary of a run, which adds nothing to its texts but the separator."""
+    """Return the vocabulary of a run: around texts it adds no token but the separator."""
     return replace(with_chat_template(vocabulary, chat_template), prefix_ids=(), suffix_ids=())
 
 
 def resolve_corpora(
     corpus: Sequence[str], selection: Selection, weights: str | None
 ) -> list[Sources]:
-    """Return the files of each corpus: of every name with --weights, else of all names together.
+    """Return the files of each corpus. With --weights, a corpus is one name, else all names.
 
-    Raises UsageError for options about text if no file is text, InputError unless there is a weight
-    for each name.
+    Raises UsageError for options about text if no file is text, InputError if the number of weights
+    is not the number of names.
     """
     count = weights.count(",") + 1 if weights else 0
     if count not in (0, len(corpus)):
@@ -478,7 +479,7 @@ def resolve_corpora(
 
 
 def resolve_evaluated(path: str | None) -> Sources | None:
-    """Return the text to evaluate on, if there is one; UsageError if a part is held out, too."""
+    """Return the files of --eval-corpus, if given; UsageError if a part is held out, too."""
     if path is None:
         return None
     refuse_given(
@@ -488,7 +489,7 @@ def resolve_evaluated(path: str | None) -> Sources | None:
 
 
 def check_shares(corpora: Sequence[Sources], options: TrainOptions) -> None:
-    """Raise InputError if a run has weights of other corpora."""
+    """Raise InputError unless there is a corpus for each of the run's weights."""
     if len(options.shares) != len(corpora):
         raise InputError(
             f"the run has --weights {options.corpus_weights}: name CORPUS and --weights as before"
@@ -503,7 +504,7 @@ def announce(
     needed_bytes: int,
     workers: int,
 ) -> None:
-    """Say what will be trained; DeviceError if there is no memory for it."""
+    """Report the model and the training to come; DeviceError if the memory does not suffice."""
     if backend.is_software:
         require_free(host_bytes, free_memory())
     report.line(_description(asked, backend, workers))
@@ -511,7 +512,7 @@ def announce(
 
 
 def announce_resuming(report: Reporter, checkpoint: Checkpoint, options: TrainOptions) -> None:
-    """Say where a run continues, and what that does to its learning rate."""
+    """Report the step at which a run continues, and changes of its learning rate."""
     done, steps = checkpoint.state.step, options.steps
     report.line(f"resuming from {checkpoint.folder}")
     change = explain_schedule(checkpoint, options)
@@ -553,7 +554,7 @@ class RunReporter(RunListener):
         self._report.line(text, step=step, steps=self._steps, loss=loss)
 
     def on_record(self, record: StepRecord, seconds_left: float) -> None:
-        """Print what is logged, and the time left."""
+        """Print the loss and the other logged figures, and the time left."""
         text = (
             f"step {record.step}/{self._steps}: loss {record.loss:.4f}, "
             f"norm {record.grad_norm:.3f}, lr {record.learning_rate:.2e}, "

@@ -1,4 +1,4 @@
-"""Types of the values that options take."""
+"""Types of the values of options."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ THREADS = click.IntRange(min=1, max=1024)
 
 
 class Parsed(click.ParamType[Value]):
-    """Values that a function parses; it raises InputError for an invalid text."""
+    """Values that a function parses; the function raises InputError for an invalid text."""
 
     def __init__(
         self, name: str, parse: Callable[[str], Value], metavar: str | None = None
     ) -> None:
-        """Take the function; name, metavar: what messages and --help call a value."""
+        """Set the function; name, metavar: names of a value in messages and in --help."""
         self.name, self.parse, self._metavar = name, parse, metavar
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Value:
-        """Parse a text; a default is returned as it is."""
+        """Parse a text; a default, which is no text, is returned as it is."""
         if not isinstance(value, str):
             return value  # type: ignore[no-any-return]
         try:
@@ -45,12 +45,12 @@ class Parsed(click.ParamType[Value]):
             self.fail(str(error), param, ctx)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
-        """Return what stands for the value in --help."""
+        """Return the placeholder of the value in --help."""
         return self._metavar
 
 
 def _parse_text(text: str) -> str:
-    """Return a text; the system may pass bytes that are not UTF-8."""
+    """Return a text; InputError for bytes that are not UTF-8, which the system may pass."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -95,7 +95,7 @@ def _parse_share(text: str) -> tuple[str, float]:
 
 
 def _parse_special_token(text: str) -> tuple[str, int]:
-    """Return a special token's text and id: <|end|>=50256. The last = counts."""
+    """Return a special token's text and id: <|end|>=50256. The last = separates."""
     token, _, number = _parse_text(text).rpartition("=")
     if not token or not re.fullmatch(r"[0-9]{1,10}", number):
         raise InputError(f"{quote(text)} is not a text and an id; write '<|end|>=50256'")
@@ -103,7 +103,7 @@ def _parse_special_token(text: str) -> tuple[str, int]:
 
 
 def _parse_file_weight(text: str) -> tuple[str, int]:
-    """Return a file and how many times it counts: code.counts=3. The last = counts."""
+    """Return a file and the weight of its counts: code.counts=3. The last = separates."""
     file, _, number = text.rpartition("=")
     if not file or not re.fullmatch(r"0*[1-9][0-9]{0,8}", number):
         raise InputError(f"{quote(text)} is not a file and a number; write code.counts=3")
@@ -130,28 +130,26 @@ PART = Parsed("part", _parse_part)
 
 
 class Aliased(click.Choice[str]):
-    """One of some names, or an alias of one."""
+    """One of several names, or an alias of a name."""
 
     def __init__(self, names: Iterable[str], aliases: Mapping[str, str]) -> None:
-        """Take all names there are."""
         super().__init__([*names, *aliases])
         self._aliases = aliases
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name that an alias stands for."""
+        """Return the name behind an alias; other names are unchanged."""
         name = super().convert(value, param, ctx)
         return self._aliases.get(name, name)
 
 
 class PatternName(Aliased):
-    """The name of a pattern; for the name of an encoding, the error says its pattern."""
+    """The name of a pattern. For an encoding's name, the error tells the encoding's pattern."""
 
     def __init__(self) -> None:
-        """Take all patterns."""
         super().__init__(PATTERNS, ALIASES)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the pattern's own name."""
+        """Return the name of the pattern, also for an alias."""
         if value not in self.choices:
             from llmgpu.bpe.interchange.published import pattern_of
 
@@ -161,7 +159,7 @@ class PatternName(Aliased):
 
 
 class PatternExpression(click.ParamType[str]):
-    """A regular expression; its value is the name of the pattern that cuts by it."""
+    """A regular expression. The value is the name of the pattern that cuts by the expression."""
 
     name = "expression"
 
@@ -193,7 +191,7 @@ class VocabularySizes(Parsed[tuple[int, ...]]):
         return tuple(sorted({VOCABULARY_SIZE.parse(part) for part in parts}))
 
     def spell(self, value: Sequence[int]) -> str:
-        """Return sizes as they are given; see `llmgpu.cli.option_files.Spelled`."""
+        """Return sizes in the spelling of the option; see `llmgpu.cli.option_files.Spelled`."""
         return ",".join(map(str, value))
 
 
