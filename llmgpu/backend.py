@@ -275,9 +275,9 @@ def encodes_on_gpu(text_bytes: int | None, *, is_open: bool = False) -> bool:
     """Whether ``auto`` encodes a text on a discrete GPU, for `tokenize`, `count` and `Tokenizer`.
 
     A GPU that has to be opened first wins from `encoding_from` bytes on. A GPU that is open wins
-    from 1 MB on: 1.6 ms instead of 2.8 on an H200 beside 16 processors, 25 instead of 58 for 128 MB.
-    LLMGPU_GPU_FROM sets another size for opening. A text of unknown size (None) is encoded on the
-    CPU. An integrated GPU is used only if it is named: no record shows a win.
+    from 1 MB on: 1.6 ms instead of 2.8 on an H200 beside 16 processors, 25 ms instead of 58 for
+    128 MB. LLMGPU_GPU_FROM sets another size for opening. A text of unknown size (None) is encoded
+    on the CPU. An integrated GPU is used only if it is named: no record shows a win.
     """
     least = gpu_from(encoding_from(usable_processors()))
     if is_open:
