@@ -68,6 +68,7 @@ _MARKED = {  # kinds that their first bytes show
     TOKEN_INDEX: rb"MMIDIDX\0\0",
     "a compressed file": rb"\x1f\x8b|BZh|\xfd7zXZ\0|\x28\xb5\x2f\xfd|PK\x03\x04",
     "a Parquet file": rb"PAR1",
+    "an Arrow file": rb"ARROW1\0\0|\xff{4}.{3}\0.\0{3}",  # a file, or a stream as datasets saves
     GGUF: rb"GGUF[\1-\x0f]\0\0\0",
     "a file of weights": rb".{4}\0{4}\{\s*\"",
     "a database": rb"SQLite format 3\0",

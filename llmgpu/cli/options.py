@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 from dataclasses import MISSING
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
 
 from llmgpu.cli.values import KINDS, PatternExpression
+from llmgpu.input_files import quote
 from llmgpu.option_fields import Group, Option, declared, default_of, own_options
 from llmgpu.registry import imported
 
@@ -80,7 +82,36 @@ def _make_option(name: str, one: Option, default: Any) -> click.Option:
             settings["type"] = click.IntRange(one.least, one.most)
     words = f"  [default: {one.default_words}]" if one.default_words else ""
     settings |= {"help": one.help + words, "multiple": one.many, **one.settings}
-    return click.Option([*one.flags, name], **settings)
+    return (click.Option if one.many else _SingleOption)([*one.flags, name], **settings)
+
+
+class _SingleOption(click.Option):
+    """An option of one value. A second, different value on the command line is refused."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        super().add_to_parser(parser, ctx)
+        names = (*self.opts, *self.secondary_opts)
+        for each in {parser._long_opt.get(name) or parser._short_opt[name] for name in names}:
+            each.process = partial(self._process, each.process, ctx)
+
+    def _process(
+        self, process: Callable[[Any, Any], None], ctx: click.Context, value: Any, state: Any
+    ) -> None:
+        """Take a value into `state.opts`; UsageError if another one is there."""
+        is_repeated, before = self.name in state.opts, state.opts.get(self.name)
+        process(value, state)
+        after = state.opts[self.name]
+        if not is_repeated or before == after:
+            return
+        if self.secondary_opts:
+            flags = f"{self.opts[0]} and {self.secondary_opts[0]}"
+            raise click.UsageError(f"{flags} can't be combined", ctx)
+        if self.type_cast_value(ctx, before) != self.type_cast_value(ctx, after):
+            raise click.UsageError(
+                f"{max(self.opts, key=len)} takes one value, and two are given: "
+                f"{quote(before)} and {quote(after)}",
+                ctx,
+            )
 
 
 def _take(kind: type[T], values: dict[str, Any]) -> T:

@@ -40,6 +40,7 @@ from llmgpu.text.jsonl import JsonlFile, find_field, parse_json_object
 from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.remote import find_remote, is_remote
 from llmgpu.text.streams import (
+    ARROW,
     AUTO,
     BYTES,
     HEAD_BYTES,
@@ -229,8 +230,9 @@ class _Found:
         if chosen.may_be_tokens or source.format != AUTO or format_of(source) is not None:
             return False
         head = read_head(source.path, HEAD_BYTES)
-        if leaves_out:
-            return binary_format(head) is not None or has_zero_bytes(head)
+        kind = binary_format(head)
+        if leaves_out and kind != ARROW:  # leaving out the texts of a data set would go unseen
+            return kind is not None or has_zero_bytes(head)
         check_text(head, source.path)
         if has_zero_bytes(head) and kind_of(source.path) == TOKEN_FILE:
             raise InputError(

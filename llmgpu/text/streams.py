@@ -529,7 +529,7 @@ NOTES = (  # on files with zero bytes, with a byte order mark and with lines of 
     "{}: read as plain text, but looks like JSON Lines: --input-format jsonl reads the field named "
     "by --text-field",
 )
-_PARQUET = "a Parquet file"  # see `llmgpu.outputs`
+_PARQUET, ARROW = "a Parquet file", "an Arrow file"  # see `llmgpu.outputs`
 _CONTROL = bytes(code for code in range(32) if code not in b"\a\b\t\n\v\f\r\x1b")
 _OBJECT = re.compile(rb'\s*\{\s*"')
 
@@ -615,6 +615,8 @@ def check_text(head: bytes, name: str) -> None:
             todo = ["convert it with iconv"]
         elif kind in _PACKED:
             todo.insert(0, "unpack it")
+        elif kind == ARROW:
+            todo.insert(0, "write the data set as Parquet (Dataset.to_parquet) and name that")
         elif kind == _PARQUET and not todo:
             todo = ["name the file, which can't be read from a pipe"]
         advice = ", ".join([*todo, f"or {as_bytes()}"] if todo else [as_bytes()])

@@ -213,3 +213,58 @@ def test_what_is_inside_is_looked_at_when_it_is_read(llmgpu: Run, vocab: Path) -
     (vocab.parent / "p.gz").write_bytes(gzip.compress(PNG))
     for name in ("p.txt", "p.gz"):
         fails(llmgpu(*ENCODE, name), 1, f"{name} is a picture")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--text-field", "question", "--text-field", "answer"), "--text-field"),
+        (("-o", "a.bin", "--output", "b.bin"), "--output"),
+        (("--vocab-size", "300", "--vocab-size=301"), "--vocab-size"),
+    ],
+)
+def test_a_second_and_different_value_is_refused(
+    llmgpu: Run, corpus: Path, words: tuple[str, ...], named: str
+) -> None:
+    done = llmgpu("bpe-train", "corpus.txt", "-o", words[1] if words[0] == "-o" else "v", *words)
+    fails(done, 2, f"{named} takes one value, and two are given: ")
+    assert not {"v", "a.bin", "b.bin"} & {each.name for each in corpus.parent.iterdir()}
+
+
+def test_the_same_value_may_be_given_twice(
+    llmgpu: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMGPU_DEVICE", "gpu")  # the command line overrides the environment
+    twice = ("--vocab-size", "300", "--vocab-size", "0300", "-q", "-q", "--device", "cpu")
+    done = llmgpu("bpe-train", "corpus.txt", "-o", "v.bin", *twice)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_flag_and_its_opposite_are_refused(llmgpu: Run, corpus: Path) -> None:
+    both = ("--document-mask", "--no-document-mask")
+    done = llmgpu("train", "corpus.txt", "--vocab", "v.bin", "-o", "run", *both)
+    fails(done, 2, "--document-mask and --no-document-mask can't be combined")
+
+
+STREAM = b"\xff\xff\xff\xff\xf0\x00\x00\x00\x10\x00\x00\x00\x00\x00\n\x00\x0e\x00\x06\x00" + bytes(
+    99
+)
+
+
+@pytest.mark.parametrize("head", [STREAM, b"ARROW1\0\0" + STREAM])
+@pytest.mark.parametrize("named", ["data", "data/part.arrow"])
+def test_a_saved_data_set_is_refused(
+    llmgpu: Run, vocab: Path, corpus: Path, head: bytes, named: str
+) -> None:
+    folder = corpus.parent / "data"
+    folder.mkdir()
+    (folder / "part.arrow").write_bytes(head + b"some text " * 99)
+    (folder / "state.json").write_text('{"_data_files": [{"filename": "part.arrow"}]}')
+    advice = "data/part.arrow is an Arrow file: write the data set as Parquet (Dataset.to_parquet)"
+    made = ("-o", "made", "--device", "cpu", "--quiet")
+    train = ("train", *VOCAB, "-o", "run", "--dim", "32", "--layers", "1", "--heads", "2")
+    for command in (("bpe-train", *made), train, ENCODE, COUNT):
+        fails(llmgpu(*command, named), 1, advice)
+    assert not (corpus.parent / "made").exists()
+    as_bytes = llmgpu("bpe-train", "--input-format", "bytes", *made, named)
+    assert as_bytes.returncode == 0, as_bytes.stderr

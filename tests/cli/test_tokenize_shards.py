@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llmgpu.tokens.manifest import read_progress
-from tests.cli.conftest import Run, fails, killed_before
+from tests.cli.conftest import Run, fails, killed_before, replaced
 
 OPTIONS: tuple[str, ...] = ("--vocab", "v.bin", "--format", "bin", "--device", "cpu")
 
@@ -102,7 +102,9 @@ def test_nothing_to_resume(llmgpu: Run, vocab: Path, corpus: Path) -> None:
     assert done.returncode == 0
     assert b"made/out.progress.json lists no finished shard" in done.stderr
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    again = llmgpu(*arguments, "--resume", "--json", "--device", "no such GPU")  # not needed
+    again = llmgpu(  # the device is not needed
+        *replaced(arguments, "--device", "no such GPU"), "--resume", "--json"
+    )
     assert again.returncode == 0 and b"nothing to do" in again.stderr
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
     manifest = json.loads((folder / "out.json").read_bytes())
@@ -197,7 +199,9 @@ def test_a_parquet_file_becomes_shards(llmgpu: Run, vocab: Path, corpus: Path) -
     names = [shard["file"] for shard in manifest["shards"]]
     back = llmgpu("tokenize", *names, *OPTIONS, "--decode")
     assert back.stdout == "".join(lines).encode()
-    fails(llmgpu(*arguments, "--text-field", "text"), 1, "the columns are: 'body' (string)")
+    fails(
+        llmgpu(*replaced(arguments, "--text-field", "text")), 1, "the columns are: 'body' (string)"
+    )
 
 
 def test_tokens_around_documents_stand_for_no_text(llmgpu: Run, vocab: Path, corpus: Path) -> None:

@@ -69,6 +69,7 @@ def test_marks_of_compression() -> None:
         (array(), "a NumPy array"),
         (b"SQLite format 3\0\x10\0", "a database"),
         (b"PAR1\x15\x04\x15", "a Parquet file"),
+        (b"ARROW1\0\0\xff\xff\xff\xff", "an Arrow file"),
         ("text".encode("utf-16"), "text in UTF-16, not UTF-8"),
         (b"\xfe\xff\0t\0e", "text in UTF-16, not UTF-8"),
     ],
