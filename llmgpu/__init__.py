@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmgpu.version import __version__
 
-TYPE_CHECKING = False  # as in `typing`, without the time that its import takes
+TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`, without importing typing
 if TYPE_CHECKING:
     from llmgpu.tokenizer import Tokenizer, count_words, merge_counts, tokenize_part
 
@@ -25,5 +25,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Name what is imported on demand, too."""
+    """List the names imported on demand, too."""
     return sorted({*globals(), *__all__})

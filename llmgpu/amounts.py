@@ -1,4 +1,4 @@
-"""Amounts with a unit, as options and the environment spell them: 4096, 100MB, 2GiB."""
+"""Amounts with a unit, in options and the environment: 4096, 100MB, 2GiB."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _MOST_DIGITS = 18  # of a number: more than there are bytes or tokens anywhere
 
 
 def parse_amount(text: str, units: Mapping[str, int], name: str, one: str, examples: str) -> int:
-    """Return the number that a text spells, that of a fraction of a unit rounded down.
+    """Return the number spelled by a text; a fraction of a unit is rounded down.
 
-    units: what one of each is, by its name in capitals. name, one, examples: what the message calls
-    the number and one of it, and how it says to spell one.
+    units: size of each unit, by its name in capitals. name, one, examples: words of the message for
+    the number, for 1 of it, and for good spellings.
 
-    Raises InputError for any other text, for less than one, and for a fraction without a unit.
+    Raises InputError for any other text, for less than 1, and for a fraction without a unit.
     """
     number = rf"-?(\d{{1,{_MOST_DIGITS}}}(?:\.\d{{1,{_MOST_DIGITS}}})?)"
     match = re.fullmatch(rf"\s*{number}\s*([A-Za-z]*)\s*", text, re.ASCII)

@@ -1,4 +1,4 @@
-"""Closing things at the end of a ``with`` block, or when nobody refers to them any more."""
+"""Closing objects at the end of a ``with`` block, or after the last reference is gone."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Self
 
 
 class Closing(ABC):
-    """Something to be closed; a context manager that does it."""
+    """An object to be closed; its `with` block closes it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release what it holds."""
+        """Release all resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -26,9 +26,10 @@ class Closing(ABC):
 def close_with(
     owner: Any, close: Callable[..., object], *arguments: Any
 ) -> weakref.finalize[..., Any]:
-    """Call a function when `owner` goes, but not in a process forked from this one.
+    """Call a function when `owner` is freed, but not in a forked process.
 
-    That lacks the threads and processes for which closing may wait. Returns what calls it sooner.
+    A forked process lacks the threads and processes for which closing may wait. Returns a finalizer
+    that calls the function sooner.
     """
     return weakref.finalize(owner, _call_in, os.getpid(), close, arguments)
 

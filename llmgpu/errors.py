@@ -1,17 +1,17 @@
-"""The error family of llmgpu: every failure that a user can cause or fix is one of these.
+"""The error family of llmgpu: all failures that a user can cause or fix.
 
-A message is one line that holds the value, the limit and what to try. The command line prints it
+A message is one line with the value, the limit and a remedy. The command line prints it
 after ``error:`` and exits with code 1.
 """
 
 from __future__ import annotations
 
-_MOST_CHARACTERS = 700  # of a message: more is quoted input, of which both ends are kept
+_MOST_CHARACTERS = 700  # of a message; longer ones quote input, and keep both ends of the quote
 _FIRST, _LAST = 200, 100
 
 
 class LlmgpuError(Exception):
-    """Base of all errors that llmgpu raises on purpose; exit_code: of a command that it ends."""
+    """Base of all errors raised on purpose; exit_code: of a command ended by the error."""
 
     exit_code = 1
 
@@ -21,7 +21,7 @@ class LlmgpuError(Exception):
 
 
 def shorten(message: str) -> str:
-    """Return a message with at most 300 characters of the input that makes it too long."""
+    """Return a message with its middle left out if longer than 700 characters."""
     if len(message) <= _MOST_CHARACTERS:
         return message
     return f"{message[:_FIRST]} ... {message[-_LAST:]}"
@@ -35,7 +35,7 @@ class TextError(InputError):
     """A text is invalid at a byte offset."""
 
     def __init__(self, what: str, offset: int, why: str, source: str = "") -> None:
-        """Say what is invalid where, and why; source: where the text is from."""
+        """Make the message: `what` at `offset` of the text in `source` `why`."""
         text = f"the text in {source}" if source else "the text"
         super().__init__(f"{what} at offset {offset} of {text} {why}")
         self.what, self.offset, self.why = what, offset, why

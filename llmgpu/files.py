@@ -1,14 +1,13 @@
 """Writing results so that a half-written file never appears under its name.
 
 - A regular file is written under a temporary name in the same folder, and renamed when it is
-  complete and on disk. A symbolic link stays one, and a replaced file keeps its mode.
-- Devices and pipes are written directly. ``-`` is standard output; a path that names an open
-  descriptor (``/dev/stdout``, ``/dev/fd/3``) goes to that descriptor as it is, so that ``>>`` of a
-  shell still appends.
+  complete and on disk. A symbolic link stays a link, and a replaced file keeps its mode.
+- Devices and pipes are written directly. ``-`` is standard output; a path of an open descriptor
+  (``/dev/stdout``, ``/dev/fd/3``) is written to the same descriptor, so ``>>`` of a shell appends.
 - A temporary file is locked while its process lives. A file without a lock was left by a kill: it
   is removed when the next file for the same target is made. Temporary names are numbered, so that
-  no folder of many files has to be searched: the first number that is not in use is taken, and the
-  next few are checked for files left by a kill.
+  no folder of many files has to be searched: the first unused number is taken, and the next few are
+  checked for files left by a kill.
 - An interrupt may come between the making of a file and the block that would remove it, so the
   temporary files of a process are removed at its exit.
 - An error of the operating system becomes an OutputError with the path and the reason. A broken
@@ -34,12 +33,12 @@ from llmgpu.errors import InputError, OutputError
 STANDARD_OUTPUT = "-"
 
 _NAME_LENGTH = 40  # of the target, so that the temporary name is not too long
-_LOOKED_AT = 8  # names after the one that is taken
+_LOOKED_AT = 8  # names checked after the chosen name
 _LOCKED_BYTE = 1 << 30  # after the process id: on Windows a locked byte can't be read
 
 _DESCRIPTOR = re.compile(r"/dev/(?P<name>stdout|stderr)|/(?:dev|proc/self)/fd/(?P<number>[0-9]+)")
 _DESCRIPTOR_NUMBERS = {"stdout": 1, "stderr": 2}
-_NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # what a file system says that can't sync folders
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # errors of a file system without syncing of folders
 
 
 def is_descriptor(path: str) -> bool:
@@ -79,7 +78,7 @@ def output_errors(path: str) -> Iterator[None]:
 
 
 def file_size(path: str) -> int | None:
-    """Return the bytes of a file, None if there is none; InputError if that can't be seen."""
+    """Return the size of a file in bytes, None for a missing file; InputError on other failures."""
     try:
         return os.stat(path).st_size
     except OSError as error:
@@ -103,12 +102,12 @@ def remove_unfinished() -> None:
 class UnfinishedFile:
     """A new file in the folder of its target.
 
-    path: its temporary name. descriptor: open for writing and reading, for the caller to close.
-    process: who made it.
+    path: temporary name. descriptor: open for writing and reading; the caller closes it.
+    process: id of the process.
     """
 
     def __init__(self, target: str) -> None:
-        """Make the file; OSError if that fails."""
+        """Make the file; OSError on failure."""
         self.process = os.getpid()
         self.path = ""
         self.descriptor = self._lock = -1
@@ -126,7 +125,7 @@ class UnfinishedFile:
             _remove_left(next(names))
 
     def rename(self, target: str) -> None:
-        """Give the file, which the caller has closed, its name; OSError if that fails."""
+        """Rename the closed file to `target`; OSError on failure."""
         os.replace(self.path, target)
         self._forget()
 
@@ -148,14 +147,16 @@ class UnfinishedFile:
         except FileExistsError:
             _unfinished.discard(self)
             return False
-        if os.name == "nt":  # nobody can remove a file that is open
+        if os.name == "nt":  # open files can't be removed
             return True
-        self._lock = os.dup(self.descriptor)  # outlives the descriptor, until the file has its name
+        self._lock = os.dup(
+            self.descriptor
+        )  # keeps the lock after the caller has closed the descriptor
         with suppress(OSError):  # a file system without locks
             try_lock(self._lock)
         if has_name(self._lock, path):
             return True
-        os.close(self.descriptor)  # it was taken for one that was left, before it was locked
+        os.close(self.descriptor)  # another process removed the unlocked file as a leftover
         self.descriptor = -1
         self._forget()
         return False
@@ -168,7 +169,7 @@ class UnfinishedFile:
 
 
 def _remove_left(path: str) -> bool:
-    """Remove a file that nobody has locked; False if it is in use."""
+    """Remove an unlocked file; False if another process holds the lock."""
     if not os.path.lexists(path):
         return True
     try:
@@ -198,7 +199,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def try_lock(descriptor: int) -> bool:
-        """Lock an open file until all its descriptors are closed; False if it is locked already."""
+        """Lock a file until its descriptors are closed; False if another process has the lock."""
         os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
@@ -210,7 +211,7 @@ else:
     import fcntl
 
     def try_lock(descriptor: int) -> bool:
-        """Lock an open file until all its descriptors are closed; False if it is locked already."""
+        """Lock a file until its descriptors are closed; False if another process has the lock."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -221,9 +222,9 @@ else:
 class OutputFile:
     """A file being written: bytes go to `stream`, then `commit` or `discard` ends it.
 
-    stream: takes the bytes.
-    path: the name as given, as text.
-    is_direct: a device, a pipe or standard output: bytes can't be taken back, and seeking may be
+    stream: open for writing bytes.
+    path: the given name, as text.
+    is_direct: a device, a pipe or standard output: written bytes stay, and seeking may be
         impossible. Otherwise nothing appears under the name before `commit`.
     """
 
@@ -241,12 +242,12 @@ class OutputFile:
 
     @property
     def temporary(self) -> str:
-        """The name of a file that is not written directly, until it is committed."""
+        """The temporary name, for a file not written directly."""
         assert self._unfinished is not None
         return self._unfinished.path
 
     def finish(self) -> None:
-        """Write what is buffered and see that it is on disk; nothing more is written."""
+        """Flush the buffer, sync the file and close the stream."""
         with output_errors(self.path):
             if self.path == STANDARD_OUTPUT:
                 self.stream.flush()
@@ -257,20 +258,20 @@ class OutputFile:
                 self.stream.close()
 
     def remove_old(self) -> None:
-        """Remove the file that is replaced, if there is one, and see that it is gone on disk."""
+        """Remove the replaced file, if any, and sync the folder."""
         if os.path.lexists(self._target):
             with output_errors(self.path):
                 os.unlink(self._target)
             sync(os.path.dirname(self._target))
 
     def commit(self, *, is_last: bool = True) -> None:
-        """Finish, and give the file its name.
+        """Finish, and rename the file.
 
-        is_last: nothing follows in the folder that would be synced with the name.
+        is_last: sync the folder, because no later commit in the folder will.
         """
         try:
             self.finish()
-            if self._is_discarded:  # by another thread: what belongs to it must not get its name
+            if self._is_discarded:  # by another thread: files beside it must not be renamed either
                 raise OutputError(f"can't write {self.path}: it was given up")
             if self._unfinished is not None:
                 with output_errors(self.path):
@@ -283,7 +284,7 @@ class OutputFile:
             raise
 
     def discard(self) -> None:
-        """Close and remove what was written, ignoring errors."""
+        """Close and remove the unfinished file, ignoring errors."""
         if self.path != STANDARD_OUTPUT:
             with suppress(OSError):
                 self.stream.close()
@@ -311,7 +312,7 @@ class OutputFile:
 def atomic_output(path: str | Path) -> Iterator[BinaryIO]:
     """Write `path` atomically: the file gets its name when the block ends without error.
 
-    On any exception, KeyboardInterrupt included, what was written is removed. "-" is standard
+    On any exception, KeyboardInterrupt included, the unfinished file is removed. "-" is standard
     output. An OSError in the block becomes an OutputError about `path`; a BrokenPipeError passes.
     """
     output = OutputFile(path)
@@ -328,11 +329,11 @@ def sync(path: str | Path) -> None:
     """Flush a file, or the names in a folder, to disk; OutputError if that fails."""
     with output_errors(str(path)):
         if os.path.isdir(path):
-            if os.name == "nt":  # folders can't be opened; a journal keeps their names
+            if os.name == "nt":  # folders can't be opened; the file system's journal keeps names
                 return
             try:
                 descriptor = os.open(path, os.O_RDONLY)
-            except PermissionError:  # files can be written in it all the same
+            except PermissionError:  # files can still be written in the folder
                 return
         else:
             descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
@@ -346,7 +347,7 @@ def sync(path: str | Path) -> None:
 
 
 def _open_direct(path: str) -> BinaryIO | None:
-    """Open what is written in place; None for a regular file or a new name."""
+    """Open a pipe, device or descriptor; None for a regular file or a new name."""
     if path == STANDARD_OUTPUT:
         if sys.stdout is None:
             raise OSError(errno.EBADF, "standard output is closed")

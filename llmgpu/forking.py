@@ -1,10 +1,11 @@
 """Forks wait while another thread opens a device, an encoder or the tables of a vocabulary.
 
-A child process has its parent's locks, but only the thread that forked. If another thread holds a
-lock at that time, such as the lock of a module that is being imported, nobody releases it in the
-child.
+A child process has copies of its parent's locks, but only the forking thread. A lock held by
+another thread during the fork, such as the lock of a module being imported, is never released in
+the child.
 
-This module takes no lock, since an interrupt could leave it taken: each list changes in one step.
+This module uses no lock, since an interrupt could leave a lock taken: each list changes in one
+step.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _interrupted: list[threading.Thread] = []  # while they waited
 def delaying_forks() -> Iterator[None]:
     """Make forks in other threads wait for the end of the block, up to LONGEST_WAIT.
 
-    The block must not wait for a thread that forks. A fork of its own thread does not wait.
+    The block must not wait for a forking thread. A fork in the thread of the block does not wait.
     """
     thread, end = threading.current_thread(), time.monotonic() + LONGEST_WAIT
     _delaying.append(thread)
@@ -49,7 +50,7 @@ def delaying_forks() -> Iterator[None]:
 
 
 def _others(threads: Sequence[threading.Thread], thread: threading.Thread) -> bool:
-    """Whether a thread other than this one is listed and still runs."""
+    """Whether another thread is listed and still runs."""
     return any(other is not thread and other.is_alive() for other in [*threads])
 
 
@@ -67,7 +68,7 @@ def _begin_fork() -> None:
                 return
             _let_blocks_begin(thread)
             time.sleep(_PAUSE)
-        except KeyboardInterrupt:  # Python would drop what is raised here, and fork at once
+        except KeyboardInterrupt:  # Python would drop an exception raised here, and fork at once
             _interrupted.append(thread)
 
 

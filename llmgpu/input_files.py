@@ -1,7 +1,7 @@
-"""Reading files that others made, within limits, and telling people what was in them.
+"""Reading files from outside, within limits, and words for messages about their content.
 
-A file is looked at before it is read whole: one that is longer than any of its kind is refused by
-its size, and one that is not text by its first bytes, so that a device that never ends is, too.
+Size and first bytes are checked before a file is read whole: a file longer than any file of its
+kind is refused, and so is a binary file in place of text. Devices without an end are refused, too.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 from llmgpu.errors import InputError, VocabularyError
 
-# The most bytes of a file that is read whole, by its kind. (Word counts say themselves how long
-# they are, and weights are mapped.)
+# Limits in bytes of files that are read whole, by kind. (Word counts have a length in the header,
+# and weights are mapped.)
 MAX_BYTES = {
     "vocabulary": 1 << 30,
     "vocabulary of another tool": 1 << 26,  # the largest tokenizer.json in use has half of that
@@ -41,21 +41,21 @@ _BLOCK_BYTES = 1 << 20
 _SHOWN = 60  # characters of a text in a message
 _LISTED = 3  # texts in a note
 
-# What a terminal acts on instead of showing it, and lone surrogates, which it can't be sent.
+# Characters that control a terminal, and lone surrogates, which have no UTF-8.
 _UNPRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
 
-# Takes what a reader or writer has to say that is not an error: a line for people.
+# Called with a note of a reader or writer: a line of text, not an error.
 Note = Callable[[str], None]
 
 
 def no_notes(text: str) -> None:
-    """Take a note and drop it."""
+    """Ignore a note."""
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return `text` with escapes for what a terminal would act on, except characters in `keep`."""
+    """Return `text` with escapes for control characters, except characters in `keep`."""
 
     def escape(found: re.Match[str]) -> str:
         character = found[0]
@@ -65,19 +65,19 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def listed(texts: Sequence[str]) -> str:
-    """Return the first few texts, quoted, and how many more there are."""
+    """Return the first few texts, quoted, and the number of further texts."""
     shown = ", ".join(map(quote, texts[:_LISTED]))
     rest = len(texts) - _LISTED
     return f"{shown} and {rest:,} more" if rest > 0 else shown
 
 
 def source_name(path: str) -> str:
-    """Return what people call a source of text: "standard input", or its path."""
+    """Return the name of a source for messages: "standard input", or its path."""
     return "standard input" if path == "-" else path
 
 
 def number_of(count: int, noun: str) -> str:
-    """Format a count with what is counted, by its regular plural: 1 document, 2 documents."""
+    """Format a count with a noun and its regular plural: 1 document, 2 documents."""
     ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
     return f"{count:,} {noun}{ending}"
 
@@ -98,7 +98,7 @@ def input_errors(path: str | Path) -> Iterator[None]:
 
 
 def read_error(path: str | Path, error: OSError) -> InputError:
-    """Return what to raise for a file that can't be read."""
+    """Return the InputError for a failure of reading a file."""
     return InputError(f"can't read {path}: {error.strerror or error}")
 
 
@@ -122,9 +122,10 @@ def read_whole(
 ) -> bytes:
     """Return the bytes of a file of a kind in MAX_BYTES.
 
-    check_head: takes the first bytes, and raises if they are not those of such a file.
+    check_head: called with the first bytes; raises if the file is of another kind.
 
-    Raises OSError, with a reason in `strerror`, if it can't be read, is too long or is not text.
+    Raises OSError, with a reason in `strerror`, for an unreadable or too long file, and for binary
+    content in place of text.
     """
     most = MAX_BYTES[kind]
     try:
@@ -140,7 +141,7 @@ def read_whole(
             if kind in _LONG_TEXT and b"\0" in head:
                 raise OSError(errno.EINVAL, f"a {kind} is text, and this has zero bytes")
             blocks, left = [head], most + 1 - len(head)
-            # One read of `left` bytes would take memory for all of them.
+            # A single read of `left` bytes would allocate memory for all of them.
             while left and (block := stream.read(min(left, _BLOCK_BYTES))):
                 blocks.append(block)
                 left -= len(block)

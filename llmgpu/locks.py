@@ -1,9 +1,9 @@
-"""Locks between processes: who writes a run folder, a checkpoint or the shards of an output.
+"""Locks between processes for writing a run folder, a checkpoint or the shards of an output.
 
-- A lock is a file that its process has locked, with the process id in it. The operating system
-  frees it when the process ends in any way; the file may stay.
-- The file may be removed while it is locked. A process that has opened it just before finds, once
-  it has the lock, that the name belongs to no file or another one, and tries that.
+- A lock is a locked file with the id of its process as content. The operating system unlocks the
+  file at the end of the process, by a kill too; the file may stay.
+- A process may remove the file while holding the lock. Another process that opened the file just
+  before then locks a file without a name; it notices, and tries again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ _MAX_DIGITS = 20
 
 
 class FileLock(Closing):
-    """A locked file; a context manager that unlocks it."""
+    """A locked file; the end of a `with` block unlocks the file."""
 
     def __init__(self, path: str | Path, what: str) -> None:
-        """Lock `path`, which is made if needed; what: the output that it locks, for messages.
+        """Lock the file `path`, making a missing file; what: name of the output in messages.
 
-        Raises OutputError if another process, which is named, has the lock, or it can't be written.
+        Raises OutputError if another process has the lock (the message has its id), or the file
+        can't be written.
         """
         self._path = str(path)
         with output_errors(self._path):
@@ -41,17 +42,17 @@ class FileLock(Closing):
                 self._file.close()
 
     def close(self) -> None:
-        """Unlock it; the file stays."""
+        """Unlock the file, and keep it."""
         if not self._file.closed:
             with output_errors(self._path):
                 self._file.truncate(0)
                 self._file.close()  # frees the lock
 
     def remove(self) -> None:
-        """Remove the file and unlock it."""
+        """Remove the file, and unlock it."""
         if not self._file.closed:
             with output_errors(self._path):
-                if os.name == "nt":  # where an open file can't be removed
+                if os.name == "nt":  # open files can't be removed
                     self._file.close()
                 Path(self._path).unlink(missing_ok=True)
                 self._file.close()
@@ -71,7 +72,7 @@ class FileLock(Closing):
 
 
 def _holder(file: BinaryIO) -> str:
-    """Return which process has the lock."""
+    """Return the name of the process with the lock."""
     file.seek(0)
     text = file.read(_MAX_DIGITS)
     return f"process {text.decode()}" if text.isdigit() else "another process"

@@ -1,4 +1,4 @@
-"""What an engine's memory depends on, and how much memory is free."""
+"""Estimates of the memory of an engine or a job, and the amount of free memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _GROUP_LIMIT, _GROUP_USE = (
 
 @dataclass(frozen=True)
 class Costs:
-    """The most memory that an engine takes for distinct words, in bytes.
+    """The most memory of an engine for distinct words, in bytes.
 
-    fixed: for any text. per_byte: for each byte of the words. per_word: for each of them.
+    fixed: for any text. per_byte: for each byte of the words. per_word: for each word.
     """
 
     fixed: int
@@ -34,21 +34,21 @@ class Costs:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that are needed at most: of the process, and on a device."""
+    """Most bytes needed: of the process, and on a device."""
 
     host: int
     device: int = 0
 
 
-OnMemory = Callable[[Memory], None]  # takes what is needed, as often as more is known about it
+OnMemory = Callable[[Memory], None]  # called with each new estimate
 
 
 def no_memory(memory: Memory) -> None:
-    """Ignore how much is needed."""
+    """Ignore an estimate."""
 
 
 def resident_memory() -> int | None:
-    """Return the bytes of memory that this process has now; None where nothing tells."""
+    """Return the bytes of memory of this process now; None where unknown."""
     try:
         return int(_RESIDENT.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError, IndexError):
@@ -56,7 +56,7 @@ def resident_memory() -> int | None:
 
 
 def peak_memory() -> int | None:
-    """Return the most bytes of memory that this process has had; None where nothing tells."""
+    """Return the peak memory of this process in bytes; None where unknown."""
     try:
         [peak] = re.findall(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
         return int(peak) << 10
@@ -65,10 +65,10 @@ def peak_memory() -> int | None:
 
 
 class Growth:
-    """What a job will need that keeps tables of what a text repeats, by what it has taken so far.
+    """Estimates the memory of a job with tables of words by its memory so far.
 
-    The tables grow with the text, slower and slower, and in steps of half their size; buffers are
-    all there after the first part of the text. What is taken between two estimates counts, too.
+    The tables grow with the text, slower and slower, and in steps of half their size; buffers stop
+    growing after the first part of the text. A peak between two estimates counts, too.
     """
 
     def __init__(
@@ -76,22 +76,22 @@ class Growth:
         resident: Callable[[], int | None] = resident_memory,
         peak: Callable[[], int | None] = peak_memory,
     ) -> None:
-        """Begin before the job takes anything."""
+        """Begin before the job allocates memory."""
         self._resident, self._peak = resident, peak
         self._begin, self._first_peak = resident(), peak() or 0
         self._fixed: int | None = None
         self._most = 0
 
     def estimate(self, left: float | None) -> Memory | None:
-        """Return the most that is needed; left: of the text, for each byte so far, None: unknown.
+        """Return the most memory for the whole text; None while unknown.
 
-        None as long as that is not known.
+        left: ratio of the rest of the text to the text so far; None if unknown.
         """
         now = self._resident()
         if now is None or self._begin is None:
             return None
         peak = self._peak() or 0
-        if peak > self._first_peak:  # an earlier one is not of this job
+        if peak > self._first_peak:  # an earlier peak belongs to another job
             now = max(now, peak)
         self._most = max(self._most, now - self._begin)
         if self._fixed is None:
@@ -103,7 +103,7 @@ class Growth:
 
 
 def free_memory() -> int | None:
-    """Return the bytes of memory that this process may still take; None where nothing tells."""
+    """Return the bytes of memory still free for this process; None where unknown."""
     free = [number for number in (_free_in_system(), _free_in_group()) if number is not None]
     return min(free, default=None)
 
@@ -118,7 +118,7 @@ def has_limited_address_space() -> bool:
 
 
 def _free_in_system() -> int | None:
-    """Return the bytes of memory that are free, or can be freed, on this machine."""
+    """Return the bytes of memory available on this machine."""
     try:
         lines = _MEMORY_INFO.read_text().splitlines()
         [free] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
@@ -132,7 +132,7 @@ def _free_in_system() -> int | None:
 
 
 def _free_in_group() -> int | None:
-    """Return the bytes of memory that the container may still take; None without a limit."""
+    """Return the bytes of memory still free for the container; None without a limit."""
     try:
         return int(_GROUP_LIMIT.read_text()) - int(_GROUP_USE.read_text())
     except (OSError, ValueError):

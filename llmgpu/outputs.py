@@ -1,14 +1,13 @@
-"""What a command may write: none of its inputs, no file twice, no file of another kind.
+"""Checks of outputs: a command overwrites no input, no other output, no file of another kind.
 
 - Files are compared by device and inode, so that hard links, symbolic links and different spellings
-  of a path count as the same; names without a file by their folder and last part.
-- A file that is there is replaced if it is of the kind that is written, if it is empty, or if it is
-  of no known kind. The kind is seen in its first bytes, except that of ids without a header: these
-  have a side file.
-- A vocabulary does not get the ending of another tool's file.
+  of a path count as the same file; names without a file by their folder and last part.
+- An existing file is replaced if it is of the output's kind, of no known kind, or empty. The first
+  bytes of a file tell the kind; ids without a header are known by their side file.
+- A vocabulary is not written under a name with the ending of another tool's file.
 - Binary files are not written to a terminal.
-- Standard output and other descriptors, pipes and devices replace nothing. They may be named twice,
-  except for standard output and pipes.
+- Standard output and other descriptors, pipes and devices replace nothing. A command may name
+  a device twice, but not standard output or a pipe.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ TEXT = "text"
 
 _BINARY = (VOCABULARY, COUNTS, NPY, TOKEN_FILE, TOKEN_INDEX, GGUF)
 _STANDARD_INPUT = "-"
-_ENDINGS_OF_OTHERS = (".json", ".tiktoken", ".gguf")  # what `export` writes
+_ENDINGS_OF_OTHERS = (".json", ".tiktoken", ".gguf")  # of files by `export`
 _HEAD_BYTES = 4096
 _FORMAT = re.compile(rb'\s*\{\s*"format":\s*"([^"]*)"')
-_BY_FORMAT = {  # what a JSON file says that it is
+_BY_FORMAT = {  # kinds by the field "format" of a JSON file
     b"llmgpu-tokens": SIDE_FILE,
     b"llmgpu-token-shards": MANIFEST,
     b"llmgpu-token-shards-in-progress": PROGRESS,
@@ -61,7 +60,7 @@ _BY_FORMAT = {  # what a JSON file says that it is
     b"llmgpu-tiktoken": RANKS_SIDE_FILE,
     b"llmgpu-bench": RECORD,
 }
-_MARKED = {  # kinds that their first bytes show
+_MARKED = {  # kinds by their first bytes
     VOCABULARY: rb".{1,5}format.llmgpu vocabulary",
     COUNTS: rb".{1,5}format.llmgpu word counts",
     NPY: rb"\x93NUMPY",
@@ -97,8 +96,8 @@ _WIDE_TEXT = (b"\xff\xfe", b"\xfe\xff")  # UTF-16
 class Output:
     """A file to be written.
 
-    path: its name. kind: what it will be; None if who writes it knows what may be replaced.
-    is_chosen: somebody chose the name, so a file of the kind may be replaced.
+    path: name. kind: one of the kinds of this module; None if the writer checks by itself.
+    is_chosen: the user chose the name, so a file of the same kind may be replaced.
     """
 
     path: str
@@ -109,10 +108,10 @@ class Output:
 def check_outputs(
     outputs: Collection[Output], inputs: Iterable[str] = (), *, force: bool = False
 ) -> None:
-    """Raise OutputError if writing `outputs` would destroy something.
+    """Raise OutputError if writing `outputs` would destroy a file.
 
-    inputs: the files that are read meanwhile; "-" is standard input. force: files of another kind
-    may be replaced; inputs may not.
+    inputs: the files read by the command; "-" is standard input. force: files of another kind may
+    be replaced, but no inputs.
     """
     known = {_identity(path, is_input=True): path for path in inputs}
     taken: dict[object, Output] = {}
@@ -175,7 +174,7 @@ def _is_terminal(path: str) -> bool:
         if not stat.S_ISCHR(os.stat(path).st_mode):
             return False
         descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
-    except (OSError, ValueError, AttributeError):  # opening it for the output says so
+    except (OSError, ValueError, AttributeError):  # opening the output raises the error
         return False
     try:
         return os.isatty(descriptor)
@@ -184,7 +183,7 @@ def _is_terminal(path: str) -> bool:
 
 
 def _identity(path: str, *, is_input: bool) -> object:
-    """Return what is equal for two names of a file; None if it can't be written over."""
+    """Return an identity, equal for all names of a file; None for devices and pipes."""
     try:
         if path in (_STANDARD_INPUT, STANDARD_OUTPUT):
             stream = sys.stdin if is_input else sys.stdout
@@ -200,15 +199,19 @@ def _identity(path: str, *, is_input: bool) -> object:
         except OSError:
             return os.path.realpath(path)
         return (parent.st_dev, parent.st_ino, name)
-    except (OSError, ValueError, AttributeError):  # no such stream, or no name: opening it says so
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+    ):  # a missing stream or an invalid name: opening it raises the error
         return STANDARD_OUTPUT if path == STANDARD_OUTPUT and not is_input else None
     return None if stat.S_ISCHR(status.st_mode) else (status.st_dev, status.st_ino)
 
 
 def kind_of(path: str) -> str | None:
-    """Return what a file is, as one of the kinds of this module or as a few words.
+    """Return the kind of a file: one of the kinds of this module or a few words.
 
-    None if there is no regular file, or it is empty, can't be read or is of no known kind.
+    None for an unknown kind, and for a missing, special, empty or unreadable file.
     """
     head = _head(path)
     if (kind := binary_kind(head)) is not None:
@@ -222,12 +225,12 @@ def kind_of(path: str) -> str | None:
 
 
 def binary_kind(head: bytes) -> str | None:
-    """Return the kind that a file's first bytes are the mark of, None if they are of none."""
+    """Return the kind with a mark in the first bytes of a file; None without a mark."""
     return next((kind for kind, mark in _MARKED.items() if re.match(mark, head, re.DOTALL)), None)
 
 
 def _head(path: str) -> bytes:
-    """Return the first bytes of a regular file; none if there is none or it can't be read."""
+    """Return the first bytes of a regular file; b"" for a missing or unreadable file."""
     try:
         if os.path.isfile(path):
             with open(path, "rb") as file:

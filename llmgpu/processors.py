@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import os
 
-# By default its idle threads spin for 2**26 cycles, some 30 ms, before they sleep. They do so as
-# soon as NumPy starts them, and keep every processor busy just when a device is being opened.
-# 2**23 cycles still bridge the gaps between the operations of a training step.
+# By default idle threads of OpenBLAS spin for 2**26 cycles, about 30 ms, before sleeping, and from
+# their start at NumPy's import on. Spinning threads slow the opening of a device. 2**23 cycles
+# still bridge the gaps between the operations of a training step.
 _CYCLES_LOG2 = 23
 
 
 def usable_processors() -> int:
-    """Return how many there are."""
+    """Return the number of processors for this process."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # only Linux has it
@@ -20,6 +20,6 @@ def usable_processors() -> int:
 
 
 def set_blas_variables() -> None:
-    """Set the variables that OpenBLAS reads, unless they are set."""
+    """Set the environment variables of OpenBLAS, unless set by the user."""
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", str(_CYCLES_LOG2))
-    os.environ.setdefault("OPENBLAS_MAIN_FREE", "1")  # which NumPy sets and removes otherwise
+    os.environ.setdefault("OPENBLAS_MAIN_FREE", "1")  # otherwise NumPy sets and removes it

@@ -1,6 +1,6 @@
 """How the library reports progress: one callback, called now and then during long work.
 
-The library never prints; its caller decides what to do with these calls.
+The library never prints; the caller of the library decides how to show progress.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Called with a phase's name, how much is done and how much there is (None: unknown)."""
+    """Called with the name of a phase, the amount done and the total (None: unknown)."""
 
     def __call__(self, phase: str, done: int, total: int | None) -> None:
-        """Take note of how far a phase is."""
+        """Show or record the progress of a phase."""
 
 
 def no_progress(phase: str, done: int, total: int | None) -> None:

@@ -1,6 +1,6 @@
-"""Tables of what there is to choose from: its names, and where each is defined.
+"""Tables of choices: names, and the places of definition.
 
-``--help`` lists the names; what a name stands for is imported when it is asked for.
+``--help`` lists the names; the object of a name is imported at its first use.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ T = TypeVar("T")
 
 @cache
 def imported(place: str) -> Any:
-    """Import what is defined at ``package.module:name``; without a name, the module."""
+    """Import the object at ``package.module:name``; without a name, the module."""
     module, _, name = place.partition(":")
     found = import_module(module)
     return getattr(found, name) if name else found
 
 
 class Entry(NamedTuple):
-    """Where something is defined, see `imported`.
+    """A row of a `Registry`: the place of definition, see `imported`.
 
-    summary: a description for --help. fields: arguments of the class at `place`, of which the thing
-    is an object; None if the thing itself is there.
+    summary: a description for --help. fields: arguments for the class at `place`; None if the
+    object itself is at `place`.
     """
 
     place: str
@@ -34,10 +34,9 @@ class Entry(NamedTuple):
 
 
 class Registry(Mapping[str, T]):
-    """Things by name, in the order of the table, each imported when it is asked for."""
+    """Objects by name, in the order of the table, each imported at its first use."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
-        """Take a table."""
         self._entries = dict(entries)
         self._made: dict[str, T] = {}
 
@@ -58,10 +57,10 @@ class Registry(Mapping[str, T]):
         return len(self._entries)
 
     def describe(self) -> str:
-        """Return all names and what they are, for --help."""
+        """Return names and descriptions, for --help."""
         return ", ".join(f"{name} ({entry.summary})" for name, entry in self._entries.items())
 
     @property
     def summaries(self) -> dict[str, str]:
-        """What each is, by name."""
+        """Descriptions by name."""
         return {name: entry.summary for name, entry in self._entries.items()}

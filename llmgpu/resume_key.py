@@ -1,4 +1,4 @@
-"""The resume key: what a run was asked to do, kept with its output so that only it is resumed."""
+"""The resume key: inputs and options of a run, kept with its output and compared by --resume."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from llmgpu.text.remote import is_remote, remote_facts
 from llmgpu.text.sources import Sources
 from llmgpu.text.streams import STANDARD_INPUT
 
-Run = dict[str, Any]  # what JSON holds, by names that people know
+Run = dict[str, Any]  # JSON values, by names for messages
 FILES = "corpus files (name, bytes, time of change)"
 PART = "part"  # number and count, where only a part of the corpus is read
 CORPUS = "files of all parts (name, bytes)"
 
 
 def file_facts(path: str) -> list[str | int]:
-    """Return what shows that a file is another one or has changed: name, bytes, time of change.
+    """Return name, bytes and time of change of a file, which differ if the file was changed.
 
-    Raises InputError if that can't be seen.
+    Raises InputError for a missing file.
     """
     if path == STANDARD_INPUT:
         return [path]
@@ -34,16 +34,16 @@ def file_facts(path: str) -> list[str | int]:
 
 
 def part_key(run: Run, part: Part, whole: Sources, own: Sources) -> Run:
-    """Return a run's resume key with its part in it; own: what the part has of the whole."""
+    """Return the resume key of a part of a run; own: the sources of the part."""
     files = [[*file_facts(source.path), *(source.span or ())] for source in own.files]
     corpus = [[source.path, source.size] for source in whole.files]
     return {**run, FILES: files, CORPUS: corpus, PART: str(part)}
 
 
 def check_same_run(what: str, begun: Run, asked: Run) -> None:
-    """Raise an InputError that says what differs, unless both are the same run.
+    """Raise an InputError with the difference, unless both keys are equal.
 
-    A file that is reached by another path, as from another folder, is the same.
+    A file by another path, as from another folder, counts as the same file.
 
     what: the beginning of the message, "... of another run".
     """

@@ -1,7 +1,7 @@
 """How messages write options: as on the command line, or as arguments of the Python API.
 
-The library's messages advise in options. While a call of the Python API runs, they say the same
-with the arguments that the API takes: ``device="cpu"`` in place of ``--device cpu``.
+Messages of the library recommend options. During a call of the Python API, messages recommend
+arguments of the API: ``device="cpu"`` in place of ``--device cpu``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 class _PythonCalls:
-    """Counts the calls of the Python API that run now, in any thread of the process.
+    """Counts the running calls of the Python API in all threads.
 
-    A message may be made by another thread than the one that calls: the count is of all threads.
+    All threads, because a message may be made by another thread than the caller's.
 
-    running: an entry for each call. A list changes in one step; a process that is forked meanwhile
-    could find a lock taken.
+    running: an entry for each call. A list changes in one step; a lock could stay taken in a forked
+    process.
     """
 
     def __init__(self) -> None:
@@ -44,9 +44,9 @@ _calls = _PythonCalls()
 
 
 def spelled(option: str, argument: str = "") -> str:
-    """Return an option, such as ``--device cpu``, as whoever reads the message writes it.
+    """Return an option, such as ``--device cpu``, as written on the command line or in Python.
 
-    argument: of the Python API, if it is not the option with underscores.
+    argument: of the Python API, if other than the option with underscores.
     """
     if not _calls.running:
         return option

@@ -1,6 +1,7 @@
-"""Building the CPU engine's library with the C compiler that is there.
+"""Building the CPU engine's library with the installed C compiler.
 
-The build of a package runs this without llmgpu or NumPy being installed: it imports neither.
+The build of the package runs this module before llmgpu or NumPy is installed, so neither is
+imported.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def sources() -> list[Path]:
 
 
 def sources_checksum() -> int:
-    """Return a number that tells whether a library was built from these sources."""
+    """Return a checksum of the sources, compared with the checksum in the library."""
     checksum = 0
     for path in sources():
         checksum = zlib.crc32(path.read_bytes(), checksum)
@@ -60,7 +61,7 @@ def build(library: Path = LIBRARY, more_flags: Sequence[str] = ()) -> None:
 
 
 def main() -> None:
-    """Build the library in place; say so in one line if that fails."""
+    """Build the library in place; print one line on failure."""
     try:
         build()
     except BuildError as error:

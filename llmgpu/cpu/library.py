@@ -1,10 +1,10 @@
 """The CPU engine's library: whether it is used, and its objects.
 
-- A build of the package makes the library; nothing is compiled here. Without it, NumPy does the
-  same work with the same results.
-- LLMGPU_CPU=numpy leaves it unused; LLMGPU_CPU=c makes it an error if it can't be loaded.
-- A call releases Python's lock. Patterns and vocabularies may be shared by threads, encoders and
-  counters not.
+- A build of the package makes the library; nothing is compiled here. Without the library, NumPy
+  does the same work with the same results.
+- LLMGPU_CPU=numpy ignores the library; LLMGPU_CPU=c makes failing to load the library an error.
+- A call releases Python's lock. Threads may share patterns and vocabularies, but not encoders and
+  counters.
 - Texts are arrays with TEXT_PADDING bytes after the text.
 """
 
@@ -38,9 +38,9 @@ PAIR_PARTS = 32  # of a vocabulary, whose pairs are found at a time
 MANY_IDS = 1 << 22  # whose copy would take too much memory
 ARITHMETIC = 1  # of operations on tensors; another number where the bits of a result change
 NO_MEMORY = -1  # as in engine.h
-UNREADABLE = -2  # what parts.c returns for a file
+UNREADABLE = -2  # as in parts.c
 
-# Functions by name: what they return, and what they take.
+# Functions by name: the types of the result and of the arguments.
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "sources": (c_uint32,),
     "pattern_new": (c_void_p, c_char_p, c_int, c_int, c_void_p),
@@ -152,14 +152,14 @@ def library() -> ctypes.CDLL | None:
 
 
 def engine() -> ctypes.CDLL:
-    """Return the library, which the caller knows to be used (or was, when it was made)."""
+    """Return the library, for callers and objects that have checked `library` before."""
     loaded, _ = _load()
     assert loaded is not None, "there is no CPU engine"
     return loaded
 
 
 def describe() -> str:
-    """Say in a few words what computes without a device, and why."""
+    """Return the name of the CPU backend, "C" or "NumPy", and for NumPy the reason."""
     if library() is not None:
         return "C"
     chosen = os.environ.get(VARIABLE) == "numpy"
@@ -202,12 +202,12 @@ def out_of_memory() -> LlmgpuError:
 
 
 class EngineObject:
-    """An object of the library, freed with this one; keeps alive what it refers to."""
+    """An object of the library, freed with its Python object; keeps its arguments alive."""
 
     _library: ctypes.CDLL
 
     def __init__(self, kind: str, *arguments: Any, beside: EngineObject | None = None) -> None:
-        """Make one from the library of its arguments or of `beside`, else of the installed one."""
+        """Make an object in the library of the arguments or `beside`, else the installed one."""
         others = [other for other in (*arguments, beside) if isinstance(other, EngineObject)]
         self._library = loaded = others[0]._library if others else engine()
         self._arguments = arguments
@@ -217,7 +217,7 @@ class EngineObject:
             raise out_of_memory()
         self.address: int = address
         free = getattr(loaded, f"llmgpu_{kind}_free")
-        # Not at the end of the process, when a thread may still use it.
+        # Not at the end of the process: a thread may still use the object.
         close_with(self, free, address).atexit = False
 
     def _call(self, name: str, *arguments: Any) -> int:
@@ -251,17 +251,16 @@ def _shortened(ids: NDArray[np.uint32], count: int) -> NDArray[np.uint32]:
 
 
 def address_of(array: NDArray[Any] | None) -> int | None:
-    """Return where an array begins, for the library; None for none."""
+    """Return the address of an array for the library; None for None."""
     return None if array is None else array.ctypes.data
 
 
 class CPattern(EngineObject):
-    """How text is cut.
+    """A pattern: the rule that cuts text.
 
     rule: the kernel of a pattern. classes: uint8 (0x110000,), of each code point. digits,
         whole_at_end: for cl100k and its variants.
-    is_marked: whether the starts of pre-tokens are to be given with the text, as the engine has no
-        such rule.
+    is_marked: whether the engine lacks the rule, so that callers mark the starts of pre-tokens.
     """
 
     def __init__(
@@ -272,19 +271,19 @@ class CPattern(EngineObject):
         self.is_marked = bool(self._call("pattern_is_marked"))
 
     def ends(self, text: bytes) -> NDArray[np.int64]:
-        """Return where the pre-tokens of a document end: int64 (n,)."""
+        """Return the ends of the pre-tokens of a document: int64 (n,)."""
         padded = np.frombuffer(text + bytes(TEXT_PADDING), np.uint8)
         ends = np.empty(len(text), np.int64)
         return ends[: self._call("pretoken_ends", padded, len(text), ends)]
 
 
 class CVocabulary(EngineObject):
-    """What words are matched with.
+    """The tokens and merges of a vocabulary.
 
-    data: uint8, the bytes of all tokens. offsets: int64 (size + 1,), where each starts in it.
-    tokens: int64, the ids of those that are matched.
-    merges: uint32 (n, 4), left id, right id, result and rank; None if a pair's rank is the id of
-        what it spells, which takes a token for each byte.
+    data: uint8, the bytes of all tokens. offsets: int64 (size + 1,), start of each token in data.
+    tokens: int64, the ids of the tokens to match.
+    merges: uint32 (n, 4), left id, right id, result and rank; None if the rank of a pair is the id
+        of the joined token. None requires a token for each byte.
     unknown: id of a byte without a token.
     trie: nodes and edges for greedy matching, see `llmgpu.bpe.vocabulary.trie.Trie`.
     """
@@ -313,9 +312,9 @@ class CVocabulary(EngineObject):
         )
 
     def find_cuts(self) -> None:
-        """Find where words may be cut, unless that is known or another thread does it.
+        """Find the places at which words may be cut, and set `has_cuts`.
 
-        `has_cuts` says so. Other threads need not wait: the ids do not depend on cuts.
+        Returns at once if another thread is finding cuts: ids do not depend on cuts.
         """
         if not self._finding_cuts.acquire(blocking=False):
             return
@@ -327,7 +326,7 @@ class CVocabulary(EngineObject):
             self._finding_cuts.release()
 
     def is_of(self, loaded: ctypes.CDLL | None) -> bool:
-        """Whether it was made by this library."""
+        """Whether the vocabulary was made by this library."""
         return self._library is loaded
 
     def pairs(self) -> NDArray[np.uint32]:
@@ -350,7 +349,7 @@ class CVocabulary(EngineObject):
 def insert_pairs(pairs: NDArray[np.uint32], table: NDArray[np.uint32], empty: int) -> bool:
     """Insert pairs, uint32 (n, 4), into the table of wgsl/encode/02_merge.wgsl, uint32 (m, 4).
 
-    empty: what a free slot has as rank. Returns False if there is no CPU engine.
+    empty: rank in a free slot. Returns False without the CPU engine.
     """
     if library() is None:
         return False
@@ -367,7 +366,7 @@ class CSharedWords(EngineObject):
 
     @property
     def is_spent(self) -> bool:
-        """Whether it is time to start with other words: too many are missing."""
+        """Whether too many words of recent texts were missing, so that a new table pays off."""
         return bool(self._call("shared_words_spent"))
 
 
@@ -384,7 +383,7 @@ class CEncoder(EngineObject):
         self._part_bytes = part_bytes
         super().__init__("encoder", pattern, vocabulary, threads)
         self._room = np.empty(SHORT_TEXT + 3, np.uint32)  # for ids of short texts
-        self._room_address = self._room.ctypes.data  # which takes longer than encoding a few words
+        self._room_address = self._room.ctypes.data  # a lookup is slower than encoding few words
 
     def encode(
         self,
@@ -399,16 +398,16 @@ class CEncoder(EngineObject):
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]:
         """Encode the words that start in the first `main_end` bytes of a text.
 
-        words: those known so far, to which more are added.
-        text: uint8 (n,), in an array with TEXT_PADDING more bytes; or where it is in a file: its
+        words: known words; new words are added.
+        text: uint8 (n,), in an array with TEXT_PADDING more bytes; or a range of a file: its
             descriptor, an offset and n.
-        marks: bool (n,), where pre-tokens start, if the pattern is "marks".
-        entry: where the first token starts. starts: where documents begin in the text, ascending.
-        memory: for the ids, used if it is large enough.
+        marks: bool (n,), the starts of pre-tokens, if the pattern is "marks".
+        entry: start of the first token. starts: of documents in the text, ascending.
+        memory: for the ids, used if large enough.
 
-        Returns the ids, a view of a larger array if they are few; how many ids are before each of
-        the first `own_starts` documents; and where the last token ends. Raises OSError if the file
-        is shorter or can't be read.
+        Returns the ids, a view of a larger array if few; the number of ids before each of the first
+        `own_starts` documents; and the end of the last token. Raises OSError if the file is shorter
+        or can't be read.
         """
         room = max(main_end - entry, 0) + 3
         ids = np.empty(room, np.uint32) if memory is None or len(memory) < room else memory
@@ -459,7 +458,7 @@ class CCounter(EngineObject):
     ) -> int:
         """Count the pre-tokens that start in the first `main_end` bytes; see `CEncoder.encode`.
 
-        Returns 0, or the length of a pre-token that has more than `most` bytes.
+        Returns 0, or the length of a pre-token of more than `most` bytes.
         """
         starts = np.ascontiguousarray(starts, np.int64)
         return self._call("count", text, marks, len(text), main_end, starts, len(starts), most)
@@ -470,14 +469,14 @@ class CCounter(EngineObject):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the words take."""
+        """Bytes of memory for the words."""
         table_bytes = c_int64()
         self._call("counter_size", None, table_bytes)
         return table_bytes.value
 
     @property
     def size(self) -> tuple[int, int]:
-        """How many words there are, and how many bytes they have; goes through all of them."""
+        """The number of words and of their bytes; goes through all words."""
         nbytes, table_bytes = c_int64(), c_int64()
         words = self._call("counter_size", nbytes, table_bytes)
         return words, nbytes.value
@@ -501,11 +500,11 @@ class CThreads(EngineObject):
         super().__init__("threads", count)
 
     def bind(self, operation: str, *arguments: Any) -> Callable[[], None]:
-        """Return what carries out an operation of rows.c or products.c; arrays are in C order."""
+        """Return a function for an operation of rows.c or products.c; arrays are in C order."""
         function = getattr(self._library, f"llmgpu_{operation}")
         plain = [as_argument(argument) for argument in arguments]
 
-        def call(owners: Any = arguments) -> None:  # their memory lives as long
+        def call(owners: Any = arguments) -> None:  # keeps their memory alive
             function(self.address, *plain)
 
         return call

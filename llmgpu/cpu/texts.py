@@ -15,7 +15,7 @@ from llmgpu.processors import usable_processors
 
 _LOW = (1 << 64) - 1
 CELL_IDS = 10**6  # the most whose digits fit into cells
-SMALL_BYTES = 1 << 16  # of a file that is read with others
+SMALL_BYTES = 1 << 16  # of a file read together with other files
 _READ_THREADS = 8
 
 
@@ -49,7 +49,7 @@ def format_ids(
 def format_numbers(numbers: NDArray[np.int64]) -> bytes | memoryview:
     """Return numbers, none negative, as text: decimals with ", " between them.
 
-    `json` takes long for millions of them.
+    `json` is slow for millions of numbers.
     """
     if library() is None:
         return str(numbers.tolist())[1:-1].encode()
@@ -86,10 +86,10 @@ def read_small_files(
 ) -> int:
     """Read files, up to SMALL_BYTES each, end to end to the front of `text`; return how many.
 
-    None is read from the first one on that is not of its size or was not changed when it should
-    have been, that can't be read, or that, unless it may be any bytes, is not certain to be plain
-    text: valid UTF-8 without control characters, a byte order mark, or an object of JSON in its
-    first line. What is in `text` after the files that are read is undefined.
+    Reading stops before the first file with another size or time of change, before an unreadable
+    file, and, unless `are_any_bytes`, before a file that is not certainly plain text: valid UTF-8
+    without control characters, a byte order mark, or an object of JSON in its first line. The bytes
+    of `text` after the last file are undefined.
     """
     encoded = [*map(os.fsencode, names)]
     names_at = np.cumsum([0, *(len(name) + 1 for name in encoded)], dtype=np.int64)
@@ -112,11 +112,11 @@ class GeneratedBlocks:
         cells: Sequence[NDArray[np.uint32]],
         ends_sentence: NDArray[np.bool_],
     ) -> None:
-        """Take what blocks of `words` words are made of.
+        """Keep the material for blocks of `words` words.
 
-        ranks: (n,), the first ones, each as often as it is drawn. frequent: their words, up to 20
-        bytes each. cells: of syllables (768,), final consonants (8,) and ends (256,).
-        ends_sentence: of each end, whether it does.
+        ranks: (n,), frequent ranks, each repeated by its probability. frequent: their words, up to
+        20 bytes each. cells: of syllables (768,), final consonants (8,) and ends (256,).
+        ends_sentence: bool (256,), whether an end closes a sentence.
         """
         entries = b"".join(word.ljust(20, b"\0") + bytes([len(word), 0, 0, 0]) for word in frequent)
         arrays = ranks, np.frombuffer(entries, np.uint8), *cells, ends_sentence
@@ -141,9 +141,9 @@ class GeneratedBlocks:
 
 
 class TakenTexts(NamedTuple):
-    """Texts end to end, where each starts, up to which byte they are, and of how many lines.
+    """Texts end to end, their starts, the end of the last line in the data, and counts.
 
-    nulls: lines that have null in place of a text.
+    lines: lines with these texts. nulls: lines with null in place of a text.
     """
 
     text: NDArray[np.uint8]
@@ -157,7 +157,7 @@ class JsonlTexts:
     """Takes the texts of JSON Lines from blocks of a file."""
 
     def __init__(self, text_field: str, longest: int) -> None:
-        """Take a field, or one of an object within: "a.b"; longest: bytes of a line."""
+        """Take a field, or a field of an inner object: "a.b"; longest: bytes of a line."""
         self._field = text_field.encode()
         parts = [len(part) + 1 for part in self._field.split(b".")]
         self._ends = np.cumsum(parts, dtype=np.int64) - 1
@@ -166,11 +166,10 @@ class JsonlTexts:
     def take(self, data: NDArray[np.uint8], begin: int, end: int, *, is_last: bool) -> TakenTexts:
         """Return the texts of the lines from `begin` on; any number of threads may.
 
-        data: uint8, in which TEXT_PADDING bytes follow `end`; the first of them is overwritten.
-        is_last: the file ends there.
+        data: uint8, with TEXT_PADDING bytes after `end`; the first padding byte is overwritten.
+        is_last: the file ends at `end`.
 
-        A line that Python's `json` may see in another way, or refuse, is not taken, nor what
-        follows it.
+        Stops before a line that Python's `json` may refuse or read differently.
         """
         assert len(data) >= end + TEXT_PADDING
         data[end] = ord("\n")

@@ -1,7 +1,6 @@
-"""The tokens of a vocabulary in the CPU engine: their trie, and what merges spell.
+"""The tokens of a vocabulary in the CPU engine: their trie, and the spellings of merges.
 
-data, offsets: the tokens end to end, uint8, and where each begins and the last one ends, int64
-(tokens + 1,).
+data, offsets: the tokens end to end, uint8, and the bounds of tokens in data, int64 (tokens + 1,).
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ def spelled_tokens(
     offsets: NDArray[np.int64],
     is_ordinary: NDArray[np.bool_],
 ) -> int:
-    """Return how many nodes of a trie have a token, each an ordinary one that its path spells.
+    """Return the number of nodes with a token; each must be ordinary and spelled by its path.
 
     nodes, edges: see `llmgpu.bpe.vocabulary.trie.Trie`. data, offsets: the tokens by id.
 
-    Returns -1 if that is not so, or if the nodes are not in the order that `compile_trie` makes.
+    Returns -1 for any other token, and for nodes in another order than `compile_trie` makes.
     """
     if len(edges) + 1 != len(nodes):
         return -1
@@ -38,9 +37,9 @@ def lay_out_trie(
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Return the nodes and edges of the trie of some tokens, see `llmgpu.bpe.vocabulary.trie.Trie`.
 
-    ids: which of the tokens, ascending; the lowest of equal ones is taken.
+    ids: the tokens to lay out, ascending; of equal tokens the lowest id counts.
 
-    Memory: 60 bytes for each byte of these tokens, for as long as the call takes.
+    Memory: 60 bytes for each byte of these tokens, during the call.
     """
     most = 1 + int((offsets[ids + 1] - offsets[ids]).sum())
     slots = np.zeros(2 << most.bit_length(), np.uint32)
@@ -58,12 +57,12 @@ def lay_out_trie(
 def append_merges(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], merges: NDArray[np.uint32], most: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
-    """Return tokens with what merges make after them; their bytes and offsets.
+    """Return bytes and offsets of tokens followed by the results of merges.
 
     merges: uint32 (M, 3), ids of the parts and of the result: the next id, or that of a token.
 
-    Returns None for a merge of an id that does not exist yet or with any other result, and for more
-    than `most` bytes in all.
+    Returns None for a merge of an unknown id or with another result, and for more than `most` bytes
+    in all.
     """
     merges = np.ascontiguousarray(merges, np.uint32)
     grown = np.empty(len(offsets) + len(merges), np.int64)
@@ -81,6 +80,6 @@ def append_merges(
 def merges_spell(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], merges: NDArray[np.uint32]
 ) -> bool:
-    """Whether each merge spells its result, which is as long as its parts together."""
+    """Whether each merge spells its result; results are as long as their parts."""
     merges = np.ascontiguousarray(merges, np.uint32)
     return bool(call("merges_spell", merges, len(merges), data, offsets))

@@ -16,9 +16,9 @@ class CTrainer(EngineObject):
     """Merges the pairs of distinct words, for one thread.
 
     symbols, offsets, counts, lengths, total: see `llmgpu.bpe.training.symbols.SymbolWords`.
-    most: symbols there may be in the end, up to 2^20. least, longest: the least count and the most
-        bytes of pairs that are merged.
-    most_pairs: about how many pairs are indexed at a time, which bounds the memory; None for all.
+    most: symbols at the end, up to 2^20. least, longest: the least count and the most bytes of a
+        merged pair.
+    most_pairs: about the number of pairs indexed at a time, a bound of memory; None for all pairs.
         The merges are the same.
     """
 
@@ -42,7 +42,7 @@ class CTrainer(EngineObject):
         most_pairs = 1 << 62 if most_pairs is None else most_pairs
         arrays = symbols, symbols.itemsize, offsets, counts, self._words, lengths, len(lengths)
         super().__init__("trainer", *arrays, most, total, least, longest, most_pairs)
-        self._arguments = (counts,)  # of the others it has copies
+        self._arguments = (counts,)  # the engine copies the other arrays
 
     def best(self) -> tuple[int, int, int] | None:
         """Return the symbols and the count of the pair to merge next; None if there is none."""
@@ -62,7 +62,7 @@ class CTrainer(EngineObject):
     def merge(self, merges: NDArray[np.uint32]) -> None:
         """Make given merges in their order: uint32 (n, 3), left symbol, right symbol, result.
 
-        Raises ValueError for a result that has not the bytes of its parts.
+        Raises ValueError for a result with other bytes than its parts.
         """
         merges = np.ascontiguousarray(merges, np.uint32)
         if self._call("trainer_merge", merges, len(merges)) == _WRONG_MERGE:

@@ -10,11 +10,11 @@
                                                                              |
                                                          NumPy <--download---+
 
-Modules import only those before them in the order declarations, driver, wgpu_driver, dawn_driver,
-adapters, kernel, commands, device. `llmgpu.backend` decides which driver is loaded.
+Imports go from right to left in the order declarations, driver, wgpu_driver, dawn_driver, adapters,
+kernel, commands, device. `llmgpu.backend` chooses the driver to load.
 
-Up to adapters they import no NumPy, so that adapters are listed while it is being imported; the
-others are imported when they are asked for.
+The modules up to adapters import no NumPy, so adapters are listed while another thread imports
+NumPy. Kernel, commands and device are imported at the first use of a name in them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import what needs NumPy."""
+    """Import the modules that need NumPy."""
     for module in ("kernel", "commands", "device") if name in __all__ else ():
         members = vars(import_module(f"{__name__}.{module}"))
         if name in members:

@@ -1,7 +1,7 @@
-"""Adapters: listed, selected by what the user asks for, and opened, with their memory.
+"""Adapters: listed, selected by the name in --device, and opened, with their memory.
 
-Hardware comes before software; OpenGL is never used. A name that matches nothing is an error that
-lists the adapters: the choice never falls back silently.
+Hardware comes before software; OpenGL is never used. A name without a match is an error with a
+list of adapters: the choice never falls back silently.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _KINDS = {
 
 
 def chosen_driver() -> str | None:
-    """Return the name that LLMGPU_DRIVER gives, None if it gives none.
+    """Return the name in LLMGPU_DRIVER; None if the variable is empty.
 
     Raises:
-        DeviceError: there is no driver of that name, or its package is not installed.
+        DeviceError: the name is unknown, or the driver's package is not installed.
     """
     name = os.environ.get(DRIVER_VARIABLE) or None
     if name is not None and name not in DRIVERS:
@@ -58,7 +58,7 @@ def default_driver() -> Driver:
 
 
 def load_driver(name: str) -> Driver:
-    """Return the one driver of a name in `DRIVERS`; raises what its import raises."""
+    """Return the driver of a name in `DRIVERS`; raises errors of its import."""
     if name == "dawn":
         from llmgpu.gpu.dawn_driver import DAWN
 
@@ -73,11 +73,10 @@ class AdapterInfo:
     """An adapter as the driver describes it.
 
     kind: "discrete GPU", "integrated GPU", "software adapter" or "unknown kind of GPU".
-    limits: name -> number, as WebGPU names them.
-    matrix_shapes: what its matrix units multiply, if the driver can use any.
-    name: as the driver gives it; where several have the same name, ":0" and so on at its end tell
-        them apart.
-    webgpu: the driver that lists it. handle: that driver's adapter object.
+    limits: name -> number, by WebGPU's names.
+    matrix_shapes: products of its matrix units, if the driver can use matrix units.
+    name: from the driver; of several adapters with one name, ":0" and so on is appended.
+    webgpu: the driver that listed the adapter. handle: the driver's adapter object.
     """
 
     name: str
@@ -131,7 +130,7 @@ def _describe(driver: Driver, handle: Any) -> AdapterInfo:
         kind=kind,
         features=driver.features(handle),
         limits=dict(handle.limits),
-        # A software adapter has no such units, and may compile what uses them for minutes.
+        # A software adapter has no matrix units, and may compile their kernels for minutes.
         matrix_shapes=() if kind == _SOFTWARE else driver.matrix_shapes(handle),
         webgpu=driver,
         handle=handle,
@@ -141,11 +140,11 @@ def _describe(driver: Driver, handle: Any) -> AdapterInfo:
 def select_adapter(wanted: str = "gpu", driver: Driver | None = None) -> AdapterInfo:
     """Return the best adapter, or the best whose name contains `wanted`, ignoring case.
 
-    wanted: "gpu" for any name. With ":1" at its end the next one, with ":2" the one after it, and
-        so on.
-    driver: the WebGPU driver that lists it, `default_driver` by default.
+    wanted: "gpu" for any name. ":1" at its end selects the second best adapter, ":2" the third,
+        and so on.
+    driver: the WebGPU driver to ask, `default_driver` by default.
 
-    DeviceError if there is no adapter, or none of that name (the message lists all).
+    DeviceError if there is no adapter, or no adapter of the name (the message lists all).
     """
     adapters = list_adapters(driver)
     if not adapters:
@@ -194,7 +193,7 @@ WEBGPU_DEFAULT_LIMITS: Mapping[str, int] = {
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """Memory on the device, a driver's buffer or a part of it; size and offset are aligned."""
+    """Memory on the device, a driver's buffer or a part of one; size and offset are aligned."""
 
     label: str
     nbytes: int
@@ -218,11 +217,11 @@ def aligned(nbytes: int) -> int:
 
 
 class OpenedAdapter:
-    """An adapter that memory and kernels can be made on.
+    """An adapter opened for memory and kernels.
 
-    webgpu: the WebGPU driver. handle: its device. name: as the driver gives it. limits: those it
-    was opened with. features: the optional ones it has. matrix_shapes: what it multiplies with
-    `MATRIX_FEATURE`, and none without.
+    webgpu: the WebGPU driver. handle: its device. name: of the adapter. limits: requested at
+    opening. features: the enabled optional features. matrix_shapes: products of matrix units, none
+    without `MATRIX_FEATURE`.
     """
 
     def __init__(
@@ -231,7 +230,7 @@ class OpenedAdapter:
         features: frozenset[str] = OPTIONAL_FEATURES,
         limits: Mapping[str, int] | None = None,
     ) -> None:
-        """Open `adapter` with those of `features` that it has; see `Device`."""
+        """Open `adapter` with the `features` it has in common; see `Device`."""
         self.adapter = adapter
         self.webgpu = adapter.webgpu
         self.name = adapter.name

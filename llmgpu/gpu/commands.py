@@ -1,14 +1,14 @@
 """Recording: many dispatches and copies in one encoder, submitted together; and bulk transfers.
 
-Dispatches of one pass run in order and each sees what those before it wrote. With timing on, each
-dispatch gets a pass to itself with a timestamp at either end.
+Dispatches of one pass run in order, and each sees the writes of all earlier dispatches. With timing
+on, each dispatch gets a pass to itself with a timestamp at either end.
 
 Errors at submission end the process instead of raising, so `Commands.submit` is the only way to
-submit: it checks that no buffer is mapped and that no commands are submitted twice.
+submit: the method refuses mapped buffers and a second submission of the same commands.
 
 Transfers go through mapped staging memory, copied by several threads. Writing through the queue
-allocates a fresh staging buffer each time, and reading through it makes an extra copy; persistent
-mapped buffers are several times faster.
+allocates a fresh staging buffer each time, and reading through the queue makes an extra copy;
+persistent mapped buffers are several times faster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
 
 MAX_GROUPS = 65_535  # workgroups in one dimension of a dispatch
-MAX_TIMED = 2_000  # dispatches that one query set times
+MAX_TIMED = 2_000  # dispatches timed by one query set
 
 
 def split_groups(groups: int) -> tuple[int, int]:
@@ -101,12 +101,12 @@ class Commands:
         self._kept.append(buffer)
 
     def submit(self) -> object:
-        """Hand the commands to the device without waiting; return what `Device.wait` takes.
+        """Hand the commands to the device; return the submission, for `Device.wait`.
 
-        Timed commands are waited for, because their timestamps are read.
+        Returns at once, but timed commands are waited for, because their timestamps are read.
 
-        RuntimeError if staging memory is mapped, or these commands were submitted before; both
-        would end the process.
+        RuntimeError if staging memory is mapped, or these commands were submitted before: the
+        driver would end the process.
         """
         if self._submitted:
             raise RuntimeError("these commands were already submitted; record new ones")
@@ -154,7 +154,7 @@ class Commands:
             self._pass = self._fast = None
 
     def _resolve_timestamps(self) -> Any:
-        """Record moving the timestamps to memory that the host maps; return its handle."""
+        """Record the copy of the timestamps to host-mappable memory; return the memory's handle."""
         count = 2 * len(self._timed_labels)
         usage, create = BufferUsage, self._opened.create_handle
         ticks = create("ticks", 8 * count, usage.QUERY_RESOLVE | usage.COPY_SRC)
@@ -177,7 +177,7 @@ class Commands:
             times[label] = times.get(label, 0.0) + span * 1e-9
 
 
-COPY_PIECES = 1 << 20, 4 << 20  # bytes that one thread copies at a time, at least and at most
+COPY_PIECES = 1 << 20, 4 << 20  # least and most bytes copied by a thread at a time
 COPY_THREADS = min(12, usable_processors())  # beyond 12, memory is the limit
 
 
@@ -185,7 +185,7 @@ def parallel_copy(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
     """Copy bytes between contiguous arrays of one length with several threads."""
     least, most = COPY_PIECES
     loaded = library() if len(source) > least else None
-    if loaded is not None:  # whose threads don't wait for Python's lock
+    if loaded is not None:  # C threads don't wait for Python's lock
         loaded.llmgpu_copy(address_of(target), address_of(source), len(source), COPY_THREADS)
         return
     size = min(max(len(source) // COPY_THREADS, least), most)
@@ -213,7 +213,7 @@ class Staging:
         self._map: BufferMap | None = None
 
     def is_mapped(self) -> bool:
-        """Whether the host has the memory, so that it must not be submitted."""
+        """Whether the host has mapped the memory, which forbids submitting it."""
         return self._map is not None
 
     def array(self) -> NDArray[np.uint8]:
@@ -271,7 +271,7 @@ class Download:
         self.begin()
 
     def record(self, commands: Commands, source: Buffer, nbytes: int) -> None:
-        """Record the copy among other commands; call `begin` when they are submitted."""
+        """Record the copy among other commands; call `begin` after their submission."""
         self._record_all(commands, [(source, nbytes)])
 
     def _record_all(self, commands: Commands, pieces: Sequence[tuple[Buffer, int]]) -> None:
@@ -302,9 +302,9 @@ class Download:
         self.take(lambda copied: None)
 
     def take(self, use: Callable[[NDArray[np.uint8]], None]) -> None:
-        """Wait for the copy under way, if there is one; `use` is given its bytes, valid till then.
+        """Wait for the copy under way, if any, and call `use` with its bytes.
 
-        It may have up to 3 bytes more than were asked for.
+        The bytes are valid during the call, and up to 3 more than requested.
         """
         mapped, self._pending = self._pending, None
         if mapped is None:

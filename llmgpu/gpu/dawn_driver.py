@@ -35,14 +35,14 @@ ffi: Any = _api.ffi
 lib: Any = _api.lib
 libf: Any = _api.libf
 
-# Features by the names that wgpu gives them, or the package where wgpu has none.
+# Names of features: wgpu's name, or llmgpu's where wgpu has no name -> Dawn's name.
 _DAWN_NAMES = {"subgroup": "subgroups", MATRIX_FEATURE: "chromium-experimental-subgroup-matrix"}
 _OWN_NAMES = {dawn: own for own, dawn in _DAWN_NAMES.items()}
 _INSTANCE_TOGGLES = (
     "allow_unsafe_apis",  # experimental features
-    "vulkan_enable_f16_on_nvidia",  # its reason: uniform buffers of f16, which no kernel has
+    "vulkan_enable_f16_on_nvidia",  # unsafe only for uniform buffers of f16; no kernel has one
 )
-# Kernels initialize the workgroup memory that they read. Timestamps are not for web pages here.
+# Kernels initialize workgroup memory before reading. Exact timestamps are a risk on web pages only.
 _DISABLED_TOGGLES = ("timestamp_quantization",)
 _ENABLED_TOGGLES = ("disable_workgroup_init",)
 _ALWAYS = frozenset({"implicit-device-synchronization"})  # calls from several threads
@@ -56,7 +56,7 @@ _WARNING = re.compile(rb"^Warning: .*\n(?: +.*\n|\n)*", re.MULTILINE)
 
 
 def enable_lines(code: str) -> str:
-    """Return WGSL with the `enable` directives that Tint wants, on the line of its start."""
+    """Return WGSL with the `enable` directives for Tint, on the first line."""
     plain = _COMMENT.sub("", code)
     extensions = [
         name
@@ -71,9 +71,9 @@ def enable_lines(code: str) -> str:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Drop what Dawn writes to standard error about adapters that it leaves out.
+    """Drop Dawn's warnings on standard error about adapters without support.
 
-    The package can't pass it a function for that. What other threads write there comes later.
+    The package has no callback for warnings. Output of other threads is delayed until the end.
     """
     with ExitStack() as stack:
         try:
@@ -132,7 +132,7 @@ class _DawnMap(BufferMap):
 
 
 class DawnDriver(Driver):
-    """wgpudawn's interface, and Dawn's C functions where that has no equal."""
+    """wgpudawn's interface, and Dawn's C functions where the interface lacks a call."""
 
     name = "dawn"
     errors = wgpudawn.GPUError
@@ -188,7 +188,7 @@ class DawnDriver(Driver):
         return device.create_shader_module(code=enable_lines(code), label=label)
 
     def submit(self, device: Any, command_buffer: Any) -> object:
-        # Forgets the submissions before this one that are done.
+        # Frees earlier submissions that are done.
         libf.wgpuInstanceProcessEvents(_helpers.get_wgpu_instance())
         device.queue.submit([command_buffer])
         return self._done(device)

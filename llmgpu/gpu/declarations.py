@@ -1,8 +1,8 @@
 """Importing wgpu's binding without parsing C at every start.
 
-The binding has cffi parse the header of wgpu-native in Python, at import and again for each type
-that is used: together half a second or more of every process that opens an adapter. cffi can save
-what it parsed, so the package brings that for the pinned wgpu, made by
+The binding has cffi parse the header of wgpu-native in Python, at import and again for each used
+type: half a second or more in every process that opens an adapter. cffi can save the parsed
+declarations, so the package brings a saved file for the pinned wgpu, made by
 ``scripts/make_wgpu_declarations.py``. Where the installed wgpu has another header, or cffi another
 format, the binding is imported the usual way.
 """
@@ -24,7 +24,7 @@ _lock = threading.Lock()
 
 
 def import_binding() -> None:
-    """Import wgpu's binding, with the saved declarations if they are those of its header."""
+    """Import wgpu's binding, with the saved declarations if made from the same header."""
     with _lock:
         if _BINDING in sys.modules:
             return
@@ -45,7 +45,7 @@ def import_binding() -> None:
 
 
 def _saved_interface() -> Any:
-    """Return an FFI that knows the declarations, None if there is no fitting one."""
+    """Return an FFI with the saved declarations, None if they don't fit."""
     from wgpu._coreutils import get_header_filename
 
     try:
@@ -57,10 +57,10 @@ def _saved_interface() -> Any:
             return None
 
         class ParsedInterface(_cffi_backend.FFI):  # type: ignore[misc]
-            """What the binding takes for a new FFI, to which it declares the header."""
+            """An FFI in place of the new FFI in the binding, which declares the header."""
 
             def cdef(self, source: str) -> None:
-                """Declare nothing: it is all there."""
+                """Declare nothing: all is declared."""
 
             def set_source(self, name: str, source: None) -> None:
                 """Compile nothing."""

@@ -1,10 +1,10 @@
-"""A device: an opened adapter with its kernels, buffers and submissions, and loops that stay on it.
+"""A device: an opened adapter with its kernels, buffers and submissions, and loops on the device.
 
 Buffers are never destroyed explicitly: dropping the last reference is always safe.
 
 A loop runs many rounds in a submission, with two submissions in flight. The host reads only the
-state that a submission leaves, so the device never waits for it, and it chooses how many rounds the
-next submission holds, so that progress and Ctrl-C are not kept waiting.
+state after a submission, so the device never waits for the host. The host chooses the number of
+rounds of the next submission, short enough for progress and Ctrl-C.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from llmgpu.kernel_source import compose
 from llmgpu.pipeline import in_order
 from llmgpu.spelling import spelled
 
-# Loop iterations, nested ones included, that one thread may need in a dispatch. Mesa's software
+# Most loop iterations of a thread in a dispatch, nested loops included. Mesa's software
 # driver silently ends a thread's loops after 65 535; on hardware the limit avoids watchdogs.
 SOFTWARE_LOOP_ITERATIONS = 60_000
 HARDWARE_LOOP_ITERATIONS = 1 << 22
@@ -60,11 +60,11 @@ class Device(OpenedAdapter):
         features: frozenset[str] = OPTIONAL_FEATURES,
         limits: Mapping[str, int] | None = None,
     ) -> None:
-        """Open `adapter` (the best by default) with those of `features` that it has.
+        """Open `adapter` (the best by default) with the `features` it has in common.
 
-        adapter: one that is open already stays as it was opened.
-        limits: WebGPU limits to ask for; the adapter's by default. Lower ones serve tests and
-            memory budgets. DeviceError if there is no adapter, or it can't be opened with these.
+        adapter: an opened adapter keeps its features and limits.
+        limits: WebGPU limits to request; the adapter's by default. Lower limits serve tests and
+            memory budgets. DeviceError without an adapter, or if opening fails.
         """
         if isinstance(adapter, OpenedAdapter):
             vars(self).update(vars(adapter))
@@ -74,7 +74,7 @@ class Device(OpenedAdapter):
         self.gpu_seconds: dict[str, float] = defaultdict(float)
         self._kernels: dict[tuple[object, ...], Future[Kernel]] = {}
         self._idle_downloads: list[Download] = []  # memory for the next reads
-        self._idle_staging: list[Staging] = []  # and for the next large write
+        self._idle_staging: list[Staging] = []  # memory for the next large write
         self.source_choices = {"scan": "common/scan_shared.wgsl"}
         self.subgroup_size = self._probe_subgroups() if "subgroup" in self.features else 0
         if self.subgroup_size:
@@ -82,13 +82,13 @@ class Device(OpenedAdapter):
 
     @property
     def max_loop_iterations(self) -> int:
-        """Loop iterations that a kernel may ask of one thread in a dispatch."""
+        """Most loop iterations of a thread in a dispatch."""
         return SOFTWARE_LOOP_ITERATIONS if self.is_software else HARDWARE_LOOP_ITERATIONS
 
     def kernel(self, file: str, **constants: int | str) -> Kernel:
         """Return a kernel with these values of its overrides, compiled once.
 
-        file: its path below wgsl/. constants: of WGSL's overrides and of those of directives.
+        file: its path below wgsl/. constants: values of WGSL overrides and of `//!override`.
         """
         key = (file, *sorted(constants.items()))
         mine: Future[Kernel] = Future()
@@ -190,7 +190,7 @@ class Device(OpenedAdapter):
     def begin_read(
         self, buffer: Buffer, count: int, dtype: type[_Scalar]
     ) -> Callable[[], NDArray[_Scalar]]:
-        """Submit the copy that `read` makes; return what waits for it, to be called once."""
+        """Submit the copy for `read`; return a function, to be called once, that waits for it."""
         out = np.empty(count, dtype)
         if not count:
             return lambda: out
@@ -238,14 +238,15 @@ def paced_states(
 ) -> Iterator[tuple[NDArray[Any], bool]]:
     """Submit rounds until the loop halts; yield the state after each submission, in order.
 
-    buffer: the state on the device, one element of `dtype`, whose field "status" tells how the loop
-        stands. record: records one round, which does nothing once the loop has halted.
+    buffer: the state on the device, one element of `dtype` with a field "status". record: records
+        one round; rounds after the loop has halted do nothing.
     running: the statuses in which rounds do something.
-    seconds: aim for a submission. first_rounds, most_rounds: rounds of the first one and of any.
+    seconds: intended duration of a submission. first_rounds: of the first submission. most_rounds:
+        of any submission.
 
-    Yields (state, is_idle): an array of shape (1,), and whether nothing is in flight. A caller that
-    removes what halted the loop, on the device, sets the status in `state` to a running one, too;
-    that resumes the loop.
+    Yields (state, is_idle): an array of shape (1,), and whether nothing is in flight. To resume a
+    halted loop, the caller repairs the state on the device and sets the status in `state` to a
+    running status.
     """
     pending: deque[Download] = deque()
     spare = [Download(device) for _ in range(IN_FLIGHT)]

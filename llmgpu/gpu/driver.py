@@ -1,9 +1,10 @@
-"""What a WebGPU driver does for the modules above: everything in which wgpu and Dawn differ.
+"""The interface of a WebGPU driver: all differences between wgpu and Dawn.
 
-Both follow the same Python API for adapters, buffers, bind groups, pipelines and encoders, so those
-are used directly, through the handles that a driver returns.
+Both packages follow one Python API for adapters, buffers, bind groups, pipelines and encoders, so
+the modules above use the handles of a driver directly.
 
-Neither this nor a driver imports NumPy, so that an adapter can be opened while it is imported.
+This module and the drivers import no NumPy, so an adapter is opened while another thread imports
+NumPy.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from llmgpu.errors import DeviceError
 from llmgpu.processors import set_blas_variables
 from llmgpu.spelling import spelled
 
-# The platform's own APIs; none of the drivers' OpenGL adapters has what kernels need.
+# The platform's own APIs; OpenGL adapters lack features of the kernels.
 NATIVE_BACKENDS = {"darwin": ["Metal"], "win32": ["Vulkan", "DX12"]}.get(sys.platform, ["Vulkan"])
 SHADER_STAGE_COMPUTE = 4
 MATRIX_FEATURE = "subgroup-matrix"  # products of small matrices, one a subgroup
 
 
 class BufferUsage(IntFlag):
-    """What a buffer is for, in the numbers of WebGPU's specification."""
+    """Uses of a buffer, by the numbers of WebGPU's specification."""
 
     MAP_READ = 1
     MAP_WRITE = 2
@@ -42,7 +43,7 @@ class BufferUsage(IntFlag):
 
 @dataclass(frozen=True, order=True)
 class MatrixShape:
-    """A product that an adapter's matrix units compute: (rows, inner) @ (inner, columns).
+    """A product of matrix units: (rows, inner) @ (inner, columns).
 
     operand, sum: types of the factors and of the product, such as f16 and f32.
     """
@@ -58,10 +59,10 @@ class MatrixShape:
 
 
 def set_variables() -> None:
-    """Set what drivers want, and what NumPy sets and removes again while it is imported.
+    """Set the environment variables for drivers, and the variables set by NumPy's import.
 
-    A thread that is to open a device needs them set before it starts: a driver that reads variables
-    while another thread sets one reads freed memory, which may end the process.
+    Call this before starting a thread that opens a device: a driver that reads the environment
+    while another thread sets a variable reads freed memory, which may end the process.
     """
     # Without the folder a C library complains.
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
@@ -81,7 +82,7 @@ class BufferMap(ABC):
 
     @abstractmethod
     def unmap(self) -> None:
-        """Give the memory back; every view of it is invalid from here on."""
+        """Unmap the memory; all views become invalid."""
 
 
 class FastPass:
@@ -117,14 +118,14 @@ class FastPass:
 class Driver(ABC):
     """A WebGPU implementation.
 
-    name: as LLMGPU_DRIVER and ``llmgpu info`` call it. errors: the base of what its calls raise.
+    name: as LLMGPU_DRIVER and ``llmgpu info`` call it. errors: the base class of its errors.
     binding: the package's module with the C functions in `lib`, and in `libf` with checks.
     """
 
     name: str
     errors: type[Exception]
     binding: Any
-    # Which used adapters: through any driver, since those of the system are the same ones.
+    # The process that used adapters, through any driver: all drivers share the system's.
     _process: ClassVar[int | None] = None
 
     def __init__(self) -> None:
@@ -133,16 +134,16 @@ class Driver(ABC):
         self._listing = threading.Lock()
 
     def is_usable(self) -> bool:
-        """Whether this process can use adapters: it was not forked from one that did."""
+        """Whether this process can use adapters: its parent used none before the fork."""
         return self._process in (None, os.getpid())
 
     def list_handles(self) -> list[Any]:
         """Return all adapters but OpenGL's, in any order; any thread may ask.
 
-        An instance of the driver that the program has made itself is used as it is.
+        An instance made by the program itself is used unchanged.
 
         Raises:
-            DeviceError: the process was forked from one that had used adapters.
+            DeviceError: the process was forked from a process that had used adapters.
         """
         if not self.is_usable():
             raise DeviceError(
@@ -153,7 +154,7 @@ class Driver(ABC):
         if not self._is_used and sys.platform != "win32":
             os.register_at_fork(after_in_child=self.release_nothing)
         self._is_used = True
-        Driver._process = os.getpid()  # before the lock, which a forked process would find taken
+        Driver._process = os.getpid()  # before the lock: a forked process could find the lock taken
         with self._listing:  # adapters that are listed by two threads at once may be missing
             if not self.has_instance():
                 set_variables()
@@ -162,20 +163,20 @@ class Driver(ABC):
 
     @abstractmethod
     def has_instance(self) -> bool:
-        """Whether the driver's package has its one instance."""
+        """Whether the package has made its only instance."""
 
     @abstractmethod
     def make_instance(self) -> None:
-        """Make the package's instance, with what the kernels need."""
+        """Make the package's instance, with the features of the kernels."""
 
     @abstractmethod
     def enumerate_handles(self) -> list[Any]:
-        """Return what `list_handles` returns, of the instance that there is."""
+        """Return all adapters of the existing instance but OpenGL's."""
 
     def release_nothing(self) -> None:
-        """Release no device when its object goes: in a forked process devices are the parent's.
+        """Release no device when its object is freed: in a forked process devices are the parent's.
 
-        A driver that releases its parent's device waits for threads that were not forked.
+        Releasing would wait for threads that exist only in the parent.
         """
         self.binding.libf = None  # as the packages do when Python ends
 
@@ -185,11 +186,11 @@ class Driver(ABC):
 
     @abstractmethod
     def matrix_shapes(self, adapter: Any) -> tuple[MatrixShape, ...]:
-        """Return what an adapter's matrix units multiply; empty without `MATRIX_FEATURE`."""
+        """Return the products of an adapter's matrix units; empty without `MATRIX_FEATURE`."""
 
     @abstractmethod
     def open(self, adapter: Any, features: frozenset[str], limits: dict[str, int]) -> Any:
-        """Return a device; raises what the driver raises."""
+        """Return a device; raises the driver's own errors."""
 
     @abstractmethod
     def create_shader_module(self, device: Any, code: str, label: str) -> Any:
@@ -197,11 +198,11 @@ class Driver(ABC):
 
     @abstractmethod
     def submit(self, device: Any, command_buffer: Any) -> object:
-        """Submit one finished command buffer; return what `wait` takes."""
+        """Submit one finished command buffer; return the submission, for `wait`."""
 
     @abstractmethod
     def wait(self, device: Any, submission: object) -> None:
-        """Block until a submission, and all before it, have finished (None: all)."""
+        """Block until a submission and all earlier ones have finished (None: all)."""
 
     @abstractmethod
     def map_buffer(self, device: Any, buffer: Any, *, write: bool, nbytes: int) -> BufferMap:

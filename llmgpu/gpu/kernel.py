@@ -1,7 +1,7 @@
-"""A compiled entry point, and the same bound to buffers.
+"""A compiled entry point, and an entry point bound to buffers.
 
-What would end the process or give a wrong answer is checked here: names and number of bindings,
-sizes against the adapter's limits, and workgroup memory, which the compiler does not check.
+Mistakes that would end the process or give a wrong answer are checked here: names and number of
+bindings, sizes against the adapter's limits, and workgroup memory, unchecked by the compiler.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BINDING_TYPES = {"read": "read-only-storage", "read_write": "storage", "uniform
 
 @dataclass(frozen=True, eq=False)
 class BoundKernel:
-    """A kernel with the buffers it works on. Keep it and dispatch it many times."""
+    """A kernel with its buffers, to be dispatched many times."""
 
     label: str
     pipeline: Any
@@ -31,7 +31,7 @@ class BoundKernel:
 
 
 class Kernel:
-    """A compiled kernel. Made by `Device.kernel`, which keeps it."""
+    """A compiled kernel, made and cached by `Device.kernel`."""
 
     def __init__(
         self, opened: OpenedAdapter, source: KernelSource, constants: Mapping[str, int | str]
@@ -96,12 +96,12 @@ class Kernel:
         )
 
     def bind_from(self, buffers: Mapping[str, Buffer]) -> BoundKernel:
-        """Attach those of `buffers` that the kernel binds, see `bind`; the others are ignored."""
+        """Attach the kernel's own among `buffers`, see `bind`; ignore the rest."""
         names = [binding.name for binding in self.bindings]
         return self.bind(**{name: buffers[name] for name in names if name in buffers})
 
     def bind(self, **buffers: Buffer) -> BoundKernel:
-        """Attach buffers to the kernel's bindings by name; TypeError unless it gets all of them."""
+        """Attach buffers to the kernel's bindings by name; TypeError for missing or other names."""
         names = {binding.name for binding in self.bindings}
         if names != set(buffers):
             raise TypeError(f"{self.label} binds {sorted(names)}, not {sorted(buffers)}")
@@ -125,7 +125,7 @@ class Kernel:
 
 
 def _locate(message: str, source: KernelSource) -> str:
-    """Rewrite a compiler message so that it names the file and line of the source."""
+    """Add file and line of the source to a compiler message."""
     position = re.search(r"(?:wgsl|\s):(\d+):(\d+)", message)  # of naga, of Tint
     where = ""
     if position is not None:

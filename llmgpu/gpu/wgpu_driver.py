@@ -1,10 +1,10 @@
-"""wgpu-native, Firefox's WebGPU, through the package ``wgpu``: the driver that is always there.
+"""wgpu-native, Firefox's WebGPU, through the package ``wgpu``: the driver installed with llmgpu.
 
 The C functions used here are private to the pinned wgpu release: shader modules without forced
-loop bounding (several times faster loops), submissions that can be waited for one by one, buffer
+loop bounding (several times faster loops), waiting for single submissions, buffer
 maps without a helper thread, and pass recording without Python's per-call overhead. Several C
 functions end the process when misused, so `submit` and the map functions are called only from
-`llmgpu.gpu.commands`, which checks what it passes on.
+`llmgpu.gpu.commands`, with checked arguments.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def _warn_of_slow_shaders() -> None:
 
 # Seconds between two polls of a map: a short wait stays short, a long one costs little.
 _FIRST_PAUSE, _PAUSE_GROWTH, _LONGEST_PAUSE = 2e-5, 1.05, 1e-3
-# Callbacks still to be called, by the state that they change; and the last ones called, because
-# another thread may still be returning from them. Neither refers to a map, so that a map's memory
-# is freed with the map.
+# Pending callbacks, by the state that each changes; and recently called callbacks, because another
+# thread may still be returning from one. Neither table refers to a map, so a map's memory is freed
+# with the map.
 _pending_callbacks: dict[_MapState, Any] = {}
 _called_callbacks: deque[Any] = deque(maxlen=64)
 
 
 class _MapState:
-    """How a map ended, and what a signal handler raised in its callback, to be raised again."""
+    """The result of a map, and an exception of a signal handler in its callback, to be reraised."""
 
     status: int | None = None
     interrupt: BaseException | None = None
@@ -92,8 +92,8 @@ class _WgpuMap(BufferMap):
     def wait(self) -> bool:
         """Block until the submissions before the map are done; return whether it succeeded.
 
-        Polls, because waiting inside wgpu would keep other threads from submitting. Raises what a
-        signal handler raised in the callback, such as KeyboardInterrupt.
+        Polls, because waiting inside wgpu would keep other threads from submitting. Reraises an
+        exception of a signal handler in the callback, such as KeyboardInterrupt.
         """
         pause = _FIRST_PAUSE
         state = self._state
@@ -115,7 +115,7 @@ class _WgpuMap(BufferMap):
 
 
 class WgpuDriver(Driver):
-    """wgpu's public interface, and wgpu-native's C functions where that is slow or wrong."""
+    """wgpu's public interface, and C functions where the interface is slow or wrong."""
 
     name = "wgpu"
     errors = wgpu.GPUError
@@ -128,14 +128,14 @@ class WgpuDriver(Driver):
         """Enable the platform's native APIs alone.
 
         An OpenGL adapter has neither subgroups nor 16-bit floats, and would be returned silently
-        where Vulkan is missing. The hidden validation of indirect dispatches is off, because
-        kernels clamp the counts that they write.
+        where Vulkan is missing. The hidden validation of indirect dispatches is off: kernels
+        clamp their own counts.
         """
         set_instance_extras(backends=NATIVE_BACKENDS, flags=["Empty"])
 
     def enumerate_handles(self) -> list[Any]:
-        # OpenGL's are not asked for: where the program has used them in one thread, asking in
-        # another ends the process.
+        # OpenGL adapters are left out: after use in one thread of the program, listing them in
+        # another thread ends the process.
         instance = _helpers.get_wgpu_instance()
         native = _api.new_struct_p("WGPUInstanceEnumerateAdapterOptions *", backends=_NATIVE_APIS)
         count = libf.wgpuInstanceEnumerateAdapters(instance, native, ffi.NULL)

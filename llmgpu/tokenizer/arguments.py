@@ -1,4 +1,4 @@
-"""What the Python API takes and gives: texts, special tokens, and ids as callers want them."""
+"""Arguments and results of the Python API: texts, special tokens, and ids of a requested type."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def special_options(
         raise TypeError(f"unexpected argument {min(unknown)!r}; there are {known}")
     given = bos is not None or eos is not None or add_special_tokens
     if allowed_special is _NONE and disallowed_special is _NONE and not given:
-        return NO_SPECIAL_TOKENS  # at once: it is what most calls want
+        return NO_SPECIAL_TOKENS  # at once, for most calls
     bos, eos = _one_token(bos), _one_token(eos)
     allowed, disallowed = (
         frozenset([texts] if isinstance(texts, str) else texts)
@@ -60,9 +60,9 @@ def special_options(
 
 
 def _one_token(token: Any) -> Any:
-    """Return a token's text as it is, and its id, which may be one of NumPy's integers, as an int.
+    """Return the text of a token unchanged, and the id of a token, perhaps NumPy's, as an int.
 
-    Raises TypeError for anything else.
+    Raises TypeError for other types.
     """
     if token is None or isinstance(token, (str, tuple)):
         return token
@@ -73,7 +73,7 @@ def _one_token(token: Any) -> Any:
 
 
 def several(texts: Iterable[Text]) -> Iterable[Text]:
-    """Return several texts; TypeError for a single one, whose characters would be texts."""
+    """Return several texts; TypeError for a single text: its characters would be texts."""
     if isinstance(texts, (str, bytes)):
         raise TypeError("expected a list of texts, but got a single one")
     return texts
@@ -87,7 +87,7 @@ def names_of(paths: str | Path | Sequence[str | Path]) -> list[str]:
 def to_bytes(text: Any, of_several: str = "") -> bytes:
     """Return a text in UTF-8; TypeError unless it is str or bytes.
 
-    of_several: what the error says to do with a list of texts.
+    of_several: advice of the error for a list of texts.
     """
     if isinstance(text, bytes):
         return text
@@ -105,7 +105,7 @@ def as_asked(ids: NDArray[np.uint32], dtype: Any) -> Any:
 
     "pt" and "np" are int64, as transformers returns them.
 
-    Raises TypeError for a type that has no integers, InputError for an id that does not fit in it.
+    Raises TypeError for a type without integers, InputError for an id too large for the type.
     """
     if dtype is None:
         return ids

@@ -1,4 +1,4 @@
-"""Conversations as ids: what `Tokenizer.apply_chat_template` does."""
+"""Conversations as ids, for `Tokenizer.apply_chat_template`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Message = Mapping[str, Any]
 class ChatEncoder:
     """Converts conversations to ids, by a vocabulary's chat template or by one in Jinja.
 
-    The process in which a template is rendered starts with the first conversation, and ends with
-    this object. A forked process starts one of its own. Threads take turns.
+    The process for rendering starts with the first conversation, and ends with this object. After a
+    fork the child starts a new process. Threads take turns.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ChatEncoder:
         self._lock = threading.Lock()
         self._process = 0
         self._conversations: dict[str | None, Conversations] = {}  # by template
-        self._closing: dict[str, Callable[[], object]] = {}  # of templates that were passed
+        self._closing: dict[str, Callable[[], object]] = {}  # of templates passed as arguments
 
     def encode(
         self,
@@ -45,9 +45,9 @@ class ChatEncoder:
         prompt: bool,
         template: str | None = None,
     ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-        """Return the ids of a conversation, and which of them the assistant wrote: (n,) each.
+        """Return the ids of a conversation, and a mask of ids by the assistant: (n,) each.
 
-        template: None for the vocabulary's.
+        template: None for the vocabulary's own.
         """
         with self._lock:
             conversations = self._opened(template)
@@ -69,7 +69,7 @@ class ChatEncoder:
         prompt: bool,
         template: str | None = None,
     ) -> str:
-        """Return the text of a conversation; template: None for the vocabulary's."""
+        """Return the text of a conversation; template: None for the vocabulary's own."""
         with self._lock:
             parts = self._parts(self._opened(template), messages, tools, prompt)
             return "".join(text for text, _ in parts)
@@ -96,7 +96,7 @@ class ChatEncoder:
                 )
             conversations = Conversations(vocabulary)
             close = close_with(self, conversations.close)
-            if template is not None:  # each has a process: the last one is kept
+            if template is not None:  # each template has a process: keep the last
                 for other in [*self._closing]:
                     self._closing.pop(other)()
                     del self._conversations[other]

@@ -160,10 +160,10 @@ def merge_counts(
 ) -> dict[str, Any]:
     """Add up files of word counts, each `weights` times, as ``merge-word-counts`` does.
 
-    Returns what `count_words` returns of the sum.
+    Returns the facts of the sum, as `count_words`.
 
-    Raises InputError for a file that is damaged or was counted in another way, OutputError for a
-    file of another kind in the output's place.
+    Raises InputError for a file that is damaged or was counted differently, OutputError for a file
+    of another kind in the output's place.
     """
     names = names_of(counts)
     if not names:

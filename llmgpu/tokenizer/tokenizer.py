@@ -1,6 +1,6 @@
-"""The tokenizer: a vocabulary, and the device that it encodes with.
+"""The tokenizer: a vocabulary, and the device for encoding.
 
-What computes needs NumPy, and is imported where it is used: a device opens meanwhile.
+Modules that need NumPy are imported inside methods: a device opens meanwhile.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ _log = logging.getLogger("llmgpu")
 
 
 def _name_ours(owner: str, name: str) -> None:
-    """Raise an AttributeError that says what is called `name` elsewhere, if something is."""
+    """Raise an AttributeError with our name for the `name` of another tool, if there is one."""
     for ours in names_here(METHOD_NAMES, name):
         raise AttributeError(f"{owner} has no {name}: use {ours}")
 
 
 class _Named(type):
-    """The type of classes whose callers know them by other tools' names."""
+    """The type of a class that callers may use with names of other tools."""
 
     if not TYPE_CHECKING:  # to which every name would be known then
 
         def __getattr__(cls, name: str) -> Any:
             _name_ours(cls.__name__, name)
-            return super().__getattribute__(name)  # raises what was raised before
+            return super().__getattribute__(name)  # raises the original error
 
 
 @contextmanager
 def _opening(device: str, *, encodes: bool = True) -> Iterator[Opening]:
     """Open a device while the block reads a vocabulary or text; close it if the block fails.
 
-    ``auto`` is opened when it is needed. encodes: see `Opening`.
+    ``auto`` is opened with the first long text. encodes: see `Opening`.
     """
     opening = Opening(device, encodes=encodes)
     try:
@@ -79,14 +79,14 @@ def _opening(device: str, *, encodes: bool = True) -> Iterator[Opening]:
 
 @speaks_python
 class Tokenizer(metaclass=_Named):
-    """A vocabulary, and the device that it encodes with.
+    """A vocabulary, and the device for encoding.
 
     - Ids are the same as those of ``llmgpu tokenize``, on every device.
     - Threads may share a tokenizer: they encode one at a time.
-    - A pickle holds the vocabulary and the name of the device, which is opened again when needed. A
-      forked process can't use adapters if its parent did: there "auto" means the CPU, and any other
-      adapter raises DeviceError. Spawned processes have no such limit.
-    - Up to 64 KiB of text are always encoded on the CPU, because that is faster.
+    - A pickle holds the vocabulary and the name of the device; the device is opened again when
+      needed. A process forked from a user of adapters can't use adapters: "auto" means the CPU,
+      and any adapter raises DeviceError. Spawned processes have no such limit.
+    - Up to 64 KiB of text are always encoded on the CPU, the faster way.
     """
 
     def __init__(self, vocabulary: Vocabulary, device: str | Opening = "auto") -> None:
@@ -648,9 +648,9 @@ class Tokenizer(metaclass=_Named):
     if not TYPE_CHECKING:  # to which every name would be known then
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError that says what is called `name` elsewhere."""
+            """Raise an AttributeError with our name for the `name` of another tool."""
             _name_ours(type(self).__name__, name)
-            return self.__getattribute__(name)  # raises what was raised before
+            return self.__getattribute__(name)  # raises the original error
 
     def __getstate__(self) -> tuple[bytes, str]:
         return self._vocabulary.to_bytes(), self._device
