@@ -266,7 +266,6 @@ class CPattern(EngineObject):
     def __init__(
         self, rule: str, classes: NDArray[np.uint8], digits: int = 3, *, whole_at_end: bool = False
     ) -> None:
-        """Make a pattern."""
         super().__init__("pattern", rule.encode(), digits, whole_at_end, classes)
         self.is_marked = bool(self._call("pattern_is_marked"))
 
@@ -299,7 +298,6 @@ class CVocabulary(EngineObject):
         takes_whole: bool,
         trie: tuple[NDArray[np.uint32], NDArray[np.uint32]] | None,
     ) -> None:
-        """Make a vocabulary."""
         padded = np.concatenate([data, np.zeros(TEXT_PADDING, np.uint8)])
         tokens = np.ascontiguousarray(tokens, np.int64)
         nodes, edges = trie or (None, None)
@@ -445,7 +443,6 @@ class CCounter(EngineObject):
     """Counts words, for one thread."""
 
     def __init__(self, pattern: CPattern) -> None:
-        """Start with no words."""
         super().__init__("counter", pattern)
 
     def count(

@@ -1,16 +1,22 @@
 """Token ids as one array of NumPy's format, and the common part of all formats of plain numbers.
 
 Documents follow each other without a mark.
+
+On a RAM disk most time of writing goes to getting new pages of memory. So several threads write, or
+one thread gets pages before the first ids are written.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import tempfile
+import threading
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
+from ctypes import c_int
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, BinaryIO, cast
@@ -20,8 +26,10 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
+from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError
-from llmgpu.tokens.ram_disk import Reservation, write_in_parts
+from llmgpu.memory import free_memory
+from llmgpu.processors import usable_processors
 from llmgpu.tokens.sinks import (
     BLOCK_BYTES,
     MAX_ID,
@@ -35,6 +43,9 @@ HEADER_BYTES = 128  # of the arrays that are written here
 _MAX_HEADER_BYTES = 1 << 16
 _LEAST_RESERVED = 64 << 20  # bytes of text whose ids are worth reserving memory for
 _TOKEN_BYTES = 4  # of text, in common languages
+_LEAST_SHARED = 4 << 20  # bytes that are worth starting threads for
+_MOST_OF_FREE = 4  # reserve up to 1/4 of the free memory for a file
+_WRITE_THREADS = min(4, usable_processors() // 2)  # beyond 4, a file is written no faster
 
 # Errors of NumPy while parsing the Python literal in a header.
 _HEADER_ERRORS = (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError)
@@ -73,6 +84,62 @@ def npy_header(dtype: np.dtype[Any], count: int) -> bytes:
     """Return the 128 bytes before the numbers; the length does not depend on `count`."""
     text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({count},), }}"
     return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode() + b"\n"
+
+
+class Reservation:
+    """Memory for a file on a RAM disk, reserved by a thread before the first ids are written.
+
+    Files on other disks get none.
+    """
+
+    def __init__(self, file: BinaryIO, nbytes: int) -> None:
+        """Begin to reserve memory for the first `nbytes` of a file; its length stays unchanged.
+
+        At most 1/4 of the free memory is reserved. Raises OSError and RuntimeError if the process
+        may have no more files or threads.
+        """
+        self._descriptor = os.dup(file.fileno())  # the file may be closed by another thread
+        self._has_ended = c_int()
+        self._reserved = 0
+        self._thread = threading.Thread(
+            target=self._reserve, args=(nbytes,), name="llmgpu-reserve", daemon=True
+        )
+        try:
+            self._thread.start()
+        except RuntimeError:
+            os.close(self._descriptor)
+            raise
+
+    def _reserve(self, nbytes: int) -> None:
+        free, loaded = free_memory(), library()
+        if loaded is not None:
+            most = nbytes if free is None else free // _MOST_OF_FREE
+            self._reserved = loaded.llmgpu_reserve(
+                self._descriptor, min(nbytes, most), self._has_ended
+            )
+
+    def end(self) -> None:
+        """Stop reserving, and free the memory beyond the end of the file."""
+        self._has_ended.value = True
+        self._thread.join()
+        with suppress(OSError):  # then the file keeps it
+            if self._reserved:
+                os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size)
+        os.close(self._descriptor)
+
+
+def write_in_parts(file: BinaryIO, content: memoryview) -> None:
+    """Write to a file of this process alone; several threads write 4 MiB or more to a RAM disk."""
+    is_shared = len(content) >= _LEAST_SHARED and _WRITE_THREADS > 1
+    loaded = library() if is_shared else None
+    count = 0
+    if loaded is not None:
+        file.flush()
+        data = np.frombuffer(content, np.uint8)
+        place, begin = address_of(data), file.tell()
+        count = loaded.llmgpu_write(file.fileno(), place, len(data), begin, _WRITE_THREADS)
+        file.seek(begin + count)
+    file.write(content[count:])
 
 
 class NumbersWriter(TokenWriter):

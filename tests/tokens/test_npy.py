@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.cpu.library import library
 from llmgpu.errors import InputError
-from llmgpu.tokens import npy, ram_disk
+from llmgpu.tokens import npy
 from llmgpu.tokens.formats import open_writer
 from tests.tokens.test_formats import read_all
 
@@ -90,9 +90,9 @@ def test_long_slices_are_written_by_several_threads(
 ) -> None:
     if in_memory and not os.access(RAM_DISK, os.W_OK):
         pytest.skip(f"there is no RAM disk at {RAM_DISK}")
-    monkeypatch.setattr(ram_disk, "_WRITE_THREADS", 3)
+    monkeypatch.setattr(npy, "_WRITE_THREADS", 3)
     rng = np.random.default_rng(size)
-    lengths = 3, ram_disk._LEAST_SHARED // 2, 7_000_001, 0, 1, ram_disk._LEAST_SHARED
+    lengths = 3, npy._LEAST_SHARED // 2, 7_000_001, 0, 1, npy._LEAST_SHARED
     slices = [rng.integers(0, size, n, np.uint32) for n in lengths]
     with tempfile.TemporaryDirectory(dir=RAM_DISK if in_memory else tmp_path) as folder:
         path = Path(folder, "ids.npy")
@@ -144,7 +144,7 @@ def test_a_reservation_ends_at_once(folder_in_memory: str) -> None:
     with open(Path(folder_in_memory, "f"), "w+b") as file:
         file.write(b"low")
         file.flush()
-        reservation = ram_disk.Reservation(file, RESERVED)
+        reservation = npy.Reservation(file, RESERVED)
         reservation._has_ended.value = True
         wait_until(lambda: not reservation._thread.is_alive())
         assert taken(folder_in_memory) < RESERVED
