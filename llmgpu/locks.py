@@ -72,7 +72,6 @@ class FileLock(Closing):
 
 
 def _holder(file: BinaryIO) -> str:
-    """Return the name of the process with the lock."""
     file.seek(0)
     text = file.read(_MAX_DIGITS)
     return f"process {text.decode()}" if text.isdigit() else "another process"

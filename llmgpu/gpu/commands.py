@@ -50,7 +50,6 @@ class Commands:
     """
 
     def __init__(self, opened: OpenedAdapter, times: dict[str, float] | None = None) -> None:
-        """Begin recording."""
         self._opened = opened
         self._times = times if "timestamp-query" in opened.features else None
         self._submitted = False
@@ -252,7 +251,6 @@ class Download:
     """
 
     def __init__(self, opened: OpenedAdapter) -> None:
-        """Allocate nothing yet."""
         self._opened = opened
         self._buffer: object = None
         self._capacity = 0

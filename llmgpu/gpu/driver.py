@@ -129,7 +129,6 @@ class Driver(ABC):
     _process: ClassVar[int | None] = None
 
     def __init__(self) -> None:
-        """Make nothing yet."""
         self._is_used = False
         self._listing = threading.Lock()
 

@@ -35,7 +35,6 @@ class DocumentLengths:
     """How many documents have each number of tokens; `add` takes the ids in order."""
 
     def __init__(self) -> None:
-        """Start without documents."""
         self._documents: Counter[int] = Counter()  # by number of tokens
         self._open: int | None = None  # tokens so far of the document that is not closed
 

@@ -121,7 +121,6 @@ class TextWriter(TokenWriter):
     SEPARATOR, BEFORE, AFTER = b" ", b"", b"\n"  # of ids, and around those of a document
 
     def __init__(self, path: str | Path, vocabulary_size: int) -> None:
-        """Open `path` for ids below `vocabulary_size`."""
         super().__init__(path, vocabulary_size)
         self._is_open = False  # a document has started and its end is not written
         self._is_empty = True  # none of its ids is written

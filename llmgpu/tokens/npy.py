@@ -150,7 +150,6 @@ class NumbersWriter(TokenWriter):
     """
 
     def __init__(self, path: str | Path, vocabulary_size: int) -> None:
-        """Open `path` for ids below `vocabulary_size`."""
         super().__init__(path, vocabulary_size)
         self._dtype = id_dtype(vocabulary_size)
         self._numbers: BinaryIO = self._output.stream

@@ -61,7 +61,6 @@ class TokenSink(Closing):
         self.documents = 0
 
     def __exit__(self, *error: object) -> None:
-        """Close the sink, or abort if the block failed."""
         if error[0] is None:
             self.close()
         else:
