@@ -6,6 +6,10 @@
 - A document may come in blocks. Each step holds back what it can't decide yet: Replace the
   beginning of its string, Strip white space that may end the document, NFC what may still compose.
   Bytes that are not UTF-8 stay as they are, and nothing composes across them.
+- Steps get a document in blocks of `BLOCK_BYTES`, counted from its start, however the caller cuts
+  it, and each step may make at most `MOST_BYTES` of a block. Without this bound, each of a few
+  steps that replace "a" by ten of it makes a text ten times as long. Blocks that Strip or NFC holds
+  back as a whole count as blocks when the step returns them.
 - Lowercase is that of single characters, by the tables that tokenizers has, and white space is what
   Unicode calls so, as in Rust.
 """
@@ -15,6 +19,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
@@ -32,26 +37,43 @@ from llmgpu.text.nfc import normalize as compose
 
 NFC = "NFC"
 STEPS = {"Lowercase", "NFC", "Prepend", "Replace", "Strip"}
+BLOCK_BYTES = 1 << 16  # of a document, before the first step
+MOST_BYTES = 1 << 22  # of a block, after each step
 
 _ERRORS = "surrogateescape"
 _MOST_STEPS = 100
-_SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-_LEADING, _TRAILING = re.compile(f"\\A[{_SPACE}]+"), re.compile(f"[{_SPACE}]+\\Z")
+_MOST_ADDED = 1 << 16  # bytes that Prepend or Replace puts in
+_SPACE = (
+    "".join(
+        map(chr, [*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029])
+    )
+    + "\u202f\u205f\u3000"
+)
 
 
-class Step(Protocol):
-    """A step on one document."""
+class Step(ABC):
+    """A step on one document.
 
+    held: text that the step has not decided. held_blocks: blocks that are nothing but held text.
+    """
+
+    held: Sequence[str] = ()
+    held_blocks = 0
+
+    @abstractmethod
     def feed(self, text: str, final: bool) -> str:
         """Return what is decided once `text` is there; `final`: the document ends with it."""
-        ...
+
+    def count_bytes(self, text: str) -> int:
+        """Return the bytes that `feed` is about to make of `text`, if they may be far more."""
+        return 0
 
 
 class _Filter(Protocol):
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece: ...
 
 
-class Lowercase:
+class Lowercase(Step):
     """Makes each character lowercase."""
 
     def feed(self, text: str, final: bool) -> str:
@@ -59,7 +81,7 @@ class Lowercase:
         return text.lower() if text.isascii() else text.translate(_lowercase())
 
 
-class Prepend:
+class Prepend(Step):
     """Puts a text before a document that is not empty."""
 
     def __init__(self, text: str) -> None:
@@ -73,12 +95,13 @@ class Prepend:
         return text
 
 
-class Replace:
+class Replace(Step):
     """Replaces a string, which is not empty: leftmost first, none over another."""
 
     def __init__(self, old: str, new: str) -> None:
         self._old, self._new = old, new
         self._held = ""
+        self._growth = _count_bytes(new) - _count_bytes(old)
 
     def feed(self, text: str, final: bool) -> str:
         """See `Step.feed`."""
@@ -89,39 +112,52 @@ class Replace:
         self._held = rest[len(rest) - held :]
         return self._new.join([*before, rest[: len(rest) - held]])
 
+    def count_bytes(self, text: str) -> int:
+        """See `Step.count_bytes`."""
+        if self._growth <= 0:
+            return 0
+        text = self._held + text
+        return _count_bytes(text) + text.count(self._old) * self._growth
 
-class Strip:
+
+class Strip(Step):
     """Takes white space off the ends."""
 
     def __init__(self, left: bool, right: bool) -> None:
         self._left, self._right = left, right
-        self._held = ""
+        self.held: list[str] = []
 
     def feed(self, text: str, final: bool) -> str:
         """See `Step.feed`."""
-        text = self._held + text
         if self._left:
-            text = _LEADING.sub("", text)
+            text = text.lstrip(_SPACE)
             self._left = not text
-        kept = _TRAILING.sub("", text) if self._right else text
-        self._held = "" if final else text[len(kept) :]
-        return kept
+        kept = text.rstrip(_SPACE) if self._right else text
+        before = self.held if kept else []
+        if kept or final:
+            self.held = []
+        if not final and len(kept) < len(text):
+            self.held.append(text[len(kept) :])
+        return "".join([*before, kept])
 
 
-class Compose:
+class Compose(Step):
     """Brings text into form NFC."""
 
     def __init__(self) -> None:
-        self._held = ""
+        self.held: list[str] = []
 
     def feed(self, text: str, final: bool) -> str:
         """See `Step.feed`."""
-        searched = len(self._held)
-        text = self._held + text
-        safe = (k for k in range(len(text) - 1, max(searched, 1) - 1, -1) if starts_unit(text[k]))
-        end = len(text) if final else next(safe, 0)
-        self._held = text[end:]
-        return compose(text[:end])
+        first = 0 if self.held else 1
+        safe = (k for k in range(len(text) - 1, first - 1, -1) if starts_unit(text[k]))
+        end = len(text) if final else next(safe, None)
+        if end is None:
+            self.held.append(text)
+            return ""
+        decided = "".join([*self.held, text[:end]])
+        self.held = [text[end:]] if end < len(text) else []
+        return compose(decided)
 
 
 class Normalizer:
@@ -137,9 +173,12 @@ class Normalizer:
         """Return a whole document normalized."""
         if self._text == NFC:
             return compose(text)
-        for make in self._makers:
-            text = make().feed(text, final=True)
-        return text
+        try:
+            data = np.frombuffer(text.encode(errors=_ERRORS), np.uint8)
+        except UnicodeEncodeError:
+            return text  # no text has it
+        piece = _StepsFilter(self._makers).feed(data, np.empty(0, np.int64), final=True)
+        return piece.text.tobytes().decode(errors=_ERRORS)
 
     def filter(self) -> _Filter:
         """Return what normalizes a text that comes in blocks."""
@@ -193,12 +232,14 @@ def _read_step(step: dict[str, Any]) -> Callable[[], Step]:
         case "Lowercase", {**rest} if not rest:
             return Lowercase
         case "Prepend", {"prepend": str(text), **rest} if not rest and _is_text(text):
+            _check_added("Prepend", text)
             return lambda: Prepend(text)
         case "Strip", {"strip_left": bool(left), "strip_right": bool(right), **rest} if not rest:
             return lambda: Strip(left, right)
         case "Replace", {"pattern": {"String": str(old), **more}, "content": str(new), **rest} if (
             old and _is_text(old + new) and not rest and not more
         ):
+            _check_added("Replace", new)
             return lambda: Replace(old, new)
         case "Replace", {"pattern": {"Regex": _}}:
             raise VocabularyError("normalizer Replace is supported for strings, not for a Regex")
@@ -206,6 +247,17 @@ def _read_step(step: dict[str, Any]) -> Callable[[], Step]:
     raise VocabularyError(
         f"normalizer {shown} is not supported; supported: {', '.join(sorted(STEPS))}"
     )
+
+
+def _check_added(kind: str, text: str) -> None:
+    if _count_bytes(text) > _MOST_ADDED:
+        raise VocabularyError(
+            f"normalizer {kind} puts in {_count_bytes(text):,} bytes; the limit is {_MOST_ADDED:,}"
+        )
+
+
+def _count_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors=_ERRORS))
 
 
 def _is_text(text: str) -> bool:
@@ -238,14 +290,39 @@ class _StepsFilter:
     def _begin(self) -> None:
         self._steps = [make() for make in self._makers]
         self._decoder = codecs.getincrementaldecoder("utf-8")(_ERRORS)
+        self._held = b""
 
     def _feed(self, data: bytes, *, final: bool) -> bytes:
-        text = self._decoder.decode(data, final)
-        for step in self._steps:
-            text = step.feed(text, final)
+        data = self._held + data
+        # A block waits for a byte after it, since the steps are told which block is the last one.
+        blocks = max(1, -(-len(data) // BLOCK_BYTES)) - (not final)
+        found = []
+        for start in range(0, blocks * BLOCK_BYTES, BLOCK_BYTES):
+            is_last = final and start + BLOCK_BYTES >= len(data)
+            text = self._decoder.decode(data[start : start + BLOCK_BYTES], is_last)
+            found.append(self._normalize(text, final=is_last).encode(errors=_ERRORS))
+        self._held = data[blocks * BLOCK_BYTES :]
         if final:
             self._begin()
-        return text.encode(errors=_ERRORS)
+        return b"".join(found)
+
+    def _normalize(self, text: str, *, final: bool) -> str:
+        """Return what the steps make of a block; VocabularyError if that is too much."""
+        blocks = 1
+        for number, step in enumerate(self._steps, 1):
+            blocks += step.held_blocks
+            most = blocks * MOST_BYTES
+            nbytes = step.count_bytes(text)
+            if nbytes <= most:
+                text = step.feed(text, final)
+                nbytes = _count_bytes(text)
+            if nbytes > most:
+                raise VocabularyError(
+                    f"step {number} of the normalizer, {type(step).__name__}, makes {nbytes:,} "
+                    f"bytes of a block of {BLOCK_BYTES >> 10} KB of text; the limit is {most:,}"
+                )
+            step.held_blocks = 0 if text else min(blocks, sum(map(len, step.held)) // BLOCK_BYTES)
+        return text
 
 
 @cache

@@ -23,6 +23,8 @@ SMALL = [
 
 @pytest.fixture(autouse=True)
 def small_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "ENGINE_SECONDS", float("inf"))  # on a busy machine, too
+    monkeypatch.setattr(models, "QUICK_ENGINE_SECONDS", float("inf"))
     monkeypatch.setattr(models, "choose_sequences", lambda *_, quick: SMALL)
 
 

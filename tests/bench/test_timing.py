@@ -139,7 +139,7 @@ def test_times_of_a_program(any_device: Device) -> None:
     with operations.record("zeros") as program:
         operations.fill_zero(tensor)
         operations.fill_zero(tensor)
-    times = time_program(operations, program, runs=3, budget=10)
+    times = time_program(operations, program, runs=3, budget=float("inf"))
     assert len(times.seconds) == 3
     assert not any_device.timing
     timestamps = "timestamp-query" in any_device.features

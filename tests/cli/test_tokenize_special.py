@@ -137,6 +137,17 @@ def test_text_is_normalized_first(
     assert back.stdout.decode() == unicodedata.normalize("NFC", text)
 
 
+def test_a_normalizer_that_multiplies_ends_with_its_error(
+    llmgpu: Run, corpus: Path, special_vocab: Vocabulary, device_name: str
+) -> None:
+    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+    spelled = json.dumps([step] * 12)
+    replace(special_vocab, normalizer=spelled).save(corpus.parent / "v.bin")
+    message = "step 7 of the normalizer, Replace, makes 10,000,000 bytes of a block of 64 KB"
+    done = llmgpu("tokenize", "--vocab", "v.bin", "--device", device_name, "-q", stdin=b"a")
+    fails(done, 1, message)
+
+
 def test_what_a_vocabulary_puts_around_a_text(
     llmgpu: Run, corpus: Path, special_vocab: Vocabulary, device_name: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import runpy
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,68 @@ def test_blocks_make_no_difference(steps: list[dict[str, Any]]) -> None:
         assert places == np.cumsum([0, *map(len, expected)])[:-1].tolist()
 
 
+def in_slices(steps: list[dict[str, Any]], data: bytes, seed: int) -> bytes:
+    """One document normalized in slices of random sizes."""
+    filtering, rng, made = Normalizer(json.dumps(steps)).filter(), random.Random(seed), b""
+    none, position = np.empty(0, np.int64), 0
+    while position < len(data):
+        end = position + rng.choice((1, 1000, 1 << 16, 100_000, len(data)))
+        piece = np.frombuffer(data[position:end], np.uint8)
+        is_last = end >= len(data) and rng.random() < 0.5
+        made += filtering.feed(piece, none, is_last).text.tobytes()
+        position = end
+        if is_last:
+            return made
+    return made + filtering.feed(np.empty(0, np.uint8), none, True).text.tobytes()
+
+
+@pytest.mark.parametrize("steps", CASES)
+def test_long_documents_are_those_of_tokenizers(steps: list[dict[str, Any]]) -> None:
+    normalizer, library = Normalizer(json.dumps(steps)), theirs(steps)
+    rng = random.Random(3)
+    for alphabet in (*ALPHABETS, "a\u0301", "ab "):
+        text = "".join(rng.choices(alphabet, k=150_000))
+        expected = library.normalize_str(text)
+        assert normalizer.apply(text) == expected
+        assert in_slices(steps, text.encode(), rng.randrange(99)).decode() == expected
+
+
+def test_steps_that_multiply_end_with_an_error_in_little_memory() -> None:
+    steps = [replace("a", "a" * 10)] * 12
+    expected = "step 7 of the normalizer, Replace, makes 10,000,000 bytes of a block of 64 KB"
+    tracemalloc.start()
+    with pytest.raises(VocabularyError, match=expected):
+        Normalizer(json.dumps(steps)).apply("a")
+    assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    tracemalloc.stop()
+    # The error comes for the block with it, however the text is cut.
+    text = b"b" * 200_000 + b"a" + b"b" * 100_000
+    for seed in range(20):
+        with pytest.raises(VocabularyError, match=r"step 7 .* makes 10,0"):
+            in_slices(steps, text, seed)
+    assert Normalizer(json.dumps(steps[:6])).apply("aba") == "a" * 10**6 + "b" + "a" * 10**6
+    longest = [replace("a", "a" * 64)]
+    assert len(in_slices(longest, b"a" * 200_000, 5)) == 64 * 200_000
+    with pytest.raises(VocabularyError, match="makes 4,259,840 bytes"):
+        in_slices([replace("a", "a" * 65)], b"b" * 65_536 + b"a" * 65_536, 5)
+
+
+def test_held_text_counts_as_the_blocks_that_it_is() -> None:
+    spaces = 5_000_000
+    steps = [strip(True, True), replace(" ", "\u2581")]
+    for seed in range(3):
+        made = in_slices(steps, b" a" + b" " * spaces + b"b  ", seed)
+        assert made.decode() == "a" + "\u2581" * spaces + "b"
+    with pytest.raises(VocabularyError, match=r"step 2 .* Replace"):
+        in_slices([strip(True, True), replace(" ", " " * 99)], b"a" + b" " * spaces + b"b", 1)
+    marks = "a" + "\u0323" * 2_500_000
+    assert in_slices([NFC, LOWERCASE], marks.encode(), 1).decode() == "\u1ea1" + marks[2:]
+
+
+def test_text_that_is_not_unicode_stays() -> None:
+    assert get_normalizer('[{"type":"Lowercase"}]').apply("A\ud800") == "A\ud800"
+
+
 def test_lowercase_of_every_character() -> None:
     lower, library = get_normalizer('[{"type":"Lowercase"}]').apply, normalizers.Lowercase()
     assert lower(CHARACTERS) == library.normalize_str(CHARACTERS)
@@ -151,6 +214,8 @@ def test_how_they_are_spelled() -> None:
         ('[{"type":"Strip","strip_left":1,"strip_right":true}]', "is not supported"),
         ('[{"type":"Replace","pattern":{"String":""},"content":"a"}]', "is not supported"),
         ('[{"type":"Replace","pattern":{"Regex":"a"},"content":"a"}]', "not for a Regex"),
+        (json.dumps([replace("a", "b" * 65_537)]), "Replace puts in 65,537 bytes; the limit is 65"),
+        (json.dumps([{"type": "Prepend", "prepend": "\u00e9" * 40_000}]), "puts in 80,000 bytes"),
         (json.dumps([NFC] * 101), "unknown normalizer"),
     ],
 )
