@@ -1,4 +1,4 @@
-"""What NumPy lacks: arrays that grow, copies of many ranges at once, and sorting byte strings."""
+"""Array helpers that NumPy lacks: growing arrays, copying many ranges, sorting byte strings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-PADDING = 16  # bytes of any value after a text, which is read eight or sixteen bytes at a time
+# bytes of any value after a text, because text is read eight or sixteen bytes at a time
+PADDING = 16
 _COPY_BLOCK = 1 << 16  # values copied at once: their indices stay in the processor's cache
 _KEY_BYTES = 7  # of a byte string, compared at once
-_LONG_BYTES = 252  # strings that are equal so far are compared one by one from there on
+_LONG_BYTES = 252  # strings with longer equal prefixes are compared one by one
 _MORE = 8  # the last byte of a key if more of the string is left; otherwise, how much is left
 _LAST_BYTE = np.uint64(0xFF)
 # By bytes left: which of the eight bytes of a big-endian number are part of the key.
@@ -22,7 +23,10 @@ _MASKS = np.array([(1 << 64) - (1 << 8 * (8 - min(n, _KEY_BYTES))) for n in rang
 
 
 class GrowableArray(Generic[Scalar]):
-    """A one-dimensional array with room after its end; appending costs amortised O(1) a value."""
+    """A one-dimensional array with spare room at its end.
+
+    Appending costs amortised O(1) a value.
+    """
 
     def __init__(self, dtype: type[Scalar], capacity: int = 1024) -> None:
         """Start empty, with room for `capacity` values."""
@@ -40,11 +44,11 @@ class GrowableArray(Generic[Scalar]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the values and the room after them take."""
+        """Bytes of memory of the values and of the spare room."""
         return self._room.nbytes
 
     def append(self, values: NDArray[Any]) -> None:
-        """Put `values` (one-dimensional, of a dtype that fits) after the last value."""
+        """Append `values`, one-dimensional, of a dtype that fits."""
         end = self._length + len(values)
         if end > len(self._room):
             room = np.zeros(max(end, 2 * len(self._room)), self._room.dtype)
@@ -71,7 +75,7 @@ def concatenate_ranges(
             result[done:end] = values[start : start + lengths[block.start]]
         else:
             counts = lengths[block]
-            # Where a range is in values, minus where it goes in result.
+            # The offset from a value's position in `result` to its position in `values`.
             shifts = starts[block] - ends[block] + counts
             result[done:end] = values[np.repeat(shifts, counts) + np.arange(done, end)]
         done = end
@@ -79,14 +83,17 @@ def concatenate_ranges(
 
 
 def offsets_of(lengths: NDArray[Any]) -> NDArray[np.int64]:
-    """Return where things of these lengths start when they lie end to end, then the end."""
+    """Return the start of each item when items of these lengths lie end to end, then the end."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def blocks(sizes: NDArray[np.int64], most: int) -> Iterator[slice]:
-    """Cut a list into slices whose sizes add up to `most`, or that hold one each."""
+    """Cut a list into slices whose sizes add up to at most `most`.
+
+    A larger item is a slice alone.
+    """
     ends = np.cumsum(sizes)
     first = done = 0
     while first < len(sizes):
@@ -107,8 +114,8 @@ def sort_by_bytes(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Sort the byte strings data[offsets[k] : offsets[k + 1]] as Python sorts bytes.
 
-    Returns their order, int64 (strings,), and at which places of it the string is the one before
-    once more, bool (strings,).
+    Returns the order, int64 (strings,), and bool (strings,): whether the string at a position of
+    the order equals the string before it.
     """
     padded = np.concatenate([data, np.zeros(_KEY_BYTES + 1, np.uint8)])
     starts, lengths = offsets[:-1], np.diff(offsets)
@@ -116,7 +123,7 @@ def sort_by_bytes(
     order = np.argsort(keys)
     keys = keys[order]
     same = np.ones(len(order), np.bool_)
-    places = np.arange(len(order))  # where the order is not decided
+    places = np.arange(len(order))  # positions whose order is undecided
     done = _KEY_BYTES
     while len(places):
         same[places[0]] = False
@@ -137,10 +144,13 @@ def sort_by_bytes(
 
 
 def is_ascending(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> bool:
-    """Tell whether of byte strings, as `sort_by_bytes` takes them, each is above the one before."""
+    """Tell whether each byte string is above the string before.
+
+    Arguments as for `sort_by_bytes`.
+    """
     padded = np.concatenate([data, np.zeros(_KEY_BYTES + 1, np.uint8)])
     starts, lengths = offsets[:-1], np.diff(offsets)
-    lower = np.arange(len(lengths) - 1)  # strings that are equal to the next one so far
+    lower = np.arange(len(lengths) - 1)  # strings equal to the next string so far
     for done in range(0, _LONG_BYTES, _KEY_BYTES):
         keys = _string_keys(padded, starts[lower] + done, lengths[lower] - done)
         above = _string_keys(padded, starts[lower + 1] + done, lengths[lower + 1] - done)
@@ -158,7 +168,7 @@ def is_ascending(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> bool:
 def _string_keys(
     padded: NDArray[np.uint8], starts: NDArray[np.int64], left: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
-    """Return numbers that sort as the next seven bytes of strings that have `left` bytes."""
+    """Return numbers that sort as the next seven bytes of strings with `left` bytes remaining."""
     loads: NDArray[np.uint64] = np.ndarray((len(padded) - 7,), ">u8", padded.data, 0, (1,))
     keys = loads[starts].astype(np.uint64)
     left = np.minimum(left, _MORE)
@@ -174,7 +184,7 @@ def _sort_one_by_one(
     same: NDArray[np.bool_],
     places: NDArray[np.int64],
 ) -> None:
-    """Finish `order` and `same` of `sort_by_bytes` at the places that are not decided."""
+    """Finish `order` and `same` of `sort_by_bytes` at the undecided positions."""
     for tied in np.split(places, np.flatnonzero(~same[places])[1:]):
         strings = [
             (data[offsets[string] : offsets[string + 1]].tobytes(), string)

@@ -35,9 +35,9 @@ class EncodedSlice:
     ids: uint32 (tokens,).
     document_starts: int64, positions in ids where documents start, repeated for empty documents.
     text_bytes: bytes of text that the slice covers.
-    closed: a document ends where the slice does.
-    mask: bool (tokens,), the ids that count in a loss; None where all do.
-    content: the ids as a sink of ids writes them, once it has prepared the slice.
+    closed: a document ends at the end of the slice.
+    mask: bool (tokens,), the ids that count in a loss; None if all count.
+    content: the ids in the form that a sink writes, set when the sink has prepared the slice.
     """
 
     ids: NDArray[np.uint32]
@@ -55,9 +55,9 @@ class Encoder(Protocol):
         """Yield the ids of a text in order, each slice as soon as it is done.
 
         allocate: returns memory for the ids of a slice; called at most once for a slice, in the
-            order of the slices. An encoder whose ids are in memory of their own does not call it.
+            order of the slices. An encoder with memory of its own for ids does not call `allocate`.
 
-        Raises NoTokenError if a byte has no token, and the vocabulary no unknown token; InputError
+        Raises NoTokenError if a byte has no token and the vocabulary no unknown token; InputError
         as the source does.
         """
         ...
@@ -75,7 +75,7 @@ class NoTokenError(TextError):
     """A byte at which no token starts."""
 
     def __init__(self, byte: int, offset: int) -> None:
-        """Take the byte, and its offset in the whole text."""
+        """Store the byte and its offset in the whole text."""
         super().__init__(
             f"byte 0x{byte:02x}",
             offset,
@@ -89,7 +89,10 @@ RESERVED_FROM = 1 << 22  # ids: fewer are quick to copy, and reserving would was
 
 
 class ReusedMemory:
-    """Memory for ids that is used again once no array refers to it; any thread may allocate."""
+    """Memory for ids that is reused when no array refers to it any more.
+
+    Any thread may allocate.
+    """
 
     def __init__(self) -> None:
         """Start with no memory."""
@@ -98,7 +101,7 @@ class ReusedMemory:
     def __call__(self, count: int) -> NDArray[np.uint32]:
         """Allocate, see `Allocate`."""
         memory = new_ids(0)
-        with suppress(IndexError):  # memory that is too small is dropped
+        with suppress(IndexError):  # memory that is too small is dropped here
             while len(memory) <= count:
                 memory = self._idle.popleft()
         if len(memory) <= count:
@@ -112,15 +115,15 @@ class ReusedMemory:
 class CollectedIds:
     """Ids that arrive slice by slice, collected in one array.
 
-    If there may be many, addresses are reserved for all of them. Only what is written takes memory,
-    and slices that their encoder wrote into it are not copied again.
+    If there may be many ids, addresses are reserved for all of them. Reserved addresses take no
+    memory until ids are written. Slices that an encoder wrote into the array are not copied again.
     """
 
     def __init__(self, most: int | None) -> None:
         """Expect about `most` ids (None: unknown); more may arrive."""
         self._reserved = _reserve(most or 0)
         self._count = 0  # ids in the reserved memory
-        self._rest: list[NDArray[np.uint32]] = []  # slices for which there was no room
+        self._rest: list[NDArray[np.uint32]] = []  # slices for which the array had no room
 
     def __len__(self) -> int:
         """How many ids there are."""
@@ -132,9 +135,9 @@ class CollectedIds:
         return len(self._reserved)
 
     def place(self, begin: int, count: int) -> NDArray[np.uint32] | None:
-        """Return the place of `count` ids from number `begin` on, if it is in the array.
+        """Return the place of `count` ids from number `begin` on; None beyond the array.
 
-        They may be put there before they are appended, in any thread.
+        Any thread may write ids to the place before they are appended.
         """
         if begin + count > len(self._reserved):
             return None
@@ -147,7 +150,7 @@ class CollectedIds:
         return self._reserved[self._count : self._count + count]
 
     def append(self, ids: NDArray[np.uint32]) -> None:
-        """Append ids; if they are in allocated memory, as many as were allocated."""
+        """Append ids. Ids in allocated memory must be as many as were allocated."""
         place = self(len(ids))
         if self._rest or place.base is not self._reserved:
             self._rest.append(ids)
@@ -165,7 +168,7 @@ class CollectedIds:
 
 
 def _reserve(most: int) -> NDArray[np.uint32]:
-    """Reserve untouched memory; none if there are few ids or it can't be had."""
+    """Reserve untouched memory; none if there are few ids or the system refuses."""
     if most < RESERVED_FROM or has_limited_address_space():
         return new_ids(0)
     try:

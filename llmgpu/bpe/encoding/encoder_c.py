@@ -28,11 +28,12 @@ from llmgpu.text.streams import FileBytes
 
 SLICE_BYTES = 1 << 20
 MANY_THREADS = 4  # from so many on, threads of the engine encode a slice together
-PARTS = 4  # of a slice of SLICE_BYTES; a thread of the engine encodes one at a time
+PARTS = 4  # of a slice of SLICE_BYTES; a thread of the engine encodes one part at a time
 MAX_TABLE_BYTES = 384 << 20  # of the table of words
 LONG_TEXT = 1 << 17  # bytes; shorter text is encoded faster than cuts are found
 _LEAST_SHARE = 32  # characters beyond ASCII begin at 1/32 of the bytes or more: cuts pay off
-_MOST_LEADS = 0.5  # such characters in a token on average: with more, few places to cut are left
+# characters beyond ASCII in a token on average: with more, few places to cut are left
+_MOST_LEADS = 0.5
 _SAMPLE = 1 << 16  # bytes of a slice whose characters are counted
 _FIRST_LEAD = 0xC0  # the lowest lead byte of a character beyond ASCII; words may be cut before it
 
@@ -41,7 +42,7 @@ class CpuEncoder(HostEncoder):
     """Encodes texts with a vocabulary, one text at a time.
 
     Memory: the table of words and, for each thread, up to 10 bytes for each byte of a slice and 24
-    for each byte of its longest word.
+    for each byte of the longest word of the slice.
     """
 
     def __init__(
@@ -52,14 +53,14 @@ class CpuEncoder(HostEncoder):
         cuts_from: int = LONG_TEXT,
     ) -> None:
         """Prepare for encoding with `vocabulary`; see `HostEncoder` and `CSliceEncoder`."""
-        # A few threads are faster with a slice each: they need not wait for the end of one.
+        # A few threads are faster with a slice each: no thread waits for the end of a shared slice.
         engine_threads = threads if threads >= MANY_THREADS else 1
         self._c_slices = CSliceEncoder(vocabulary, cuts_from, engine_threads, slice_bytes // PARTS)
         slice_bytes *= max(1, engine_threads // MANY_THREADS)
         super().__init__(vocabulary, self._c_slices, slice_bytes, threads)
 
     def encode_document(self, text: bytes) -> NDArray[np.uint32] | None:
-        """Return the ids of a document at once; None where `encode` has to encode it.
+        """Return the ids of a document at once; None if `encode` must do it.
 
         `encode` handles bytes without a token, and patterns that the engine lacks.
         """
@@ -76,10 +77,10 @@ class CSliceEncoder:
         threads: int = 1,
         part_bytes: int = SLICE_BYTES,
     ) -> None:
-        """Start without words.
+        """Start with an empty table of words.
 
-        cuts_from: bytes of a slice from which it pays to find where words may be cut.
-        threads: of the engine that encode a slice, each up to `part_bytes` at a time.
+        cuts_from: bytes of a slice from which finding places to cut words pays.
+        threads: threads of the engine for one slice, each encoding up to `part_bytes` at a time.
         """
         self.is_parallel = threads > 1
         self._threads, self._part_bytes = threads, part_bytes
@@ -92,7 +93,8 @@ class CSliceEncoder:
         lacks_bytes = bool(vocabulary.missing_bytes)
         self._is_complete = has_unknown or not lacks_bytes
         self._cuts_from = cuts_from
-        # The bytes of an unknown token are not those of the text, nor are those of its merges.
+        # The bytes of an unknown token are not the bytes of the text, nor are the bytes of its
+        # merges.
         self._has_no_cuts = has_unknown and lacks_bytes
 
     def encode(
@@ -119,7 +121,7 @@ class CSliceEncoder:
     def _encode_file(
         self, piece: UnreadSlice, memory: NDArray[np.uint32] | None
     ) -> tuple[EncodedSlice, int]:
-        """Encode a slice of a file; each thread of the engine reads the parts that it encodes."""
+        """Encode a slice of a file. Each thread of the engine reads the parts that it encodes."""
         self._find_cuts(piece.rest)
         encoder, words = self._take_encoder()
         length, main_end, first = piece.length, piece.main_end, piece.rest.begin - len(piece.head)
@@ -146,7 +148,7 @@ class CSliceEncoder:
         return ids
 
     def match_words(self, words: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint32]]:
-        """Return the ids of each of some words, one or more."""
+        """Return the ids of each word; `words` is not empty."""
         encoder = CEncoder(make_c_pattern(get_pattern("none")), self._matching)
         self._find_cuts(max(words, key=len))
         return [encoder.encode_document(self._words, word.tobytes()) for word in words]
@@ -166,13 +168,13 @@ class CSliceEncoder:
             return encoder, words
 
     def _marks(self, piece: Slice) -> NDArray[np.bool_] | None:
-        """Mark where pre-tokens start, if only Python's `regex` module knows the pattern."""
+        """Mark the starts of pre-tokens, if only Python's `regex` module knows the pattern."""
         if not self._pattern.is_marked:
             return None
         return start_mask(piece.text, self._vocabulary.cut, piece.starts, closed=piece.closed)
 
     def _find_cuts(self, text: NDArray[np.uint8] | FileBytes) -> None:
-        """Find where words may be cut, once a text beyond ASCII is long enough for that to pay."""
+        """Find places where words may be cut, if a long text has characters beyond ASCII."""
         if self._has_no_cuts or self._matching.has_cuts or text.nbytes < self._cuts_from:
             return
         sample = text[:_SAMPLE] if isinstance(text, np.ndarray) else _middle(text)
@@ -200,7 +202,7 @@ def _leads(text: NDArray[np.uint8]) -> int:
 
 
 def host_slices(vocabulary: Vocabulary) -> HostSlices:
-    """Return the host's encoder for slices and words that are too long for a device."""
+    """Return the host's encoder for slices and for words that are too long for a device."""
     if library() is not None:
         return CSliceEncoder(vocabulary)
     from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
@@ -239,7 +241,7 @@ def _make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:
 
 
 def _ranked_merges(vocabulary: Vocabulary) -> NDArray[np.uint32] | None:
-    """Return the pairs that merge as `CVocabulary` takes them."""
+    """Return the pairs that merge in the form that `CVocabulary` takes."""
     merges = vocabulary.merges
     if vocabulary.match == "greedy":
         return None

@@ -1,9 +1,10 @@
 """Byte pair encoding on a GPU: kernels in wgsl/encode, on the table of distinct words.
 
-- A slice is one submission. Its words are looked up in the table; those that are not in it yet are
-  inserted and merged, each by one thread. Then the tokens of all words are counted, and copied to
-  where the counts say. The table persists over slices and texts, and is emptied when it is full.
-- Long words are merged on the host; the device puts LONG_WORD in their places.
+- A slice is one submission. Kernels look its words up in the table, insert the missing words and
+  merge each new word in one thread. Then they count the tokens of all words and copy the tokens
+  to the positions that the counts give. The table persists over slices and texts; a full table is
+  emptied.
+- Long words are merged on the host. The device writes LONG_WORD in place of their ids.
 """
 
 from __future__ import annotations
@@ -42,16 +43,17 @@ from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.text.corpus import TextSource
 
 LONGEST = 512  # bytes of a word that the device merges: the steps grow with the square
-SOFTWARE_LONGEST = 256  # a longer one would take more steps than a thread may there
+SOFTWARE_LONGEST = 256  # a software adapter limits the steps of a thread
 LONG_WORD = constant("encode/params.wgsl", "LONG_WORD")
 LISTED = constant("encode/08_long_words.wgsl", "LISTED")
 LISTED_WORD = struct_dtype("encode/08_long_words.wgsl", "LongWord")
 BYTE_VECTORS = constant("encode/02_merge.wgsl", "BYTE_VECTORS")
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 64 << 20, 2 << 20
-# Texts of fewer bytes than the first number are cut into slices of the second: allocating larger
-# ones would cost more time than it saves. A text of unknown length counts as the last kind.
+# (text bytes, slice bytes): a text shorter than the first number is cut into slices of the second.
+# Allocating larger slices would cost more time than they save. A text of unknown length counts
+# as the last entry.
 SHORTER_SLICES = ((256 << 20, 12 << 20), (4 << 30, 32 << 20))
-MORE_IDS = 1.05  # ids copied with a slice, as a multiple of those expected from the last one
+MORE_IDS = 1.05  # ids copied with a slice, as a multiple of the ids expected from the slice before
 FREE = constant("encode/02_merge.wgsl", "FREE")  # rank of a free slot
 
 
@@ -72,21 +74,21 @@ class GpuEncoder:
     ) -> None:
         """Compile the kernels, upload the pairs that merge, and make an empty table.
 
-        slice_bytes, first_words, table_bytes: sizes on which the ids do not depend. text_bytes: as
+        slice_bytes, first_words, table_bytes: sizes that do not change the ids. text_bytes: as
             for `expect`.
-        hash_mask: the bits of the words' hashes that count; nor do the ids depend on them.
+        hash_mask: the bits of the words' hashes that are used; the ids do not depend on the mask.
 
-        Raises as `llmgpu.bpe.encoding.open.open_encoder` does.
+        Raises the errors of `llmgpu.bpe.encoding.open.open_encoder`.
         """
         self._device, self._vocabulary = device, vocabulary
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         self._slice_bytes = min(max(slice_bytes, 64), device.max_binding_bytes // 4)
         self.expect(text_bytes)
-        self._shared_bytes = 0  # of the longest slices for which `_share_buffers` has made room
+        self._shared_bytes = 0  # slice bytes for which `_share_buffers` last made buffers
         self._longest = SOFTWARE_LONGEST if device.is_software else LONGEST
         self._wg = workgroup_size
-        # All of it at a time: compiling, packing and getting memory each take long.
+        # Compiling, packing and allocating each take long, so they run at the same time.
         with ThreadPoolExecutor(thread_name_prefix="llmgpu-pack") as threads:
             packing = threads.submit(packed_pairs, vocabulary)
             slots = begin_slots(device, threads, lambda: _Slot(self))
@@ -112,13 +114,13 @@ class GpuEncoder:
         emitting = ("count_tokens", "scan_groups", "emit", "long_words", "document_starts")
         # Kernels of a slice, in order.
         self.steps = ("begin_slice", "look_up", *merging, *emitting)
-        self._lock = threading.Lock()  # of the table: submitting and growing exclude one another
-        self._idle = made_slots(slots)  # kept from one text to the next
+        self._lock = threading.Lock()  # of the table: submitting and growing exclude each other
+        self._idle = made_slots(slots)  # kept from text to text
         self._empty = True
         self._ids_per_byte = 0.0  # of the slice fetched last
 
     def expect(self, text_bytes: int | None) -> None:
-        """Say how many bytes the next text has, if that is known."""
+        """Announce the length of the next text in bytes; None if unknown."""
         if text_bytes is None:
             text_bytes = SHORTER_SLICES[-1][0] - 1
         shorter = (slice_bytes for below, slice_bytes in SHORTER_SLICES if text_bytes < below)
@@ -143,9 +145,10 @@ class GpuEncoder:
         )
 
     def _share_buffers(self, nbytes: int) -> None:
-        """Make the buffers that slices of up to `nbytes` use in turn, unless there are such.
+        """Make the buffers that slices of up to `nbytes` share, unless there are such buffers.
 
-        Only slots that are made after that take such slices, so no others need the new ones.
+        Only slots that are made later take slices of this size, so existing slots keep their
+        buffers.
         """
         if nbytes <= self._shared_bytes:
             return
@@ -167,7 +170,7 @@ class GpuEncoder:
     def encode_slices(
         self, reader: SliceSource, allocate: Allocate = new_ids
     ) -> Generator[EncodedSlice, None, None]:
-        """Yield the ids of all slices that `reader` gives, in its order; see `encode`."""
+        """Yield the ids of all slices of `reader` in order; see `encode`."""
         slots, self._idle = self._idle, []
         if slots and slots[0].slice_bytes < self._slot_bytes:
             slots = []
@@ -183,14 +186,18 @@ class GpuEncoder:
         self._idle = slots
 
     def _finish(self, slot: _Slot) -> NDArray[Any]:
-        """Wait for a slice, and run it until all its words are in the table; return its state."""
+        """Wait for a slice and rerun it until the table has all its words.
+
+        Return the slice's state.
+        """
         state = slot.collect()
         before, cleared = 0, False
         while pending := int(state["pending"]):
             with self._lock:
                 if state["undecided"]:
                     slot.mark_on_host()
-                # Nothing was inserted: the table is full, or too crowded where the words belong.
+                # The device inserted nothing: the table is full, or too crowded around the hashes
+                # of the words.
                 stuck = state["full"] or pending == before
                 if stuck and not self._table.grow(state, beyond_limit=cleared):
                     self._table.clear()
@@ -231,8 +238,8 @@ class GpuEncoder:
 class LongWords:
     """The words of a slice that the host encodes, in order.
 
-    texts: uint8, their bytes. places: int64, where LONG_WORD stands for them among the slice's ids;
-        None: wherever it does. ids: uint32, theirs.
+    texts: uint8, the bytes of the words. places: int64, positions of their LONG_WORD among the
+        slice's ids; None: every position with LONG_WORD. ids: uint32, the ids of the words.
     """
 
     texts: list[NDArray[np.uint8]]
@@ -241,12 +248,12 @@ class LongWords:
 
 
 class _Slot(WordSlot):
-    """One slice that is encoded, of up to `slice_bytes`."""
+    """One slice in flight, of up to `slice_bytes`."""
 
     def __init__(self, encoder: GpuEncoder) -> None:
         self.slice_bytes = encoder._slot_bytes
         super().__init__(encoder._device, encoder._vocabulary.cut, self.slice_bytes)
-        self._encoder: GpuEncoder = proxy(encoder)  # which keeps its slots
+        self._encoder: GpuEncoder = proxy(encoder)  # a proxy, because the encoder keeps its slots
         self.buffers["output"] = self.device.create_buffer("output", 4 * self.slice_bytes)
         self.buffers["documents"] = self.device.create_buffer("documents", 4)
         nbytes = LISTED * LISTED_WORD.itemsize
@@ -254,7 +261,7 @@ class _Slot(WordSlot):
         self._ids_copy, self._starts_copy = Download(self.device), Download(self.device)
         self._long_copy = Download(self.device)
         self._documents = 0  # of the slice submitted last
-        self._copied = 0  # ids of it whose copy was submitted with it
+        self._copied = 0  # ids of the slice whose copy was submitted with the slice
         self._ids_copy.reserve(self.slice_bytes * 3 // 2)  # 4 bytes per id, for 3 or 4
 
     def submit(self, piece: Slice) -> None:
@@ -314,7 +321,7 @@ class _Slot(WordSlot):
     def take_long_words(self, count: int, longest: int) -> LongWords:
         """Return the `count` words of more than `longest` bytes, 1 or more, without their ids.
 
-        Reading any that are not listed waits for the slices that were submitted after this one.
+        Reading words that are not listed waits for the slices that were submitted after this one.
         """
         if count <= LISTED:
             listed = np.empty(count, LISTED_WORD)
@@ -329,9 +336,10 @@ class _Slot(WordSlot):
     def fetch(
         self, tokens: int, allocate: Allocate, long_words: LongWords
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the slice's ids, in memory from `allocate`, and where in them documents start.
+        """Return the slice's ids, in memory from `allocate`, and the positions of document starts.
 
-        tokens: how many the device has found. long_words: those that take the place of one each.
+        tokens: the number of ids on the device. long_words: each takes the place of one of these
+            ids.
         """
         if tokens > self._copied:  # more than expected: copy again
             self._ids_copy.cancel()
@@ -366,7 +374,7 @@ def insert_long_words(
     long_words: Sequence[NDArray[np.uint32]],
     places: NDArray[np.int64],
 ) -> None:
-    """Copy ids, with the ids of each long word instead of the one in its place."""
+    """Copy ids, replacing each LONG_WORD by the ids of its word."""
     pieces: list[NDArray[np.uint32]] = []
     after = 0  # the last long word replaced
     for place, word in zip(places.tolist(), long_words, strict=True):
@@ -379,7 +387,7 @@ def insert_long_words(
 
 
 def ranked_pairs(vocabulary: Vocabulary) -> PairRanks:
-    """Return what `pair_ranks` does, in milliseconds where the CPU engine can."""
+    """Return the result of `pair_ranks`, in milliseconds if the CPU engine can compute it."""
     if library() is None or len(vocabulary.merges) or vocabulary.missing_bytes:
         return pair_ranks(vocabulary)
     left, right, ids = make_c_vocabulary(vocabulary).pairs().astype(np.int32).T
@@ -391,7 +399,7 @@ _packing = threading.Lock()
 
 
 def prepare_tables(vocabulary: Vocabulary) -> None:
-    """Make the tables that a device gets before it is open; VocabularyError for too many merges."""
+    """Make the tables for a device before it is open; VocabularyError for too many merges."""
     packed_pairs(vocabulary)
     if vocabulary.cut.unicode is not None:
         pack_classes(vocabulary.cut.unicode)
@@ -409,7 +417,7 @@ def packed_pairs(vocabulary: Vocabulary) -> NDArray[np.uint32]:
 def pack_pairs(vocabulary: Vocabulary, pairs: PairRanks) -> NDArray[np.uint32]:
     """Return the table that wgsl/encode/02_merge.wgsl reads, uint32 (BYTE_VECTORS + slots, 4).
 
-    The token of each byte, then a hash table of the pairs, at most half full.
+    The token of each byte comes first, then a hash table of the pairs, at most half full.
     """
     # The kernel takes the buffer's size for the table's, and buffers come in units of 256 bytes.
     slots = 2 << max(len(pairs.ranks), 8).bit_length()
@@ -425,13 +433,13 @@ def pack_pairs(vocabulary: Vocabulary, pairs: PairRanks) -> NDArray[np.uint32]:
 
 
 def _insert_pairs(entries: NDArray[np.uint32], table: NDArray[np.uint32]) -> None:
-    """Do what `llmgpu.cpu.library.insert_pairs` does."""
+    """NumPy's version of `llmgpu.cpu.library.insert_pairs`."""
     last = np.uint32(len(table) - 1)
     at = _pair_hash(entries[:, 0], entries[:, 1]) & last
-    # Insert all pairs at once; those that lose their slot to another try the next one.
+    # Insert all pairs at once; a pair that loses its slot to another pair tries the next slot.
     while len(entries):
         free = np.flatnonzero(table[at, 2] == FREE)
-        table[at[free]] = entries[free]  # of several for one slot, the last remains
+        table[at[free]] = entries[free]  # if several pairs write to one slot, the last remains
         left = (table[at, :2] != entries[:, :2]).any(axis=1)
         entries, at = entries[left], (at[left] + np.uint32(1)) & last
 

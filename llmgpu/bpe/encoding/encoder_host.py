@@ -30,8 +30,9 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.pipeline import in_order
 from llmgpu.text.corpus import TextSource
 
-_SPARE_SLICES = 2  # read, or waiting for their ids to be used, beside one for each thread
-_FIRST_BYTES = 1 << 16  # of a slice that opens a file, whose others need not be read in turn
+# slices beside one for each thread: read already, or encoded and waiting for their turn
+_SPARE_SLICES = 2
+_FIRST_BYTES = 1 << 16  # of the first slice of a file; the later slices need not be read in turn
 _LARGE = 16  # slices read as one when their ids are written straight to their final place
 
 
@@ -49,7 +50,7 @@ class HostSlices(Protocol):
         """Return the ids of a slice, and where its last token ends.
 
         piece: read, unless `is_parallel`. entry: where in the slice the first token starts.
-        memory: the ids may be put there if it has room for PADDING more than the slice has bytes.
+        memory: a place for the ids, used if it has room for PADDING more than the slice has bytes.
 
         Raises NoTokenError for a byte without a token if the vocabulary has no unknown token,
         InputError for a file that can't be read.
@@ -57,7 +58,7 @@ class HostSlices(Protocol):
         ...
 
     def match_words(self, words: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint32]]:
-        """Return the ids of each of some words, one or more."""
+        """Return the ids of each word; `words` is not empty."""
         ...
 
 
@@ -78,7 +79,7 @@ class HostEncoder:
         self.slice_bytes = slice_bytes
         self._lookahead = stream_lookahead(vocabulary)
         if self._lookahead is not None:
-            threads = 1  # a slice needs to know where the last token of the one before ends
+            threads = 1  # each slice needs the end of the last token of the slice before
         self.threads = threads
         self.slices = slices
 
@@ -89,7 +90,7 @@ class HostEncoder:
     def encode_slices(
         self, reader: SliceReader, allocate: Allocate = new_ids
     ) -> Iterator[EncodedSlice]:
-        """Yield the ids of the slices that `reader` has left, in order; see `encode`."""
+        """Yield the ids of the slices left in `reader`, in order; see `encode`."""
         is_alone = self.threads == 1
         at_a_time = 1 if self.slices.is_parallel else self.threads
         nbytes = self.slice_bytes + (self._lookahead or 0)
@@ -137,8 +138,8 @@ class _Job:
 class _Text:
     """A text that is being encoded.
 
-    idle: memory that no slice in flight uses. collected: where ids are written to their final
-    place, once it is known how many are before them. is_alone: one thread reads and encodes.
+    idle: memory that no slice in flight uses. collected: the array for the ids' final places. An
+    id's place is known when all earlier ids are counted. is_alone: one thread reads and encodes.
     """
 
     def __init__(
@@ -153,14 +154,15 @@ class _Text:
         self._reader, self._slices, self._idle = reader, slices, idle
         self._collected, self._is_alone = collected, is_alone
         self._read_bytes = 0
-        self._entry = 0  # where the first token of the next slice starts, if text is cut anywhere
-        self._encoded: dict[int, _Job] = {}  # whose ids have no place yet
+        self._entry = 0  # offset of the first token in the next slice, if text is cut anywhere
+        # encoded slices without a final place for their ids, by number
+        self._encoded: dict[int, _Job] = {}
         self._placing = threading.Lock()
-        self._placed = 0  # slices whose ids have a place
-        self._ids = 0 if collected is None else len(collected)  # those of the placed slices, too
+        self._placed = 0  # number of slices whose ids have a final place
+        self._ids = 0 if collected is None else len(collected)  # number of ids with a final place
 
     def jobs(self) -> Iterator[_Job]:
-        """Yield the slices in order, each with memory for it."""
+        """Yield the slices in order, each with its memory."""
         for number in count():
             memory = self._idle.pop()
             taken = self._next(memory.text)
@@ -170,9 +172,11 @@ class _Text:
             yield _Job(number, taken, memory)
 
     def _next(self, buffer: NDArray[np.uint8]) -> Slice | UnreadSlice | None:
-        """Return the next slice, unread if it is one of a file that the encoding thread can read.
+        """Return the next slice.
 
-        A file is open once a slice of it was read.
+        Unread if it is a slice of a file that the encoding thread can read.
+
+        A file counts as readable once its first slice was read.
         """
         reader, nbytes = self._reader, len(buffer)
         if self._is_alone:
@@ -186,7 +190,7 @@ class _Text:
         return taken or reader.read(buffer[first])
 
     def encode(self, job: _Job) -> _Job:
-        """Encode a slice; its ids are in its memory, or in their final place."""
+        """Encode a slice; the ids are in the job's memory, or in their final place."""
         taken, memory, entry = job.taken, job.memory.ids, 0
         if isinstance(taken, UnreadSlice) and not self._slices.is_parallel:
             taken = taken.read(job.memory.text)
@@ -197,14 +201,14 @@ class _Text:
             memory = memory if place is None else place
         job.encoded, stopped = self._slices.encode(taken, entry, memory)
         if self._is_alone:
-            # The last token may reach into the next slice, whose first token then starts later.
+            # The last token may reach into the next slice, so the first token there starts later.
             self._entry = max(stopped, entry) - taken.main_end
         if self._collected is not None:
             self._put(job, self._collected)
         return job
 
     def _put(self, job: _Job, collected: CollectedIds) -> None:
-        """Put the ids of a slice in their final place, and those of later slices that waited.
+        """Put the ids of a slice, and of the later slices that waited for it, in their final place.
 
         If an earlier slice is not encoded yet, the thread that encodes it does so.
         """
@@ -232,7 +236,10 @@ def settled(encoded: EncodedSlice, allocate: Allocate) -> EncodedSlice:
 
 
 def stream_lookahead(vocabulary: Vocabulary) -> int | None:
-    """Return the lookahead of slices that are cut anywhere; None if they are cut between words."""
+    """Return the lookahead of slices that are cut anywhere.
+
+    None if slices are cut between words.
+    """
     cut_anywhere = vocabulary.pattern == "none" and vocabulary.match == "greedy"
     return vocabulary.trie.longest if cut_anywhere else None
 
@@ -244,10 +251,10 @@ def require_tokens(
     entry: int,
     read_byte: Callable[[int], int] | None = None,
 ) -> None:
-    """Raise NoTokenError for the first byte of a slice that has no token: its id is NO_TOKEN.
+    """Raise NoTokenError for the first byte of a slice whose id is NO_TOKEN.
 
-    ids: of the slice. entry: where its first token starts. read_byte: returns a byte of a slice
-        whose text is not at hand.
+    ids: of the slice. entry: position of the first token. read_byte: returns a byte of a slice
+        whose text is not in memory.
     """
     if ids.max(initial=0) != NO_TOKEN:
         return

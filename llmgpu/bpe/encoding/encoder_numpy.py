@@ -1,8 +1,8 @@
-"""The encoder on NumPy: slices cut into words, and each distinct word matched once.
+"""The encoder on NumPy: slices are cut into words, and each distinct word is matched once.
 
-A table keeps the ids of words from slice to slice, for all threads. If a text is cut anywhere, the
-last word of a slice extends past the main part: the tokens that start in the main part belong to
-this slice, and the next slice starts where the last such token ends.
+A table shared by all threads keeps the ids of words from slice to slice. If a text is cut anywhere,
+the last word of a slice extends past the main part. Tokens that start in the main part belong to
+this slice, and the next slice starts at the end of the last such token.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Table:
 
 
 class SliceEncoder:
-    """Encodes slices in any number of threads, with one table of words for all of them."""
+    """Encodes slices in any number of threads, with one table of words for all threads."""
 
     is_parallel = False
 
@@ -72,7 +72,7 @@ class SliceEncoder:
     def encode(
         self, piece: Slice | UnreadSlice, entry: int, memory: NDArray[np.uint32] | None = None
     ) -> tuple[EncodedSlice, int]:
-        """Return the ids of a slice, and where its last token ends.
+        """Return the ids of a slice, and the end of the last token.
 
         entry: where in the slice the first token starts.
 
@@ -87,14 +87,15 @@ class SliceEncoder:
         return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
 
     def match_words(self, words: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint32]]:
-        """Return the ids of each of some words, one or more."""
+        """Return the ids of each word; `words` is not empty."""
         ids, counts = self._matcher.match([word.tobytes() for word in words])
         return np.split(ids, np.cumsum(counts)[:-1])
 
     def _word_bounds(self, piece: Slice, entry: int) -> NDArray[np.int64]:
-        """Return where the words start that start in the main part, and where the last one ends.
+        """Return the starts of the words that start in the main part, then the last word's end.
 
-        entry: where the first token starts, and so a word. Words before it are not of this slice.
+        entry: where the first token, and so the first word, starts. Earlier words belong to the
+            slice before.
         """
         mask = start_mask(
             piece.text,
@@ -109,7 +110,7 @@ class SliceEncoder:
         return bounds[: np.searchsorted(bounds[:-1], piece.main_end, side="left") + 1]
 
     def _encode_words(self, piece: Slice, bounds: NDArray[np.int64]) -> tuple[Matches, int]:
-        """Return the ids of the words between bounds, and where the last token ends."""
+        """Return the ids of the words between bounds, and the end of the last token."""
         if bounds[-1] <= piece.main_end or len(bounds) == 1:
             return self._look_up(piece, bounds), piece.main_end
         assert isinstance(self._matcher, GreedyMatcher)  # text is cut anywhere

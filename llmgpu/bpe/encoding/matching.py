@@ -1,31 +1,32 @@
-"""Matching on NumPy: words in, the tokens of each out, by merges.
+"""Matching on NumPy by merges: from words to the tokens of each word.
 
 Which pairs of tokens merge, and in which order:
 
-- With a list of merges, pairs merge in the order of the list, as in Hugging Face's tokenizers. Of a
-  pair that is listed several times the last place counts, as it does there.
-- Without, two neighbours merge if together they spell a token, lowest id first, as in tiktoken.
-  Every way to cut a token into two tokens is a pair of that token's rank.
+- With a list of merges, pairs merge in the order of the list, as in Hugging Face's tokenizers. If a
+  pair is listed several times, the last place counts, as in Hugging Face's tokenizers.
+- Without a list, two neighbours merge if together they spell a token, lowest id first, as in
+  tiktoken. Every way to cut a token into two tokens is a pair with that token's rank.
 
-A word that is a token is taken whole where the vocabulary says so. Other words are merged many at a
-time, in rounds: in each, every word merges its pair of the lowest rank, the leftmost of several,
-until it has no pair that merges. That is the definition. A long word is merged alone, with a heap
-of its pairs.
+If the vocabulary says so, a word that is a token becomes that token. Other words are merged many at
+a time, in rounds. In each round, every word merges its pair of the lowest rank, and the leftmost
+of several. A word is done when no pair merges. This is the definition. A long word is merged
+alone, with a heap of its pairs.
 
 A heap takes some hundred bytes for each byte of a word, so a word of more than WINDOW bytes is
-merged in windows. That gives the word's tokens, if every pair with a token ranks after all pairs
-that make the token: then pairs are merged in stages, rank by rank and from the left.
+merged in windows. Windows give the word's tokens if every pair with a token ranks after all pairs
+that make the token. Under this condition pairs merge in stages, rank by rank and from the left:
 
-- If no merge of a text crosses a place, the text before it and the text after it are merged
-  independently. So a window's tokens up to one of their borders are those of that part alone.
-- Two parts may be put end to end if the last token of the first and the first token of the second,
-  merged together, become these two again. What could cross the border is a pair of the symbols on
-  either side; at every stage they do not depend on what surrounds the two tokens. Of equal symbols
-  in a row every other pair is merged, counted from the left; the border of the last token with the
-  one before it is not crossed, so counting starts there.
+- If no merge of a text crosses a border, the text before the border and the text after it merge
+  independently. So a window's tokens up to a border between two of them are the tokens of this
+  stretch merged alone.
+- Two stretches may be put end to end if the last token of the first stretch and the first token of
+  the second, merged together, become these two tokens again. Only a pair of the symbols on either
+  side of the border could cross it. At every stage these symbols do not depend on the text around
+  the two tokens. Of equal symbols in a row every other pair merges, counted from the left. No
+  merge crosses the border between the last token and the token before it, so counting starts there.
 
-(See M. Berglund, B. van der Merwe, Formalizing BPE Tokenization, arXiv 2309.08715.) A place for the
-border is sought away from the window's end; if several don't do, the window grows.
+(See M. Berglund, B. van der Merwe, Formalizing BPE Tokenization, arXiv 2309.08715.) The border is
+sought away from the window's end. If several borders fail the test, the window grows.
 """
 
 from __future__ import annotations
@@ -49,26 +50,29 @@ from llmgpu.spelling import spelled
 
 NO_RANK = 0x3FFFFF  # of a pair that does not merge; all ranks are below
 WINDOW = 1 << 12  # bytes
-_LEAST_TOKENS = 8  # of a window that is cut
+_LEAST_TOKENS = 8  # in a window that is cut
 _CUTS = (15, 12, 10, 8, 6)  # 16ths of a window's tokens after which a border is tried
 _REMEMBERED_WORDS = 1024  # of up to WINDOW bytes: texts that repeat words repeat windows, too
-_GONE = -2  # a symbol that was merged into the one before; -1 is a byte without a token
+_GONE = -2  # marks a symbol merged into the symbol before; -1 is a byte without a token
 
-_Merged = tuple[NDArray[np.int32], NDArray[np.int32]]  # where tokens begin, and their ids
-MOST_BYTES = 128  # of a word that is merged in rounds: there may be one for each of its bytes
+# positions where tokens begin, and the ids of the tokens
+_Merged = tuple[NDArray[np.int32], NDArray[np.int32]]
+# of a word that is merged in rounds, because a word may need a round for each byte
+MOST_BYTES = 128
 _BLOCK = 1 << 18  # bytes of words that are merged at a time
-_NO_TOKEN = -1  # of a word that is not taken whole
+_NO_TOKEN = -1  # of a word that is no token
 
 # The tokens of all words in order, uint32, and how many each word has, int64 (words,).
 Matches = tuple[NDArray[np.uint32], NDArray[np.int64]]
-_Symbols = tuple[NDArray[np.int64], NDArray[np.int32]]  # of which words they are, and their ids
+# the word of each symbol, and the id of each symbol
+_Symbols = tuple[NDArray[np.int64], NDArray[np.int32]]
 
 
 class Matcher(Protocol):
     """Finds the tokens of words by one of the match rules."""
 
     def match(self, words: Sequence[bytes]) -> Matches:
-        """Return the tokens of words; NO_TOKEN for a byte that has none."""
+        """Return the tokens of words; NO_TOKEN for a byte without a token."""
         ...
 
 
@@ -83,7 +87,7 @@ class BpeMatcher:
         self._long_words = LongWordMerger(self._pairs, self._byte_ids)
 
     def match(self, words: Sequence[bytes]) -> Matches:
-        """Return the tokens of words; NO_TOKEN for a byte that has none."""
+        """Return the tokens of words; NO_TOKEN for a byte without a token."""
         count = len(words)
         # Words are whole tokens, short, or long; each kind has its own way to ids.
         whole = np.fromiter((self._whole.get(word, _NO_TOKEN) for word in words), np.int32, count)
@@ -116,15 +120,16 @@ class BpeMatcher:
         return symbols[order].view(np.uint32), np.bincount(of_words, minlength=len(words))
 
     def _merge(self, words: NDArray[np.int64], symbols: NDArray[np.int32]) -> list[_Symbols]:
-        """Return the symbols that are left of words, those of a word in order and together.
+        """Return the symbols that are left of words, grouped by word and in order.
 
-        words: int64 (n,), ascending, the word of each symbol. symbols: int32 (n,), written to.
+        words: int64 (n,), ascending, the word of each symbol. symbols: int32 (n,), overwritten.
         """
         done = []
-        ranks = np.full(len(words), NO_RANK, np.int32)  # of each symbol with the next in its word
+        # of the pair of each symbol and the next symbol of its word
+        ranks = np.full(len(words), NO_RANK, np.int32)
         self._rank(ranks, words, symbols, np.arange(len(words)))
         while True:
-            # Take out the words that are done.
+            # Take out the words without a pair that merges.
             firsts = np.flatnonzero(np.diff(words, prepend=-1))
             best = np.minimum.reduceat(ranks, firsts)
             best = np.repeat(best, np.diff(firsts, append=len(words)))
@@ -135,7 +140,7 @@ class BpeMatcher:
             )
             if len(words) == 0:
                 return done
-            # Merge the leftmost pair of the lowest rank of each of the others.
+            # Merge the leftmost pair of the lowest rank of each word.
             places = np.flatnonzero(ranks == best)
             places = places[np.diff(words[places], prepend=-1) > 0]
             symbols[places] = self._pairs.results[ranks[places]]
@@ -154,7 +159,7 @@ class BpeMatcher:
         symbols: NDArray[np.int32],
         places: NDArray[np.int64],
     ) -> None:
-        """Write the ranks of the pairs that begin at places."""
+        """Write the ranks of the pairs that begin at the given positions."""
         places = places[(places >= 0) & (places < len(words) - 1)]
         places = places[words[places] == words[places + 1]]
         ranks[places] = self._pairs.look_up(symbols[places], symbols[places + 1])
@@ -181,13 +186,13 @@ class PairRanks:
 
     @cached_property
     def _sorted(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The keys, ascending, with their ranks; after them one that is of no pair."""
+        """The keys, ascending, with their ranks, and a last key that belongs to no pair."""
         order = np.argsort(self.keys)
         keys = np.append(self.keys[order], np.iinfo(np.int64).max)
         return keys, np.append(self.ranks[order], np.int32(NO_RANK))
 
     def look_up(self, left: NDArray[np.int32], right: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the ranks of pairs, int32 (n,): NO_RANK for those that do not merge."""
+        """Return the ranks of pairs, int32 (n,): NO_RANK if a pair does not merge."""
         keys, ranks = self._sorted
         wanted = pair_keys(left, right)
         at = np.searchsorted(keys, wanted)
@@ -232,11 +237,14 @@ def _all_cuts(vocabulary: Vocabulary) -> PairRanks:
 
 
 def byte_ids(vocabulary: Vocabulary) -> NDArray[np.int32]:
-    """Return the id of each byte, int32 (256,); without one, that of the unknown token or -1."""
+    """Return the id of each byte, int32 (256,).
+
+    A byte without a token has the unknown token or -1.
+    """
     unknown = -1 if vocabulary.unknown_token is None else vocabulary.unknown_token
     ids = np.full(256, unknown, np.int32)
     ordinary = vocabulary.ordinary_ids
-    # In descending order, so that the lowest id of a byte is written last.
+    # Write in descending order, so that the lowest id of a byte is written last.
     single = ordinary[vocabulary.token_lengths[ordinary] == 1][::-1]
     ids[vocabulary.token_data[vocabulary.token_offsets[single]]] = single
     return ids
@@ -267,7 +275,7 @@ class LongWordMerger:
 
     @cached_property
     def _has_stages(self) -> bool:
-        """Whether every pair ranks after those that make its parts."""
+        """Whether every pair ranks after the pairs that make its parts."""
         pairs = self._pairs
         if len(pairs.ranks) == 0:
             return True
@@ -278,9 +286,9 @@ class LongWordMerger:
         return bool(((pairs.ranks > made[pairs.left]) & (pairs.ranks > made[pairs.right])).all())
 
     def _merge_windows(self, word: NDArray[np.uint8]) -> NDArray[np.uint32] | None:
-        """Return the tokens; None if a window that grew does not go with the one before."""
-        ids = bytearray()  # which grows in place
-        last = first = 0  # where the last token before the window and the window begin
+        """Return the tokens; None if a window that grew does not join the tokens before it."""
+        ids = bytearray()  # raw bytes of uint32 ids, because a bytearray grows in place
+        last = first = 0  # starts of the last token before the window and of the window
         size, window = WINDOW, self._merge(word[:WINDOW])
         while first + size < len(word):
             found = self._cut(word, first, window)
@@ -315,14 +323,14 @@ class LongWordMerger:
     def _go_together(
         self, word: NDArray[np.uint8], last: int, border: int, following: _Merged
     ) -> bool:
-        """Tell whether the tokens on both sides of a border, from `last` on, stay as they are."""
+        """Tell whether the two tokens beside a border, merged together, become themselves."""
         begins, _ = following
         end = border + int(begins[1]) if len(begins) > 1 else min(border + WINDOW, len(word))
         alone, _ = self._merge(word[last:end])
         return border - last in alone.tolist()
 
     def _merge(self, word: NDArray[np.uint8]) -> _Merged:
-        """Return where the tokens of a word begin and their ids, from memory if it came before."""
+        """Return where the tokens of a word begin, and their ids; recent words are remembered."""
         key = word.tobytes() if len(word) <= WINDOW else b""
         merged = self._remembered.get(key)
         if merged is None:
@@ -338,12 +346,12 @@ class LongWordMerger:
 
 
 def _merge_by_heap(symbols: list[int], ranks: dict[int, int], results: list[int]) -> list[int]:
-    """Merge the pairs of one word, lowest rank and then leftmost first; returns `symbols`.
+    """Merge the pairs of one word, lowest rank and then leftmost first; return `symbols`.
 
-    A symbol that was merged is where its first byte was, with _GONE in the other places.
+    A merged symbol stays at the position of its first byte; its other positions hold _GONE.
 
-    ranks: by left << 32 | right. The heap may hold pairs that have since been merged away or have
-    another rank now; they are skipped.
+    ranks: by left << 32 | right. The heap may hold a pair that was merged away or whose rank has
+    changed since. Such entries are skipped.
     """
     end = len(symbols)
     symbols.append(-1)  # after the last symbol, and before the first: it has no pairs

@@ -1,7 +1,7 @@
 """`open_encoder` returns the encoder for a backend, a match rule and special tokens.
 
-A device that ``auto`` chose is optional: where it fails, the CPU encodes the slices that were in
-flight and the rest of the text.
+A device that ``auto`` chose is optional. If it fails, the CPU encodes the slices in flight and the
+rest of the text.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _log = logging.getLogger("llmgpu")
 
 @delaying_forks()
 def prepare_vocabulary(vocabulary: Vocabulary, opening: Opening) -> None:
-    """Make the tables that a vocabulary's encoder needs on a device, while the device is opened.
+    """Make the tables for a vocabulary's encoder on a device, while the device is being opened.
 
-    opening: has begun. An error is left to `open_encoder`, which meets it again.
+    opening: has begun. `open_encoder` meets an error of the opening again and raises it.
     """
     if opening.wanted != "cpu" and vocabulary.match == "bpe":
         from llmgpu.bpe.encoding.encoder_gpu import prepare_tables
@@ -58,8 +58,8 @@ def open_encoder(
     """Return an encoder for a vocabulary: by its match rule, after its normalizer.
 
     slice_bytes: bytes of text to encode at a time. threads: of the CPU, without a device.
-    text_bytes: about the size of the first text, None: unknown. The ids depend on none of these.
-    special: the special tokens that text may spell, and those around documents.
+    text_bytes: about the size of the first text, None if unknown. These three don't change the ids.
+    special: the special tokens that text may spell, and the tokens around documents.
 
     Raises VocabularyError if `special` names a token that the vocabulary does not have or there are
     too many merges, DeviceError if the device's memory or limits are too small.
@@ -124,7 +124,10 @@ def _open_new(
 def open_host_encoder(
     vocabulary: Vocabulary, slice_bytes: int | None = None, threads: int | None = None
 ) -> HostEncoder:
-    """Return an encoder on the CPU engine, or on NumPy without one; by the match rule alone."""
+    """Return an encoder on the CPU engine, or on NumPy if there is no engine.
+
+    By the match rule alone.
+    """
     threads = threads or default_threads()
     if library() is None:
         from llmgpu.bpe.encoding import encoder_numpy
@@ -143,19 +146,19 @@ class DeviceEncoder(Encoder, Protocol):
     def encode_slices(
         self, reader: SliceSource, allocate: Allocate = new_ids
     ) -> Generator[EncodedSlice, None, None]:
-        """Yield the ids of the slices that `reader` gives, in order; see `Encoder.encode`."""
+        """Yield the ids of the slices of `reader` in order; see `Encoder.encode`."""
         ...
 
 
 class OptionalDeviceEncoder:
-    """Encodes texts on a device, or on the CPU from where the device fails."""
+    """Encodes texts on a device until the device fails, then on the CPU."""
 
     def __init__(
         self, encoder: DeviceEncoder, vocabulary: Vocabulary, open_host: Callable[[], HostEncoder]
     ) -> None:
-        """Encode with `encoder` until that raises DeviceError, then with what `open_host` returns.
+        """Encode with `encoder` until it raises DeviceError, then with the encoder of `open_host`.
 
-        encoder: of texts that are cut between the words of `vocabulary`.
+        encoder: cuts texts between the words of `vocabulary`.
         """
         self._device: DeviceEncoder | None = encoder
         self._host: HostEncoder | None = None
@@ -196,10 +199,10 @@ def _encode_again(
 
 
 class _InFlight:
-    """Slices that a device takes, kept until their ids are there.
+    """Slices that a device was given, kept until their ids have arrived.
 
-    A device that fails loses the memory that it reads text into. So slices that can't be read
-    again, unlike those of a file, are copied.
+    A failing device loses the memory that text is read into. Slices of a file can be read again;
+    all other slices are copied.
     """
 
     def __init__(self, reader: SliceReader) -> None:
@@ -226,7 +229,7 @@ class _InFlight:
             piece = self._reader.read(memory[: len(buffer)])
             if piece is None:
                 return None
-            if piece.main_end or len(piece.document_starts):  # other slices are not encoded
+            if piece.main_end or len(piece.document_starts):  # empty slices are not encoded
                 self._kept.append((piece, memory))
             if piece.oversized:
                 return piece
@@ -241,7 +244,10 @@ class _InFlight:
             self._idle.append(memory)
 
     def end(self) -> list[Slice | UnreadSlice]:
-        """Return the slices without ids; wait for a read that has begun, and allow no more."""
+        """Return the slices without ids.
+
+        Waits for a read that has begun, and allows no more reads.
+        """
         self._has_ended = True
         with self._reading:
             return [taken for taken, _ in self._kept]

@@ -1,19 +1,19 @@
-"""Special tokens on the way from text to ids: those that text spells, and those around documents.
+"""Special tokens on the way from text to ids: spelled by text, or around documents.
 
 Text passes through the search for special tokens, then the vocabulary's normalizer, then a second
 search for the special tokens that are normalized, then matching.
 
 Text that spells a special token is plain text unless the token is allowed. Allowed tokens are taken
-out of the text before it is encoded, and their ids are put back between the others, so that the
-rest has the same ids as texts that start and end there. For the search in blocks of text:
+out of the text before encoding, and their ids are inserted between the other ids. So the stretches
+between them have the ids that they would have as whole texts. For the search in blocks of text:
 
-- The leftmost allowed token counts, the longest one at that position; the search continues after
-  it. A disallowed token is an error wherever it occurs, even inside or across an allowed one. This
-  is as in tiktoken, except that tiktoken picks either of two tokens at the same position.
+- The leftmost allowed token counts, and at one position the longest. The search continues after
+  the token. A disallowed token is an error wherever it occurs, even inside or across an allowed
+  token. tiktoken does the same, but picks either of two tokens at the same position.
 - No special token extends past the end of a document.
-- In the filtered text a document starts where a special token was, so that nothing is matched
-  across the place. `_Boundaries` tells these starts from the real ones.
-- Only what may be the start of a special token is held back until the next block.
+- In the filtered text a document starts where a special token was, so that no token crosses the
+  place. `_Boundaries` tells these starts from real starts.
+- Only bytes that may begin a special token are held back until the next block.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
 from llmgpu.text.documents import Piece, remove_spans
 from llmgpu.text.normalizing import Normalizer, get_normalizer
 
-_DOCUMENT = -1  # the kind of a boundary where a document starts; others are the id of a token
+# the kind of a boundary where a document starts; the kind of any other boundary is an id
+_DOCUMENT = -1
 
 _NO_BOUNDARIES = np.empty((2, 0), np.int64)
-_MOST_NESTED = 50  # groups in a regular expression, whose parser calls itself for each
+# groups in a regular expression, because the expression parser recurses into each group
+_MOST_NESTED = 50
 
 
 def with_special_tokens(
@@ -55,7 +57,7 @@ def with_special_tokens(
     """Return an encoder that also normalizes, and handles special tokens.
 
     encoder: of normalized text without special tokens; returned itself if there is nothing to do.
-    block_bytes: bytes of text to search at a time, or more; the ids do not depend on it.
+    block_bytes: bytes of text to search at a time, or more; the ids do not depend on the number.
 
     Raises VocabularyError for a token that the vocabulary does not have.
     """
@@ -99,7 +101,7 @@ def with_special_tokens(
 
 
 class DocumentEncoder:
-    """Encodes documents at once that spell no special token."""
+    """Encodes whole documents that spell no special token."""
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class DocumentEncoder:
         vocabulary: Vocabulary,
         options: SpecialOptions,
     ) -> None:
-        """Take what encodes a document of plain text, with a vocabulary without normalizer.
+        """Take a function that encodes a plain document, and a vocabulary without normalizer.
 
         Raises VocabularyError for a token that the vocabulary does not have.
         """
@@ -118,7 +120,7 @@ class DocumentEncoder:
         self._before, self._after = (np.array(ids, np.uint32) for ids in around)
 
     def encode(self, text: bytes) -> NDArray[np.uint32] | None:
-        """Return the ids of a document; None if `Encoder.encode` has to find them."""
+        """Return the ids of a document; None if `Encoder.encode` must find the ids."""
         if self._search and self._search.pattern.search(text):
             return None
         ids = self._encode(text)
@@ -128,7 +130,7 @@ class DocumentEncoder:
 
 
 def ids_around(vocabulary: Vocabulary, options: SpecialOptions) -> tuple[list[int], list[int]]:
-    """Return the ids that are put before and after each document; as `token_id`."""
+    """Return the ids before and after each document; raises as `token_id`."""
     before, after = (
         [token_id(vocabulary, token) for token in several(tokens)]
         for tokens in (options.bos, options.eos)
@@ -167,7 +169,7 @@ def token_id(vocabulary: Vocabulary, token: int | str) -> int:
 def _chosen_texts(
     vocabulary: Vocabulary, options: SpecialOptions
 ) -> tuple[Collection[str], Collection[str]]:
-    """Return the special tokens that text may spell, and those that it must not."""
+    """Return the special tokens that text may spell, and the ones that are errors."""
     special = vocabulary.special_tokens
     allowed = _chosen(vocabulary, options.allowed, special)
     return allowed, _chosen(vocabulary, options.disallowed, special.keys() - set(allowed))
@@ -176,7 +178,7 @@ def _chosen_texts(
 def _chosen(
     vocabulary: Vocabulary, texts: Collection[str], every: Collection[str]
 ) -> Collection[str]:
-    """Return the special tokens that `texts` names, `every` for "all"."""
+    """Return the special tokens named in `texts`, `every` for "all"."""
     texts = (texts,) if isinstance(texts, str) else texts
     for text in texts:
         if text != ALL and text not in vocabulary.special_tokens:
@@ -188,7 +190,7 @@ def _chosen(
 
 
 def _normalized_texts(vocabulary: Vocabulary) -> dict[str, bytes]:
-    """Return what to look for in normalized text, by the special tokens that it stands for."""
+    """Return the text to search for in normalized text, by special token."""
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
     found = [texts[number] for number in vocabulary.normalized_tokens]
     name = vocabulary.normalizer
@@ -205,7 +207,7 @@ def _known_tokens(vocabulary: Vocabulary) -> str:
 
 
 class _NormalizingEncoder:
-    """An encoder of normalized text; its slices and offsets are those of the normalized text."""
+    """An encoder of normalized text; slices and offsets count bytes of normalized text."""
 
     def __init__(self, encoder: Encoder, normalizer: Normalizer) -> None:
         self._encoder, self._normalizer = encoder, normalizer
@@ -220,10 +222,10 @@ class _NormalizingEncoder:
 
 @dataclass(frozen=True, eq=False)
 class _SpecialEncoder:
-    """Filters the text of another encoder, and inserts into its ids.
+    """Filters the text of another encoder, and inserts ids of special tokens into its ids.
 
-    lengths: int64, bytes of text of each token. allowed: ids by text. is_normalized: the text is,
-    so that its offsets are not those of the corpus.
+    lengths: int64, bytes of text of each token. allowed: ids by text. is_normalized: the text is
+    normalized, so its offsets are not offsets in the corpus.
     """
 
     encoder: Encoder
@@ -265,14 +267,14 @@ class _SpecialEncoder:
                 piece = replace(piece, text_bytes=piece.text_bytes + span, closed=closed)
                 yield insertion.insert(piece, kinds)
         except NoTokenError as error:
-            # The offset is that in the filtered text: add the special tokens before it.
+            # The offset is in the filtered text: add the special tokens before it.
             before = boundaries.special_before(error.offset)
             offset = error.offset + special_bytes + int(self.lengths[before].sum())
             raise NoTokenError(error.byte, offset) from None
 
 
 class _Insertion:
-    """Puts ids of special tokens between those of a text, slice by slice."""
+    """Puts ids of special tokens between the ids of a text, slice by slice."""
 
     def __init__(self, bos: int | None, eos: int | None) -> None:
         self._bos, self._eos = bos, eos
@@ -283,7 +285,7 @@ class _Insertion:
         starts = piece.document_starts
         begins = kinds == _DOCUMENT
         # Two values may go in at each boundary: first the end of a document or a special token,
-        # then the start of a document. `present` says which of them do.
+        # then the start of a document. `present` marks the values that do go in.
         values = np.stack([kinds, np.zeros_like(kinds)], axis=1)
         present = np.stack([~begins, begins & (self._bos is not None)], axis=1)
         values[:, 1] = self._bos or 0
@@ -294,7 +296,7 @@ class _Insertion:
                 ending[np.argmax(begins)] = False
             values[begins, 0] = self._eos
             present[:, 0] |= ending
-        # Where the first token of a document goes.
+        # The position of the first token of a document.
         before = np.cumsum(present.sum(axis=1)) - present[:, 1]
         ids = np.insert(piece.ids, np.repeat(starts, 2)[present.ravel()], values[present])
         self._is_open |= bool(begins.any())
@@ -314,10 +316,10 @@ class _Insertion:
 
 
 class _Boundaries:
-    """What each boundary of a filtered text is: the start of a document, or a special token.
+    """The boundaries of a filtered text: each is the start of a document, or a special token.
 
-    The thread that reads text adds them. The one that has the ids before a boundary takes it; they
-    may be the same.
+    The thread that reads text adds boundaries. The thread that has the ids before a boundary takes
+    it. Both may be the same thread.
     """
 
     def __init__(self) -> None:
@@ -327,10 +329,11 @@ class _Boundaries:
         self._ahead = _NO_BOUNDARIES  # out of the queue, not yet asked for
 
     def add(self, kinds: NDArray[np.int64], offsets: NDArray[np.int64], ended: int | None) -> None:
-        """Append the next boundaries, before the text that they are in is handed over.
+        """Append the next boundaries, before the text around them is handed over.
 
-        kinds: int64 (n,), _DOCUMENT or ids of special tokens. offsets: int64 (n,), their places in
-        the whole filtered text. ended: a document ends after this many of them; None: none ends.
+        kinds: int64 (n,), _DOCUMENT or ids of special tokens. offsets: int64 (n,), positions in the
+        whole filtered text. ended: a document ends after this many of the boundaries; None: none
+        ends.
         """
         if ended is not None:
             self._ends.append(self._added + ended)
@@ -353,7 +356,7 @@ class _Boundaries:
         return bool(self._ends) and self._ends[0] == self._taken
 
     def special_before(self, offset: int) -> NDArray[np.int64]:
-        """Return the special tokens up to an offset of the filtered text that are not taken yet."""
+        """Return the special tokens, not taken yet, up to an offset of the filtered text."""
         while self._found:
             self._look_ahead()
         kinds: NDArray[np.int64] = self._ahead[0, self._ahead[1] <= offset]
@@ -369,7 +372,7 @@ class _SpecialTokenFilter:
     def __init__(
         self, allowed: Mapping[bytes, int], guard: Guard | None, boundaries: _Boundaries
     ) -> None:
-        """Look for the allowed texts, which have ids. What is found goes to `boundaries`."""
+        """Search for the allowed texts, which have ids, and add each match to `boundaries`."""
         self._ids = allowed
         self._search = search_for(allowed) if allowed else None
         self._guard = guard
@@ -379,7 +382,7 @@ class _SpecialTokenFilter:
         self._handed_over = 0
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
-        """Return the text without special tokens, with a boundary where each was.
+        """Return the text without special tokens, with a boundary at the place of each.
 
         Raises TextError for a disallowed special token.
         """
@@ -403,13 +406,13 @@ class _SpecialTokenFilter:
     def _find(
         self, data: bytes, starts: NDArray[np.int64], final: bool
     ) -> tuple[list[tuple[int, int]], int]:
-        """Return the (begin, end) of allowed tokens, and up to where the search is decided."""
+        """Return the (begin, end) of allowed tokens, and the end of the decided text."""
         search, position = self._search, 0
         if search is None:
             return [], len(data)
         spans: list[tuple[int, int]] = []
-        # Up to here every match is certain: after it, in the last document, fewer bytes follow than
-        # the longest token has.
+        # Up to here every match is certain: from here to the end of the last document, fewer bytes
+        # follow than the longest token has.
         safe = len(data) if final else max(len(data) - search.longest + 1, *starts[-1:], 0)
         borders = starts.tolist()
         while (found := search.find(data, position, borders)) and found[0] < safe:
@@ -417,7 +420,7 @@ class _SpecialTokenFilter:
             position = found[1]
         position = max(position, safe)
         while (position := search.next_candidate(data, position)) < len(data):
-            # A longer token may still replace the one found here, so check this first.
+            # A longer token may still replace the token found here, so check this first.
             if search.may_continue(data, position):
                 break
             match = search.pattern.match(data, position)
@@ -437,7 +440,7 @@ class _SpecialTokenFilter:
             text, cuts = remove_spans(text, places)
             ends = places[:, 1]
             removed = np.concatenate([np.zeros(1, np.int64), ends - cuts])
-            # A document starts before a token at the same place, and after one that ends there.
+            # A document starts before a token at the same place, and after a token that ends there.
             order = np.argsort(np.concatenate([2 * starts, 2 * places[:, 0] + 1]), kind="stable")
             starts = starts - removed[np.searchsorted(ends, starts, side="right")]
             starts = np.concatenate([starts, cuts])[order]
@@ -448,7 +451,7 @@ class _SpecialTokenFilter:
 
 
 def search_for(texts: Collection[bytes]) -> Search:
-    """Return a search for byte strings, one or more, none of them empty."""
+    """Return a search for byte strings: at least one, none of them empty."""
     return _search_for(tuple(sorted(set(texts))))
 
 
@@ -484,7 +487,7 @@ class Search:
         return None
 
     def next_candidate(self, data: bytes, position: int) -> int:
-        """Return the first position, from one on, where a string may start; else the end."""
+        """Return the first position, from `position` on, where a string may start; else the end."""
         match = self._first.search(data, position)
         return match.start() if match else len(data)
 
@@ -497,7 +500,7 @@ class Search:
 def _longest_of(texts: Sequence[bytes], depth: int = 0) -> bytes:
     """Return a regular expression for the longest of sorted, distinct texts.
 
-    Where texts begin alike they are one branch, so few of many are tried at a position.
+    Texts with a common beginning share one branch, so that few branches are tried at a position.
     """
     first, last = texts[0], texts[-1]
     alike = next((k for k, byte in enumerate(first) if byte != last[k]), len(first))
@@ -517,14 +520,20 @@ class Guard:
     """Refuses text in which certain byte strings occur."""
 
     def __init__(self, texts: Collection[bytes], is_normalized: bool) -> None:
-        """Take one or more byte strings, none of them empty; is_normalized: text is, see errors."""
+        """Take at least one byte string, none of them empty.
+
+        Is_normalized: for the error's wording.
+        """
         self._search = search_for(texts)
         self._is_normalized = is_normalized
         self._before = b""  # the end of the document so far, too short to hold the longest
-        self._offset = 0  # where that is in the whole text
+        self._offset = 0  # of that beginning, in the whole text
 
     def check(self, block: bytes, starts: NDArray[np.int64], final: bool) -> None:
-        """Raise TextError if a string ends in the next block, InputError if it is normalized."""
+        """Raise TextError if a string ends in the next block.
+
+        InputError if the text is normalized.
+        """
         data = self._before + block
         found = self._search.find(data, 0, (starts + len(self._before)).tolist())
         if found:

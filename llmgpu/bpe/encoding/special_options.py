@@ -1,4 +1,4 @@
-"""Which special tokens a text may spell, and what goes around documents: as callers ask for it."""
+"""Options of callers: special tokens that a text may spell, and tokens around documents."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Tokens = int | str | tuple[int | str, ...]
 
 @dataclass(frozen=True)
 class SpecialOptions:
-    """Which special tokens a text may spell, and what goes around its documents.
+    """The special tokens that a text may spell, and the tokens around its documents.
 
-    allowed: those whose text becomes their id; "all" for all.
-    disallowed: those whose text is an error; "all" for those that are not allowed.
+    allowed: special tokens whose text becomes their id; "all" for all.
+    disallowed: special tokens whose text is an error; "all" for all that are not allowed.
     bos, eos: put before and after each document: an id, the text of a special token, the text of
         exactly one ordinary token, or several of these.
     """
@@ -30,7 +30,7 @@ class SpecialOptions:
     eos: Tokens | None = None
 
     def around(self, vocabulary: Vocabulary) -> SpecialOptions:
-        """Return the options that also put around documents what a vocabulary puts around texts."""
+        """Add the tokens that a vocabulary puts around texts to the tokens around documents."""
         bos = *several(self.bos), *vocabulary.prefix_ids
         eos = *vocabulary.suffix_ids, *several(self.eos)
         one_or_more = ((each if len(each) > 1 else next(iter(each), None)) for each in (bos, eos))

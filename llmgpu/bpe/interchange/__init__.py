@@ -1,11 +1,11 @@
 """Vocabularies in other tools' files: tiktoken, Hugging Face tokenizers, GPT-2.
 
 - Each format is a module, listed in `llmgpu.bpe.interchange.formats`.
-- A vocabulary that was read gives the ids that the other tool gives; a file for which that is
-  impossible is refused with the name of the component in the way. `note` is told of parts of a
-  file that have no influence on the ids inside a text and are not kept.
-- A file that was written gives, in the other tool, the ids that the vocabulary gives here. A
-  vocabulary for which that is impossible is refused.
+- A vocabulary read from a file gives the ids of the other tool. If this is impossible, the file is
+  refused, and the error names the component in the way. Parts of a file that have no influence on
+  the ids inside a text are dropped, and `note` reports them.
+- The other tool reads from a written file a vocabulary with the same ids as here. If this is
+  impossible, the vocabulary is refused.
 - Files are hostile: sizes are limited, and every error is a VocabularyError that starts with the
   file's name.
 """

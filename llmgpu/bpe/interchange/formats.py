@@ -1,4 +1,4 @@
-"""The formats of other tools' vocabularies: a module each, and the tables that list them."""
+"""The formats of other tools' vocabularies: a module each, and the tables that list the modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Writer(Protocol):
-    """The functions of the module of a format that is only written."""
+    """The functions in the module of a write-only format."""
 
     def outputs(self, path: str | Path) -> list[Output]:
         """Return the files that `write` writes."""
@@ -31,18 +31,18 @@ class Writer(Protocol):
         note: Note = no_notes,
         force: bool = False,
     ) -> None:
-        """Write files that give, in the other tool, exactly the vocabulary's ids.
+        """Write files from which the other tool gets exactly the vocabulary's ids.
 
-        force: replace even files that are of another kind.
+        force: replace even files of another kind.
 
-        Raises VocabularyError where the format can't give the same ids, OutputError for files that
+        Raises VocabularyError if the format can't give the same ids, OutputError for files that
         can't be written.
         """
         ...
 
 
 class Reader(Protocol):
-    """The functions of the module of a format that is read."""
+    """The functions in the module of a format that is read."""
 
     def recognizes(self, data: bytes, merges_path: str | Path | None) -> bool:
         """Whether a file with this content, named together with `merges_path`, is of the format."""
@@ -57,12 +57,13 @@ class Reader(Protocol):
         special_tokens: Mapping[str, int] | None = None,
         note: Note = no_notes,
     ) -> Vocabulary:
-        """Read a vocabulary that gives exactly the ids of the other tool.
+        """Read a vocabulary with exactly the ids of the other tool.
 
-        merges_path: the second file of a format of two.
-        pattern: a name in PATTERNS, where the files do not say how text is cut.
+        merges_path: the second file of a format of two files.
+        pattern: a name in PATTERNS, if the files do not name a pattern.
         special_tokens: ids by text of special tokens that are not in the files.
-        note: is told of parts that do not change the ids inside a text and are not kept.
+        note: called with parts of the files that do not change the ids inside a text and are
+            dropped.
 
         Raises VocabularyError for files that can't be read exactly and for arguments that the
         format does not take; LlmgpuError for an unknown pattern.
@@ -71,11 +72,11 @@ class Reader(Protocol):
 
 
 class Format(Reader, Writer, Protocol):
-    """The functions of the module of a format that is read and written."""
+    """The functions in the module of a format that is read and written."""
 
 
 _ROOM = "llmgpu.bpe.interchange"
-# The summaries name the files that each reads and writes.
+# The summaries name the files of each format.
 _FORMATS = {
     "tiktoken": Entry(f"{_ROOM}.tiktoken", "a .tiktoken file with its side file .json"),
     "huggingface": Entry(f"{_ROOM}.huggingface", "a tokenizer.json or a folder"),
@@ -89,12 +90,13 @@ WRITERS: Registry[Writer] = Registry(
     _FORMATS | {"gguf": Entry(f"{_ROOM}.gguf", "a .gguf file for llama.cpp")}
 )
 ALIASES = {"hf": "huggingface"}
-ENDINGS = {".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf"}  # what export writes
+# the formats that export writes
+ENDINGS = {".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf"}
 KINDS = {RANKS: "tiktoken", TEKKEN: "tekken"}  # formats of one file, by its kind
 # Of files in a folder, the best first.
 NAMES = {"tokenizer.json": "huggingface", "tekken.json": "tekken"}
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's special token after each text
-WEIGHT_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}  # of GGUF files, as llama.cpp numbers them
+WEIGHT_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}  # of GGUF files, by llama.cpp's numbers
 
 
 def guess_format(path: str | Path, merges_path: str | Path | None) -> str:

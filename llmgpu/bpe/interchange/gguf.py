@@ -1,11 +1,12 @@
-"""GGUF, the files of llama.cpp: a vocabulary as metadata, which the weights of a model may follow.
+"""GGUF, the files of llama.cpp: a vocabulary as metadata, possibly followed by a model's weights.
 
-- llama.cpp knows how text is cut by a name of its own, ``tokenizer.ggml.pre``; that also decides
-  whether a pre-token that is a token is taken whole. It has no names for the other patterns.
-- Where its expression is not quite the pattern's, a note says which texts get other ids.
-- Tokens are written in GPT-2's alphabet, special tokens as they are and as control tokens. Ids
-  without a token get a text that nothing is merged to.
-- Files are written by the package gguf, an extra.
+- ``tokenizer.ggml.pre`` is llama.cpp's own name for a way to cut text. The name also decides
+  whether a pre-token that is a token becomes that token. Some patterns have no such name.
+- If llama.cpp's expression differs slightly from the pattern, a note says which texts get other
+  ids.
+- Tokens are written in GPT-2's alphabet. Special tokens are written as they are, as control tokens.
+  Ids without a token get a text that no merge results in.
+- The package gguf, an extra, writes the files.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from llmgpu.text.normalizing import get_normalizer
 
 _TOOL = "llama.cpp"
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # kinds of tokens
-_DEFAULT_END = 11  # the id that llama.cpp takes for the end of text where a file names none
+_DEFAULT_END = 11  # llama.cpp's default id for the end of text
 
 
 @dataclass(frozen=True)
 class _Split:
-    """llama.cpp's name of a pattern, and the texts that its expression cuts otherwise.
+    """llama.cpp's name of a pattern, and the texts that llama.cpp's expression cuts differently.
 
-    merging: the name for vocabularies that merge. whole: the name for those that take a pre-token
-    that is a token whole, None if there is none. differs: texts that get other ids.
+    merging: the name for vocabularies that merge. whole: the name for vocabularies that take a
+    pre-token that is a token whole, None if there is none. differs: texts that get other ids.
     """
 
     merging: str
@@ -89,7 +90,7 @@ def write(
 
 
 def load_package() -> Any:
-    """Return the package gguf; VocabularyError with the remedy if it is missing."""
+    """Return the package gguf; VocabularyError with the remedy if the package is missing."""
     try:
         return importlib.import_module("gguf")
     except ImportError as error:
@@ -102,7 +103,7 @@ def load_package() -> Any:
 def new_file(
     path: str | Path, described: dict[str, Any], *, force: bool, architecture: str = "llama"
 ) -> Iterator[Any]:
-    """Yield a `gguf.GGUFWriter` for the file `path`, which gets its name when the block ends.
+    """Yield a `gguf.GGUFWriter`; the file appears at `path` when the block ends.
 
     described: the vocabulary, see `describe`. architecture: llama.cpp's name of the model.
     """
@@ -135,12 +136,12 @@ def describe(
 ) -> dict[str, Any]:
     """Return the metadata of a vocabulary, by the method ``add_...`` of `gguf.GGUFWriter`.
 
-    rows: of the model's tables, if they are more than the vocabulary has ids.
-    bos_id, eos_id: the first and the last id of a text; by default those of the vocabulary,
-        else the special token of the usual name. llama.cpp adds those that the vocabulary does.
-        note: is told which texts get other ids in llama.cpp.
+    rows: of the model's tables, if there are more rows than ids in the vocabulary.
+    bos_id, eos_id: the first and the last id of a text; by default the vocabulary's own, else the
+        special token of the usual name. llama.cpp adds the ids that the vocabulary adds.
+        note: called with the texts that get other ids in llama.cpp.
 
-    Raises VocabularyError where llama.cpp can't give the same ids.
+    Raises VocabularyError if llama.cpp can't give the same ids.
     """
     ids = exportable_ids(vocabulary, _TOOL)
     merges = listed_merges(vocabulary)
@@ -179,7 +180,7 @@ def describe(
 def _around(
     vocabulary: Vocabulary, bos_id: int | None, eos_id: int | None, note: Note
 ) -> tuple[int | None, int | None]:
-    """Return the first and the last id of a text; note those that llama.cpp does not add."""
+    """Return the first and the last id of a text; note the ids that llama.cpp does not add."""
     found = []
     for ids, given in ((vocabulary.prefix_ids, bos_id), (vocabulary.suffix_ids, eos_id)):
         found.append(ids[0] if given is None and len(ids) == 1 else given)
@@ -189,9 +190,9 @@ def _around(
 
 
 def _name_split(vocabulary: Vocabulary, made: int) -> str:
-    """Return how llama.cpp calls the pattern and the rule; VocabularyError if it has neither.
+    """Return llama.cpp's name of pattern and rule; VocabularyError if there is none.
 
-    made: how many tokens merges result in.
+    made: the number of tokens that merges result in.
     """
     split = _SPLITS.get(vocabulary.pattern)
     if split is None:

@@ -1,11 +1,11 @@
 """GPT-2's pair of files: vocab.json, ids by token, and merges.txt, one merge per line.
 
-- Tokens are written in the byte-level alphabet. Neither file says how text is cut: that is pattern
-  gpt2 unless the caller of `read` names another. Only vocabularies of pattern gpt2 are written, as
-  GPT-2's tokenizers cut by no other.
-- Nor do they say which tokens are special. A token of several characters that is in no merge never
-  results from text, so it is taken for a special one: that finds ``<|endoftext|>``. If it is not
-  plain ASCII it could be bytes as well as text, and is taken for bytes.
+- Tokens are written in the byte-level alphabet. Neither file names a pattern: `read` assumes gpt2
+  unless its caller names another pattern. GPT-2's tokenizers cut by gpt2 alone, so vocabularies of
+  other patterns are not written.
+- Neither file marks special tokens. A token of several characters that is in no merge never results
+  from text, so `read` takes it for a special token, as it does ``<|endoftext|>``. A token with
+  characters beyond ASCII could be bytes as well as text, and is taken for bytes.
 - vocab.json is written like GPT-2's: ids ascending, ASCII only, on one line.
 """
 
@@ -68,7 +68,7 @@ def read(
 ) -> Vocabulary:
     """Read the two files; see `llmgpu.bpe.interchange.formats.Format.read`.
 
-    pattern: gpt2 if it is None. special_tokens: added to those that are found.
+    pattern: None means gpt2. special_tokens: added to the special tokens found in the files.
     """
     if merges_path is None:
         raise VocabularyError("gpt2 is two files, vocab.json and merges.txt: name both")
@@ -105,9 +105,9 @@ def outputs(path: str | Path) -> list[Output]:
 def write(
     vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes, force: bool = False
 ) -> None:
-    """Write the two files into the folder `path`, which is made if it does not exist.
+    """Write the two files into the folder `path`, making the folder if necessary.
 
-    Raises as `llmgpu.bpe.interchange.formats.Format.write` does.
+    Raises the errors of `llmgpu.bpe.interchange.formats.Format.write`.
     """
     require_name(path)
     ids = exportable_ids(vocabulary, "GPT-2's tokenizer")
@@ -145,7 +145,7 @@ def _check_expressible(vocabulary: Vocabulary, made: int) -> None:
 def _find_special(
     ids: Mapping[str, int], merged: set[int], given: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the special tokens: those given, and those that text can't result in."""
+    """Return the special tokens: the given ones and the tokens that text can't result in."""
     found = {
         text: number
         for text, number in ids.items()

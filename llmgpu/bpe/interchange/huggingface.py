@@ -1,33 +1,32 @@
 """Hugging Face's tokenizer.json: byte-level BPE with everything around it in one file.
 
-- The components that can be read are those of GPT-2, Llama 3, Qwen, DeepSeek and the like: a
-  ByteLevel pre-tokenizer, which may come after Splits and Digits (`llmgpu.bpe.interchange.splits`),
-  and the normalizers of `llmgpu.text.normalizing`. Any other component is refused by name, because
-  it would change ids.
-- Added tokens become special tokens with their ids. The library matches them in any text; here they
-  are matched where the caller allows special tokens. The tokens that a post-processor puts around a
-  text are kept for the caller to ask for. A note says so in both cases.
-- A vocabulary that has only ranks is written with recovered merges and ignore_merges, which gives
-  the same ids; see `llmgpu.bpe.vocabulary.recovery`.
-- The chat template beside a tokenizer.json is kept, and a folder gets it again.
-- The library ignores the id in the file of an added token that is not among the model's tokens, and
-  numbers it itself. So special tokens are written in both places, as in GPT-2's file, and a file
-  that the library would number differently is refused.
+- The readable components are the components of GPT-2, Llama 3, Qwen, DeepSeek and similar models: a
+  ByteLevel pre-tokenizer, possibly after Splits and Digits (`llmgpu.bpe.interchange.splits`), and
+  the normalizers of `llmgpu.text.normalizing`. Any other component would change ids, so an error
+  names and refuses it.
+- Added tokens become special tokens with their ids. The library matches added tokens in any text;
+  llmgpu matches special tokens only if the caller allows it. The tokens that a post-processor puts
+  around a text are kept, but added only on request. A note states both differences.
+- A vocabulary with ranks alone is written with recovered merges and ignore_merges, for the same
+  ids; see `llmgpu.bpe.vocabulary.recovery`.
+- The chat template beside a tokenizer.json is kept, and written beside an exported tokenizer.json.
+- If an added token is not among the model's tokens, the library ignores the token's id in the file
+  and numbers it anew. So special tokens are written in both places, as in GPT-2's file, and a file
+  whose tokens the library would number differently is refused.
 
 The chat template is in chat_template.jinja, or else in tokenizer_config.json: as a text, or as a
-list of several, of which the one called "default" is taken. The special tokens that it names, such
-as ``bos_token``, are in tokenizer_config.json or else in special_tokens_map.json, as texts or as
-objects with a ``content``. Most commands need no template: a note names files about it that can't
-be read.
+list of several, of which "default" is used. The template's special tokens, such as ``bos_token``,
+are in tokenizer_config.json or else in special_tokens_map.json, as texts or as objects with a
+``content``. Most commands need no template, so unreadable files about templates only cause a note.
 
 The post-processor:
 
-- A template for one text, or the pair of RoBERTa's and BERT's, becomes ids before and after it.
-  The library takes the ids that the template states, so they are read from there.
-- Templates for two texts are not kept: here each text is a document of its own. The template that
-  is written treats both texts alike, as Llama 3's does.
-- Of several such post-processors in a Sequence, the library hands the parts that one has made to
-  the next as texts of their own. That is refused, like a template without the text or with two.
+- A template for one text, or the pair of RoBERTa's and BERT's, becomes ids before and after the
+  text. The ids come from the template, because the library uses the ids stated there.
+- Templates for two texts are not kept, because here each text is a document of its own. The written
+  template treats both texts alike, as Llama 3's template does.
+- Of several templates in a Sequence, the library hands the parts made by one to the next as texts
+  of their own. Such a Sequence is refused, like a template without the text or with two texts.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ _ADDED_FLAGS = ("single_word", "lstrip", "rstrip")
 
 
 def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
-    """Whether this is one file that is a JSON object."""
+    """Whether the file is a JSON object, and there is no second file."""
     return merges_path is None and data.lstrip().startswith(b"{")
 
 
@@ -174,7 +173,7 @@ def write(
 ) -> None:
     """Write a tokenizer.json; see `llmgpu.bpe.interchange.formats.Format.write`.
 
-    path: a file; or a folder, there or with a slash at the end, which AutoTokenizer opens.
+    path: a file, or a folder for AutoTokenizer, existing or with a slash at the end.
     """
     content = describe(vocabulary)
     ids = content["model"]["vocab"]
@@ -225,7 +224,7 @@ def describe_config(
 
 
 def describe(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the content of a tokenizer.json; VocabularyError where it can't give the same ids."""
+    """Return the content of a tokenizer.json; VocabularyError if it can't give the same ids."""
     ids = exportable_ids(vocabulary, "Hugging Face's tokenizers")
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     return {
@@ -253,11 +252,12 @@ def describe(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def to_transformers(vocabulary: Vocabulary) -> Any:
-    """Return a `transformers.PreTrainedTokenizerFast` that gives the same ids.
+    """Return a `transformers.PreTrainedTokenizerFast` with the same ids.
 
-    Its end of a sequence is ``<|endoftext|>``, if that is a special token.
+    A special token ``<|endoftext|>`` ends its sequences.
 
-    Raises VocabularyError if a tokenizer.json can't give them, or transformers is not installed.
+    Raises VocabularyError if a tokenizer.json can't give the same ids, or transformers is not
+    installed.
     """
     library = require_package("transformers")
     inner = require_package("tokenizers").Tokenizer.from_str(json.dumps(describe(vocabulary)))
@@ -309,7 +309,10 @@ def _type_of(what: str, component: object) -> str:
 
 
 def _steps(what: str, component: object, supported: Set[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Return types and content of a component, or of those in a Sequence; none for None."""
+    """Return the type and content of a component, or of each component of a Sequence.
+
+    None for None.
+    """
     if component is None:
         return []
     steps = [component]
@@ -342,7 +345,7 @@ def _refuse_sentencepiece(content: Mapping[str, Any]) -> None:
 
 
 def _read_added(content: object, note: Note) -> tuple[dict[str, int], tuple[int, ...]]:
-    """Return ids by text of the added tokens, and those of the normalized ones."""
+    """Return ids by text of the added tokens, and the ids of the normalized tokens."""
     added: dict[str, int] = {}
     normalized: list[int] = []
     plain: list[str] = []
@@ -373,7 +376,7 @@ def _read_added(content: object, note: Note) -> tuple[dict[str, int], tuple[int,
 def _check_different(
     added: dict[str, int], normalized: tuple[int, ...], normalize: Callable[[str], str]
 ) -> None:
-    """Check that no two added tokens are the same text once normalized, and none is empty."""
+    """Check that added tokens, once normalized, are all different and not empty."""
     found: dict[str, str] = {}
     late = set(normalized)
     for text in added:
@@ -471,7 +474,7 @@ _TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls"
 
 
 def read_chat_template(folder: Path, note: Note) -> ChatTemplate | None:
-    """Return the template in the files of a folder; None if there is none, or it is noted."""
+    """Return the template in the files of a folder; None if there is none or only a note."""
     try:
         config = _read_object(folder / _CONFIG)
         source = _read_source(folder, config)
@@ -507,7 +510,7 @@ def _read_source(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _named(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of the special tokens that a file names."""
+    """Return the texts of the special tokens named in a file."""
     found = {name: config.get(name) for name in _TOKENS}
     texts = {k: v.get("content") if isinstance(v, dict) else v for k, v in found.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
@@ -523,10 +526,10 @@ Around = tuple[tuple[int, ...], tuple[int, ...]]
 def read_around(steps: Sequence[tuple[str, Mapping[str, Any]]], note: Note) -> Around:
     """Return the ids before and after a text.
 
-    steps: types and content of the post-processors, of KINDS. note: is told that they are added
-    only where somebody asks for them.
+    steps: types and content of the post-processors, of KINDS. note: called with the fact that the
+    ids are added only on request.
 
-    Raises VocabularyError where the library adds other ids.
+    Raises VocabularyError if the library adds other ids.
     """
     adding = [(kind, step) for kind, step in steps if kind != "ByteLevel"]
     if not adding:
@@ -568,7 +571,10 @@ def _id_of(name: object, number: object) -> int:
 
 
 def describe_around(vocabulary: Vocabulary) -> dict[str, Any] | None:
-    """Return the post-processor that puts a vocabulary's tokens around a text; None if none do."""
+    """Return the post-processor that puts a vocabulary's tokens around a text.
+
+    None without tokens.
+    """
     before, after = vocabulary.prefix_ids, vocabulary.suffix_ids
     special = {number: text for text, number in vocabulary.special_tokens.items()}
     names = {

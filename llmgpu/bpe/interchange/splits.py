@@ -1,14 +1,15 @@
-r"""How a tokenizer.json cuts text: a ByteLevel, which may come after Splits and Digits.
+r"""How a tokenizer.json cuts text: a ByteLevel, possibly after Splits and Digits.
 
-- One Split whose expression is that of a pattern here is that pattern. Anything else becomes the
-  expressions of all steps, one after the other (`llmgpu.bpe.pretokens.custom_regex`), which the
-  package regex runs.
-- That is exact only where regex and Oniguruma agree, so expressions are taken in a language that
-  means the same to both: characters, ``\s \S \d \r \n \t`` and classes such as ``\p{Lu}``, sets
-  of these without sets in them, groups, alternatives, lookahead, and repetitions; those in braces
-  neither possessive nor lazy. Ignoring case is taken only for English contractions, because it
-  may join characters. ``$`` and ``^`` are ends of lines to one and of the text to the other.
-- Letters are those of the Unicode version of the engine; a note says so.
+- One Split with the expression of a known pattern is this pattern. Anything else becomes the
+  expressions of all steps, one after the other (`llmgpu.bpe.pretokens.custom_regex`), for the
+  package regex.
+- Such a pattern is exact only if regex and Oniguruma agree. So expressions are accepted only in a
+  language that means the same to both engines: characters, ``\s \S \d \r \n \t`` and classes such
+  as ``\p{Lu}``, sets of these without nested sets, groups, alternatives, lookahead, and
+  repetitions. Repetitions in braces may be neither possessive nor lazy. Ignoring case is accepted
+  only for English contractions, because ignoring case may join characters. ``$`` and ``^`` are
+  refused: they match at the ends of lines in one engine, at the ends of the text in the other.
+- The letters come from the Unicode version of the engine; a note says so.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ _PORTABLE = re.compile(
 def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
     """Return the name of the pattern by which a pre-tokenizer cuts.
 
-    steps: its components with their types, which are SUPPORTED. note: is told of character classes.
+    steps: its components with their types, all in SUPPORTED. note: called for character classes.
 
-    Raises VocabularyError for what can't be exact.
+    Raises VocabularyError for components that can't be read exactly.
     """
     kinds = [kind for kind, _ in steps]
     if kinds[-1:] != ["ByteLevel"] or "ByteLevel" in kinds[:-1]:
@@ -75,7 +76,7 @@ def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
 def pattern_of_expressions(expressions: Sequence[str], note: Note) -> str:
     """Return the name of the pattern that cuts by expressions, one after the other.
 
-    note: is told of character classes.
+    note: called for character classes.
 
     Raises VocabularyError for expressions that may mean something else to another engine, and
     without the package regex.
@@ -95,9 +96,9 @@ def pattern_of_expressions(expressions: Sequence[str], note: Note) -> str:
 
 
 def describe_pattern(pattern: str, byte_level: dict[str, Any]) -> dict[str, Any]:
-    """Return the pre-tokenizer that cuts by a pattern; VocabularyError if there is none.
+    """Return the pre-tokenizer for a pattern; VocabularyError if there is none.
 
-    byte_level: the ByteLevel that ends it, but for use_regex.
+    byte_level: the ByteLevel at its end, without use_regex.
     """
     if pattern in ("gpt2", "none"):
         return byte_level | {"use_regex": pattern == "gpt2"}
@@ -137,7 +138,7 @@ def _read_cut(kind: str, step: dict[str, Any]) -> tuple[str, bool]:
     if kind == "Digits":
         return (r"\p{N}" if step.get("individual_digits") is True else r"\p{N}+"), True
     how = (step.get("behavior"), step.get("invert", False))
-    # The patterns cover all text, so nothing lies between their matches that could be removed.
+    # The patterns cover all text, so no text lies between matches and gets removed.
     if how not in (("Isolated", False), ("Removed", True)):
         raise VocabularyError("pre_tokenizer Split must be Isolated, or Removed and inverted")
     given = step.get("pattern")

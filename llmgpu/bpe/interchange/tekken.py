@@ -1,9 +1,10 @@
-"""Mistral's tekken.json: ranks of tokens in base64, special tokens, and how text is cut. Read only.
+"""Mistral's tekken.json: ranks of tokens in base64, special tokens, and an expression. Read only.
 
-- Special tokens have the first ids, then come the tokens by rank. Of these, only as many count as
-  the vocabulary's size has room for.
-- Text is cut by one expression, which the package regex runs (`llmgpu.bpe.interchange.splits`).
-  Another expression is refused: text that it does not match would be lost there, and not here.
+- Special tokens have the first ids, then come the tokens by rank. Tokens beyond the vocabulary's
+  stated size do not count.
+- The package regex cuts text by the file's expression (`llmgpu.bpe.interchange.splits`). If the
+  expression does not cover all text, the file is refused: Mistral's tokenizer would lose the
+  unmatched text, llmgpu would not.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ EXPRESSION = (
 
 
 def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
-    """Whether this is one file that is a JSON object with ranks."""
+    """Whether the file is a JSON object with ranks, and there is no second file."""
     return merges_path is None and data.startswith(b"{") and b'"token_bytes"' in data
 
 
@@ -77,7 +78,7 @@ def _number(content: Mapping[str, Any], name: str, most: int) -> int:
 
 
 def _read_special(entries: object, count: int) -> dict[str, int]:
-    """Return ids by text; those that the file does not name are called as Mistral calls them."""
+    """Return ids by text; special tokens without a name in the file get Mistral's names."""
     if not isinstance(entries, list):
         raise VocabularyError("there are no special_tokens: use a file of version 7 or later")
     special: dict[str, int] = {}

@@ -1,11 +1,11 @@
-"""tiktoken's rank files: one line per token, in base64, a space, and its rank, which is its id.
+"""tiktoken's rank files: one line per token: the token in base64, a space, and its rank, the id.
 
 - A vocabulary read from ranks has no merges: two neighbours that together spell a token may merge,
-  lowest id first, and a pre-token that is a token is taken whole.
-- The file names neither the pattern nor the special tokens. Both come from the side
-  file ``PATH.json`` that `write` makes, from the caller, or, for OpenAI's encodings, from a table
-  by the SHA-256 of the content, since a file name proves nothing.
-- A token may be empty, as one of Whisper's is: no text gives its id.
+  lowest id first, and a pre-token that is a token becomes that token.
+- The file names neither the pattern nor the special tokens. Both come from the side file
+  ``PATH.json`` that `write` makes, from the caller, or, for OpenAI's encodings, from a table by the
+  SHA-256 of the content, since a file name proves nothing.
+- A token may be empty, like one token of Whisper: no text gives its id.
 - A vocabulary with merges can be written if ids and merges are in the same order: then ranks give
   the same ids.
 """
@@ -88,7 +88,7 @@ ENCODINGS = {
 
 
 def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
-    """Whether this is one file that is not a JSON object."""
+    """Whether the file is no JSON object, and there is no second file."""
     return merges_path is None and not data.lstrip().startswith(b"{")
 
 
@@ -102,8 +102,8 @@ def read(
 ) -> Vocabulary:
     """Read a rank file; see `llmgpu.bpe.interchange.formats.Format.read`.
 
-    pattern: overrides that of the side file or the table. special_tokens: added to those, or
-    replacing one of the same text or id.
+    pattern: overrides the pattern of the side file or the table. special_tokens: added to the
+    known special tokens, or replacing a special token of the same text or id.
     """
     if merges_path is not None:
         raise VocabularyError("a tiktoken file has no merges; merges.txt is for gpt2")
@@ -144,7 +144,7 @@ def write(
     The side file has the other arguments of ``tiktoken.Encoding`` (pat_str, special_tokens),
     the pattern's name, and the rank file's SHA-256. A pipe, a device or standard output gets none.
 
-    Raises as `llmgpu.bpe.interchange.formats.Format.write` does.
+    Raises the errors of `llmgpu.bpe.interchange.formats.Format.write`.
     """
     ranks = exportable_ranks(vocabulary)
     data = _dump_ranks(ranks)
@@ -190,9 +190,9 @@ def exportable_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
 
 
 def to_tiktoken(vocabulary: Vocabulary, name: str) -> Any:
-    """Return a `tiktoken.Encoding` that gives the same ids.
+    """Return a `tiktoken.Encoding` with the same ids.
 
-    Raises VocabularyError if ranks can't give them, or tiktoken is not installed.
+    Raises VocabularyError if ranks can't give the same ids, or tiktoken is not installed.
     """
     ranks = exportable_ranks(vocabulary)
     return require_package("tiktoken").Encoding(
@@ -206,8 +206,9 @@ def to_tiktoken(vocabulary: Vocabulary, name: str) -> Any:
 def _check_order(vocabulary: Vocabulary, ranks: Mapping[bytes, int]) -> None:
     """Check that merges by list and merges by rank give the same ids.
 
-    They do if the list holds, for every token, the one pair that ranks ever merge into it, in the
-    order of the ids. A token without such a pair must be taken whole anyway.
+    They give the same ids if the list holds, for every token, the one pair that ranks ever merge
+    into this token, in the order of the ids. A token without such a pair must be taken whole
+    anyway.
     """
     position: dict[tuple[int, ...], int] = {}
     for k, merge in enumerate(map(tuple, vocabulary.merges.tolist())):
@@ -278,7 +279,7 @@ def _check_bytes(ranks: Mapping[bytes, int]) -> None:
 
 
 def _join_special(known: _Encoding | None, given: Mapping[str, int], note: Note) -> dict[str, int]:
-    """Return the known special tokens and those given, which replace some of the known ones."""
+    """Return the known and the given special tokens; a given token may replace a known token."""
     ids = set(given.values())
     special = dict(given)
     for text, number in (known.special_tokens if known else {}).items():
@@ -318,7 +319,7 @@ def _load_side(side: str) -> dict[str, Any] | None:
 
 
 def _read_side(path: str | Path, canonical: bytes, note: Note) -> _Encoding | None:
-    """Read the side file if there is one and it belongs to these ranks."""
+    """Read the side file, if there is a side file and it belongs to these ranks."""
     side = side_path(path)
     if not Path(side).is_file():
         return None

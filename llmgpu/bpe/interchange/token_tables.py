@@ -1,23 +1,23 @@
-r"""Tokens and patterns as other tools' files write them.
+r"""Tokens and patterns in the spelling of other tools' files.
 
 - GPT-2's byte-level alphabet writes a token as text: a printable character for each byte. Printable
   Latin-1 characters stand for their own byte; the other bytes get the characters from U+0100 on, in
   order.
 - tokenizer.json and merges.txt hold one map of ids by text, and merges as pairs of texts. Special
-  tokens are in the map with their own text, so two tokens that are spelled alike can't both be
+  tokens are in the map with their own text, so two tokens with the same spelling can't both be
   written.
 
 Patterns are written as regular expressions:
 
-- A spelling goes to the name whose behaviour it has, not to that of the model it was found with.
-  tokenizer.json files of cl100k have the expression of Llama 3: it divides white space that ends a
-  text after its last newline, where OpenAI's, with ``\s++$``, does not.
-- The engines differ. In Oniguruma, which Hugging Face uses, ``{1,3}+`` is a repeated repeat, not a
-  possessive one: OpenAI's spelling of cl100k means something else there, and is not accepted.
-- The patterns that are published over bytes are spelled over characters here; on valid UTF-8, and
-  others take no other text, that is the same.
-- All peers have the character classes of `unicode_classes.DEFAULT_VERSION`, so what is imported
-  gets these. Where they come to differ, the format decides.
+- A spelling belongs to the pattern with the same behaviour, not to the model that publishes it.
+  tokenizer.json files of cl100k have the expression of Llama 3. It divides white space that ends a
+  text after its last newline; OpenAI's expression, with ``\s++$``, does not.
+- The engines differ. In Oniguruma, the engine of Hugging Face, ``{1,3}+`` is a repeated repeat, not
+  a possessive one. OpenAI's spelling of cl100k means something else there, and is not accepted.
+- Patterns published over bytes are spelled over characters here. On valid UTF-8 both spellings
+  match the same, and the other tools accept no other text.
+- The other tools have the character classes of `unicode_classes.DEFAULT_VERSION`, and imported
+  vocabularies get these classes. If the tools come to differ, the format decides.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def to_text(token: bytes) -> str:
 
 
 def to_bytes(text: str) -> bytes:
-    """Return the token that `text` spells; VocabularyError for a character that is not a byte."""
+    """Return the token spelled by `text`; VocabularyError for a character that is not a byte."""
     try:
         return text.translate(_TO_BYTES).encode("latin-1")
     except UnicodeEncodeError as error:
@@ -76,12 +76,12 @@ def stands_for_bytes(text: str) -> bool:
 
 
 def find_end_of_text(special_tokens: Mapping[str, int]) -> str | None:
-    """Return the first of ENDS_OF_TEXT that is a special token, None if none is."""
+    """Return the first of ENDS_OF_TEXT among the special tokens, None if there is none."""
     return next((text for text in ENDS_OF_TEXT if text in special_tokens), None)
 
 
 def check_id(what: str, number: object) -> int:
-    """Return `number` if it can be an id, else raise VocabularyError that names `what`."""
+    """Return `number` if it can be an id, else raise VocabularyError with the name `what`."""
     if type(number) is not int:
         raise VocabularyError(f"the id of {what} is a {type(number).__name__}, not a whole number")
     if not 0 <= number < MAX_IDS:
@@ -93,7 +93,8 @@ def check_id(what: str, number: object) -> int:
 def place_tokens(ordinary: Mapping[int, bytes], special: Mapping[str, int]) -> tuple[bytes, ...]:
     """Return the tokens by id, empty for ids without a token.
 
-    VocabularyError if there are no tokens, two share an id, or a special one is not valid Unicode.
+    VocabularyError if there are no tokens, two tokens share an id, or a special token is not valid
+    Unicode.
     """
     size = max([*ordinary, *special.values()], default=-1) + 1
     if size == 0:
@@ -142,7 +143,7 @@ def imported_vocabulary(
 
 
 def check_vocabulary_map(content: object) -> dict[str, int]:
-    """Return `content` if it is a map of ids by text, else raise VocabularyError."""
+    """Return `content` if it maps texts to ids, else raise VocabularyError."""
     if not isinstance(content, dict) or not content:
         raise VocabularyError("the map of tokens is missing")
     for text, number in content.items():
@@ -160,7 +161,7 @@ def check_vocabulary_map(content: object) -> dict[str, int]:
 def number_merges(pairs: Iterable[tuple[str, str]], ids: Mapping[str, int]) -> NDArray[np.uint32]:
     """Return merges (left, right, result) of ids, uint32 (M, 3), from pairs of texts.
 
-    VocabularyError for a part or a result that has no id, and for a repeated pair.
+    VocabularyError for a part or a result without an id, and for a repeated pair.
     """
     try:
         flat = list(
@@ -180,7 +181,7 @@ def number_merges(pairs: Iterable[tuple[str, str]], ids: Mapping[str, int]) -> N
 
 
 def require_merging(vocabulary: Vocabulary, tool: str) -> None:
-    """Raise VocabularyError if the match rule is not that of a tool, which merges."""
+    """Raise VocabularyError unless the vocabulary merges, as `tool` does."""
     if vocabulary.match != "bpe":
         raise VocabularyError(
             f"a vocabulary with greedy matching can't be exported: {tool} applies merges and would "
@@ -189,7 +190,7 @@ def require_merging(vocabulary: Vocabulary, tool: str) -> None:
 
 
 def refuse_normalizing(vocabulary: Vocabulary, files: str) -> None:
-    """Raise VocabularyError if a vocabulary normalizes text, which some files can't hold."""
+    """Raise VocabularyError if a vocabulary normalizes text, because `files` can't say so."""
     if vocabulary.normalized_tokens:
         raise VocabularyError(f"{files} can't hold normalized special tokens")
     if vocabulary.normalizer is not None:
@@ -224,7 +225,7 @@ def name_pairs(vocabulary: Vocabulary, merges: NDArray[np.uint32]) -> list[tuple
 
 
 def note_missing_bytes(vocabulary: Vocabulary, note: Note) -> None:
-    """Note which bytes have no token and are errors here."""
+    """Note the bytes without a token, which are errors here."""
     missing = vocabulary.missing_bytes
     if missing and vocabulary.unknown_token is None:
         shown = listed([f"0x{value:02x}" for value in missing])
@@ -232,7 +233,7 @@ def note_missing_bytes(vocabulary: Vocabulary, note: Note) -> None:
 
 
 def note_unicode(vocabulary: Vocabulary, note: Note) -> None:
-    """Note that others have the character classes of another version of Unicode."""
+    """Note that other tools have the character classes of another version of Unicode."""
     version = vocabulary.classes_version
     if version not in (None, DEFAULT_VERSION):
         note(
@@ -242,7 +243,7 @@ def note_unicode(vocabulary: Vocabulary, note: Note) -> None:
 
 
 def note_around(vocabulary: Vocabulary, note: Note) -> None:
-    """Note that a format has no place for what the vocabulary puts around a text."""
+    """Note that a format has no place for the tokens that the vocabulary puts around a text."""
     if vocabulary.prefix_ids or vocabulary.suffix_ids:
         note("the format can't hold the tokens that --add-special-tokens adds around a text")
 
@@ -251,7 +252,10 @@ _SHOWN = 400  # characters of an expression in a message
 
 
 def _spellings(engine: str) -> dict[str, str]:
-    """Return how an engine spells the patterns, by name; those that it can't are left out."""
+    """Return an engine's spelling of the patterns, by name.
+
+    Patterns without a spelling are left out.
+    """
     found = {name: p.spellings.get(engine, p.expression) for name, p in PATTERNS.items()}
     return {name: expression for name, expression in found.items() if expression is not None}
 
@@ -270,12 +274,12 @@ _HUGGINGFACE_NAMES = {expression: name for name, expression in HUGGINGFACE.items
 def name_of_huggingface(expression: str) -> str:
     """Return the pattern that Hugging Face's engine runs for `expression`; VocabularyError if none.
 
-    It is a name in PATTERNS.
+    The result is a name in PATTERNS.
     """
     name = _HUGGINGFACE_NAMES.get(expression)
     if name is None or name not in PATTERNS:
         shown = expression if len(expression) <= _SHOWN else f"{expression[:_SHOWN]}..."
-        shown = repr(shown).replace("\\\\", "\\")  # as it would be typed
+        shown = repr(shown).replace("\\\\", "\\")  # backslashes as a user types them
         raise VocabularyError(f"the expression {shown} is not that of a known pattern")
     return name
 
@@ -288,7 +292,10 @@ def expression_of(pattern: str, engine: dict[str, str]) -> str:
 
 
 def require_package(name: str) -> Any:
-    """Return another tool's package; VocabularyError, with the remedy, if it is missing."""
+    """Return another tool's package.
+
+    VocabularyError, with the remedy, if the package is missing.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -1,8 +1,8 @@
 """Tokenizing on a GPU: greedy longest match by a trie walk, kernels in wgsl/trie.
 
-A slice is one submission: upload, mark where pre-tokens start, six dispatches, and a copy of the
-number of ids; exactly these are fetched. Where the next slice's first token starts stays on the
-device.
+A slice is one submission: upload, marking of pre-tokens' starts, six dispatches, and a copy of the
+number of ids. Then exactly this number of ids is fetched. The position of the next slice's first
+token stays on the device.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ class GpuGreedyEncoder:
             "nodes": device.upload("trie nodes", vocabulary.trie.nodes),
             "edges": device.upload("trie edges", vocabulary.trie.edges),
         }
-        self._idle: list[_Slot] = []  # slots of the last text, kept for the next one
+        self._idle: list[_Slot] = []  # slots kept from text to text
 
     def make_shared_buffers(self) -> dict[str, Buffer]:
-        """Make the buffers that the slices of a text use in turn."""
+        """Make the buffers that the slices of a text share, one slice after the other."""
         chunks = -(-self._slice_bytes // self._chunk_bytes)
         sizes = {
             "chunk_entries": 8 * chunks,
@@ -99,12 +99,12 @@ class GpuGreedyEncoder:
             "long_args": 24,
         }
         create = self._device.create_buffer
-        # By the names that the kernels give them.
+        # By the names in the kernels.
         made = {name: create(name.replace("_", " "), size) for name, size in sizes.items()}
         return self._shared | made
 
     def _compile(self) -> list[Kernel]:
-        """Compile the kernels of a slice, in the order in which they run."""
+        """Compile the kernels of a slice, in running order."""
         size = {"WORKGROUP_SIZE": self._wg}
         return self._device.prepare(
             [
@@ -122,7 +122,7 @@ class GpuGreedyEncoder:
         return host_slices(self._vocabulary)
 
     def encode_on_host(self, piece: Slice) -> EncodedSlice:
-        """Encode a slice that the device can't."""
+        """Encode a slice that is too large for the device."""
         return self._host.encode(piece, 0)[0]
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
@@ -133,15 +133,16 @@ class GpuGreedyEncoder:
     def encode_slices(
         self, reader: SliceSource, allocate: Allocate = new_ids
     ) -> Generator[EncodedSlice, None, None]:
-        """Yield the ids of all slices that `reader` gives, in its order; see `encode`."""
+        """Yield the ids of all slices of `reader` in order; see `encode`."""
         return _Run(self, reader, allocate).slices()
 
 
 class _Slot:
-    """One slice's memory; `shared` is that of all slots."""
+    """One slice's memory; `shared` is the memory of all slots."""
 
     def __init__(self, encoder: GpuGreedyEncoder, shared: dict[str, Buffer]) -> None:
-        self._encoder: GpuGreedyEncoder = proxy(encoder)  # which keeps its slots
+        # a proxy, because the encoder keeps its slots
+        self._encoder: GpuGreedyEncoder = proxy(encoder)
         self.shared = shared
         device = self._device = encoder._device
         size = encoder._slice_bytes
@@ -202,7 +203,7 @@ class _Slot:
     def wait(self) -> tuple[bool, NDArray[np.uint32]]:
         """Wait for the slice; return whether its pre-tokens are decided, and its final state.
 
-        The state is uint32 (STATE_WORDS,), by STATE_CARRY and so on.
+        The state is uint32 (STATE_WORDS,), indexed by STATE_CARRY and so on.
         """
         state, undecided = np.empty(STATE_WORDS, np.uint32), np.empty(1, np.uint32)
         self._state_copy.finish(state.view(np.uint8))
@@ -216,19 +217,19 @@ class _Slot:
         return replace(piece, buffer=buffer, text=buffer[: piece.length])
 
     def fetch(self, ids: NDArray[np.uint32]) -> None:
-        """Write the slice's ids to `ids`, which is exactly as long."""
+        """Write the slice's ids to `ids`, an array of exactly their number."""
         if len(ids):
             self._ids_copy.start(self._compact, ids.nbytes)
             self._ids_copy.finish(ids.view(np.uint8))
 
 
 class _Run:
-    """One text that is encoded."""
+    """One text that is being encoded."""
 
     def __init__(self, encoder: GpuGreedyEncoder, reader: SliceSource, allocate: Allocate) -> None:
         self._encoder, self._reader, self._allocate = encoder, reader, allocate
         self._lengths = encoder._vocabulary.token_spans
-        self._carry = 0  # where the first token of the next slice starts
+        self._carry = 0  # offset of the first token in the next slice
 
     def slices(self) -> Generator[EncodedSlice, None, None]:
         encoder = self._encoder
@@ -271,9 +272,9 @@ class _Run:
 
 
 def _positions_per_thread(device: Device, vocabulary: Vocabulary) -> int:
-    """Return at how many positions a thread may match tokens in one dispatch, 1 or more.
+    """Return how many positions a thread may match in one dispatch, 1 or more.
 
-    A match walks up to as many bytes as the longest token has, and searches 8 steps for each.
+    A match walks over as many bytes as the longest token has, with a search of 8 steps for each.
     """
     longest = max(1, vocabulary.trie.longest)
     positions = device.max_loop_iterations // (STEPS_PER_BYTE * longest + 2)

@@ -14,20 +14,21 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 
 class GreedyMatcher:
-    """Finds the tokens of words by taking the longest one again and again."""
+    """Finds the tokens of words: at each position the longest token."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Prepare for the tokens of a vocabulary."""
         trie = vocabulary.trie
         unknown = vocabulary.unknown_token
-        self._unknown = NO_TOKEN if unknown is None else unknown  # for a byte that begins no token
+        # for a byte at which no token begins
+        self._unknown = NO_TOKEN if unknown is None else unknown
         self._tokens = trie.nodes[:, 2].tolist()
         parents = np.repeat(np.arange(len(trie.nodes)), trie.nodes[:, 1])
         keys = parents << 8 | trie.edges[:, 0]  # an edge: its node and its byte
         self._children = dict(zip(keys.tolist(), trie.edges[:, 1].tolist(), strict=True))
 
     def match(self, words: Sequence[bytes]) -> Matches:
-        """Return the tokens of words; NO_TOKEN for a byte that has none."""
+        """Return the tokens of words; NO_TOKEN for a byte without a token."""
         ids = array("I")
         counts = np.empty(len(words), np.int64)
         for number, word in enumerate(words):
@@ -37,20 +38,20 @@ class GreedyMatcher:
         return np.frombuffer(ids, np.uint32), counts
 
     def match_until(self, text: bytes, stop: int) -> tuple[NDArray[np.uint32], int]:
-        """Return the tokens that start before `stop`, uint32, and where the last one ends."""
+        """Return the tokens that start before `stop`, uint32, and the end of the last token."""
         ids = array("I")
         end = self._match(text, stop, ids)
         return np.frombuffer(ids, np.uint32), end
 
     def _match(self, text: bytes, stop: int, ids: array[int]) -> int:
-        """Append the tokens that start before `stop`; return where the last one ends."""
+        """Append the tokens that start before `stop`; return the end of the last token."""
         tokens, children = self._tokens, self._children
         at, size = 0, len(text)
         while at < stop:
             token, end = self._unknown, at + 1
             node, next_at = children.get(text[at]), at + 1  # the root is node 0
             while node is not None:
-                # A token that ends here is longer than the one found before.
+                # A token that ends here is longer than the token found before.
                 if tokens[node] != NO_TOKEN:
                     token, end = tokens[node], next_at
                 if next_at == size:

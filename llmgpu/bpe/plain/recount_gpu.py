@@ -1,13 +1,13 @@
 """The recount trainer: one whole pass over the text for every merge, all of it on the device.
 
-This is the plain reading of BPE training: count all adjacent pairs, take the best, merge it
-everywhere, compact the text, repeat. The kernels are in wgsl/recount, numbered in the order in
-which an iteration runs them. Many iterations are recorded into one submission; nothing is read back
-between them, because the state of the loop, the merge log and the workgroup counts of the shrinking
-text stay on the device.
+The trainer follows the textbook: count all adjacent pairs, choose the best, merge it everywhere,
+compact the text, repeat. The kernels are in wgsl/recount, numbered in the order of an iteration.
+Many iterations are recorded into one submission. The host reads nothing between iterations,
+because the state of the loop, the merge log and the workgroup counts of the shrinking text stay on
+the device.
 
-A pair table that fills up halts the submission before anything is merged; the host makes it larger
-and resumes from there.
+A full pair table halts the submission before a merge. The host makes the table larger and resumes
+at this merge.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ ARGS_COUNT, ARGS_BLOCKS, ARGS_SCAN, ARGS_SINGLE, ARGS_RUNS, ARGS_RUN_SCAN, ARGS_
     12 * constant(_STATE_FILE, f"ARGS_{name}")
     for name in ("COUNT", "BLOCKS", "SCAN", "SINGLE", "RUNS", "RUN_SCAN", "COUNT_OF")
 )
-COUNT_TILE = constant(_STATE_FILE, "COUNT_TILE")  # symbols that one workgroup counts
+COUNT_TILE = constant(_STATE_FILE, "COUNT_TILE")  # symbols counted by one workgroup
 SOFTWARE_COUNT_TILE = 4096  # Mesa's driver takes 2.5 times as long with 1024
-SCAN_TILE = 1024  # block sums that one workgroup scans
+SCAN_TILE = 1024  # block sums scanned by one workgroup
 FIRST_TABLE_SLOTS = 1 << 16
 TABLE_GROWTH = 4
 BYTES_PER_TEXT_BYTE = 13  # two symbol buffers, the mask (4 each) and the text itself
-SUBMIT_SECONDS = 0.2  # aim for a submission: progress and Ctrl-C come between them
+SUBMIT_SECONDS = 0.2  # goal for a submission: progress and Ctrl-C come between submissions
 FIRST_ITERATIONS, MAX_ITERATIONS = 4, 512  # in one submission
 
 
@@ -60,8 +60,8 @@ def train(
 
     options: the vocabulary's size, pattern, tie rule and minimum frequency.
     table_slots: size of the first pair table, a power of two.
-    count_tile: symbols that one workgroup counts, None for what is fastest on this kind of adapter;
-        the result does not depend on it.
+    count_tile: symbols counted by one workgroup, None for the fastest number on this kind of
+        adapter; the result does not depend on the number.
     """
     tokens = 256 + options.merges
     if tokens > MAX_TOKENS:
@@ -89,7 +89,7 @@ def most_text_bytes(device: Device) -> int:
 
 
 class _RecountLoop:
-    """Buffers and bound kernels of a training run; its memory is freed with it."""
+    """Buffers and bound kernels of a training run; freeing the loop frees their memory."""
 
     def __init__(
         self,
@@ -107,12 +107,12 @@ class _RecountLoop:
         self._wg = workgroup_size
         self._compile(count_tile)
         self._table_slots = table_slots
-        self._recorded = 0  # iterations, since those that did nothing were dropped
+        self._recorded = 0  # iterations, without the idle ones dropped at the last look
         blocks = -(-text_bytes // workgroup_size)
         create = device.create_buffer
-        # An iteration reads one of these and writes the other.
+        # An iteration reads one of these two buffers and writes the other.
         self._symbols = [create(f"symbols {k}", 4 * text_bytes) for k in range(2)]
-        # By the names that the kernels give them.
+        # By the names in the kernels.
         self._buffers = {
             "valid_mask": create("valid mask", 4 * text_bytes),
             "block_sums": create("block sums", 4 * blocks),
@@ -174,7 +174,7 @@ class _RecountLoop:
     def _mark_starts(
         self, text: NDArray[np.uint8], document_starts: NDArray[np.int64], text_buffer: Buffer
     ) -> Buffer:
-        """Mark where pre-tokens start in the whole text; return the bits."""
+        """Mark the starts of pre-tokens in the whole text; return the bits."""
         whole = Slice(text, document_starts, closed=True, end=True, buffer=text, main_end=len(text))
         cut = self._options.cut
         pretokenizer = GpuPretokenizer(self._device, cut, text_buffer, len(text))
@@ -207,16 +207,16 @@ class _RecountLoop:
         slots, args = self._table_slots, self._buffers["dispatch_args"]
         bound = self._bound[self._recorded & 1]
         self._recorded += 1
-        # Count all pairs and find the most frequent one.
+        # Count all pairs and find the most frequent pair.
         commands.dispatch(bound["bpe_clear_table"], -(-slots // self._wg))
         commands.dispatch_indirect(bound["bpe_pair_count_b"], args, ARGS_COUNT)
         commands.dispatch(bound["bpe_find_max4"], -(-slots // (4 * self._wg)))
         commands.dispatch(bound["bpe_find_max_final_det"], 1)
-        # Choose it as the merge; a run of equal symbols needs to know where it begins.
+        # Choose this pair as the merge. Merging a run of equal symbols needs the run's start.
         commands.dispatch(bound["bpe_setup_merge"], 1)
         commands.dispatch_indirect(bound["bpe_run_reduce"], args, ARGS_RUNS)
         commands.dispatch_indirect(bound["bpe_run_scan"], args, ARGS_RUN_SCAN)
-        # Merge, and scan what is left of each block, so that the text can be compacted.
+        # Merge, and scan the numbers of symbols left in the blocks, to compact the text.
         commands.dispatch_indirect(bound["bpe_merge_reduce_b"], args, ARGS_BLOCKS)
         commands.dispatch_indirect(bound["bpe_scan_pass1"], args, ARGS_SCAN)
         commands.dispatch_indirect(bound["bpe_scan_pass2"], args, ARGS_SINGLE)
@@ -237,7 +237,7 @@ class _RecountLoop:
         ):
             done = int(state["merge_count"][0])
             progress("merging", done, self._options.merges)
-            # Later submissions leave the same state, so wait until they are all done.
+            # Later submissions leave the same state, so wait for all of them.
             if state["status"][0] == TABLE_FULL and is_idle:
                 self._make_table(self._table_slots * TABLE_GROWTH)
                 state["table_size"], state["status"] = self._table_slots, RUNNING
@@ -251,5 +251,5 @@ class _RecountLoop:
 
 
 def gpu_bytes(text_bytes: int) -> int:
-    """Estimate the device memory, in bytes, that training on this much text takes."""
+    """Estimate the device memory, in bytes, for training on this much text."""
     return BYTES_PER_TEXT_BYTE * text_bytes + (64 << 20)

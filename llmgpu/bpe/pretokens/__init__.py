@@ -1,1 +1,1 @@
-"""Where text is cut into pre-tokens: the patterns, on NumPy and on a GPU."""
+"""Cutting text into pre-tokens: the patterns, on NumPy and on a GPU."""

@@ -1,12 +1,13 @@
-"""Patterns, and those among them that are rules on characters: marking a text, finding cuts.
+"""Patterns, and the patterns that are rules on characters: marking a text, finding cuts.
 
-No pattern looks back: if a text is cut where a pre-token starts, what follows does not depend on
-what was before. So a long text is cut into blocks there, and each is matched as a whole text.
+No pattern looks back: pre-tokens after the start of a pre-token do not depend on the text before
+it. So a long text is cut into blocks at starts of pre-tokens, and each block is matched as a whole
+text.
 
 A document may be cut into parts with the same pre-tokens where a pre-token starts in any
-surroundings (`certain_starts`), unless a separator of documents is near: neither across the cut nor
-next to the characters that decide. Nor may white space precede a cut, since some patterns take all
-white space at the end of a text as one pre-token.
+surroundings (`certain_starts`), unless a separator of documents is near. A separator may lie
+neither across the cut nor next to the characters that decide. White space may not precede a cut
+either, since some patterns take all white space at the end of a text as one pre-token.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from llmgpu.bpe.pretokens.expressions import long_pretoken_end, mark_starts
 from llmgpu.bpe.pretokens.unicode_classes import LETTERS, code_tables, decode
 from llmgpu.text.parts import CutText
 
-_BLOCK = 1 << 19  # bytes looked up at once: of fewer, threads would mostly wait for each other
+_BLOCK = 1 << 19  # bytes looked up at once: with fewer, threads would mostly wait for each other
 _LONGEST_BLOCK = 1 << 22
-_WINDOW = 1 << 12  # bytes at the end of a text in which a start is looked for first
-PLAIN_WINDOW = 1 << 8  # bytes at the end in which first of all a plain start is looked for
+_WINDOW = 1 << 12  # bytes at the end of a text, searched first for a start
+PLAIN_WINDOW = 1 << 8  # bytes at the end of a text, searched first of all for a plain start
 _PLAIN_START = re.compile(rb" (?=[A-Za-z])")  # from the end on
-_INCOMPLETE = 3  # bytes at the end of a text that may be the beginning of a character
+_INCOMPLETE = 3  # bytes at the end of a text that may begin an incomplete character
 
 Text = NDArray[np.uint8]
 Positions = NDArray[np.int64]
@@ -44,10 +45,10 @@ class Pattern(ABC):
 
     name: for users.
     expression: the same as a regular expression over bytes.
-    spellings: how another tool ("tiktoken", "huggingface") spells the expression if not like this;
-        None if it can't.
+    spellings: the expression for other tools ("tiktoken", "huggingface") with another spelling;
+        None if a tool can't express it.
     kernel: marks starts on a device: wgsl/pretoken/<kernel>_starts.wgsl, with `constants`.
-    unicode: version of the character classes; None for a pattern that has none.
+    unicode: version of the character classes; None for a pattern without classes.
     """
 
     name: str
@@ -70,14 +71,15 @@ class Pattern(ABC):
     def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
         """Return the last position found at which a pre-token certainly starts.
 
-        text: uint8 (n,), n > 0. begin: where its last document begins, less than n; or 0, where a
-        pre-token starts. closed: whether that document ends with the text.
+        text: uint8 (n,), n > 0. begin: less than n, the start of the last document; or 0, the start
+            of
+        a pre-token. closed: whether this document ends with the text.
         """
 
     def last_plain_start(self, end: Text) -> int:
         """Return how far before its end a text has its last certain start; 0: `end` can't tell.
 
-        end: uint8, the last bytes of the text, in which no document begins.
+        end: uint8, the last bytes of the text; no document begins in them.
         """
         return 0
 
@@ -112,13 +114,13 @@ class RulePattern(Pattern):
         return np.delete(mask, edges) if len(inner) else mask
 
     def _mark_long(self, data: Text, edges: Positions, mask: Marks) -> int:
-        """Mark the first pre-token, which is long; return where the next one starts.
+        """Mark the first pre-token, which is long; return the start of the next.
 
-        What depends on more text than there is counts as if the document ended here, which is right
-        before what `last_start` gives.
+        A start that depends on text not yet here counts as if the document ended here. Such starts
+        lie after the position that `last_start` returns.
         """
         limit = int(edges[0]) if len(edges) else len(data)
-        if limit == 0:  # the block before ended where a document does
+        if limit == 0:  # the block before ended at the end of a document
             return 1
         end = long_pretoken_end(data[:limit], self.expression, self.unicode, closed=True)
         assert end is not None
@@ -127,12 +129,12 @@ class RulePattern(Pattern):
         return end + (end == limit < len(data))  # an edge is passed over
 
     def last_plain_start(self, end: Text) -> int:
-        """Return where a space follows an ASCII letter last: most texts have many."""
+        """Return the last place where a space follows an ASCII letter: most texts have many."""
         found = _PLAIN_START.search(end.tobytes()[::-1])
         return found.start() + 1 if found else 0
 
     def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
-        """Look in windows that grow from the end of the text, then in blocks from its start on."""
+        """Search in growing windows at the end of the text, then in blocks from its start on."""
         plain = self.last_plain_start(text[max(begin, len(text) - PLAIN_WINDOW) :])
         if plain:
             return len(text) - plain
@@ -156,7 +158,7 @@ class RulePattern(Pattern):
         return last_set(marked[: len(data) - 1 if closed else decided])
 
     def _last_from(self, text: Text, first: int, *, closed: bool) -> int:
-        """Return the last start in a text of any length, from one of its pre-tokens on."""
+        """Return the last start in a text of any length, from the pre-token at `first` on."""
         size = _BLOCK
         while len(text) - first > size:
             cut = self._last_of(text[first : first + size].copy(), closed=False)
@@ -174,17 +176,17 @@ class RulePattern(Pattern):
 
 
 class DocumentPattern(Pattern):
-    """A pattern by which a document is one pre-token."""
+    """A pattern with each document as one pre-token."""
 
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
-        """Mark where documents begin; `continues`: the first one did so before the text."""
+        """Mark the starts of documents; `continues`: the first document began before the text."""
         mask = np.zeros(len(text), np.bool_)
         mask[0] = not continues
         mask[inner] = True
         return mask
 
     def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
-        """Return where the last document begins."""
+        """Return the start of the last document."""
         return begin
 
 
@@ -220,8 +222,8 @@ _CODES = code_tables(
 def _certain_starts() -> NDArray[np.bool_]:
     """Return whether a pre-token starts between two kinds in any surroundings: bool (7, 7).
 
-    The kind other is for marks, which go with letters in some patterns, and for the apostrophe,
-    with which a contraction begins. A slash may go with newlines before it.
+    The kind "other" covers marks, because some patterns join them to letters, and the apostrophe,
+    because it may begin a contraction. A slash may join newlines before it.
     """
     certain = np.zeros((_KINDS, _KINDS), np.bool_)
     certain[_LETTER, [_NUMBER, _SPACE, _NEWLINE, _SIGN, _SLASH]] = True
@@ -243,8 +245,8 @@ def _sync_point(data: NDArray[np.uint8], unicode: str) -> int:
 def certain_starts(data: NDArray[np.uint8], unicode: str) -> Positions:
     """Return positions at which pre-tokens start in any surroundings, by any `RulePattern`.
 
-    That is between kinds that never go together, or at the last of several spaces. The characters
-    before and after the position decide.
+    Such a position is between kinds that never join, or at the last of several spaces. The
+    characters before and after the position decide.
 
     data: uint8 (n,), n > 0, within one document; it may begin inside a character.
 
@@ -268,7 +270,7 @@ NONE = DocumentPattern(
 
 
 _NEAR = 16  # bytes before and after a cut: more than the characters that decide
-_CUT_WINDOW = 1 << 14  # bytes that are looked at first
+_CUT_WINDOW = 1 << 14  # bytes searched first
 
 
 def cut_text_by(pattern: Pattern, separators: Sequence[bytes]) -> CutText | None:
@@ -281,7 +283,7 @@ def cut_text_by(pattern: Pattern, separators: Sequence[bytes]) -> CutText | None
 def _find_cut(
     pattern: RulePattern, separators: Sequence[bytes], file: BinaryIO, offset: int
 ) -> int:
-    """Return the first cut at an offset or after it; the length of the file if there is none."""
+    """Return the first cut at an offset or after it; the length of the file without a cut."""
     margin = _NEAR + max(map(len, separators), default=0)
     begin = max(0, offset - margin)
     size = _CUT_WINDOW
@@ -316,7 +318,7 @@ def _read(file: BinaryIO, size: int) -> bytes:
 
 
 def _without(found: Positions, data: bytes, begin: int, separator: bytes) -> Positions:
-    """Return the positions that a separator is not near; data: of the file, from `begin` on."""
+    """Return the positions that have no separator near; data: of the file, from `begin` on."""
     at = data.find(separator)
     while at >= 0 and len(found):
         first, end = begin + at - _NEAR, begin + at + len(separator) + _NEAR

@@ -1,9 +1,10 @@
-"""Pattern class: byte classes and where they change, in NumPy.
+"""Pattern class in NumPy: a pre-token starts where the class of bytes changes.
 
 The classes are newline (0x0A), space (0x20), digit (0-9), letter (A-Z, a-z and every byte >= 0x80)
-and punctuation (all else, TAB and CR too). A pre-token starts at and after every newline and where
-the class changes, except that a letter or digit after a space continues: a run of spaces belongs to
-the word or number that follows.
+and punctuation (all other bytes, with TAB and CR). A pre-token starts at and after every newline
+and where the class changes. But no pre-token starts at a letter or digit after a space: a run of
+spaces
+belongs to the word or number after the run.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from numpy.typing import NDArray
 from llmgpu.bpe.pretokens.blocks import Marks, Pattern, Positions, Text, last_set
 
 _BLOCK = 1 << 17  # bytes looked up at once: the temporary arrays stay in the processor's cache
-_WINDOW = 1 << 12  # bytes at the end of a text in which a start is looked for first
+_WINDOW = 1 << 12  # bytes at the end of a text, searched first for a start
 
 
 def _continuation_table() -> bytes:
     """Per byte: low nibble its class (one bit), high nibble the classes that continue after it.
 
-    A newline has neither: nothing continues into it nor out of it.
+    A newline has neither: its pre-token is one byte.
     """
     letter, digit, space, punctuation = 1, 2, 4, 8
     table = np.full(256, punctuation | punctuation << 4, np.uint8)
@@ -37,7 +38,7 @@ _CONTINUATION = _continuation_table()
 
 
 def _class_changes(text: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Mark where pattern ``class`` starts a pre-token, documents inside the text apart."""
+    """Mark the starts of pre-tokens of pattern ``class``, except at documents inside the text."""
     mask = np.empty(len(text), np.bool_)
     before = 0
     for first in range(0, len(text), _BLOCK):
@@ -67,7 +68,7 @@ class _ClassPattern(Pattern):
             size *= 2
 
 
-# The expression over characters: those beyond ASCII are letters, as their bytes are.
+# The expression over characters: characters beyond ASCII are letters, like their bytes.
 _CHARACTERS = (
     r" *[^\x00-@\[-\x60\{-\x7F]+| *[0-9]+| +|\n"
     r"|[\x00-\x09\x0B-\x1F!-/:-@\[-\x60\{-\x7F]+"

@@ -1,13 +1,14 @@
 """Patterns given as a regular expression, matched on the host by the `regex` module (an extra).
 
-- Text that an expression does not match is a pre-token, too: nothing is lost.
-- Several expressions cut one after the other, each the pieces that those before it left: the
-  pattern called ``splits:`` and a list of them in JSON. It comes with vocabularies of other tools.
+- Text between the matches of an expression is a pre-token, too: nothing is lost.
+- Several expressions cut one after the other: each expression cuts the pieces left by the
+  expressions before it. Such a pattern is called ``splits:`` and a JSON list of the expressions. It
+  comes with vocabularies of other tools.
 - An expression may look anywhere in a document, so text is cut only between documents.
 - A byte that is not valid UTF-8 is a character by itself, a lone surrogate as Python decodes it.
-- An expression may come with somebody else's vocabulary. One that would take long to compile is
-  refused by its length, nesting and repetitions; matching may take a certain CPU time for each
-  megabyte of text, a hundred times what usual expressions take.
+- An expression may come with a stranger's vocabulary. Limits on its length, nesting and repetitions
+  refuse an expression that would take long to compile. Matching has a limit on CPU time for each
+  megabyte of text, a hundred times the time of usual expressions.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ REGEX_PREFIX = "regex:"
 SPLITS_PREFIX = "splits:"
 MAX_EXPRESSION_BYTES = 1 << 16  # as in a vocabulary file
 MAX_SPLITS = 16  # expressions that cut one after the other
-MAX_NESTING = 50  # groups and sets in one another
-MAX_REPEATED = 1 << 16  # items that are left when counted repetitions of groups are written out
+MAX_NESTING = 50  # groups and sets inside each other
+MAX_REPEATED = 1 << 16  # items, with all counted repetitions of groups written out
 DEFAULT_MATCH_SECONDS = 30.0
 
 _PART = r"\\.|\(\?\#[^)]*\)|\{(\d*)(?:,(\d*))?\}|."
 _PARTS = re.compile(rf"\[\^?\]?(?:\\.|[^\]\\])*\]|{_PART}", re.DOTALL)
-_PARTS_V1 = re.compile(_PART, re.DOTALL)  # where sets may be nested
+_PARTS_V1 = re.compile(_PART, re.DOTALL)  # in version 1 of `regex` syntax, sets may be nested
 _match_seconds = DEFAULT_MATCH_SECONDS
 
 
 def limit_match_seconds(seconds: float) -> None:
     """Let matching take `seconds` of this process's CPU time for each megabyte of text begun.
 
-    It holds for all custom patterns of the process.
+    The limit holds for all custom patterns of the process.
     """
     global _match_seconds
     _match_seconds = seconds
@@ -78,7 +79,7 @@ def _check_cost(expression: str) -> None:
             f"the regular expression has {length} bytes, but the limit is {MAX_EXPRESSION_BYTES}"
         )
     sizes = [0]  # items written out so far in each open group
-    last = sets = 0  # items of the last part; sets that are open
+    last = sets = 0  # items of the last part; number of open sets
     parts = _PARTS_V1 if "V1" in expression else _PARTS
     for part in parts.finditer(expression):
         text = part[0]
@@ -113,13 +114,14 @@ def _check_cost(expression: str) -> None:
 class HostPattern(DocumentPattern):
     """A pattern of expressions; the host marks, the kernel only passes documents on.
 
-    Each cuts the pieces that those before it left, as if a piece were the whole text.
+    Each expression cuts the pieces left by the expressions before it, as if a piece were the whole
+    text.
     """
 
     def __init__(self, prefix: str, described: str) -> None:
-        """Compile the expressions; LlmgpuError if one is wrong or can't be compiled here.
+        """Compile the expressions; LlmgpuError if an expression is wrong or can't be compiled here.
 
-        prefix, described: the name of the pattern; the second alone is its expression.
+        prefix, described: together the name of the pattern; `described` alone is its expression.
         """
         none: dict[str, str | None] = {"tiktoken": None, "huggingface": None}
         super().__init__(
@@ -131,7 +133,7 @@ class HostPattern(DocumentPattern):
     @property
     @abstractmethod
     def expressions(self) -> tuple[str, ...]:
-        """The expressions that cut, in their order."""
+        """The expressions, in the order in which they cut."""
 
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
         """Mark starts in whole documents; see `Pattern.mark`."""
@@ -146,7 +148,7 @@ class HostPattern(DocumentPattern):
         return mask
 
     def _bounds(self, characters: str, last_moment: float) -> list[int]:
-        """Return where pieces of a document begin and end, ascending."""
+        """Return the bounds of the pieces of a document, ascending."""
         bounds = [0, len(characters)]
         for expression in self.expressions:
             compiled = compile_expression(expression)
@@ -180,7 +182,7 @@ class RegexPattern(HostPattern):
 
     @property
     def expressions(self) -> tuple[str, ...]:
-        """The one there is."""
+        """The only expression."""
         return (self.expression,)
 
 
@@ -188,7 +190,10 @@ class SplitsPattern(HostPattern):
     """The pattern of several expressions, one after the other."""
 
     def __init__(self, described: str) -> None:
-        """Take expressions as a list in JSON, see `describe_splits`; LlmgpuError if it is wrong."""
+        """Take expressions as a JSON list, see `describe_splits`.
+
+        LlmgpuError if the list is wrong.
+        """
         expressions: Any
         try:
             expressions = json.loads(described)
@@ -200,7 +205,7 @@ class SplitsPattern(HostPattern):
 
     @property
     def expressions(self) -> tuple[str, ...]:
-        """The expressions that cut, in their order."""
+        """The expressions, in the order in which they cut."""
         return tuple(json.loads(self.expression))
 
 
@@ -215,8 +220,8 @@ def describe_splits(expressions: Sequence[str]) -> str:
 
 
 def _byte_offsets(characters: str) -> NDArray[np.int64]:
-    """Return where in UTF-8 each character begins, and where the last one ends."""
+    """Return the UTF-8 offset of each character's begin, then the last character's end."""
     points = np.frombuffer(characters.encode("utf-32-le", "surrogatepass"), "<u4")
     lengths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
-    lengths[(points >= 0xD800) & (points < 0xE000)] = 1  # a byte that is not valid
+    lengths[(points >= 0xD800) & (points < 0xE000)] = 1  # an invalid byte
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])

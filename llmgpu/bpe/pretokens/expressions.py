@@ -1,12 +1,12 @@
 """Pre-tokens by the expression of a pattern, with 1 byte for each character.
 
-The standard library's `re` runs the expression on bytes: ASCII characters are themselves, any other
-one is a byte that stands for its class.
+The standard library's `re` runs the expression on bytes: an ASCII character is its own byte, and
+any other character is a byte for its class.
 
-The end that a match finds does not depend on what follows the text, if it is at or before the last
-run of characters that a pattern may pass over together, and further from the end than a contraction
-is long: all that a pattern looks at is the rest of such a run, and the letters of a contraction.
-The last bytes of a text may be the beginning of a character, so they don't count.
+When is the end of a match independent of later text? A pattern looks only at the rest of a run of
+characters that it may pass over together, and at the letters of a contraction. So an end is certain
+if it is at or before the last such run, and further from the end of the text than a contraction is
+long. The last bytes of a text may begin an incomplete character, so they don't count.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from llmgpu.bpe.pretokens import unicode_classes
 from llmgpu.bpe.pretokens.unicode_classes import CodeTable, code_tables, decode
 
 _BLOCK = 1 << 19  # bytes decoded at once
-_FIRST = 1 << 22  # bytes looked at first; twice as many each time that they don't tell
+_FIRST = 1 << 22  # bytes searched first; doubled each time the result is still undecided
 _LOOKAHEAD = 4  # characters; a contraction has fewer
-_INCOMPLETE = 3  # characters at the end of a text that may be the beginning of one
-_NEAR = 64  # characters in which the begin of the last run is looked for first
-_LONG_S = "\u017f"  # the only letter beyond ASCII that folds to one in a contraction
+_INCOMPLETE = 3  # characters at the end of a text that may begin an incomplete character
+_NEAR = 64  # characters at the end, searched first for the start of the last run
+_LONG_S = "\u017f"  # the only letter beyond ASCII that folds to a letter of a contraction
 _LONG_S_CODE = 0x8F
 
-# The bytes that stand for characters beyond ASCII; for OTHER also for bytes that are not valid.
+# The bytes for characters beyond ASCII; OTHER is also the byte for invalid bytes.
 _CODES = {number: 0x80 + number for number in range(7)}
 _UPPER, _LOWER, _LETTER, _MARK, _NUMBER, _SPACE = (
     rf"\x{_CODES[number]:02x}"
@@ -42,7 +42,7 @@ _UPPER, _LOWER, _LETTER, _MARK, _NUMBER, _SPACE = (
     )
 )
 _LOWER += rf"\x{_LONG_S_CODE:02x}"
-_SETS = {  # members of a set that stand for a class; an expression has Lm and Lo together
+_SETS = {  # names of sets in expressions, with their classes; Lm and Lo only occur together
     r"\p{L}": rf"A-Za-z{_UPPER}{_LOWER}{_LETTER}",
     r"\p{Lu}": rf"A-Z{_UPPER}",
     r"\p{Lt}": "",
@@ -63,7 +63,7 @@ _TABLES = code_tables(
 
 @cache
 def _compiled(expression: str) -> re.Pattern[bytes]:
-    """Return an expression of a named pattern for bytes that stand for characters."""
+    """Return the expression of a named pattern, rewritten for one byte a character."""
     written = ""
     in_set = False
     for part in _PARTS.findall(expression):
@@ -75,7 +75,7 @@ def _compiled(expression: str) -> re.Pattern[bytes]:
             part = r"\Z"
         in_set = (part.startswith("[") and not part.endswith("]")) or (in_set and part != "]")
         written += part
-    # A long s is one in contractions of any case.
+    # In a contraction of any case, a long s counts as s.
     long_s = rf"\x{_LONG_S_CODE:02x}"
     written = written.replace("(?i:[sdmt]", f"(?i:[sdmt{long_s}]")
     written = written.replace("(?i:'s|", f"(?i:'[s{long_s}]|")
@@ -83,7 +83,7 @@ def _compiled(expression: str) -> re.Pattern[bytes]:
 
 
 def _members(*names: str, others: bool = False) -> bytes:
-    """Return all bytes in the sets of these names, or all others."""
+    """Return all bytes in the sets of these names, or all bytes outside of the sets."""
     written = "^" * others + "".join(_SETS[name] for name in names)
     return b"".join(re.findall(f"[{written}]".encode(), bytes(range(256)), re.DOTALL))
 
@@ -100,12 +100,12 @@ _RUNS = (
 def mark_starts(
     text: NDArray[np.uint8], edges: NDArray[np.int64], expression: str, unicode: str
 ) -> tuple[NDArray[np.bool_], int]:
-    """Mark the bytes at which a pre-token starts, in a text that begins with one.
+    """Mark the bytes at which a pre-token starts, in a text that begins with a pre-token.
 
-    text: uint8 (n,), n > 0. edges: positions of bytes in it that are not text, but stand where
-    documents end, ascending; they are ASCII. expression, unicode: see `long_pretoken_end`.
+    text: uint8 (n,), n > 0. edges: ascending positions of ASCII bytes that are not text but mark
+    the ends of documents. expression, unicode: see `long_pretoken_end`.
 
-    Returns bool (n,), and how many of these entries do not depend on what follows.
+    Returns bool (n,), and the number of entries that do not depend on later text.
     """
     matches, table = _compiled(expression).findall, _TABLES[unicode]
     positions = None
@@ -133,7 +133,7 @@ def mark_starts(
 def long_pretoken_end(
     text: NDArray[np.uint8], expression: str, unicode: str, *, closed: bool
 ) -> int | None:
-    """Return where the first pre-token of a text ends; None if that depends on what follows.
+    """Return the end of the first pre-token of a text; None if the end depends on later text.
 
     text: uint8 (n,), n > 0, without an edge of a document in it. expression: of a `RulePattern`.
     unicode: version of the character classes. closed: a document ends with the text.
@@ -142,7 +142,7 @@ def long_pretoken_end(
     """
     pattern, table = _compiled(expression), _TABLES[unicode]
     characters = bytearray()
-    blocks: list[tuple[int, int]] = []  # up to which character and which byte each goes
+    blocks: list[tuple[int, int]] = []  # the character and the byte at which each block ends
     wanted = _FIRST
     while True:
         done = blocks[-1][1] if blocks else 0
@@ -154,7 +154,7 @@ def long_pretoken_end(
         found = pattern.match(characters)
         assert found is not None  # an expression of a named pattern matches anything
         last = found.end()
-        del found  # which holds the characters as they are
+        del found  # a match keeps a reference to `characters`
         if (closed and done == len(text)) or last <= _decided(characters):
             return _byte_place(text, blocks, last)
         if done == len(text):
@@ -172,14 +172,14 @@ def _character_end(text: NDArray[np.uint8], end: int) -> int:
 
 
 def _characters(text: NDArray[np.uint8], table: CodeTable) -> bytes:
-    """Return the bytes that stand for the characters of a text."""
+    """Return one byte for each character of a text."""
     if not (text & 0x80).any():
         return text.tobytes()
     return decode(text, table)[1].tobytes()
 
 
 def _decided(characters: bytes | bytearray) -> int:
-    """Return up to where no end depends on what follows the characters."""
+    """Return the position up to which no end depends on text after the characters."""
     end = len(characters) - _INCOMPLETE
     if end <= 0:
         return 0
@@ -194,7 +194,7 @@ def _decided(characters: bytes | bytearray) -> int:
 
 
 def _byte_place(text: NDArray[np.uint8], blocks: list[tuple[int, int]], character: int) -> int:
-    """Return the byte at which a character begins, or where the last one ends."""
+    """Return the byte at which a character begins, or the end of the last character."""
     before = (0, 0)
     for block in blocks:
         if character <= block[0]:

@@ -1,6 +1,6 @@
 r"""All patterns by name; see `llmgpu.bpe.pretokens.pattern`.
 
-Of a rule pattern all is said here: it is a regular expression, and its kernel and the CPU engine
+A rule pattern is declared entirely here: it is a regular expression. Its kernel and the CPU engine
 apply an equivalent rule on characters, below.
 
 Pattern gpt2:
@@ -9,8 +9,8 @@ Pattern gpt2:
 
 A character is a letter, a number, white space or other. A pre-token starts
 
-- where the class changes, except after a plain space, which joins what is not white space, and
-  except at the letters of a contraction;
+- where the class changes, except after a plain space, which joins any character but white space,
+  and except at the letters of a contraction;
 - at the last of several white-space characters before something else;
 - at a letter after a contraction.
 
@@ -24,23 +24,23 @@ Patterns cl100k, rustbpe, llama3, qwen2 and nanochat:
     |\s++$|\s*[\r\n]|\s+(?!\S)|\s+
 
 They differ in how many numbers a pre-token holds, and only cl100k has the fifth alternative. The
-published spellings differ in more, but not in effect: newlines after `\s*` are the last there are,
-and what is possessive could not be given back anyway.
+published spellings differ in more, but not in effect: newlines after `\s*` are the last newlines
+there are, and a possessive repetition could not give anything back anyway.
 
-The rule is largely that of o200k, too. A character is
+The rule is largely the rule of o200k, too. A character is
 a letter, a number, a newline (CR or LF), other white space, or other. A pre-token starts where the
 kind changes, except that
 
 - white space but a newline is joined by the letters after it, and a plain space by other
   characters too;
 - a single other character that starts a pre-token is joined by the letters after it;
-- newlines after other characters go with them.
+- newlines after other characters join them.
 
-In what is left of a run of white space, pre-tokens start at its first character; after its last
-newline; and at its last character if that is not a newline, before anything but the end of the
+In the rest of a run of white space, pre-tokens start at its first character; after its last
+newline; and at its last character if this is not a newline, before anything but the end of the
 document. By the fifth alternative a run at the end of a document is never divided. Numbers are
-counted from the first of their run. A pre-token also starts at letters after a contraction, which
-its apostrophe opens only if a pre-token starts there.
+counted from the first of their run. A pre-token also starts at letters after a contraction. The
+contraction's apostrophe opens it only if a pre-token starts there.
 
 Pattern o200k:
 
@@ -48,16 +48,16 @@ Pattern o200k:
     |[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|..)?
     |\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
 
-Pre-tokens are runs as in the family of cl100k, where marks count as letters, and
+Pre-tokens are runs as in the family of cl100k, with marks counted as letters, and
 
-- slashes after newlines that go with other characters count as newlines;
-- where other characters make a pre-token, because they are several or follow a plain space, the
-  marks after them and the other characters and marks that follow go with them;
-- a contraction after letters or marks goes with them, unless it is after another one: then its
-  apostrophe begins the next word;
-- a word is divided before a capital (Lu, Lt) that follows a small letter (Ll), with letters of
-  other kinds or marks in between or not; and before capitals at its end if a letter of another kind
-  or a mark is before them.
+- slashes after newlines that belong to other characters count as newlines;
+- if other characters make a pre-token, because they are several or follow a plain space, the
+  pre-token continues over the marks after them and over any further other characters and marks;
+- a contraction after letters or marks belongs to their pre-token, unless it follows another
+  contraction: then its apostrophe begins the next word;
+- a word is divided before a capital (Lu, Lt) after a small letter (Ll), with or without letters of
+  other kinds or marks in between; and before capitals at its end if a letter of another kind or a
+  mark is before them.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _rule(
     return Entry(f"{_ROOM}.blocks:RulePattern", fields={"name": name, "kernel": kernel, **fields})
 
 
-# OpenAI's spelling. In Oniguruma, which Hugging Face uses, {1,3}+ is a repeated repeat instead.
+# OpenAI's spelling. In Oniguruma, the engine of Hugging Face, {1,3}+ is a repeated repeat instead.
 _CL100K = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"

@@ -1,24 +1,25 @@
-r"""Pre-tokenization patterns: where text is cut into the pieces that tokens never cross.
+r"""Pre-tokenization patterns: rules that cut text into pieces that tokens never cross.
 
-- A pattern is published as a regular expression, so that others can reproduce it. NumPy's side runs
-  that expression, see `llmgpu.bpe.pretokens.expressions`; the kernels and the CPU engine apply an
-  equivalent rule on characters and runs of them. No pattern looks back: what follows a pre-token's
-  start does not depend on what is before it, so a text may be cut there.
+- A pattern is published as a regular expression, so that other tools can reproduce it. NumPy runs
+  this expression, see `llmgpu.bpe.pretokens.expressions`. The kernels and the CPU engine apply an
+  equivalent rule on characters and runs of characters. No pattern looks back: pre-tokens after the
+  start of a pre-token do not depend on the text before it, so a text may be cut there.
 - `llmgpu.bpe.pretokens.names` declares all patterns.
 - By pattern ``none`` a document is one pre-token. Any other regular expression is the pattern
   called ``regex:`` and the expression, see `llmgpu.bpe.pretokens.custom_regex`.
-- ``cl100k`` is tiktoken's pattern; ``rustbpe`` is the spelling of it in rustbpe and minbpe, which
-  cuts white space at the end of a text differently.
+- ``cl100k`` is tiktoken's pattern; ``rustbpe`` is its spelling in rustbpe and minbpe, with
+  different cuts in white space at the end of a text.
 - A byte that is not valid UTF-8 is a character by itself, neither letter nor number nor mark nor
   white space; nothing is lost.
 - Every document starts a pre-token, by any pattern.
-- The letters depend on the version of Unicode, so a pattern that has character classes comes
-  in one version for each of them; see `llmgpu.bpe.pretokens.unicode_classes`.
+- The letters depend on the version of Unicode, so a pattern with character classes exists once for
+  each version; see `llmgpu.bpe.pretokens.unicode_classes`.
 - The expressions mean the same to tiktoken's, Hugging Face's and Python's `regex` engines. So
-  ``cl100k`` has ``\p{N}{1,3}`` and not the possessive ``{1,3}+`` of tiktoken's source, which is
-  two repetitions to Oniguruma; nothing after it could make it give back. Its ``$`` follows all the
-  white space there is, so it is the end of the text even to engines in which it may also be before
-  a newline.
+  ``cl100k`` has ``\p{N}{1,3}`` and not the possessive ``{1,3}+`` of tiktoken's source, because
+  Oniguruma reads ``{1,3}+`` as two repetitions. Possession makes no difference here: nothing after
+  the numbers could make them give back a number. The ``$`` of ``cl100k`` follows all the white
+  space there is, so it is the end of the text even in engines whose ``$`` may also match before a
+  newline.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from llmgpu.errors import LlmgpuError
 from llmgpu.input_files import quote
 from llmgpu.spelling import spelled
 
-_WINDOW = 1 << 12  # bytes after a part that are looked at first to decide it
+_WINDOW = 1 << 12  # bytes after a part, searched first to decide the part
 
 
 def pattern_of_expression(expression: str) -> str:
@@ -56,9 +57,9 @@ def pattern_of_expression(expression: str) -> str:
 def get_pattern(name: str, unicode: str = DEFAULT_VERSION) -> Pattern:
     """Return the pattern called `name`, with the character classes of a version of Unicode.
 
-    A published expression is the pattern that has it.
+    A published expression stands for its pattern.
 
-    Raises LlmgpuError with the known names or versions if there is none, or if its expression is
+    Raises LlmgpuError with the known names or versions if there is none, or if the expression is
     wrong.
     """
     check_version(unicode)
@@ -80,7 +81,7 @@ def get_pattern(name: str, unicode: str = DEFAULT_VERSION) -> Pattern:
 
 
 def as_pattern(pattern: str | Pattern) -> Pattern:
-    """Return a pattern, or the one of a name; LlmgpuError if there is none."""
+    """Return a pattern, by its name or itself; LlmgpuError for an unknown name."""
     return pattern if isinstance(pattern, Pattern) else get_pattern(pattern)
 
 
@@ -95,13 +96,13 @@ def start_mask(
     """Mark the bytes at which a pre-token starts.
 
     text: uint8 (n,).
-    pattern: a Pattern, or a name in PATTERNS for its default version; LlmgpuError if it is not.
+    pattern: a Pattern, or a name in PATTERNS for its default version; LlmgpuError for another name.
     document_starts: positions in text at which documents begin, in [0, n]; n itself is ignored,
         repeats do no harm.
-    continues: with pattern none, whether text[0] is inside a pre-token; with any other, a pre-token
-        starts there.
-    closed: whether the document ends at the end of text. If not, entries from the start that
-        `last_start` gives are undecided.
+    continues: with pattern none, whether text[0] is inside a pre-token; with any other pattern, a
+        pre-token starts there.
+    closed: whether the document ends at the end of text. If not, entries from the result of
+        `last_start` on are undecided.
 
     Returns bool (n,).
     """
@@ -120,13 +121,14 @@ def start_masks_between(
     *,
     closed: bool = False,
 ) -> Iterator[NDArray[np.bool_]]:
-    """Yield parts of the result of `start_mask`, looking only around them.
+    """Yield parts of the result of `start_mask`, reading only the text around them.
 
-    spans: where the parts begin and end, ascending. Parts are undecided where `start_mask` is.
+    spans: begin and end of each part, ascending. Entries undecided in `start_mask` are undecided
+        here.
 
     Yields bool (end - begin,) for each span.
     """
-    known = 0  # where a pre-token starts, in the last part or before
+    known = 0  # start of a pre-token, in the last part or before
     for begin, end in spans:
         starts = document_starts[document_starts >= known] - known
         known += last_start(text[known:begin], pattern, starts)
@@ -144,7 +146,7 @@ def _mask_from(
     *,
     closed: bool,
 ) -> NDArray[np.bool_]:
-    """Return the starts from `begin` on, where a pre-token starts; those before `end` are right."""
+    """Return the starts from `begin`, a pre-token's start, on; starts before `end` are right."""
     starts = document_starts[document_starts >= begin] - begin
     window = _WINDOW
     while True:
@@ -162,7 +164,7 @@ def last_start(
     *,
     closed: bool = False,
 ) -> int:
-    """Return the last position found at which a pre-token starts, whatever text follows.
+    """Return the last position found at which a pre-token starts, for any text that follows.
 
     text: uint8 (n,), beginning with a pre-token.
     pattern, document_starts: as for `start_mask`.
@@ -177,7 +179,7 @@ def last_start(
 
 
 def make_c_pattern(pattern: Pattern) -> CPattern:
-    """Return a pattern for the CPU engine; NumPy marks starts where the engine has no rule."""
+    """Return a pattern for the CPU engine; NumPy marks starts if the engine has no rule."""
     rule = "" if isinstance(pattern, HostPattern) else pattern.kernel
     digits, whole_at_end = (pattern.constants.get(name, 0) for name in ("DIGITS", "WHOLE_AT_END"))
     return _make(rule, pattern.unicode or DEFAULT_VERSION, digits, bool(whole_at_end))

@@ -1,7 +1,7 @@
-"""Marking on a device where pre-tokens start: kernels in wgsl/pretoken, one for each family.
+"""Marking the starts of pre-tokens on a device: kernels in wgsl/pretoken, one for each family.
 
-Kernels of the patterns that depend on runs look only up to `reach` bytes far, so a longer run may
-leave segments undecided. They list these in `undecided`, and the host marks them instead.
+Kernels of patterns that depend on runs look only `reach` bytes far, so a longer run may leave
+segments undecided. The kernels list these segments in `undecided`, and the host marks them instead.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from llmgpu.gpu import Buffer, Commands, Device
 from llmgpu.kernel_source import constant, struct_dtype
 
 PARAMS = struct_dtype("pretoken/params.wgsl", "PretokenParams")
-SEGMENT_BYTES = 32  # bytes of text that a thread marks
-_WALKING = ("cl100k", "o200k")  # kernels that include walk.wgsl
+SEGMENT_BYTES = 32  # bytes of text marked by one thread
+_WALKING = ("cl100k", "o200k")  # kernels with walk.wgsl
 # Bytes that a thread looks back and ahead, see walk.wgsl; the host marks faster than a software
 # adapter walks.
 REACH, SOFTWARE_REACH = constant("pretoken/walk.wgsl", "REACH"), 256
-PART_BYTES = 1 << 16  # of text that the host marks at a time; its bits are at aligned offsets
+# of text that the host marks at a time; the bits of a part are at aligned offsets
+PART_BYTES = 1 << 16
 # Code points that share an entry of the first level, 8 in a u32 of the second.
 BLOCK = 8 * constant("pretoken/unicode.wgsl", "BLOCK_WORDS")
 
@@ -35,8 +36,8 @@ class GpuPretokenizer:
 
     start_bits: on the device, a bit for each byte of the slice recorded last, lowest bit first.
     reach: bytes that the kernel looks back and ahead.
-    undecided: on the device, u32: how many segments of that slice have wrong bits, then which; call
-        `mark_on_host` if there are any.
+    undecided: on the device, u32: the number of segments of this slice with wrong bits, then their
+        indices. If there are any, call `mark_on_host`.
     """
 
     def __init__(
@@ -52,12 +53,12 @@ class GpuPretokenizer:
 
         text: holds the text of slices; its size is a multiple of SEGMENT_BYTES.
         capacity: bytes of the largest slice.
-        reach: bytes that the kernel looks back and ahead; None: what is fast on the device.
+        reach: bytes that the kernel looks back and ahead; None for a fast number on the device.
         """
         found = as_pattern(pattern)
         self._device, self._pattern = device, found
         self._by_host = isinstance(found, HostPattern)
-        # On a processor kernels that walk do not go far.
+        # On a processor, kernels with walk.wgsl walk a short distance only.
         self.reach = reach or (SOFTWARE_REACH if device.is_software else REACH)
         walking = {"REACH": self.reach} if found.kernel in _WALKING else {}
         self._kernel = device.kernel(
@@ -106,7 +107,7 @@ class GpuPretokenizer:
         commands.dispatch(self._bound, groups)
 
     def mark_on_host(self, piece: Slice, text: NDArray[np.uint8]) -> None:
-        """Mark the starts that the kernel left undecided in a slice, whose text is uint8 (n,)."""
+        """Mark the starts that the kernel left undecided in a slice; text: uint8 (n,)."""
         spans = self._undecided_spans(len(text))
         masks = start_masks_between(text, self._pattern, piece.starts, spans, closed=piece.closed)
         for (begin, _), mask in zip(spans, masks, strict=True):
@@ -132,7 +133,7 @@ class GpuPretokenizer:
 
 @cache
 def pack_classes(unicode: str) -> NDArray[np.uint32]:
-    """Return the table that wgsl/pretoken/unicode.wgsl reads: numbers of blocks, then the blocks.
+    """Return the table for wgsl/pretoken/unicode.wgsl: numbers of blocks, then the blocks.
 
     unicode: the version of the classes.
 

@@ -1,8 +1,8 @@
-"""Slices of a text in a pipeline through a device: read ahead, computed, taken in order.
+"""Slices of a text in a pipeline through a device: read ahead, computed, consumed in order.
 
-A thread reads slices into staging memory and submits them; the caller's thread takes them in order
-as they finish. So reading, computing and the caller's work on the results overlap. Once the caller
-stops, that thread makes no further call of the driver: the process may end.
+A thread reads slices into staging memory and submits them. The caller's thread consumes the slices
+in order as they finish. So reading, computing and the caller's work on the results overlap. Once
+the caller stops, the reading thread makes no further call of the driver: the process may end.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _Slot = TypeVar("_Slot", bound=SliceSlot)
 def begin_slots(
     device: Device, threads: Executor, make_slot: Callable[[], _Slot]
 ) -> list[Future[_Slot]]:
-    """Make the slots of a pipeline in `threads`: all of them where their memory takes long to get.
+    """Make the slots of a pipeline in `threads`: all, because their memory takes long to get.
 
-    On a software adapter it doesn't, so there is one.
+    A software adapter allocates fast, so only one slot is made in advance.
     """
     return [threads.submit(make_slot) for _ in range(1 if device.is_software else SLOTS)]
 
 
 def made_slots(slots: Sequence[Future[_Slot]]) -> list[_Slot]:
-    """Return the slots of `begin_slots`: the first, and others that there was room for.
+    """Return the slots of `begin_slots`: the first, and further slots if there was memory for them.
 
-    A short text needs no others. Raises what making the first raised.
+    A short text needs only the first. Raises the error of making the first slot.
     """
     others = [slot.result() for slot in slots[1:] if slot.exception() is None]
     return [slots[0].result(), *others]
@@ -63,14 +63,15 @@ def submitted_slices(
 ) -> Iterator[tuple[_Slot, Slice]]:
     """Yield slots with their submitted slices, in order; a slot is reused after its turn.
 
-    slots: those made for earlier texts. While they are fewer than SLOTS and none is free, what
-        `make_slot` returns is added, since memory for a slot takes long to get.
+    slots: slots made for earlier texts. While there are fewer than SLOTS and none is free, the
+        result of `make_slot` is added. A slot's memory takes long to allocate, so slots are added
+        late.
     An oversized slice is yielded without having been submitted; the caller computes it on the host.
 
-    slice_bytes: longest slice. first_bytes: a shorter limit for the first slice, which doubles from
-        slice to slice.
+    slice_bytes: longest slice. first_bytes: a shorter limit for the first slice; the limit doubles
+        from slice to slice.
 
-    Raises what reading or submitting a slice raised, in place of that slice.
+    Raises the error of reading or submitting a slice in place of the slice.
     """
     submitter = _Submitter(reader, slots, make_slot)
     taken = submitter.slices(min(first_bytes or slice_bytes, slice_bytes), slice_bytes)
@@ -91,7 +92,7 @@ def _same(submitted: tuple[_Slot, Slice]) -> tuple[_Slot, Slice]:
 class _Submitter(Generic[_Slot]):
     """Reads slices into free slots and submits them, in one thread.
 
-    free: slots to read into; None ends the slices. After `stop` there is no `_make_slot`.
+    free: slots to read into; None ends the slices. After `stop`, `_make_slot` is gone.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class _Submitter(Generic[_Slot]):
         return self.free.get()
 
     def _submit_next(self, slot: _Slot, size: int) -> Slice | None:
-        """Read a slice into a slot and submit it; return None if there is none."""
+        """Read a slice into a slot and submit it; return None at the end of the text."""
         with self._driver:
             if self._make_slot is None:
                 return None
@@ -138,7 +139,7 @@ class _Submitter(Generic[_Slot]):
         return piece
 
     def stop(self) -> None:
-        """Wait for the driver; the thread makes no further call of it."""
+        """Wait for the driver; the thread makes no further call of the driver."""
         with self._driver:
             self._make_slot = None  # the owner of this function may be freed from here on
         self.free.put(None)

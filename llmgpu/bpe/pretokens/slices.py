@@ -1,6 +1,6 @@
 """Cutting a text into slices that can be processed one by one, with the same result for any cuts.
 
-- A slice begins where a pre-token starts. No pattern looks back past that position, so the text
+- A slice begins at the start of a pre-token. No pattern looks back past this position, so the text
   before the slice does not matter, and the result can't depend on the cuts.
 - The main part of a slice ends at the last position at which a pre-token starts whatever follows.
   The bytes after the main part are lookahead: the ends of its pre-tokens depend on them.
@@ -40,14 +40,16 @@ def word_too_long(nbytes: int) -> InputError:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Slice(Piece):
-    """A part of a text: its pre-tokens are those of the main part, the rest is there to be seen.
+    """A stretch of text.
+
+    Only pre-tokens that start before `main_end` belong to it; the rest is lookahead.
 
     buffer: uint8, the text at its front, PADDING bytes or more after it.
-    offset: bytes of the whole text before it.
-    main_end: where the main part ends; pre-tokens that start before it belong to the slice, and
-        end by there unless the text is cut anywhere.
+    offset: bytes of the whole text before the slice.
+    main_end: the end of the main part. Pre-tokens of the slice end there or before, unless the text
+        is cut anywhere.
     continues: the slice begins inside a pre-token, so the text is cut anywhere.
-    oversized: the text did not fit into the memory for it.
+    oversized: the text was larger than the memory provided.
     """
 
     buffer: NDArray[np.uint8]
@@ -58,7 +60,7 @@ class Slice(Piece):
 
     @property
     def document_starts(self) -> NDArray[np.int64]:
-        """Where the documents of the slice begin: int64, positions in [0, main_end]."""
+        """The starts of documents in the slice: int64, positions in [0, main_end]."""
         # A start at the cut belongs to the next slice, unless no other bytes will follow it.
         if self.end:
             return self.starts
@@ -67,10 +69,11 @@ class Slice(Piece):
 
 @dataclass(frozen=True, eq=False)
 class UnreadSlice:
-    """A slice within a document of a file, whose text is not read yet.
+    """A slice within a document of a file, with its text still unread.
 
-    head: uint8, its first bytes. rest: in the file, those after them. length: bytes of its text.
-    main_end, offset: as of `Slice`.
+    head: uint8, its first bytes. rest: the place of the other bytes in the file. length: bytes of
+        its
+    text. main_end, offset: as of `Slice`.
     """
 
     head: NDArray[np.uint8]
@@ -111,15 +114,15 @@ class SliceReader:
     def __init__(
         self, source: TextSource, pattern: str | Pattern, lookahead: int | None = None
     ) -> None:
-        """Take slices of `source`, cut where pre-tokens of `pattern` start.
+        """Read slices of `source`, cut where pre-tokens of `pattern` start.
 
-        lookahead: cut anywhere instead, with this many bytes of the next slice after each.
+        lookahead: cut anywhere instead, with this many bytes of the next slice after each slice.
         """
         self._source = source
         self._pattern = as_pattern(pattern)
         self._lookahead = lookahead
         self._tail = NO_TEXT.text  # read already, not yet in any main part
-        self._tail_starts = NO_TEXT.starts  # where documents begin in it
+        self._tail_starts = NO_TEXT.starts  # starts of documents in the tail
         self._continues = False
         self._ended = False
         self._offset = 0  # of the tail in the whole text
@@ -127,8 +130,8 @@ class SliceReader:
     def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
         """Return the next slice, in `buffer` (uint8) if it fits; None at the end.
 
-        Raises InputError if the source can't be read, or if a pre-token that is not cut has more
-        than MAX_WORD_BYTES.
+        Raises InputError if the source can't be read, or if an uncut pre-token has more than
+        MAX_WORD_BYTES.
         """
         oversized = False
         while not self._ended:
@@ -158,9 +161,9 @@ class SliceReader:
     def take(self, nbytes: int, *, is_full: bool = True) -> UnreadSlice | None:
         """Return the next slice, for a buffer of `nbytes`, without reading it.
 
-        is_full: only one that fills the buffer, not what is left of a file.
+        is_full: only a slice that fills the buffer, not the rest of a file.
 
-        Returns None where a slice has to be read to know where it ends; it is left to `read`.
+        Returns None if the end of the slice is known only after reading; then call `read`.
         """
         tail, source = self._tail, self._source
         most = nbytes - PADDING - len(tail)
@@ -185,7 +188,7 @@ class SliceReader:
     def _fill(self, room: NDArray[np.uint8]) -> tuple[Piece, int]:
         """Put the tail into `room` and read on until there is a place to cut, or no room.
 
-        Returns the text there is, and where to cut it (0: nowhere).
+        Returns the text in `room`, and where to cut it (0: nowhere).
         """
         length, starts = len(self._tail), self._tail_starts
         room[:length] = self._tail
@@ -201,7 +204,8 @@ class SliceReader:
             if self._lookahead is not None:
                 cut = max(0, length - self._lookahead)
             elif full or length >= 2 * searched:
-                # A search may have to look at all of the text: search again when that has doubled.
+                # A search may have to look at all of the text: search again when the text has
+                # doubled.
                 cut = last_start(room[:length], self._pattern, starts)
                 searched = length
             if cut or full:

@@ -1,9 +1,10 @@
 """Classes of code points, by version of Unicode, and the characters of a text with their classes.
 
-- DEFAULT_VERSION is the version of the peers, so that the named patterns cut as theirs do: tiktoken
-  0.14 and tokenizers 0.23 agree about every code point.
-- UNRECORDED_VERSION is the version of vocabulary files with classes whose training data names none.
-- A vocabulary, word counts and a checkpoint keep the version that they began with.
+- DEFAULT_VERSION is the Unicode version of tiktoken 0.14 and tokenizers 0.23, so that the named
+  patterns cut as in these tools. The two agree about every code point.
+- UNRECORDED_VERSION is the version of a vocabulary file with classes if its training data names
+  none.
+- A vocabulary, word counts and a checkpoint keep their first version.
 - In a text, a byte that is not part of a valid UTF-8 sequence (RFC 3629) is a character by itself,
   neither letter, number, mark nor white space.
 
@@ -50,9 +51,9 @@ def check_version(version: object) -> None:
 
 @cache
 def code_point_classes(version: str) -> NDArray[np.uint8]:
-    """Return the class of every code point: uint8 (0x110000,). Not to be written to.
+    """Return the class of every code point: uint8 (0x110000,), read-only.
 
-    version: one of VERSIONS; LlmgpuError if it is not.
+    version: one of VERSIONS; LlmgpuError for another version.
     """
     check_version(version)
     table = Path(__file__).with_name(f"unicode_{version}.txt")
@@ -65,19 +66,19 @@ def code_point_classes(version: str) -> NDArray[np.uint8]:
 
 
 LETTERS = (UPPERCASE, LOWERCASE, OTHER_LETTER)
-_FIRST_LEAD = 0xC2  # where characters of several bytes begin, and from here on
+_FIRST_LEAD = 0xC2  # characters of several bytes begin with this byte or a higher one
 _LEADS = (0xE0, 0xF0, 0xF5)  # of three bytes, of four and of none: from here on
 _LEAST = np.array([0, 0, 0x80, 0x800, 0x10000], np.uint32)  # code point by number of bytes
 _SURROGATES = (0xD800, 0xE000)
 
 
 class CodeTable:
-    """Codes of characters: one for each class of `unicode_classes`, and some characters' own."""
+    """Codes of characters: one for each class of `unicode_classes`, and some single ones."""
 
     def __init__(
         self, unicode: str, other: int, by_class: dict[int, int], own: dict[str, int]
     ) -> None:
-        """Take codes by class (`other` for the rest), and those of some characters.
+        """Take codes by class (`other` for the rest), and codes of single characters.
 
         unicode: the version of the classes.
         """
@@ -114,7 +115,7 @@ def decode(
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """Decode UTF-8.
 
-    Returns where characters begin, int64 (m,), and their codes, uint8 (m,).
+    Returns the starts of characters, int64 (m,), and their codes, uint8 (m,).
     """
     codes = np.frombuffer(data.tobytes().translate(table.of_bytes), np.uint8).copy()
     padded = np.concatenate([data, np.zeros(3, np.uint8)])
