@@ -1,1 +1,1 @@
-"""Learning merges from words: the trainers and the code that they share."""
+"""Learning merges from words: the trainers and their common code."""

@@ -1,11 +1,11 @@
 """The batched trainer on a GPU: the merges of the sequential algorithm, many in one pass.
 
-The algorithm is that of `batched_numpy`, whose head says why it is exact; the kernels are in
-wgsl/batched. Nothing is read back between batches: the state of the loop, the list of
+The algorithm is the algorithm of `batched_numpy`, whose head says why it is exact. The kernels are
+in wgsl/batched. Nothing is read back between batches: the state of the loop, the list of
 high-ranking pairs and the merge log stay on the device.
 
-A buffer that could overflow in the next batch halts the submission before anything is merged; the
-host makes it larger and resumes from there.
+If a buffer could overflow in the next batch, the submission halts before a merge. The host enlarges
+the buffer and resumes at the same batch.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ PAIR_BYTES, ENTRY_BYTES, UNIT_BYTES, LINK_BYTES = (
     struct_dtype(_STATE_FILE, name).itemsize for name in ("Pair", "Entry", "Unit", "Link")
 )
 CHANGE_BYTES = LOG_BYTES = HOT_BYTES = 16  # a vec4<u32> each
-BATCHES_PER_REFILL = 32  # half of them are idle on average, after the hot list is used up
-SUBMIT_SECONDS = 0.1  # aim for a submission: progress and Ctrl-C come between them
+# on average the hot list is used up after half of them, and the rest are idle
+BATCHES_PER_REFILL = 32
+SUBMIT_SECONDS = 0.1  # goal for a submission: progress and Ctrl-C come between submissions
 MAX_ROUNDS = 16  # refills, each with its batches, in one submission
 GROUPS, SOFTWARE_GROUPS = 512, 64
 MAX_SELECT_WORKGROUP = 1024  # divides BINS
@@ -55,7 +56,7 @@ COSTS = Costs(fixed=64 << 20, per_byte=56, per_word=56)  # of all buffers, uploa
 
 @dataclass(frozen=True)
 class Capacities:
-    """Sizes of the buffers that grow when a batch needs more; numbers of elements."""
+    """Sizes of the growing buffers, in numbers of elements."""
 
     pairs: int = 1 << 18
     listed: int = 1 << 20
@@ -77,7 +78,7 @@ def train(
     """Learn up to `merges` merges from counted words; merge k makes symbol len(words.lengths) + k.
 
     options: say which pairs may be merged.
-    on_merges: gets the finished merges after each submission.
+    on_merges: called with the finished merges after each submission.
     first_capacities: first sizes of the buffers; by default chosen to suit the words.
     """
     reason = unfit(device, words, merges)
@@ -120,7 +121,7 @@ def unfit(device: Device, words: SymbolWords, merges: int) -> str | None:
 
 
 def _positions(words: SymbolWords) -> int:
-    """Return the positions that words take: one per symbol, and a separator around each word."""
+    """Return the number of positions of words: one per symbol, and a separator around each word."""
     return len(words.symbols) + len(words.counts) + 1
 
 
@@ -136,14 +137,14 @@ def _suitable(words: SymbolWords) -> Capacities:
 
 
 def _first_pairs(words: SymbolWords) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Number the pairs that the words start out with.
+    """Number the pairs in the words before any merge.
 
     Returns the number of the pair that starts at each symbol, uint32 (n,), meaningless at the ends
     of words, and the pairs, uint32 (distinct, 2).
     """
     symbols = words.symbols.astype(np.uint32)
     if len(words.lengths) == 256:
-        # Of bytes, every possible pair gets a number: cheaper than finding the distinct ones.
+        # Of bytes, every possible pair gets a number: cheaper than finding the distinct pairs.
         numbers = symbols << np.uint32(8)
         numbers[:-1] |= symbols[1:]
         every = np.arange(1 << 16, dtype=np.uint32)
@@ -160,12 +161,12 @@ def _highest_count(words: SymbolWords) -> int:
     numbers, pairs = _first_pairs(words)
     numbers[words.offsets[1:] - 1] = len(pairs)  # no pair begins at the end of a word
     weights = np.repeat(words.counts, np.diff(words.offsets))
-    # Sums of floats are exact up to 2^53, far beyond what is asked.
+    # Sums of floats are exact up to 2^53, far above any number here.
     return int(np.bincount(numbers, weights=weights, minlength=len(pairs) + 1)[:-1].max())
 
 
 class _BatchedLoop:
-    """Buffers and bound kernels of a training run; its memory is freed with it."""
+    """Buffers and bound kernels of a training run; freeing the loop frees their memory."""
 
     def __init__(
         self,
@@ -192,7 +193,7 @@ class _BatchedLoop:
             "hot_list": HOT_BYTES * HOT_CAPACITY,
             "state": STATE.itemsize,
         }
-        # By the names that the kernels give them.
+        # By the names in the kernels.
         self._buffers = {
             name: device.create_buffer(name.replace("_", " "), size) for name, size in sizes.items()
         }
@@ -228,7 +229,7 @@ class _BatchedLoop:
         commands.submit()
 
     def _reserve(self, first_pairs: int) -> None:
-        """Make the buffers that grow, large enough for the first pairs, and bind the kernels."""
+        """Make the growing buffers, large enough for the first pairs, and bind the kernels."""
         capacities, create = self._capacities, self._device.create_buffer
         self._capacities = sizes = Capacities(
             pairs=max(capacities.pairs, first_pairs + 1),
@@ -279,7 +280,7 @@ class _BatchedLoop:
             commands.dispatch(count_ranks, self._groups)
             commands.dispatch(lower_threshold, 1)
         commands.dispatch(refill_hot_list, self._groups)
-        # A batch for which the hot list does not suffice does nothing, nor do those after it.
+        # If the hot list is too short for a batch, this batch and the batches after it do nothing.
         for _ in range(BATCHES_PER_REFILL):
             commands.dispatch(select, 1)
             for stage in stages:
@@ -304,14 +305,14 @@ class _BatchedLoop:
                 log = self._read_log(done)[reported:]
                 on_merges(log[:, :2], log[:, 2].astype(np.int64))
                 reported = done
-            # Later submissions leave the same state, so wait until they are all done.
+            # Later submissions leave the same state, so wait for all of them.
             if state["status"][0] == FULL and is_idle:
                 self._grow(state)
         return self._result(self._read_log(done), int(state["batches"][0]))
 
     def _grow(self, state: NDArray[Any]) -> None:
         """Make room for the next pair, and as much again; set the state to RUNNING."""
-        # Each occurrence of the pair changes the pair on its left and the one on its right.
+        # Each occurrence of the pair changes the pair on its left and the pair on its right.
         needed, old = int(state["needed"][0]), self._capacities
         changes = 2 * needed
         if state["list_length"][0] + changes > old.listed:
@@ -322,7 +323,7 @@ class _BatchedLoop:
             entries=max(old.entries, 1 << (4 * changes - 1).bit_length()),
             candidates=max(old.candidates, 2 * needed),
         )
-        # Buffers that training keeps are copied. Buffers of one batch are made again, empty.
+        # Copy the buffers that training keeps. Buffers of one batch are made again, empty.
         self._enlarge("pairs", PAIR_BYTES * self._capacities.pairs)
         self._enlarge("pair_counts", 4 * self._capacities.pairs)
         self._enlarge("position_list", 4 * self._capacities.listed)
@@ -331,7 +332,7 @@ class _BatchedLoop:
         self._write_capacities(state)
 
     def _compact_list(self, state: NDArray[Any]) -> int:
-        """Drop the positions of pairs that are merged or too rare; return how many are left."""
+        """Drop the positions of pairs that are merged or too rare; return the number left."""
         pair_count, listed = int(state["pair_count"][0]), int(state["list_length"][0])
         device, buffers = self._device, self._buffers
         counts = device.read(buffers["pair_counts"], pair_count, np.uint32)
@@ -347,7 +348,7 @@ class _BatchedLoop:
         return len(positions)
 
     def _enlarge(self, name: str, nbytes: int) -> None:
-        """Replace a buffer by one of at least this size with the same contents."""
+        """Replace a buffer by a larger one, of at least this size, with the same contents."""
         buffer = self._buffers[name]
         if nbytes <= buffer.nbytes:
             return
@@ -362,7 +363,7 @@ class _BatchedLoop:
 
     def _result(self, log: NDArray[np.uint32], batches: int) -> Merges:
         # Every merge replaces two symbols by one. Occurrences of a pair of equal symbols may
-        # overlap, so fewer are merged than counted; column 3 has their number.
+        # overlap, so fewer are merged than counted; column 3 has the number merged.
         equal = log[:, 0] == log[:, 1]
         taken = np.where(equal, log[:, 3], log[:, 2]).astype(np.int64)
         counts = log[:, 2].astype(np.int64)

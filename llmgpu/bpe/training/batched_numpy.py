@@ -1,14 +1,15 @@
 """The batched trainer on NumPy: exactly the merges of the sequential algorithm, many at a time.
 
-BPE training merges the most frequent pair of neighbouring symbols, again and again. Of the pairs
-ranked by (count descending, rank of the left symbol, rank of the right symbol), the longest prefix
-in which no pair's left symbol is any pair's right symbol can be merged in one pass:
+BPE training merges the most frequent pair of neighbouring symbols, again and again. Pairs are
+ranked by (count descending, rank of the left symbol, rank of the right symbol). Consider the
+longest prefix of the ranking in which no pair's left symbol is any pair's right symbol. One pass
+can merge all pairs of this prefix:
 
-- Merging (a, b) changes the counts of pairs (p, a) and (b, n) only, and none of those is in the
-  prefix; nor do occurrences of its pairs overlap, since they would share a symbol.
-- A new pair can't outrank a pair of the prefix. It is at most as frequent as the pair (p, a) or
-  (b, n) it came from, and where it is just as frequent it ranks after it, because a new symbol
-  ranks after all older ones.
+- Merging (a, b) changes only the counts of pairs (p, a) and (b, n). No such pair is in the prefix.
+  Occurrences of pairs in the prefix do not overlap either, since they would share a symbol.
+- A new pair can't outrank a pair of the prefix. The new pair replaces occurrences of an older pair
+  (p, a) or (b, n), so it is at most as frequent as this older pair. If both are equally frequent,
+  the new pair ranks after the older pair, because a new symbol ranks after all older symbols.
 - A pair (a, a) is a prefix by itself; its occurrences are merged from the left.
 
 Data:
@@ -16,19 +17,20 @@ Data:
 - The symbols of all words lie end to end with a separator around each word, and are linked forwards
   and backwards, so a merge touches nothing but its neighbours.
 - Every pair has a slot, and every position has the slot of the pair that starts there. A pair gains
-  occurrences only in the batch that makes it, because its newer symbol is made there. So its
-  positions are one range of a list. A position whose slot has changed since is stale.
+  occurrences only in the batch that makes the pair, because this batch also makes the newer of its
+  two symbols. So the pair's positions are one range of a list. A position whose slot has changed
+  since is stale.
 
 Decisions:
 
-- A merge that spells an existing token which no merge has made (see `symbols.Spellings`) makes a
-  symbol that is not new: its pairs may outrank the next pairs of the prefix, so the prefix ends
-  with it. Apart from that the symbol is as good as new, because no word has it yet.
-- A pair that is too rare when it is made stays too rare, and one that is too long stays too long:
-  it gets no slot. The result of merging such a pair would be longer yet, so leaving out long pairs
-  does not change the argument above.
-- Candidates for the next batch are taken from a short list of the best-ranked pairs, which is
-  filled again from all pairs when it runs empty.
+- A merge may spell an existing token that no merge has made (see `symbols.Spellings`). The symbol
+  of such a merge is not new, so its pairs may outrank the next pairs of the prefix, and the prefix
+  ends with this merge. Otherwise the symbol is as good as new, because no word has it yet.
+- A pair that is too rare when it is made stays too rare, and a pair that is too long stays too
+  long: such a pair gets no slot. The result of merging a long pair would be longer yet, so leaving
+  out long pairs does not change the argument above.
+- Candidates for the next batch are taken from a short list of the best-ranked pairs. An empty short
+  list is filled again from all pairs.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ SYMBOL_BITS = 20
 MAX_SYMBOLS = 1 << SYMBOL_BITS
 MAX_POSITIONS = (1 << 31) - 1
 SEPARATOR = -1  # symbol on either side of a word
-NO_SLOT = 0  # slot of positions at which no pair worth counting starts
+NO_SLOT = 0  # slot of positions without a pair worth counting
 MERGING = -1  # slot of the positions that the current batch merges
 _INDEX_BITS = 64 - 2 * SYMBOL_BITS
 
@@ -79,14 +81,15 @@ class LinkedSymbols:
     separator, and so on. Of a merged symbol only the first position stays linked.
     symbol: int32; the separator is -1.
     following, preceding: int32, the neighbours' positions.
-    slot: int32, that of the pair that starts here.
-    weight: int64, how often the word occurs; a separator has that of the word before it.
+    slot: int32, of the pair that starts here.
+    weight: int64, how often the word occurs; a separator has the weight of the word before it.
     total: number of symbols in the whole text.
     """
 
     def __init__(self, words: SymbolWords) -> None:
         self.total = words.total
-        # A word takes the positions of its symbols and the separator after it; one is before all.
+        # A word takes the positions of its symbols and the separator after it. A first separator
+        # precedes all.
         spans = np.diff(words.offsets) + 1
         size = int(spans.sum()) + 1
         inside = np.ones(size, np.bool_)
@@ -101,7 +104,7 @@ class LinkedSymbols:
         self.slot = np.full(size, NO_SLOT, np.int32)
 
     def words(self) -> SymbolWords:
-        """Return the words as they are now, without lengths."""
+        """Return the words in their present state, without lengths."""
         # The neighbours of a position that is no longer linked do not point back to it.
         last = len(self.symbol) - 1
         linked = np.flatnonzero(self.preceding[self.following[:-1]] == np.arange(last))
@@ -120,7 +123,7 @@ class LinkedSymbols:
         )
 
 
-# Says of pairs, by keys and counts, which are worth keeping.
+# From keys and counts of pairs to a mask of the pairs worth keeping.
 Keep = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
 
 
@@ -129,11 +132,11 @@ class PairIndex:
 
     keys: int64, left symbol << 20 | right symbol.
     counts: int64, weighted occurrences; 0 after the merge.
-    first, size: where the positions are in `positions`, stale ones included.
+    first, size: the pair's range in `positions`, with stale entries.
     """
 
     def __init__(self, keep: Keep) -> None:
-        """Give slots to the pairs that `keep` chooses."""
+        """Give slots to the pairs chosen by `keep`."""
         self._keep = keep
         self.keys = GrowableArray(np.int64)
         self.counts = GrowableArray(np.int64)
@@ -150,14 +153,14 @@ class PairIndex:
 
         keys, positions, weights: one for each occurrence.
 
-        Returns the slot of each occurrence, 0 where the pair has none.
+        Returns the slot of each occurrence, 0 for a pair without a slot.
         """
         # Occurrences of a pair are neighbours: sum their weights.
         starts = np.flatnonzero(keys[1:] != keys[:-1]) + 1
         starts = np.concatenate([np.zeros(1, np.int64), starts])
         sizes = np.diff(starts, append=len(keys))
         counts = np.add.reduceat(weights, starts)
-        # Number the pairs worth keeping; NO_SLOT for the others.
+        # Number the pairs worth keeping; NO_SLOT for the rest.
         kept = self._keep(keys[starts], counts)
         slots = np.where(kept, np.cumsum(kept) + (len(self.keys) - 1), NO_SLOT)
         of_occurrence = np.repeat(slots, sizes)
@@ -171,7 +174,7 @@ class PairIndex:
 
 
 def count_pairs(symbols: LinkedSymbols, pairs: PairIndex) -> None:
-    """Count the pairs that the words start out with."""
+    """Count the pairs in the words before any merge."""
     symbol = symbols.symbol
     positions = np.flatnonzero((symbol[:-1] >= 0) & (symbol[1:] >= 0)).astype(np.int32)
     if len(positions) == 0:
@@ -184,13 +187,13 @@ def count_pairs(symbols: LinkedSymbols, pairs: PairIndex) -> None:
     else:
         order = sorted_order(pair_keys(symbol[positions], symbol[positions + 1]))
     positions = positions[order]
-    del order  # these arrays are as long as the words: no more of them at a time than needed
+    del order  # these arrays are as long as the words, so keep as few as possible at a time
     keys = pair_keys(symbol[positions], symbol[positions + 1])
     symbols.slot[positions] = pairs.add(keys, positions, symbols.weight[positions])
 
 
 def pair_keys(left: NDArray[np.integer], right: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return the keys of pairs: their order is that of the ranks of left, then of right symbols."""
+    """Return the keys of pairs, ordered by the ranks of left, then of right symbols."""
     return left.astype(np.int64) << SYMBOL_BITS | right
 
 
@@ -205,10 +208,10 @@ def pairs_of_keys(keys: NDArray[np.int64]) -> NDArray[np.uint32]:
 
 
 def sorted_order(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the order that sorts pairs' keys."""
+    """Return the order of pairs by ascending key."""
     if len(keys) >> _INDEX_BITS:
         return np.argsort(keys, kind="stable")
-    # Sorting numbers that hold their index is several times faster than sorting indices.
+    # Sorting numbers with the index in their low bits is several times faster than sorting indices.
     packed = keys.astype(np.uint64) << np.uint64(_INDEX_BITS)
     packed |= np.arange(len(keys), dtype=np.uint64)
     packed.sort()
@@ -223,7 +226,7 @@ def merge_batch(
 ) -> None:
     """Merge the pairs with these slots everywhere, into the symbols `results`; int64 (n,).
 
-    A pair of equal symbols has no other pair with it.
+    A pair of equal symbols comes alone.
     """
     gained, weights = _merge_occurrences(symbols, pairs, slots, results)
     _add_new_pairs(symbols, pairs, gained, weights)
@@ -235,9 +238,9 @@ def _merge_occurrences(
     slots: NDArray[np.int64],
     results: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Merge, and take the pairs that are no longer there off their counts.
+    """Merge the occurrences, and subtract the pairs lost beside them from the counts.
 
-    Returns the positions at which new pairs start, and the weights of these.
+    Returns the positions at which new pairs start, and the weights at these positions.
     """
     positions, merged = _occurrences(symbols, pairs, slots, results)
     seconds = symbols.following[positions]
@@ -245,24 +248,24 @@ def _merge_occurrences(
     weights = symbols.weight[positions]
     symbols.total -= int(weights.sum())
 
-    # Boundaries that change: those on the left of a merged pair, and those on the right unless
-    # another merged pair follows, whose left boundary it is.
+    # Changed boundaries: the left boundary of each merged pair, and the right boundary unless
+    # another merged pair follows, because its left boundary is the same.
     symbols.slot[positions] = MERGING
     left = np.flatnonzero(symbols.symbol[before] != SEPARATOR)
     right = np.flatnonzero((symbols.symbol[after] != SEPARATOR) & (symbols.slot[after] != MERGING))
     changed = np.concatenate([weights[left], weights[right]])
     lost = np.concatenate([symbols.slot[before[left]], symbols.slot[seconds[right]]])
-    # A pair may be lost at many places; those without a slot share NO_SLOT, which is never chosen.
+    # A pair may be lost at many places. Pairs without a slot share NO_SLOT, which is never chosen.
     np.subtract.at(pairs.counts.values, lost, changed)
     pairs.counts.values[slots] = 0
 
-    # Unlink the second symbols; the first ones become the merged symbols.
+    # Unlink the second symbols; the first symbols become the merged symbols.
     symbols.symbol[positions] = merged
     symbols.following[positions] = after
     symbols.preceding[after] = positions
     symbols.slot[positions] = NO_SLOT
     symbols.slot[seconds] = NO_SLOT
-    # The boundaries that changed now hold new pairs: each contains a new symbol.
+    # The changed boundaries now hold new pairs: each contains a new symbol.
     return np.concatenate([symbols.preceding[positions[left]], positions[right]]), changed
 
 
@@ -272,7 +275,7 @@ def _occurrences(
     slots: NDArray[np.int64],
     results: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the positions at which pairs of a batch are merged, and the symbols they become."""
+    """Return the positions at which pairs of a batch are merged, and their merged symbols."""
     firsts = pairs.first.values[slots].tolist()
     sizes = pairs.size.values[slots]
     listed = pairs.positions.values
@@ -291,11 +294,11 @@ def _occurrences(
 
 
 def _every_other(positions: NDArray[np.int32], following: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Of ascending positions of a pair (a, a), keep those that a merge from the left takes.
+    """Of ascending positions of a pair (a, a), keep the positions merged from the left.
 
-    In a run of n equal symbols the pair occurs n - 1 times; every other one is taken.
+    In a run of n equal symbols the pair occurs n - 1 times; every other occurrence is merged.
     """
-    # The place of each in its run: its index, less that of the first of the run.
+    # The place of each occurrence in its run: its index, less the index of the run's first.
     in_run = np.arange(len(positions), dtype=np.int32)
     run_starts = in_run.copy()
     run_starts[1:][following[positions[:-1]] == positions[1:]] = 0
@@ -312,7 +315,7 @@ def _add_new_pairs(
     positions: NDArray[np.int32],
     weights: NDArray[np.int64],
 ) -> None:
-    """Give slots to the pairs that now start at these positions, all of them new pairs."""
+    """Give slots to the pairs at these positions, all new pairs."""
     if len(positions) == 0:
         return
     keys = pair_keys(symbols.symbol[positions], symbols.symbol[symbols.following[positions]])
@@ -326,9 +329,9 @@ def apply_merges(
 ) -> SymbolWords:
     """Merge given pairs everywhere, one after the other, and return the resulting words.
 
-    This is training without the ranking: only pairs that will be merged get slots.
+    This is training without the ranking: only pairs to be merged get slots.
 
-    merges: uint32 (S, 3), the left symbol, the right one and the result, first merge first. Pairs
+    merges: uint32 (S, 3), left symbol, right symbol and result, first merge first. Pairs
         may be absent; results may be symbols that exist already.
     """
     if len(merges) == 0 and (np.diff(words.offsets) > 1).all():  # nothing to merge nor to drop
@@ -384,9 +387,9 @@ def train(
 
     options: say which pairs may be merged. (Hugging Face's trainer compares lengths differently:
         its max_token_length is one more than ours, and never keeps two bytes apart.)
-    on_merges: takes the merges of each batch.
-    spellings: symbols that merging may still reach, to which what is merged is added. A merge that
-        reaches one makes no new symbol.
+    on_merges: called with the merges of each batch.
+    spellings: symbols that merging may still reach. `train` adds the result of each merge. A merge
+        that reaches one of these symbols makes no new symbol.
 
     Memory: about 60 bytes for each symbol of the words, half of it for the positions of pairs, and
     up to 60 for each distinct pair.
@@ -402,7 +405,8 @@ def train(
     merged_keys, merged_counts, batches = GrowableArray(np.int64), GrowableArray(np.int64), 0
     while len(lengths) < len(words.lengths) + merges:
         missing = len(words.lengths) + merges - len(lengths)
-        # Select the longest prefix of the ranking that is one pass, then merge it everywhere.
+        # Select the longest prefix of the ranking that one pass can merge, then merge it
+        # everywhere.
         slots, results = short_list.next_batch(min(missing, MAX_BATCH), len(lengths))
         if len(slots) == 0:
             break
@@ -427,7 +431,7 @@ def _are_worth_merging(
     keys: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Return which pairs may ever be merged, by their count and the bytes of their result."""
+    """Return a mask of the pairs that may ever be merged, by count and by bytes of the result."""
     kept = counts >= least
     if longest is not None:
         left, right = split_keys(keys)
@@ -436,7 +440,7 @@ def _are_worth_merging(
 
 
 class ShortList:
-    """The best-ranked pairs: all that rank at or before a threshold, and possibly some others.
+    """The best-ranked pairs: all that rank at or before a threshold, and possibly others.
 
     The threshold is a count and a key. Pairs whose count drops below it are left out.
     """
@@ -455,12 +459,12 @@ class ShortList:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the longest prefix of the ranking that can be merged at once; empty at the end.
 
-        limit: the batch has up to this many merges. next_symbol: the first that is new.
+        limit: the batch has up to this many merges. next_symbol: the first new symbol.
 
-        Returns the slots of the pairs, and the symbols they become.
+        Returns the slots of the pairs, and their merged symbols.
         """
         self._update()
-        # While anything passes the threshold, all that rank before it are here.
+        # While any pair passes the threshold, all pairs that rank before it are here.
         if len(self._slots) == 0:
             self._refill()
         slots = self._slots
@@ -491,7 +495,7 @@ class ShortList:
         self._slots = slots[passed]
 
     def _refill(self) -> None:
-        """Lower the threshold to the SHORT_LIST best pairs, or to all that there are."""
+        """Lower the threshold to the SHORT_LIST best pairs, or to all pairs if there are fewer."""
         live = np.flatnonzero(self._pairs.counts.values >= self._least)
         if len(live) == 0:
             return
@@ -505,7 +509,8 @@ def _best_ranked(
     counts: NDArray[np.int64], keys: NDArray[np.int64], limit: int
 ) -> NDArray[np.int64]:
     """Return the indices of the `limit` best-ranked pairs (or all), in rank order."""
-    # Select before sorting: all above the limit-th largest count, then the lowest keys with it.
+    # Select before sorting: all counts above the limit-th largest, then its pairs with the lowest
+    # keys.
     if len(counts) > limit:
         least = np.partition(counts, len(counts) - limit)[-limit]
         above = np.flatnonzero(counts > least)

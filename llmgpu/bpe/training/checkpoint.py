@@ -1,16 +1,18 @@
-"""A checkpoint of training: a folder from which a run that was killed is resumed.
+"""A checkpoint of training: a folder from which a killed run is resumed.
 
-- ``run.json`` says what is trained on what; a run with anything else is refused by name.
-- ``counts`` is the word counts file, there once counting is done.
-- ``merges`` is a log, appended to as merges are made. A block is a head (number of merges, CRC-32
-  of the rest) and the rest: the pairs as symbols, then their counts. A part of a
-  block at the end, which a kill or a full disk leaves, is cut off.
-- Appended blocks reach the disk about once a second, so losing power costs little more than that.
+- ``run.json`` has the inputs and options of the training. A run with other inputs or options is
+  refused, and the error names the difference.
+- ``counts`` is the word counts file, written when counting is done.
+- ``merges`` is a log, extended while merges are made. A block is a head (number of merges, CRC-32
+  of the rest) and the rest: the pairs as symbols, then their counts. A kill or a full disk may
+  leave part of a block at the end, which is cut off.
+- Appended blocks reach the disk about once a second, so a loss of power costs little more.
 - ``lock`` is locked by the run that writes the folder, see `llmgpu.locks`.
 - ``options.toml`` has the options of the command, see `llmgpu.cli.option_files`.
-- The folder is made by a run and belongs to it. When its results are written, only ``run.json`` and
-  the options stay; ``run.json`` then names the results: the same run has nothing left to do while
-  they are as it wrote them, and another one begins in the folder.
+- A run makes the folder and owns it. When its results are written, only ``run.json`` and the
+  options stay; ``run.json`` then names the results. While the results are unchanged, the same run
+  has
+  nothing left to do, and another run may begin in the folder.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ _PAIR_BYTES, _COUNT_BYTES = 8, 8
 
 
 def checkpoint_files(folder: str | Path) -> list[Path]:
-    """Return the folder of a checkpoint and the files that it may have."""
+    """Return the folder of a checkpoint and the files that may be in it."""
     return [
         Path(folder),
         *(Path(folder) / name for name in (_RUN, _COUNTS, _MERGES, _LOCK, _OPTIONS)),
@@ -59,11 +61,11 @@ def checkpoint_files(folder: str | Path) -> list[Path]:
 class Checkpoint:
     """The folder of one run.
 
-    counts_path: where the word counts belong.
+    counts_path: the path of the word counts.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Lock a folder that `begin` or `resume` has made sure of."""
+        """Lock a folder that `begin` or `resume` has checked."""
         self.folder = folder
         self._lock = FileLock(folder / _LOCK, str(folder))
         self.counts_path = folder / _COUNTS
@@ -74,8 +76,8 @@ class Checkpoint:
     def begin(cls, path: str | Path, run: Run) -> Checkpoint:
         """Make the folder of a new run.
 
-        Raises OutputError if `path` exists already, but for that of a finished run, or can't be
-        made.
+        Raises OutputError if `path` exists already, unless as the folder of a finished run, or
+        can't be made.
         """
         require_name(path)
         folder = Path(path)
@@ -101,8 +103,8 @@ class Checkpoint:
     def resume(cls, path: str | Path, run: Run) -> Checkpoint | None:
         """Open the folder of a run that ended too early; None if there is none.
 
-        Raises InputError if it is not a checkpoint, or that of another run: the message says what
-        differs.
+        Raises InputError if the folder is no checkpoint, or belongs to another run: the message
+        names the difference.
         """
         folder = Path(path)
         if not str(path) or not os.path.lexists(folder) or _outputs_of(folder) is not None:
@@ -129,9 +131,9 @@ class Checkpoint:
 
     @classmethod
     def unicode_of(cls, path: str | Path) -> str | None:
-        """Return the Unicode version of the run that is to be resumed, None if it has no such.
+        """Return the Unicode version of the run to be resumed, None if the run has none.
 
-        Raises InputError if it is not a checkpoint.
+        Raises InputError if the folder is no checkpoint.
         """
         folder = Path(path)
         if not os.path.lexists(folder) or _is_unused(folder) or _outputs_of(folder) is not None:
@@ -141,7 +143,7 @@ class Checkpoint:
 
     @classmethod
     def may_have_made(cls, path: str | Path, output: str) -> bool:
-        """Whether the run of a folder may have written a file: it says so, or was killed."""
+        """Whether the run of a folder may have written `output`: it says so, or was killed."""
         made = _outputs_of(Path(path))
         if made is None:
             return os.path.isdir(path)
@@ -149,7 +151,7 @@ class Checkpoint:
 
     @classmethod
     def is_done(cls, path: str | Path, run: Run, outputs: Iterable[str]) -> bool:
-        """Whether a folder is of `run`, finished, and the `outputs` that it made are unchanged."""
+        """Whether a folder is of `run`, finished, with `outputs` among its unchanged results."""
         made = _outputs_of(Path(path))
         if made is None or _read_run(Path(path) / _RUN) != json.loads(json.dumps(run)):
             return False
@@ -163,7 +165,7 @@ class Checkpoint:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is done yet that a run could resume from."""
+        """Whether nothing is recorded yet from which a run could resume."""
         return not (self.has_counts or (self.folder / _MERGES).exists())
 
     def read_merges(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
@@ -202,7 +204,7 @@ class Checkpoint:
                 self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Close the log and unlock the folder; what is in it stays."""
+        """Close the log and unlock the folder; the files stay."""
         self._close_log()
         self._lock.close()
 
@@ -249,7 +251,7 @@ def _is_unused(folder: Path) -> bool:
 
 
 def _outputs_of(folder: Path) -> list[list[Any]] | None:
-    """Return the facts of the files that a finished run made; None for any other folder."""
+    """Return the facts of a finished run's output files; None for any other folder."""
     try:
         content = json.loads((folder / _RUN).read_bytes())
         outputs = content.get("outputs") if content.get("format") == FORMAT_NAME else None
@@ -276,7 +278,7 @@ def _read_run(path: Path) -> Run:
 
 
 def _parse_log(data: bytes) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]:
-    """Return the pairs and counts of all whole blocks, and where the last of them ends."""
+    """Return the pairs and counts of all whole blocks, and the end of the last whole block."""
     pairs = [np.empty((0, 2), np.uint32)]
     counts = [np.empty(0, np.int64)]
     position = 0

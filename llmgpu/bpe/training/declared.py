@@ -1,4 +1,4 @@
-"""The options of training a vocabulary as the command line takes them, declared without NumPy."""
+"""The options of training a vocabulary for the command line, declared without NumPy."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Merging on the host: by the CPU engine, one merge after the other, or on NumPy, many at a time.
 
-Both make the same merges; how the engine makes them is in llmgpu/cpu/merging.c. Where the free
-memory is too small for the index of all pairs, the engine indexes fewer pairs at a time, which
-takes longer.
+Both make the same merges; llmgpu/cpu/merging.c has the engine's algorithm. If the free memory is
+too small for the index of all pairs, the engine indexes fewer pairs at a time, which takes longer.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from llmgpu.spelling import spelled
 
 ENGINE_COSTS = Costs(fixed=14 << 20, per_byte=18, per_word=120)
 LITTLE_COSTS = Costs(fixed=176 << 20, per_byte=11.5, per_word=24)  # with fewer pairs at a time
-FEW_PAIRS, POSITIONS_A_PAIR = 1 << 20, 48  # so many pairs at a time, and one more for 48 positions
+# this many pairs at a time, and one more for every 48 positions
+FEW_PAIRS, POSITIONS_A_PAIR = 1 << 20, 48
 SLICE_MERGES = 256  # between two reports
 SLICE_OCCURRENCES = 1 << 22  # merged between two reports; a fraction of a second
 
@@ -31,7 +31,7 @@ _NONE: Piece = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
 
 
 def memory_costs(words: float, nbytes: float) -> Costs:
-    """Return the memory that merging needs for this many words of `nbytes` in all."""
+    """Return the memory for merging `words` words of `nbytes` bytes in all."""
     if library() is None:
         return batched_numpy.COSTS
     free = free_memory()
@@ -40,7 +40,7 @@ def memory_costs(words: float, nbytes: float) -> Costs:
 
 
 def _require_free(words: SymbolWords) -> Costs:
-    """Return the memory that merging needs; InputError if less is free."""
+    """Return the memory for merging; InputError if less is free."""
     count, nbytes, free = len(words.counts), len(words.symbols), free_memory()
     costs = memory_costs(count, nbytes)
     needed = costs.of(count, nbytes) - nbytes
@@ -66,7 +66,7 @@ def train(
 ) -> Merges:
     """Learn merges that make up to `merges` new symbols; see `batched_numpy.train`.
 
-    keeps_words: if not, `words` has no symbols afterwards, which spares their memory meanwhile.
+    keeps_words: if False, `words` loses its symbols early, which saves their memory.
 
     Raises InputError if there is too little memory.
     """
@@ -111,7 +111,7 @@ def train(
 
 
 def _merge_best(trainer: CTrainer, spellings: Spellings, next_symbol: int) -> tuple[Piece, bool]:
-    """Merge the best pair; return it, and whether the result is a new symbol."""
+    """Merge the best pair; return the pair, and whether the result is a new symbol."""
     best = trainer.best()
     if best is None:
         return _NONE, False

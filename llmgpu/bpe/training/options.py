@@ -33,22 +33,22 @@ class TrainingOptions(DeclaredOptions):
     vocab_size: upper bound of the number of ids, special tokens included.
     pattern: name of the pre-tokenizer's pattern; an alias is replaced by it.
     min_frequency: merge only pairs that occur at least this often; 0 counts as 1.
-    special_tokens: they get the last ids, in this order.
-    tie: which of two equally frequent pairs is merged first, see `llmgpu.bpe.vocabulary.building`.
+    special_tokens: texts of the last ids, in this order.
+    tie: decides between equally frequent pairs, see `llmgpu.bpe.vocabulary.building`.
     max_token_length: make no token of more bytes; None for no limit.
     match: how the vocabulary is applied, "bpe" or "greedy"; None for the seed's rule, or "bpe". The
         merges are the same.
     seed: a vocabulary whose tokens keep their ids, and whose merges come first. Its tie rule must
-        be the `tie` of the options. With another pattern than the seed's own, its merges are made
-        in text that the new pattern cuts, so that new tokens may cross the seed's boundaries.
+        be the `tie` of the options. With another pattern than the seed's own, the seed's merges are
+        made in text cut by the new pattern, so that new tokens may cross the seed's boundaries.
     engine: "batched" merges the distinct words, many pairs at a time; "recount" counts the whole
         text again for each merge, on a GPU.
     smaller_sizes: other sizes to make vocabularies of, each less than `vocab_size`.
     recount_slots: slots of the table in workgroup memory in which the recount engine counts first,
         a power of two. The number changes no merge, only the speed.
     threads: CPU threads that count words; None: see `llmgpu.bpe.words.count_host`.
-    unicode: version of the pattern's character classes; it must be that of a seed with the same
-        pattern.
+    unicode: version of the pattern's character classes; must be the version of a seed with the
+        same pattern.
 
     Raises:
         LlmgpuError: an option is out of range, or doesn't go with the seed.
@@ -85,7 +85,7 @@ class TrainingOptions(DeclaredOptions):
             raise LlmgpuError("special tokens must differ from one another and not be empty")
         if self.seed is not None:
             self._check_seed(self.seed)
-            _ = self.symbols  # which checks more of it
+            _ = self.symbols  # raises VocabularyError for a seed that can't be extended
 
     @cached_property
     def cut(self) -> Pattern:
@@ -94,7 +94,10 @@ class TrainingOptions(DeclaredOptions):
 
     @property
     def merges(self) -> int:
-        """Merges that make a vocabulary of the full size, those that make no new token apart."""
+        """Merges that make a vocabulary of the full size.
+
+        Merges without a new token are not counted.
+        """
         return self.new_tokens(self.vocab_size)
 
     @property
@@ -104,7 +107,7 @@ class TrainingOptions(DeclaredOptions):
 
     @cached_property
     def start(self) -> Vocabulary:
-        """The vocabulary that training starts from."""
+        """The vocabulary from which training starts."""
         if self.seed is None:
             start = byte_vocabulary(self.pattern, self.tie, self.unicode)
             return start.with_match(self.match or start.match)
@@ -114,7 +117,7 @@ class TrainingOptions(DeclaredOptions):
             seed = replace(seed, pattern=self.pattern, expression=expression, unicode=self.unicode)
         by_ranks = seed.match == "bpe" and len(seed.merges) == 0
         if by_ranks:
-            # Further merges extend a list of merges, so ranks are turned into one.
+            # Training appends to a list of merges, so a seed with ranks alone gets a list.
             return replace(seed, merges=listed_merges(seed), ignore_merges=True)
         return seed
 
@@ -144,7 +147,7 @@ class TrainingOptions(DeclaredOptions):
         return size - first - len(self.special_tokens)
 
     def _make_ints(self) -> None:
-        """Replace integers of NumPy by Python's; TypeError for what is no integer."""
+        """Replace integers of NumPy by Python's; TypeError for any other type."""
         size = "a vocabulary size"
         made: dict[str, Any] = {
             "vocab_size": _as_int(self.vocab_size, size),
@@ -200,7 +203,7 @@ def _as_int(number: object, what: str) -> int:
 def require_counted_for(
     counts: WordCounts, options: TrainingOptions, special_tokens: Iterable[str]
 ) -> None:
-    """Raise InputError unless words were counted as they would be for this training."""
+    """Raise InputError unless this training would have counted the words alike."""
     for what, counted, wanted in (
         ("pattern", counts.pattern, options.pattern),
         ("Unicode version", counts.cut.unicode, options.cut.unicode),

@@ -1,9 +1,9 @@
-"""Where the phases of a training run, and how much memory they take at most.
+"""The backend of each phase of a training, and an upper estimate of memory.
 
 - The words are added up in memory until they reach their share of the free memory, then in files.
-  Merging needs all of them in memory.
-- While a text is counted, the estimate takes the rest of the text to have as many new words a byte
-  as the text so far. Words repeat, so the rest has fewer, unless it is of another kind. The
+  Merging needs all words in memory.
+- While a text is counted, the estimate assumes as many new words a byte in the rest of the text as
+  in the text so far. Words repeat, so the rest has fewer, unless it is of another kind. The
   estimate is close once the whole text is read.
 """
 
@@ -23,7 +23,7 @@ from llmgpu.spelling import spelled
 
 @dataclass(frozen=True)
 class Plan:
-    """The options of a training, and where its phases run.
+    """The options of a training, and the backends of its phases.
 
     counting, merging: the backends of these phases.
     notes: a line each.
@@ -36,7 +36,7 @@ class Plan:
 
 
 def make_plan(options: TrainingOptions, backend: Backend) -> Plan:
-    """Choose where each phase runs.
+    """Choose the backend of each phase.
 
     Raises LlmgpuError if the engine does not support the options.
     """
@@ -71,7 +71,7 @@ _UPLOAD = Costs(fixed=HOST_BYTES, per_byte=16, per_word=64)
 def words_memory(plan: Plan, words: float, nbytes: float, *, merges: bool = True) -> Memory:
     """Return the memory that counting and merging need for distinct words.
 
-    words: how many. nbytes: how many they have.
+    words: their number. nbytes: their bytes in all.
     """
     counting, merging = _counting(plan, words, nbytes), Memory(0)
     if merges:
@@ -105,5 +105,5 @@ def _merging(plan: Plan, words: float, nbytes: float) -> Memory:
 
 
 def _on_device(plan: Plan, host: int, device: int) -> Memory:
-    """Return the sum on the host if that is where a software adapter has its memory."""
+    """Return the sum on the host if a software adapter has its memory there."""
     return Memory(host + device if plan.merging.is_software else host, device)

@@ -36,7 +36,8 @@ PARTS, DIGITS, SPACE, SIGNS = "parts of characters", "digits", "white space", "p
 SPECIAL = "special tokens"
 
 
-# First words of the names of letters that belong to several scripts, or name theirs later.
+# First words in the Unicode names of letters that belong to several scripts, or name a script
+# later.
 _NO_SCRIPTS = frozenset(
     (
         *("", "Combining", "Double", "Feminine", "Masculine", "Mathematical", "Micro"),
@@ -54,8 +55,8 @@ def scripts_of(vocabulary: Vocabulary) -> list[str]:
 def script_of(token: bytes) -> str:
     """Return the script of a token's first letter as Unicode names letters: Latin, Cyrillic, CJK.
 
-    A token without letters is digits, punctuation and symbols, or white space; one that is not
-    UTF-8 and has no letter is a part of characters.
+    A token without letters is digits, punctuation and symbols, or white space. A token without
+    letters that is not UTF-8 is a part of characters.
     """
     text = token.decode(errors="ignore")
     kinds = {unicodedata.category(character)[0]: character for character in reversed(text)}
@@ -100,9 +101,9 @@ def length_group(length: int) -> str:
 def bytes_a_token(
     vocabulary: Vocabulary, words: DistinctWords, progress: Progress = no_progress
 ) -> Iterator[tuple[int, float]]:
-    """Yield, for growing numbers of the vocabulary's merges, how many bytes a token has then.
+    """Yield, for growing numbers of merges, the number and the bytes per token with these merges.
 
-    Each number of merges makes 2^k ids, the last one is that of all. words: of a text, cut by the
+    Each number of merges makes 2^k ids; the last number is all merges. words: of a text, cut by the
     vocabulary's pattern. Nothing is yielded for a vocabulary that does not merge.
 
     Raises VocabularyError for merges that can't be made one after the other, see `seed_symbols`.
@@ -122,7 +123,7 @@ def bytes_a_token(
         yield count, words.text_bytes / left.total
 
 
-_MOST_SCRIPTS = 15  # in the chart; the others are added up
+_MOST_SCRIPTS = 15  # in the chart; all other scripts are added up
 _LONGEST = 40  # tokens in the table
 
 
@@ -136,7 +137,7 @@ def draw_vocabulary(
     """Return the page.
 
     name: of the vocabulary. facts: lines at the top of the page. rates: bytes per token of a text
-    by the number of merges; text: a description of that text.
+    by the number of merges; text: a description of this text.
     """
     lines = draw_facts([(key, str(value)) for key, value in facts.items()])
     if rates:

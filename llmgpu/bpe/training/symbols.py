@@ -2,9 +2,9 @@
 
 Symbols are numbered in the order that decides between equally frequent pairs: first the bytes by
 their rank (0 .. 255, see `llmgpu.bpe.vocabulary.building`), then all other tokens by their ids.
-Merge k of a training makes the k-th symbol after all that existed before.
+Merge k of a training makes the k-th symbol after all earlier symbols.
 
-A training run starts from a vocabulary: that of the 256 bytes, or one whose merges are replayed.
+A training run starts from a vocabulary: the 256 bytes, or a vocabulary whose merges are replayed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from llmgpu.text.normalizing import get_normalizer
 
 @dataclass(eq=False)
 class SymbolWords:
-    """Words of two symbols or more; shorter ones have nothing to merge and are left out.
+    """Words of two symbols or more. Shorter words have nothing to merge and are left out.
 
-    symbols: (n,), the words end to end: uint8 if they are bytes that nothing was merged of, else
-        uint32.
+    symbols: (n,), the words end to end: uint8 if all are bytes before any merge, else uint32.
     offsets: int64 (words + 1,), word k is symbols[offsets[k] : offsets[k + 1]].
     counts: int64 (words,), how often each word occurs, at least once.
     lengths: uint32 (next symbol,), the bytes of each symbol; the first new symbol is len(lengths).
-    total: symbols of the whole text, words that are left out included.
+    total: symbols of the whole text, with the words that are left out.
     """
 
     symbols: NDArray[np.uint8] | NDArray[np.uint32]
@@ -41,7 +40,7 @@ class SymbolWords:
     total: int
 
     def let_go(self) -> None:
-        """Drop the symbols: a trainer has them laid out, and nobody asks for them again."""
+        """Drop the symbols, when a trainer has its own layout of them."""
         self.symbols = self.symbols[:0].copy()
 
 
@@ -66,17 +65,17 @@ def byte_symbols(words: DistinctWords, byte_ranks: NDArray[np.uint32]) -> Symbol
 class Spellings:
     """The bytes of every symbol, and the symbols that no merge has made yet.
 
-    A merge whose bytes are those of such a symbol makes that one, any other merge a new one. So
-    tokens differ in their bytes, and no id is spent twice on the same bytes.
+    A merge with the bytes of such a symbol makes this symbol, any other merge a new symbol. So
+    tokens differ in their bytes, and no two ids have the same bytes.
     """
 
     def __init__(self, tokens: Iterable[bytes], unreached: Sequence[int]) -> None:
-        """Start with the bytes of the first symbols; `unreached` ones are in no word."""
+        """Start with the bytes of the first symbols; `unreached` symbols are in no word."""
         self._tokens = list(tokens)
         self._unreached = {self._tokens[symbol]: symbol for symbol in reversed(unreached)}
 
     def merge(self, left: int, right: int) -> int:
-        """Return the symbol that a merge makes, which exists from now on."""
+        """Return the symbol of a merge, and record it as made."""
         spelled = self._tokens[left] + self._tokens[right]
         symbol = self._unreached.pop(spelled, len(self._tokens))
         if symbol == len(self._tokens):
@@ -129,14 +128,14 @@ class SeedSymbols:
 def seed_symbols(seed: Vocabulary, byte_ranks: NDArray[np.uint32]) -> SeedSymbols:
     """Number the tokens of a vocabulary: bytes by their rank, then all others by their ids.
 
-    Raises VocabularyError if it can't be extended: a byte has no token, text is changed
+    Raises VocabularyError if the vocabulary can't be extended: a byte has no token, text is changed
     before it is tokenized, or a merge has a part that no merge before it makes.
     """
     _check_seed(seed)
     ids = np.empty(seed.size, np.uint32)
     is_byte = np.zeros(seed.size, np.bool_)
     ordinary, spelled = seed.ordinary_ids.tolist(), tuple(seed.tokens)
-    # Backwards, so that of several ids for the same byte the first one stays.
+    # Backwards, so that the first of several ids for the same byte stays.
     of_byte = {spelled[i]: i for i in reversed(ordinary) if len(spelled[i]) == 1}
     for value, rank in enumerate(byte_ranks.tolist()):
         ids[rank] = of_byte[bytes([value])]
@@ -169,7 +168,7 @@ def _check_seed(seed: Vocabulary) -> None:
 
 
 def _reached(merges: NDArray[np.uint32], size: int) -> NDArray[np.bool_]:
-    """Return which symbols are bytes or made by merges: bool (size,)."""
+    """Mark the symbols that are bytes or made by merges: bool (size,)."""
     reached = np.arange(size) < 256
     for k, (left, right, result) in enumerate(merges.tolist()):
         if not (reached[left] and reached[right]):
@@ -189,11 +188,11 @@ OnMerges = Callable[[NDArray[np.uint32], NDArray[np.int64]], None]
 class Merges:
     """Merges that a trainer learned.
 
-    pairs: uint32 (M, 2), the symbols merged, first merge first. (From the recount trainer: ids, of
-        which a byte's is its value, and merge k makes id 256 + k.)
+    pairs: uint32 (M, 2), the symbols merged, first merge first. (The recount trainer has ids: a
+        byte's id is its value, and merge k makes id 256 + k.)
     counts: int64 (M,), how often each pair occurred when it was merged.
     symbols: length of the text in symbols after the last merge.
-    batches: passes that made them; None if that is not known.
+    batches: number of passes; None if unknown.
     """
 
     pairs: NDArray[np.uint32]
@@ -207,11 +206,11 @@ def check_logged(
 ) -> None:
     """Raise InputError for merges that no training can have logged.
 
-    pairs, counts: as in `Merges`. Each pair is of symbols that exist by then; no pair occurs more
-    often than one before it, and of equally frequent ones the lower comes first, unless the merge
-    before has made it.
+    pairs, counts: as in `Merges`. Both symbols of a pair exist before its merge. No pair occurs
+    more often than the pair before. Of equally frequent pairs the lower comes first, unless the
+    merge before has made it.
     """
-    new = len(seed.tokens) + np.arange(len(pairs))  # the symbol that each merge makes
+    new = len(seed.tokens) + np.arange(len(pairs))  # the symbol of each merge
     order = pairs[:, 0].astype(np.int64) << 32 | pairs[:, 1]
     made_before = np.asarray((pairs >= new[:, None] - 1).any(axis=1))
     sound = (
@@ -233,7 +232,7 @@ def check_replayed(
 ) -> None:
     """Raise InputError unless merges leave as many symbols of the text as their counts say.
 
-    before, after: symbols. An occurrence is one symbol less; those of a pair (a, a) may overlap.
+    before, after: symbols. An occurrence is one symbol less; occurrences of (a, a) may overlap.
     """
     overlap = pairs[:, 0] == pairs[:, 1]
     most = sum(counts.tolist())  # of any size
@@ -247,8 +246,8 @@ def translate(
 ) -> NDArray[np.uint32]:
     """Turn merges of symbols into merges of ids.
 
-    pairs: uint32 (M, 2), symbols. results: uint32 (M,), the symbols they make.
-    ids: uint32 (symbols,), the id of each symbol that existed before; later symbols are ids.
+    pairs: uint32 (M, 2), symbols. results: uint32 (M,), the merged symbols.
+    ids: uint32 (symbols,), the id of each symbol before training; later symbols are ids.
 
     Returns uint32 (M, 3): left, right, result.
     """

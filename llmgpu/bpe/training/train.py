@@ -1,11 +1,11 @@
-"""Training a vocabulary from a corpus, on the backend that was chosen.
+"""Training a vocabulary from a corpus, on the chosen backend.
 
 The phases are: count the words, turn them into symbols (and replay the merges of a seed, or of a
-run that is resumed), merge, make the vocabulary. Every backend makes the same merges, so the
-vocabulary and its file do not depend on where they were made.
+resumed run), merge, make the vocabulary. Every backend makes the same merges, so the vocabulary
+and its file do not depend on the backend.
 
-Several sizes are one run: the merges of a smaller vocabulary are the first of a larger one's, and
-so are its ordinary ids. Each file equals the file of a run for that size alone.
+Several sizes are one run: the merges of a smaller vocabulary are the first merges of a larger one,
+and its ordinary ids are the first ids. Each file equals the file of a run for this size alone.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ READ_BYTES = 8 << 20  # text read at a time
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Trained vocabularies and how they came about.
+    """Trained vocabularies, and figures of their training.
 
-    vocabulary: that of the largest size.
-    vocabularies: by the size asked for, ascending.
+    vocabulary: the vocabulary of the largest size.
+    vocabularies: by requested size, ascending.
     merge_counts: int64 (merges,), how often each pair occurred when it was merged; merges of a seed
         are left out.
-    stop_reason: why there are fewer tokens than asked for; None if there are not.
+    stop_reason: why there are fewer tokens than requested; None if there are not.
     seconds: time by phase.
     text_bytes, documents: size of the text.
-    distinct_words: how many; None if words were not counted.
-    batches: passes that made the merges; None if that is not known.
+    distinct_words: their number; None if words were not counted.
+    batches: number of merging passes; None if unknown.
     notes: a line each, for people.
     """
 
@@ -78,9 +78,9 @@ class TrainingResult:
 
 
 class Training:
-    """One training: its plan, its callbacks, and how long each phase took.
+    """One training: its plan, its callbacks, and the time of each phase.
 
-    on_memory: takes the estimate of the memory that the training needs, whenever it changes.
+    on_memory: called with the estimate of the training's memory, whenever the estimate changes.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class Training:
     ) -> TrainingResult:
         """Train a byte-level BPE vocabulary on a corpus, or on words counted before.
 
-        checkpoint: where to resume from, and to record what is done.
-        on_counted: takes the counted words before they are merged.
+        checkpoint: records finished work; a training resumes from it.
+        on_counted: called with the counted words before merging.
 
         Raises:
             InputError: the corpus is empty or can't be read, or a pre-token is too long.
             OutputError: words are spilled to a temporary file, which can't be written.
-            DeviceError: it does not fit into the adapter's memory.
+            DeviceError: the training does not fit into the adapter's memory.
             LlmgpuError: the engine does not support the options.
         """
         if self._options.engine == "recount":
@@ -132,10 +132,10 @@ class Training:
     def count(
         self, corpus: Corpus, *, merges: bool = True, may_be_empty: bool = False
     ) -> WordCounts:
-        """Count the words of a corpus; InputError as `run` raises it.
+        """Count the words of a corpus; raises InputError as `run` does.
 
         merges: whether the words are merged afterwards, for the estimate of memory.
-        may_be_empty: no text is not an error, as the corpus is a part of one.
+        may_be_empty: accept a corpus without text, because it is part of a larger corpus.
         """
         device, options = self._plan.counting.device, self._options
 
@@ -155,7 +155,7 @@ class Training:
             from llmgpu.bpe.training import batched_gpu
             from llmgpu.bpe.words.count_gpu import GpuWordCounter
 
-            # The kernels that merge are compiled while the words are counted.
+            # Compile the merging kernels while the words are counted.
             with ThreadPoolExecutor(1, thread_name_prefix="llmgpu-compile-merging") as thread:
                 with self._phase("compile kernels"):
                     counter = GpuWordCounter(device, options.cut, WordAccumulator())
@@ -172,7 +172,7 @@ class Training:
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        """Time a phase, or one more part of it."""
+        """Time a phase, or one more part of the phase."""
         start = time.perf_counter()
         yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
@@ -180,9 +180,9 @@ class Training:
     def _merge(
         self, words: SymbolWords, facts: dict[str, int], checkpoint: Checkpoint | None
     ) -> TrainingResult:
-        """Replay the merges of the seed and of the checkpoint, and merge on from there.
+        """Replay the merges of the seed and of the checkpoint, then learn the rest.
 
-        words: bytes as symbols. facts: fields of the result that say something of the text.
+        words: bytes as symbols. facts: fields of the result about the text.
         """
         seed, progress = self._options.symbols, self._progress
         spellings = seed.spellings()
@@ -199,7 +199,7 @@ class Training:
                 rest = merge_host.apply_merges(words, merges, progress)
                 with checkpoint.naming():
                     check_replayed(pairs, counts, words.total, rest.total)
-        # Words that no merge was replayed on are asked for once more if several sizes are measured.
+        # If several sizes are measured, the words before any replayed merge are needed once more.
         keeps_words = rest is words and len(self._options.sizes) > 1
         with self._phase("merge"):
             learned = self._learn(
@@ -245,7 +245,7 @@ class Training:
                         progress=self._progress,
                         on_merges=on_merges,
                     )
-            except CapacityError as error:  # perhaps after some merges, which the CPU makes, too
+            except CapacityError as error:  # perhaps after some merges, which the CPU repeats
                 reason = str(error)
                 if logged:
                     logged.start_again()
@@ -263,7 +263,7 @@ class Training:
     def _measure_sizes(
         self, words: SymbolWords, merges: NDArray[np.uint32], symbols: int
     ) -> dict[int, tuple[int, int]]:
-        """Return, for each size, its number of merges and the symbols that they leave of the text.
+        """Return, for each size, its number of merges and the number of symbols left of the text.
 
         words: before the merges. merges: uint32 (M, 3), in symbols. symbols: left by all merges.
         """
@@ -356,15 +356,15 @@ def train_vocabulary(
 
 
 class Logged:
-    """Passes merges on once, also if another backend makes all of them again."""
+    """Passes each merge on once, even if another backend makes all merges again."""
 
     def __init__(self, on_merges: OnMerges) -> None:
-        """Pass them to `on_merges`."""
+        """Pass merges on to `on_merges`."""
         self._on_merges = on_merges
         self._passed = self._made = 0
 
     def take(self, pairs: NDArray[np.uint32], counts: NDArray[np.int64]) -> None:
-        """Pass on those of the next merges that were not."""
+        """Pass on the new ones among the next merges."""
         known = min(max(self._passed - self._made, 0), len(counts))
         self._made += len(counts)
         if known < len(counts):
@@ -372,7 +372,7 @@ class Logged:
             self._on_merges(pairs[known:], counts[known:])
 
     def start_again(self) -> None:
-        """Take the merges from the first one on once more."""
+        """Expect the merges from the first one on once more."""
         self._made = 0
 
 
@@ -419,7 +419,7 @@ def _training_facts(
 
 
 def _stop_reason(size: int, merges: int, options: TrainingOptions) -> str | None:
-    """Return why training made `size` tokens, if that is fewer than asked for."""
+    """Return why training made only `size` tokens; None if this is the requested number."""
     if size == options.vocab_size:
         return None
     short = f" of up to {options.max_token_length} bytes" if options.max_token_length else ""

@@ -1,13 +1,13 @@
-"""Making vocabularies: of the 256 bytes, and with merges and special tokens more than another.
+"""Making vocabularies: from the 256 bytes, or by adding merges and special tokens to another.
 
-The tie rule says which of several equally frequent pairs is merged first: the pair whose left
-symbol has the lowest rank, then the pair whose right symbol has. The rank of a merged symbol is its
-id, so it comes after all bytes. The rules differ in the ranks of the bytes:
+The tie rule decides which of several equally frequent pairs is merged first: the pair whose left
+symbol has the lowest rank, then the pair whose right symbol has the lowest rank. The rank of a
+merged symbol is its id, so it ranks after all bytes. The rules differ in the ranks of the bytes:
 
 - ``bytes``: a byte ranks as its value.
-- ``hf``: bytes rank in the order of the characters that Hugging Face's byte-level alphabet (GPT-2's
-  bytes_to_unicode) shows them as: a printable Latin-1 character stands for itself, every other byte
-  takes the next free code point from 256 on. Hugging Face's trainer makes the same merges.
+- ``hf``: bytes rank in the order of their characters in Hugging Face's byte-level alphabet (GPT-2's
+  bytes_to_unicode): a printable Latin-1 character stands for its own byte, every other byte takes
+  the next free code point from 256 on. Hugging Face's trainer makes the same merges.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def byte_ranks(tie: str) -> NDArray[np.uint32]:
     return ranks
 
 
-_LONG_TOKEN = 64  # mean bytes of new tokens that there is room for at first
+_LONG_TOKEN = 64  # mean bytes of new tokens in the first allocation
 
 
 def byte_vocabulary(pattern: str, tie: str, unicode: str = DEFAULT_VERSION) -> Vocabulary:
@@ -82,10 +82,10 @@ def extend_vocabulary(
     special_tokens: Sequence[str],
     training: dict[str, int | float | str],
 ) -> Vocabulary:
-    """Append merges to those of a vocabulary, and special tokens last; existing ids stay.
+    """Append merges to the merges of a vocabulary, and special tokens last; existing ids stay.
 
     merges: integers (M, 3), ids of the left part, the right part and the result. A result is the
-        next free id, or the id of an existing token that spells the same.
+        next free id, or the id of an existing token with the same bytes.
 
     Raises VocabularyError for a merge of an id that does not exist yet or with any other result,
     and for a special token that is empty, repeated or spelled like another token.
@@ -104,7 +104,7 @@ def extend_vocabulary(
 
 
 def _appended(seed: Vocabulary, merges: NDArray[np.int64]) -> PackedTokens:
-    """Return the tokens of a vocabulary and after them the results of merges."""
+    """Return the tokens of a vocabulary, then the results of merges."""
     if library() is not None and len(merges) and 0 <= merges.min() <= merges.max() < NO_TOKEN:
         most = seed.token_offsets[-1] + _LONG_TOKEN * len(merges)
         made = append_merges(seed.token_data, seed.token_offsets, merges.astype(np.uint32), most)

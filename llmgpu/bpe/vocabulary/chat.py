@@ -1,7 +1,7 @@
 """The chat template of a vocabulary: how the messages of a conversation become one text.
 
-It is kept among a vocabulary file's training data, for which older files have no field: its source
-as ``chat_template``, and the special tokens that it names as JSON, ``chat_tokens``.
+A vocabulary file keeps the template among its training data, because older files have no field for
+it: the source as ``chat_template``, and the special tokens named in it as JSON, ``chat_tokens``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ChatTemplate:
 def take_chat_template(training: dict[str, int | float | str]) -> ChatTemplate | None:
     """Take the entries of a template out of a file's training data; None if there are none.
 
-    Raises VocabularyError for entries that are not as `ChatTemplate.entries` gives them.
+    Raises VocabularyError for entries that `ChatTemplate.entries` would not return.
     """
     source, packed = training.pop(SOURCE, None), training.pop(TOKENS, "{}")
     try:

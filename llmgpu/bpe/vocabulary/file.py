@@ -2,17 +2,17 @@
 
 - ``format`` and ``version`` come first, then the fields of a Vocabulary, ``trie`` (a map) and
   ``fingerprint``. A file of a newer version is refused before anything else in it is read.
-- Everything that can be long is one binary string of bytes or little-endian 32-bit numbers, checked
-  before it becomes objects: ``token_lengths`` and ``token_data`` (bytes by id, end to end),
+- Any long field is one binary string of bytes or little-endian 32-bit numbers, checked before
+  objects are made of it: ``token_lengths`` and ``token_data`` (bytes by id, end to end),
   ``special_ids`` (ascending; the text is the token), ``merges`` (left, right, result),
   ``trie.nodes`` (first child, number of children, token id) and ``trie.edges`` (byte, target node).
 - ``training`` also has ``unicode``, the version of the character classes, if the pattern has some;
-  a file without that entry is of ``unicode_classes.UNRECORDED_VERSION``.
-- So has it ``normalized_tokens``, ``prefix_ids`` and ``suffix_ids``, ids with commas between them,
-  if there are any, and a chat template, see `llmgpu.bpe.vocabulary.chat`.
+  a file without this entry has ``unicode_classes.UNRECORDED_VERSION``.
+- ``training`` also has ``normalized_tokens``, ``prefix_ids`` and ``suffix_ids``, ids with commas
+  between them, if there are any, and a chat template, see `llmgpu.bpe.vocabulary.chat`.
 - There are no msgpack arrays, and only three maps of few entries. A reader that allows no more
   can't be made to allocate much more than the size of the file.
-- This module knows bytes and their form. Vocabulary checks that they fit together.
+- This module checks the form of the bytes. Vocabulary checks that the fields fit together.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ _SAME_IN_VOCABULARY = (
 
 
 class PackedTokens(Sequence[bytes]):
-    """Tokens end to end, as a file has them; objects are made of those that are asked for.
+    """Tokens end to end, as in a file; an object is made only for a token that is read.
 
-    data: their bytes. offsets: int64 (tokens + 1,), where each starts, then the end.
+    data: bytes of all tokens. offsets: int64 (tokens + 1,), the start of each token, then the end.
     """
 
     def __init__(self, data: bytes, offsets: NDArray[np.int64]) -> None:
-        """Take tokens as they are."""
+        """Store the arguments without a copy."""
         self.data, self.offsets = data, offsets
 
     @classmethod
@@ -110,7 +110,7 @@ class PackedTokens(Sequence[bytes]):
         return len(self.offsets) - 1
 
     def __getitem__(self, place: Any) -> Any:
-        """Return a token, or a tuple of those in a slice; a loop is faster over all of them."""
+        """Return a token, or a tuple of the tokens of a slice; for all tokens a loop is faster."""
         if isinstance(place, slice):
             return self._all[place]
         token = range(len(self))[place]
@@ -160,7 +160,7 @@ def pack_ids(ids: Sequence[int] | NDArray[np.integer]) -> bytes:
 def pack(fields: dict[str, Any], trie: Trie | SortedTokens, fingerprint: str) -> Iterator[bytes]:
     """Yield the bytes of a file, some at a time: the same bytes for the same `FileContent`.
 
-    Raises VocabularyError for what is too long for the file.
+    Raises VocabularyError for a field that is too long for the file.
     """
     tokens: PackedTokens = fields["tokens"]
     converted = {
@@ -175,7 +175,7 @@ def pack(fields: dict[str, Any], trie: Trie | SortedTokens, fingerprint: str) ->
         "fingerprint": fingerprint,
     }
     yield msgpack.Packer().pack_map_header(len(_FIELDS))
-    # The order of the entries is that of _FIELDS.
+    # Entries have the order of _FIELDS.
     for name in _FIELDS:
         yield msgpack.packb(name)
         if name == "token_data":
@@ -200,9 +200,9 @@ def _pack_trie(trie: Trie | SortedTokens) -> Iterator[bytes]:
 
 
 def pack_data(name: str, size: int, parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield a binary string of `size` bytes as msgpack has it: its head, then its parts.
+    """Yield a binary string of `size` bytes in msgpack's form: its head, then its parts.
 
-    Raises VocabularyError, before the first of them, if it is too long.
+    Raises VocabularyError, before the first part, if the string is too long.
     """
     if size > _MOST_BYTES:
         raise VocabularyError(
@@ -215,9 +215,9 @@ def pack_data(name: str, size: int, parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def unpack(data: bytes) -> FileContent:
-    """Read the bytes of a file; VocabularyError unless it has the form that `pack` gives it.
+    """Read the bytes of a file; VocabularyError unless they have the form of `pack`.
 
-    Whether the parts are consistent is for Vocabulary and `validate_trie` to check.
+    Vocabulary and `validate_trie` check whether the parts are consistent.
     """
     check_header(data)
     content = _unpack_msgpack(lambda limits: msgpack.unpackb(data, **limits), len(data))
@@ -232,7 +232,7 @@ def unpack(data: bytes) -> FileContent:
 
 
 def check_header(data: bytes) -> None:
-    """Raise VocabularyError unless a file of the version that is read here begins like this."""
+    """Raise VocabularyError unless `data` begins like a file of a readable version."""
 
     def read(limits: dict[str, Any]) -> list[Any]:
         unpacker = msgpack.Unpacker(**limits)

@@ -1,15 +1,17 @@
-"""Merges recovered from ranks: which pair makes each token.
+"""Merges recovered from ranks: the pair that makes each token.
 
 By rank, any two neighbouring parts that together spell a token may merge, lowest rank first. Merge
-the bytes of a token by that rule until two parts are left: that is its pair. No other pair ever
+the bytes of a token by this rule until two parts are left: these are its pair. No other pair ever
 makes the token:
 
-- In a longer text, as long as no merge has crossed the ends of a stretch, the merges inside it are
-  those of the stretch alone, in the same order: if the lowest rank of all is inside, it is also the
-  lowest inside. So when two neighbours spell a token, they are its pair.
-- Hence a list with one merge per token, sorted by rank, gives the same ids as the ranks. A token
-  that its own bytes never merge to has no pair. It results only from a pre-token that is exactly
-  that token, for which a list of merges needs `ignore_merges`.
+- Take a stretch of a longer text. As long as no merge has crossed the ends of the stretch, the
+  merges inside are the merges of the stretch alone, in the same order: if the lowest rank of the
+  text is inside, it is also the lowest rank inside. So when two neighbours spell a token, they are
+  its pair.
+- Hence a list with one merge per token, sorted by rank, gives the same ids as the ranks. If the
+  bytes of a token never merge to the token, it has no pair. Such a token results only from a pre-
+  token
+  of exactly its bytes, for which a list of merges needs `ignore_merges`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _NO_PART = -2  # no part starts here any more
 
 
 def ordinary_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
-    """Return the id of every ordinary token, ids ascending; the lowest where tokens are equal."""
+    """Return the id of every ordinary token, ids ascending; of equal tokens the lowest id."""
     ranks: dict[bytes, int] = {}
     for number in vocabulary.ordinary_ids.tolist():
         if token := vocabulary.tokens[number]:
@@ -35,14 +37,14 @@ def ordinary_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
 
 
 def listed_merges(vocabulary: Vocabulary) -> NDArray[np.uint32]:
-    """Return the merges that give a vocabulary's ids, recovered if it has only ranks: (M, 3)."""
+    """Return the merges of a vocabulary's ids, recovered if there are only ranks: (M, 3)."""
     if len(vocabulary.merges):
         return vocabulary.merges
     return recover_merges(ordinary_ranks(vocabulary))
 
 
 def recover_merges(ranks: Mapping[bytes, int]) -> NDArray[np.uint32]:
-    """Return the merges that give the same ids as ranks: uint32 (M, 3), left, right and result.
+    """Return merges with the same ids as ranks: uint32 (M, 3), left, right and result.
 
     ranks: id by token; a lower id merges first. Every byte of a token is a token, too.
     """
@@ -56,10 +58,10 @@ def recover_merges(ranks: Mapping[bytes, int]) -> NDArray[np.uint32]:
 
 
 def _last_pair(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes] | None:
-    """Merge the bytes of `token` until two parts are left; None if they get stuck before."""
+    """Merge the bytes of `token` until two parts are left; None if no merge is left before."""
     length = len(token)
     ends = list(range(1, length + 1))  # end of the part that begins at each position
-    starts = list(range(-1, length))  # beginning of the part before it
+    starts = list(range(-1, length))  # start of the part before the part at each position
     waiting: list[tuple[int, int, int]] = []  # rank, beginning and end of two parts
     _offer(waiting, token, ranks, ((i, i + 2) for i in range(length - 1)))
     parts = length

@@ -14,26 +14,26 @@ from llmgpu.errors import InputError
 
 # Printable, but not seen: the backslash of escapes, variation selectors, and fillers.
 _UNSEEN = {"\\", *"\u034f\u115f\u1160\u3164\uffa0", *map(chr, range(0xFE00, 0xFE10))}
-_CONTINUATION = 0x80  # of a byte in a character after its first one, in the two highest bits
+_CONTINUATION = 0x80  # the two highest bits of every byte of a character but the first
 
 
 def character_spans(data: bytes, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the characters that tokens are in: int64 (n, 2), the first and the one after the last.
+    """Return each token's characters: int64 (n, 2), the first and the one after the last.
 
-    data: the text in UTF-8. lengths: bytes of each token (n,), which add up to those of `data`. A
-        character that tokens share belongs to each of them; an empty token has none.
+    data: the text in UTF-8. lengths: bytes of each token (n,), which add up to len(data). A
+        character shared by tokens belongs to each of them; an empty token has none.
     """
     begins_character = (np.frombuffer(data, np.uint8) & 0xC0) != _CONTINUATION
     characters = np.concatenate([np.zeros(1, np.int64), np.cumsum(begins_character)])
     ends = np.cumsum(lengths)
     begins = ends - lengths
-    # The character of byte k is the last one that begins at k or before.
+    # The character of byte k is the last character that begins at k or before.
     first = np.maximum(characters[np.minimum(begins + 1, len(data))] - 1, 0)
     return np.stack([np.where(lengths > 0, first, characters[ends]), characters[ends]], axis=1)
 
 
 def decode_with_spans(vocabulary: Vocabulary, ids: ArrayLike) -> tuple[str, NDArray[np.int64]]:
-    """Return the text of ids (n,), and the characters that each is in as `character_spans` does.
+    """Return the text of ids (n,), and each id's characters as `character_spans` does.
 
     Raises InputError for unknown ids and for ids whose bytes are not UTF-8.
     """
@@ -48,11 +48,11 @@ def decode_with_spans(vocabulary: Vocabulary, ids: ArrayLike) -> tuple[str, NDAr
 
 
 def readable(token: bytes) -> str:
-    r"""Return a token for people, on one line: each token in another way.
+    r"""Return a token for people, on one line; different tokens stay different.
 
-    Characters of every script are as they are. What can't be seen is escaped: bytes that are not
-    UTF-8 and ASCII as ``\xff``, other characters as ``\u200b``, and the backslash is doubled. So is
-    a mark that would be drawn over what is before the token.
+    Characters of every script stay as they are. Escapes show everything invisible: bytes that are
+    not UTF-8 and ASCII as ``\xff``, other characters as ``\u200b``, and the backslash is doubled. A
+    mark that would be drawn over the character before the token is escaped, too.
     """
     text = token.decode(errors="surrogateescape")
     if text.isascii() and text.isprintable() and "\\" not in text:
@@ -73,9 +73,9 @@ def _escape(character: str) -> str:
 
 
 def decode_stream(vocabulary: Vocabulary, ids: Iterable[int], errors: str) -> Iterator[str]:
-    """Yield the text of each of `ids` as soon as its characters are complete, "" before that.
+    """Yield the text of each of `ids` as soon as its characters are complete, "" before.
 
-    Yields what is left at the end, too. Raises InputError for ids without a token.
+    At the end, yields the incomplete rest, too. Raises InputError for ids without a token.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
     for number in ids:
@@ -94,10 +94,10 @@ def chunks_of(
 ) -> Iterator[str]:
     """Yield a text in chunks of up to `tokens` ids, see `Tokenizer.chunks`.
 
-    spans: of characters that each id has a part of, (n, 2). count: ids of a text alone, which may
-        be more than those it has within the whole.
+    spans: (n, 2), the characters of which each id has a part. count: number of ids of a text alone,
+        possibly more than the text's ids within the whole.
     """
-    # Ids may be parted where no character is in both.
+    # Ids may be parted where they share no character.
     parted = np.flatnonzero(spans[1:, 0] >= spans[:-1, 1]) + 1
     cuts = np.array([0, *parted, len(spans)])
 

@@ -4,17 +4,17 @@
   byte. Edge e leads to node e + 1, so a node's edges are
   ``edges[first_child : first_child + num_children]``: first_child is an index into edges.
 - A leaf has first_child 0 and num_children 0. A node where no token ends has token_id NO_TOKEN.
-- A set of tokens has exactly one trie: breadth first, siblings ascending, with no paths but those
-  that spell the tokens. A trie from a file is checked for that.
+- A set of tokens has exactly one trie: breadth first, siblings ascending, and every path leads to
+  a token. A trie from a file is checked to be this trie.
 
-The trie is laid out block by block, some levels of it at a time, in memory that does not grow:
+The trie is laid out block by block, some of its levels at a time, in memory that does not grow:
 
 - Compilation compares neighbours in the sorted list of tokens: a token makes one node for each byte
-  after the prefix that it shares with the token before. A node is thus a depth and a place in that
-  list, and ordered by these two the nodes are in breadth-first order.
-- A node's parent is the last one a level up that is listed at its own place or before.
-- Tokens of megabytes, which training on one long pre-token makes, have a trie of many times their
-  bytes: it is written to a file without ever being whole.
+  after the prefix in common with the token before. A node is thus a depth and a place in this list.
+  Nodes ordered by depth, then place, are in breadth-first order.
+- A node's parent is the last node a level up whose place in the list is the same or earlier.
+- Training on one long pre-token makes tokens of megabytes. Their trie has many times the bytes of
+  the tokens, and is written to a file without ever being whole.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ BLOCK_NODES = 1 << 18
 _FEW_BYTES = 64  # compared for all pairs of tokens together
 _MANY_BYTES = 1 << 16  # compared at once of two tokens
 
-Block = tuple[NDArray[np.uint32], NDArray[np.uint32]]  # some nodes, and the edges that leave them
+# some nodes, and the edges that leave these nodes
+Block = tuple[NDArray[np.uint32], NDArray[np.uint32]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +44,7 @@ class SortedTokens:
     """Distinct tokens in ascending order.
 
     tokens: of at least one byte. ids (t,): their ids. lengths (t,): their lengths in bytes.
-    shared (t,): bytes each has in common with the one before it.
+    shared (t,): bytes that each token has in common with the token before.
     """
 
     tokens: list[bytes]
@@ -62,9 +63,9 @@ class SortedTokens:
         return int(self.lengths.max(initial=0))
 
     def blocks(self, most: int = BLOCK_NODES) -> Iterator[Block]:
-        """Yield the nodes of the trie and the edges that leave them, in their order.
+        """Yield the nodes of the trie and the edges that leave them, in order.
 
-        most: nodes to take at a time, but for a level that has more.
+        most: nodes of a block, unless one level has more.
         """
         if not self.tokens:
             yield np.array([[0, 0, NO_TOKEN]], np.uint32), np.empty((0, 2), np.uint32)
@@ -102,14 +103,14 @@ class SortedTokens:
             first = last
 
     def _block(self, first: int, last: int, done: int) -> Block:
-        """Return the nodes of levels first .. last - 1; done: edges that leave those before."""
+        """Return the nodes of levels first .. last - 1; done: edges that leave earlier levels."""
         begins = np.maximum(self._first_levels(), first)
         ends = np.minimum(self.lengths, last)  # with the level below, of the last nodes' children
         listed = np.flatnonzero(ends >= begins)
         counts = ends[listed] + 1 - begins[listed]
         depths = ranges(begins[listed], counts)
         places = np.repeat(listed, counts)
-        # Numbers of 16 bits, if they are, are sorted in one pass.
+        # Numbers of up to 16 bits are sorted in one pass.
         narrow = np.min_scalar_type(last - first)
         order = np.argsort((depths - first).astype(narrow), kind="stable")
         depths, places = depths[order], places[order]
@@ -158,7 +159,7 @@ def sort_tokens(tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.integer
 
 
 def _shared_prefixes(tokens: list[bytes]) -> NDArray[np.int64]:
-    """Count the leading bytes that each token shares with the one before it: int64 (t,).
+    """Count the leading bytes that each token shares with the token before: int64 (t,).
 
     Eight bytes at a time, except for the few tokens that share many.
     """
@@ -195,13 +196,14 @@ def _shared_prefix(left: bytes, right: bytes, length: int) -> int:
         end = min(done + _MANY_BYTES, length)
         one, other = left[done:end], right[done:end]
         if one != other:
-            # As big-endian numbers, they first differ at the top in the first byte that differs.
+            # As big-endian numbers, the strings' highest different bit is in the first different
+            # byte.
             difference = int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
             return end - (difference.bit_length() + 7) // 8
     return length
 
 
-_MOST_LEVELS = 512  # of a trie whose paths are followed all at once
+_MOST_LEVELS = 512  # of a trie whose paths are all followed at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +212,7 @@ class Trie:
 
     nodes: uint32 (N, 3), first_child, num_children and token_id of each node.
     edges: uint32 (N - 1, 2), byte and target node of each edge.
-    longest: bytes of the longest token, which is the depth of the tree.
+    longest: bytes of the longest token, the depth of the tree.
     """
 
     nodes: NDArray[np.uint32]
@@ -230,7 +232,7 @@ class Trie:
 def compile_trie(tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.integer]) -> Trie:
     """Build the trie of `tokens`, whose ids are `ids` (one each, below NO_TOKEN).
 
-    Where several tokens have the same bytes, the lowest id is taken. Empty tokens are left out.
+    Of several tokens with the same bytes, the lowest id is taken. Empty tokens are left out.
     Raises VocabularyError for an id out of range.
     """
     return lay_out(sort_tokens(tokens, ids))
@@ -302,7 +304,7 @@ def _parents_of(trie: Trie) -> NDArray[np.uint32]:
 
 
 def _spells(trie: Trie, tokens: Sequence[bytes], ids: NDArray[np.int64]) -> bool:
-    """Whether the path to each node with a token spells it, and no token is missing."""
+    """Whether the path to each node with a token spells the token, and no token is missing."""
     node_ids = trie.nodes[:, 2]
     nodes = np.flatnonzero(node_ids != NO_TOKEN).astype(np.uint32)
     found = node_ids[nodes]
@@ -319,8 +321,8 @@ def _spells(trie: Trie, tokens: Sequence[bytes], ids: NDArray[np.int64]) -> bool
     lengths = lengths[numbers]
     if int(lengths.max(initial=0)) != trie.longest or not lengths.all():
         return False
-    # Follow all paths at once from their ends to the root, a byte of each a step. The longest come
-    # first, so that those which are not at the root are always the first ones.
+    # Follow all paths at once from their ends to the root, a byte of each a step. The longest paths
+    # come first, so that the paths not yet at the root are always the first in the arrays.
     longest_first = np.argsort(-lengths, kind="stable")
     nodes, ends = nodes[longest_first], ends[longest_first]
     longer = len(lengths) - np.cumsum(np.bincount(lengths, minlength=trie.longest + 1))
@@ -340,14 +342,14 @@ def _spells(trie: Trie, tokens: Sequence[bytes], ids: NDArray[np.int64]) -> bool
 def _are_all_there(
     tokens: Sequence[bytes], order: NDArray[np.int64], numbers: NDArray[np.int64]
 ) -> bool:
-    """Whether `numbers` are the first in `order` of each distinct token, none of them twice."""
+    """Whether `numbers` are the first in `order` of each distinct token, without repeats."""
     is_there = np.zeros(len(tokens), np.bool_)
     is_there[numbers] = True
     missing = np.flatnonzero(~is_there).tolist()
     if int(is_there.sum()) != len(numbers):
         return False
     if not any(tokens[number] for number in missing):
-        return True  # those that are empty have no node
+        return True  # empty tokens have no node
     firsts: dict[bytes, int] = {}
     for number in order.tolist():
         firsts.setdefault(tokens[number], number)

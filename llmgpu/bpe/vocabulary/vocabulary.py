@@ -2,15 +2,18 @@
 
 - A Vocabulary is immutable and always consistent, whether trained, imported or read from a file.
 - A token is its bytes. A vocabulary trained here has the 256 bytes (id = value), then the merges in
-  the order they were made, then the special tokens; one that extends another starts with all tokens
-  of that one. An imported vocabulary may have any order, gaps (empty tokens) and repeats.
-- Special tokens are not in the trie: text that spells one is plain text unless a caller allows it.
-- The fingerprint covers exactly what changes the ids of some text or the bytes of some ids, and
-  files made with a vocabulary carry it. It leaves out how ties were broken, how training went, and
-  merges that a greedy match never looks at.
-- The version of Unicode is part of it where the pattern has character classes: it changes the ids
-  of some text, if not of most. A file that names no version is of UNRECORDED_VERSION,
-  which is left out, so that their fingerprints stay.
+  the order they were made, then the special tokens. A vocabulary that extends another starts with
+  all tokens of the other. An imported vocabulary may have any order, gaps (empty tokens) and
+  repeats.
+- Special tokens are not in the trie: text that spells a special token is plain text unless a caller
+  allows the token.
+- The fingerprint covers exactly the facts that change the ids of some text or the bytes of some
+  ids, and files made with a vocabulary carry it. The fingerprint leaves out how ties were broken,
+  how
+  training went, and merges that a greedy match never looks at.
+- If the pattern has character classes, the fingerprint covers their Unicode version, because it
+  changes the ids of some text. A file without a version has UNRECORDED_VERSION. This version is
+  left out of the fingerprint, so that the fingerprints of such files stay.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ from llmgpu.outputs import VOCABULARY, Output, check_outputs, kind_of
 from llmgpu.text.normalizing import get_normalizer
 
 _DECODE_BLOCK = 1 << 16  # ids gathered at once: bounds the temporary arrays
-_FEW_NODES = 1 << 22  # of a trie that is made whole in order to be written
+_FEW_NODES = 1 << 22  # of a trie that is made whole before it is written
 _LONG_TOKEN = 64  # mean bytes per token from which copying tokens beats gathering bytes
 
 
@@ -74,10 +77,10 @@ _LONG_TOKEN = 64  # mean bytes per token from which copying tokens beats gatheri
 class Vocabulary:
     """Tokens by id, and the rules that match them; VocabularyError if they are inconsistent.
 
-    tokens: the bytes of each id, as a tuple or as a file has them; those of a special token are its
-        text in UTF-8.
+    tokens: the bytes of each id, as a tuple or packed as in a file; the bytes of a special token
+        are its text in UTF-8.
     merges: uint32 (M, 3), ids of the left part, the right part and the result, first merge first.
-    pattern, expression: the name of how text is cut, and the same as an expression over bytes.
+    pattern, expression: the pattern's name, and the pattern as an expression over bytes.
     special_tokens: id by text.
     tie: the rule by which training chose between equally frequent pairs.
     match: "greedy" (longest token first) or "bpe" (merges in order; without merges, the pair that
@@ -85,13 +88,13 @@ class Vocabulary:
     ignore_merges: with "bpe", take a pre-token that is a token whole; implied without merges.
     normalizer: applied to text first: None, "NFC" or steps, see `llmgpu.text.normalizing`.
     unknown_token: id of bytes that no token matches; None makes them an error.
-    normalized_tokens: ids of the special tokens that are looked for after all others, in the text
-        between those once it is normalized, as their text is.
-    training: how it was made, up to 64 numbers and texts for people to read.
-    unicode: version of the character classes in the pattern, one of `unicode_classes.VERSIONS`; it
-        says nothing about a pattern that has none.
-    prefix_ids, suffix_ids: ids before and after a text where somebody asks for them; no part of
-        the fingerprint.
+    normalized_tokens: ids of the special tokens that are searched for last: in the text between the
+        other special tokens, after its normalization and theirs.
+    training: facts of the training, up to 64 numbers and texts for people to read.
+    unicode: version of the character classes in the pattern, one of `unicode_classes.VERSIONS`;
+        without meaning for a pattern without classes.
+    prefix_ids, suffix_ids: ids before and after a text, added on request only; no part of the
+        fingerprint.
     chat: how conversations become text, if the vocabulary says so; no part of the fingerprint.
     """
 
@@ -120,13 +123,13 @@ class Vocabulary:
         if match == self.match:
             return self
         changed = replace(self, match=match)
-        # Where cached_property keeps its values.
+        # cached_property keeps its values in __dict__.
         changed.__dict__.update(trie=self.trie, _own_fingerprint=self._own_fingerprint)
         return changed
 
     @property
     def match_facts(self) -> dict[str, str]:
-        """The facts of the match rule in a token file: none where it is a vocabulary's own merges.
+        """The facts of the match rule in a token file: none for a vocabulary's own merges.
 
         Otherwise the rule, and the fingerprint of the vocabulary with the rule of its file.
         """
@@ -145,12 +148,12 @@ class Vocabulary:
 
     @property
     def classes_version(self) -> str | None:
-        """Version of the character classes in the pattern; None for one without."""
+        """Version of the character classes in the pattern; None without classes."""
         return self.unicode if _has_classes(self.pattern) else None
 
     @property
     def _recorded(self) -> dict[str, str]:
-        """Rules that older files have no field for, as the fingerprint and the file have them."""
+        """Rules without a field in older files, as the fingerprint and the file have them."""
         version = self.classes_version
         rules = {
             UNICODE: version if version and version != UNRECORDED_VERSION else "",
@@ -160,13 +163,13 @@ class Vocabulary:
 
     @property
     def _around(self) -> dict[str, str]:
-        """The tokens around a text as the file has them."""
+        """The tokens around a text in the file's form."""
         ids = {PREFIX_IDS: self.prefix_ids, SUFFIX_IDS: self.suffix_ids}
         return {name: ",".join(map(str, found)) for name, found in ids.items() if found}
 
     @property
     def takes_whole_tokens(self) -> bool:
-        """Whether a pre-token that is a token is taken whole."""
+        """Whether a pre-token that is a token becomes this token without merging."""
         return self.match == "greedy" or self.ignore_merges or len(self.merges) == 0
 
     @property
@@ -186,7 +189,7 @@ class Vocabulary:
 
     @cached_property
     def token_spans(self) -> NDArray[np.int64]:
-        """Bytes of text that each id stands for, 1 for the unknown token: int64 (size,)."""
+        """Bytes of text for which each id stands, 1 for the unknown token: int64 (size,)."""
         spans = self.token_lengths.copy()
         if self.unknown_token is not None:
             spans[self.unknown_token] = 1
@@ -218,7 +221,7 @@ class Vocabulary:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of all that changes ids, in hexadecimal."""
+        """SHA-256 of all facts that change ids, in hexadecimal."""
         by_merges = self.match == "bpe"
         decisive = (
             "llmgpu fingerprint 1",
@@ -232,7 +235,7 @@ class Vocabulary:
             self.token_lengths.astype("<u4").tobytes(),
         )
         rules = self._recorded.values()
-        # Of msgpack's list of all these; tokens of gigabytes are not copied for it.
+        # Hash msgpack's list of these facts in pieces, so that gigabytes of tokens are not copied.
         digest = hashlib.sha256(msgpack.Packer().pack_array_header(len(decisive) + 1 + len(rules)))
         for entry in decisive:
             digest.update(msgpack.packb(entry))
@@ -253,8 +256,8 @@ class Vocabulary:
     def decode(self, ids: ArrayLike) -> bytes:
         """Return the bytes of `ids` (n,), any integers, end to end.
 
-        Raises InputError for ids in several rows or that are not integers, and for the first one
-        that is not in the vocabulary or stands for nothing there.
+        Raises InputError for ids in several rows, for ids that are not integers, and for the first
+        id that is not in the vocabulary or has no token.
         """
         numbers = _as_row(ids)
         bad = (numbers < 0) | (numbers >= self.size)
@@ -287,7 +290,7 @@ class Vocabulary:
         return pack(entries, trie, self.fingerprint)
 
     def _small_trie(self) -> Trie | None:
-        """Return the trie as the CPU engine lays it out; None without one, or for many bytes."""
+        """Return the trie for the CPU engine; None without a trie, or for many bytes."""
         ids, lengths = self.ordinary_ids, self.token_lengths[self.ordinary_ids]
         if library() is None or int(lengths.sum()) > _FEW_NODES:
             return None
@@ -296,10 +299,10 @@ class Vocabulary:
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "vocabulary") -> Vocabulary:
-        """Read what `to_bytes` returned; errors call it `name`.
+        """Read the result of `to_bytes`; errors call it `name`.
 
-        Raises VocabularyError if anything is wrong with it. Allocates no more than a small multiple
-        of len(data).
+        Raises VocabularyError if anything is wrong with the data. Allocates no more than a small
+        multiple of len(data).
         """
         try:
             content = unpack(data)
@@ -316,7 +319,7 @@ class Vocabulary:
                 validate_trie(content.trie, vocabulary.ordinary_tokens, vocabulary.ordinary_ids)
         except VocabularyError as error:
             raise VocabularyError(f"{name}: {error}") from error
-        vocabulary.__dict__["trie"] = content.trie  # where cached_property keeps its value
+        vocabulary.__dict__["trie"] = content.trie  # cached_property keeps its value there
         return vocabulary
 
     @classmethod
@@ -336,7 +339,7 @@ class Vocabulary:
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write a vocabulary file atomically; OutputError if it can't be written.
 
-        force: replace even a file that is of another kind.
+        force: replace even a file of another kind.
         """
         check_outputs([Output(str(path), VOCABULARY)], force=force)
         with atomic_output(path) as stream:
@@ -354,8 +357,8 @@ class Vocabulary:
         ends = np.cumsum(lengths)
         if ends[-1] > _LONG_TOKEN * len(ids):
             return b"".join(map(tuple(self.tokens).__getitem__, ids.tolist()))
-        # Gather every byte at once: byte k of the result comes from token_data[k + shift], where
-        # the shift is the same for all bytes of a token.
+        # Gather every byte at once: byte k of the result comes from token_data[k + shift]. All
+        # bytes of a token have the same shift.
         shifts = self.token_offsets[ids] - (ends - lengths)
         positions = np.repeat(shifts, lengths) + np.arange(ends[-1])
         return bytes(self.token_data[positions])
@@ -375,7 +378,7 @@ def _spells_each_token_once(trie: Trie, vocabulary: Vocabulary) -> bool:
 
 
 def _has_classes(pattern: str) -> bool:
-    """Whether the pattern of a name has character classes that depend on Unicode's version."""
+    """Whether a named pattern has character classes, which depend on Unicode's version."""
     return pattern in PATTERNS and PATTERNS[pattern].unicode is not None
 
 
@@ -403,7 +406,7 @@ def _as_row(ids: ArrayLike) -> NDArray[np.integer]:
 
 
 def _check(vocabulary: Vocabulary) -> None:
-    """Raise VocabularyError for the first thing that is wrong with a vocabulary.
+    """Raise VocabularyError for the first error in a vocabulary.
 
     Sizes are compared before anything is made from them, so that a hostile vocabulary costs no more
     memory than a small multiple of its own.
@@ -496,7 +499,7 @@ def check_pattern(name: str, expression: str) -> None:
 def check_training(training: Mapping[str, object], recorded: Mapping[str, str]) -> None:
     """Raise VocabularyError for training data that a file can't hold.
 
-    recorded: the rules that the file keeps among them.
+    recorded: the rules that the file keeps in its training data.
     """
     if len(training) > MAX_TRAINING_ENTRIES:
         raise VocabularyError(

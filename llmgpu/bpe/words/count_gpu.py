@@ -1,8 +1,8 @@
 """Counting the distinct words of a corpus on a GPU: kernels in wgsl/count.
 
-Each slice's words are looked up in a table on the device and counted there. When the table may not
-take more memory, its words move to the host. Words of more than MAX_WORD bytes are counted on the
-host.
+Each slice's words are looked up in a table on the device and counted there. When the table has used
+its share of memory, its words move to the host. Words of more than MAX_WORD bytes are counted on
+the host.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 
 MAX_WORD = 1024
-FIRST_SLICE_BYTES = 1 << 20  # most words of a first slice are new, of later ones few
+FIRST_SLICE_BYTES = 1 << 20  # most words of a first slice are new, few words of later slices
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 32 << 20, 4 << 20
-COUNT_LIMIT = 1 << 32  # occurrences that the device can count of one word
+COUNT_LIMIT = 1 << 32  # occurrences of one word that the device can count
 
 
-COSTS = Costs(fixed=64 << 20, per_byte=6, per_word=120)  # of the table, while it is made larger
+COSTS = Costs(fixed=64 << 20, per_byte=6, per_word=120)  # of the table, while it is being enlarged
 
 
 def gpu_bytes(words: float, nbytes: float, device: Device) -> int:
-    """Return the device memory, in bytes, that counting takes for words with this many bytes."""
+    """Return the device memory, in bytes, for counting `words` words of `nbytes` bytes."""
     slices = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
     return SLOTS * 2 * slices + COSTS.of(words, nbytes)
 
@@ -70,9 +70,10 @@ class GpuWordCounter:
     ) -> None:
         """Compile the kernels and make an empty table.
 
-        words: collects the words that leave the device, at the end all of them.
-        slice_bytes, first_words, table_bytes: sizes on which the result does not depend.
-        hash_mask: the bits of the words' hashes that count; nor does it depend on them.
+        words: collects the words that leave the device, at the end all words.
+        slice_bytes, first_words, table_bytes: sizes that do not change the result.
+        hash_mask: the bits of the words' hashes that are used; the result does not depend on the
+            mask.
         """
         self._device, self._pattern, self._words = device, pattern, words
         if slice_bytes is None:
@@ -89,7 +90,7 @@ class GpuWordCounter:
         with ThreadPoolExecutor(thread_name_prefix="llmgpu-slot") as threads:
             slots = begin_slots(device, threads, lambda: _Slot(self))  # while kernels are compiled
             self._kernels = prepare_kernels(device, workgroup_size, files, hash_mask)
-        self._lock = threading.Lock()  # of the table: submitting and growing exclude one another
+        self._lock = threading.Lock()  # of the table: submitting and growing exclude each other
         self.table = GpuWordTable(
             device,
             self._kernels,
@@ -111,7 +112,7 @@ class GpuWordCounter:
     ) -> DistinctWords:
         """Read a corpus to its end and return its words.
 
-        on_words: called with how many words there are so far, and their bytes.
+        on_words: called with the number of words so far, and their bytes.
         """
         for words, nbytes in self.count_slices(SliceReader(corpus, self._pattern)):
             progress("counting words", corpus.bytes_read, corpus.total_bytes)
@@ -119,9 +120,9 @@ class GpuWordCounter:
         return self._words.result()
 
     def count_slices(self, reader: SliceSource) -> Iterator[tuple[int, int]]:
-        """Count all slices that `reader` gives, and hand their words over.
+        """Count all slices of `reader`, and hand their words over.
 
-        Yields after each slice how many words there are so far, and their bytes.
+        Yields after each slice the number of words so far, and their bytes.
         """
         first = min(FIRST_SLICE_BYTES, self._slice_bytes)
         for slot, piece in submitted_slices(
@@ -138,7 +139,8 @@ class GpuWordCounter:
             with self._lock:
                 left = 0
                 while state["pending"]:
-                    # Nothing was inserted: the table is full, or too crowded where words belong.
+                    # The device inserted nothing: the table is full, or too crowded around the
+                    # words' hashes.
                     is_stuck = state["full"] or state["pending"] == left
                     if is_stuck and not self.table.grow(state):
                         self._words.add(self._take_all())
@@ -188,7 +190,7 @@ class GpuWordCounter:
         return DistinctWords(data, offsets, counts)
 
     def _pack(self, words: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the words' bytes end to end, and where each begins and the last one ends."""
+        """Return the words' bytes end to end, and the start of each word, then the end."""
         device, kernels = self._device, self._kernels
         stored = {name: self.table.buffers[name] for name in ("places", "word_data", "state")}
         lengths = device.create_buffer("word lengths", 4 * words)
@@ -208,11 +210,12 @@ class GpuWordCounter:
 
 
 class _Slot(WordSlot):
-    """One slice that is counted."""
+    """One slice that is being counted."""
 
     def __init__(self, counter: GpuWordCounter) -> None:
         super().__init__(counter._device, counter._pattern, counter._slice_bytes)
-        self._counter: GpuWordCounter = proxy(counter)  # which keeps its slots
+        # a proxy, because the counter keeps its slots
+        self._counter: GpuWordCounter = proxy(counter)
 
     def submit(self, piece: Slice) -> None:
         """Submit the slice that was read into the staging memory."""
@@ -223,12 +226,12 @@ class _Slot(WordSlot):
             self.submit_count(commands)
 
     def run_again(self) -> NDArray[Any]:
-        """Run the slice again for the words that are pending; return the state, see `collect`."""
+        """Run the slice again for the pending words; return the state, see `collect`."""
         self.submit_count(self.device.record())
         return self.collect()
 
     def submit_count(self, commands: Commands) -> None:
-        """Record counting the words that are pending, and submit."""
+        """Record counting the pending words, and submit."""
         counter, table = self._counter, self._counter.table
         begin, look_up, *others = self.bound(
             table, ("begin_slice", "look_up", *INSERTION, "count_fresh")

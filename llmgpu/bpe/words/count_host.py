@@ -1,9 +1,9 @@
 """Counting the distinct words of a corpus on the host, with the CPU engine or NumPy.
 
 - One thread reads the text, slice by slice; other threads count the slices independently.
-- Each of these has its own table. A table that reaches its share of memory hands its words over and
-  starts empty.
-- At the end the first table takes in the words of all others.
+- Each counting thread has its own table. A table that reaches its share of memory hands its words
+  over and starts empty.
+- At the end the first table takes in the words of all other tables.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from llmgpu.text.corpus import Corpus
 
 SLICE_BYTES = 2 << 20
 # Memory of the tables, and of a thread that cuts a slice and looks its words up.
-_OBJECT_BYTES = 80  # of a word and its count, apart from the bytes of the word
+_OBJECT_BYTES = 80  # of a word and its count, without the bytes of the word
 NUMPY_COSTS, NUMPY_THREAD_BYTES = Costs(fixed=24 << 20, per_byte=4, per_word=220), 30 * SLICE_BYTES
 ENGINE_COSTS, ENGINE_THREAD_BYTES = Costs(fixed=11 << 20, per_byte=4, per_word=220), 2 * SLICE_BYTES
 
 
 def memory_costs(threads: int | None) -> Costs:
-    """Return the memory that counting needs; threads: see `count_words`."""
+    """Return the memory for counting; threads: see `count_words`."""
     threads = default_threads() if threads is None else threads
     costs, of_thread = NUMPY_COSTS, NUMPY_THREAD_BYTES
     if library() is not None:
@@ -62,11 +62,11 @@ def count_words(
 ) -> DistinctWords:
     """Read a corpus to its end and count its words under a pattern.
 
-    threads: how many count at a time; None: `default_threads`.
-    memory_bytes: about how much words may take before they are spilled to a temporary file; None:
+    threads: number of counting threads; None: `default_threads`.
+    memory_bytes: approximate memory of words before they are spilled to a temporary file; None:
         `default_memory_bytes`.
-    slice_bytes: about how much text is in a slice.
-    on_words: called with about how many words there are so far, rather too many, and their bytes.
+    slice_bytes: approximate size of a slice.
+    on_words: called with upper estimates of the number of distinct words so far and of their bytes.
     The words and their counts don't depend on these.
     """
     threads = default_threads() if threads is None else threads
@@ -76,7 +76,7 @@ def count_words(
     counters = [_Counter(found, words, memory // (2 * threads)) for _ in range(threads)]
     idle = list(counters)
     reader = SliceReader(corpus, found)
-    ahead = threads + 1  # a slice for each thread, and the one that is read meanwhile
+    ahead = threads + 1  # a slice for each thread, and a slice that is being read
     buffers = [np.empty(slice_bytes, np.uint8) for _ in range(ahead)]
 
     def read_slices() -> Iterator[Slice]:
@@ -86,7 +86,7 @@ def count_words(
                 return
             progress("counting words", corpus.bytes_read, corpus.total_bytes)
             yield piece
-            if slices >= ahead:  # the first ones are counted
+            if slices >= ahead:  # the first slices are counted
                 on_words(*_sizes_so_far(words, counters, slices))
 
     def count_one(piece: Slice) -> NDArray[np.uint8]:
@@ -108,7 +108,7 @@ def count_words(
 def _sizes_so_far(
     words: WordAccumulator, counters: Sequence[_Counter], slices: int
 ) -> tuple[int, int]:
-    """Return how many words the slices that were read have, at most, and the bytes of these."""
+    """Return upper bounds of the number of words in the slices read, and of the words' bytes."""
     measured = [(*words.size, 0), *(counter.measured for counter in counters)]
     count, nbytes, counted = (sum(column) for column in zip(*measured, strict=True))
     return count * slices // max(counted, 1), nbytes * slices // max(counted, 1)
@@ -124,14 +124,15 @@ class _Counter:
         self._memory_bytes = memory_bytes
         self._table = make_table(pattern)
         self._slices = 0
-        # How many words there were, and their bytes, after how many slices. Any thread may read it.
+        # (words, their bytes, slices) at the last measurement. Any thread may read the tuple.
         self.measured = 0, 0, 0
 
     def add(self, piece: Slice) -> None:
         """Count the words of a slice."""
         self._table.add(piece)
         self._slices += 1
-        if 4 * self._slices > 5 * self.measured[2]:  # seldom, as it may go through all words
+        # seldom, because measuring may go through all words
+        if 4 * self._slices > 5 * self.measured[2]:
             self.measured = *self._table.size, self._slices
         self._bound_memory()
 
@@ -145,14 +146,14 @@ class _Counter:
             self.hand_over()
 
     def hand_over(self) -> None:
-        """Move all words to where they are added up."""
+        """Move all words to the accumulator."""
         self._words.add(self._table.words())
         self._table = make_table(self._pattern)
         self.measured = 0, 0, self._slices
 
 
 class CountTable:
-    """Words with how often each occurs, for one thread: NumPy's, in a dictionary."""
+    """Words with their counts, for one thread: NumPy's version, a dictionary."""
 
     def __init__(self, pattern: Pattern) -> None:
         """Start with no words."""
@@ -162,17 +163,17 @@ class CountTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the words take."""
+        """Bytes of memory of the words."""
         of_objects = _OBJECT_BYTES * len(self._counts) + self._word_bytes
         return sys.getsizeof(self._counts) + of_objects
 
     @property
     def size(self) -> tuple[int, int]:
-        """How many words there are, and how many bytes they have."""
+        """The number of words, and the number of their bytes."""
         return len(self._counts), self._word_bytes
 
     def add(self, piece: Slice) -> None:
-        """Count the words of a slice; InputError if one has more than MAX_WORD_BYTES."""
+        """Count the words of a slice; InputError for a word of more than MAX_WORD_BYTES."""
         words, numbers = number_words(piece.buffer, word_bounds(piece, self._pattern))
         self._add(dict(zip(words, np.bincount(numbers).tolist(), strict=True)))
 
@@ -191,7 +192,7 @@ class CountTable:
 
 
 class EngineCountTable(CountTable):
-    """Words that the CPU engine counts."""
+    """Words counted by the CPU engine."""
 
     def __init__(self, pattern: Pattern) -> None:
         self._pattern = pattern
@@ -223,14 +224,14 @@ class EngineCountTable(CountTable):
 
 
 def make_table(pattern: Pattern) -> CountTable:
-    """Return an empty table of the CPU engine, or of NumPy without one."""
+    """Return an empty table of the CPU engine, or of NumPy without the engine."""
     return CountTable(pattern) if library() is None else EngineCountTable(pattern)
 
 
 def word_bounds(piece: Slice, pattern: str | Pattern) -> NDArray[np.int64]:
-    """Return where each word of a slice's main part starts, and where the last one ends.
+    """Return the start of each word of a slice's main part, then the end of the last word.
 
-    Raises InputError if a word has more than MAX_WORD_BYTES.
+    Raises InputError for a word of more than MAX_WORD_BYTES.
     """
     mask = start_mask(piece.text, pattern, piece.starts, closed=piece.closed)
     bounds = np.append(np.flatnonzero(mask[: piece.main_end]), piece.main_end)

@@ -1,19 +1,19 @@
-"""Word counts as a file: all that training needs of a corpus, to train again and to add up.
+"""Word counts as a file: all facts of a corpus that training needs, to train again and to add up.
 
-- A msgpack map comes first, its entries always in the same order: ``format`` and ``version``, which
-  pattern cut the text, which separators were left out of it, and how much there is of all. A file
-  whose pattern has character classes has version 2 and says which Unicode they are of; one whose
-  pattern has none has version 1.
+- A msgpack map comes first, its entries always in the same order: ``format`` and ``version``, the
+  pattern that cut the text, the separators that were left out, and the totals. If the pattern has
+  character classes, the file has version 2 and names their Unicode version. Otherwise the file has
+  version 1.
 - The words follow, sorted by their bytes: all lengths (32 bits), all counts (64 bits), both
   little-endian, then all bytes. The SHA-256 of everything before comes last.
 - The same counts give the same bytes, and the sum of the files of parts is the file of the whole.
 - A file is checked from front to back before it is used, in memory of a few times its size.
-- To add up files, all of them are read at the same time and merged into a temporary file: memory
+- To add up files, all files are read at the same time and merged into a temporary file: memory
   does not grow with the words.
 
-A file whose name ends in .parquet is a table, which other programs make and read. A row has a word,
-its bytes, in the column ``word`` and the number of its occurrences in ``count``. The other facts of
-the counts are in the file's metadata, as JSON under ``llmgpu``; other programs leave them out. Rows
+A file whose name ends in .parquet is a table, for exchange with other programs. A row has a word's
+bytes in the column ``word`` and the number of its occurrences in ``count``. The other facts of the
+counts are in the file's metadata, as JSON under ``llmgpu``; other programs leave them out. Rows
 may be in any order, and a word may have several.
 """
 
@@ -81,7 +81,7 @@ _FIELDS_BY_VERSION = {
 def save_counts(path: str | Path, counts: WordCounts) -> None:
     """Write a file of word counts, whole or not at all.
 
-    Raises OutputError when that can't be done.
+    Raises OutputError if the file can't be written.
     """
     words = add_up([counts.words])
     write_counts(path, counts, lambda: iter([words]))
@@ -92,10 +92,10 @@ def write_counts(
 ) -> None:
     """Write a file of word counts, whole or not at all.
 
-    facts: all but the words, which are not looked at. blocks: gives the words in pieces, ascending
-    by bytes; it is called once for each column of the file.
+    facts: everything except the words, which are ignored. blocks: returns the words in pieces,
+    ascending by bytes; called once for each column of the file.
 
-    Raises OutputError when that can't be done.
+    Raises OutputError if the file can't be written.
     """
     if is_parquet(path):
         write_parquet(path, facts, blocks)
@@ -142,10 +142,10 @@ def load_counts(
 ) -> WordCounts:
     """Read a file of word counts.
 
-    pattern, separators: those of another program, which wrote a ``.parquet``.
+    pattern, separators: for a ``.parquet`` of another program.
 
-    Raises InputError if it can't be read, is another kind of file or version, is damaged, or was
-    counted by a pattern that this llmgpu does not know.
+    Raises InputError if the file can't be read, is another kind of file or version, is damaged, or
+    was counted by a pattern unknown to this llmgpu.
     """
     if is_parquet(path):
         return read_parquet(path, pattern, separators)
@@ -157,7 +157,7 @@ def load_counts(
         header, length = _read_header(blocks[0])
         left = length + _content_bytes(header) - len(blocks[0])
         while left >= 0 and (block := stream.read(block_bytes)):
-            blocks.append(block)  # at most one too many: a device would never end
+            blocks.append(block)  # at most one block too many, because a device would never end
             left -= len(block)
         data = b"".join(blocks)
         del blocks
@@ -178,7 +178,7 @@ class CountsReader(Closing):
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Open a file and read it to its end once; InputError as `load_counts` raises it."""
+        """Open a file and read it to its end once; raises InputError as `load_counts` does."""
         self._path = path
         with _errors_of(self._path):
             self._stream = open(path, "rb")  # noqa: SIM115 (closed by `close`)
@@ -197,9 +197,9 @@ class CountsReader(Closing):
         self._stream.close()
 
     def blocks(self, block_bytes: int) -> Iterator[DistinctWords]:
-        """Yield the words in pieces of about `block_bytes` bytes, or of a word that has more.
+        """Yield the words in pieces of about `block_bytes` bytes, or of one larger word.
 
-        Raises InputError if they are not in order, or do not add up to what the header says.
+        Raises InputError if the words are not in order, or contradict the header's totals.
         """
         words, data_bytes = self._header["words"], self._header["data_bytes"]
         counts_begin = self._begin + words * _LENGTH.itemsize
@@ -250,7 +250,7 @@ class CountsReader(Closing):
 
 @contextmanager
 def _errors_of(path: str | Path) -> Iterator[None]:
-    """Name the file in what is raised."""
+    """Add the file's name to errors."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -263,7 +263,7 @@ def _errors_of(path: str | Path) -> Iterator[None]:
 def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
     """Add up word counts of parts of a corpus, at least one.
 
-    Raises InputError if they were not counted alike: the message names both files.
+    Raises InputError if the parts were not counted alike: the message names both files.
     """
     check_counted_alike(counts)
     accumulator = WordAccumulator()
@@ -278,7 +278,7 @@ def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
 
 
 def check_counted_alike(counts: Sequence[WordCounts]) -> None:
-    """Raise InputError, which names both files, unless all words were counted in the same way."""
+    """Raise InputError, with the names of both files, unless all words were counted alike."""
     first = counts[0]
     for part in counts:
         for what, one, other in (
@@ -300,11 +300,11 @@ def _recorded(pattern: Pattern) -> dict[str, str]:
 
 
 class _UnfitError(Exception):
-    """A file is not as it should be; the message says in which way."""
+    """A file has not the required form; the message says why."""
 
 
 def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
-    """Return the map at the front and how many bytes it has."""
+    """Return the map at the front, and its length in bytes."""
     size = len(data)  # nothing can have more entries or bytes
     unpacker = msgpack.Unpacker(
         strict_map_key=True,
@@ -422,7 +422,7 @@ def _check_words(words: DistinctWords) -> None:
         raise _UnfitError("damaged: its words are not in order")
 
 
-_BLOCK_BYTES = 4 << 20  # of words that are read of all files together, about 10 times in memory
+_BLOCK_BYTES = 4 << 20  # of words read of all files together, about 10 times in memory
 _LEAST_BLOCK = 1 << 12
 
 
@@ -436,7 +436,7 @@ def merge_counts(
 
     weights: how many times each file is counted, 1 or more; None: once.
 
-    Returns the counts without their words, how many words there are, and the bytes of their text.
+    Returns the counts without their words, the number of words, and the bytes of the words.
 
     Raises:
         InputError: a file can't be read or is damaged, the words were not counted in the same way,
@@ -488,7 +488,7 @@ _ROWS = 1 << 16  # read or written at a time
 
 
 def is_parquet(path: str | Path) -> bool:
-    """Return whether a file of word counts is one of columns, by its name."""
+    """Return whether a file of word counts is a table, by its name."""
     return str(path).lower().endswith(".parquet")
 
 
@@ -524,10 +524,10 @@ def read_parquet(
 ) -> WordCounts:
     """Read words and their counts, equal words added up.
 
-    pattern, separators: of a file that does not say; see `WordCounts`.
+    pattern, separators: for a file without them; see `WordCounts`.
 
     Raises InputError if the file can't be read or is damaged, has no such columns, a word without
-    bytes or a count below 1, or does not say which pattern cut its words and none is given.
+    bytes or a count below 1, or names no pattern and none is given.
     """
     arrow, parquet = PYARROW.require(str(path)), PYARROW_PARQUET.require(str(path))
     try:

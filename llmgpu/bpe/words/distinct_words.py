@@ -1,7 +1,7 @@
-"""The distinct words (pre-tokens) of a corpus with their counts: all that training needs to know.
+"""The distinct words (pre-tokens) of a corpus with their counts: all facts that training needs.
 
 The order of words has no meaning. Words are added up and compared by their bytes, so sums are exact
-no matter how the parts were counted.
+however the corpus was divided for counting.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class DistinctWords:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of the text that these are the words of."""
+        """Bytes of the text with these words."""
         return _dot(self.lengths, self.counts)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the arrays take."""
+        """Bytes of memory of the arrays."""
         return self.data.nbytes + self.offsets.nbytes + self.counts.nbytes
 
     def take_range(self, first: int, last: int) -> DistinctWords:
@@ -73,11 +73,11 @@ NO_WORDS = DistinctWords(np.empty(0, np.uint8), np.zeros(1, np.int64), np.empty(
 class WordCounts:
     """The words of a corpus, and how they were counted.
 
-    documents: how many there were.
+    documents: number of documents.
     pattern: name of the pattern that cut the text.
     separators: byte strings between documents, special tokens included, that were not counted; kept
-        in ascending order and once, because nothing else matters.
-    source: the file they are from, for messages.
+        in ascending order without repeats, so that equal sets compare as equal.
+    source: the file of the counts, for messages.
     unicode: version of the pattern's character classes.
     """
 
@@ -89,7 +89,7 @@ class WordCounts:
     unicode: str = DEFAULT_VERSION
 
     def __post_init__(self) -> None:
-        _ = self.cut  # LlmgpuError if there is no such pattern
+        _ = self.cut  # LlmgpuError for an unknown pattern
         object.__setattr__(self, "separators", tuple(sorted(set(self.separators))))
 
     @property
@@ -132,7 +132,7 @@ def join(pieces: Sequence[DistinctWords]) -> DistinctWords:
 def add_up(pieces: Sequence[DistinctWords]) -> DistinctWords:
     """Return the words of all pieces with the sums of their counts, sorted by bytes.
 
-    Raises InputError if they are of more than MAX_TEXT_BYTES.
+    Raises InputError for words of more than MAX_TEXT_BYTES of text.
     """
     if sum(piece.text_bytes for piece in pieces) > MAX_TEXT_BYTES:
         raise InputError(
@@ -158,14 +158,14 @@ def _dot(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
     return sum(map(operator.mul, left.tolist(), right.tolist()))
 
 
-_SHORT = 7  # bytes of the longest words that are one number
+_SHORT = 7  # bytes of the longest words that are compared as one number
 _MASKS = np.array([(1 << 8 * length) - 1 for length in range(_SHORT + 1)], np.uint64)
 _SLOT_BITS = 18
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the golden ratio: an odd constant with well mixed bits
 
 
 class Numbers(dict[bytes, int]):
-    """The number of each word: 0, 1, 2, ... in the order in which they are asked for."""
+    """The number of each word: 0, 1, 2, ... in the order of first look-ups."""
 
     def __missing__(self, word: bytes) -> int:
         """Return the number of a new word."""
@@ -180,10 +180,10 @@ class Numbers(dict[bytes, int]):
 def number_words(
     padded: NDArray[np.uint8], bounds: NDArray[np.int64]
 ) -> tuple[list[bytes], NDArray[np.int64]]:
-    """Return the distinct words of a text, and the place of each word in that list.
+    """Return the distinct words of a text, and the place of each word in this list.
 
     padded: uint8, the words end to end with 8 bytes or more after them.
-    bounds: int64 (words + 1,), where each starts, and where the last one ends.
+    bounds: int64 (words + 1,), the start of each word, then the end of the last.
     """
     starts, ends = bounds[:-1], bounds[1:]
     lengths = ends - starts
@@ -196,7 +196,7 @@ def number_words(
     numbers[short] = _number(keys)
     examples = np.empty(int(numbers[short].max(initial=-1)) + 1, np.int64)
     examples[numbers[short]] = short
-    # Others are looked up in a dictionary.
+    # Longer words are looked up in a dictionary.
     text = padded[: bounds[-1]].tobytes()
     long = np.flatnonzero(lengths > _SHORT)
     spans = map(slice, starts[long].tolist(), ends[long].tolist())
@@ -214,7 +214,7 @@ def _number(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     owners[slots], is_taken[slots] = keys, True
     by_slot = np.cumsum(is_taken) - 1
     numbers = by_slot[slots]
-    # Keys whose slot another one has are numbered in their order.
+    # Keys whose slot belongs to another key are numbered in their order.
     others = np.flatnonzero(owners[slots] != keys)
     distinct = np.unique(keys[others])
     numbers[others] = by_slot[-1] + 1 + np.searchsorted(distinct, keys[others])

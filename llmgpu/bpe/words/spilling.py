@@ -1,11 +1,13 @@
 """Adding up words that are counted piece by piece, in bounded memory.
 
-- Pieces are kept until they reach their share of memory. Then equal words are added up, and if that
-  doesn't help, the words are spilled: written as a run, sorted by bytes, to a temporary file.
-- At the end all runs are merged: as much as fits is read of each, and what is not above the least
-  of the last words read is complete, so it is added up and written to another run.
+- Pieces are kept until they reach their share of memory. Then equal words are added up. If this
+  does not free enough memory, the words are spilled: written as a run, sorted by bytes, to a
+  temporary file.
+- At the end all runs are merged: as much as fits is read of each run. Every word up to the least of
+  the runs' last words read is complete, so it is added up and written to another run.
 - A run consists of blocks: lengths and counts (int64 each), then the words' bytes. All runs are in
-  one file without a name, in the folder for temporary files, so nothing is left of it in any case.
+  one file without a name, in the folder for temporary files, so the file never outlives the
+  process.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from llmgpu.files import output_errors
 from llmgpu.memory import free_memory
 
 MEMORY_SHARE = 4  # by default, words may take this fraction (1/4) of the free memory
-UNKNOWN_MEMORY = 4 << 30  # taken to be free where the system doesn't tell
+UNKNOWN_MEMORY = 4 << 30  # assumed free memory if the system doesn't tell
 _WORKING_COPIES = 4  # upper bound of copies of the kept words while they are added up and sorted
 _MOST_MERGED = 32  # runs at a time
 _LEAST_BLOCK, _MOST_BLOCK = 1 << 12, 4 << 20  # bytes
@@ -40,7 +42,7 @@ def no_words(words: int, nbytes: int) -> None:
 
 
 def default_memory_bytes() -> int:
-    """Return how much memory words may take by default: a share of what is free now."""
+    """Return the default memory of words: a share of the memory that is free now."""
     free = free_memory()
     return (UNKNOWN_MEMORY if free is None else free) // MEMORY_SHARE
 
@@ -48,7 +50,7 @@ def default_memory_bytes() -> int:
 class WordAccumulator:
     """Adds up words that are counted piece by piece, by any threads.
 
-    Its memory is bounded until `result`, which needs as much as there are words.
+    Memory is bounded until `result`, which needs memory for all words.
     """
 
     def __init__(self, memory_bytes: int | None = None) -> None:
@@ -68,7 +70,7 @@ class WordAccumulator:
 
     @property
     def size(self) -> tuple[int, int]:
-        """How many words were added, at most, and how many bytes they have."""
+        """Upper bounds of the number of words added, and of their bytes."""
         with self._lock:
             blocks = [block for run in self._runs for block in run]
             words = sum(map(len, self._pieces)) + sum(block.words for block in blocks)
@@ -89,15 +91,16 @@ class WordAccumulator:
                 return
             words = add_up(self._pieces)
             self._pieces, self._kept_bytes = [words], words.nbytes
-            # Pieces that are mostly new would be added up again and again: half full is full.
+            # Pieces of mostly new words would be added up again and again: half full counts as
+            # full.
             if self._kept_bytes > self._most_bytes // 2:
                 self._write_run(words)
 
     def result(self) -> DistinctWords:
         """Return all words with the sums of their counts, and start again with none.
 
-        The words of a single piece are returned as they are; else they are sorted by bytes. Raises
-        what `add` does.
+        The words of a single piece are returned as they are; other words are sorted by bytes.
+        Raises the errors of `add`.
         """
         words = self._pieces[0] if len(self._pieces) == 1 else add_up(self._pieces)
         if self._file is None:
@@ -123,7 +126,7 @@ class WordAccumulator:
 
 @dataclass(frozen=True)
 class _Block:
-    """A part of a run: where it is in the file, how many words it has and their bytes."""
+    """A part of a run: its place in the file, and the numbers of its words and their bytes."""
 
     position: int
     words: int
@@ -136,11 +139,11 @@ Run = list[_Block]
 class RunFile:
     """A temporary file of runs.
 
-    close: removes the file; what drops this object does so too.
+    close: removes the file, as does deleting the object.
     """
 
     def __init__(self, block_bytes: int) -> None:
-        """Make the file; words of `block_bytes`, or a single one that has more, are a block."""
+        """Make the file; words of `block_bytes`, or a single larger word, are a block."""
         self._block_bytes = block_bytes
         self._name = f"a temporary file in {tempfile.gettempdir()} (set TMPDIR for another folder)"
         with output_errors(self._name):

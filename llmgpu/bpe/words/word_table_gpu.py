@@ -1,9 +1,9 @@
 """The table of distinct words on a device, for counting and encoding: kernels in wgsl/words.
 
-A slice is one submission: upload, mark where words start, look up every word in the table, insert
-those that are not in it yet. The table persists over slices. Words that a slice could not insert,
-because the table was full, stay pending; the table grows, or is emptied if it may not take more
-memory, and the slice runs again.
+A slice is one submission: upload, mark the starts of words, look up every word in the table, insert
+the missing words. The table persists over slices. If the table was full, the words not inserted
+stay pending. The table grows, or is emptied if it has used its share of memory, and the slice runs
+again.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def prepare_kernels(
     files: Mapping[str, Mapping[str, int]],
     hash_mask: int = HASH_MASK,
 ) -> dict[str, Kernel]:
-    """Compile the table's kernels and those of `files`, which maps files to their constants.
+    """Compile the table's kernels and the kernels of `files`, a map from files to their constants.
 
-    hash_mask: the bits of the words' hashes that count.
+    hash_mask: the bits of the words' hashes that are used.
 
     Returns the kernels by the names of their files, without folder and number.
     """
@@ -65,7 +65,7 @@ def prepare_kernels(
 class GpuWordTable:
     """The table of distinct words, numbered in the order of insertion; it grows.
 
-    generation: changes whenever the buffers do, so that kernels are bound again.
+    generation: changes with the buffers, so that kernels are bound again.
     """
 
     def __init__(
@@ -129,16 +129,17 @@ class GpuWordTable:
         return state
 
     def bind(self, names: Sequence[str], slot: Mapping[str, Buffer]) -> list[BoundKernel]:
-        """Bind kernels to the table's buffers and those of a slot."""
+        """Bind kernels to the buffers of the table and of a slot."""
         buffers = self.buffers | dict(slot)
         return [self.kernels[name].bind_from(buffers) for name in names]
 
     def grow(self, state: NDArray[Any], *, beyond_limit: bool = False) -> bool:
-        """Make room for the new words of a slice and as many again; return whether that is allowed.
+        """Make room for the new words of a slice and as many again; return False at the limit.
 
-        Do nothing if there is more room already than the slice found: another has asked for it.
+        If there is more room already than the slice found, another slice has made the table grow,
+        and nothing is done.
 
-        state: that of the slice. beyond_limit: grow even so.
+        state: of the slice. beyond_limit: grow even beyond the limit on memory.
         """
         found = int(state["word_capacity"]), int(state["data_capacity"])
         if found != (self.word_capacity, self.data_capacity):
@@ -224,13 +225,13 @@ class WordSlot:
         return self._piece.main_end if self._piece else 0
 
     def mark_on_host(self) -> None:
-        """Mark where words start in a slice that the device left undecided."""
+        """Mark the starts of words that the device left undecided in a slice."""
         if self._piece is not None:
             text = self.device.read(self._text, self._piece.length, np.uint8)
             self._pretokenizer.mark_on_host(self._piece, text)
 
     def upload(self, commands: Commands, piece: Slice) -> None:
-        """Record uploading the slice from staging memory, and marking where words start."""
+        """Record uploading the slice from staging memory, and marking the starts of words."""
         self._piece = piece
         params = np.array((piece.main_end, len(piece.document_starts), 0, 0), np.uint32)
         self.device.write(self._params, params)
@@ -256,7 +257,7 @@ class WordSlot:
         self._generation = 0
 
     def submit_with_state(self, commands: Commands, table: GpuWordTable) -> None:
-        """Submit commands, and a copy of the state that they leave."""
+        """Submit commands, and a copy of the state after them."""
         self._state_copy.record(commands, table.buffers["state"], STATE.itemsize)
         commands.submit()
         self._state_copy.begin()
@@ -302,7 +303,8 @@ def long_spans(start_bits: NDArray[np.uint8], length: int, longest: int) -> list
     enough = last - first + 1 >= (longest - 63) // 64
     spans = []
     for group, after in zip(first[enough].tolist(), (last[enough] + 1).tolist(), strict=True):
-        # The word starts at the last bit before the empty groups, the next at the first one after.
+        # The word starts at the last bit before the empty groups, the next word at the first bit
+        # after.
         start = 64 * (group - 1) + int(groups[group - 1]).bit_length() - 1
         end = length
         if after < len(groups):
