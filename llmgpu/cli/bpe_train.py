@@ -91,6 +91,7 @@ def bpe_train(asked: BpeTrainCommand, opening: Opening) -> None:
         check_outputs([*written, *job.outputs], read, force=asked.force)
         seconds = {"total": 0.0, "open device": time.perf_counter() - before}
         report.line(f"training on {plan.merging.description}")
+        report.note_missing_engine(plan.merging)
         _print_notes(report, plan.notes)
         if asked.counts_only:
             summary = _count(source, plan, counts_output, report, is_part=job.part is not None)

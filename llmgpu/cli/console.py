@@ -26,6 +26,7 @@ from llmgpu.memory import Memory, free_memory
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from llmgpu.backend import Backend
     from llmgpu.text.corpus import Corpus
     from llmgpu.tokens.ids import Style
 
@@ -97,6 +98,13 @@ class Reporter:
     def note(self, text: str) -> None:
         """Print a note about the input or the output."""
         self.line(f"note: {text}")
+
+    def note_missing_engine(self, backend: Backend) -> None:
+        """Print a note if NumPy computes because the CPU engine is missing."""
+        from llmgpu.cpu.library import why_missing  # needs NumPy, which takes long to import
+
+        if backend.device is None and (reason := why_missing()):
+            self.note(f"NumPy replaces the CPU engine, which is up to 14 times faster: {reason}")
 
     def note_left_out(self, summary: dict[str, Any]) -> None:
         """Print how much text was left out by a command's summary, and the notes in the summary."""

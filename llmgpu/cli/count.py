@@ -119,6 +119,7 @@ def _open_encoders(
     for vocabulary in vocabularies if is_begun else ():
         prepare_vocabulary(vocabulary, opening)
     backend = opening.backend()
+    report.note_missing_engine(backend)
     encoders = [
         open_encoder(
             vocabulary,

@@ -58,6 +58,7 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
 
     # Load the model, with room for the longest prompt and continuation.
     backend = opening.backend(report.note)
+    report.note_missing_engine(backend)
     report.line(f"generating on {backend.description} with {saved.folder}")
     longest = max(len(ids) for _, ids in wanted)
     model = load_model(saved, backend, longest + asked.max_new_tokens, asked.precision)

@@ -40,6 +40,7 @@ def score(asked: ScoreCommand, opening: Opening) -> None:
     longest = saved.config.max_positions or saved.config.seq_len
     window = asked.window or min(longest, SHORT_CONTEXT)
     backend = opening.backend(report.note)
+    report.note_missing_engine(backend)
     model = load_model(saved, backend, window)
     scorer = Scorer(model, window, asked.stride or max(1, window // 2))
     report.line(

@@ -317,6 +317,7 @@ class _Tokenizing:
                     sink.expect(self.files.plain_bytes)  # while the device is being opened
             backend = self.opening.backend()
             report.line(f"tokenizing on {backend.description}")
+            report.note_missing_engine(backend)
             encoder = self._open_encoder(backend)
             if self.reading.chat and output and not output.masked:
                 report.note(

@@ -508,6 +508,7 @@ def announce(
     if backend.is_software:
         require_free(host_bytes, free_memory())
     report.line(_description(asked, backend, workers))
+    report.note_missing_engine(backend)
     report.need_memory(Memory(host_bytes, 0 if backend.device is None else needed_bytes))
 
 

@@ -166,6 +166,11 @@ def describe() -> str:
     return f"NumPy ({f'{VARIABLE}=numpy' if chosen else _load()[1]})"
 
 
+def why_missing() -> str:
+    """Return why the library can't be used; "" if it is used or NumPy was chosen."""
+    return "" if os.environ.get(VARIABLE) == "numpy" else _load()[1]
+
+
 @cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
     return load(LIBRARY)

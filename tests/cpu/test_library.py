@@ -23,6 +23,7 @@ from llmgpu.cpu import build, library
 from llmgpu.errors import LlmgpuError
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.word_lists import listed
+from tests.cli.conftest import run_here
 from tests.conftest import examples
 from tests.cpu.texts import CHARACTERS, MOSTLY_ASCII
 
@@ -90,6 +91,41 @@ def test_a_library_that_does_not_load_is_named(
         monkeypatch.setenv(library.VARIABLE, "c")
         with pytest.raises(LlmgpuError, match=r"LLMGPU_CPU=c: .*engine\.so"):
             library.library()
+    finally:
+        library._load.cache_clear()
+
+
+def test_a_command_says_that_the_library_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "engine.so")
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    (tmp_path / "text.txt").write_text("low lower lowest " * 20)
+    made, sizes = ("--vocab", "v.bin"), ("--dim", "32", "--layers", "1", "--heads", "2")
+    steps = ("--seq-len", "16", "--steps", "1", "-o", "run")
+    commands = (
+        ("bpe-train", "text.txt", "--vocab-size", "260", "-o", "v.bin", "--force"),
+        ("tokenize", "text.txt", *made, "-o", "ids.bin"),
+        ("count", "text.txt", *made),
+        ("train", "text.txt", *made, *sizes, *steps, "--force"),
+        ("generate", "run", "--prompt", "low", "--max-new-tokens", "1"),
+        ("score", "run", "text.txt"),
+    )
+    note = b"note: NumPy replaces the CPU engine, which is up to 14 times faster: "
+    library._load.cache_clear()
+    try:
+        for command in (
+            *commands,
+            ("bpe-train", "text.txt", "--counts-only", "--save-counts", "c"),
+        ):
+            done = run_here(tmp_path, (*command, "--device", "cpu"), b"")
+            assert done.returncode == 0, done.stderr
+            assert done.stderr.count(note) == 1, (command, done.stderr)
+            assert b"engine.so was not built" in done.stderr
+        quiet = run_here(tmp_path, (*commands[1], "--device", "cpu", "--quiet"), b"")
+        assert (quiet.returncode, quiet.stderr) == (0, b"")
+        monkeypatch.setenv(library.VARIABLE, "numpy")
+        assert note not in run_here(tmp_path, (*commands[1], "--device", "cpu"), b"").stderr
     finally:
         library._load.cache_clear()
 
