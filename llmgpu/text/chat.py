@@ -1,7 +1,7 @@
-"""Conversations: the lines of a JSON Lines file that hold messages, as text and who wrote it.
+"""Conversations: the messages in the lines of a JSON Lines file, as text and author.
 
-A message has a role and a content. How messages become a text is for a `Renderer`: a template of
-others, run by `llmgpu.text.chat_template`, or the plain ChatML of `PlainRenderer`.
+A message has a role and a content. A `Renderer` makes a text of messages: it runs a chat template
+in `llmgpu.text.chat_template`, or it is a `PlainRenderer` and writes plain ChatML.
 """
 
 from __future__ import annotations
@@ -34,38 +34,38 @@ MESSAGES = "messages"  # the usual name of the field
 _TOOLS = "tools"  # the field that describes tools to a template
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 PLAIN_TOKENS = ("<|im_start|>", "<|im_end|>")
-_PLAIN_TEMPLATE = (  # for other tools
+_PLAIN_TEMPLATE = (  # the Jinja source of ChatML, for exports to other tools
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _BLOCK_BYTES = 1 << 20  # read at a time
-LINE_BYTES = 1 << 25  # of a conversation: a template takes many times the memory
+LINE_BYTES = 1 << 25  # of a conversation; a template needs many times as much memory
 
-# Text of a conversation in order, each part with whether the assistant wrote it.
+# Text of a conversation in order. The bool of a part says whether the assistant wrote the part.
 Parts = list[tuple[str, bool]]
 
 
 class Renderer(Protocol):
-    """Makes text of conversations."""
+    """Makes the texts of conversations."""
 
     def render(
         self, messages: list[dict[str, Any]], tools: object, where: str, *, prompt: bool = False
     ) -> Parts:
-        """Return the text of a conversation; InputError says `where` it can't be made.
+        """Return the text of a conversation; the message of an InputError begins with `where`.
 
-        prompt: append the text that begins a reply.
+        prompt: append the header of a reply.
         """
         ...
 
     def close(self) -> None:
-        """Release what it holds."""
+        """End the renderer's process, if it has one."""
         ...
 
 
 class PlainRenderer:
     """ChatML: ``<|im_start|>ROLE``, a line end, the content, ``<|im_end|>`` and a line end.
 
-    What the assistant wrote is its content and the token after it.
+    The assistant's text is the content of an assistant's message and the token after the content.
     """
 
     def render(
@@ -95,16 +95,16 @@ class PlainRenderer:
         return [*parts, (f"{begin}assistant\n", False)] if prompt else parts
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: there is no process."""
 
 
 def plain_template(special_tokens: Collection[str]) -> str | None:
-    """Return what `PlainRenderer` does, in Jinja, for a vocabulary that has its tokens."""
+    """Return ChatML as a Jinja template if the vocabulary has ChatML's tokens, else None."""
     return _PLAIN_TEMPLATE if set(PLAIN_TOKENS) <= set(special_tokens) else None
 
 
 def end_of_reply(special_tokens: Mapping[str, int]) -> frozenset[int]:
-    """Return the id that ends a reply in ChatML, for a vocabulary that has its tokens."""
+    """Return the id that ends a reply in ChatML, if the vocabulary has ChatML's tokens."""
     has_tokens = plain_template(special_tokens) is not None
     return frozenset({special_tokens[PLAIN_TOKENS[1]]} if has_tokens else ())
 
@@ -112,7 +112,7 @@ def end_of_reply(special_tokens: Mapping[str, int]) -> frozenset[int]:
 def check_messages(messages: object, where: str, is_role: Callable[[str], bool]) -> None:
     """Raise BadRowError unless `messages` is a list of messages, each with role and content.
 
-    is_role: whether a role that is not one of ROLES is known.
+    is_role: whether a role outside of ROLES is known.
     """
     if not isinstance(messages, list):
         raise BadRowError(f"{where}: the messages are not a list but {kind_of_value(messages)}")
@@ -136,39 +136,40 @@ def check_messages(messages: object, where: str, is_role: Callable[[str], bool])
 
 
 class Chat(Protocol):
-    """What takes the messages of files.
+    """Receives the messages of files.
 
-    digest: of what decides the text, for a resume key. text_bytes: of all conversations so far.
+    digest: a hash of everything that changes the text, for a resume key. text_bytes: of all
+    conversations so far.
     """
 
     digest: str
     text_bytes: int
 
     def read(self, messages: object, tools: object, where: str) -> Parts:
-        """Return the text of a conversation; InputError says `where` it can't be made."""
+        """Return the text of a conversation; the message of an InputError begins with `where`."""
         ...
 
     def add(self, parts: list[tuple[bytes, bool]]) -> None:
-        """Take note of the bytes of a conversation, the next ones of the text."""
+        """Record the parts of the next conversation, each with whether the assistant wrote it."""
         ...
 
     def mask(self, edges: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which ids have bytes that the assistant wrote: (n,).
+        """Return a mask of ids, bool (n,): true for ids with bytes that the assistant wrote.
 
-        edges: where in the whole text each id begins, and where the last one ends: (n + 1,). Each
-            call continues where the last one ended.
+        edges: int64 (n + 1,), the begin of each id in the whole text, and the end of the last id.
+        Each call continues where the previous call ended.
         """
         ...
 
 
 class Collector:
-    """Makes documents of conversations, as many as fit a limit.
+    """Makes documents of conversations until the limit is reached.
 
-    is_full: a conversation does not fit. All that follow it are left out, too.
+    is_full: a conversation did not fit. All later conversations are left out, too.
     """
 
     def __init__(self, chat: Chat, limit: int | None) -> None:
-        """Take up to `limit` bytes of text, None for any number."""
+        """Start with room for `limit` bytes of text; None: without a limit."""
         self._chat, self._limit = chat, limit
         self.is_full = False
 
@@ -181,9 +182,9 @@ class Collector:
         *,
         has_invalid: bool = False,
     ) -> Iterator[Piece]:
-        """Yield the next conversation as a document; none if it is left out or does not fit.
+        """Yield the next conversation as a document; nothing if it is left out or does not fit.
 
-        has_invalid: surrogate escapes in it stand for bytes.
+        has_invalid: surrogate escapes in the conversation stand for invalid bytes.
         """
         try:
             read = self._chat.read(messages, tools, where)
@@ -202,7 +203,7 @@ class Collector:
 
 
 class ChatFile(JsonlStream):
-    """A JSON Lines file of which each line is a conversation, opened."""
+    """An open JSON Lines file with a conversation in each line."""
 
     may_be_compressed = JsonlFile.may_be_compressed
 
@@ -236,19 +237,19 @@ class ChatFile(JsonlStream):
 
 
 class ChatTable(ParquetFile):
-    """A .parquet of which each row is a conversation, opened."""
+    """An open .parquet file with a conversation in each row."""
 
     content = "a list of messages"
 
     def __init__(self, source: Source, column: str, collector: Collector) -> None:
-        """Open the file; `column` holds the messages, InputError if it is not a list of objects."""
+        """Open the file; `column` holds the messages. InputError if it is not a list of objects."""
         super().__init__(source, column)
         if _TOOLS in self._file.schema_arrow.names:
             self._others = [_TOOLS]
         self._collector = collector
 
     def begin(self) -> None:
-        """Leave reading to the file's turn: templates take longer."""
+        """Read nothing before the file's turn: templates take longer than reading."""
 
     def documents(self, policy: InputPolicy) -> Iterator[Piece]:
         """Yield the text of each row; InputError names the file and the row."""

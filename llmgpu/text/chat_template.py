@@ -1,7 +1,8 @@
-"""Chat templates of others, rendered in a process that has limits: `llmgpu.text.chat_worker`.
+"""Chat templates, rendered in a process with limits: `llmgpu.text.chat_worker`.
 
-Jinja's sandbox keeps a template from files and from the rest of Python, but it may still count to
-any number and make any text. So its process may take a bounded time and memory, and is ended.
+Jinja's sandbox keeps a template away from files and from the rest of Python, but a template may
+still loop for ever or make any amount of text. The process therefore has limits of time and memory,
+and is ended when it passes them.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _PROGRAM = Path(__file__).with_name("chat_worker.py")
 
 
 def chosen_time() -> int | None:
-    """Return the second that templates take for now, if the environment names one.
+    """Return the time that templates see as now, in seconds: SOURCE_DATE_EPOCH, or None if not set.
 
-    Raises InputError if it names something else.
+    Raises InputError if SOURCE_DATE_EPOCH is not a number.
     """
     text = os.environ.get(DATE)
     if not text:
@@ -43,15 +44,15 @@ def chosen_time() -> int | None:
 
 
 class TemplateRenderer(Closing):
-    """Makes text of conversations by a template; see `llmgpu.text.chat.Renderer`."""
+    """Makes texts of conversations by a template; see `llmgpu.text.chat.Renderer`."""
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         """Compile a template in a new process.
 
-        tokens: what it calls special tokens, and their texts. What it takes for now is the second
-        that SOURCE_DATE_EPOCH names.
+        tokens: texts of special tokens, by their names in the template. The template sees the time
+        of SOURCE_DATE_EPOCH as now.
 
-        Raises InputError for a template that is wrong, and without the package for it.
+        Raises InputError for a template with an error, or if the package for templates is missing.
         """
         JINJA.require("chat template")
         self._process = subprocess.Popen(
@@ -71,7 +72,7 @@ class TemplateRenderer(Closing):
     def render(
         self, messages: list[dict[str, Any]], tools: object, where: str, *, prompt: bool = False
     ) -> Parts:
-        """Return the text of a conversation; InputError says `where` it can't be made."""
+        """Return the text of a conversation; the message of an InputError begins with `where`."""
         request = {"messages": messages, "tools": tools, "prompt": prompt}
         answer = self._ask(request, f"{where}: the chat template")
         text, spans = answer["text"], answer["spans"]
@@ -86,7 +87,7 @@ class TemplateRenderer(Closing):
         self._process.communicate()
 
     def _ask(self, request: dict[str, Any], what: str) -> dict[str, Any]:
-        """Return the answer of the process; InputError if there is none."""
+        """Send a request; return the answer of the process. InputError if there is none."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             line = json.dumps(request, ensure_ascii=False) + "\n"
@@ -96,7 +97,7 @@ class TemplateRenderer(Closing):
             self._process.stdin.write(line.encode("utf-8", "surrogatepass"))
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended, and the answer is empty
+            pass  # the process has ended: the answer is empty
         data = self._process.stdout.readline()
         if not data:
             raise InputError(f"{what} {self._describe_end()}")

@@ -1,17 +1,18 @@
-"""Renders a chat template of others: a program in a process of its own, which has limits.
+"""Renders a chat template: a program in a process of its own, with limits.
 
-It reads lines of JSON and answers each with one: first ``{"source", "tokens", "time"}``, the
-template, the special tokens that it names and the second that it takes for now (or null), with
-``{}``; then
-``{"messages": [...], "tools": ...}`` with ``{"text": ..., "spans": [[begin, end], ...]}``, where
-the spans are what the assistant wrote, in characters. What goes wrong is ``{"error": ...}``.
+The program reads lines of JSON and answers each line with a line. The first line is
+``{"source", "tokens", "time"}``: the template, the special tokens that it names, and the second
+that the template sees as now (or null). The answer is ``{}``. Each further line is
+``{"messages": [...], "tools": ...}``, answered by ``{"text": ..., "spans": [[begin, end], ...]}``.
+The spans are the assistant's text, in characters. The answer to a failure is ``{"error": ...}``.
 
-- A template sees what transformers shows it: the same functions and filters in Jinja's sandbox. It
-  is not told the date of today, because ids would depend on it.
-- What the assistant wrote is in its ``{% generation %}`` blocks. A template that has none is
-  rendered with fewer messages: what an assistant's message adds to a text that asks for it is its
-  own.
-- A template that takes too much processor time or memory ends the process, or gets an error.
+- A template sees the same functions and filters in Jinja's sandbox as in transformers, except for
+  the date of today: ids would depend on the date.
+- The assistant's text stands in ``{% generation %}`` blocks. A template without such blocks is
+  rendered once with the messages before an assistant's message and the header of a reply, and once
+  with that message. The difference is the assistant's text.
+- A template that needs too much processor time ends the process. Too much memory ends the process
+  or is an error.
 """
 
 from __future__ import annotations
@@ -29,18 +30,19 @@ import jinja2.ext
 import jinja2.sandbox
 
 SECONDS = 10.0  # of processor time, for each line
-MEMORY_BYTES = 1 << 30  # of addresses
+MEMORY_BYTES = 1 << 30  # of address space
 RENDERED_CHARACTERS = 1 << 26
-LEAST_JINJA = (3, 1, 6)  # before it, templates can leave the sandbox
+LEAST_JINJA = (3, 1, 6)  # templates can leave the sandbox of earlier versions
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field, the first counts
-_SHOWN = 300  # characters of a reason
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # synonyms; the first counts
+_SHOWN = 300  # characters of an error that are shown
 
 
 class GenerationBlocks(jinja2.ext.Extension):
-    """``{% generation %}...{% endgeneration %}``: what the assistant wrote.
+    """``{% generation %}...{% endgeneration %}``: marks the assistant's text.
 
-    found: (begin, text) of each block of a rendering. length: returns how much was rendered before.
+    found: (begin, text) of each block of a rendering. length: returns the number of characters
+    rendered before the block.
     """
 
     tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
@@ -66,10 +68,10 @@ class GenerationBlocks(jinja2.ext.Extension):
 
 
 class Template:
-    """A template, compiled."""
+    """A compiled template."""
 
     def __init__(self, source: str, tokens: dict[str, str], time: int | None) -> None:
-        """Compile it; an exception of Jinja's for one that is wrong."""
+        """Compile a template. Jinja raises an exception of its own for errors in `source`."""
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -87,7 +89,7 @@ class Template:
     def render(
         self, messages: list[dict[str, Any]], tools: Any, prompt: bool = False
     ) -> dict[str, Any]:
-        """Return the answer for a conversation; prompt: what begins the next reply follows it."""
+        """Return the answer for a conversation; prompt: append the header of the next reply."""
         cleaned = [_clean(message) for message in messages]
         answer = self._answer(cleaned, tools)
         if prompt:
@@ -133,7 +135,7 @@ class Template:
                 continue
             before = self._render(messages[:index], tools, prompt=True)
             after = self._render(messages[: index + 1], tools)
-            if not text.startswith(after):  # some end a conversation with one more token
+            if not text.startswith(after):  # some add a final token
                 after = after.removesuffix(self._tokens.get("eos_token", ""))
             if not (text.startswith(after) and after.startswith(before)):
                 _raise(
@@ -145,7 +147,7 @@ class Template:
 
 
 def _clean(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message as transformers shows it: no empty fields, one name for reasoning."""
+    """Return a message as transformers passes it: no empty fields, and both names of reasoning."""
     kept = {name: value for name, value in message.items() if value is not None}
     reasoning = next((kept[name] for name in _REASONING if name in kept), None)
     if reasoning is None:
@@ -177,7 +179,7 @@ def _limit_memory() -> None:
 
 
 def _limit_time(seconds: float) -> None:
-    """Have the process ended by SIGPROF after so much processor time; 0: never."""
+    """Have SIGPROF end the process after some seconds of processor time; 0: never."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
@@ -193,7 +195,7 @@ def _answer(request: dict[str, Any], template: Template | None) -> tuple[Any, Te
 
 
 def main() -> None:
-    """Answer until there are no more requests."""
+    """Answer requests until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     _limit_memory()
     template = None
@@ -207,7 +209,7 @@ def main() -> None:
             data = json.dumps(
                 {"error": f"it takes more than {MEMORY_BYTES} bytes of memory"}
             ).encode()
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # a template may raise any exception
             reason = " ".join(str(error).split())[:_SHOWN] or type(error).__name__
             data = json.dumps({"error": reason}).encode()
         _limit_time(0)

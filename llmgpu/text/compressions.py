@@ -1,8 +1,8 @@
-"""Compressions, and the optional packages that reading files needs.
+"""Compressions, and the optional packages for reading files.
 
-``.gz``, ``.bz2`` and ``.xz`` are read through the standard library, ``.gz`` faster through the
-package isal if it is there, ``.zst`` through a package that is asked for when it is needed. To add
-one, add a line to COMPRESSIONS.
+The standard library decompresses ``.gz``, ``.bz2`` and ``.xz``; the package isal, if installed,
+decompresses ``.gz`` faster. ``.zst`` needs a package, and an error names the package if it is
+missing. To add a compression, add a line to COMPRESSIONS.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, BinaryIO, Protocol
 from llmgpu.errors import InputError
 
 _ZSTD_READ_BYTES = 1 << 20
-_ZSTD_STEP_BYTES = 1 << 13  # decompressed at a time, to up to 32,768 times as many bytes
-_ZSTD_BLOCKS = 8  # decompressed at a time where it is known where they end, to 128 KiB each
+_ZSTD_STEP_BYTES = 1 << 13  # of input at a time; the output may be 32,768 times as long
+_ZSTD_BLOCKS = 8  # decompressed at a time if their ends are known, 128 KiB each at most
 
 
 class Decompressor(Protocol):
-    """A file that is decompressed as it is read."""
+    """A file that is decompressed while it is read."""
 
     def readinto(self, buffer: memoryview, /) -> int | None:
         """Fill the front of `buffer`; 0 at the end."""
@@ -61,18 +61,18 @@ class ZstdFile:
     """
 
     def __init__(self, raw: BinaryIO) -> None:
-        """Take the compressed bytes of `raw`; InputError without the package for it."""
+        """Decompress `raw`; InputError if the package for it is missing."""
         self._raw = raw
         self._package = ZSTANDARD.require(".zst")
         self._decoder = self._package.ZstdDecompressor()
         self._frame: Any = None  # decoder of the current frame; None between frames
         self._is_empty = True
-        self._next_block: int | None = None  # where it begins in the compressed bytes, if known
+        self._next_block: int | None = None  # its begin in the compressed bytes, if known
         self._compressed = memoryview(b"")
         self._text = memoryview(b"")
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Fill the front of `buffer`; 0 at the end. OSError, EOFError for damaged files."""
+        """Fill the front of `buffer`; 0 at the end. OSError or EOFError for damaged files."""
         while not self._text:
             if not self._compressed:
                 self._compressed = memoryview(self._raw.read(_ZSTD_READ_BYTES) or b"")
@@ -110,9 +110,9 @@ class ZstdFile:
         return text
 
     def _step_bytes(self) -> int:
-        """Return how many bytes to decompress: a few blocks, or a few bytes; see RFC 8878.
+        """Return the compressed bytes of the next step: of a few blocks (RFC 8878), or a few bytes.
 
-        What they become is bounded by that alone; the text does not depend on it.
+        The step alone bounds the size of the output; the text does not depend on the step.
         """
         data, end = self._compressed, 0
         for _ in range(_ZSTD_BLOCKS):
@@ -123,13 +123,13 @@ class ZstdFile:
             number = int.from_bytes(header, "little")
             is_last, kind, size = number & 1, number >> 1 & 3, number >> 3
             if len(header) == 3:
-                end += 3 + (1 if kind == 1 else size)  # 1: a byte that is repeated
+                end += 3 + (1 if kind == 1 else size)  # kind 1: one byte, repeated
             self._next_block = None if is_last or len(header) < 3 else end
         return min(self._next_block or end, len(data)) or _ZSTD_STEP_BYTES
 
 
 def _first_zstd_block(data: memoryview) -> int | None:
-    """Return where a frame that begins with `data` has its first block, if that can be seen."""
+    """Return the offset of the first block in a frame that begins with `data`; None if unknown."""
     if len(data) < 5 or bytes(data[:4]) != b"\x28\xb5\x2f\xfd":
         return None
     descriptor = data[4]
@@ -139,10 +139,10 @@ def _first_zstd_block(data: memoryview) -> int | None:
 
 
 class _FastGzip:
-    """Decompresses gzip by the package isal, which takes a third of the time."""
+    """Decompresses gzip by the package isal, in a third of the standard library's time."""
 
     def __init__(self, raw: BinaryIO) -> None:
-        """Take the compressed bytes; ImportError without the package."""
+        """Decompress `raw`; ImportError without the package."""
         self._error = importlib.import_module("isal.isal_zlib").error
         self._file = importlib.import_module("isal.igzip").GzipFile(fileobj=raw, mode="rb")
 
@@ -168,8 +168,8 @@ def _open_gzip(raw: BinaryIO) -> Decompressor:
 class Compression:
     """A way to decompress files.
 
-    open: takes the compressed bytes.
-    package: the optional package that it needs, or None.
+    open: returns a decompressor of compressed bytes.
+    package: the optional package that `open` needs, or None.
     """
 
     open: Callable[[BinaryIO], Decompressor]

@@ -2,13 +2,13 @@
 
 - Text is bytes. Each file is a document, and so is each line of a .jsonl and each row of a
   .parquet; separators and line documents cut further (see `llmgpu.text.documents`).
-- Where the text is what the file holds (no separators, nothing to replace, no format that has
-  documents inside), files are read straight into the caller's buffer. Otherwise they are read in
-  blocks of bounded size.
-- A pipe is not waited for once there is something to hand over, so that text flows as it is
-  produced. Text that follows within PATIENCE_SECONDS is still added: it makes larger pieces.
-- A limit cuts after exactly that many bytes of text; a document that would begin there does not
-  count.
+- If the text equals the bytes of the file, files are read straight into the caller's buffer. This
+  holds without separators, without replacing, and for formats without documents inside. Other
+  files are read in blocks of bounded size.
+- Text flows as a pipe produces it: as soon as there is some text, a read waits for at most
+  PATIENCE_SECONDS for more, because larger pieces are cheaper.
+- A limit cuts after exactly that many bytes of text. A document that would begin at the cut does
+  not count.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ from llmgpu.text.streams import (
 )
 
 PATIENCE_SECONDS = 0.02
-LEAST_PART = 16  # the rest of a text is estimated once 1 / 16 of the text is read
-LEAST_BYTES = 1 << 14  # a filter reads this much at a time, however small the caller's buffer is
+LEAST_PART = 16  # 1 / 16 of a text is read before the size of the whole is estimated
+LEAST_BYTES = 1 << 14  # least bytes that a filter reads at a time, even for a smaller buffer
 _BLOCK_BYTES = 1 << 20
-_CHECKED_BYTES = 8 << 20  # read at a time from a file whose bytes are inspected
-_SMALL_FILES = 1024  # read at once, at most
+_CHECKED_BYTES = 8 << 20  # read at a time from a file whose bytes are checked
+_SMALL_FILES = 1024  # most files that are read at once
 
 _FIRST = np.zeros(1, np.int64)
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)
-_File = ByteStream | DocumentFile  # opened
+_File = ByteStream | DocumentFile  # an open file
 
 
 class TextSource(Protocol):
@@ -79,7 +79,7 @@ class TextSource(Protocol):
     def read_into(self, buffer: NDArray[np.uint8]) -> Piece:
         """Write the next bytes of text at the front of `buffer` (uint8, contiguous).
 
-        Returns them as a piece whose text is a view of the buffer.
+        Returns a piece whose text is a view of the buffer.
         """
         ...
 
@@ -88,11 +88,11 @@ class TextSource(Protocol):
 class CorpusOptions:
     """How to read text from files.
 
-    text_field: the field of .jsonl lines or the column of .parquet files that holds the text.
+    text_field: the field of .jsonl lines or the column of .parquet files with the text.
     separators: byte strings between documents, part of neither.
     encoding_errors: "strict", "replace" or "raw", see `llmgpu.text.documents.InputPolicy`.
     limit: read at most this many bytes of text; None for all.
-    bad_rows: "error" or "skip": refuse rows that can't be parsed, or leave them out.
+    bad_rows: "error" or "skip": refuse invalid rows, or leave them out.
     line_documents: whether each line, including its newline, is a document.
     chat: renders each .jsonl line, a conversation, as text; None if lines are not conversations.
     """
@@ -107,9 +107,9 @@ class CorpusOptions:
 
 
 class Begin(NamedTuple):
-    """Where a source begins: after how many bytes of text, and how many documents.
+    """The begin of a source: offset in the text of all sources, and documents before the source.
 
-    skipped: bytes of its text that are not read.
+    skipped: bytes at the front of the source's own text that are not read.
     """
 
     offset: int
@@ -119,10 +119,10 @@ class Begin(NamedTuple):
 
 
 class _Reader(Protocol):
-    """Hands over the text of one source."""
+    """Reads the text of one source."""
 
     def read(self, view: NDArray[np.uint8]) -> Piece:
-        """Fill the front of `view`; a piece without text is possible before the end."""
+        """Fill the front of `view`. Before the end, a piece without text is possible."""
 
     def wait(self, seconds: float) -> bool:
         """Wait for up to `seconds`; return whether `read` would not block."""
@@ -131,11 +131,11 @@ class _Reader(Protocol):
 class Corpus(Closing):
     """Text sources read one after the other; a context manager.
 
-    sources: the files it is read from.
-    options: how.
-    total_bytes: bytes of all sources on disk, None if one of them is not a regular file.
-    text_bytes, documents: handed over so far.
-    begun: where each source begins that was opened so far.
+    sources: the files of the corpus.
+    options: how the files are read.
+    total_bytes: bytes of all sources on disk, None if a source is not a regular file.
+    text_bytes, documents: returned by `read_into` so far.
+    begun: the begin of each source that was opened so far.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Corpus(Closing):
         self._told: dict[str, list[str]] = {note: [] for note in NOTES}
         self._closed = True
         self._ended = not self._files.left
-        self._most_small = _SMALL_FILES  # read at once: fewer where files are read one by one
+        self._most_small = _SMALL_FILES  # lowered while files are read one by one
 
     @property
     def left_out(self) -> int:
@@ -181,27 +181,27 @@ class Corpus(Closing):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the sources consumed so far, as they are on disk."""
+        """Bytes of the sources on disk, consumed so far."""
         return self._finished_bytes + (self._file.position if self._file else 0)
 
     @property
     def invalid_sequences(self) -> int:
-        """Invalid UTF-8 sequences so far: replaced, or kept where they were looked for."""
+        """Invalid UTF-8 sequences so far: replaced, or counted and kept."""
         return self._policy.invalid_sequences
 
     @property
     def null_rows(self) -> int:
-        """Rows that were left out so far because they have no text."""
+        """Rows without text so far, which were left out."""
         return self._finished_null_rows + (self._file.null_rows if self._file else 0)
 
     @property
     def bad_rows(self) -> int:
-        """Rows that were left out so far because they can't be understood."""
+        """Invalid rows so far, which were left out."""
         return self._policy.bad_rows
 
     @property
     def left(self) -> float | None:
-        """Bytes of the whole text for each byte read so far; None while too little is read."""
+        """Estimated bytes of the whole text per byte read so far; None after too little text."""
         parts = []
         if self.total_bytes:
             parts.append(self.bytes_read / self.total_bytes)
@@ -228,7 +228,7 @@ class Corpus(Closing):
     def read_into(self, buffer: NDArray[np.uint8]) -> Piece:
         """Write the next bytes of the text at the front of `buffer` (uint8, contiguous).
 
-        Files fill the buffer. A pipe gives the bytes it has; only a first byte is waited for.
+        Files fill the buffer. A pipe gives the bytes in the pipe, and is waited for if it is empty.
         Raises InputError for files that can't be read, decompressed, parsed or, under "strict",
         decoded.
         """
@@ -255,9 +255,9 @@ class Corpus(Closing):
         return self._hand_over(buffer[:length], np.concatenate(starts))
 
     def _read_small(self, view: NDArray[np.uint8], length: int, documents: int) -> Piece | None:
-        """Read the next files at once, as many small ones as fit; None if the next is another.
+        """Read as many of the next small files as fit, at once; None if the next file is not small.
 
-        length, documents: of the text before them, not handed over yet.
+        length, documents: of the text in front of these files in the caller's buffer.
         """
         if self._reader is not None:
             return None
@@ -279,22 +279,22 @@ class Corpus(Closing):
         return Piece(view[:end], np.array(starts, np.int64), closed=True)
 
     def upcoming(self, least: int, most: int) -> FileBytes | None:
-        """Return the next bytes of the text unread, `least` to `most`.
+        """Return a range of the next `least` to `most` bytes of the text without reading them.
 
-        None unless a document of a file has more.
+        None if the current document has fewer bytes left, or is not read straight from a file.
         """
         if self.options.limit is not None or not isinstance(self._reader, DirectReader):
             return None
         return self._reader.upcoming(least, most)
 
     def skip(self, nbytes: int) -> None:
-        """Take the bytes that `upcoming` returned."""
+        """Pass over the bytes of the range from `upcoming`."""
         assert isinstance(self._file, ByteStream)
         self._file.skip(nbytes)
         self.text_bytes += nbytes
 
     def place(self, offset: int) -> tuple[str, int]:
-        """Return whose text an offset is in ("" for memory), and the offset in that text."""
+        """Return the name of the source at an offset ("" for memory), and the offset within it."""
         index = bisect_right(self.begun, offset, key=itemgetter(0)) - 1
         if index < 0:
             return "", offset
@@ -396,15 +396,15 @@ class _Opener:
         return kind(source, field) if kind else ByteStream(source)
 
     def reads_at_once(self, source: Source) -> bool:
-        """Whether a file is plain text and small enough to be read in one call with others."""
+        """Whether a file is plain text and small enough to be read in one call with other files."""
         return self._reads_small and is_small(source) and format_of(source) is None
 
 
 class _Files:
     """The files of a corpus in turn. Threads open the next files before their turn.
 
-    No thread and no file here refers to the corpus, which is freed as soon as it is not used.
-    left: files not taken yet.
+    No thread and no file here refers to the corpus, so that an unused corpus is freed at once.
+    left: number of files that were not taken yet.
     """
 
     def __init__(self, files: Sequence[Source], options: CorpusOptions) -> None:
@@ -430,18 +430,18 @@ class _Files:
         return self._next[0]
 
     def small(self, most: int) -> list[Source]:
-        """Return the next files, up to `most`, that may be read at once."""
+        """Return the next files to read at once, up to `most`; empty if the next is not small."""
         at_once = self._opener.reads_at_once(self.next_one())
         return [*islice(self._next, most)] if at_once else []
 
     def take(self) -> Source:
-        """Return the next file; `open` comes next, unless it is read at once."""
+        """Take and return the next file. The caller then opens it, or reads it at once."""
         self.next_one()
         self._left -= 1
         return self._next.popleft()
 
     def open(self, source: Source) -> _File:
-        """Open the file that was taken."""
+        """Open the file that was just taken."""
         file, self._file = self._file, None
         if file is None:
             return self._opener(source)
@@ -449,14 +449,14 @@ class _Files:
         return file
 
     def close(self) -> None:
-        """Close the files whose turn has not come."""
+        """Close the files that were opened before their turn."""
         self._turns.close()
         while self._opened:
             self._opened.pop().close()
 
 
 def _find_turns(files: Sequence[Source], opener: _Opener) -> Iterator[list[Source]]:
-    """Yield files one by one, but small ones that follow each other at once."""
+    """Yield turns: consecutive small files share a turn, any other file has a turn of its own."""
     for are_small, sources in groupby(files, opener.reads_at_once):
         while turn := [*islice(sources, _SMALL_FILES if are_small else 1)]:
             yield turn
@@ -472,7 +472,7 @@ def _begin_file(
         return sources, None
     try:
         file = opener(source)
-    except InputError:  # the file is opened again in its turn, which then raises the error
+    except InputError:  # the file is opened again in its turn, and then raises
         return sources, None
     opened.append(file)
     if files_ahead():
@@ -502,7 +502,7 @@ class _MemoryCorpus(Corpus):
         *,
         text: Piece | None = None,
     ) -> None:
-        """Take documents as they come, or the text of all."""
+        """Take documents one by one, or the text of all documents."""
         super().__init__(Sources([], 0), options)
         self.total_bytes = None if text is None else text.length
         self._ended = False
@@ -515,7 +515,7 @@ class _MemoryCorpus(Corpus):
 
 
 def corpus_from_bytes(data: bytes | Sequence[bytes]) -> Corpus:
-    """Return a corpus of one document, or of several if `data` is a list (empty: of none)."""
+    """Return a corpus of one document, or of the documents in a list, which may be empty."""
     documents = [data] if isinstance(data, bytes) else data
     text = np.frombuffer(b"".join(documents), np.uint8)
     ends = np.cumsum(np.fromiter(map(len, documents), np.int64, len(documents)))
@@ -526,31 +526,31 @@ def corpus_from_bytes(data: bytes | Sequence[bytes]) -> Corpus:
 def corpus_from_documents(
     documents: Iterable[bytes], options: CorpusOptions | None = None
 ) -> Corpus:
-    """Return a corpus of documents that are taken one by one, as they are needed."""
+    """Return a corpus of documents from an iterable, which is read only as far as needed."""
     return _MemoryCorpus(iter(documents), options)
 
 
 class TextFilter(Protocol):
     """Changes a text on its way to an encoder, piece by piece.
 
-    It may hold text back while it can't decide yet, but not past the end of a document.
+    A filter may hold text back that later text can change, but not past the end of a document.
     """
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
-        """Return the filtered text that no later text can change, once `text` is there.
+        """Return the filtered text that no later text can change.
 
-        starts: positions in it at which documents begin. final: a document ends with it.
+        starts: positions in `text` at which documents begin. final: a document ends with `text`.
         """
         ...
 
 
 class FilteredSource:
-    """A text source seen through a filter."""
+    """A text source with a filter."""
 
     def __init__(
         self, source: TextSource, text_filter: TextFilter, least_bytes: int = LEAST_BYTES
     ) -> None:
-        """Filter the source's text; least_bytes: read at a time, 1 or more."""
+        """Filter the text of `source`; least_bytes: least bytes read at a time, 1 or more."""
         self._source = source
         self._filter = text_filter
         self._block = np.empty(least_bytes, np.uint8)
@@ -584,10 +584,10 @@ def is_small(source: Source) -> bool:
 
 
 def read_small(sources: Sequence[Source], view: NDArray[np.uint8]) -> int:
-    """Read small files end to end to the front of `view`; return how many.
+    """Read small files end to end to the front of `view`; return the number of files.
 
-    It stops at a file that is not plain text or has an error; `DirectReader` reads such a file and
-    raises the error.
+    Reading stops at a file with an error, or one that is not plain text. `DirectReader` reads such
+    a file and raises the error.
     """
     if library() is None or os.name == "nt":
         return _read_one_by_one(sources, view)
@@ -629,10 +629,10 @@ def _read_plain(source: Source) -> bytes | None:
 
 
 class DirectReader:
-    """Reads a file into the caller's buffer: its text is the file's bytes as they are.
+    """Reads a file whose text equals its bytes into the caller's buffer.
 
-    The buffer may be mapped memory of a device, which is slow to read: text that has to be
-    inspected is read into ordinary memory first.
+    The buffer may be mapped memory of a device, from which reading is slow: text to be checked is
+    read into ordinary memory first.
     """
 
     def __init__(
@@ -643,9 +643,9 @@ class DirectReader:
         block: NDArray[np.uint8] | None,
         continues: bool,
     ) -> None:
-        """Read `stream`; block: memory to inspect text in, None if nothing has to be inspected.
+        """Read `stream`; block: ordinary memory for checking text, None if no check is needed.
 
-        continues: it begins inside a document.
+        continues: the stream begins inside a document.
         """
         self._stream = stream
         self._policy = policy
@@ -673,6 +673,6 @@ class DirectReader:
         return Piece(view[:count], starts, end, end)
 
     def upcoming(self, least: int, most: int) -> FileBytes | None:
-        """Return the next bytes of a document unread; None if the bytes have to be inspected."""
+        """Return a range of the next bytes, not read yet; None if they have to be checked."""
         inspects = self._stream.is_invalid or self._block is not None or self._lines is not None
         return self._stream.upcoming(least, most) if self._begun and not inspects else None

@@ -1,13 +1,14 @@
 """Text cut into documents: separators, lines, and invalid UTF-8.
 
-- The encoding policy comes first. It sees the bytes of a file as they are, so that the offset in
-  a message is the offset in the file. Separators are searched for in the bytes that it returns.
-- A separator is matched at the first position where one fits, the longest one there; it belongs to
-  neither document. As with `bytes.split`, k separators make k + 1 documents, some of them empty.
-- With line documents each of these pieces is cut after every newline. A piece without bytes has no
-  lines, so it gives no document.
-- Everything works block by block. Only bytes that can't be decided yet (the beginning of a
-  separator, an incomplete UTF-8 sequence) are held back until the next block.
+- The encoding policy comes first. It sees the unchanged bytes of a file, so that the offset in a
+  message is the offset in the file. Separators are searched for in the bytes that it returns.
+- A separator is matched at the first position where one fits, and there the longest one. It belongs
+  to neither document. As with `bytes.split`, k separators make k + 1 documents, of which some may
+  be empty.
+- With line documents, each document between separators is also cut after every newline. An empty
+  one has no lines and gives no document.
+- Everything works block by block. Bytes are held back until the next block only if they may be the
+  beginning of a separator or of a UTF-8 sequence.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ ENCODING_POLICIES = ("strict", "replace", "raw")
 ROW_POLICIES = ("error", "skip")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-_CHECK_BYTES = 1 << 20  # UTF-8 is checked in pieces: decoded text takes up to four times the bytes
+_CHECK_BYTES = 1 << 20  # checked at a time, because decoded text needs up to four times the bytes
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A piece of text with the document starts in it.
+    """A stretch of text with the document starts in it.
 
     text: uint8 (n,).
-    starts: int64, ascending positions in [0, n] at which documents begin, repeats for empty
-        documents. All pieces of a text together have as many starts as it has documents.
-    closed: a document ends with the text; the next byte, if any, is the first of another one.
+    starts: int64, ascending positions in [0, n] at which documents begin. A position is repeated
+        for empty documents. The pieces of a text have one start per document in all.
+    closed: a document ends with the text; the next byte, if any, is the first of another document.
     end: no piece follows.
     """
 
@@ -63,15 +64,15 @@ class PieceReader:
     def __init__(
         self, pieces: Iterator[Piece], wait: Callable[[float], bool] | None = None
     ) -> None:
-        """Read the pieces; wait: as the method, None if the pieces never block."""
+        """Read the pieces; wait: for the method `wait`, None if the pieces never block."""
         self._pieces = pieces
         self._wait = wait
         self._piece = NO_TEXT
-        self._position = 0  # in the piece's text
-        self._next_start = 0  # in the piece's starts
+        self._position = 0  # in the text of the current piece
+        self._next_start = 0  # in the starts of the current piece
 
     def read(self, view: NDArray[np.uint8]) -> Piece:
-        """Fill the front of `view` from one piece, which may have no text."""
+        """Fill the front of `view` from one piece; the text of the result may be empty."""
         if self.is_used_up:
             piece = next(self._pieces, None)
             if piece is None:
@@ -85,7 +86,7 @@ class PieceReader:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether all of the last piece was handed over."""
+        """Whether all of the last piece was returned."""
         piece = self._piece
         return self._position == len(piece.text) and self._next_start == len(piece.starts)
 
@@ -97,7 +98,7 @@ class PieceReader:
         if end == len(piece.text):
             last, closed = len(piece.starts), piece.closed
         else:
-            # A start at the cut goes with the byte after it, but already says that a document ends.
+            # A start at the cut is returned with the byte after it, but already sets `closed`.
             last = int(np.searchsorted(piece.starts, end))
             closed = last < len(piece.starts) and bool(piece.starts[last] == end)
         starts = piece.starts[self._next_start : last] - begin
@@ -108,15 +109,15 @@ class PieceReader:
 class InputPolicy:
     """How invalid UTF-8 and bad rows are treated.
 
-    Invalid UTF-8: "strict" refuses it, "replace" puts U+FFFD, "raw" keeps it. Rows that can't be
-    understood: "error" refuses them, "skip" leaves them out.
+    Invalid UTF-8: "strict" refuses it, "replace" puts U+FFFD, "raw" keeps it. Bad rows: "error"
+    refuses them, "skip" leaves them out.
 
-    invalid_sequences: how many were replaced, or kept and counted, over all files. bad_rows: how
-    many were left out.
+    invalid_sequences: number replaced, or counted and kept, over all files. bad_rows: number left
+    out.
     """
 
     def __init__(self, policy: str, rows: str = "error") -> None:
-        """Take one of ENCODING_POLICIES and one of ROW_POLICIES; InputError otherwise."""
+        """Set a policy of ENCODING_POLICIES and one of ROW_POLICIES; InputError for any other."""
         if rows not in ROW_POLICIES:
             known = ", ".join(ROW_POLICIES)
             raise InputError(f"unknown policy for bad rows {quote(rows)}: use one of {known}")
@@ -130,7 +131,7 @@ class InputPolicy:
             )
         self.policy = policy
         self.invalid_sequences = 0
-        self._invalid_in: dict[str, None] = {}  # files in which they were kept
+        self._invalid_in: dict[str, None] = {}  # ordered set of files with kept bytes
         self.begin("")
 
     @property
@@ -151,11 +152,11 @@ class InputPolicy:
     def begin(self, name: str, offset: int = 0) -> None:
         """Start with the byte at an offset in the file `name`."""
         self._name = name
-        self._held = b""  # an incomplete sequence: in strict mode delivered already
-        self._offset = offset  # of the first held byte in the file
+        self._held = b""  # an incomplete sequence, which "strict" has returned already
+        self._offset = offset  # offset in the file of the first held byte
 
     def leave_out(self, error: InputError) -> None:
-        """Count a row that can't be understood; raise its error unless such rows are left out."""
+        """Count a bad row, or raise its error under "error"."""
         if self._rows == "error":
             raise InputError(
                 f"{error}; use {spelled('--bad-rows')} skip to skip such rows"
@@ -164,21 +165,21 @@ class InputPolicy:
         self.bad_rows += 1
 
     def apply(self, block: bytes, final: bool) -> bytes:
-        """Return the file's next bytes as the policy has them; some may be held back.
+        """Return the file's next bytes after applying the policy; some may be held back.
 
-        final: no more will come. Raises InputError where bytes are invalid under "strict".
+        final: no bytes follow. Raises InputError for bytes that are invalid under "strict".
         """
         if self.policy == "strict":
             self.check(np.frombuffer(block, np.uint8), final)
         return self.replace(block, final) if self.policy == "replace" else block
 
     def count(self, block: bytes, final: bool) -> None:
-        """Count invalid sequences in a file's next bytes, kept as they are; `final`: the last."""
+        """Count invalid sequences in the file's next bytes, which stay; final: no bytes follow."""
         self._invalid_in[source_name(self._name)] = None
         self.replace(block, final)
 
     def check(self, text: NDArray[np.uint8], final: bool) -> None:
-        """Raise InputError where the file's next bytes are invalid; `final`: no more will come."""
+        """Raise InputError for invalid bytes in the file's next bytes; final: no bytes follow."""
         for begin in range(0, max(len(text), 1), _CHECK_BYTES):
             block = text[begin : begin + _CHECK_BYTES]
             last = final and begin + _CHECK_BYTES >= len(text)
@@ -216,7 +217,7 @@ class InputPolicy:
 
 
 class LineStarts:
-    """Finds where lines begin in a text that comes in pieces.
+    """Finds the beginnings of lines in a text that comes in pieces.
 
     fresh: the next byte begins a line.
     """
@@ -226,7 +227,7 @@ class LineStarts:
         self.fresh = True
 
     def find(self, text: NDArray[np.uint8], cuts: NDArray[np.int64] = NO_TEXT.starts) -> Piece:
-        """Return `text` with its line starts; `cuts` (ascending) are positions that begin one too.
+        """Return `text` with its line starts; cuts: ascending positions that begin lines, too.
 
         A position at the end of the text is kept for the next byte, if there is one.
         """
@@ -243,7 +244,7 @@ class DocumentSplitter:
     """Cuts texts at separators and into lines."""
 
     def __init__(self, separators: Sequence[bytes], line_documents: bool) -> None:
-        """Take the separators, any number of them; InputError if one is empty."""
+        """Set the separators, any number of them; InputError if one is empty."""
         if not all(separators):
             raise InputError("a document separator is empty: it needs at least one byte")
         longest_first = sorted(set(separators), key=len, reverse=True)
@@ -253,15 +254,15 @@ class DocumentSplitter:
         self.begin()
 
     def begin(self, continues: bool = False) -> None:
-        """Start another text: its first byte begins a document unless that continues one."""
+        """Start another text. Its first byte begins a document, or `continues` one."""
         self._held = b""
-        self._due = not continues  # the first document is still to be announced
+        self._due = not continues  # the first document has not been announced yet
         self._closed = True
         if self._lines:
             self._lines.fresh = True
 
     def feed(self, block: bytes, final: bool) -> Piece:
-        """Return the text that `block` decides; `final`: the text ends with the block."""
+        """Return the text that is decided by now; final: the text ends with the block."""
         data = self._held + block
         spans, decided = self._find_separators(data, final) if self._separators else ([], len(data))
         self._held = data[decided:]
@@ -280,8 +281,8 @@ class DocumentSplitter:
         return Piece(text, cuts, self._closed or final)
 
     def _find_separators(self, data: bytes, final: bool) -> tuple[list[tuple[int, int]], int]:
-        """Return the separators' (begin, end) and up to where `data` is decided."""
-        # Only where fewer bytes follow than the longest separator has can one be incomplete.
+        """Return the (begin, end) of separators, and the position up to which `data` is decided."""
+        # Only near the end, with fewer bytes than the longest has, can a separator be incomplete.
         safe = len(data) if final else max(0, len(data) - len(self._separators[0]) + 1)
         spans = []
         for match in self._pattern.finditer(data):
@@ -291,7 +292,7 @@ class DocumentSplitter:
         position = max(safe, spans[-1][1] if spans else 0)
         while position < len(data):
             rest = data[position:]
-            # A longer separator may still replace the one that is there, so this comes first.
+            # A longer separator may still replace a complete one, so this test comes first.
             if any(len(s) > len(rest) and s.startswith(rest) for s in self._separators):
                 break
             found = self._pattern.match(data, position)

@@ -1,14 +1,15 @@
-"""Text of any size, made of a seed, with as many distinct words as real text of its size.
+"""Text of any size, made from a seed, with as many distinct words as real text of its size.
 
 - The frequency of a word falls with its rank r as in Zipf's law: as 1/r among the first
   _TABLE_WORDS ranks, then as r to the power -5/3. Ranks are not bounded, so new words keep coming:
-  n words have about 15 n^0.6 distinct ones, which is Heaps' law with the numbers of English.
-- A word's spelling is a function of its rank alone, and no two ranks below 2^32 share one. Words
-  are syllables, a consonant (or two) and a vowel (or two) each, with a final consonant or none;
-  frequent words have fewer. One word in 64 is Cyrillic, and one is a number.
-- The syllables of a word are as good as random, so tokens of this text are not those of a language.
-- It is made in blocks, each from the seed and the block's number. Nothing but integers, divisions
-  and square roots goes into it, so a seed gives the same bytes on every machine.
+  n words have about 15 n^0.6 distinct words. This is Heaps' law with the numbers of English.
+- A word's spelling is a function of its rank alone, and no two ranks below 2^32 share a spelling.
+  Words are syllables, a consonant (or two) and a vowel (or two) each, with a final consonant or
+  none; frequent words have fewer. Of 64 words, one is Cyrillic and one is a number.
+- The syllables of a word are as good as random, so tokens of this text differ from the tokens of a
+  language.
+- Text is made in blocks, each from the seed and the block's number. All arithmetic is integers,
+  divisions and square roots, so a seed gives the same bytes on every machine.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
 
 BLOCK_WORDS = 1 << 15
-SMALLEST_BLOCK = 4 * BLOCK_WORDS  # bytes, and fewer than any has
-_GROUP = 16  # blocks that a thread makes at a time, so that threads seldom want Python's lock
-_TABLE_WORDS = 1 << 12  # ranks whose words are drawn from a table
-_DRAWS = 1 << 16  # entries of that table, a word's share of them being its frequency
-_SYLLABLES = 4  # of the longest word
-_LONGER_FROM = (1 << 6, 1 << 11, 1 << 19)  # from each of these ranks on, one syllable more
+SMALLEST_BLOCK = 4 * BLOCK_WORDS  # bytes; any block has more
+_GROUP = 16  # blocks made by a thread in one call: threads then seldom wait for Python's lock
+_TABLE_WORDS = 1 << 12  # ranks of words that are drawn from a table
+_DRAWS = 1 << 16  # entries of the table; a word's share of the entries is its frequency
+_SYLLABLES = 4  # in the longest word
+_LONGER_FROM = (1 << 6, 1 << 11, 1 << 19)  # at each of these ranks, words get a syllable longer
 _ONSETS = (*"bcdfghlmnprstv", "st", "tr")
 _VOWELS = (*"aeiouy", "ai", "au", "ea", "ee", "ei", "ie", "io", "oa", "oo", "ou")
 _CYRILLIC_ONSETS, _CYRILLIC_VOWELS = "бвгджзклмнпрстфх", "аеиоуыэюяёєіїўйѣ"
@@ -42,7 +43,7 @@ _ENDS = {" ": 220, ", ": 14, ". ": 11, ".\n": 4, "\n": 2, "? ": 2, "; ": 1, ": "
 def generate_text(nbytes: int, seed: int = 0) -> Iterator[bytes]:
     """Yield `nbytes` of UTF-8 text in blocks of some 200 KB; the last ends with a newline.
 
-    Except for its last four bytes, a text is the beginning of every longer one of the same seed.
+    Except for its last four bytes, a text is the beginning of every longer text of the same seed.
     """
     missing = nbytes
     for block in _blocks(seed, 1 + nbytes // SMALLEST_BLOCK):
@@ -50,13 +51,13 @@ def generate_text(nbytes: int, seed: int = 0) -> Iterator[bytes]:
             break
         yield block
         missing -= len(block)
-    # The last block ends with newlines from its last whole character on.
+    # Fill the last block with newlines after its last whole character.
     kept = block[: max(missing - 1, 0)].decode(errors="ignore").encode()
     yield kept + b"\n" * (missing - len(kept))
 
 
 def _blocks(seed: int, most: int) -> Iterator[bytes]:
-    """Yield blocks from the first on, without end; most: how many the caller may need."""
+    """Yield blocks from the first on, without end; most: upper estimate of the blocks in use."""
     words = _Words()
     threads = 1 if library() is None else usable_processors()
     group = max(1, min(_GROUP, most // threads))
@@ -69,9 +70,8 @@ def _blocks(seed: int, most: int) -> Iterator[bytes]:
 class _Words:
     """Spells and draws words.
 
-    A word is a row of cells: _SYLLABLES syllables, then a final consonant and the space or
-    punctuation after the word.
-    A cell is 4 bytes, zeros at the end of which stand for nothing.
+    A word is a row of cells, uint32: _SYLLABLES syllables, then a final consonant and the space or
+    punctuation after the word. A cell is up to 4 bytes of text, padded with zeros at the end.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class _Words:
             )
 
     def blocks(self, seed: int, numbers: Sequence[int]) -> list[bytes | memoryview]:
-        """Return the texts of some blocks, by number; each is some sentences."""
+        """Return the texts of some blocks, by number; a block is some sentences."""
         generators = [np.random.PCG64DXSM([seed, number]) for number in numbers]
         if self._in_c is not None:
             return [*self._in_c.blocks(generators)]
@@ -105,7 +105,7 @@ class _Words:
 
     def _block(self, generator: np.random.PCG64DXSM) -> bytes:
         random = generator.random_raw(BLOCK_WORDS)
-        # 16 bits for a frequent word, 8 for the space after it, 40 for a rare word
+        # random bits, uint64 (words,): 16 for a frequent word, 8 for its end, 40 for a rare word
         draws = random.astype(np.uint16)
         rows = self._table.take(draws, axis=0)
         rare = np.flatnonzero(draws >= self._in_table)
@@ -117,17 +117,17 @@ class _Words:
         return rows.tobytes().translate(None, b"\0")
 
     def _spell(self, ranks: NDArray[np.uint64]) -> NDArray[np.uint32]:
-        """Return the rows of words, uint32 (n, _SYLLABLES + 1), with nothing after them.
+        """Return the rows of words, uint32 (n, _SYLLABLES + 1), without space or punctuation.
 
         ranks: uint64 (n,), below 2^32.
         """
         syllables = np.searchsorted(_LONGER_FROM, ranks, side="right") + 1
         bits = (8 * syllables).astype(np.uint64)
-        # Both steps map the numbers of this many bits one-to-one.
+        # Both steps permute the numbers of this many bits.
         numbers = ranks * np.uint64(0x9E3779B97F4A7C15) & ((np.uint64(1) << bits) - np.uint64(1))
         numbers ^= numbers >> (bits >> np.uint64(1))
         mixed = ranks * np.uint64(0xD1B54A32D192ED03)
-        script = np.maximum((mixed >> 58).astype(np.int64) - 61, 0)  # 0, or 1 or 2 of 64 times
+        script = np.maximum((mixed >> 58).astype(np.int64) - 61, 0)  # 1 and 2: 1 word of 64 each
         rows = np.zeros((len(ranks), _SYLLABLES + 1), np.uint32)
         for place in range(_SYLLABLES):
             digit = (numbers >> np.uint64(8 * place)).astype(np.uint8)
@@ -139,7 +139,7 @@ class _Words:
 
 
 def _table_ranks() -> NDArray[np.uint64]:
-    """Return the ranks below _TABLE_WORDS, each as often as it occurs in _DRAWS words."""
+    """Return the ranks below _TABLE_WORDS, uint64, each as often as it occurs in _DRAWS words."""
     ranks = np.arange(_TABLE_WORDS, dtype=np.uint64)
     return np.repeat(ranks, (_DRAWS * 0.11 / (ranks + 1.7)).astype(np.int64))
 
@@ -155,7 +155,7 @@ def _rare_ranks(random: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _capitalize(rows: NDArray[np.uint32], ends_sentence: NDArray[np.bool_]) -> None:
-    """Give the first words of sentences a capital, where they are Latin; the first row is one."""
+    """Capitalize the first word of each sentence, if Latin; the first row begins a sentence."""
     first = np.append(0, np.flatnonzero(ends_sentence[:-1]) + 1)
     letters = rows[first, 0].astype(np.uint8)
     small = (letters >= ord("a")) & (letters <= ord("z"))
@@ -163,5 +163,5 @@ def _capitalize(rows: NDArray[np.uint32], ends_sentence: NDArray[np.bool_]) -> N
 
 
 def _cells(texts: list[str]) -> NDArray[np.uint32]:
-    """Return texts of up to 4 bytes as cells, uint32 (n,), the first byte the lowest."""
+    """Return texts of up to 4 bytes as cells, uint32 (n,), with the first byte lowest."""
     return np.array([int.from_bytes(text.encode(), "little") for text in texts], np.uint32)

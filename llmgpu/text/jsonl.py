@@ -2,11 +2,11 @@
 
 A line ends at a newline byte; blank lines are skipped, as every reader of the format does. JSON can
 spell lone surrogates, which are not text: under the policy "raw" they become the three bytes that
-UTF-8 would give them, under "replace" U+FFFD, and "strict" refuses them. Bytes of a line that are
-not UTF-8 are treated by the same policy.
+UTF-8 would give them, under "replace" U+FFFD, and "strict" refuses them. Invalid UTF-8 in a line is
+treated by the same policy.
 
-Rows that lack the field, or have null in it, are left out and counted, as those of a table are. But
-a file all of whose first rows lack it is refused: the field has another name.
+Rows without the field, or with null in it, are left out and counted, as in tables. But if all of a
+file's FIRST_ROWS rows lack the field, the file is refused: its field must have another name.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from llmgpu.text.documents import REPLACEMENT, InputPolicy, Piece
 from llmgpu.text.streams import ByteStream, Source
 
 _BLOCK_BYTES = 1 << 20  # of a stream, read at a time
-_SPAN_BYTES = 2 << 20  # of a regular file, whose lines one thread reads and takes apart
-_TAIL_BYTES = 1 << 16  # read after a span at first, for the end of its last line
-_AHEAD = 12  # blocks or spans that are taken apart in threads before they are needed
-_BEGUN = 2  # blocks or spans that are taken apart before the turn of their file
-FIRST_ROWS = 1000  # if all of them lack the field, a file is refused
-LINE_BYTES = 1 << 30  # a longer line is refused: the memory a line takes is a multiple of it
+_SPAN_BYTES = 2 << 20  # of a regular file; one thread reads and parses its lines
+_TAIL_BYTES = 1 << 16  # read first after a span, for the end of the span's last line
+_AHEAD = 12  # blocks or spans that threads parse before they are needed
+_BEGUN = 2  # blocks or spans that are parsed before the turn of their file
+FIRST_ROWS = 1000  # a file is refused if all of its first rows lack the field
+LINE_BYTES = 1 << 30  # a longer line is refused: parsing needs a multiple of the line's memory
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS = {
@@ -65,7 +65,7 @@ def jsonl_lines(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (line number from 1, line) of every line that isn't blank.
 
-    is_begin: the stream begins where the file does. A byte order mark there is dropped.
+    is_begin: the stream begins at the begin of the file, where a byte order mark is dropped.
 
     InputError for a line of more than `most` bytes, LINE_BYTES by default.
     """
@@ -82,9 +82,9 @@ def jsonl_lines(
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Whole lines: data[begin:end]; is_last: the last one may lack its newline.
+    """Whole lines: data[begin:end]; is_last: the last line may lack its newline.
 
-    after: bytes of the file up to there, None where the stream itself counts them.
+    after: offset in the file of the end of the lines, None where the stream counts its bytes.
     """
 
     data: NDArray[np.uint8]
@@ -95,14 +95,14 @@ class _Block:
 
 
 class JsonlStream(ByteStream):
-    """An open file whose lines are objects; null_rows: lines without a value so far."""
+    """An open file with an object in each line; null_rows: lines without a value so far."""
 
     def __init__(self, source: Source, field: str) -> None:
-        """Open the file; `field` of each line's object is read."""
+        """Open the file; field: name of the field to read in each line's object."""
         super().__init__(source)
         self._source, self._field = source, field
-        self._has_field = False  # any row
-        self._missing = 0  # rows before one that has it
+        self._has_field = False  # whether any row has the field
+        self._missing = 0  # rows before the first row with the field
         self._first_missing = ""
 
     def value(self, document: dict[str, object], where: str) -> object:
@@ -121,10 +121,10 @@ class JsonlStream(ByteStream):
         return found
 
     def check_field(self) -> None:
-        """Raise an InputError if all rows so far lack the field, and the file's first ones do."""
+        """Raise InputError if all rows so far lack the field, the file's first rows included."""
         if self._has_field or not self._missing:
             return
-        if self._source.span is not None:  # the other parts of the file have to agree
+        if self._source.span is not None:  # all parts of the file must come to the same decision
             whole = JsonlStream(self._source._replace(span=None), self._field)
             with io.BufferedReader(whole, _BLOCK_BYTES) as stream:
                 for number, line in jsonl_lines(stream, self.name):
@@ -139,7 +139,7 @@ class JsonlStream(ByteStream):
 
 
 class JsonlFile(JsonlStream):
-    """A file of which each line is a document, opened."""
+    """An open file with a document in each line."""
 
     may_be_compressed: ClassVar[bool] = True
     cut_at_lines: ClassVar[bool] = True
@@ -173,7 +173,7 @@ class JsonlFile(JsonlStream):
         self.check_unchanged()
 
     def begin(self) -> None:
-        """Take the first blocks apart, see `DocumentFile.begin`."""
+        """Parse the first blocks, see `DocumentFile.begin`."""
         super().begin()
         if self._texts is not None:
             self._parts.begin(_BEGUN)
@@ -184,7 +184,7 @@ class JsonlFile(JsonlStream):
         super().close()
 
     def _taken_parts(self) -> Begun[Any, tuple[_Block, TakenTexts]]:
-        """Return blocks that threads take apart: spans that they read, or blocks as they come."""
+        """Return blocks and their texts, parsed by threads: spans of files or blocks of streams."""
         most = 0 if self._pollable is not None else min(usable_processors(), _AHEAD)
         if not self.reads_anywhere:
             return Begun(self._read_blocks(), self._take_block, most)
@@ -198,12 +198,12 @@ class JsonlFile(JsonlStream):
         return block, self._texts.take(block.data, block.begin, end, is_last=is_last)
 
     def _read_span(self, begin: int) -> _Block:
-        """Return the lines that start in the span from `begin` on; for any number of threads."""
+        """Return the lines that start in the span from `begin` on. Any thread may call this."""
         end = min(begin + _SPAN_BYTES, self._end_of_file)
-        first = max(begin - 1, self._begin)  # where the byte before the span says if a line starts
+        first = max(begin - 1, self._begin)  # this byte tells if a line starts at `begin`
         data = np.empty(0, np.uint8)
         length, tail = 0, _TAIL_BYTES
-        while True:  # read on until the last line that starts in the span ends
+        while True:  # read on until the end of the last line that starts in the span
             stop = min(end + tail, self._end_of_file)
             longer = np.empty(stop - first + TEXT_PADDING, np.uint8)
             longer[:length] = data[:length]
@@ -219,13 +219,13 @@ class JsonlFile(JsonlStream):
         start = 0
         if begin > self._begin:
             start = data[: end - 1 - first].tobytes().find(b"\n") + 1
-            last = last if start else 0  # no line starts here
+            last = last if start else 0  # no line starts in the span
         return _Block(data, start, last, is_last=not newline, after=end - self._begin)
 
     def _read_blocks(self) -> Iterator[_Block]:
         """Yield the file in blocks of whole lines."""
         data = np.empty(_BLOCK_BYTES + TEXT_PADDING, np.uint8)
-        held = 0  # bytes of a line that is not whole
+        held = 0  # bytes of an incomplete line at the front
         while count := self.readinto(data[held:-TEXT_PADDING]):
             length = held + count
             end = _after_last_newline(data, held, length)
@@ -246,7 +246,7 @@ class JsonlFile(JsonlStream):
     def _take(
         self, block: _Block, policy: InputPolicy, taken: TakenTexts | None
     ) -> Iterator[Piece]:
-        """Yield the texts of a block. The module json reads the lines that C has not."""
+        """Yield the texts of a block. Python's json parses the lines that C has not parsed."""
         begin, end, lines = block.begin, block.end, b""
         while begin < end:
             if self._texts is not None:
@@ -290,7 +290,7 @@ class JsonlFile(JsonlStream):
 
 
 def _after_last_newline(data: NDArray[np.uint8], begin: int, end: int) -> int:
-    """Return where data[begin:end] has its last newline, plus one; 0 if it has none."""
+    """Return the position after the last newline of data[begin:end], 0 if there is none."""
     for first in (max(begin, end - _TAIL_BYTES), begin):
         if found := data[first:end].tobytes().rfind(b"\n") + 1:
             return first + found
@@ -298,7 +298,7 @@ def _after_last_newline(data: NDArray[np.uint8], begin: int, end: int) -> int:
 
 
 def place_of_line(name: str, number: int, begin: int) -> str:
-    """Return the name of a line in errors; begin: where in the file counting of lines starts."""
+    """Return the name of a line in errors; begin: offset in the file at which line 1 begins."""
     return f"{name}, line {number}" + (f" after byte {begin}" if begin else "")
 
 
@@ -307,11 +307,11 @@ def _too_long(name: str, number: int, most: int) -> InputError:
 
 
 def parse_json_object(text: str | bytes, where: str) -> dict[str, object]:
-    """Parse a JSON object; BadRowError names `where` if the text is none."""
+    """Parse a JSON object; the message of a BadRowError begins with `where`."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        what = error.msg.removesuffix(" at")  # of some of Python's messages
+        what = error.msg.removesuffix(" at")  # the end of some of Python's messages
         raise BadRowError(f"{where}: not JSON ({what} at character {error.pos + 1})") from error
     except RecursionError as error:
         raise BadRowError(f"{where}: nested too deep") from error
@@ -330,7 +330,7 @@ def kind_of_value(value: object) -> str:
 def find_field(document: dict[str, object], where: str, text_field: str) -> object:
     """Return the value of a field of an object, or of a field "a.b" of an object within it.
 
-    Raises MissingFieldError, with the fields that there are, if it is missing.
+    Raises MissingFieldError, with the names of the existing fields, if it is missing.
     """
     names = [text_field] if text_field in document else text_field.split(".")
     value: object = document
@@ -351,7 +351,7 @@ def find_field(document: dict[str, object], where: str, text_field: str) -> obje
 
 
 def decode_line(line: bytes, where: str, policy: InputPolicy) -> tuple[str, bool]:
-    """Return the line as text and whether invalid bytes are in it as surrogate escapes."""
+    """Return the line as text, and whether the text has invalid bytes as surrogate escapes."""
     try:
         return line.decode(), False
     except UnicodeDecodeError as error:
@@ -367,7 +367,7 @@ def decode_line(line: bytes, where: str, policy: InputPolicy) -> tuple[str, bool
 
 
 def encode_text(text: str, has_invalid: bool, where: str, policy: InputPolicy) -> bytes:
-    """Return the bytes of a text; has_invalid: surrogate escapes in it stand for bytes."""
+    """Return the bytes of a text; has_invalid: surrogate escapes in the text stand for bytes."""
     try:
         return text.encode("utf-8", "surrogateescape" if has_invalid else "strict")
     except UnicodeEncodeError as error:
@@ -386,7 +386,7 @@ def encode_text(text: str, has_invalid: bool, where: str, policy: InputPolicy) -
 def _encode_surrogates(text: str, has_invalid: bool) -> bytes:
     if not has_invalid:
         return text.encode("utf-8", "surrogatepass")
-    # Both in one line: U+DC80 to U+DCFF stand for bytes, the other surrogates were spelled.
+    # The line has both kinds: U+DC80 to U+DCFF are invalid bytes, other surrogates were spelled.
     parts = re.split(f"({_SURROGATE.pattern})", text)
     return b"".join(
         part.encode("utf-8", "surrogateescape" if "\udc80" <= part <= "\udcff" else "surrogatepass")

@@ -2,14 +2,14 @@
 
 - The tables are those of Hugging Face tokenizers. The algorithm is that of Unicode Standard Annex
   15: decompose every character, sort each run of marks by combining class, then compose from left
-  to right. Nearly all text is composed already, so `normalize` looks only at characters that some
-  text could change, at each run of them together with the character before it.
-- Each document is normalized on its own, and within it each run of valid UTF-8. Invalid bytes stay
-  as they are, and nothing composes across them.
-- A document that comes in blocks is cut before a character that is independent of the text before
-  it: its decomposition begins with a starter that never composes with a character before it. The
-  filter holds back the text after the last such place. That is a few bytes, unless a text is one
-  endless run of marks.
+  to right. Nearly all text is composed already, so `normalize` processes only runs of characters
+  that normalization may change, each run together with the character before it.
+- Each document is normalized on its own, and within a document each run of valid UTF-8. Invalid
+  bytes stay as they are, and nothing composes across them.
+- A document in blocks is cut before a character that is independent of the text before it: the
+  decomposition begins with a starter that never composes with an earlier character. The filter
+  holds back the text after the last such place. That is a few bytes, unless a text is one endless
+  run of marks.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from llmgpu.text.documents import Piece
 _SYLLABLES = range(0xAC00, 0xD7A4)
 _LEADING = range(0x1100, 0x1113)
 _VOWELS = range(0x1161, 0x1176)
-_TRAILING = range(0x11A7, 0x11C3)  # the first one stands for none
+_TRAILING = range(0x11A7, 0x11C3)  # the first number stands for no trailing consonant
 
-_SHORT = 8  # characters of a text whose normalized form is kept
+_SHORT = 8  # characters; the normalized form of a text up to this length is cached
 
 
 @dataclass(frozen=True)
 class _Tables:
-    """What the algorithm looks up.
+    """The tables of the algorithm.
 
-    classes: combining class by character, 0 left out.
-    decompositions: full, by character.
-    compositions: the character that two others compose to.
-    changeable: bool (0x110000,), whether a code point decomposes for good, moves among marks or
-        composes with one before it. All others end what came before them.
+    classes: combining class by character, without class 0.
+    decompositions: the full decomposition by character.
+    compositions: by two characters, the character they compose to.
+    changeable: bool (0x110000,), by code point: false if the character keeps its decomposition,
+        its place among marks, and never composes with an earlier character.
     """
 
     classes: dict[str, int]
@@ -59,7 +59,7 @@ def normalize(text: str) -> str:
         return text
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     changeable = _tables().changeable[codes]
-    # A run of characters that may change, together with the one before it, is a unit.
+    # A unit is a run of characters that may change, together with the character before the run.
     edges = np.flatnonzero(np.diff(changeable, prepend=False, append=False))
     parts, done = [], 0
     for begin, end in edges.reshape(-1, 2).tolist():
@@ -71,10 +71,10 @@ def normalize(text: str) -> str:
 
 
 def starts_unit(character: str) -> bool:
-    """Tell whether a character is normalized in the same way after any text.
+    """Whether a character is normalized in the same way after any text.
 
-    That is so if its decomposition begins with a character of class 0 that is the second of no
-    composition: text can be cut before it, and both parts be normalized on their own.
+    This is true if its decomposition begins with a character of class 0 that is second in no
+    composition. A text can be cut before such a character, and both parts be normalized alone.
     """
     tables = _tables()
     first = tables.decompositions.get(character, character)[0]
@@ -83,7 +83,7 @@ def starts_unit(character: str) -> bool:
     return first not in _seconds() and ord(first) not in _VOWELS and ord(first) not in _TRAILING
 
 
-@lru_cache(maxsize=1 << 16)  # a language has few combinations, and they make up its texts
+@lru_cache(maxsize=1 << 16)  # a language has few short units, and they make up its texts
 def _normalize_short(text: str) -> str:
     return _normalize(text)
 
@@ -121,10 +121,10 @@ def _sort_marks(text: str, tables: _Tables) -> list[str]:
 def _compose(characters: list[str], tables: _Tables) -> str:
     composed: list[str] = []
     starter = -1  # index in `composed` of the last character of class 0
-    last_class = 0  # of the last character that was kept after the starter
+    last_class = 0  # class of the last character kept after the starter
     for character in characters:
         own_class = tables.classes.get(character, 0)
-        # A character is blocked if one of its class, or of class 0, is between it and the starter.
+        # A character is blocked if its class, or class 0, occurs between the starter and it.
         adjacent = starter == len(composed) - 1
         if starter >= 0 and (adjacent or last_class < own_class):
             together = _compose_pair(composed[starter], character, tables)
@@ -151,7 +151,7 @@ def _compose_pair(first: str, second: str, tables: _Tables) -> str | None:
 
 @cache
 def _seconds() -> frozenset[str]:
-    """Return the characters that compose with one before them."""
+    """Return the characters that compose with an earlier character."""
     return frozenset(second for _, second in _tables().compositions)
 
 
@@ -166,7 +166,7 @@ def _tables() -> _Tables:
         classes |= {chr(first + i): value for i in range(more + 1)}
     composed = dict(_entries(composed_table))
     decomposed = dict(_entries(decomposed_table))
-    # A composed character's decomposition less its last part composes in turn.
+    # A decomposition without its last character is composed again.
     whole = {text: character for character, text in composed.items()}
     compositions = {
         (text[:-1] if len(text) == 2 else whole[text[:-1]], text[-1]): character
@@ -193,17 +193,17 @@ class NfcFilter:
     """Normalize a text that comes in blocks; see `llmgpu.text.corpus.TextFilter`."""
 
     def __init__(self) -> None:
-        self._held = b""  # starts at a document or at a safe place, and holds no other
+        self._held = b""  # bytes held back: from a document start or a safe place, without another
         self._held_starts = np.empty(0, np.int64)
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
-        """Return the normalized text up to the last safe place, or all of it if `final`."""
+        """Return the normalized text up to the last safe place, or the whole text if `final`."""
         before = len(self._held)
         data = self._held + text.tobytes()
         starts = np.concatenate([self._held_starts, starts + before])
         decided, own = len(data), len(starts)
         if not final:
-            # Up to here the held bytes have been searched; a character may span the two blocks.
+            # The bytes held so far have been searched, but a character may span both blocks.
             last = int(starts[-1]) if len(starts) else 0
             first = max(last, before - _LONGEST + 1)
             last_first = range(len(data) - 1, first - 1, -1)
@@ -215,9 +215,9 @@ class NfcFilter:
 
 
 def _normalize_documents(data: bytes, starts: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
-    """Return the normalized bytes, and where in them the documents start."""
+    """Return the normalized bytes, and the document starts in them, int64 (documents,)."""
     text = data.decode(errors=_ERRORS)
-    # Most texts are composed already, and then so is each document in them.
+    # Most texts are normalized already, and then each of their documents is, too.
     if normalize(text) == text:
         return data, starts
     parts = [
@@ -229,10 +229,10 @@ def _normalize_documents(data: bytes, starts: NDArray[np.int64]) -> tuple[bytes,
 
 
 def _is_safe(data: bytes, position: int) -> bool:
-    """Whether the data before a position and the data from it on normalize independently."""
+    """Whether the data before a position and the data after it normalize independently."""
     if data[position] < 0x80:
         return True
-    if data[position] < 0xC0:  # inside a character, unless it is the fourth such byte in a row
+    if data[position] < 0xC0:  # inside a character, unless this is the fourth such byte in a row
         before = data[max(0, position - _LONGEST + 1) : position]
         return len(before) == _LONGEST - 1 and all(0x80 <= byte < 0xC0 for byte in before)
     text, _ = codecs.utf_8_decode(data[position : position + _LONGEST], _ERRORS, False)

@@ -1,17 +1,17 @@
-"""Text changed before it is cut, step by step, as the normalizers of Hugging Face tokenizers do it.
+"""Text changed before it is cut, step by step, as the normalizers of Hugging Face tokenizers do.
 
-- A normalizer is NFC, or a list of steps in JSON as a tokenizer.json has them: Lowercase, Prepend,
+- A normalizer is NFC, or a list of steps in JSON as in a tokenizer.json: Lowercase, Prepend,
   Replace of a string, Strip, NFC.
-- Each document is normalized on its own, as a piece of text between special tokens is there.
-- A document may come in blocks. Each step holds back what it can't decide yet: Replace the
-  beginning of its string, Strip white space that may end the document, NFC what may still compose.
-  Bytes that are not UTF-8 stay as they are, and nothing composes across them.
-- Steps get a document in blocks of `BLOCK_BYTES`, counted from its start, however the caller cuts
-  it, and each step may make at most `MOST_BYTES` of a block. Without this bound, each of a few
-  steps that replace "a" by ten of it makes a text ten times as long. Blocks that Strip or NFC holds
-  back as a whole count as blocks when the step returns them.
-- Lowercase is that of single characters, by the tables that tokenizers has, and white space is what
-  Unicode calls so, as in Rust.
+- Each document is normalized on its own, as Hugging Face normalizes text between special tokens.
+- A document may come in blocks. Each step holds back text that it can't decide yet: Replace the
+  beginning of its string, Strip white space that may end the document, NFC characters that may
+  still compose. Invalid UTF-8 stays as it is, and nothing composes across it.
+- Steps get a document in blocks of `BLOCK_BYTES`, counted from the document's start, however the
+  caller cuts the text. A step may turn a block into at most `MOST_BYTES`: without this bound, each
+  of a few steps that replace "a" by ten letters makes a text ten times as long. Blocks that Strip
+  or NFC holds back whole count as blocks when the step returns them.
+- Lowercase maps single characters by the tables of Hugging Face tokenizers. White space is
+  Unicode's property White_Space, as in Rust.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_BYTES = 1 << 22  # of a block, after each step
 
 _ERRORS = "surrogateescape"
 _MOST_STEPS = 100
-_MOST_ADDED = 1 << 16  # bytes that Prepend or Replace puts in
+_MOST_ADDED = 1 << 16  # bytes of the text that Prepend or Replace inserts
 _SPACE = (
     "".join(
         map(chr, [*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029])
@@ -52,9 +52,9 @@ _SPACE = (
 
 
 class Step(ABC):
-    """A step on one document.
+    """A step of a normalizer, with the state of one document.
 
-    held: text that the step has not decided. held_blocks: blocks that are nothing but held text.
+    held: text that the step has not decided. held_blocks: number of blocks held whole.
     """
 
     held: Sequence[str] = ()
@@ -62,7 +62,7 @@ class Step(ABC):
 
     @abstractmethod
     def feed(self, text: str, final: bool) -> str:
-        """Return what is decided once `text` is there; `final`: the document ends with it."""
+        """Return the text that is decided so far; final: the document ends with `text`."""
 
     def count_bytes(self, text: str) -> int:
         """Return the bytes that `feed` is about to make of `text`, if they may be far more."""
@@ -96,7 +96,7 @@ class Prepend(Step):
 
 
 class Replace(Step):
-    """Replaces a string, which is not empty: leftmost first, none over another."""
+    """Replaces a string, which is not empty: leftmost first, without overlaps."""
 
     def __init__(self, old: str, new: str) -> None:
         self._old, self._new = old, new
@@ -121,7 +121,7 @@ class Replace(Step):
 
 
 class Strip(Step):
-    """Takes white space off the ends."""
+    """Removes white space at the ends of a document."""
 
     def __init__(self, left: bool, right: bool) -> None:
         self._left, self._right = left, right
@@ -161,10 +161,10 @@ class Compose(Step):
 
 
 class Normalizer:
-    """A normalizer; name: of its steps, for people."""
+    """A normalizer; name: of its steps, for messages."""
 
     def __init__(self, text: str) -> None:
-        """Take NFC, or steps in JSON; VocabularyError for any other."""
+        """Parse NFC or steps in JSON; VocabularyError for any other text."""
         self._text = text
         self._makers = [] if text == NFC else list(map(_read_step, _parse(text)))
         self.name = NFC if text == NFC else ", ".join(step["type"] for step in _parse(text))
@@ -181,18 +181,18 @@ class Normalizer:
         return piece.text.tobytes().decode(errors=_ERRORS)
 
     def filter(self) -> _Filter:
-        """Return what normalizes a text that comes in blocks."""
+        """Return a filter that normalizes a text in blocks."""
         return NfcFilter() if self._text == NFC else _StepsFilter(self._makers)
 
 
 @cache
 def get_normalizer(text: str) -> Normalizer:
-    """Return a normalizer by what a vocabulary says; VocabularyError if there is none."""
+    """Return the normalizer in a vocabulary; VocabularyError if `text` names none."""
     return Normalizer(text)
 
 
 def spell_normalizer(steps: Sequence[dict[str, Any]]) -> str | None:
-    """Return what a vocabulary says of steps as a tokenizer.json has them; None for none.
+    """Return the steps of a tokenizer.json as a vocabulary stores them; None for no steps.
 
     Raises VocabularyError for steps that can't be done exactly.
     """
@@ -207,7 +207,7 @@ def spell_normalizer(steps: Sequence[dict[str, Any]]) -> str | None:
 
 
 def describe_normalizer(text: str) -> dict[str, Any]:
-    """Return a normalizer as a tokenizer.json has it."""
+    """Return a stored normalizer in the form of a tokenizer.json."""
     steps = [{"type": NFC}] if text == NFC else _parse(text)
     return steps[0] if len(steps) == 1 else {"type": "Sequence", "normalizers": steps}
 
@@ -224,7 +224,7 @@ def _parse(text: str) -> list[dict[str, Any]]:
 
 
 def _read_step(step: dict[str, Any]) -> Callable[[], Step]:
-    """Return what makes a step; VocabularyError for one that can't be done exactly."""
+    """Return a function that makes the step; VocabularyError if the step can't be done exactly."""
     given = {name: value for name, value in step.items() if name != "type"}
     match step.get("type"), given:
         case "NFC", {**rest} if not rest:
@@ -276,7 +276,7 @@ class _StepsFilter:
         self._begin()
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
-        """Return what is decided of the text."""
+        """Return the normalized text that no later text can change."""
         data, found, places, length = text.tobytes(), [], [], 0
         for number, (begin, end) in enumerate(pairwise([0, *starts.tolist(), len(data)])):
             is_last = number == len(starts)
@@ -327,7 +327,7 @@ class _StepsFilter:
 
 @cache
 def _lowercase() -> dict[int, str]:
-    """Return the lowercase of each character that has another."""
+    """Return the lowercase of each character that differs from its lowercase."""
     text = Path(__file__).with_name("lowercase.txt").read_text(encoding="ascii")
     lines = (line for line in text.splitlines() if not line.startswith("#"))
     table: dict[int, str] = {}

@@ -1,7 +1,7 @@
 """The documents of a ``.parquet`` file: one column, each row a document.
 
-Row groups are read in threads, some before it is their turn, and of each a few rows at a time, up
-to some megabytes ahead. So memory is bounded by the longest rows. Rows without a value are left out
+Threads read row groups, some before their turn. Of each row group, a few rows are read at a time,
+up to some megabytes ahead, so the longest rows bound the memory. Rows without a value are left out
 and counted.
 """
 
@@ -30,12 +30,12 @@ _BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20
 _AHEAD = 8  # row groups that are read before they are needed
 _BEGUN = 2  # row groups that are read before the turn of their file
-_AHEAD_BYTES = 16 << 20  # of a row group, decoded before they are needed
+_AHEAD_BYTES = 16 << 20  # of rows of a row group, decoded before they are needed
 _SHOWN_COLUMNS = 20
 
 
 class _Places(io.RawIOBase):
-    """A regular file, read from places of its own although others use the same descriptor."""
+    """A regular file with a read position of its own: other objects use the same descriptor."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class ParquetFile:
 
     may_be_compressed: ClassVar[bool] = False
     cut_at_lines: ClassVar[bool] = False
-    content: ClassVar[str] = "text"  # of the column
+    content: ClassVar[str] = "text"  # of the column, in messages
 
     @staticmethod
     def check(source: Source) -> None:
@@ -83,7 +83,7 @@ class ParquetFile:
         self.null_rows = 0
         self._path = path
         self._column = column
-        self._others: list[str] = []  # columns that are read, too
+        self._others: list[str] = []  # further columns to read
         self._span = source.span
         self._arrow = PYARROW.require(path)
         parquet = PYARROW_PARQUET.require(path)
@@ -100,7 +100,7 @@ class ParquetFile:
         except self._errors as error:
             self._raw.close()
             raise self._damaged(error) from error
-        # Row groups that are read, each as the arrays of its rows.
+        # Row groups in turn: for each, the arrays of its rows. Threads need preadv on a local file.
         shares = isinstance(self._content, FileContent) and hasattr(os, "preadv")
         most = min(usable_processors(), _AHEAD) if shares else 0
         read: Callable[[tuple[int, int]], Iterable[Any]]
@@ -135,11 +135,11 @@ class ParquetFile:
                 yield Piece(text, np.zeros(1, np.int64), closed=True)
 
     def wait(self, seconds: float | None) -> bool:
-        """Say that reading would not block."""
+        """Return true: a regular file never blocks."""
         return True
 
     def check_unchanged(self) -> None:
-        """Raise an InputError if the file was changed after it was found."""
+        """Raise InputError if the file was changed after it was found."""
         if self._content is not None:
             self._content.check(self._raw)
 
@@ -161,7 +161,7 @@ class ParquetFile:
         return InputError(f"{self._path}: damaged, or not a parquet file ({reason})")
 
     def _check_column(self) -> None:
-        """Raise an InputError unless there is one such column, and it is text."""
+        """Raise InputError unless there is exactly one such column, and its type is text."""
         column = self._column
         schema = self._file.schema_arrow
         shown = [f"{field.name!r} ({field.type})" for field in schema]
@@ -183,7 +183,7 @@ class ParquetFile:
             )
 
     def _is_right(self, kind: Any) -> bool:
-        """Whether a column is of a type that can be read."""
+        """Whether the type of a column can be read."""
         types = self._arrow.types
         if types.is_dictionary(kind):
             kind = kind.value_type
@@ -211,7 +211,7 @@ class ParquetFile:
     def _read_ahead(self, group: tuple[int, int]) -> Iterable[Any]:
         """Return the arrays of a row group, the first ones read at once. Any thread may call this.
 
-        A reader of Arrow can't be shared: each row group has one.
+        A reader of Arrow can't be shared by threads: each row group has a reader of its own.
         """
         raw = io.BufferedReader(_Places(self._raw.fileno(), self._size), _BUFFER_BYTES)
         try:
@@ -234,9 +234,9 @@ class ParquetFile:
         return chain(arrays, batches)
 
     def _read(self, group: tuple[int, int], file: Any = None) -> Iterator[Any]:
-        """Yield the rows of a row group that are read, as `_prepared` returns them.
+        """Yield the rows of a row group that belong to this part, as `_prepared` returns them.
 
-        file: by which they are read.
+        file: an Arrow reader for this call, by default the one of this object.
         """
         first, last = self._rows
         number, begin = group
@@ -250,7 +250,7 @@ class ParquetFile:
                 low, begin = begin, begin + len(batch)
                 batch = batch[max(0, first - low) : max(0, last - low)]
                 array = batch.column(self._names[0])
-                for name in self._names[1:]:  # the text of a row without the outer is missing
+                for name in self._names[1:]:  # a row without the outer value has no text
                     array = array.flatten()[array.type.get_field_index(name)]
                 yield self._prepared(array, batch)
         except self._errors as error:
@@ -264,7 +264,7 @@ class ParquetFile:
         return max(1, min(_BATCH_ROWS, rows))
 
     def _prepared(self, array: Any, batch: Any) -> Any:
-        """Return the rows as they are handed on; batch: with the other columns."""
+        """Return the array in the form that `documents` reads; batch: with the further columns."""
         if self._arrow.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         return array.cast(self._arrow.large_binary())
@@ -277,7 +277,7 @@ def _raising(error: InputError) -> Iterator[Any]:
 
 
 def _text_of(array: Any) -> Piece:
-    """Return the text of the rows that have some; array: of type large_binary."""
+    """Return the text of the rows that are not null; array: of type large_binary."""
     rows = array.drop_null() if array.null_count else array
     _, offsets, data = rows.buffers()
     bounds = np.zeros(1, np.int64)
@@ -292,4 +292,4 @@ def _is_valid(piece: Piece) -> bool:
     if library() is None or not is_valid_utf8(piece.text):
         return False
     firsts = piece.text[piece.starts[piece.starts < piece.length]]
-    return not ((firsts & 0xC0) == 0x80).any()  # none begins inside of a character
+    return not ((firsts & 0xC0) == 0x80).any()  # no document begins inside a character

@@ -1,13 +1,13 @@
-"""A part of a corpus: one of N that are read apart, on any machines, and together are the whole.
+"""A part of a corpus: one of N parts that are read apart, on any machines, and make up the corpus.
 
 - The files, end to end in the order they are read, are cut into N ranges of equally many bytes. A
-  document belongs to the part in whose range it begins.
-- The lines of a .jsonl and the rows of a .parquet are documents. Any other file is one, as is each
-  of its lines under `CorpusOptions.line_documents`. A compressed file is never cut.
-- Where documents need not stay whole, as in counting words, a text is cut inside of them: where
-  `CutText` says.
-- Where a file is cut depends on its bytes alone, so parts that are read elsewhere agree.
-- A corpus may also be cut in ranges of other shares, one after the other (`split_by_position`).
+  document belongs to the part in whose range the document begins.
+- The lines of a .jsonl and the rows of a .parquet are documents. Any other file is a document, or
+  each of its lines is under `CorpusOptions.line_documents`. A compressed file is never cut.
+- Counting words does not need whole documents. A text may then be cut inside a document, at
+  positions that `CutText` finds.
+- The cuts depend only on the bytes of the files, so parts that are read on other machines agree.
+- A corpus may also be cut into consecutive ranges of given shares (`split_by_position`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from llmgpu.text.streams import STANDARD_INPUT, Source
 
 _BLOCK_BYTES = 1 << 20
 
-# Takes a file and an offset in it. Returns the first position from there on at which the text may
+# Takes a file and an offset in it. Returns the first position from the offset on at which the text
 # be cut inside a document, or the length of the file.
 CutText = Callable[[BinaryIO, int], int]
 
@@ -49,16 +49,16 @@ class Part:
 
     @property
     def file_name(self) -> str:
-        """What names the part in the name of a file; sorts as the parts do."""
+        """The part in the name of a file; names sort in the order of the parts."""
         return f"{self.number:0{len(str(self.count))}}-of-{self.count}"
 
     def range_of(self, total: int) -> tuple[int, int]:
-        """Return the range of the part in `total` bytes."""
+        """Return the begin and end of the part in `total` bytes."""
         return total * (self.number - 1) // self.count, total * self.number // self.count
 
 
-# Variables of the environment that give a job's number and how many there are, and what number the
-# first has: another variable, or 0.
+# Environment variables with a job's number, the number of jobs, and the number of the first job.
+# Without a third variable the first job has number 0.
 _ENVIRONMENTS = (
     ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"),
     ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS", ""),
@@ -67,9 +67,9 @@ _ENVIRONMENTS = (
 
 
 def part_from_environment(environment: Mapping[str, str] = os.environ) -> tuple[Part, str]:
-    """Return the part that a scheduler gave this process, and the variables that say so.
+    """Return the part that a scheduler gave this process, and the names of its variables.
 
-    Raises InputError if there are none, two disagree, or one is not a number.
+    Raises InputError if there are none, two schedulers disagree, or a value is not a number.
     """
     found = {}
     for number, count, first in _ENVIRONMENTS:
@@ -102,9 +102,9 @@ def _whole(environment: Mapping[str, str], name: str) -> int:
 def take_part(
     sources: Sources, part: Part, options: CorpusOptions, cut_text: CutText | None = None
 ) -> Sources:
-    """Return what a part has of the sources.
+    """Return a part's share of the sources.
 
-    options: how they are read. cut_text: where a document may be cut; None: nowhere.
+    options: how they are read. cut_text: finds cuts inside documents; None: cut at documents only.
 
     Raises InputError for a pipe, for a limit, or if a file can't be read.
     """
@@ -122,12 +122,12 @@ def take_part(
 def split_by_position(
     sources: Sources, shares: Mapping[str, float], options: CorpusOptions
 ) -> tuple[Sources, list[int]]:
-    """Return sources cut into ranges, the last ones by their shares, and where these begin.
+    """Return sources cut into ranges, the last ranges with the given shares.
 
     A file of text is cut before the first line that begins in the next range. The text after the
     cut is a document of its own.
 
-    Returns the files of all ranges, and the index in them of the first file of each of `shares`.
+    Returns the files of all ranges, and the index among them of the first file of each of `shares`.
 
     Raises InputError for a pipe, a limit, separators, or if a range gets no text.
     """
@@ -159,7 +159,7 @@ def is_one_document(sources: Sources, options: CorpusOptions) -> bool:
 
 
 def _require_files(sources: Sources, what: str) -> int:
-    """Return the bytes of all sources; InputError if one is not a file."""
+    """Return the bytes of all sources; InputError if a source is not a regular file."""
     total = sources.total_bytes
     pipes = (source.path for source in sources.files if source.length is None)
     for path in [*pipes, *(source.path for source in sources.files)]:
@@ -177,7 +177,7 @@ def _files_between(
     options: CorpusOptions,
     cut_text: CutText | None,
 ) -> Iterator[Source]:
-    """Yield what begins in a range of the bytes of all files; is_last: no range follows."""
+    """Yield the files, or their spans, of a byte range of the corpus; is_last: no range follows."""
     total = sources.total_bytes
     begin = 0
     for source in sources.files:
@@ -199,7 +199,7 @@ def _files_between(
 def _cut_of(
     source: Source, options: CorpusOptions, cut_text: CutText | None
 ) -> Callable[[int], int] | None:
-    """Return what moves an offset in a file to where it may be cut; None if it must not be."""
+    """Return a function that moves an offset to the next allowed cut; None: no cut is allowed."""
     find: CutText | None
     if source.compression:
         return None
@@ -225,7 +225,7 @@ def _anywhere(file: BinaryIO, offset: int) -> int:
 
 
 def _next_line(file: BinaryIO, offset: int) -> int:
-    """Return where the first line begins that begins at an offset or after it."""
+    """Return the begin of the first line that begins at an offset or later."""
     position = file.seek(offset - 1)
     while block := file.read(_BLOCK_BYTES):
         found = block.find(b"\n")

@@ -1,11 +1,11 @@
 """Files of other machines, by URLs that fsspec opens: https://, hf://, s3://, gs:// and so on.
 
-- A read that fails is tried again a few times, from where it ended. What says that a file is
-  missing or not allowed is not.
-- A file has a length and a version, by its server. Both are compared when a read was
-  tried again and at the end, so that the parts of two versions are never joined.
+- A read that fails is tried again a few times, from the position it reached. An error that says a
+  file is missing or not allowed is raised at once.
+- The server tells a file's length and version. Both are compared after a retry and at the end, so
+  that parts of two versions are never joined.
 - Passwords and signatures in URLs are never shown: errors, summaries and resume keys have the URL
-  without them, and of an error its kind. Its text may hold the URL.
+  without them. Of fsspec's errors only the kind is shown, because their text may contain the URL.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmgpu.errors import InputError
 from llmgpu.text.compressions import Package
 
 ATTEMPTS = 4
-WAIT_SECONDS = 0.5  # before the second attempt; twice as long before each that follows
+WAIT_SECONDS = 0.5  # before the second attempt; doubled before each further attempt
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError)
@@ -45,7 +45,7 @@ _PACKAGES = {  # packages that fsspec needs, by scheme
     **dict.fromkeys(("az", "abfs", "abfss"), "adlfs"),
     "hf": "huggingface_hub",
 }
-_PASSING = (408, 425, 429)  # answers of 4xx that another attempt may change
+_PASSING = (408, 425, 429)  # 4xx answers that another attempt may change
 
 Result = TypeVar("Result")
 
@@ -56,7 +56,7 @@ def is_remote(name: str) -> bool:
 
 
 def shown_url(url: str) -> str:
-    """Return a URL without what may be secret: user, password, query and fragment."""
+    """Return a URL without the parts that may be secret: user, password, query and fragment."""
     try:
         parts = urlsplit(url)
         place = parts.netloc.rpartition("@")[2]
@@ -66,7 +66,7 @@ def shown_url(url: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return what may be said of an error: its kind, and what the system calls it."""
+    """Return the safe parts of an error: its kind, and the system's description or the status."""
     named = getattr(error, "strerror", None)
     known = isinstance(error, OSError) and error.errno is not None and isinstance(named, str)
     status = getattr(error, "status", None)
@@ -75,14 +75,14 @@ def _reason(error: BaseException) -> str:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether a server answered that the request is wrong, or may not be made."""
+    """Whether a server answered that the request is wrong or not allowed."""
     response = getattr(error, "response", None)
     status = getattr(error, "status", None) or getattr(response, "status_code", None)
     return isinstance(status, int) and 400 <= status < 500 and status not in _PASSING
 
 
 def _attempt(url: str, action: Callable[[], Result], retry: Callable[[], None]) -> Result:
-    """Call `action` until it does not fail, ATTEMPTS times at most, with `retry` in between."""
+    """Call `action` until it succeeds, at most ATTEMPTS times, with `retry` in between."""
     for number in range(ATTEMPTS):
         try:
             if number:
@@ -124,12 +124,12 @@ def _open_file_system(url: str) -> tuple[Any, str]:
 class RemoteSource:
     """A file of another machine.
 
-    url: with all that opening it takes. path: to be shown. size: bytes.
-    version: digest of the facts that its server gives.
+    url: complete, for opening. path: without secrets, for messages. size: bytes.
+    version: digest of the server's facts about the file.
     """
 
     def __init__(self, url: str) -> None:
-        """Ask for length and version; InputError if the file can't be read."""
+        """Request length and version; InputError if the file can't be read."""
         self.url, self.path = url, shown_url(url)
         self._system, self._name = _attempt(url, lambda: _open_file_system(url), _nothing)
         self.size, self.version = self._describe()
@@ -139,11 +139,11 @@ class RemoteSource:
         return RemoteFile(self)
 
     def open_once(self) -> Any:
-        """Return the file as fsspec opens it, without another attempt."""
+        """Return the file as opened by fsspec, without another attempt."""
         return self._system.open(self._name, "rb")
 
     def check(self, file: object = None) -> None:
-        """Raise an InputError if the file, which may be open, is not the one that was found."""
+        """Raise InputError if length or version have changed since the file was found."""
         if self._describe() != (self.size, self.version):
             raise InputError(
                 f"{self.path} was changed while it was read: read it again, or a copy of it"
@@ -162,7 +162,7 @@ class RemoteSource:
 
 
 class RemoteFile(io.RawIOBase):
-    """A file of another machine, opened."""
+    """An open file of another machine."""
 
     def __init__(self, source: RemoteSource) -> None:
         """Open the file; InputError if that fails."""
@@ -172,25 +172,22 @@ class RemoteFile(io.RawIOBase):
         self._file = _attempt(source.url, source.open_once, _nothing)
 
     def readable(self) -> bool:
-        """Say yes."""
         return True
 
     def seekable(self) -> bool:
-        """Say yes."""
         return True
 
     def tell(self) -> int:
-        """Return the position of the next byte."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to a position; see `io.IOBase.seek`."""
+        """Set the position; see `io.IOBase.seek`."""
         begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.source.size}
         self._position = max(0, begin[whence] + offset)
         return self._position
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill the front of `buffer`; 0 at the end. InputError if it can't be read."""
+        """Fill the front of `buffer`; 0 at the end. InputError if reading fails."""
         wanted = min(len(memoryview(buffer)), max(0, self.source.size - self._position))
         if wanted == 0:
             return 0
@@ -199,7 +196,7 @@ class RemoteFile(io.RawIOBase):
             try:
                 self._file.seek(self._position)
                 data: bytes = self._file.read(wanted)
-            except ValueError:  # what fsspec says of a server that answers with the whole file
+            except ValueError:  # fsspec's error if a server answers with the whole file
                 raise InputError(
                     f"can't read {self.source.path}: its server does not support range requests; "
                     "download it"
@@ -229,7 +226,7 @@ _found: dict[str, RemoteSource] = {}  # by shown URL
 
 
 def find_remote(name: str) -> list[RemoteSource]:
-    """Return the files that a URL stands for: one, or those of a folder or a glob, by name.
+    """Return the files of a URL, sorted by name: one file, or those of a folder or a glob.
 
     Raises InputError if there are none, or they can't be read.
     """
@@ -256,6 +253,6 @@ def find_remote(name: str) -> list[RemoteSource]:
 
 
 def remote_facts(path: str) -> list[str | int]:
-    """Return name, bytes and version of a file that was found."""
+    """Return name, bytes and version of a file from `find_remote`."""
     source = _found[path]
     return [source.path, source.size, source.version]

@@ -1,20 +1,20 @@
-"""Where a corpus comes from: names turned into files, and the formats of files.
+"""The sources of a corpus: names turned into files, and the formats of files.
 
 - A source is a file, a folder (walked; its files in byte order of their relative names), a glob
   (the files it matches, with matching folders walked, each file once, in byte order) or ``-`` for
-  standard input. A name that exists is that file even if it looks like a glob. A URL is a file,
-  folder or glob of another machine, see `llmgpu.text.remote`.
-- Of a folder, names that start with a dot, links to folders and special files are left out and
+  standard input. The name of an existing file stands for the file even if it looks like a glob. A
+  URL is a file, folder or glob of another machine, see `llmgpu.text.remote`.
+- In a folder, names that start with a dot, links to folders and special files are left out and
   counted.
 - ``--exclude`` takes globs: a glob without a slash is matched with the names of files and folders,
-  a glob with a slash with paths from the named folder. A folder that matches is not entered.
-- ``--gitignore`` reads the files .gitignore as git does: those of the folder, of folders within,
-  and of the folders above it up to the root of the repository. A later line wins, and a deeper
-  file; the content of an ignored folder stays ignored.
-- A format goes by suffix, unless one is asked for. A file with none of the suffixes is text, and
-  refused if its first bytes say that it is not (`llmgpu.text.streams.check_text`). To add a format,
-  write a `llmgpu.text.streams.DocumentFile` in a module and add a line to FORMATS.
-- Everything that can be known to fail is checked before the first byte is read.
+  a glob with a slash with paths from the named folder. A matching folder is not entered.
+- ``--gitignore`` reads .gitignore files as git does: in the folder, in folders within, and in the
+  folders above up to the root of the repository. A later line overrules an earlier one, and a
+  deeper file overrules a higher one; the content of an ignored folder stays ignored.
+- The suffix of a file decides its format, unless the options name a format. A file without a known
+  suffix is text, and is refused if its first bytes are not (`llmgpu.text.streams.check_text`). To
+  add a format, write a `llmgpu.text.streams.DocumentFile` in a module and add a line to FORMATS.
+- All errors that can be known beforehand are raised before the first byte is read.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from llmgpu.text.streams import (
     has_zero_bytes,
 )
 
-# Formats whose files have documents inside, by suffix.
+# Formats with documents inside, by suffix.
 FORMATS: dict[str, type[DocumentFile]] = {
     ".jsonl": JsonlFile,
     ".ndjson": JsonlFile,
@@ -62,7 +62,7 @@ FORMATS: dict[str, type[DocumentFile]] = {
 }
 
 
-# Files of these names are looked at when they are read, and not before: there may be many.
+# Suffixes of text. Such files may be many, so their first bytes are checked when they are read.
 _TEXTS = (
     ".c .cc .cfg .conf .cpp .cs .css .csv .cu .go .h .hpp .htm .html .ini .java .js .json .jsx .kt "
     ".log .lua .m .md .php .pl .py .pyi .r .rb .rs .rst .scala .sh .sql .srt .swift .tex .toml .ts "
@@ -75,17 +75,17 @@ INPUT_FORMATS = (AUTO, TEXT, "jsonl", "parquet", BYTES)  # see `Selection`
 
 @dataclass(frozen=True)
 class Selection:
-    """Which files are read, and as what.
+    """The files to read, and their formats.
 
-    input_format: by the name ("auto"), text for any name ("text"), lines of JSON ("jsonl"), a
-        table ("parquet"), or bytes ("bytes"), which are not refused for what they are; nor is
-        standard input decompressed then.
-    of_input: the same for standard input alone, if input_format is "auto".
+    input_format: by suffix ("auto"), text for any name ("text"), lines of JSON ("jsonl"), a table
+        ("parquet"), or bytes ("bytes"). Bytes of any kind are accepted, and standard input is then
+        not decompressed.
+    of_input: the format of standard input alone, if input_format is "auto".
     exclude, gitignore: see `llmgpu.text.sources`.
     lenient_field: if given, files of folders that are not text are left out, and lines of JSON
-        there without a field of this name are text as they are.
-    listed: names that stand in a list, which are taken as those of a folder's files.
-    may_be_tokens: files need not be text; reading them as text raises the error.
+        in folders are plain text if they lack a field of this name.
+    listed: names from a list, treated like names of files in a folder.
+    may_be_tokens: files may be token files; reading them as text raises the error.
     """
 
     input_format: str = AUTO
@@ -102,11 +102,11 @@ _ITERATED = "use train_from_iterator, or encode"  # of the Python API
 
 
 class Sources(NamedTuple):
-    """The files of a corpus in the order they are read, and how many folder entries were left out.
+    """The files of a corpus in reading order, and the number of folder entries that were left out.
 
     notes: remarks for the user on the files.
 
-    Resolving names walks folders, so it is done once and handed on.
+    Resolving names walks folders, so names are resolved once and the result is passed on.
     """
 
     files: list[Source]
@@ -115,21 +115,21 @@ class Sources(NamedTuple):
 
     @property
     def total_bytes(self) -> int | None:
-        """Bytes on disk that are read of all files, None if one of them is not a regular file."""
+        """Bytes to read of all files on disk, None if a file is not a regular file."""
         lengths = (source.length for source in self.files)
         known = [length for length in lengths if length is not None]
         return sum(known) if len(known) == len(self.files) else None
 
     @property
     def plain_bytes(self) -> int | None:
-        """The same, which is how much text there is; None if a file is not text as it is."""
+        """`total_bytes` if the bytes are the text; None with a compressed file or a format."""
         if any(format_of(source) or source.compression for source in self.files):
             return None
         return self.total_bytes
 
 
 def format_of(source: Source) -> type[DocumentFile] | None:
-    """Return the format in FORMATS that a file is of; None if it is text."""
+    """Return the format of a file in FORMATS; None if the file is text."""
     if source.format != AUTO:
         return FORMATS.get(f".{source.format}")
     suffix = source.suffix
@@ -140,11 +140,10 @@ def format_of(source: Source) -> type[DocumentFile] | None:
 
 
 def resolve_sources(names: Sequence[str] | Sources, selection: Selection = _EVERYTHING) -> Sources:
-    """Return the files that `names` stand for; what is resolved already is returned as it is.
+    """Return the files of `names`; a resolved `Sources` is returned unchanged.
 
     Raises InputError for no names, a missing or unreadable path, a folder or glob without files, a
-    format that needs a package which is missing, a file that is surely not text, or standard input
-    named twice.
+    format without its package, a file that is surely not text, or standard input named twice.
     """
     if isinstance(names, Sources):
         return names
@@ -165,9 +164,9 @@ def resolve_sources(names: Sequence[str] | Sources, selection: Selection = _EVER
 
 
 class _Found:
-    """The files that names stand for, so far.
+    """The files found so far, while names are resolved.
 
-    binaries: those left out that are not text.
+    binaries: files that were left out because they are not text.
     """
 
     def __init__(self, selection: Selection) -> None:
@@ -179,13 +178,13 @@ class _Found:
         self._remotes: dict[str, str] = {}
 
     def resolved(self) -> Sources:
-        """Return them all."""
+        """Return all files found."""
         skipped = f"{number_of(len(self.binaries), 'binary file')} skipped: {listed(self.binaries)}"
         notes = [*self._notes, *([skipped] if self.binaries else [])]
         return Sources(self.sources, self._left_out, tuple(notes))
 
     def add_remote(self, name: str) -> None:
-        """Add the files that a URL stands for."""
+        """Add the files of a URL."""
         for found in find_remote(name):
             if self._remotes.setdefault(found.path, found.url) != found.url:
                 raise InputError(f"{found.path} is named by two URLs that are shown alike")
@@ -194,7 +193,7 @@ class _Found:
                 self.sources.append(_check_format(source))
 
     def add_local(self, name: str) -> None:
-        """Add the files that a name stands for."""
+        """Add the files of a path, folder or glob."""
         chosen = self._selection
         if os.path.isdir(name):
             folder = f"{name.rstrip('/')}/"
@@ -220,12 +219,12 @@ class _Found:
         return chosen.of_input if is_input else chosen.input_format
 
     def _is_binary(self, source: Source, is_named: bool) -> bool:
-        """Whether a file is to be left out because it is not text."""
+        """Whether a file is left out because it is not text."""
         chosen = self._selection
         leaves_out = chosen.lenient_field is not None and not is_named
         if (source.suffix in _OF_TEXT and not leaves_out) or not source.size:
             return False
-        if source.path == STANDARD_INPUT or source.compression:  # is looked at when it is read
+        if source.path == STANDARD_INPUT or source.compression:  # checked when it is read
             return False
         if chosen.may_be_tokens or source.format != AUTO or format_of(source) is not None:
             return False
@@ -242,7 +241,7 @@ class _Found:
         return False
 
     def _as_text(self, source: Source) -> Source:
-        """Return a file of a folder: as text, if it has lines of JSON without the field."""
+        """Return a file; a file of a folder becomes text if its lines of JSON lack the field."""
         name = self._selection.lenient_field
         if name is None or source.compression or format_of(source) is not JsonlFile:
             return source
@@ -255,7 +254,7 @@ class _Found:
 
 
 def _expand(name: str, selection: Selection) -> tuple[list[str], int]:
-    """Return the files that a name stands for, and how many entries of folders were left out."""
+    """Return the files of a name, and the number of folder entries that were left out."""
     exclude = selection.exclude
     if name == STANDARD_INPUT:
         return [name], 0
@@ -288,7 +287,7 @@ def _expand(name: str, selection: Selection) -> tuple[list[str], int]:
 
 
 def _check_searched(pattern: str) -> None:
-    """Raise InputError for a folder that a glob has to look into and can't.
+    """Raise InputError if a glob has to search a folder that can't be read.
 
     `glob.glob` leaves such folders out.
     """
@@ -317,7 +316,7 @@ def _check(path: str, format: str) -> Source:
 
 
 def _check_format(source: Source) -> Source:
-    """Return a source; InputError for a format that can't be read."""
+    """Return the source; InputError if its format can't be read."""
     compression = COMPRESSIONS.get(source.compression)
     if compression and compression.package:
         compression.package.require(source.path)
@@ -328,7 +327,7 @@ def _check_format(source: Source) -> Source:
 
 
 def _standard_input_size() -> int | None:
-    """Bytes left in a file that standard input was redirected from; None for anything else."""
+    """Bytes left in a file that is redirected to standard input; None for anything else."""
     try:
         descriptor = sys.stdin.fileno()
         status = os.fstat(descriptor)
@@ -347,7 +346,7 @@ class Rule:
     """A line of a .gitignore.
 
     folder: of the .gitignore. expression: matches names, or paths from the folder on.
-    ignores: not the opposite.
+    ignores: false for a line that begins with "!".
     """
 
     folder: str
@@ -357,7 +356,7 @@ class Rule:
     ignores: bool
 
     def matches(self, path: str, is_folder: bool) -> bool:
-        """Whether the line is about a path, which is below the folder."""
+        """Whether the line matches the path, which is below the folder."""
         if self.is_for_folders and not is_folder:
             return False
         if self.is_for_names:
@@ -369,9 +368,9 @@ class Rule:
 def walk_folder(
     folder: str, exclude: Sequence[str] = (), *, gitignore: bool = False
 ) -> tuple[list[str], int]:
-    """Return the files of a folder in byte order, and how many entries were left out.
+    """Return the files of a folder in byte order, and the number of entries that were left out.
 
-    Those that `exclude` or `gitignore` leave out were meant to be, and are not counted.
+    Entries that `exclude` or `gitignore` leave out are not in that number.
 
     Raises InputError for a folder or .gitignore that can't be read, and if there are no files.
     """
@@ -405,7 +404,7 @@ def walk_folder(
 
 
 def is_excluded(path: str, exclude: Sequence[str]) -> bool:
-    """Whether one of some globs is about a path, or about its last name if it has no slash."""
+    """Whether one of some globs matches a path or, if the glob has no slash, a path's last name."""
     name = os.path.basename(path)
     globs = (glob.rstrip("/") for glob in exclude)
     return any(fnmatchcase(path if "/" in glob else name, glob.lstrip("/")) for glob in globs)
@@ -417,13 +416,13 @@ def _is_unwanted(folder: str, path: str, exclude: Sequence[str]) -> bool:
 
 
 def is_ignored(rules: Sequence[Rule], path: str, is_folder: bool) -> bool:
-    """Whether the last rule that is about an entry of a folder ignores it."""
+    """Whether the last rule that matches an entry of a folder ignores the entry."""
     found = (rule.ignores for rule in reversed(rules) if rule.matches(path, is_folder))
     return next(found, False)
 
 
 def read_rules(folder: str) -> tuple[Rule, ...]:
-    """Return the rules of a folder's .gitignore; InputError if it is there and can't be read."""
+    """Return the rules of a folder's .gitignore, if any; InputError if it can't be read."""
     name = os.path.join(folder, _IGNORE)
     lines = []
     with (
@@ -449,7 +448,7 @@ def parse_rule(line: str, folder: str) -> Rule | None:
         return None
     try:
         expression = re.compile(_expression_of(pattern.removeprefix("/")), re.DOTALL)
-    except re.error:  # a class such as [z-a], which matches nothing
+    except re.error:  # a class such as [z-a]: matches nothing
         return None
     return Rule(folder, expression, "/" not in pattern, is_for_folders, ignores)
 
@@ -470,7 +469,7 @@ def _expression_of(glob: str) -> str:
             inside = token[1:-1]
             negated = inside[:1] in ("!", "^")
             inside = inside[negated:].replace("[", "\\[")
-            first = "\\" if inside.startswith("]") else ""  # a bracket there is a character
+            first = "\\" if inside.startswith("]") else ""  # a bracket here is a character
             parts.append(f"(?!/)[{'^' if negated else ''}{first}{inside}]")
         else:
             parts.append(re.escape(token[1:] if token.startswith("\\") else token))
@@ -478,7 +477,7 @@ def _expression_of(glob: str) -> str:
 
 
 def _rules_above(folder: str) -> tuple[Rule, ...]:
-    """Return the rules of the folders above one, if they are of the same repository."""
+    """Return the rules of the folders above `folder` in the same repository."""
     above: list[str] = []
     here = os.path.abspath(folder)
     while not os.path.exists(os.path.join(here, ".git")):

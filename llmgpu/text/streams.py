@@ -1,12 +1,12 @@
-"""Files opened as streams of bytes, decompressed, and what their first bytes say of them.
+"""Files opened as streams of bytes, decompressed, and the formats that first bytes reveal.
 
-- Compression goes by suffix, and that of standard input by its first bytes, see
+- The suffix of a file decides its compression. For standard input, the first bytes decide, see
   `llmgpu.text.compressions`.
-- A file that is read as text and begins as files of some binary format do is refused: taken for
-  text, it would give tokens that mean nothing. The format is certain only where, besides its mark,
-  there is something that text does not have: control characters, or bytes that are not UTF-8.
-- Zero bytes alone are no proof, so they are only noted.
-- ``--input-format bytes`` (`llmgpu.text.sources.Selection`) takes the bytes as they are.
+- A file that is read as text is refused if its first bytes are those of a binary format: its tokens
+  would mean nothing. The format is certain only if, besides its mark, the bytes contain something
+  that text does not: control characters, or invalid UTF-8.
+- Zero bytes alone prove nothing, so they only cause a note.
+- ``--input-format bytes`` (`llmgpu.text.sources.Selection`) accepts all bytes.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ STANDARD_INPUT = "-"
 AUTO, TEXT, BYTES = "auto", "text", "bytes"  # formats of sources, see `llmgpu.text.sources`
 
 _DECOMPRESSED_BYTES = 1 << 20
-_PART_BYTES = 2 << 20  # of a regular file, for each thread that reads it
+_PART_BYTES = 2 << 20  # of a regular file, for each reading thread
 _PIPE_BYTES = 1 << 20  # the largest size that Linux grants to any user by default
 _READ_THREADS = 8  # more threads read a file no faster
-_FILES_AHEAD = 8  # at most
-_BLOCK_BYTES = 1 << 20  # decompressed at a time, in a thread
+_FILES_AHEAD = 8  # most files to open before their turn
+_BLOCK_BYTES = 1 << 20  # decompressed by a thread in one step
 _BLOCKS_AHEAD = 8  # decompressed before they are needed
 _HAS_PREADV = hasattr(os, "preadv")
 
 
 def files_ahead() -> int:
-    """Return how many files to read before their turn: none if there is one processor."""
+    """Return how many files to read before their turn: none with a single processor."""
     processors = min(usable_processors(), _FILES_AHEAD)
     return processors if processors > 1 else 0
 
@@ -66,18 +66,18 @@ class Remote(Protocol):
         """Open the file; InputError if that fails."""
 
     def check(self, file: object) -> None:
-        """Raise an InputError if the file is not as it was when it was found."""
+        """Raise InputError if the file has changed since it was found."""
 
 
 class Source(NamedTuple):
-    """One file of a corpus.
+    """A file of a corpus.
 
     path: its name, "-" for standard input.
     size: bytes on disk; None if it is not a regular file.
-    changed_ns: when it was changed, in nanoseconds; None if that is not known.
-    remote: how it is opened if it is a file of another machine.
-    span: the bytes of the file that are read, begin and end; None for all. Of a .parquet, the rows
-        that begin there if all take the same bytes.
+    changed_ns: time of the last change, in nanoseconds; None if unknown.
+    remote: opens a file of another machine; None for a local file.
+    span: begin and end of the bytes to read; None for the whole file. Of a .parquet, the rows that
+        begin in the span if all rows have the same size.
     continues: the span begins inside a document.
     format: one of `llmgpu.text.sources.INPUT_FORMATS`.
     """
@@ -92,12 +92,12 @@ class Source(NamedTuple):
 
     @property
     def length(self) -> int | None:
-        """Bytes on disk that are read; None if that is not known."""
+        """Bytes to read on disk; None if unknown."""
         return self.size if self.span is None else self.span[1] - self.span[0]
 
     @property
     def begin(self) -> int:
-        """Where in the file reading begins."""
+        """The offset in the file at which reading begins."""
         return self.span[0] if self.span else 0
 
     def open(self) -> BinaryIO:
@@ -113,19 +113,19 @@ class Source(NamedTuple):
 
     @property
     def compression(self) -> str:
-        """The suffix in COMPRESSIONS that the name ends with, or ""."""
+        """The compression suffix of the name, a key of COMPRESSIONS, or ""."""
         suffix = self.suffix
         return suffix if suffix in COMPRESSIONS else ""
 
 
 class DocumentFile(Protocol):
-    """A file of a format that has documents inside, opened; see `llmgpu.text.sources.FORMATS`.
+    """An open file of a format with documents inside; see `llmgpu.text.sources.FORMATS`.
 
     may_be_compressed: whether files of the format are read through COMPRESSIONS.
     cut_at_lines: whether a span of a file has to begin and end where lines do; if not, the format
-        takes any.
+        takes any span.
     position: bytes of the file on disk that were consumed, about.
-    null_rows: documents so far that were left out because they have no text.
+    null_rows: documents without text so far, which were left out.
     """
 
     may_be_compressed: ClassVar[bool]
@@ -135,13 +135,13 @@ class DocumentFile(Protocol):
 
     @staticmethod
     def check(source: Source) -> None:
-        """Raise an InputError if the file can't be read for a reason known before opening it."""
+        """Raise InputError for a reason known before opening: a missing package, or a pipe."""
 
     def __init__(self, source: Source, text_field: str) -> None:
-        """Open the file; text_field: the part of each document that is its text."""
+        """Open the file; text_field: name of the field or column with a document's text."""
 
     def documents(self, policy: InputPolicy) -> Iterator[Piece]:
-        """Yield the text of whole documents, some at a time, each with one start or more.
+        """Yield the text of whole documents, some at a time, each piece with one start or more.
 
         InputError names the file and the place in it.
         """
@@ -153,7 +153,7 @@ class DocumentFile(Protocol):
         """Wait for up to `seconds` (None: forever); return whether reading would not block."""
 
     def check_unchanged(self) -> None:
-        """Raise an InputError if the file was changed after it was found."""
+        """Raise InputError if the file was changed after it was found."""
 
     def close(self) -> None:
         """Close the file."""
@@ -169,7 +169,7 @@ class FileContent:
 
     @classmethod
     def of(cls, file: BinaryIO, source: Source) -> FileContent | Remote | None:
-        """Return the content of an open file as it was when found; None for a pipe."""
+        """Return size and time of change as found before the file was opened; None for a pipe."""
         if source.remote is not None:
             return source.remote
         try:
@@ -183,7 +183,7 @@ class FileContent:
         return cls(source.path, source.size, source.changed_ns)
 
     def check(self, file: BinaryIO | FileBytes) -> None:
-        """Raise an InputError if the file has changed since it was found."""
+        """Raise InputError if the file has changed since it was found."""
         status = os.fstat(file.fileno())
         if (status.st_size, status.st_mtime_ns) != (self.size, self.changed_ns):
             name = "standard input" if self.name == STANDARD_INPUT else self.name
@@ -196,12 +196,12 @@ class FileContent:
 
 
 class ByteStream(io.RawIOBase):
-    """The bytes of one source, decompressed; every failure is an InputError that names it.
+    """The bytes of one source, decompressed; every failure is an InputError that names the source.
 
     position: bytes of the source on disk that were consumed.
     null_rows: none; for `DocumentFile`.
-    notes: those of NOTES that its first bytes call for.
-    is_invalid: there is invalid UTF-8 in the first bytes of its text.
+    notes: notes of NOTES that apply to the source, by its first bytes.
+    is_invalid: the first bytes of the text have invalid UTF-8.
     """
 
     def __init__(self, source: Source) -> None:
@@ -216,7 +216,7 @@ class ByteStream(io.RawIOBase):
         self.is_invalid = False
         self._format = source.format
         self._is_begin = source.begin == 0 and not source.continues
-        self._pollable: int | None = None  # the descriptor of a pipe, a terminal or a device
+        self._pollable: int | None = None  # descriptor of a pipe, a terminal or a device
         try:
             self._raw = source.open()
             self._content = FileContent.of(self._raw, source)
@@ -226,7 +226,7 @@ class ByteStream(io.RawIOBase):
             if not self._compression:
                 self._pollable = _pollable_descriptor(self._raw)
         except InputError:
-            super().close()  # there is no stream for this class's own
+            super().close()  # `self.close` would close a stream that was not opened
             raise
         except OSError as error:
             super().close()
@@ -269,15 +269,15 @@ class ByteStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: object) -> int:
-        """Fill the front of `buffer` with available bytes; wait only for the first. 0: the end."""
+        """Fill the front of `buffer` with available bytes; wait only for a first. 0: the end."""
         view = memoryview(buffer)  # type: ignore[arg-type]
         if self._length is not None:
             view = view[: self._length - self.position]
-        if self._compression:  # decompressors copy their result, so a large view costs memory
+        if self._compression:  # decompressors copy their result: a large view costs memory
             view = view[:_DECOMPRESSED_BYTES]
         try:
             count = self._read(view)
-            while count is None:  # a descriptor that somebody set to non-blocking
+            while count is None:  # None: the descriptor is non-blocking, and has no bytes
                 self.wait(None)
                 count = self._read(view)
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -293,7 +293,7 @@ class ByteStream(io.RawIOBase):
         return count
 
     def _inspect(self, head: bytes) -> None:
-        """Look at the first bytes of a text; InputError if another format begins like that."""
+        """Check the first bytes of a text; InputError if they reveal another format."""
         if self._format not in (AUTO, TEXT) or type(self) is not ByteStream:
             return
         is_input = self.name == STANDARD_INPUT
@@ -310,14 +310,14 @@ class ByteStream(io.RawIOBase):
 
     @property
     def reads_anywhere(self) -> bool:
-        """Whether `read_at` can be used: this is a regular file as it is on disk."""
+        """Whether `read_at` can be used: this is a regular file that is not compressed."""
         is_file = isinstance(self._content, FileContent) and self.name != STANDARD_INPUT
         return is_file and not self._compression and _HAS_PREADV
 
     def read_at(self, data: NDArray[np.uint8], offset: int, other: FileBytes | None = None) -> None:
         """Fill `data` with the bytes of the file from `offset` on; any number of threads may.
 
-        other: has the file open, where the stream may be closed.
+        other: an open duplicate, read in place of the stream, which may be closed.
         """
         file = other or self._raw
         done = 0
@@ -333,9 +333,10 @@ class ByteStream(io.RawIOBase):
             raise InputError(self._describe(error)) from error
 
     def upcoming(self, least: int, most: int) -> FileBytes | None:
-        """Return the next bytes unread, `least` to `most`, but not the last one.
+        """Return the range of the next `least` to `most` bytes without reading them.
 
-        None if there are fewer, or this is not a file as it is on disk.
+        The file's last byte is never part of the range. None if there are fewer bytes, or the
+        stream is compressed or not a regular file.
         """
         if self._is_begin or not self.reads_anywhere:
             return None
@@ -349,21 +350,21 @@ class ByteStream(io.RawIOBase):
             return None
 
     def skip(self, nbytes: int) -> None:
-        """Pass over bytes that are there."""
+        """Pass over bytes that are known to be there."""
         self._raw.seek(nbytes, os.SEEK_CUR)
         self.position += nbytes
 
     def check_unchanged(self, other: FileBytes | None = None) -> None:
-        """Raise an InputError if a regular file was changed after it was found.
+        """Raise InputError if a regular file was changed after it was found.
 
-        other: has the file open, where the stream may be closed.
+        other: an open duplicate, checked in place of the stream, which may be closed.
         """
         if self._content is not None:
             self._content.check(other or self._raw)
 
     @property
     def _end_of_file(self) -> int:
-        """Where reading a regular file ends: at the end of its span, or of the file as found."""
+        """The offset at which reading ends: the end of the span, or of the file as found."""
         assert isinstance(self._content, FileContent)
         return self._content.size if self._span_end is None else self._span_end
 
@@ -432,11 +433,9 @@ class FileBytes:
         self.begin, self.nbytes = begin, nbytes
 
     def __del__(self) -> None:
-        """Close the descriptor."""
         os.close(self._descriptor)
 
     def fileno(self) -> int:
-        """Return the descriptor."""
         return self._descriptor
 
     def read(self, data: NDArray[np.uint8], first: int) -> None:
@@ -445,7 +444,7 @@ class FileBytes:
         self.check_unchanged()
 
     def check_unchanged(self) -> None:
-        """Raise an InputError if the file was changed, maybe after the stream ended."""
+        """Raise InputError if the file was changed, maybe after the stream ended."""
         self._stream.check_unchanged(self)
 
 
@@ -470,7 +469,7 @@ def _open_raw(path: str) -> BinaryIO:
 
 
 def _read_parts(descriptor: int, view: memoryview, first: int) -> int:
-    """Read much of a regular file with several threads: one alone is slower than memory."""
+    """Read a large part of a regular file with several threads: one is slower than memory."""
     loaded = library()
     if loaded is None or len(view) < 2 * _PART_BYTES:
         return os.preadv(descriptor, [view], first)
@@ -493,7 +492,7 @@ def _pollable_descriptor(raw: BinaryIO) -> int | None:
 
 
 def _widen(descriptor: int) -> None:
-    """Let a pipe hold more, so that each side finds more to do at a time; only Linux can."""
+    """Enlarge the buffer of a pipe, so that writer and reader wait less often; only on Linux."""
     with suppress(ImportError, AttributeError, OSError):
         import fcntl
 
@@ -514,7 +513,7 @@ def as_bytes() -> str:
     return f"read it as raw bytes with {spelled('--input-format')} bytes"
 
 
-_COMPRESSED = {  # how files begin, by suffixes in `llmgpu.text.compressions.COMPRESSIONS`
+_COMPRESSED = {  # first bytes by suffix, a key of COMPRESSIONS
     ".gz": b"\x1f\x8b\x08",
     ".bz2": b"BZh",
     ".xz": b"\xfd7zXZ\0",
@@ -535,10 +534,10 @@ _OBJECT = re.compile(rb'\s*\{\s*"')
 
 
 def read_mark(read: Callable[[int], bytes]) -> tuple[bytes, str]:
-    """Read the first bytes of a stream, until they tell how the stream is compressed.
+    """Read first bytes of a stream until they tell the compression of the stream.
 
-    read: returns up to a number of bytes, b"" at the end. The function waits for more than a first
-    byte only if the bytes so far may begin a compressed file.
+    read: returns up to a number of bytes, b"" at the end. Waits for more than a first byte only if
+    the bytes so far may begin a compressed file.
 
     Returns the bytes, and a suffix in `llmgpu.text.compressions.COMPRESSIONS`, "" for none.
     """
@@ -554,29 +553,26 @@ class Rewound(io.RawIOBase):
     """A pipe whose first bytes were read, with these bytes put back."""
 
     def __init__(self, head: bytes, raw: BinaryIO) -> None:
-        """Yield the bytes of `head` before the rest of `raw`."""
+        """Read the bytes of `head` before the rest of `raw`."""
         super().__init__()
         self._head, self._raw, self._position = head, raw, 0
 
     @property
     def has_head(self) -> bool:
-        """Whether there are bytes that were read already."""
+        """Whether bytes of the head are left."""
         return bool(self._head)
 
     def readable(self) -> bool:
-        """Say yes."""
         return True
 
     def fileno(self) -> int:
-        """Return the descriptor of the pipe."""
         return self._raw.fileno()
 
     def tell(self) -> int:
-        """Return how many bytes were handed over."""
+        """Return the number of bytes read so far."""
         return self._position
 
     def readinto(self, buffer: Any, /) -> int | None:
-        """Fill the front of `buffer`."""
         view = memoryview(buffer).cast("B")
         count: int | None = min(len(view), len(self._head))
         if count:
@@ -590,7 +586,7 @@ class Rewound(io.RawIOBase):
 
 def binary_format(head: bytes) -> str | None:
     """Return the name of a file's format if its first bytes, `head`, are certainly not text."""
-    if look_at_text(head)[0]:  # most files are
+    if look_at_text(head)[0]:  # most files are text
         return None
     if _is_wide(head):
         return "text in UTF-16, not UTF-8"
@@ -599,12 +595,12 @@ def binary_format(head: bytes) -> str | None:
 
 
 def has_zero_bytes(head: bytes) -> bool:
-    """Whether there are zero bytes in the first bytes of a file, as in most that are not text."""
+    """Whether the first bytes of a file include zero bytes, as in most binary files."""
     return b"\0" in head
 
 
 def check_text(head: bytes, name: str) -> None:
-    """Raise InputError if a file, by its first bytes, is not text.
+    """Raise InputError if a file is not text, by its first bytes.
 
     name: of the file in the message.
     """
@@ -624,7 +620,7 @@ def check_text(head: bytes, name: str) -> None:
 
 
 def looks_like_jsonl(head: bytes, least: int) -> bool:
-    """Whether text begins with JSON objects, a line each, of which there are `least` or more."""
+    """Whether a text begins with at least `least` lines that are JSON objects."""
     if not _OBJECT.match(head):
         return False
     lines = [line for line in head.split(b"\n") if line.strip()]
@@ -633,11 +629,11 @@ def looks_like_jsonl(head: bytes, least: int) -> bool:
     try:
         return isinstance(json.loads(lines[0]), dict)
     except (ValueError, RecursionError):
-        return len(lines) == 1 and len(head) == HEAD_BYTES  # the head cuts its only line
+        return len(lines) == 1 and len(head) == HEAD_BYTES  # the head ends inside the only line
 
 
 def _is_wide(head: bytes) -> bool:
-    """Whether this is UTF-16 for certain: a quarter of its characters are ASCII."""
+    """Whether this is certainly UTF-16: a quarter of its characters are ASCII."""
     kind = _WIDE.get(head[:2])
     if kind is None:
         return False
@@ -646,7 +642,7 @@ def _is_wide(head: bytes) -> bool:
 
 
 def look_at_text(head: bytes) -> tuple[bool, bool]:
-    """Return whether bytes may begin a text in UTF-8, and whether they are valid UTF-8 at least."""
+    """Return whether bytes may begin a text in UTF-8, and whether they are at least valid UTF-8."""
     try:
         codecs.utf_8_decode(head, "strict", False)
     except UnicodeDecodeError:
