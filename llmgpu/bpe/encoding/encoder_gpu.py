@@ -85,7 +85,7 @@ class GpuEncoder:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         self._slice_bytes = min(max(slice_bytes, 64), device.max_binding_bytes // 4)
         self.expect(text_bytes)
-        self._shared_bytes = 0  # slice bytes for which `_share_buffers` last made buffers
+        self._shared_bytes = 0  # largest slice for which `_share_buffers` has made buffers
         self._longest = SOFTWARE_LONGEST if device.is_software else LONGEST
         self._wg = workgroup_size
         # Compiling, packing and allocating each take long, so they run at the same time.

@@ -63,6 +63,7 @@ def with_special_tokens(
     """
     special = vocabulary.special_tokens
     allowed, disallowed = _chosen_texts(vocabulary, options)
+    # Normalized special tokens are searched for last, so their encoder is made first.
     late = _normalized_texts(vocabulary)
     late_allowed: dict[bytes, int] = {}
     for text in late:
@@ -80,11 +81,14 @@ def with_special_tokens(
             block_bytes=block_bytes,
             is_normalized=True,
         )
+    # Text passes the encoders from the outermost inwards, so the normalizer is wrapped around the
+    # search for normalized tokens, and the search for special tokens around the normalizer.
     if vocabulary.normalizer is not None:
         encoder = _NormalizingEncoder(encoder, get_normalizer(vocabulary.normalizer))
     if options.is_plain:
         return encoder
     before, after = ids_around(vocabulary, options)
+    # Each encoder puts one token before and one after a document. The pairs start at the text.
     first, *others = zip_longest(reversed(before), after) if before or after else [(None, None)]
     made = _SpecialEncoder(
         encoder,

@@ -139,7 +139,7 @@ def describe(
     rows: of the model's tables, if there are more rows than ids in the vocabulary.
     bos_id, eos_id: the first and the last id of a text; by default the vocabulary's own, else the
         special token of the usual name. llama.cpp adds the ids that the vocabulary adds.
-        note: called with the texts that get other ids in llama.cpp.
+    note: called with the texts that get other ids in llama.cpp.
 
     Raises VocabularyError if llama.cpp can't give the same ids.
     """
@@ -150,6 +150,7 @@ def describe(
     bos_id, eos_id = _around(vocabulary, bos_id, eos_id, note)
     if eos_id is None and end is not None:
         eos_id = vocabulary.special_tokens[end]
+    # llama.cpp requires a distinct text for every id, so an id without a token gets [PADn].
     texts = {number: text for text, number in ids.items()}
     special = set(vocabulary.special_tokens.values())
     numbers = range(max(rows, vocabulary.size))

@@ -132,6 +132,7 @@ def read(
         kind = _type_of("model", {"type": "BPE"} | model)
         if kind != "BPE":
             raise VocabularyError(f"model {quote(kind)} is not supported; supported: BPE")
+        # Read the components around the model.
         steps = _steps("pre_tokenizer", content.get("pre_tokenizer"), SUPPORTED)
         cut = get_pattern(read_pattern(steps, note))
         steps = _steps("normalizer", content.get("normalizer"), STEPS)
@@ -142,6 +143,7 @@ def read(
         for part in ("truncation", "padding"):
             if content.get(part) is not None:
                 note(f"{part} is not applied")
+        # Added tokens may be searched for before or after the normalizer runs.
         added, normalized = _read_added(content.get("added_tokens"), note)
         if normalizer is not None:
             _check_different(added, normalized, get_normalizer(normalizer).apply)

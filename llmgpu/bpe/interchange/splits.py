@@ -50,6 +50,7 @@ def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
             f"pre_tokenizer is {kinds[:5]}, but must be a ByteLevel, optionally after Splits and "
             "Digits"
         )
+    # The last step is ByteLevel; with use_regex it also cuts by the expression of gpt2.
     last = steps[-1][1]
     if last.get("add_prefix_space", True) is not False:
         raise VocabularyError("pre_tokenizer ByteLevel with add_prefix_space is not supported")
@@ -59,11 +60,13 @@ def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
     cuts = [_read_cut(kind, step) for kind, step in steps[:-1]]
     if use_regex:
         cuts.append((_GPT2, True))
+    # One expression may be the published spelling of a known pattern.
     if len(cuts) == 1:
         try:
             return name_of_huggingface(cuts[0][0])
         except VocabularyError:
             pass
+    # Any other pattern consists of expressions. It loses no text, so no step may remove matches.
     for expression, is_isolated in cuts:
         if not is_isolated:
             raise VocabularyError(

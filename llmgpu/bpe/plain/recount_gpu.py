@@ -107,7 +107,7 @@ class _RecountLoop:
         self._wg = workgroup_size
         self._compile(count_tile)
         self._table_slots = table_slots
-        self._recorded = 0  # iterations, without the idle ones dropped at the last look
+        self._recorded = 0  # iterations recorded, without idle iterations found so far
         blocks = -(-text_bytes // workgroup_size)
         create = device.create_buffer
         # An iteration reads one of these two buffers and writes the other.

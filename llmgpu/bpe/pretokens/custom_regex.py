@@ -80,6 +80,7 @@ def _check_cost(expression: str) -> None:
         )
     sizes = [0]  # items written out so far in each open group
     last = sets = 0  # items of the last part; number of open sets
+    # Count the open groups and the items that the regex compiler will write out.
     parts = _PARTS_V1 if "V1" in expression else _PARTS
     for part in parts.finditer(expression):
         text = part[0]

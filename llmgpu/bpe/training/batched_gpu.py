@@ -208,6 +208,7 @@ class _BatchedLoop:
         params = np.zeros(1, PARAMS)
         params["words"], params["positions"] = len(words.counts), self._positions
         params["distinct_pairs"] = len(first_pairs)
+        # uint32 (words, 2): the end of each word in the symbols, and the word's count.
         ends = np.column_stack([words.offsets[1:], words.counts]).astype(np.uint32)
         buffers = self._buffers | {
             "word_symbols": device.upload("word symbols", words.symbols.astype(np.uint32)),
@@ -220,6 +221,7 @@ class _BatchedLoop:
         device.write(buffers["params"], params)
         by_position = -(-self._positions // self._wg)
         by_pair = -(-len(first_pairs) // self._wg)
+        # Only laying out needs the uploads above; they are freed when `load` returns.
         commands = device.record()
         commands.clear(buffers["bins"])
         commands.dispatch(kernels["lay_out"].bind_from(buffers), by_position)

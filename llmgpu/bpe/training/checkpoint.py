@@ -151,7 +151,7 @@ class Checkpoint:
 
     @classmethod
     def is_done(cls, path: str | Path, run: Run, outputs: Iterable[str]) -> bool:
-        """Whether a folder is of `run`, finished, with `outputs` among its unchanged results."""
+        """Whether a folder is of `run`, finished, and its results, `outputs`, are unchanged."""
         made = _outputs_of(Path(path))
         if made is None or _read_run(Path(path) / _RUN) != json.loads(json.dumps(run)):
             return False

@@ -80,6 +80,7 @@ def train(
             on_merges=on_merges,
             spellings=spellings,
         )
+    # If memory is short, the engine indexes only the most frequent pairs at a time.
     positions = len(words.counts) + len(words.symbols)
     few_pairs = FEW_PAIRS + positions // POSITIONS_A_PAIR
     trainer = _open(
@@ -91,6 +92,7 @@ def train(
     )
     if not keeps_words:
         words.let_go()
+    # Learn in short steps, so that progress and Ctrl-C come between them.
     learned, made = [_NONE], 0
     while made < merges:
         if spellings is None:

@@ -203,7 +203,7 @@ def _as_int(number: object, what: str) -> int:
 def require_counted_for(
     counts: WordCounts, options: TrainingOptions, special_tokens: Iterable[str]
 ) -> None:
-    """Raise InputError unless this training would have counted the words alike."""
+    """Raise InputError unless the words were counted as this training would count them."""
     for what, counted, wanted in (
         ("pattern", counts.pattern, options.pattern),
         ("Unicode version", counts.cut.unicode, options.cut.unicode),

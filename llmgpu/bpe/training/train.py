@@ -231,6 +231,7 @@ class Training:
         merges = options.start.size + options.merges - len(words.lengths)
         logged = Logged(checkpoint.add_merges) if checkpoint else None
         on_merges = logged.take if logged else None
+        # Merge on the device if the words fit there, otherwise on the CPU, and note the reason.
         if device is not None:
             from llmgpu.bpe.training import batched_gpu
 

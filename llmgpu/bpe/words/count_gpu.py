@@ -76,6 +76,7 @@ class GpuWordCounter:
             mask.
         """
         self._device, self._pattern, self._words = device, pattern, words
+        # A slice fits into one binding, and its occurrences of one word into the device's counts.
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         most = min(device.max_binding_bytes, COUNT_LIMIT // 2)

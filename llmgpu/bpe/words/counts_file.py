@@ -100,6 +100,7 @@ def write_counts(
     if is_parquet(path):
         write_parquet(path, facts, blocks)
         return
+    # The header precedes the words, so a first pass over the blocks adds up the totals.
     words = data_bytes = text_bytes = 0
     for block in blocks():
         words, data_bytes = words + len(block), data_bytes + len(block.data)
@@ -126,6 +127,7 @@ def write_counts(
         lambda block: block.counts.astype(_COUNT),
         lambda block: np.ascontiguousarray(block.data),
     )
+    # Write one column after the other, with a pass over the blocks for each.
     digest = hashlib.sha256(header)
     with atomic_output(path) as stream:
         stream.write(header)
@@ -305,6 +307,7 @@ class _UnfitError(Exception):
 
 def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
     """Return the map at the front, and its length in bytes."""
+    # Limit the reader: a damaged header must not allocate more than the file's size.
     size = len(data)  # nothing can have more entries or bytes
     unpacker = msgpack.Unpacker(
         strict_map_key=True,
@@ -331,6 +334,7 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
             f"version {quote(version)} of the format, but this llmgpu reads versions up to "
             f"{FORMAT_VERSION}: count the corpus again, or use the llmgpu that wrote it"
         )
+    # Only one form of a header is valid, so that equal counts are equal files.
     length = unpacker.tell()
     _check_header(header)
     if msgpack.packb(header) != data[:length]:
@@ -345,6 +349,7 @@ def _check_header(header: dict[str, Any]) -> None:
     for name, kind in fields.items():
         if type(header[name]) is not kind:
             raise _UnfitError(f"damaged: {name} is a {type(header[name]).__name__}")
+    # Check each value before anything is computed from it.
     for name in ("text_bytes", "documents", "words", "data_bytes"):
         if not 0 <= header[name] <= MAX_TEXT_BYTES:
             raise _UnfitError(f"damaged: {name} is {header[name]}")
@@ -353,6 +358,7 @@ def _check_header(header: dict[str, Any]) -> None:
         raise _UnfitError("damaged: a separator is not a byte string")
     if separators != sorted(set(separators)):
         raise _UnfitError("damaged: its separators are not in order")
+    # The words are of use only if this llmgpu cuts text by the same pattern.
     name, expression = header["pattern"], header["expression"]
     unicode = header.get("unicode", DEFAULT_VERSION)
     try:
@@ -436,13 +442,14 @@ def merge_counts(
 
     weights: how many times each file is counted, 1 or more; None: once.
 
-    Returns the counts without their words, the number of words, and the bytes of the words.
+    Returns the counts without their words, the number of words, and the bytes of their text.
 
     Raises:
         InputError: a file can't be read or is damaged, the words were not counted in the same way,
             or are of more than MAX_TEXT_BYTES of text.
         OutputError: the output or a temporary file can't be written.
     """
+    # Open all files, and check that their counts may be added up.
     weights = [1] * len(paths) if weights is None else weights
     block_bytes = max(_LEAST_BLOCK, _BLOCK_BYTES // len(paths))
     with ExitStack() as opened:
@@ -456,6 +463,8 @@ def merge_counts(
                 f"the weighted counts add up to {text_bytes:,} bytes of text in {documents:,} "
                 f"documents, but the limit is {MAX_TEXT_BYTES:,}: use smaller weights"
             )
+        # Merge the sorted words of all files into a temporary file. Only then are the totals known
+        # that the header of the output begins with.
         runs = [
             _weighted(file.blocks(block_bytes), weight)
             for file, weight in weighted
