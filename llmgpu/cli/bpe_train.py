@@ -86,12 +86,11 @@ def bpe_train(asked: BpeTrainCommand, opening: Opening) -> None:
         before = time.perf_counter()
         source = loaded or text
         assert source is not None
-        plan = _plan(options, opening, source, how.limit)
+        plan = _plan(options, opening, source, how.limit, report)
         written = _written(outputs.values(), counts_output, asked.checkpoint, resumed)
         check_outputs([*written, *job.outputs], read, force=asked.force)
         seconds = {"total": 0.0, "open device": time.perf_counter() - before}
         report.line(f"training on {plan.merging.description}")
-        report.note_missing_engine(plan.merging)
         _print_notes(report, plan.notes)
         if asked.counts_only:
             summary = _count(source, plan, counts_output, report, is_part=job.part is not None)
@@ -233,6 +232,7 @@ def _plan(
     opening: Opening,
     source: Corpus | WordCounts,
     limit: int | None,
+    report: Reporter,
 ) -> Plan:
     """Plan training on up to `limit` bytes of a text, or on loaded counts."""
     known = source.total_bytes if isinstance(source, Corpus) else source.words.text_bytes
@@ -240,7 +240,9 @@ def _plan(
     least = 0 if options.engine == "recount" else gpu_from(TRAINING_FROM)
     if opening.wanted != "auto" or size is None or size >= least:
         opening.begin()
-    return make_plan(options, opening.backend())
+    plan = make_plan(options, opening.backend())
+    report.note_missing_engine(plan.merging)
+    return plan
 
 
 def _load_counts(asked: BpeTrainCommand) -> WordCounts:
