@@ -22,7 +22,7 @@ from llmgpu.amounts import parse_bytes
 from llmgpu.closing import Closing
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.forking import delaying_forks
-from llmgpu.memory import Growth
+from llmgpu.memory import Growth, has_limited_address_space
 from llmgpu.processors import usable_processors
 from llmgpu.spelling import spelled
 
@@ -202,6 +202,11 @@ class Opening(Closing):
         The driver is imported first: two threads that import keep each other waiting, and opening
         an adapter takes longer. Where Dawn may be selected, `backend` opens the device: Dawn
         redirects standard error while it lists adapters, so what other threads write would be lost.
+
+        With a limited address space, `backend` opens the device, too. OpenBLAS ends the process if
+        it has no memory when NumPy is loaded: it then holds the lock of loading libraries and waits
+        for the lock of Vulkan's loader, and a thread that opens a device would hold the second lock
+        and wait for the first.
         """
         self.growth = Growth()
         if self.wanted == "cpu" or self._is_begun:
@@ -211,7 +216,7 @@ class Opening(Closing):
             self._selected = replace(NUMPY, encoders=self._encoders)
             return
         with suppress(DeviceError, ImportError, OSError, RuntimeError):  # `backend` raises them
-            if _may_take_dawn(self._matrices):
+            if has_limited_address_space() or _may_take_dawn(self._matrices):
                 return
             from llmgpu.gpu import load_driver, set_variables
 

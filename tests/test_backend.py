@@ -250,6 +250,21 @@ def test_no_variable_is_set_while_a_device_is_opened_and_numpy_imported() -> Non
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_no_thread_opens_a_device_in_a_limited_address_space() -> None:
+    """Where OpenBLAS lacks memory it ends the process, which would wait for the thread forever."""
+    pytest.importorskip("resource")
+    code = (
+        "import resource, threading; from llmgpu.backend import Opening\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 42, 1 << 42))\n"
+        "opening = Opening('gpu')\n"
+        "opening.begin()\n"
+        "assert threading.active_count() == 1\n"
+        "import numpy\n"
+        "assert opening.backend().device is not None"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize(("name", "package"), [("wgpu", "wgpu"), ("dawn", "wgpudawn")])
 def test_adapters_are_listed_without_numpy(name: str, package: str) -> None:
     pytest.importorskip(package)
