@@ -95,11 +95,9 @@ class ReusedMemory:
     """
 
     def __init__(self) -> None:
-        """Start with no memory."""
         self._idle: deque[NDArray[np.uint32]] = deque()
 
     def __call__(self, count: int) -> NDArray[np.uint32]:
-        """Allocate, see `Allocate`."""
         memory = new_ids(0)
         with suppress(IndexError):  # memory that is too small is dropped here
             while len(memory) <= count:
@@ -126,7 +124,6 @@ class CollectedIds:
         self._rest: list[NDArray[np.uint32]] = []  # slices for which the array had no room
 
     def __len__(self) -> int:
-        """How many ids there are."""
         return self._count + sum(map(len, self._rest))
 
     @property

@@ -99,7 +99,7 @@ class GpuGreedyEncoder:
             "long_args": 24,
         }
         create = self._device.create_buffer
-        # By the names in the kernels.
+        # The keys are the names of the buffers in the kernels.
         made = {name: create(name.replace("_", " "), size) for name, size in sizes.items()}
         return self._shared | made
 

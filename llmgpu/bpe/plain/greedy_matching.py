@@ -17,7 +17,6 @@ class GreedyMatcher:
     """Finds the tokens of words: at each position the longest token."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Prepare for the tokens of a vocabulary."""
         trie = vocabulary.trie
         unknown = vocabulary.unknown_token
         # for a byte at which no token begins

@@ -112,7 +112,7 @@ class _RecountLoop:
         create = device.create_buffer
         # An iteration reads one of these two buffers and writes the other.
         self._symbols = [create(f"symbols {k}", 4 * text_bytes) for k in range(2)]
-        # By the names in the kernels.
+        # The keys are the names of the buffers in the kernels.
         self._buffers = {
             "valid_mask": create("valid mask", 4 * text_bytes),
             "block_sums": create("block sums", 4 * blocks),

@@ -73,7 +73,7 @@ _SURROGATES = (0xD800, 0xE000)
 
 
 class CodeTable:
-    """Codes of characters: one for each class of `unicode_classes`, and some single ones."""
+    """Codes of characters: one for each class of `unicode_classes`, and single characters' own."""
 
     def __init__(
         self, unicode: str, other: int, by_class: dict[int, int], own: dict[str, int]

@@ -193,7 +193,7 @@ class _BatchedLoop:
             "hot_list": HOT_BYTES * HOT_CAPACITY,
             "state": STATE.itemsize,
         }
-        # By the names in the kernels.
+        # The keys are the names of the buffers in the kernels.
         self._buffers = {
             name: device.create_buffer(name.replace("_", " "), size) for name, size in sizes.items()
         }

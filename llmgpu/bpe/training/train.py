@@ -86,7 +86,6 @@ class Training:
     def __init__(
         self, plan: Plan, progress: Progress = no_progress, on_memory: OnMemory = no_memory
     ) -> None:
-        """Begin with nothing done."""
         self._plan, self._options = plan, plan.options
         self._progress, self._on_memory = progress, on_memory
         self._seconds: dict[str, float] = {}
@@ -360,7 +359,6 @@ class Logged:
     """Passes each merge on once, even if another backend makes all merges again."""
 
     def __init__(self, on_merges: OnMerges) -> None:
-        """Pass merges on to `on_merges`."""
         self._on_merges = on_merges
         self._passed = self._made = 0
 

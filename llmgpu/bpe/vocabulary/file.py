@@ -89,7 +89,6 @@ class PackedTokens(Sequence[bytes]):
     """
 
     def __init__(self, data: bytes, offsets: NDArray[np.int64]) -> None:
-        """Store the arguments without a copy."""
         self.data, self.offsets = data, offsets
 
     @classmethod
@@ -106,7 +105,6 @@ class PackedTokens(Sequence[bytes]):
         return tuple(map(self.data.__getitem__, map(slice, offsets[:-1], offsets[1:])))
 
     def __len__(self) -> int:
-        """Return the number of tokens."""
         return len(self.offsets) - 1
 
     def __getitem__(self, place: Any) -> Any:
@@ -117,7 +115,6 @@ class PackedTokens(Sequence[bytes]):
         return self.data[self.offsets[token] : self.offsets[token + 1]]
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield all tokens."""
         return iter(self._all)
 
     def __add__(self, more: tuple[bytes, ...]) -> tuple[bytes, ...]:

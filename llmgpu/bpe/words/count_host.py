@@ -156,7 +156,6 @@ class CountTable:
     """Words with their counts, for one thread: NumPy's version, a dictionary."""
 
     def __init__(self, pattern: Pattern) -> None:
-        """Start with no words."""
         self._pattern = pattern
         self._counts: Counter[bytes] = Counter()
         self._word_bytes = 0

@@ -37,7 +37,6 @@ class DistinctWords:
     counts: NDArray[np.int64]
 
     def __len__(self) -> int:
-        """Return how many words there are."""
         return len(self.counts)
 
     @property
