@@ -13,6 +13,8 @@ from html import escape
 from importlib import resources
 from string import Template
 
+from llmgpu.input_files import printable
+
 NOTHING = "-"  # in a cell
 _LEAST_PERCENT = 0.3  # of a bar that is still visible
 _KEYS = (
@@ -23,8 +25,11 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def escape_text(text: str) -> str:
-    """Return any text as XML and HTML may hold it, in elements and in quoted attributes."""
-    return escape(_NOT_XML.sub("\ufffd", text))
+    """Return any text as XML and HTML may hold it, in elements and in quoted attributes.
+
+    Characters that a terminal or a browser acts on, such as marks of direction, are escaped.
+    """
+    return escape(printable(_NOT_XML.sub("\ufffd", text), keep="\t\n\r"))
 
 
 def draw_page(heading: str, title: str, lines: Sequence[str]) -> str:

@@ -66,7 +66,7 @@ from llmgpu.tokens.formats import (
     recognize_format,
 )
 from llmgpu.tokens.ids import ShownTokens
-from llmgpu.tokens.manifest import read_manifest
+from llmgpu.tokens.manifest import shard_files
 from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.splitting import (
@@ -563,7 +563,7 @@ def files_of_ids(names: Sequence[str], format: str | None) -> list[tuple[str, st
     found: list[str] = []
     for name in names:
         is_manifest = format in (None, "bin") and kind_of(name) == MANIFEST
-        found += [path for path, _ in read_manifest(name)] if is_manifest else [name]
+        found += shard_files(name, may_be_foreign=True) if is_manifest else [name]
     return [(name, format or recognize_format(name)) for name in found]
 
 

@@ -237,7 +237,19 @@ class ModelConfig:
     @property
     def parameters(self) -> int:
         """Number of parameters."""
-        return sum(weight.size for weight in self.weights())
+        return self._sum_of_sizes(matrices_only=False)
+
+    def _sum_of_sizes(self, *, matrices_only: bool) -> int:
+        """Return the number of elements of all weights, quickly for any number of layers."""
+        one, two = (
+            sum(
+                weight.size
+                for weight in replace(self, layers=layers).weights()
+                if weight.decays or not matrices_only
+            )
+            for layers in (1, 2)
+        )
+        return one + (self.layers - 1) * (two - one)
 
     def training_operations(self, tokens: int) -> int:
         """Additions and multiplications of forward and backward over `tokens` tokens.
@@ -245,7 +257,7 @@ class ModelConfig:
         Six for each parameter of a matrix, and 12 * layers * query_dim * seq_len for attention, of
         which a causal mask needs half.
         """
-        matrices = sum(weight.size for weight in self.weights() if weight.decays)
+        matrices = self._sum_of_sizes(matrices_only=True)
         if not self.tied:
             matrices -= self.padded_vocab_size * self.dim  # looked up, not multiplied
         return tokens * (6 * matrices + 6 * self.layers * self.query_dim * self.seq_len)

@@ -22,7 +22,7 @@ from llmgpu.outputs import MANIFEST, PROGRESS, TEXT, Output, check_outputs, kind
 from llmgpu.resume_key import Run
 from llmgpu.spelling import spelled
 from llmgpu.text.parts import Part
-from llmgpu.tokens.bin import describe_bin_file, index_path, read_side_file
+from llmgpu.tokens.bin import describe_bin_file, has_side_file, index_path, read_side_file
 from llmgpu.tokens.layouts import get_layout
 
 MANIFEST_FORMAT = "llmgpu-token-shards"
@@ -90,6 +90,23 @@ def read_manifest(path: str | Path) -> list[tuple[str, Shard]]:
     return [(os.path.join(os.path.dirname(path), shard.file), shard) for shard in shards]
 
 
+def shard_files(path: str | Path, *, may_be_foreign: bool = False) -> list[str]:
+    """Return the paths of a manifest's shards; InputError if a shard has not the listed length.
+
+    may_be_foreign: accept shards without side files, the length of which is unknown.
+    """
+    shards = read_manifest(path)
+    for shard_path, shard in shards:
+        if may_be_foreign and not has_side_file(shard_path):
+            continue
+        count = describe_bin_file(shard_path).count
+        if count != shard.count:
+            raise InputError(
+                f"{shard_path} has {count} ids, but {path} lists {shard.count}: it was replaced"
+            )
+    return [shard_path for shard_path, _ in shards]
+
+
 def describe_manifest(path: str | Path) -> dict[str, Any]:
     """Return the facts of a manifest about all shards; InputError as `read_manifest`."""
     return read_facts(path)[0]
@@ -140,6 +157,10 @@ def _read(
                     f"{quote(str(shard.file))} is not a file in its folder: name token files of "
                     "other folders one by one"
                 )
+        for name in ("count", "bytes", "documents"):
+            total = sum(getattr(shard, name) for shard in shards)
+            if content.get(name, total) != total:
+                raise ValueError(f"{name} is {quote(content[name])}, but {total} by its shards")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         kind = kind_of(str(path))
         what = f"it is {kind}" if kind not in (None, TEXT, MANIFEST, PROGRESS) else error

@@ -114,6 +114,21 @@ def test_nothing_to_resume(llmgpu: Run, vocab: Path, corpus: Path) -> None:
     assert set(files_of(folder)) == {"out-000000.bin", "out-000000.bin.json", "out.json"}
 
 
+def test_decoding_checks_the_counts_of_a_manifest(llmgpu: Run, vocab: Path, corpus: Path) -> None:
+    path = corpus.parent / "out.json"
+    arguments = ("tokenize", "corpus.txt", *OPTIONS, "-o", "out.bin", "--shard-tokens", "1M")
+    assert llmgpu(*arguments, "-q").returncode == 0
+    manifest = json.loads(path.read_bytes())
+    (shard,) = manifest["shards"]
+    for changes, message in (
+        ({"documents": 9}, "documents is 9, but 1 by its shards"),
+        ({"count": 1, "shards": [shard | {"count": 1}]}, "lists 1: it was replaced"),
+        ({"shards": [shard | {"count": "1"}]}, "is not a list of token shards"),
+    ):
+        path.write_text(json.dumps(manifest | changes))
+        fails(llmgpu("tokenize", "out.json", *OPTIONS[:4], "--decode"), 1, message)
+
+
 def test_devices_write_the_same_shards(
     llmgpu: Run, vocab: Path, corpus: Path, device_name: str
 ) -> None:

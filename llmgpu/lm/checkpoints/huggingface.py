@@ -8,10 +8,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from llmgpu.bpe.interchange.huggingface import describe_config
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -41,6 +42,8 @@ _SCALING_NUMBERS = {
         "original_max_position_embeddings": "original_seq_len",
     },
 }
+_LARGEST = float(np.finfo(np.float32).max)
+_MOST = 2**53  # of whole numbers, all of which a float64 holds exactly
 _SHOWN = 60  # characters of a value in a message
 _LISTED = 10  # names of files in a model card
 
@@ -258,9 +261,13 @@ def _get(content: Mapping[str, Any], name: str, kind: type) -> Any:
     kinds = (int, float) if kind is float else (kind,)
     if type(value) not in kinds:
         raise CheckpointError(f"{name} is {_show(value)}, but must be of type {kind.__name__}")
-    if kind is float and not 0 < value < math.inf:
-        raise CheckpointError(f"{name} is {_show(value)}, but must be above 0")
-    return value
+    if kind is float and not 0 < value <= _LARGEST:
+        raise CheckpointError(
+            f"{name} is {_show(value)}, but must be above 0 and at most {_LARGEST:.2g}"
+        )
+    if kind is int and abs(value) > _MOST:
+        raise CheckpointError(f"{name} is {_show(value)}, but must be at most {_MOST:,}")
+    return float(value) if kind is float and value > _MOST else value
 
 
 def _show(value: object) -> str:

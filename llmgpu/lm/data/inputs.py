@@ -35,10 +35,10 @@ from llmgpu.resume_key import Run, check_same_run
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Selection, Sources, resolve_sources
 from llmgpu.text.streams import AUTO, STANDARD_INPUT
-from llmgpu.tokens.bin import describe_bin_file, masked_file
+from llmgpu.tokens.bin import masked_file
 from llmgpu.tokens.conversations import CHAT_TOKENS
 from llmgpu.tokens.filters import with_masks
-from llmgpu.tokens.manifest import read_manifest
+from llmgpu.tokens.manifest import shard_files
 from llmgpu.tokens.shards import ShardNames, ShardWriter
 from llmgpu.tokens.tokenizing import encode_into, encoding_key, require_rereadable
 
@@ -103,7 +103,7 @@ def open_tokens(
             texts = _Texts(sources, reading, special, vocabulary, own)
             if not texts.are_tokenized(resume):
                 told(texts.tokenize(backend, shard_tokens, resume, progress))
-            files = _listed_files(texts.names.manifest)
+            files = shard_files(texts.names.manifest)
         paths.append(files)
     source = open_token_files([*chain(*paths)], vocabulary, vocabulary_name, progress, dtype)
     if len(paths) > 1:
@@ -257,17 +257,4 @@ def _named_token_files(path: str) -> list[str] | None:
         raise InputError(f"{path}: its tokens are not finished; use llmgpu tokenize --resume")
     if kind == SIDE_FILE:
         return [path.removesuffix(".json")]
-    return _listed_files(path) if kind == MANIFEST else None
-
-
-def _listed_files(manifest: str) -> list[str]:
-    """Return the shards of a manifest; InputError if the length of one is not the listed length."""
-    paths = []
-    for path, shard in read_manifest(manifest):
-        count = describe_bin_file(path).count
-        if count != shard.count:
-            raise InputError(
-                f"{path} has {count} ids, but {manifest} lists {shard.count}: it was replaced"
-            )
-        paths.append(path)
-    return paths
+    return shard_files(path) if kind == MANIFEST else None

@@ -91,7 +91,9 @@ def training_memory(settings: RunSettings, backend: Backend, slots: int) -> int:
             them take more memory than is free.
     """
     device, free = backend.device, free_memory()
-    require_free(LAYER_BYTES * settings.config.layers, free, "at least ")
+    # Recording 100,000 layers takes 30 s, so a model that is far too large is refused before that.
+    held = 4 * settings.config.parameters if backend.is_software else 0
+    require_free(LAYER_BYTES * settings.config.layers + held, free, "at least ")
     operations = _Measuring() if device is None else _MeasuringGpu(device)
     operations.backend, operations.free = backend, free
     Trainer(operations, settings.config, settings.options, slots)

@@ -106,6 +106,14 @@ def test_stretched_positions(where: str) -> None:
         ({"hidden_size": True}, "hidden_size is True, but must be of type int"),
         ({"hidden_size": 64.0}, r"hidden_size is 64\.0, but must be of type int"),
         ({"num_attention_heads": 5}, "dim 64 is not a multiple of heads 5"),
+        ({"hidden_size": 10**400}, r"hidden_size is 10{59}\.\.\., but must be at most 9,007"),
+        ({"rope_theta": 10**400}, r"rope_theta is 10{59}\.\.\., but must be above 0 and at most 3"),
+        ({"rms_norm_eps": 10**400}, r"rms_norm_eps is 10{59}\.\.\., but must be above 0 and at"),
+        ({"rms_norm_eps": 1e39}, r"rms_norm_eps is 1e\+39, but must be above 0 and at most 3"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 10**400}},
+            r"factor is 10{59}\.\.\., but must be above 0 and at most 3",
+        ),
         ({"num_hidden_layers": 0}, "layers is 0, but must be at least 1"),
         (
             {"vocab_size": 300, "llmgpu": {"vocab_size": 270}},

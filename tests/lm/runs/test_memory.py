@@ -71,6 +71,19 @@ def test_the_sum_for_a_device_is_what_its_buffers_take(
     assert sum(sizes[label][0] for label in scratch) > UNIFORM_BYTES
 
 
+def test_a_model_of_too_many_layers_is_refused_before_it_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Trainer, "__init__", pytest.fail)
+    for layers in (50_000, 10**9):
+        config = replace(CONFIG, layers=layers, dim=1024, ffn_dim=4096)
+        settings = RunSettings(config, TrainOptions(batch_size=1))
+        monkeypatch.setattr("llmgpu.lm.runs.memory.free_memory", lambda: 16 << 30)
+        with pytest.raises(DeviceError, match="the run needs at least"):
+            training_memory(settings, NUMPY, slots=1)
+        assert config.training_operations(1) > layers
+
+
 def test_sparse_updates_take_no_gradient_of_the_whole_table() -> None:
     config = replace(CONFIG, tied=False, vocab_size=6400)
     dense = TrainOptions(batch_size=2, grad_accum=3)
