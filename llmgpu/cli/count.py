@@ -61,6 +61,7 @@ def count(asked: CountCommand, opening: Opening) -> None:
     report = Reporter(quiet=asked.report.quiet)
     per, vocabs = asked.per, asked.vocabs
     encoding = EncodingOptions(asked.special, asked.chat)
+    # Names and options: wrong ones are refused before a device is opened.
     paths, listed = _named_paths(asked, report)
     if per in ("document", "total"):
         refuse_given(("sort",), f"has no effect with --per {per}")
@@ -69,6 +70,7 @@ def count(asked: CountCommand, opening: Opening) -> None:
     selection = replace(asked.files.selection(), lenient_field=lenient, listed=listed)
     job = PartJob(asked.part, STANDARD_OUTPUT, report)
     begin = time.perf_counter()
+    # Read the text once for each vocabulary; a pipe is kept in a temporary file.
     with keep_input(paths, len(vocabs), selection) as (sources, kept):
         sources = job.take(sources, options)
         size = known_bytes(sources, options.limit)
@@ -78,6 +80,7 @@ def count(asked: CountCommand, opening: Opening) -> None:
         rows, summary = _count(
             encoders, sources, options, encoding, report, lengths, is_unknown=is_unknown
         )
+    # Rows: name the pipe, add up folders, sort. The largest row is that of a file.
     rows = [row._replace(path=STANDARD_INPUT) if row.path == kept else row for row in rows]
     largest = max(rows, key=lambda row: max(row.tokens), default=None)
     if per == "folder":
@@ -85,6 +88,7 @@ def count(asked: CountCommand, opening: Opening) -> None:
     if asked.sort:
         rows.sort(key=ORDERS[asked.sort])
     total = Row("total", summary["text_bytes"], summary["tokens"])
+    # Print the counts, and only then fail if a budget is exceeded.
     report.note_left_out(summary)
     if asked.report.as_json:
         summary |= {

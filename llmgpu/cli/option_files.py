@@ -54,6 +54,7 @@ class ConfiguredCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Add options from the files where the command line lacks them."""
+        # Parse once without defaults: only options given now overrule those of files.
         try:
             asked, _, _ = self.make_parser(ctx).parse_args(list(args))
         except click.UsageError:  # the second parse below raises the error
@@ -78,6 +79,7 @@ class ConfiguredCommand(click.Command):
                 raise click.UsageError(
                     f"the run was started in {found_in}: resume it there, or name {both}", ctx
                 )
+        # --config overrules the options of the run.
         if isinstance(asked.get("config"), str):
             found |= _read(self, Path(asked["config"]))
         ctx.default_map = found

@@ -37,6 +37,7 @@ def score(asked: ScoreCommand, opening: Opening) -> None:
     saved = open_model(asked.model, report.note)  # before FILE: clear error for swapped names
     sources = resolve_texts(paths, asked.files.selection())
     options = asked.reading.corpus_options()
+    # The model, in windows that fit into its positions and into memory.
     longest = saved.config.max_positions or saved.config.seq_len
     window = asked.window or min(longest, SHORT_CONTEXT)
     backend = opening.backend(report.note)
@@ -47,6 +48,7 @@ def score(asked: ScoreCommand, opening: Opening) -> None:
         f"scoring on {backend.description} with {saved.folder}: windows of {window:,} tokens, "
         f"{scorer.stride:,} apart"
     )
+    # The CPU encodes the text: the device has the model.
     totals = _Totals(saved)
     begin = time.perf_counter()
     with Corpus(sources, options) as text:

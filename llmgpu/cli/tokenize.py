@@ -315,6 +315,7 @@ class _Tokenizing:
                 unused.callback(sink.abort)
                 if asked.max_tokens is None and self.reading.limit is None:
                     sink.expect(self.files.plain_bytes)  # while the device is being opened
+            # From here on the device is needed: wait for its opening.
             backend = self.opening.backend()
             report.line(f"tokenizing on {backend.description}")
             report.note_missing_engine(backend)
@@ -464,6 +465,7 @@ class _Tokenizing:
             show(phase, done, total)
             estimate()
 
+        # Without a sink nothing pulls the slices, so this loop does.
         try:
             if sink is None:
                 for piece in slices:
@@ -484,6 +486,7 @@ class _Tokenizing:
             estimate()  # a single long pre-token grows the encoder's memory all at once
         finally:
             report.close()
+        # Chunks and limits change the text: the sums are then of the ids that are left.
         seconds = time.perf_counter() - start
         taken = self.taken if self.chunk or self.asked.max_tokens else text
         return {

@@ -225,6 +225,7 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
     backend: of a new run.
     """
     report, workers, resume = asked.report, asked.workers, asked.given.resume
+    # Settings: of the checkpoint, or of a new run.
     checkpoint = _find_checkpoint(asked, folder) if resume else None
     if checkpoint is not None:
         settled = _settle_resumed(asked, folder, checkpoint)
@@ -235,6 +236,7 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
             report.line(f"{folder.path} has no checkpoint yet: starting at the first step")
     settings, backend = settled.settings, settled.backend
     check_shares(asked.corpora, settings.options)
+    # Memory: refuse a run that does not fit before its text is read.
     steps = settings.options.steps
     needed_bytes = training_memory(settings, backend, asked.given.intervals.unread_steps(steps))
     host_bytes = host_memory(settings, backend, needed_bytes)
@@ -244,6 +246,7 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
         host_bytes += local_memory(settings.config.parameters)
     if checkpoint is None or checkpoint.state.step < steps:
         announce(report, settings, backend, host_bytes, needed_bytes, workers.count)
+    # Data, and the run.
     source, evaluated = _open_sources(asked, folder, settled)
     plan = RunPlan(
         settings=settings,

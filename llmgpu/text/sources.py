@@ -256,6 +256,7 @@ class _Found:
 def _expand(name: str, selection: Selection) -> tuple[list[str], int]:
     """Return the files of a name, and the number of folder entries that were left out."""
     exclude = selection.exclude
+    # An existing name stands for itself, even if it looks like a glob.
     if name == STANDARD_INPUT:
         return [name], 0
     if os.path.isdir(name):
@@ -269,6 +270,7 @@ def _expand(name: str, selection: Selection) -> tuple[list[str], int]:
             else ""
         )
         raise InputError(f"no such file or folder: {name!r}{hint}")
+    # A glob: a file that it matches twice, itself and in a folder, counts once.
     _check_searched(name)
     paths: set[str] = set()
     left_out = 0
