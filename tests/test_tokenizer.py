@@ -25,6 +25,7 @@ from llmgpu import Tokenizer
 from llmgpu.bpe.interchange import huggingface
 from llmgpu.bpe.interchange import tiktoken as rank_files
 from llmgpu.bpe.vocabulary.chat import ChatTemplate
+from llmgpu.bpe.vocabulary.spelling import chunks_of
 from llmgpu.errors import DeviceError, InputError, LlmgpuError, OutputError, VocabularyError
 from llmgpu.text.corpus import CorpusOptions
 from llmgpu.tokens.process_encoders import HOST_BYTES
@@ -569,6 +570,9 @@ def test_chunks_of_a_text() -> None:
         assert len(chunks) <= 2 * -(-len(ids) // (tokens - overlap))
     assert "".join(tokenizer.chunks("newest low " * 9, 5)) == "newest low " * 9
     assert tokenizer.chunks("", 5) == []
+    # As o200k encodes " \u017f": b" \xc5" and b"\xbf", which share a character.
+    spans = np.array([[0, 2], [1, 2]])
+    assert [*chunks_of(" \u017f", spans, 1, 0, len)] == [" ", "\u017f"]
     for tokens, overlap in ((3, 3), (3, -1)):
         with pytest.raises(InputError, match=f"of {tokens} tokens can't overlap by {overlap}"):
             tokenizer.chunks("a", tokens, overlap=overlap)

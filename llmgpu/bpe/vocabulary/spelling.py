@@ -114,6 +114,14 @@ def chunks_of(
             if over <= 0 or end == following:
                 break
             end = max(cut_before(end - over), following)
+        # Ids that share characters may still be too many: the characters between are cut apart.
+        while over > 0 and len(chunk) > 1:
+            cut = 1
+            while count(chunk[: cut + 1]) <= tokens:
+                cut += 1
+            yield chunk[:cut]
+            chunk = chunk[cut:]
+            over = count(chunk) - tokens
         yield chunk
         if end == len(spans):
             return
