@@ -43,7 +43,7 @@ class Conversations(Closing):
         Raises VocabularyError if neither is possible, InputError for an invalid template.
         """
         chat = vocabulary.chat
-        if chat is None and not set(PLAIN_TOKENS) <= vocabulary.special_tokens.keys():
+        if not chat and not set(PLAIN_TOKENS) <= vocabulary.special_tokens.keys():
             raise VocabularyError(
                 "the vocabulary has neither a chat template nor the special tokens "
                 f"{' and '.join(PLAIN_TOKENS)} for ChatML: give {spelled('--chat-template')}"
@@ -51,10 +51,10 @@ class Conversations(Closing):
         if vocabulary.normalizer not in (None, NFC):
             name = get_normalizer(str(vocabulary.normalizer)).name
             raise VocabularyError(f"conversations can't be normalized by {name}, only by {NFC}")
-        self._source = "" if chat is None else chat.source
+        self._source = chat.source if chat else ""
         self._renderer: Renderer = PlainRenderer()
         facts: list[object] = []
-        if chat is not None:
+        if chat:
             from llmgpu.text import chat_template  # starting processes takes time to load
 
             facts = [chat.source, sorted(chat.tokens.items()), chat_template.chosen_time()]

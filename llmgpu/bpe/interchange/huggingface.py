@@ -203,7 +203,7 @@ def write(
 def name_tokens(vocabulary: Vocabulary) -> dict[str, str]:
     """Return the texts of special tokens by their role, such as ``eos_token``."""
     end = find_end_of_text(vocabulary.special_tokens)
-    named = vocabulary.chat.tokens if vocabulary.chat else {}
+    named = {} if vocabulary.chat is None else vocabulary.chat.tokens
     return ({"eos_token": end} if end else {}) | dict(named)
 
 
@@ -480,10 +480,9 @@ def read_chat_template(folder: Path, note: Note) -> ChatTemplate | None:
     try:
         config = _read_object(folder / _CONFIG)
         source = _read_source(folder, config)
-        if source is None:
-            return None
+        tokens = _named(_read_object(folder / _TOKENS_MAP)) | _named(config)
         with naming(folder):
-            return ChatTemplate(source, _named(_read_object(folder / _TOKENS_MAP)) | _named(config))
+            return ChatTemplate(source or "", tokens) if source or tokens else None
     except VocabularyError as error:
         note(f"the chat template is skipped: {error}")
         return None

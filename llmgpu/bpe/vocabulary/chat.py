@@ -21,6 +21,7 @@ SOURCE, TOKENS = "chat_template", "chat_tokens"
 class ChatTemplate:
     """A template in the language Jinja; VocabularyError if a vocabulary file can't hold it.
 
+    source: empty if there are only names of tokens.
     tokens: texts of special tokens by their names in the template, such as ``eos_token``.
     """
 
@@ -32,10 +33,15 @@ class ChatTemplate:
         for name, text in self.entries().items():
             check_text(f"the {name}", text)
 
+    def __bool__(self) -> bool:
+        """Whether there is a template, not only names of tokens for one that is given later."""
+        return bool(self.source)
+
     def entries(self) -> dict[str, str]:
         """Return the entries of a file."""
         tokens = json.dumps(dict(sorted(self.tokens.items())), ensure_ascii=False)
-        return {SOURCE: self.source} | ({TOKENS: tokens} if self.tokens else {})
+        source = {SOURCE: self.source} if self.source else {}
+        return source | ({TOKENS: tokens} if self.tokens else {})
 
 
 def take_chat_template(training: dict[str, int | float | str]) -> ChatTemplate | None:
@@ -49,6 +55,6 @@ def take_chat_template(training: dict[str, int | float | str]) -> ChatTemplate |
     except (ValueError, RecursionError):
         tokens = None
     is_map = isinstance(tokens, dict) and all(isinstance(text, str) for text in tokens.values())
-    if not is_map or not isinstance(source, str | None) or (tokens and source is None):
+    if not is_map or not isinstance(source, str | None):
         raise VocabularyError(f"damaged: the chat template's tokens are {quote(packed)}")
-    return None if source is None else ChatTemplate(source, tokens)
+    return ChatTemplate(source or "", tokens) if source or tokens else None

@@ -277,7 +277,7 @@ class Vocabulary:
     def packed(self) -> Iterator[bytes]:
         """Yield the bytes of the vocabulary file, some at a time, in little memory."""
         entries = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        chat = self.chat.entries() if self.chat else {}
+        chat = {} if self.chat is None else self.chat.entries()
         entries["training"] = self.training | self._recorded | self._around | chat
         entries["tokens"] = self._packed_tokens
         trie: Trie | SortedTokens | None = self.__dict__.get("trie")  # if it was compiled before

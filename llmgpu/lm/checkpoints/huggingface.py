@@ -314,7 +314,7 @@ def describe_tokenizer(
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
     end = {} if eos_id not in texts else {"eos_token": texts[eos_id]}
     padding = {"pad_token": end["eos_token"]} if end else {}
-    named_there = vocabulary.chat.tokens if vocabulary.chat else {}
+    named_there = {} if vocabulary.chat is None else vocabulary.chat.tokens
     tokens = {**end, **padding, **named_there, **end}
     return describe_config(vocabulary, tokens, config.max_positions or config.seq_len)
 

@@ -457,3 +457,19 @@ class TestFolder:
     def test_a_folder_that_can_not_be_made(self, tmp_path: Path) -> None:
         with pytest.raises(OutputError, match=r"can't write .*/missing/new/"):
             huggingface.write(trained(), f"{tmp_path}/missing/new/")
+
+
+def test_names_of_tokens_are_kept_for_a_template_that_is_given_later(tmp_path: Path) -> None:
+    before, folder = trained(), tmp_path / "model"
+    folder.mkdir()
+    huggingface.write(before, folder)
+    names = {"bos_token": "<s>", "eos_token": {"content": "</s>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    read = huggingface.read(folder / "tokenizer.json")
+    read.save(tmp_path / "v.bin")
+    kept = Vocabulary.load(tmp_path / "v.bin")
+    assert kept.fingerprint == before.fingerprint and not kept.chat
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    messages = [{"role": "user", "content": "hi"}]
+    text = LlmgpuTokenizer(kept).render_chat_template(messages, chat_template=template)
+    assert text == "<s>hi</s>"

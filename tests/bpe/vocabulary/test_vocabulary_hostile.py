@@ -197,7 +197,6 @@ def test_two_special_tokens_with_the_same_text() -> None:
     [
         {"chat_template": 1},
         {"chat_tokens": "{}", "chat_template": 1.5},
-        {"chat_tokens": '{"eos_token": "a"}'},
         *(
             {"chat_template": "", "chat_tokens": text}
             for text in ("", "[]", '{"a": 1}', "[" * 9999)
