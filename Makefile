@@ -65,7 +65,7 @@ lint: $(SETUP) ## linter, formatter check, type checker, warnings of the C compi
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python scripts/prose.py
+	$(BIN)/python scripts/prose.py --limit
 	$${CC:-cc} -std=c99 -O3 -Wall -Wextra -Wconversion -Werror -fsyntax-only llmgpu/cpu/*.c
 
 format: $(SETUP) ## format the code

@@ -7,7 +7,9 @@ is printed room by room: ``pytest -s tests/test_architecture.py``.
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -201,6 +203,52 @@ def test_click_and_rich_belong_to_the_command_line() -> None:
         if any(name.split(".")[0] in ("click", "rich") for name in imported_names(path))
     }
     assert importers == {"cli"}
+
+
+def code_lines(path: Path) -> int:
+    """Return the lines of a file without blank lines, comments, docstrings and imports."""
+    text = path.read_text(encoding="utf-8")
+    left_out: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            left_out |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if ast.get_docstring(node, clean=False) is not None:
+                first = node.body[0]
+                left_out |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _LAYOUT:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return len(lines - left_out)
+
+
+_LAYOUT = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
+    *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
+}
+BUDGET = re.compile(r"^\| `([\w/]+)` \| (\d+) \|$", re.MULTILINE)
+
+
+def test_rooms_are_within_their_budget() -> None:
+    budget = {room: int(lines) for room, lines in BUDGET.findall(PAGE.read_text(encoding="utf-8"))}
+    counted: dict[str, int] = defaultdict(int)
+    for module, path in modules().items():
+        counted[room_of(module)] += code_lines(path)
+    print()
+    for room in sorted(counted):
+        print(f"{room}: {counted[room]}")
+    assert budget.keys() == rooms().keys()
+    over = {room: lines for room, lines in counted.items() if lines > budget[room]}
+    assert over == {}, "lines of code above the budget of ARCHITECTURE.md"
+
+
+def test_code_lines_leave_out_what_is_not_code(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(
+        '"""A head."""\nimport os\n\nTEXT = """a\n\nb"""\n\n\n# why\ndef f():\n    """."""\n'
+    )
+    assert code_lines(path) == 4
 
 
 MOST_LINES = 700  # of a file
