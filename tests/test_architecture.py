@@ -208,14 +208,16 @@ def test_click_and_rich_belong_to_the_command_line() -> None:
 def code_lines(path: Path) -> int:
     """Return the lines of a file without blank lines, comments, docstrings and imports."""
     text = path.read_text(encoding="utf-8")
-    left_out: set[int] = set()
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    nodes: list[ast.stmt] = []  # imports and docstrings
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            left_out |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if ast.get_docstring(node, clean=False) is not None:
-                first = node.body[0]
-                left_out |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+            nodes.append(node)
+        elif isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            nodes.append(node.body[0])
+    left_out = {
+        row for node in nodes for row in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in _LAYOUT:
