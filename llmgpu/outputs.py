@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from llmgpu.errors import OutputError
-from llmgpu.files import STANDARD_OUTPUT, is_descriptor, require_name
+from llmgpu.files import STANDARD_OUTPUT, is_descriptor, output_errors, require_name
 from llmgpu.spelling import spelled
 
 VOCABULARY = "a vocabulary"
@@ -193,7 +193,8 @@ def _identity(path: str, *, is_input: bool) -> object:
         else:
             status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
-        folder, name = os.path.split(os.path.realpath(path))
+        with output_errors(path):  # the working folder may have been deleted
+            folder, name = os.path.split(os.path.realpath(path))
         try:
             parent = os.stat(folder)
         except OSError:

@@ -121,3 +121,12 @@ def test_a_vocabulary_is_not_named_as_that_of_another_tool(tmp_path: Path, name:
     tokenizer.save(path, force=True)
     assert Tokenizer.load(path).vocabulary.fingerprint == tokenizer.vocabulary.fingerprint
     tokenizer.save(tmp_path / "json")
+
+
+def test_a_working_folder_that_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(OutputError, match=r"can't write o\.bin: No such file or directory"):
+        check_outputs([Output("o.bin", "a token file")])
