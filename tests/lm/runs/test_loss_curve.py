@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from llmgpu.charts.axes import Axis, step_axis, value_axis
 from llmgpu.errors import OutputError
+from llmgpu.input_files import printable
 from llmgpu.lm.runs.loss_curve import HEIGHT, MOST_POINTS, WIDTH, draw_loss_curve, write_loss_curve
 from llmgpu.lm.runs.records import StepRecord
 from tests.lm.runs.test_records import record_of
@@ -133,6 +135,8 @@ def test_everything_is_inside_the_picture(values: list[tuple[int, float, float]]
 @given(st.text(st.characters(), max_size=30) | st.text("<>&\"'\0\x1b\ud800\uffff]", max_size=9))
 def test_any_title(title: str) -> None:
     shown = Picture([], title).title
+    in_xml = re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", title)
+    title = printable(in_xml, keep="\t\n\r")  # marks of direction and controls are escaped
     title = title.replace("\r\n", "\n")  # as XML reads it
     assert all(a in (b, "\ufffd", "\n") for a, b in zip(shown, title, strict=True))
 
