@@ -1,6 +1,6 @@
 // The activations of feed-forward networks and their slopes. ACTIVATION chooses one.
 //
-// A new activation has a number here and in llmgpu/lm/ops/activations.py, and a branch in
+// A new activation has a number here, which llmgpu/lm/ops/activations.py reads, and a branch in
 // `activated` and in `slope`.
 
 const SILU: u32 = 0u; // x * sigmoid(x)
