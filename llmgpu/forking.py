@@ -37,9 +37,10 @@ def delaying_forks() -> Iterator[None]:
     The block must not wait for a forking thread. A fork in the thread of the block does not wait.
     """
     thread, end = threading.current_thread(), time.monotonic() + LONGEST_WAIT
+    is_nested = thread in _delaying  # the fork waits for the outer block
     _delaying.append(thread)
     try:
-        while _others(_forking, thread) and time.monotonic() < end:
+        while not is_nested and _others(_forking, thread) and time.monotonic() < end:
             _delaying.remove(thread)
             time.sleep(_PAUSE)
             _delaying.append(thread)
@@ -60,14 +61,25 @@ def _let_blocks_begin(thread: threading.Thread) -> None:
 
 
 def _begin_fork() -> None:
+    """Wait until no other thread is in a block.
+
+    A block that is entered must be able to end, and may wait for a thread that has yet to enter
+    one. So new blocks are held back for a while only, and then let in. The while doubles each time:
+    threads that enter blocks all the time delay the fork by about twice their longest block.
+    """
     thread, end = threading.current_thread(), time.monotonic() + LONGEST_WAIT
+    hold = _PAUSE
     while True:
         try:
             _forking.append(thread)
-            if not _others(_delaying, thread) or time.monotonic() > end:
+            released = min(end, time.monotonic() + hold)
+            while (is_delayed := _others(_delaying, thread)) and time.monotonic() < released:
+                time.sleep(_PAUSE)
+            if not is_delayed or released == end:
                 return
             _let_blocks_begin(thread)
             time.sleep(_PAUSE)
+            hold *= 2
         except KeyboardInterrupt:  # Python would drop an exception raised here, and fork at once
             _interrupted.append(thread)
 

@@ -148,3 +148,45 @@ def test_a_block_may_start_threads_and_log_while_a_fork_waits() -> None:
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60
     )
     assert (ended.returncode, ended.stderr) == (0, "done\n")
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_threads_that_begin_blocks_all_the_time_do_not_starve_a_fork() -> None:
+    """Without holding back new blocks there would hardly be a moment without any."""
+    has_ended, lock = threading.Event(), threading.Lock()
+
+    def work() -> None:
+        while not has_ended.is_set():
+            with delaying_forks():
+                time.sleep(0.02)
+                with lock:
+                    block()
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert all(fork_finds_free(lock) for _ in range(5))
+    finally:
+        has_ended.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_block_may_wait_for_a_thread_that_begins_one_while_a_fork_waits() -> None:
+    begun, lock = threading.Event(), threading.Lock()
+
+    def work() -> None:
+        with delaying_forks(), lock:
+            begun.set()
+            time.sleep(0.2)
+            thread = threading.Thread(target=block, daemon=True)
+            thread.start()
+            thread.join()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait()
+    assert fork_finds_free(lock)
+    thread.join()
