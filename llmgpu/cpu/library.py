@@ -118,7 +118,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "threads_free": (None, c_void_p),
     "multiply": (
         *(None, c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p, c_int),
-        *(c_void_p, c_void_p, c_int64, c_int64, c_int64),
+        *(c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64),
     ),
     "attention": (None, c_void_p, c_void_p, c_int, *[c_void_p] * 7, *[c_int64] * 5, c_float),
     "attention_backward": (

@@ -1,8 +1,9 @@
 /* Matrix products by NumPy's library, shared by threads, and attention, which is made of them.
  *
- * How the library adds along the inner dimension does not depend on how many rows and columns there
- * are, if a product is too large for its kernels for small ones: each thread takes some whole rows,
- * or columns.
+ * A product is divided into whole rows or columns. The caller says into how many parts at most: as
+ * many as there are threads, if the bits of the library's sums do not depend on the number of rows
+ * and columns of a product that is too large for the kernels for small ones. Otherwise the number
+ * must not depend on the threads.
  */
 #include "tensors.h"
 
@@ -70,19 +71,19 @@ static void multiply_parts(const void *arguments, int64_t start, int64_t stop, i
 }
 
 /* out = left right + addend, (rows, inner) and (inner, columns), either stored as it is or
- * transposed. addend: as large as out, maybe out itself, or NULL. */
+ * transposed, in at most `most_parts` parts. addend: as large as out, maybe out itself, or NULL. */
 API void llmgpu_multiply(Threads *threads, void *sgemm, int has_64_bits, const float *left,
                          int left_transposed, const float *right, int right_transposed,
                          const float *addend, float *out, int64_t rows, int64_t columns,
-                         int64_t inner)
+                         int64_t inner, int64_t most_parts)
 {
     int64_t longer = rows >= columns ? rows : columns;
     int64_t parts = rows * columns * inner / LEAST_PART;
 
     if (rows == 0 || columns == 0)
         return;
-    if (parts > thread_count(threads))
-        parts = thread_count(threads);
+    if (parts > most_parts)
+        parts = most_parts;
     if (parts > longer / ALIGNMENT)
         parts = longer / ALIGNMENT;
     if (parts < 1)

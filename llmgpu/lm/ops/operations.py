@@ -116,6 +116,7 @@ class EngineOperations(Operations):
         """Start as many threads as the products have; openblas: multiply by it, if it is there."""
         super().__init__(products)
         self._threads = CThreads(products.threads)
+        self._most_parts = products.parts
         self._sgemm = sgemm() if openblas else None
 
     def call(self, operation: str, *arguments: Any) -> None:
@@ -176,7 +177,7 @@ class EngineOperations(Operations):
             return None
         factors = p.left, p.left_transposed, p.right, p.right_transposed
         addend = p.out if p.accumulate else p.residual
-        return "multiply", *self._sgemm, *factors, addend, p.out, *p.sizes
+        return "multiply", *self._sgemm, *factors, addend, p.out, *p.sizes, self._most_parts
 
     @called_in_c
     def attention(self, t: AttentionTensors, starts: Tensor, shape: AttentionShape) -> Call | None:

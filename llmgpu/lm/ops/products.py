@@ -1,11 +1,13 @@
 """Matrix products and work on rows in NumPy whose bits do not depend on the number of threads.
 
-The threads of OpenBLAS wait for each other in a loop, which costs more than they give where others
-use the processors, and add some products in another order than one thread does. So `FixedProducts`
-gives each of its own threads whole rows or columns of a product, which OpenBLAS computes with one
-thread: the order of its sums along the inner dimension does not depend on the number of rows and
-columns. Other libraries (MKL, Accelerate) keep their threads. The same threads compute work that is
-done row by row, while NumPy does not hold Python's lock.
+The threads of OpenBLAS wait for each other in a loop, which costs more than they give where other
+programs use the processors, and add some products in another order than one thread does. So
+`FixedProducts` divides a product into whole rows or columns, and OpenBLAS computes each part in one
+thread. With the kernels of `_ADD_ALIKE`, the order of the sums along the inner dimension does not
+depend on the number of rows and columns, so a product has as many parts as there are threads. Other
+kernels, such as Haswell's, add the last few rows of a product in another order. With these, the
+parts follow from the shape alone. Other libraries (MKL, Accelerate) keep their threads. The same
+threads compute work that is done row by row, while NumPy does not hold Python's lock.
 """
 
 from __future__ import annotations
@@ -30,6 +32,11 @@ from llmgpu.processors import usable_processors
 
 ALIGNMENT = 64  # rows or columns of a part: a multiple of OpenBLAS's blocks
 LEAST_PART = 1 << 24  # multiplications: below, a part costs less than handing it to a thread
+# Parts of a product at most, where they follow from its shape. In two threads, 8 parts take up to
+# 5 % longer than 2: each part packs a factor again.
+PARTS = 8
+# OpenBLAS's kernels of which tests saw the same bits for any number of rows and columns.
+_ADD_ALIKE = {b"Sandybridge", b"SkylakeX"}
 _BUFFER_BYTES = 36 << 20  # that OpenBLAS takes for a thread, and some
 LEAST_ELEMENTS = 1 << 15  # the same of work on rows
 _claimed = [0]  # for how many threads OpenBLAS has its memory
@@ -94,6 +101,12 @@ def sgemm() -> tuple[int, bool] | None:
     return None if address is None else (address, b"USE64BITINT" in blas.config())
 
 
+def _adds_alike() -> bool:
+    """Whether the bits of a sum do not depend on the number of rows and columns of its product."""
+    blas = _openblas()
+    return blas is not None and blas.processor() in _ADD_ALIKE
+
+
 def describe_products(*, fixed: bool) -> str:
     """Name the library of NumPy's products and its kernels, on which their bits depend.
 
@@ -104,19 +117,23 @@ def describe_products(*, fixed: bool) -> str:
     if blas is not None:
         described += f" for {blas.processor().decode()}"
     if fixed and blas is not None:
-        return described
+        return described if _adds_alike() else f"{described}, parts: {PARTS}"
     threads = usable_processors() if blas is None else blas.get_threads()
     return f"{described}, threads: {threads}"
 
 
 class FixedProducts:
-    """Products by threads of its own, as many as OpenBLAS would use; the same bits with any."""
+    """Products by threads of its own, as many as OpenBLAS would use; the same bits with any.
+
+    parts: into how many parts a product is divided at most.
+    """
 
     def __init__(self, threads: int | None = None) -> None:
         """Start no thread yet; None: as OPENBLAS_NUM_THREADS and the processors allow."""
         blas = _openblas()
         allowed = 1 if blas is None else min(blas.get_threads(), usable_processors())
         self.threads = threads or allowed
+        self.parts = self.threads if _adds_alike() else PARTS
         self._pool = ThreadPoolExecutor(self.threads, "products")
 
     @contextmanager
@@ -139,7 +156,7 @@ class FixedProducts:
         if left.ctypes.data == right.ctypes.data:
             right = right.copy()  # NumPy computes a matrix times its transpose in another order
         rows, columns = out.shape
-        parts = min(self.threads, rows * columns * left.shape[1] // LEAST_PART)
+        parts = min(self.parts, rows * columns * left.shape[1] // LEAST_PART)
         if parts < 2:
             np.matmul(left, right, out=out)
             return
@@ -167,9 +184,15 @@ class FixedProducts:
         )
 
     def _in_threads(self, work: Sequence[Callable[[], T]]) -> list[T]:
-        """Do the first of some work here and the rest in threads; return the results in order."""
-        others = [self._pool.submit(_quietly, each) for each in work[1:]]
-        return [each() for each in work[:1]] + [other.result() for other in others]
+        """Do a share of some work here and the rest in threads; return the results in order."""
+
+        def do_share(first: int) -> list[T]:
+            return [each() for each in work[first :: self.threads]]
+
+        firsts = range(1, min(self.threads, len(work)))
+        others = [self._pool.submit(_quietly, partial(do_share, first)) for first in firsts]
+        shares = [do_share(0), *(other.result() for other in others)]
+        return [shares[i % self.threads][i // self.threads] for i in range(len(work))]
 
 
 def _claim_memory(threads: int) -> None:
