@@ -30,14 +30,6 @@ class Run(Protocol):
         """Return its exit code and what it wrote to stdout and stderr."""
 
 
-def replaced(command: tuple[str, ...], *changed: str) -> tuple[str, ...]:
-    """Return a command with these options in place of its own of the same names."""
-    names = {word for word in changed if word.startswith("-")}
-    pairs = zip(("", *command), command, strict=False)
-    kept = (word for before, word in pairs if not names & {before, word})
-    return (*kept, *changed)
-
-
 def environment() -> dict[str, str]:
     """The environment of a child that finds this package and chooses no device by itself."""
     child = {key: value for key, value in os.environ.items() if key != "LLMGPU_DEVICE"}

@@ -13,8 +13,9 @@ from llmgpu import Tokenizer
 from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.tokens.bin import read_side_file
-from tests.cli.conftest import Run, fails, replaced
+from tests.cli.conftest import Run, fails
 from tests.conftest import require_adapter
+from tests.harness.arguments import overridden
 from tests.reference.bpe import greedy
 
 RUN = ("-o", "run", "--dim", "32", "--layers", "1", "--heads", "2", "--ffn-dim", "48")
@@ -89,7 +90,7 @@ def test_a_run_carries_the_rule(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     assert kept.fingerprint == own.with_match("greedy").fingerprint
     succeed(llmgpu, *train, "greedy.bin", "--steps", "4", "--resume")
     fails(llmgpu(*train, "bpe.bin", "--steps", "6", "--resume"), 1, "started with other tokens")
-    mixed = llmgpu(*replaced(train, "-o", "mixed"), "greedy.bin", "bpe.bin", "--steps", "2")
+    mixed = llmgpu(*overridden(*train, "-o", "mixed"), "greedy.bin", "bpe.bin", "--steps", "2")
     fails(mixed, 1, "bpe.bin with --match bpe: use one rule")
     prompt = corpus.read_text()[:200]
     arguments = ("generate", "run", "--prompt", prompt, "--max-new-tokens", "1", "--json")

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from llmgpu.tokens.manifest import read_progress
-from tests.cli.conftest import Run, fails, killed_before, replaced
+from tests.cli.conftest import Run, fails, killed_before
+from tests.harness.arguments import overridden
 
 OPTIONS: tuple[str, ...] = ("--vocab", "v.bin", "--format", "bin", "--device", "cpu")
 
@@ -103,7 +104,7 @@ def test_nothing_to_resume(llmgpu: Run, vocab: Path, corpus: Path) -> None:
     assert b"made/out.progress.json lists no finished shard" in done.stderr
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     again = llmgpu(  # the device is not needed
-        *replaced(arguments, "--device", "no such GPU"), "--resume", "--json"
+        *overridden(*arguments, "--device", "no such GPU"), "--resume", "--json"
     )
     assert again.returncode == 0 and b"nothing to do" in again.stderr
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
@@ -215,7 +216,9 @@ def test_a_parquet_file_becomes_shards(llmgpu: Run, vocab: Path, corpus: Path) -
     back = llmgpu("tokenize", *names, *OPTIONS, "--decode")
     assert back.stdout == "".join(lines).encode()
     fails(
-        llmgpu(*replaced(arguments, "--text-field", "text")), 1, "the columns are: 'body' (string)"
+        llmgpu(*overridden(*arguments, "--text-field", "text")),
+        1,
+        "the columns are: 'body' (string)",
     )
 
 

@@ -21,7 +21,8 @@ from llmgpu.lm.checkpoints.checkpoint import load_checkpoint
 from llmgpu.lm.checkpoints.safetensors_file import read_tensors
 from llmgpu.lm.runs.records import read_log
 from llmgpu.lm.runs.run_folder import open_run_folder
-from tests.cli.conftest import Run, environment, fails, killed_before, replaced
+from tests.cli.conftest import Run, environment, fails, killed_before
+from tests.harness.arguments import overridden
 
 SIZES = ("--dim", "32", "--layers", "1", "--heads", "2", "--ffn-dim", "48", "--seq-len", "16")
 STEPS = ("--batch-size", "4", "--log-interval", "2", "--eval-interval", "4", "--eval-batches", "2")
@@ -266,7 +267,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(
     llmgpu: Run, corpus: Path, vocab: Path
 ) -> None:
     command = (*TRAIN, "--steps", "2", "--device", "cpu")
-    fails(llmgpu(*replaced(command, "--seq-len", "100000")), 1, "tokens are too few")
+    fails(llmgpu(*overridden(*command, "--seq-len", "100000")), 1, "tokens are too few")
     assert llmgpu(*command).returncode == 0  # with other sizes, without --force
     shutil.rmtree(corpus.parent / "run" / "step-00000002")
     done = llmgpu(*command, "--resume")
@@ -323,7 +324,7 @@ def test_a_folder_with_a_run_is_not_written_over(llmgpu: Run, corpus: Path, voca
     fails(llmgpu(*command, "--resume", "--lr", "1"), 1, "--lr is 1.0, but the run in")
     fails(llmgpu(*command[:-4], "--steps", "1", "--resume"), 1, "has already done 2")
     assert llmgpu(*command, "--resume").returncode == 0  # nothing to do
-    fails(llmgpu(*replaced(command, "--seq-len", "100000"), "--force"), 1, "tokens are too few")
+    fails(llmgpu(*overridden(*command, "--seq-len", "100000"), "--force"), 1, "tokens are too few")
     assert llmgpu(*command, "--resume").returncode == 0  # the old run is still there
     assert llmgpu(*command, "--force").returncode == 0
     with open_run_folder(corpus.parent / "run", resume=True):
@@ -348,7 +349,7 @@ def test_a_folder_with_a_run_is_not_written_over(llmgpu: Run, corpus: Path, voca
 def test_what_cannot_work_is_one_clear_line(
     llmgpu: Run, corpus: Path, vocab: Path, changed: tuple[str, ...], message: str
 ) -> None:
-    done = llmgpu(*replaced(TRAIN, *changed), "--steps", "2", "--device", "cpu")
+    done = llmgpu(*overridden(*TRAIN, *changed), "--steps", "2", "--device", "cpu")
     fails(done, 1, message)
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from llmgpu.lm.checkpoints.checkpoint import load_checkpoint, open_model
 from llmgpu.lm.runs.records import read_log
-from tests.cli.conftest import Run, fails, replaced
+from tests.cli.conftest import Run, fails
 from tests.cli.test_train import assert_same_weights
+from tests.harness.arguments import overridden
 from tests.lm.pretrained_folders import kind_of_model, weights_of, write_folder
 from tests.lm.samples import small_vocabulary
 
@@ -72,7 +73,7 @@ def test_a_run_begins_with_the_weights_of_a_model(llmgpu: Run, corpus: Path, mod
 def test_what_does_not_fit_the_model(
     llmgpu: Run, model: Path, vocab: Path, options: tuple[str, ...], message: str
 ) -> None:
-    fails(llmgpu(*replaced(TRAIN, *options), "-o", "run"), 1, message)
+    fails(llmgpu(*overridden(*TRAIN, *options), "-o", "run"), 1, message)
     assert not (model.parent / "run").exists()
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from llmgpu.lm.runs.records import read_log
-from tests.cli.conftest import Run, fails, killed_before, replaced
+from tests.cli.conftest import Run, fails, killed_before
 from tests.cli.test_train import SIZES, STEPS, assert_same_weights
+from tests.harness.arguments import overridden
 
 TRAIN = ("train", "--vocab", "v.bin", *SIZES, *STEPS, "--device", "cpu", "--steps", "6")
 
@@ -34,7 +35,7 @@ def test_a_killed_run_with_weights_is_resumed(llmgpu: Run, tokens: Path) -> None
     facts = read_log(tokens / "run/log.jsonl").facts
     assert facts["options"]["corpus_weights"] == "0.3,0.7"
     assert len(facts["corpus_tokens"]) == 2 and sum(facts["corpus_tokens"]) == facts["tokens"]
-    assert llmgpu(*replaced(mixed, "--weights", "0.7,0.3"), "-o", "other").returncode == 0
+    assert llmgpu(*overridden(*mixed, "--weights", "0.7,0.3"), "-o", "other").returncode == 0
     with pytest.raises(AssertionError):
         assert_same_weights(tokens / "other", tokens / "whole")
 
