@@ -91,7 +91,7 @@ def bpe_train(asked: BpeTrainCommand, opening: Opening) -> None:
         check_outputs([*written, *job.outputs], read, force=asked.force)
         seconds = {"total": 0.0, "open device": time.perf_counter() - before}
         report.line(f"training on {plan.merging.description}")
-        _print_notes(report, plan.notes)
+        report.note(*plan.notes)
         if asked.counts_only:
             summary = _count(source, plan, counts_output, report, is_part=job.part is not None)
         else:
@@ -120,11 +120,9 @@ def _count(
     text = source if isinstance(source, Corpus) else None
     if isinstance(source, Corpus):
         start = time.perf_counter()
-        try:
+        with report:
             training = Training(plan, report, report.need_memory)
             source = training.count(source, merges=False, may_be_empty=is_part)
-        finally:
-            report.close()
         seconds["count words"] = round(time.perf_counter() - start, 3)
     save_counts(output, source)
     return {
@@ -159,14 +157,12 @@ def _train(
     with ExitStack() as stack:
         # Temporary files get their final names together at the end, or not at all.
         files = {size: stack.enter_context(atomic_output(path)) for size, path in outputs.items()}
-        try:
+        with report:
             training = Training(plan, report, report.need_memory)
             result = training.run(source, checkpoint=kept, on_counted=on_counted)
-        finally:
-            report.close()
         for size, vocabulary in result.vocabularies.items():
             files[size].writelines(vocabulary.packed())
-    _print_notes(report, result.notes)
+    report.note(*result.notes)
     return result
 
 
@@ -375,11 +371,6 @@ def _open_checkpoint(
         checkpoint.remove()
     else:
         checkpoint.finish(run, made)
-
-
-def _print_notes(report: Reporter, notes: Sequence[str]) -> None:
-    for note in notes:
-        report.note(note)
 
 
 def _tell_done(outputs: dict[int, str], report: Reporter, *, as_json: bool) -> None:

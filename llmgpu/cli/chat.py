@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
 
 import click
 
@@ -18,6 +18,7 @@ from llmgpu.input_files import decode_text, naming, read_limited
 from llmgpu.text.chat import MESSAGES, Chat
 from llmgpu.text.corpus import CorpusOptions
 from llmgpu.tokens.conversations import CHAT_TOKENS, Conversations
+from llmgpu.tokens.filters import Filter, with_masks
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class EncodingOptions:
     chat: ChatOptions
 
     def __post_init__(self) -> None:
-        check_chat(self.chat, self._special)
+        check_chat(self.chat.chat, self.chat.chat_template, self._special)
 
     @property
     def _special(self) -> SpecialOptions:
@@ -60,20 +61,11 @@ class EncodingOptions:
         return with_chat_template(vocabulary, self.chat.chat_template)
 
 
-class _HasChat(Protocol):
-    """A command's options with a group about conversations."""
-
-    @property
-    def chat(self) -> bool: ...
-    @property
-    def chat_template(self) -> str | None: ...
-
-
-def check_chat(asked: _HasChat, special: SpecialOptions) -> None:
+def check_chat(chat: bool, chat_template: str | None, special: SpecialOptions) -> None:
     """Raise click.UsageError for options that exclude --chat or need it."""
-    if asked.chat_template is not None and not asked.chat:
+    if chat_template is not None and not chat:
         raise click.UsageError("--chat-template needs --chat")
-    if asked.chat and (not special.is_plain or was_given("add_special_tokens")):
+    if chat and (not special.is_plain or was_given("add_special_tokens")):
         raise click.UsageError("--chat takes no special tokens: the chat template writes them")
 
 
@@ -83,6 +75,11 @@ def with_chat(options: CorpusOptions, chat: Chat | None) -> CorpusOptions:
         return options
     is_default = options.text_field == CorpusOptions.text_field
     return replace(options, text_field=MESSAGES if is_default else options.text_field, chat=chat)
+
+
+def masking(chat: Chat | None, vocabulary: Vocabulary) -> list[Filter]:
+    """Return the filter that masks all tokens but the assistant's; none without conversations."""
+    return [partial(with_masks, conversations=chat, vocabulary=vocabulary)] if chat else []
 
 
 def with_chat_template(vocabulary: Vocabulary, path: str | None) -> Vocabulary:

@@ -79,14 +79,12 @@ def _measure(
 ) -> dict[str, Any]:
     """Return tokens by file, and how often each id is used."""
     counts, used = [], []
-    try:
+    with report:
         for vocabulary in pair:
             used.append(np.zeros(vocabulary.size, np.int64))
             encoder = open_encoder(vocabulary, backend)
             with Corpus(sources, options) as text:
                 counts.append(count_files(encoder, text, report, used=used[-1]))
-    finally:
-        report.close()
     files = [
         {"path": one.path, "text_bytes": one.text_bytes, "tokens": [one.tokens, other.tokens]}
         for one, other in zip(*counts, strict=True)

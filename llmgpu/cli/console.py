@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from llmgpu.cli.interrupts import held_back
+from llmgpu.closing import Closing
 from llmgpu.errors import OutputError
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import number_of, printable
@@ -43,8 +44,11 @@ LEFT_OUT = {
 BYTE_PHASES = frozenset({"counting words", "reading", "tokenizing"})  # the rest count things
 
 
-class Reporter:
-    """Prints lines and progress on stderr; calling it is a `llmgpu.progress.Progress`."""
+class Reporter(Closing):
+    """Prints lines and progress on stderr; calling it is a `llmgpu.progress.Progress`.
+
+    The end of a `with` block removes the bars.
+    """
 
     def __init__(self, *, quiet: bool, prints_data: bool = False) -> None:
         """Start without progress; `quiet` suppresses all lines.
@@ -95,9 +99,10 @@ class Reporter:
         else:
             click.echo(text, err=True)
 
-    def note(self, text: str) -> None:
-        """Print a note about the input or the output."""
-        self.line(f"note: {text}")
+    def note(self, *texts: str) -> None:
+        """Print notes about the input or the output."""
+        for text in texts:
+            self.line(f"note: {text}")
 
     def note_missing_engine(self, backend: Backend) -> None:
         """Print a note if NumPy computes because the CPU engine is missing."""
@@ -111,8 +116,7 @@ class Reporter:
         for name, (what, fate) in LEFT_OUT.items():
             if summary[name]:
                 self.note(f"{number_of(summary[name], what)} {fate}")
-        for note in summary.get("notes", ()):
-            self.note(note)
+        self.note(*summary.get("notes", ()))
 
     def __call__(self, phase: str, done: int, total: int | None) -> None:
         """Show the progress of a phase, its speed and the time left.

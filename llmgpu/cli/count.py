@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli.chat import EncodingOptions, with_chat
+from llmgpu.cli.chat import EncodingOptions, masking, with_chat
 from llmgpu.cli.commands.tokens import CountCommand
 from llmgpu.cli.console import Reporter, left_out_of, print_json, print_table
 from llmgpu.cli.groups import labels_of, required_input, resolve_texts
@@ -34,7 +33,6 @@ from llmgpu.text.remote import is_remote
 from llmgpu.text.sources import Selection, Sources
 from llmgpu.text.streams import STANDARD_INPUT, read_mark
 from llmgpu.tokens.counting import DocumentLengths, FileCount, count_files
-from llmgpu.tokens.filters import Filter, with_masks
 from llmgpu.tokens.tokenizing import known_bytes, suggesting_gpu
 
 _ALL = Selection()
@@ -190,22 +188,16 @@ def _count(
     lengths: for each encoder, collects the tokens of documents. is_unknown: see `suggesting_gpu`.
     """
     passes: list[list[FileCount]] = []
-    try:
+    with report:
         for (vocabulary, encoder), taken in zip(encoders, lengths or repeat(None), strict=False):
             with encoding.conversations(vocabulary) as conversations:
-                filters: list[Filter] = []
-                if conversations:
-                    filters.append(
-                        partial(with_masks, conversations=conversations, vocabulary=vocabulary)
-                    )
+                filters = masking(conversations, vocabulary)
                 with Corpus(sources, with_chat(options, conversations)) as text:
                     is_due = is_unknown and not passes
                     progress = suggesting_gpu(text, is_due, report.note, report)
                     passes.append(
                         count_files(encoder, text, progress, lengths=taken, filters=filters)
                     )
-    finally:
-        report.close()
     rows = [
         Row(files[0].path, files[0].text_bytes, [file.tokens for file in files])
         for files in zip(*passes, strict=True)

@@ -42,7 +42,7 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
     as_json, prompts = asked.report.as_json, asked.prompts
     if "" in asked.stop:
         raise click.UsageError("--stop must not be empty")
-    check_chat(asked, NO_SPECIAL_TOKENS)
+    check_chat(asked.chat, asked.chat_template, NO_SPECIAL_TOKENS)
     if prompts is None and not as_json:
         refuse_given(("log_probabilities",), "is for --prompts and --json")
 
@@ -109,10 +109,15 @@ def _single_prompt(prompt: str | None, report: Reporter) -> str:
         return prompt
     else:
         report.line(READING_INPUT)
+    with naming("standard input"):
+        return decode_text(_standard_input()).removesuffix("\n")
+
+
+def _standard_input() -> bytes:
+    """Return all of standard input; InputError if it is closed."""
     if sys.stdin is None:
         raise InputError("can't read standard input: it is closed")
-    with naming("standard input"):
-        return decode_text(sys.stdin.buffer.read()).removesuffix("\n")
+    return sys.stdin.buffer.read()
 
 
 def _continue_one(
@@ -180,9 +185,7 @@ def read_prompts(path: str, name_of_field: str | None, *, chat: bool = False) ->
     Raises InputError for a file that can't be read, is not UTF-8 or has no prompts.
     """
     if path == STANDARD_INPUT:
-        if sys.stdin is None:
-            raise InputError("can't read standard input: it is closed")
-        name, content = "standard input", sys.stdin.buffer.read()
+        name, content = "standard input", _standard_input()
     else:
         with input_errors(path):
             name, content = path, read_whole(path, "file of prompts")

@@ -78,7 +78,9 @@ def export_vocabulary(asked: ExportVocabularyCommand) -> None:
         vocabulary = with_chat_template(model.vocabulary, chat_template)
         check_outputs(writer.outputs(output), inputs, force=asked.force)
         model = replace(model, vocabulary=vocabulary)
-        _write_model(model, output, weights=asked.weights or "f32", **options)
+        from llmgpu.lm.checkpoints.gguf import write_model
+
+        write_model(model, output, weights=asked.weights or "f32", **options)
     else:
         files = find_vocabulary(asked.vocab)
         vocabulary = with_chat_template(files.read(report.note), chat_template)
@@ -113,12 +115,6 @@ def _note_model(folder: str, report: Reporter) -> None:
             f"only the tokenizer is exported: transformers opens the model in {folder}, tokenizer "
             "included, and --to gguf writes both for llama.cpp"
         )
-
-
-def _write_model(model: SavedModel, path: str, **options: Any) -> None:
-    from llmgpu.lm.checkpoints.gguf import write_model
-
-    write_model(model, path, **options)
 
 
 def _summarize(vocabulary: Vocabulary, format_name: str) -> dict[str, Any]:

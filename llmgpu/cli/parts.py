@@ -141,12 +141,10 @@ def merge_word_counts(asked: MergeWordCountsCommand) -> None:
         if name not in counts:
             raise click.UsageError(f"--weight {name}: not one of COUNTS")
     check_outputs([Output(output, COUNTS)], counts, force=asked.force)
-    try:
+    with report:
         facts, words, text_bytes = merge_counts(
             counts, output, [by_file.get(name, 1) for name in counts], report
         )
-    finally:
-        report.close()
     documents = number_of(facts.documents, "document")
     report.line(f"{output}: {words:,} words, {human_bytes(text_bytes)} of text in {documents}")
     if asked.report.as_json:

@@ -14,7 +14,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
@@ -43,16 +43,21 @@ _TRAINING = ("output", "vocab_size", "counts_output", "counts_only", "checkpoint
 class Job:
     """A command in parts.
 
-    part: returns the arguments of the command for one part, without its device. output: the file of
-    a part, with the part's placeholder in the name. merge: returns the arguments of the command
-    that merges the parts' files. last: the arguments of a command to run after the merge, if any.
+    name: of the command. options: of all parts. output: the file of a part, with the part's
+    placeholder in the name. merge: the arguments of the command that merges the parts' files,
+    without the files. last: the arguments of a command to run after the merge, if any.
     """
 
     device: str
-    part: Callable[[Part], list[str]]
+    name: str
+    options: list[str]
     output: str
-    merge: Callable[[Sequence[str]], list[str]]
+    merge: list[str]
     last: list[str]
+
+    def arguments_of(self, part: Part) -> list[str]:
+        """Return the arguments of the command for a part, without its device."""
+        return [self.name, "--part", str(part), *self.options]
 
     def output_of(self, part: Part) -> str:
         """Return the file of a part, an input of the merge."""
@@ -72,7 +77,7 @@ def run(asked: RunCommand) -> None:
         report.line(f"{number_of(len(all_parts), 'part')} for {number_of(slots, 'Ray worker')}")
         summaries = _carry_out(engine, job, all_parts, cpus, report)
     outputs = [job.output_of(part) for part in all_parts]
-    merged = _call([*job.merge(outputs), "--quiet", "--json"])
+    merged = _call([*job.merge, *outputs, "--quiet", "--json"])
     report.line(f"{merged['output']}: {number_of(len(all_parts), 'part')} combined")
     if job.last:
         merged = _call([*job.last, "--json", *(["--quiet"] if asked.report.quiet else [])])
@@ -148,18 +153,14 @@ def _tokenizing(given: _Given, values: dict[str, Any], threads: list[str]) -> Jo
     if output == STANDARD_OUTPUT or not values["shard_tokens"]:
         raise click.UsageError("tokenize in parts needs -o OUT.bin and --shard-tokens N")
     stem, suffix = os.path.splitext(output)
-    own = given.without("output", "resume", *_SHOWN, "device")
-
-    def part(number: Part) -> list[str]:
-        target = f"{stem}-{PLACEHOLDER}{suffix}"
-        return ["tokenize", "-o", target, "--part", str(number), "--resume", *threads, *own]
-
+    target = ["-o", f"{stem}-{PLACEHOLDER}{suffix}", "--resume"]
     forced = ["--force"] if values["force"] else []
     return Job(
         values["device"],
-        part,
+        "tokenize",
+        [*target, *threads, *given.without("output", "resume", *_SHOWN, "device")],
         f"{stem}-{PLACEHOLDER}.json",
-        lambda outputs: ["merge-shards", *outputs, "-o", f"{stem}.json", *forced],
+        ["merge-shards", "-o", f"{stem}.json", *forced],
         [],
     )
 
@@ -170,19 +171,15 @@ def _training(given: _Given, values: dict[str, Any], threads: list[str]) -> Job:
         raise click.UsageError("bpe-train in parts needs -o FILE, which also names its counts")
     counts = values["counts_output"] or f"{stem}.counts"
     of_part = f"-{PLACEHOLDER}".join(os.path.splitext(counts))
-    own = given.without(*_TRAINING, *_SHOWN, "device")
-
-    def part(number: Part) -> list[str]:
-        target = ["--counts-only", "--save-counts", of_part, "--part", str(number)]
-        return ["bpe-train", *target, *threads, *own]
-
+    target = ["--counts-only", "--save-counts", of_part]
     last = given.without(*_COUNTING, *_SHOWN, "counts_output", "counts_only")
     forced = ["--force"] if values["force"] else []
     return Job(
         values["device"],
-        part,
+        "bpe-train",
+        [*target, *threads, *given.without(*_TRAINING, *_SHOWN, "device")],
         of_part,
-        lambda outputs: ["merge-word-counts", *outputs, "-o", counts, *forced],
+        ["merge-word-counts", "-o", counts, *forced],
         [] if values["counts_only"] else ["bpe-train", "--from-counts", counts, *last],
     )
 
@@ -251,7 +248,8 @@ def _carry_out(
             report.line(f"part {part}: {amount}; {len(summaries)} of {len(parts)} parts done")
         if left:
             part = left.pop()
-            running[worker.do_part.remote(os.getcwd(), job.part(part), device)] = worker, part
+            begun = worker.do_part.remote(os.getcwd(), job.arguments_of(part), device)
+            running[begun] = worker, part
     return [summaries[part] for part in parts]
 
 

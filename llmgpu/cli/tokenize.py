@@ -23,7 +23,7 @@ from llmgpu.bpe.encoding.special_encoding import ids_around
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli.chat import EncodingOptions, with_chat
+from llmgpu.cli.chat import EncodingOptions, masking, with_chat
 from llmgpu.cli.commands.tokens import TokenizeCommand
 from llmgpu.cli.console import (
     Reporter,
@@ -55,7 +55,7 @@ from llmgpu.tokens.bin import (
     read_side_file,
     side_path,
 )
-from llmgpu.tokens.filters import Filter, Totals, first_tokens, in_chunks, with_masks
+from llmgpu.tokens.filters import Filter, Totals, first_tokens, in_chunks
 from llmgpu.tokens.formats import (
     SHOWN,
     check_ending,
@@ -168,8 +168,26 @@ def _take_output(asked: TokenizeCommand, name: str) -> TokenOutput:
     """Return where ids go; UsageError for options that can't be combined."""
     format = asked.format_name or ("ids" if asked.decode else format_by_name(name))
     masked = asked.chat.chat and format == "bin" and not writes_directly(name)
-    output = TokenOutput(asked, name, format, masked)
-    _check_output(output)
+    output, is_named = TokenOutput(asked, name, format, masked), name != STANDARD_OUTPUT
+    if asked.layout != "raw" and format != "bin":
+        raise click.UsageError("--layout needs --format bin, or -o NAME.bin")
+    if asked.split and not is_named:
+        raise click.UsageError("--split needs -o FILE")
+    refuse_without_effect(TokenizeCommand)
+    if asked.split_by == "position":
+        why = "can't be combined with --split-by position, which keeps the order"
+        refuse_given(("shuffle", "seed", "part", "max_tokens", "chunk_tokens"), why)
+    if format == SHOWN and (asked.split or asked.shuffle or asked.shard_tokens):
+        raise click.UsageError(
+            f"--format {SHOWN} can't be combined with --split, --shuffle or --shard-tokens"
+        )
+    check_shares(output.split)
+    if asked.shard_tokens is not None and not (format == "bin" and is_named):
+        raise click.UsageError("--shard-tokens needs --format bin and -o OUT.bin")
+    if asked.chunk_tokens is not None and asked.overlap >= asked.chunk_tokens:
+        raise click.UsageError(
+            f"--overlap {asked.overlap} must be less than --chunk-tokens {asked.chunk_tokens}"
+        )
     return output
 
 
@@ -208,32 +226,6 @@ def _check_unused(asked: TokenizeCommand) -> None:
     refuse_given(_OF_ENCODING, "can't be combined with --decode")
     if asked.format_name == SHOWN:
         raise click.UsageError(f"--decode can't read --format {SHOWN}")
-
-
-def _check_output(output: TokenOutput) -> None:
-    """Raise click.UsageError for options that can't be combined."""
-    asked, is_named = output.asked, output.name != STANDARD_OUTPUT
-    if asked.layout != "raw" and output.format != "bin":
-        raise click.UsageError("--layout needs --format bin, or -o NAME.bin")
-    if asked.resume and asked.shard_tokens is None:
-        raise click.UsageError("--resume needs --shard-tokens N")
-    if asked.split and not is_named:
-        raise click.UsageError("--split needs -o FILE")
-    refuse_without_effect(TokenizeCommand)
-    if asked.split_by == "position":
-        why = "can't be combined with --split-by position, which keeps the order"
-        refuse_given(("shuffle", "seed", "part", "max_tokens", "chunk_tokens"), why)
-    if output.format == SHOWN and (asked.split or asked.shuffle or asked.shard_tokens):
-        raise click.UsageError(
-            f"--format {SHOWN} can't be combined with --split, --shuffle or --shard-tokens"
-        )
-    check_shares(output.split)
-    if asked.shard_tokens is not None and not (output.format == "bin" and is_named):
-        raise click.UsageError("--shard-tokens needs --format bin and -o OUT.bin")
-    if asked.chunk_tokens is not None and asked.overlap >= asked.chunk_tokens:
-        raise click.UsageError(
-            f"--overlap {asked.overlap} must be less than --chunk-tokens {asked.chunk_tokens}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,10 +371,9 @@ class _Tokenizing:
 
     def _filters(self) -> list[Filter]:
         """Return the filters of ids for --chunk-tokens, --max-tokens and other options."""
-        filters: list[Filter] = []
-        if (chat := self.reading.chat) is not None:
-            masks = partial(with_masks, conversations=chat, vocabulary=self.vocabulary)
-            filters += [masks, self.in_chat.count]
+        filters = masking(self.reading.chat, self.vocabulary)
+        if filters:
+            filters.append(self.in_chat.count)
         if self.chunk:
             most, overlap = self.chunk
             filters.append(partial(in_chunks, most=most, overlap=overlap, spans=self.spans))
@@ -417,28 +408,13 @@ class _Tokenizing:
 
     def _open_sink(self, name: str, output: TokenOutput) -> TokenSink:
         asked, vocabulary = self.asked, self.vocabulary
+        how: dict[str, Any] = {"layout": asked.layout, "masked": output.masked}
+        how["force"] = asked.force
         if asked.shard_tokens is None:
-            return open_writer(
-                name,
-                output.format,
-                vocabulary_size=vocabulary.size,
-                fingerprint=vocabulary.fingerprint,
-                match_facts=vocabulary.match_facts,
-                layout=asked.layout,
-                masked=output.masked,
-                force=asked.force,
-            )
-        shards = ShardWriter(
-            name,
-            vocabulary,
-            asked.shard_tokens,
-            layout=asked.layout,
-            added=self.added,
-            masked=output.masked,
-            run=self.key,
-            resume=asked.resume,
-            force=asked.force,
-        )
+            how |= {"vocabulary_size": vocabulary.size, "fingerprint": vocabulary.fingerprint}
+            return open_writer(name, output.format, match_facts=vocabulary.match_facts, **how)
+        how |= {"added": self.added, "run": self.key, "resume": asked.resume}
+        shards = ShardWriter(name, vocabulary, asked.shard_tokens, **how)
         if asked.resume:
             progress = ShardNames(name).progress
             self.report.line(
@@ -466,7 +442,7 @@ class _Tokenizing:
             estimate()
 
         # Without a sink nothing pulls the slices, so this loop does.
-        try:
+        with report:
             if sink is None:
                 for piece in slices:
                     tokens += len(piece.ids)
@@ -484,8 +460,6 @@ class _Tokenizing:
                         ]
                     }
             estimate()  # a single long pre-token grows the encoder's memory all at once
-        finally:
-            report.close()
         # Chunks and limits change the text: the sums are then of the ids that are left.
         seconds = time.perf_counter() - start
         taken = self.taken if self.chunk or self.asked.max_tokens else text

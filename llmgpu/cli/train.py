@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -160,7 +160,7 @@ def _take_options(given: TrainCommand, workers: Workers, report: Reporter) -> _A
     evaluated = resolve_evaluated(given.eval_corpus)
 
     # The vocabulary, and the model to start from.
-    check_chat(given.chat, SpecialOptions(eos=given.eos))
+    check_chat(given.chat.chat, given.chat.chat_template, SpecialOptions(eos=given.eos))
     start = find_starting_point(given, report)
     texts = (text.path for each in (*corpora, evaluated) if each for text in each.files)
     named = filter(None, (given.config, given.chat.chat_template))
@@ -197,13 +197,6 @@ class _Settled:
     checkpoint: Checkpoint | None = None
 
 
-def _settle_new(asked: _Asked, backend: Backend | None) -> _Settled:
-    """Settle a run that starts at its first step; backend: one that is open already, if any."""
-    backend = backend or asked.select_new()
-    settings = asked.new_settings(backend)
-    return _Settled(settings, backend, asked.start.vocabulary, asked.separator)
-
-
 def _settle_resumed(asked: _Asked, folder: RunFolder, checkpoint: Checkpoint) -> _Settled:
     """Settle the rest of a run; InputError if the options ask for another run."""
     _check_same_init(folder, asked.given.init)
@@ -231,7 +224,9 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
         settled = _settle_resumed(asked, folder, checkpoint)
         announce_resuming(report, checkpoint, settled.settings.options)
     else:
-        settled = _settle_new(asked, backend)
+        backend = backend or asked.select_new()
+        new, vocabulary = asked.new_settings(backend), asked.start.vocabulary
+        settled = _Settled(new, backend, vocabulary, asked.separator)
         if resume:
             report.line(f"{folder.path} has no checkpoint yet: starting at the first step")
     settings, backend = settled.settings, settled.backend
@@ -282,7 +277,7 @@ def _open_sources(
     backend = settled.backend if uses_wgpu else select_backend(asked.device)
     options = given.reading.corpus_options()
     templates = Conversations(settled.vocabulary) if given.chat.chat else nullcontext()
-    with closing(report), templates as conversations:
+    with report, templates as conversations:
         opened: Callable[..., TokenSource] = partial(
             open_tokens,
             vocabulary=settled.vocabulary,
@@ -301,7 +296,9 @@ def _open_sources(
     if source.foreign_files:
         report.note(note_of_foreign(source.foreign_files, asked.start.name))
     if is_first and given.force:
-        _remove_replaced(folder, (source, evaluated))
+        # Tokens that the new run reads stay.
+        sources = (each for each in (source, evaluated) if each is not None)
+        folder.remove(REPLACED, {path for each in sources for path in each.folders})
     if is_first and settled.checkpoint is not None:
         _set_decayed_aside(folder, settled.checkpoint, report)
     return source, evaluated
@@ -348,12 +345,6 @@ def _check_same_init(folder: RunFolder, init: str | None) -> None:
             f"--init is {init}, but the run in {folder.path} {began}: drop it to resume that "
             "run, or start a new one"
         )
-
-
-def _remove_replaced(folder: RunFolder, sources: Sequence[TokenSource | None]) -> None:
-    """Remove the files of an earlier run, except for tokens that the new run reads."""
-    in_use = {path for source in sources if source is not None for path in source.folders}
-    folder.remove(REPLACED, in_use)
 
 
 def _set_decayed_aside(folder: RunFolder, checkpoint: Checkpoint, report: Reporter) -> None:

@@ -123,7 +123,7 @@ def test_parts_of_a_worker_share_an_encoder(data: Path, llmgpu: Run) -> None:
     job, worker = make_job([*TOKENIZE, "-o", "t.bin"], 1), Worker()
     encoders: list[Encoder] = []
     for number in (1, 2):
-        summary, error = worker.do_part(str(data), job.part(Part(number, 3)), "cpu")
+        summary, error = worker.do_part(str(data), job.arguments_of(Part(number, 3)), "cpu")
         assert error is None and summary["tokens"] > 0
         encoders += (worker._openings["cpu"].backend().encoders or {}).values()
     assert encoders == 2 * encoders[:1]
@@ -141,12 +141,12 @@ def test_it_needs_ray(data: Path, llmgpu: Run) -> None:
 
 def test_commands_of_parts() -> None:
     job = make_job([*TRAIN, "-o", "out/v.bin", "--tie", "bytes", "--text-field", "body"], 2)
-    counts = "--counts-only --save-counts out/v-%P.counts --part 2/3 --threads 2"
-    assert " ".join(job.part(Part(2, 3))) == (
+    counts = "--part 2/3 --counts-only --save-counts out/v-%P.counts --threads 2"
+    assert " ".join(job.arguments_of(Part(2, 3))) == (
         f"bpe-train {counts} --special-token <s> --tie bytes --text-field body -- data"
     )
     assert job.output_of(Part(2, 3)) == "out/v-2-of-3.counts"
-    assert job.merge(["a", "b"]) == ["merge-word-counts", "a", "b", "-o", "out/v.counts"]
+    assert job.merge == ["merge-word-counts", "-o", "out/v.counts"]
     assert " ".join(job.last) == (
         "bpe-train --from-counts out/v.counts --vocab-size 280 --special-token <s> --device cpu "
         "--output out/v.bin --tie bytes"
@@ -155,11 +155,11 @@ def test_commands_of_parts() -> None:
     assert only.last == [] and only.output_of(Part(1, 9)) == "c-1-of-9.parquet"
     job = make_job([*TOKENIZE, "-o", "t.bin", "--eos", "<s>", "--threads", "4", "--force"], 1)
     assert job.device == "cpu" and job.output_of(Part(1, 2)) == "t-1-of-2.json"
-    assert " ".join(job.part(Part(1, 2))) == (
-        "tokenize -o t-%P.bin --part 1/2 --resume --vocab v.bin --shard-tokens 100K --eos <s> "
+    assert " ".join(job.arguments_of(Part(1, 2))) == (
+        "tokenize --part 1/2 -o t-%P.bin --resume --vocab v.bin --shard-tokens 100K --eos <s> "
         "--threads 4 --force -- data"
     )
-    assert job.merge(["a"]) == ["merge-shards", "a", "-o", "t.json", "--force"]
+    assert job.merge == ["merge-shards", "-o", "t.json", "--force"]
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class TokenizeCommand:
     resume: bool = option(
         False, bool,
         "Resume an interrupted run. The text is re-tokenized and compared with finished shards, "
-        "which are not rewritten.")
+        "which are not rewritten.", needs=("shard_tokens",), needs_words="needs --shard-tokens N")
     token_dtype: str | None = groups.token_dtype(needs=("decode",), needs_words="is for --decode")
     part: Part | str | None = groups.part()
     force: bool = groups.force()
