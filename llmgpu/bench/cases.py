@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from llmgpu.backend import NUMPY
 from llmgpu.bench import BenchOptions
 from llmgpu.bench.engines import Engine
-from llmgpu.bench.peers import Torch, first_line
+from llmgpu.bench.peers import CACHE_BYTES, Torch, first_line
 from llmgpu.bench.results import Result, Times
 from llmgpu.bench.timing import ProgramTimes, measure_limits, raise_clocks, time_program, timed
 from llmgpu.lm.config import ModelConfig
@@ -39,7 +39,6 @@ Tensors = dict[str, Tensor]
 TOLERANCE = 3e-5  # NumPy and a GPU round differently, and add up in other orders
 UNIFORMS = ("hyper", "params")  # inputs that kernels take as uniforms
 FEW_NUMBERS = ("stats", *UNIFORMS)  # never counted as moved input
-CACHE_BYTES = 256 << 20  # more than any cache holds
 NO_HALF_PRECISION = "no half precision (shader-f16)"
 BLOCK_ELEMENTS = 1 << 22  # compared at a time
 _PERIOD = 1_000_003  # random numbers, repeated in larger arrays

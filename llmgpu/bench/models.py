@@ -27,7 +27,7 @@ from llmgpu.bench.cases import uneven_ids
 from llmgpu.bench.engines import Engine, cpu_engine
 from llmgpu.bench.peers import Torch, TorchLlama, first_line, missing_torch
 from llmgpu.bench.results import Result, Times
-from llmgpu.bench.timing import kernel_times, measure_limits, runs_within, timed
+from llmgpu.bench.timing import host_times, kernel_times, measure_limits, runs_within, timed
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.data.batches import Batch
 from llmgpu.lm.generating.generator import Generator, Request
@@ -405,10 +405,8 @@ def _measured(result: Result, engine: Engine, job: GenerateJob, runs: int) -> Re
     """Return a result with times; LlmgpuError for an engine without enough memory."""
     generator = Generator(_model(engine, job.config), sequences=job.sequences)
     _continue(generator, job.sequences, min(8, job.tokens))  # compiles kernels
-    seconds = [
-        timed(lambda: _continue(generator, job.sequences, job.tokens))[0]
-        for _ in runs_within(runs, GENERATING_SECONDS)
-    ]
+    continue_all = partial(_continue, generator, job.sequences, job.tokens)
+    seconds = host_times(continue_all, runs, GENERATING_SECONDS)
     tokens = job.sequences * job.tokens
     result = result.timed(seconds, {"tokens": tokens}, clock="host", tokens=tokens)
     # With tied weights the table is read as the output layer.

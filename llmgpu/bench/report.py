@@ -262,15 +262,9 @@ def compare_records(old: Record, new: Record, threshold: float = DEFAULT_THRESHO
     # Parts of one record alone are a line each.
     before, now = _by_key(old), _by_key(new)
     parts_before, parts_now = (dict.fromkeys(key[0] for key in each) for each in (before, now))
-    not_compared = [
-        f"{part}: only the {which} record has it"
-        for which, parts, others in (
-            ("new", parts_now, parts_before),
-            ("old", parts_before, parts_now),
-        )
-        for part in parts
-        if part not in others
-    ]
+    alone = [(part, "new") for part in parts_now if part not in parts_before]
+    alone += [(part, "old") for part in parts_before if part not in parts_now]
+    not_compared = [f"{part}: only the {which} record has it" for part, which in alone]
     # Results of parts in both records: changes, or the reason why there is none.
     changes = []
     for key, result in now.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import click
@@ -21,44 +21,32 @@ from llmgpu.tokens.conversations import CHAT_TOKENS, Conversations
 from llmgpu.tokens.filters import Filter, with_masks
 
 
-@dataclass(frozen=True)
-class EncodingOptions:
-    """The options about special tokens and conversations of a command that encodes.
+def special_options(given: SpecialTokenOptions, chat: ChatOptions) -> SpecialOptions:
+    """Return how to encode special tokens; click.UsageError for options that can't be combined."""
+    around = id_or_text(given.bos), id_or_text(given.eos)
+    found = SpecialOptions(given.allowed_special, given.disallow_special, *around)
+    check_chat(chat.chat, chat.chat_template, found)
+    return CHAT_TOKENS if chat.chat else found
 
-    Raises click.UsageError for options that can't be combined.
-    """
 
-    given: SpecialTokenOptions
-    chat: ChatOptions
+def around_text(
+    special: SpecialOptions, given: SpecialTokenOptions, vocabulary: Vocabulary, report: Reporter
+) -> SpecialOptions:
+    """Return `special` with the vocabulary's tokens around a text, if --add-special-tokens asks."""
+    if not given.add_special_tokens:
+        return special
+    if not (vocabulary.prefix_ids or vocabulary.suffix_ids):
+        report.note(
+            "--add-special-tokens has no effect: the vocabulary adds no tokens around a text"
+        )
+    return special.around(vocabulary)
 
-    def __post_init__(self) -> None:
-        check_chat(self.chat.chat, self.chat.chat_template, self._special)
 
-    @property
-    def _special(self) -> SpecialOptions:
-        given = self.given
-        around = id_or_text(given.bos), id_or_text(given.eos)
-        return SpecialOptions(given.allowed_special, given.disallow_special, *around)
-
-    def special_tokens(self, vocabulary: Vocabulary, report: Reporter) -> SpecialOptions:
-        """Return how to encode special tokens, with the tokens around a text if asked for."""
-        if self.chat.chat:
-            return CHAT_TOKENS
-        if not self.given.add_special_tokens:
-            return self._special
-        if not (vocabulary.prefix_ids or vocabulary.suffix_ids):
-            report.note(
-                "--add-special-tokens has no effect: the vocabulary adds no tokens around a text"
-            )
-        return self._special.around(vocabulary)
-
-    def conversations(self, vocabulary: Vocabulary) -> AbstractContextManager[Conversations | None]:
-        """Return a context manager: the renderer of conversations with --chat, None without."""
-        return Conversations(vocabulary) if self.chat.chat else nullcontext()
-
-    def with_template(self, vocabulary: Vocabulary) -> Vocabulary:
-        """Return the vocabulary with the template of --chat-template, if the option was given."""
-        return with_chat_template(vocabulary, self.chat.chat_template)
+def rendering(
+    chat: ChatOptions, vocabulary: Vocabulary
+) -> AbstractContextManager[Conversations | None]:
+    """Return a context manager: the renderer of conversations with --chat, None without."""
+    return Conversations(vocabulary) if chat.chat else nullcontext()
 
 
 def check_chat(chat: bool, chat_template: str | None, special: SpecialOptions) -> None:

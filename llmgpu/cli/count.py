@@ -16,12 +16,20 @@ from typing import Any, NamedTuple
 from llmgpu.backend import Backend, Opening
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
+from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli.chat import EncodingOptions, masking, with_chat
+from llmgpu.cli.chat import (
+    around_text,
+    masking,
+    rendering,
+    special_options,
+    with_chat,
+    with_chat_template,
+)
 from llmgpu.cli.commands.tokens import CountCommand
 from llmgpu.cli.console import Reporter, left_out_of, print_json, print_table
-from llmgpu.cli.groups import labels_of, required_input, resolve_texts
+from llmgpu.cli.groups import ChatOptions, labels_of, required_input, resolve_texts
 from llmgpu.cli.options import refuse_given
 from llmgpu.cli.parts import PartJob
 from llmgpu.errors import BudgetError
@@ -58,7 +66,7 @@ def count(asked: CountCommand, opening: Opening) -> None:
     """Count the tokens of files, folders or globs, or of a pipe."""
     report = Reporter(quiet=asked.report.quiet)
     per, vocabs = asked.per, asked.vocabs
-    encoding = EncodingOptions(asked.special, asked.chat)
+    special = special_options(asked.special, asked.chat)
     # Names and options: wrong ones are refused before a device is opened.
     paths, listed = _named_paths(asked, report)
     if per in ("document", "total"):
@@ -72,11 +80,11 @@ def count(asked: CountCommand, opening: Opening) -> None:
     with keep_input(paths, len(vocabs), selection) as (sources, kept):
         sources = job.take(sources, options)
         size = known_bytes(sources, options.limit)
-        backend, encoders = _open_encoders(asked, opening, encoding, size, report)
+        backend, encoders = _open_encoders(asked, opening, special, size, report)
         lengths = [DocumentLengths() for _ in vocabs] if per == "document" else None
         is_unknown = size is None and opening.wanted == "auto"
         rows, summary = _count(
-            encoders, sources, options, encoding, report, lengths, is_unknown=is_unknown
+            encoders, sources, options, asked.chat, report, lengths, is_unknown=is_unknown
         )
     # Rows: name the pipe, add up folders, sort. The largest row is that of a file.
     rows = [row._replace(path=STANDARD_INPUT) if row.path == kept else row for row in rows]
@@ -110,14 +118,15 @@ def count(asked: CountCommand, opening: Opening) -> None:
 def _open_encoders(
     asked: CountCommand,
     opening: Opening,
-    encoding: EncodingOptions,
+    special: SpecialOptions,
     text_bytes: int | None,
     report: Reporter,
 ) -> tuple[Backend, list[tuple[Vocabulary, Encoder]]]:
     """Open the device, and each vocabulary with an encoder."""
     is_begun = opening.begin_encoding(text_bytes)
     vocabularies = [
-        encoding.with_template(open_vocabulary(name, note=report.note)) for name in asked.vocabs
+        with_chat_template(open_vocabulary(name, note=report.note), asked.chat.chat_template)
+        for name in asked.vocabs
     ]
     for vocabulary in vocabularies if is_begun else ():
         prepare_vocabulary(vocabulary, opening)
@@ -127,7 +136,7 @@ def _open_encoders(
         open_encoder(
             vocabulary,
             backend,
-            special=encoding.special_tokens(vocabulary, report),
+            special=around_text(special, asked.special, vocabulary, report),
             threads=asked.threads,
             text_bytes=text_bytes,
         )
@@ -177,7 +186,7 @@ def _count(
     encoders: Sequence[tuple[Vocabulary, Encoder]],
     sources: Sources,
     options: CorpusOptions,
-    encoding: EncodingOptions,
+    chat: ChatOptions,
     report: Reporter,
     lengths: Sequence[DocumentLengths] | None,
     *,
@@ -190,7 +199,7 @@ def _count(
     passes: list[list[FileCount]] = []
     with report:
         for (vocabulary, encoder), taken in zip(encoders, lengths or repeat(None), strict=False):
-            with encoding.conversations(vocabulary) as conversations:
+            with rendering(chat, vocabulary) as conversations:
                 filters = masking(conversations, vocabulary)
                 with Corpus(sources, with_chat(options, conversations)) as text:
                     is_due = is_unknown and not passes

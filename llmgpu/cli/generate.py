@@ -128,25 +128,21 @@ def _continue_one(
         deque(generator.continue_all([one.request()]), maxlen=0)
         return
     is_shown = is_terminal(sys.stdout)
-    for text in _characters(prompt, _pieces(one, generator)):
+    for text in _characters(prompt, one, generator):
         print_result(printable(text, keep="\n\t") if is_shown else text, end="")
     print_result("")
 
 
-def _pieces(one: Continuation, generator: Generator) -> Iterator[bytes]:
-    """Yield bytes of the text as soon as no later token can change them."""
-    for _ in generator.continue_all([one.request()]):
-        yield one.text.take()
-    yield one.text.take(last=True)
+def _characters(prompt: str, one: Continuation, generator: Generator) -> Iterator[str]:
+    """Yield the prompt, then text once its characters are complete and no later token changes it.
 
-
-def _characters(prompt: str, pieces: Iterator[bytes]) -> Iterator[str]:
-    """Yield text once its characters are complete; invalid bytes become U+FFFD."""
+    Invalid bytes become U+FFFD.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     yield prompt
-    for piece in pieces:
-        yield decoder.decode(piece)
-    yield decoder.decode(b"", final=True)
+    for _ in generator.continue_all([one.request()]):
+        yield decoder.decode(one.text.take())
+    yield decoder.decode(one.text.take(last=True), final=True)
 
 
 JSON_ENDINGS = (".jsonl", ".ndjson")

@@ -17,6 +17,7 @@ from llmgpu import backend
 from llmgpu.backend import TRAINING_FROM, Opening, encoding_from
 from llmgpu.cli.options import refuse_given, was_given
 from llmgpu.errors import InputError
+from llmgpu.input_files import source_name
 from llmgpu.option_fields import option, own_options
 from llmgpu.processors import usable_processors
 
@@ -176,7 +177,7 @@ class FileOptions:
         """Return `paths` and the names in the list of files; InputError if the list is empty."""
         names = self.listed(paths)
         if self.files_from is not None and not names:
-            raise InputError(f"--files-from: {self._list_name} names no files")
+            raise InputError(f"--files-from: {source_name(self.files_from)} names no files")
         return (*paths, *names)
 
     def listed(self, paths: Sequence[str]) -> tuple[str, ...]:
@@ -194,7 +195,7 @@ class FileOptions:
                     data = file.read()
         except (OSError, AttributeError) as error:
             reason = getattr(error, "strerror", error)
-            raise InputError(f"can't read {self._list_name}: {reason}") from error
+            raise InputError(f"can't read {source_name(self.files_from)}: {reason}") from error
         listed = data.split(b"\0") if b"\0" in data else [*map(_unquoted, data.splitlines())]
         return tuple(line.decode("utf-8", "surrogateescape") for line in listed if line)
 
@@ -202,10 +203,6 @@ class FileOptions:
     def lists(self) -> list[str]:
         """The lists of files that the command reads, by name."""
         return [*filter(None, [self.files_from])]
-
-    @property
-    def _list_name(self) -> str | None:
-        return "standard input" if self.files_from == STANDARD_INPUT else self.files_from
 
     def selection(self) -> Selection:
         """Return how files are selected; the names in lists are not part of it."""
@@ -257,7 +254,7 @@ def check_text_field(files: Sequence[Source]) -> None:
         )
 
 
-# Special tokens and conversations: see `llmgpu.cli.chat.EncodingOptions`.
+# Special tokens and conversations: see `llmgpu.cli.chat`.
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class SpecialTokenOptions:
     """Special tokens in a text and around it."""

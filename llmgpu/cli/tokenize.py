@@ -23,7 +23,14 @@ from llmgpu.bpe.encoding.special_encoding import ids_around
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli.chat import EncodingOptions, masking, with_chat
+from llmgpu.cli.chat import (
+    around_text,
+    masking,
+    rendering,
+    special_options,
+    with_chat,
+    with_chat_template,
+)
 from llmgpu.cli.commands.tokens import TokenizeCommand
 from llmgpu.cli.console import (
     Reporter,
@@ -114,7 +121,7 @@ def tokenize(asked: TokenizeCommand, opening: Opening) -> None:
     # Options and names of files: wrong ones are refused before any file is opened.
     _check_unused(asked)
     job = PartJob(asked.part, asked.output, report)
-    encoding = EncodingOptions(asked.special, asked.chat)
+    special = special_options(asked.special, asked.chat)
     target = _take_output(asked, job.output)
     sources = asked.selection.named(asked.files) or _input(report)
     found = Sources([], 0)
@@ -136,14 +143,16 @@ def tokenize(asked: TokenizeCommand, opening: Opening) -> None:
     size = _expected_bytes(found, reading.limit, asked.max_tokens)
     is_begun = not asked.decode and opening.begin_encoding(size)
     vocabulary = vocabulary_files.read(report.note)
-    vocabulary = encoding.with_template(vocabulary.with_match(asked.match or vocabulary.match))
+    vocabulary = with_chat_template(
+        vocabulary.with_match(asked.match or vocabulary.match), asked.chat.chat_template
+    )
     if asked.decode:
         summary = decode_files(ids, vocabulary, target, reading.separators, report)
     else:
-        special = encoding.special_tokens(vocabulary, report)
+        special = around_text(special, asked.special, vocabulary, report)
         if is_begun:
             prepare_vocabulary(vocabulary, opening)
-        with encoding.conversations(vocabulary) as chat:
+        with rendering(asked.chat, vocabulary) as chat:
             summary = _Tokenizing(
                 asked=asked,
                 job=job,
@@ -385,26 +394,22 @@ class _Tokenizing:
         """Open the sink of the ids: a sink for each split, and a shuffling sink in front."""
         if output.format == SHOWN:
             return ShownTokens(output.name, self.vocabulary, token_style(output.name))
-        with ExitStack() as opened:  # aborts the first sink if the second can't be opened
+        with ExitStack() as opened:  # aborts the open sinks if another one can't be opened
             sinks = []
             for name in output.names:
                 sinks.append(self._open_sink(name, output))
                 opened.callback(sinks[-1].abort)
+            sink, seed = sinks[0], self.asked.seed
+            if output.split:
+                by_position = owners_by_file(text, self.firsts) if self.firsts else None
+                owners = by_position or drawn_owners([*output.split.values()], seed)
+                sink = SplitSink(sinks, owners, self.spans)
+            if self.asked.shuffle:
+                is_piped = output.name == STANDARD_OUTPUT
+                folder = None if is_piped else os.path.dirname(output.name) or os.curdir
+                sink = ShuffledSink(sink, seed, self.spans, folder)
             opened.pop_all()
-        sink, seed = sinks[0], self.asked.seed
-        if output.split:
-            by_position = owners_by_file(text, self.firsts) if self.firsts else None
-            owners = by_position or drawn_owners([*output.split.values()], seed)
-            sink = SplitSink(sinks, owners, self.spans)
-        if not self.asked.shuffle:
-            return sink
-        is_piped = output.name == STANDARD_OUTPUT
-        folder = None if is_piped else os.path.dirname(output.name) or os.curdir
-        try:
-            return ShuffledSink(sink, seed, self.spans, folder)
-        except BaseException:
-            sink.abort()
-            raise
+        return sink
 
     def _open_sink(self, name: str, output: TokenOutput) -> TokenSink:
         asked, vocabulary = self.asked, self.vocabulary

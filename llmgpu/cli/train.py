@@ -7,7 +7,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from llmgpu.bpe.encoding.special_encoding import token_id
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
+from llmgpu.cli.chat import check_chat, rendering, with_chat, with_chat_template
 from llmgpu.cli.commands.train import TrainCommand
 from llmgpu.cli.console import Reporter, human_count, human_time, left_out_of, print_json
 from llmgpu.cli.groups import READING_OPTIONS, check_text_field, id_or_text, required_input
@@ -69,7 +68,6 @@ from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.sources import Selection, Sources, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.bin import note_of_foreign
-from llmgpu.tokens.conversations import Conversations
 
 REPLACED = (
     "log.jsonl",
@@ -276,8 +274,7 @@ def _open_sources(
     uses_wgpu = settled.backend.driver == "wgpu"
     backend = settled.backend if uses_wgpu else select_backend(asked.device)
     options = given.reading.corpus_options()
-    templates = Conversations(settled.vocabulary) if given.chat.chat else nullcontext()
-    with report, templates as conversations:
+    with report, rendering(given.chat, settled.vocabulary) as conversations:
         opened: Callable[..., TokenSource] = partial(
             open_tokens,
             vocabulary=settled.vocabulary,
