@@ -232,13 +232,12 @@ def _write_page(
     name, path, texts = str(asked.file), str(asked.page), asked.texts
     rates: list[tuple[int, float]] = []
     if texts:
-        with Corpus(texts) as text:
+        with report, Corpus(texts) as text:
             words = count_words(text, vocabulary.cut, report)
             _check_page(path, [source.path for source in text.sources.files], force=True)
-        if not len(words):
-            raise InputError("--on: there is no text to measure with")
-        rates += bytes_a_token(vocabulary, words, report)
-        report.close()
+            if not len(words):
+                raise InputError("--on: there is no text to measure with")
+            rates += bytes_a_token(vocabulary, words, report)
     plain = {key: value for key, value in facts.items() if not isinstance(value, dict)}
     page = draw_vocabulary(name, vocabulary, plain, rates, ", ".join(texts))
     with atomic_output(path) as file:

@@ -124,16 +124,16 @@ def tokenize(asked: TokenizeCommand, opening: Opening) -> None:
     special = special_options(asked.special, asked.chat)
     target = _take_output(asked, job.output)
     sources = asked.selection.named(asked.files) or _input(report)
-    found = Sources([], 0)
-    if not asked.decode:
-        found = resolve_texts(sources, asked.selection.selection())
-    ids = files_of_ids(sources, asked.format_name) if asked.decode else []
+    if asked.decode:
+        summary = _decode(asked, sources, target, report)
+        return print_json(summary, to_stderr=prints_data) if as_json else None
+    found = resolve_texts(sources, asked.selection.selection())
     vocabulary_files = find_vocabulary(asked.vocab)
     if not asked.count:
-        read = [*sources, *read_for(ids)] if asked.decode else [each.path for each in found.files]
         named = [*filter(None, [asked.chat.chat_template]), *asked.selection.lists]
-        check_files(target, [*vocabulary_files.inputs, *named, *read], job.outputs)
-        if not (asked.decode or asked.format_name):
+        read = [*vocabulary_files.inputs, *named, *(each.path for each in found.files)]
+        check_files(target, read, job.outputs)
+        if not asked.format_name:
             check_ending(target.name)
     reading = asked.reading.corpus_options(line_documents=asked.line_documents)
     found, firsts = _take(found, reading, target, job)
@@ -141,32 +141,29 @@ def tokenize(asked: TokenizeCommand, opening: Opening) -> None:
     # Read the vocabulary while the device is being opened.
     growth = opening.growth or Growth()
     size = _expected_bytes(found, reading.limit, asked.max_tokens)
-    is_begun = not asked.decode and opening.begin_encoding(size)
+    is_begun = opening.begin_encoding(size)
     vocabulary = vocabulary_files.read(report.note)
     vocabulary = with_chat_template(
         vocabulary.with_match(asked.match or vocabulary.match), asked.chat.chat_template
     )
-    if asked.decode:
-        summary = decode_files(ids, vocabulary, target, reading.separators, report)
-    else:
-        special = around_text(special, asked.special, vocabulary, report)
-        if is_begun:
-            prepare_vocabulary(vocabulary, opening)
-        with rendering(asked.chat, vocabulary) as chat:
-            summary = _Tokenizing(
-                asked=asked,
-                job=job,
-                output=None if asked.count else target,
-                vocabulary=vocabulary,
-                files=found,
-                reading=with_chat(reading, chat),
-                special=special,
-                firsts=firsts,
-                size=size,
-                opening=opening,
-                growth=growth,
-                report=report,
-            ).carry_out()
+    special = around_text(special, asked.special, vocabulary, report)
+    if is_begun:
+        prepare_vocabulary(vocabulary, opening)
+    with rendering(asked.chat, vocabulary) as chat:
+        summary = _Tokenizing(
+            asked=asked,
+            job=job,
+            output=None if asked.count else target,
+            vocabulary=vocabulary,
+            files=found,
+            reading=with_chat(reading, chat),
+            special=special,
+            firsts=firsts,
+            size=size,
+            opening=opening,
+            growth=growth,
+            report=report,
+        ).carry_out()
     if as_json:
         print_json(summary, to_stderr=prints_data)
     elif asked.count:
@@ -549,27 +546,24 @@ def files_of_ids(names: Sequence[str], format: str | None) -> list[tuple[str, st
     return [(name, format or recognize_format(name)) for name in found]
 
 
-def read_for(ids: Sequence[tuple[str, str]]) -> list[str]:
-    """Return all files that decoding reads; ids: files of ids with their formats."""
-    sides = [side_path(name) for name, format in ids if format == "bin" and name != "-"]
-    return [*(name for name, _ in ids), *sides]
-
-
-def decode_files(
-    sources: Sequence[tuple[str, str]],
-    vocabulary: Vocabulary,
-    target: TokenOutput,
-    separators: Sequence[bytes],
-    report: Reporter,
+def _decode(
+    asked: TokenizeCommand, names: Sequence[str], target: TokenOutput, report: Reporter
 ) -> dict[str, Any]:
-    """Decode files of ids, each with its format; return the summary.
+    """Decode files of ids and manifests; return the summary.
 
     target: receives the text of the documents in order. A target with the suffix of JSON Lines
-    receives an object for each document. separators: at most one, written between documents.
+    receives an object for each document.
 
     Raises click.UsageError for several separators, and for a separator with JSON Lines.
     """
-    vocab, layout = target.asked.vocab, target.asked.layout
+    sources = files_of_ids(names, asked.format_name)
+    sides = [side_path(name) for name, format in sources if format == "bin" and name != "-"]
+    vocab, vocabulary_files = asked.vocab, find_vocabulary(asked.vocab)
+    read = [*vocabulary_files.inputs, *asked.selection.lists, *names, *sides]
+    check_files(target, [*read, *(name for name, _ in sources)], ())
+    separators = asked.reading.corpus_options().separators  # at most one, between documents
+    vocabulary = vocabulary_files.read(report.note)
+    vocabulary = vocabulary.with_match(asked.match or vocabulary.match)
     tokens, text_bytes = 0, 0
     in_lines = format_by_name(target.name) == "jsonl"
     if separators and (in_lines or len(separators) > 1):
@@ -586,7 +580,7 @@ def decode_files(
                 matched_as(source, made_with, vocabulary, vocab)
             elif source != STANDARD_INPUT:
                 report.note(note_of_foreign([source], vocab))
-            yield from read_bin(source, vocabulary.size, layout, target.asked.token_dtype)
+            yield from read_bin(source, vocabulary.size, asked.layout, asked.token_dtype)
 
     apart = in_lines or separators
     with atomic_output(target.name) as file:
