@@ -1,4 +1,4 @@
-"""Jobs in threads, their results in order.
+"""Jobs in threads: their results in order, or one job beside the caller's work.
 
 `in_order` is where the package overlaps work: reading with computing, computing with writing. Its
 threads belong to the generator: a thread starts when there is a job for it, and all of them end
@@ -19,6 +19,8 @@ from math import inf
 from queue import SimpleQueue
 from sys import is_finalizing
 from typing import Generic, NoReturn, TypeVar, cast
+
+from llmgpu.closing import Closing
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -115,6 +117,58 @@ class Begun(Generic[Job, Result]):
         self._rest.close()
         _close(self._jobs)
         self._do = _never  # may be a method of the owner, which would refer to itself
+
+
+class Background(Closing):
+    """Does jobs in a thread while the caller goes on, one at a time; a context manager.
+
+    The error of a job is raised by the next call of another method than `close`.
+    """
+
+    def __init__(self) -> None:
+        """Start no thread yet."""
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, job: Callable[[], object]) -> None:
+        """Wait for the job before, and start this one.
+
+        Where the system can't start a thread, the job is done here.
+        """
+        self.wait()
+
+        def do() -> None:
+            try:
+                job()
+            except BaseException as error:
+                self._error = error
+
+        # A daemon: a process that ends for another reason does not wait for a disk.
+        self._thread = threading.Thread(target=do, name="llmgpu-background", daemon=True)
+        try:
+            self._thread.start()
+        except (MemoryError, RuntimeError):
+            self._thread = None
+            job()
+
+    def check(self) -> None:
+        """Raise the error of a job that has ended."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def wait(self) -> None:
+        """Wait for the job that runs."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def close(self) -> None:
+        """Wait for the job that runs; its error is dropped."""
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = self._error = None
 
 
 def _never(job: object) -> NoReturn:

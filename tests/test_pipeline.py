@@ -16,7 +16,7 @@ from contextlib import closing
 
 import pytest
 
-from llmgpu.pipeline import PATIENCE_SECONDS, Begun, in_order
+from llmgpu.pipeline import PATIENCE_SECONDS, Background, Begun, in_order
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -618,3 +618,48 @@ def test_a_forked_process_drops_an_open_generator_at_once(reader_thread: bool) -
         """
     )
     assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
+
+
+def test_the_caller_goes_on_while_a_job_runs_beside_it() -> None:
+    go, done = threading.Event(), list[int]()
+
+    def job(number: int) -> None:
+        go.wait()
+        done.append(number)
+
+    with Background() as background:
+        background.start(lambda: job(1))
+        background.check()
+        assert not done
+        go.set()
+        background.start(lambda: job(2))
+        assert done[0] == 1  # one job at a time
+    assert done == [1, 2]  # closing waits
+
+
+@pytest.mark.parametrize("ending", ["check", "wait", "start"])
+def test_the_error_of_a_job_beside_the_caller_is_raised_once(ending: str) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with Background() as background:
+        background.start(fail)
+        assert background._thread is not None
+        background._thread.join()
+        with pytest.raises(ZeroDivisionError):
+            background.start(fail) if ending == "start" else getattr(background, ending)()
+        background.check()
+        background.start(fail)  # closing drops the error
+
+
+def test_a_job_is_done_here_where_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done: list[threading.Thread] = []
+    with Background() as background:
+        background.start(lambda: done.append(threading.current_thread()))
+        assert done == [threading.current_thread()]
+        with pytest.raises(ZeroDivisionError):
+            background.start(lambda: 1 // 0)

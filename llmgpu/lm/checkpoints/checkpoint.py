@@ -69,6 +69,7 @@ ADAPTER = "adapter"
 CARD = "README.md"
 
 _READ_AGAIN = (CONFIG, WEIGHTS, OPTIMIZER, VOCABULARY)
+_UNCHANGING = (VOCABULARY, CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG)
 _CHECKSUM = "sha256"
 _DAMAGED = "damaged or changed since it was written"
 _STEP = re.compile(r"step-(?P<step>[0-9]{8,})")
@@ -150,13 +151,15 @@ def save_checkpoint(
     adapter: AdapterFiles | None = None,
     stop_ids: Iterable[int] = (),
     card: str | None = None,
+    unchanging: dict[str, bytes] | None = None,
     note: Note = no_notes,
 ) -> Path:
     """Write the checkpoint of a step, then remove all but the `keep` newest; return its folder.
 
     spare: step of a checkpoint that is never removed. adapter: written to a folder in the
     checkpoint. stop_ids: tokens after which a text is complete, beside `eos_id`. card: text of
-    README.md.
+    README.md. unchanging: contents of the files that are the same in all checkpoints of a run, by
+    name; an empty map receives the contents of this checkpoint, which later calls write again.
 
     weights: all of `config.weights()`, float32. optimizer: any tensors. Tensors are read one after
     the other, so only one of them is in memory. Rows of tables that stand for no token are left
@@ -168,21 +171,23 @@ def save_checkpoint(
     if model_type(config) is None:
         note("without a gate it is not a Llama model: other libraries can't open its checkpoint")
     with new_checkpoint(run_folder, state.step) as folder:
-        write_tensors(folder / WEIGHTS, _without_unused_rows(config, weights), {"format": "pt"})
-        write_tensors(folder / OPTIMIZER, optimizer)
-        vocabulary.save(folder / VOCABULARY)
-        _write_json(folder / CONFIG, describe_model(config, eos_id=eos_id))
-        described = describe_generation(eos_id, stop_ids)
-        _write_json(folder / GENERATION_CONFIG, described)
-        if _write_tokenizer(folder / TOKENIZER, vocabulary, note):
-            described = describe_tokenizer(config, vocabulary, eos_id)
-            _write_json(folder / TOKENIZER_CONFIG, described)
+        stored = _without_unused_rows(config, weights)
+        hashes = {
+            WEIGHTS: write_tensors(folder / WEIGHTS, stored, {"format": "pt"}),
+            OPTIMIZER: write_tensors(folder / OPTIMIZER, optimizer),
+        }
+        if unchanging:
+            for name, content in unchanging.items():
+                _write_bytes(folder / name, content)
+        else:
+            _write_model_files(folder, config, vocabulary, eos_id, stop_ids, note)
+            if unchanging is not None:
+                unchanging |= _read_unchanging(folder)
         if card is not None:
-            with atomic_output(folder / CARD) as stream:
-                stream.write(card.encode())
+            _write_bytes(folder / CARD, card.encode())
         if adapter is not None:
             adapter.write(folder / ADAPTER)
-        _write_training(folder, vocabulary, state)
+        _write_training(folder, vocabulary, state, hashes)
     remove_old_checkpoints(run_folder, keep, spare)
     return Path(run_folder) / step_folder_name(state.step)
 
@@ -198,9 +203,35 @@ def _without_unused_rows(
     return {w.name: without(weights[w.name], w.used_shape) for w in config.weights()}
 
 
+def _write_model_files(
+    folder: Path,
+    config: ModelConfig,
+    vocabulary: Vocabulary,
+    eos_id: int | None,
+    stop_ids: Iterable[int],
+    note: Note,
+) -> None:
+    """Write the files of `_UNCHANGING`."""
+    vocabulary.save(folder / VOCABULARY)
+    _write_json(folder / CONFIG, describe_model(config, eos_id=eos_id))
+    _write_json(folder / GENERATION_CONFIG, describe_generation(eos_id, stop_ids))
+    if _write_tokenizer(folder / TOKENIZER, vocabulary, note):
+        _write_json(folder / TOKENIZER_CONFIG, describe_tokenizer(config, vocabulary, eos_id))
+
+
+def _read_unchanging(folder: Path) -> dict[str, bytes]:
+    with output_errors(str(folder)):
+        found = [folder / name for name in _UNCHANGING if (folder / name).exists()]
+        return {path.name: path.read_bytes() for path in found}
+
+
 def _write_json(path: Path, content: dict[str, Any]) -> None:
+    _write_bytes(path, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
     with atomic_output(path) as stream:
-        stream.write(json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
+        stream.write(content)
 
 
 def _write_tokenizer(path: Path, vocabulary: Vocabulary, note: Note) -> bool:
@@ -214,9 +245,12 @@ def _write_tokenizer(path: Path, vocabulary: Vocabulary, note: Note) -> bool:
     return True
 
 
-def _write_training(folder: Path, vocabulary: Vocabulary, state: TrainingState) -> None:
+def _write_training(
+    folder: Path, vocabulary: Vocabulary, state: TrainingState, written: Mapping[str, str]
+) -> None:
+    """Write training.json; written: the SHA-256 of some files, which are not read again."""
     with output_errors(str(folder)):
-        hashes = {name: _hash_file(folder / name) for name in _READ_AGAIN}
+        hashes = {name: written.get(name) or _hash_file(folder / name) for name in _READ_AGAIN}
     content = {
         "format": FORMAT_NAME,
         "version": FORMAT_VERSION,

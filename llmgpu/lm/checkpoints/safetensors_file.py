@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -65,6 +66,10 @@ class TensorSource:
         """Return the source of an array in memory."""
         return cls(array.dtype, array.shape, lambda: array)
 
+    def copied(self) -> TensorSource:
+        """Read the tensor; return the source of the copy in memory."""
+        return TensorSource.of(self.read())
+
     @property
     def nbytes(self) -> int:
         """Bytes of its data."""
@@ -104,8 +109,8 @@ def write_tensors(
     path: str | Path,
     sources: Mapping[str, TensorSource],
     metadata: Mapping[str, str] | None = None,
-) -> None:
-    """Write a file whole or not at all, one tensor in memory at a time.
+) -> str:
+    """Write a file whole or not at all, one tensor at a time; return its SHA-256.
 
     Equal tensors and metadata give equal bytes, in any order.
 
@@ -117,12 +122,15 @@ def write_tensors(
             raise ValueError(f"tensor {quote(name)} of {source.dtype} can't be written")
     ordered = sorted(sources.items(), key=lambda item: (_RANKS[item[1].dtype], item[0]))
     header = _describe(ordered, metadata or {})
+    start = len(header).to_bytes(_LENGTH_BYTES, "little") + header
+    digest = hashlib.sha256(start)
     with atomic_output(path) as stream:
-        stream.write(len(header).to_bytes(_LENGTH_BYTES, "little"))
-        stream.write(header)
+        stream.write(start)
         for name, source in ordered:
             for chunk in _chunks(_read_source(name, source)):
+                digest.update(chunk)
                 stream.write(chunk)
+    return digest.hexdigest()
 
 
 def _describe(ordered: Iterable[tuple[str, TensorSource]], metadata: Mapping[str, str]) -> bytes:
@@ -150,11 +158,11 @@ def _read_source(name: str, source: TensorSource) -> NDArray[Any]:
     return array
 
 
-def _chunks(array: NDArray[Any]) -> Iterable[bytes]:
+def _chunks(array: NDArray[Any]) -> Iterable[memoryview]:
     """Yield the bytes of an array, little-endian."""
     flat = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
     for begin in range(0, len(flat), _CHUNK):
-        yield flat[begin : begin + _CHUNK].tobytes()
+        yield flat[begin : begin + _CHUNK].data
 
 
 def read_tensors(path: str | Path) -> TensorFile:

@@ -31,6 +31,8 @@ from llmgpu.memory import free_memory
 SMALLER = "use a smaller --batch-size (and --grad-accum), --seq-len or model"
 LAYER_BYTES = 64 << 10  # of Python objects: a layer's tensors and recorded operations
 NUMPY_BYTES = 64 << 20  # of reading and checking tokens, and of the libraries at work
+SAVED_BYTES = 16  # of a weight in a checkpoint: the number, two moments, and one of rounds
+COPIES_SHARE = 0.5  # of the free memory, that the copies for a checkpoint may take
 GPU_BYTES = 256 << 20  # of the driver, compiled kernels and staging memory
 # Upper bounds of temporary arrays that exist at the same time: copies of a weight, of the attention
 # scores of a block, of the widest activation, and of a piece of an optimizer's weight.
@@ -109,7 +111,7 @@ def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> i
     config, options = settings.config, settings.options
     rows = options.batch_size * config.seq_len
     largest = max(weight.size for weight in config.weights())
-    # Weights are drawn, loaded, uploaded and saved one at a time.
+    # Weights are drawn, loaded and uploaded one at a time.
     temporary = _WEIGHT_COPIES * 4 * largest
     if backend.device is None:
         row_scores = options.batch_size * config.heads * config.seq_len
@@ -121,8 +123,18 @@ def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> i
             _ACTIVATION_COPIES * 4 * activations,
             _OPTIMIZER_COPIES * 4 * min(PIECE, largest),
         )
-        return NUMPY_BYTES + temporary + tensor_bytes
-    return GPU_BYTES + temporary + (tensor_bytes if backend.is_software else 0)
+        needed = NUMPY_BYTES + temporary + tensor_bytes
+    else:
+        needed = GPU_BYTES + temporary + (tensor_bytes if backend.is_software else 0)
+    # Copies of a checkpoint's tensors, if there is room for them.
+    copies = SAVED_BYTES * config.parameters
+    free = free_memory()
+    return needed + (copies if has_room_for_copies(copies, free and free - needed) else 0)
+
+
+def has_room_for_copies(nbytes: int, free: int | None) -> bool:
+    """Whether a checkpoint is written from copies of its tensors, beside the steps; free: bytes."""
+    return free is None or nbytes <= COPIES_SHARE * free
 
 
 def require_free(needed: int, free: int | None, qualifier: str = "") -> None:

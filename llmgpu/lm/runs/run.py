@@ -11,9 +11,11 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -37,6 +39,7 @@ from llmgpu.lm.checkpoints.checkpoint import (
 )
 from llmgpu.lm.checkpoints.huggingface import Origin, model_card
 from llmgpu.lm.checkpoints.pretrained import SavedModel
+from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import Batch, Batches, token_bytes
 from llmgpu.lm.data.token_source import TokenSource
@@ -45,14 +48,17 @@ from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.products import describe_products, has_fixed_products
+from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.options import Intervals, SamplingOptions
 from llmgpu.lm.runs.loss_curve import write_loss_curve
-from llmgpu.lm.runs.memory import SMALLER
+from llmgpu.lm.runs.memory import SMALLER, has_room_for_copies
 from llmgpu.lm.runs.records import EvaluationTotals, RunLog, StepRecord, read_log
 from llmgpu.lm.runs.run_folder import RunFolder
 from llmgpu.lm.runs.settings import RunSettings
 from llmgpu.lm.trainer import StepResult, Trainer
 from llmgpu.lm.workers import ALONE, Workers
+from llmgpu.memory import free_memory
+from llmgpu.pipeline import Background
 from llmgpu.resume_key import check_same_run
 from llmgpu.text.chat import end_of_reply
 from llmgpu.version import __version__
@@ -208,7 +214,10 @@ class TrainingRun:
         # Load, copy or draw the weights.
         self._trainer = self._open_trainer(config)
         self._seconds = 0.0  # of training in earlier processes
-        self._saved_step = -1
+        self._saved_step = -1  # of the newest checkpoint, which may still be being written
+        self._saving = Background()
+        self._unchanging: dict[str, bytes] = {}  # files that all checkpoints of the run have
+        self._notes_of_saving: deque[str] = deque()
         self._last: StepRecord
         if checkpoint is not None:
             self._load(checkpoint, begun)
@@ -320,7 +329,8 @@ class TrainingRun:
         # (time, step): begin of the measurement of the next rate, and of the pace.
         self._measured = self._paced = self._started, self._first_step
         number = 0  # of the signal that stops the run
-        with self._log if self._workers.is_first else nullcontext(), stop_requests() as stop:
+        log = self._log if self._workers.is_first else nullcontext()
+        with log, self._saving, stop_requests() as stop:
             while self._trainer.step < self._options.steps and not number:
                 step = self._trainer.step
                 if step == self._first_step + 1:  # the first step compiles kernels
@@ -331,11 +341,14 @@ class TrainingRun:
                     self._check_steps()  # before the round changes the weights of a bad step
                     self._trainer.end_round()
                 self._do_what_is_due(last=self._trainer.step == self._options.steps)
+                self._saving.check()
                 # Asked after a step, so that a checkpoint has at least one step.
                 if ends_round:
                     number = max(self._workers.gather(stop[0] if stop else 0))
             if self._saved_step != self._trainer.step:
                 self._save()
+            self._saving.wait()
+            self._tell_notes_of_saving()
             number = number or max(self._workers.gather(stop[0] if stop else 0))
         if self._trainer.step < self._options.steps:
             self._listener.note(
@@ -458,35 +471,57 @@ class TrainingRun:
             self._measured = time.perf_counter(), trainer.step  # the rate leaves saving out
 
     def _write_checkpoint(self) -> None:
+        """Write a checkpoint in a thread, from copies of the tensors, while steps go on.
+
+        Without memory for the copies, training waits until the checkpoint is written.
+        """
+        self._saving.wait()
+        self._tell_notes_of_saving()
         trainer, adapters = self._trainer, self._trainer.adapters
-        sync(self._folder.log)  # resuming needs the log up to the checkpoint's step
-        moments = {tensor.name: tensor for tensor in trainer.state_tensors()}
+        weights, state_tensors = trainer.model.weights, list(trainer.state_tensors())
+        # Later steps change all tensors, so the thread needs copies.
+        copies = sum(tensor.nbytes for tensor in [*weights.values(), *state_tensors])
+        has_room = has_room_for_copies(copies, free_memory())
+
+        def source(tensor: Tensor) -> TensorSource:
+            return trainer.source(tensor).copied() if has_room else trainer.source(tensor)
+
+        state = TrainingState(
+            step=trainer.step,
+            tokens_seen=self._tokens(trainer.step),
+            sequence_position=self._position(trainer.step),
+            random_state={},  # order and initial weights depend on the seed alone
+            options=self._options.stored(),
+        )
         card = None
         if self._origin is not None:
             card = model_card(trainer.model.config, self._origin, self._last)
-        save_checkpoint(
+        write = partial(
+            save_checkpoint,
             self._folder.path,
             trainer.model.config,
             self._vocabulary,
-            {name: trainer.source(tensor) for name, tensor in trainer.model.weights.items()},
-            {name: trainer.source(tensor) for name, tensor in moments.items()},
-            TrainingState(
-                step=trainer.step,
-                tokens_seen=self._tokens(trainer.step),
-                sequence_position=self._position(trainer.step),
-                random_state={},  # order and initial weights depend on the seed alone
-                options=self._options.stored(),
-            ),
+            {name: source(tensor) for name, tensor in weights.items()},
+            {tensor.name: source(tensor) for tensor in state_tensors},
+            state,
             eos_id=self._plan.eos_id,
             keep=self._plan.intervals.keep,
             spare=self._decay_start,
-            adapter=None
-            if adapters is None
-            else adapters.files(trainer.source, str(self._init_path)),
+            adapter=None if adapters is None else adapters.files(source, str(self._init_path)),
             stop_ids=self._stop_ids,
             card=card,
-            note=self._listener.note,
+            unchanging=self._unchanging,
+            note=self._notes_of_saving.append,
         )
+        sync(self._folder.log)  # resuming needs the log up to the checkpoint's step
+        if has_room:
+            self._saving.start(write)
+        else:
+            write()
+
+    def _tell_notes_of_saving(self) -> None:
+        while self._notes_of_saving:
+            self._listener.note(self._notes_of_saving.popleft())
 
     def _summary(self) -> dict[str, Any]:
         last = self._last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,29 @@ import pytest
 
 from llmgpu.backend import NUMPY
 from llmgpu.cpu.library import library
-from llmgpu.errors import CheckpointError
-from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
+from llmgpu.errors import CheckpointError, OutputError
+from llmgpu.lm.checkpoints.checkpoint import (
+    Checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
 from llmgpu.lm.data.inputs import open_tokens
 from llmgpu.lm.ops.operations import EngineOperations, Operations
 from llmgpu.lm.ops.products import describe_products, has_fixed_products
 from llmgpu.lm.options import Intervals
+from llmgpu.lm.runs import memory
+from llmgpu.lm.runs import run as run_module
 from llmgpu.lm.runs.memory import training_memory
 from llmgpu.lm.runs.records import StepRecord
 from llmgpu.lm.runs.run import RunPlan, TrainingRun
 from llmgpu.lm.runs.run_folder import RunFolder, open_run_folder
 from llmgpu.lm.runs.settings import new_settings
+from llmgpu.lm.trainer import Trainer
 from tests.lm.vocabularies import sample_text, sample_vocabulary
 
 SIZES = {"dim": 16, "layers": 1, "heads": 2, "ffn_dim": 16, "seq_len": 8}
+SECONDS = 60  # after which something is not expected to happen
 OPTIONS = {"preset": "tiny", "batch_size": 2, "learning_rate": 1e-3, "min_learning_rate": 0.0}
 
 
@@ -45,6 +55,7 @@ def prepared(
     heard: list[Any],
     checkpoint: Checkpoint | None = None,
     first: list[tuple[int, float]] | None = None,
+    intervals: Intervals | None = None,
     **asked: Any,
 ) -> TrainingRun:
     """A run on a sample text; `heard` gets each record with the seconds that are left."""
@@ -54,7 +65,7 @@ def prepared(
     vocabulary = sample_vocabulary()
     source = open_tokens([[str(text)]], vocabulary, "v.bin", folder.tokens, backend=NUMPY)
     settings = new_settings({**SIZES, **OPTIONS, **asked}, vocabulary.size)
-    intervals = Intervals(log=2)
+    intervals = intervals or Intervals(log=2)
     plan = RunPlan(
         settings=settings,
         intervals=intervals,
@@ -177,3 +188,100 @@ def test_a_log_that_does_not_say_what_computed_the_run_is_refused(
         folder.log.write_text("".join([json.dumps(kept) + "\n", *rest]))
         with pytest.raises(CheckpointError, match=f"the log of the run lacks {lacking}, as in"):
             prepared(folder, [], load_checkpoint(folder.path), steps=4)
+
+
+def contents_of(run: Path) -> dict[int, dict[str, bytes]]:
+    """The files of a run's checkpoints, by step and name."""
+    return {
+        step: {path.name: path.read_bytes() for path in folder.iterdir()}
+        for step, folder in list_checkpoints(run).items()
+    }
+
+
+def test_steps_go_on_while_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writing step 4 ends after step 6 was taken, and the files are those of step 4 all the same.
+
+    Without memory for copies, training waits.
+    """
+    went_on: list[bool] = []
+    for name, share in (("beside", memory.COPIES_SHARE), ("waiting", 0.0)):
+        reached = threading.Event()
+
+        patience = SECONDS if share else 1
+
+        def save(
+            *given: Any,
+            reached: threading.Event = reached,
+            patience: int = patience,
+            **named: Any,
+        ) -> Path:
+            if given[5].step == 4:
+                went_on.append(reached.wait(patience))
+            return save_checkpoint(*given, **named)
+
+        monkeypatch.setattr(memory, "COPIES_SHARE", share)
+        monkeypatch.setattr(run_module, "save_checkpoint", save)
+        with open_run_folder(tmp_path / name) as folder:
+            run = prepared(folder, [], intervals=Intervals(save=4), steps=7)
+            take_step = run._trainer.take_step
+
+            def step(
+                *given: Any,
+                trainer: Trainer = run._trainer,
+                take_step: Any = take_step,
+                reached: threading.Event = reached,
+            ) -> None:
+                take_step(*given)
+                if trainer.step == 6:
+                    reached.set()
+
+            monkeypatch.setattr(run._trainer, "take_step", step)
+            run.run()
+    assert went_on == [True, False]
+    beside, waiting = contents_of(tmp_path / "beside"), contents_of(tmp_path / "waiting")
+    assert beside == waiting and list(beside) == [4, 7]
+    assert beside[4]["optimizer.safetensors"] != beside[7]["optimizer.safetensors"]
+    assert beside[4]["tokenizer.json"] == beside[7]["tokenizer.json"]
+
+
+def test_a_checkpoint_that_cannot_be_written_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(*given: Any, **named: Any) -> Path:
+        (tmp_path / "run" / "step-00000004").write_bytes(b"")
+        return save_checkpoint(*given, **named)
+
+    monkeypatch.setattr(run_module, "save_checkpoint", save)
+    with open_run_folder(tmp_path / "run") as folder:
+        run = prepared(folder, [], intervals=Intervals(save=4), steps=100_000)
+        with pytest.raises(OutputError, match="step-00000004 already exists"):
+            run.run()
+    assert not list(folder.path.glob(".step*"))
+
+
+def test_a_run_that_fails_waits_for_the_checkpoint_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_failed = threading.Event()
+
+    def save(*given: Any, **named: Any) -> Path:
+        has_failed.wait(SECONDS)
+        return save_checkpoint(*given, **named)
+
+    monkeypatch.setattr(run_module, "save_checkpoint", save)
+    with open_run_folder(tmp_path / "run") as folder:
+        run = prepared(folder, [], intervals=Intervals(save=4), steps=9)
+        take_step = run._trainer.take_step
+
+        def step(*given: Any) -> None:
+            take_step(*given)
+            if run._trainer.step == 5:
+                has_failed.set()
+                raise ZeroDivisionError
+
+        monkeypatch.setattr(run._trainer, "take_step", step)
+        with pytest.raises(ZeroDivisionError):
+            run.run()
+        assert load_checkpoint(folder.path).state.step == 4
