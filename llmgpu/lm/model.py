@@ -34,7 +34,10 @@ from llmgpu.lm.ops.tensor import (
     make_packed,
 )
 from llmgpu.lm.options import Initialisation, Precision
+from llmgpu.pipeline import in_order
+from llmgpu.processors import usable_processors
 
+DRAWN_AHEAD = 8  # weights drawn at a time at most, which are in memory together
 PACKED = ("self_attn", "mlp")  # parts of a layer whose matrices with the same input are adjacent
 
 
@@ -139,7 +142,13 @@ class Model:
     def initialise(self, seed: int, initialisation: Initialisation = "normal") -> None:
         """Draw the weights: the same on every backend, each weight from its own random stream."""
         numbered = {weight.name: (k, weight) for k, weight in enumerate(self.config.weights())}
-        self.load(lambda name: initial_values(seed, *numbered[name], initialisation))
+
+        def draw(name: str) -> NDArray[np.float32]:
+            return initial_values(seed, *numbered[name], initialisation)
+
+        # NumPy draws without Python's lock, so threads draw several weights at a time.
+        drawn = in_order(self.weights, draw, min(DRAWN_AHEAD, usable_processors()))
+        self.load(lambda name: next(drawn))
 
     def load(self, values: Callable[[str], AnyArray]) -> None:
         """Write all weights, which `values` returns by name, and their copies.

@@ -14,11 +14,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from heapq import nlargest
 
 import numpy as np
 
 from llmgpu.backend import Backend
 from llmgpu.errors import DeviceError
+from llmgpu.lm.model import DRAWN_AHEAD
 from llmgpu.lm.ops.attention import BLOCK_SCORES
 from llmgpu.lm.ops.operations import GpuOperations, Operations
 from llmgpu.lm.ops.recording import Program
@@ -27,6 +29,7 @@ from llmgpu.lm.optimizers.adamw import PIECE
 from llmgpu.lm.runs.settings import RunSettings
 from llmgpu.lm.trainer import Trainer
 from llmgpu.memory import free_memory
+from llmgpu.processors import usable_processors
 
 SMALLER = "use a smaller --batch-size (and --grad-accum), --seq-len or model"
 LAYER_BYTES = 64 << 10  # of Python objects: a layer's tensors and recorded operations
@@ -111,8 +114,10 @@ def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> i
     config, options = settings.config, settings.options
     rows = options.batch_size * config.seq_len
     largest = max(weight.size for weight in config.weights())
-    # Weights are drawn, loaded and uploaded one at a time.
-    temporary = _WEIGHT_COPIES * 4 * largest
+    # Several weights are drawn at a time. They are loaded and uploaded one after the other.
+    sizes = (weight.size for weight in config.weights())
+    drawn = sum(nlargest(min(DRAWN_AHEAD, usable_processors()), sizes))
+    temporary = 4 * max(_WEIGHT_COPIES * largest, largest + drawn)
     if backend.device is None:
         row_scores = options.batch_size * config.heads * config.seq_len
         scores = min(max(BLOCK_SCORES, row_scores), row_scores * config.seq_len)
