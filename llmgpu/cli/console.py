@@ -69,6 +69,11 @@ class Reporter(Closing):
         self._said = 0  # bytes of the last reported need
         self.needed_bytes = 0  # the latest estimate
 
+    @property
+    def has_bars(self) -> bool:
+        """Whether calls are shown as bars on a terminal."""
+        return self._shows_progress and self._has_bars
+
     def need_memory(self, memory: Memory, *, is_small: bool = False) -> None:
         """Report the most memory that the job needs, unless a report so far named about as much.
 

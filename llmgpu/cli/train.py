@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -83,6 +84,7 @@ REPLACED = (
 
 def train(given: TrainCommand) -> None:
     """Train a Llama-style language model on CORPUS: text, or token files written by `tokenize`."""
+    begun = time.perf_counter()
     workers = start_workers()
     report = Reporter(quiet=given.report.quiet or not workers.is_first)
     if workers.count == 1 and (number := os.environ.get("WORLD_SIZE", "1")) != "1":
@@ -91,13 +93,14 @@ def train(given: TrainCommand) -> None:
             "llmgpu train"
         )
     with workers.all_or_none():
-        asked = _take_options(given, workers, report)
+        asked = replace(_take_options(given, workers, report), begun=begun)
         backend = None if given.resume else asked.select_new()
         check_outputs(_written(given.output, given.force), asked.inputs)
     with workers.together(say_failure), _open_folder(asked, given.output) as folder:
         with workers.first_alone():
             run, host_bytes = _open_run(asked, folder, backend)
-        summary = run.run()
+        with closing(report):
+            summary = run.run()
     if workers.is_first:
         summary |= {"estimated_memory_bytes": host_bytes}
         print_summary(report, summary, as_json=given.report.as_json)
@@ -109,7 +112,7 @@ class _Asked:
 
     device: of this worker. corpora: several with --weights. settings: for `new_settings`;
     `explicit` are the settings that were given. separator: the id of --eos, or the default one.
-    inputs: all files that are read.
+    inputs: all files that are read. begun: see `RunPlan`.
     """
 
     given: TrainCommand
@@ -123,6 +126,7 @@ class _Asked:
     inputs: list[str]
     workers: Workers
     report: Reporter
+    begun: float = 0.0
 
     def select(self, **how: Any) -> Backend:
         """Return the backend."""
@@ -252,6 +256,7 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
         init=asked.start.model,
         origin=Origin(_command(), [text.path for each in asked.corpora for text in each.files]),
         needed_bytes=needed_bytes,
+        begun=asked.begun,
     )
     run = TrainingRun(folder, plan, RunReporter(report, steps), workers)
     if workers.is_first and resume:  # last: a command that is refused changes no file
@@ -545,6 +550,11 @@ class RunReporter(RunListener):
         text = f"step {step}/{self._steps}: loss {loss:.4f}"
         self._report.line(text, step=step, steps=self._steps, loss=loss)
 
+    def on_step(self, step: int) -> None:
+        """Show the progress on a terminal, between the lines of records."""
+        if self._report.has_bars:
+            self._report("training", step, self._steps)
+
     def on_record(self, record: StepRecord, seconds_left: float) -> None:
         """Print the loss and the other logged figures, and the time left."""
         text = (
@@ -570,6 +580,9 @@ def print_summary(report: Reporter, summary: dict[str, Any], *, as_json: bool) -
     if summary["perplexity"] is not None:
         text += f"; perplexity {summary['perplexity']:,.2f}"
     report.line(f"{text}; checkpoint in {summary['checkpoint']}")
+    spent = ", ".join(f"{name} {each:.1f} s" for name, each in summary["seconds_spent"].items())
+    rate = human_count(summary["tokens_per_second_of_all"])
+    report.line(f"beside steps: {spent}; with these {rate} tokens/s")
     if "adapter" in summary:
         report.line(f"adapter for peft in {summary['adapter']}")
     if as_json:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -86,7 +88,9 @@ class StepRecord:
     of the model a second, see `ModelConfig.training_operations`; mfu: their share of what the
     device can do. seconds: of training so far. validation_loss, bits_per_byte: where evaluated.
     loss_scale: of the next step; skipped_steps: since the beginning, whose gradients overflowed at
-    their scale; both None where the loss is not scaled.
+    their scale; both None where the loss is not scaled. start_seconds, data_seconds,
+    evaluation_seconds, saving_seconds: time so far that went into other things than steps, see
+    `Spent`; None in logs of earlier versions.
     """
 
     step: int
@@ -104,6 +108,10 @@ class StepRecord:
     skipped_steps: int | None = None
     teraflops: float | None = None
     mfu: float | None = None
+    start_seconds: float | None = None
+    data_seconds: float | None = None
+    evaluation_seconds: float | None = None
+    saving_seconds: float | None = None
 
     @property
     def perplexity(self) -> float | None:
@@ -123,6 +131,42 @@ class StepRecord:
             else:  # it may be a NumPy number
                 found[name] = float(value) if math.isfinite(value) else None
         return found
+
+
+@dataclass
+class Spent:
+    """Seconds of a run that went into other things than steps.
+
+    start: before the first step of each process. data: reading batches. evaluation: held-out
+    batches, samples and the curve. saving: copying tensors, and waiting for checkpoints.
+    """
+
+    start: float = 0.0
+    data: float = 0.0
+    evaluation: float = 0.0
+    saving: float = 0.0
+
+    @classmethod
+    def until(cls, record: StepRecord) -> Self:
+        """Return the seconds up to a record; 0 where the log does not have them."""
+        return cls(*(getattr(record, f"{each.name}_seconds") or 0.0 for each in fields(cls)))
+
+    @contextmanager
+    def on(self, activity: str) -> Iterator[None]:
+        """Add the seconds of the block to an activity."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(activity, time.perf_counter() - begun)
+
+    def add(self, activity: str, seconds: float) -> None:
+        """Add seconds to an activity."""
+        setattr(self, activity, getattr(self, activity) + seconds)
+
+    def for_record(self) -> dict[str, float]:
+        """Return the fields for a `StepRecord`."""
+        return {f"{name}_seconds": seconds for name, seconds in asdict(self).items()}
 
 
 @dataclass(frozen=True)

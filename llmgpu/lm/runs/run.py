@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -52,7 +52,7 @@ from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.options import Intervals, SamplingOptions
 from llmgpu.lm.runs.loss_curve import write_loss_curve
 from llmgpu.lm.runs.memory import SMALLER, has_room_for_copies
-from llmgpu.lm.runs.records import EvaluationTotals, RunLog, StepRecord, read_log
+from llmgpu.lm.runs.records import EvaluationTotals, RunLog, Spent, StepRecord, read_log
 from llmgpu.lm.runs.run_folder import RunFolder
 from llmgpu.lm.runs.settings import RunSettings
 from llmgpu.lm.trainer import StepResult, Trainer
@@ -139,6 +139,9 @@ class RunListener(Protocol):
     def on_first_step(self, step: int, loss: float) -> None:
         """Called with the first step of this process and its loss, unless a record has them."""
 
+    def on_step(self, step: int) -> None:
+        """Called with the number of steps done, after each."""
+
     def note(self, text: str) -> None:
         """Called with a line for the user, such as how to resume the run."""
 
@@ -150,7 +153,8 @@ class RunPlan:
     source: tokens to train on. evaluation_source: tokens to evaluate on instead of a part of
     `source`. eos_id: token between documents. checkpoint: the one that the run resumes from. init:
     the model whose weights a new run begins with. origin: data and command, for the model card.
-    needed_bytes: what `training_memory` returned.
+    needed_bytes: what `training_memory` returned. begun: when the command began, by
+    `time.perf_counter`.
     """
 
     settings: RunSettings
@@ -163,6 +167,7 @@ class RunPlan:
     init: SavedModel | None = None
     origin: Origin | None = None
     needed_bytes: int
+    begun: float = field(default_factory=lambda: time.perf_counter())
 
     def token_facts(self) -> dict[str, Any]:
         """Return the facts that identify the tokens, for the log."""
@@ -214,6 +219,7 @@ class TrainingRun:
         # Load, copy or draw the weights.
         self._trainer = self._open_trainer(config)
         self._seconds = 0.0  # of training in earlier processes
+        self._spent = Spent()
         self._saved_step = -1  # of the newest checkpoint, which may still be being written
         self._saving = Background()
         self._unchanging: dict[str, bytes] = {}  # files that all checkpoints of the run have
@@ -310,6 +316,7 @@ class TrainingRun:
             raise CheckpointError(f"{self._folder.log} has no record of step {step}")
         self._last = records[-1]
         self._seconds = self._last.seconds
+        self._spent = Spent.until(self._last)
         return RunLog.resume(self._folder.log, step)
 
     def run(self) -> dict[str, Any]:
@@ -333,9 +340,14 @@ class TrainingRun:
         with log, self._saving, stop_requests() as stop:
             while self._trainer.step < self._options.steps and not number:
                 step = self._trainer.step
+                if step == self._first_step:
+                    self._spent.add("start", time.perf_counter() - self._plan.begun)
                 if step == self._first_step + 1:  # the first step compiles kernels
                     self._measured = self._paced = time.perf_counter(), step
-                self._trainer.take_step(self._step_batches(step), self._options.rate(step))
+                with self._spent.on("data"):
+                    batches = self._step_batches(step)
+                self._trainer.take_step(batches, self._options.rate(step))
+                self._listener.on_step(step + 1)
                 ends_round = self._options.ends_round(self._trainer.step)
                 if ends_round and self._options.sync_every:
                     self._check_steps()  # before the round changes the weights of a bad step
@@ -347,7 +359,8 @@ class TrainingRun:
                     number = max(self._workers.gather(stop[0] if stop else 0))
             if self._saved_step != self._trainer.step:
                 self._save()
-            self._saving.wait()
+            with self._spent.on("saving"):
+                self._saving.wait()
             self._tell_notes_of_saving()
             number = number or max(self._workers.gather(stop[0] if stop else 0))
         if self._trainer.step < self._options.steps:
@@ -390,7 +403,8 @@ class TrainingRun:
         if step % self._plan.intervals.save == 0 or step == self._decay_start:
             self._save()
         if self._samples is not None and (last or step % self._plan.intervals.sample == 0):
-            self._listener.note(f"sample of step {step}: {self._samples.take(step)}")
+            with self._spent.on("evaluation"):
+                self._listener.note(f"sample of step {step}: {self._samples.take(step)}")
             self._measured = time.perf_counter(), step
 
     def _check_steps(self) -> list[StepResult]:
@@ -416,7 +430,10 @@ class TrainingRun:
         # Evaluate and log; the rate is measured since the last mark.
         now = time.perf_counter()
         (before, measured_step), self._measured = self._measured, (now, trainer.step)
-        totals = self._evaluate() if evaluate else None
+        totals = None
+        if evaluate:
+            with self._spent.on("evaluation"):
+                totals = self._evaluate()
         rate = self._tokens(trainer.step - measured_step) / (now - before)
         teraflops = trainer.model.config.training_operations(1) * rate / 1e12
         peak, scaling = self._plan.intervals.peak_teraflops, trainer.updates.loss_scaling
@@ -436,6 +453,7 @@ class TrainingRun:
             skipped_steps=scaling.skipped if scaling else None,
             teraflops=teraflops,
             mfu=teraflops / peak if peak else None,
+            **self._spent.for_record(),
         )
         self._logged_step = trainer.step
         self._log.append(record)
@@ -445,8 +463,9 @@ class TrainingRun:
         self._listener.on_record(record, pace * (self._options.steps - trainer.step))
         # Draw the curve after each evaluation.
         if evaluate:
-            records = read_log(self._folder.log).records
-            write_loss_curve(self._folder.loss_curve, records, self._folder.path.name)
+            with self._spent.on("evaluation"):
+                records = read_log(self._folder.log).records
+                write_loss_curve(self._folder.loss_curve, records, self._folder.path.name)
             self._measured = time.perf_counter(), trainer.step  # the rate leaves evaluating out
         self._last = record
 
@@ -467,7 +486,8 @@ class TrainingRun:
             self._write_record(evaluate=False)
         self._saved_step = trainer.step
         if self._workers.is_first:
-            self._write_checkpoint()
+            with self._spent.on("saving"):
+                self._write_checkpoint()
             self._measured = time.perf_counter(), trainer.step  # the rate leaves saving out
 
     def _write_checkpoint(self) -> None:
@@ -524,7 +544,10 @@ class TrainingRun:
             self._listener.note(self._notes_of_saving.popleft())
 
     def _summary(self) -> dict[str, Any]:
-        last = self._last
+        last, spent = self._last, asdict(self._spent)
+        # The first record comes before the end of the last save, and `seconds` without the start.
+        seconds = time.perf_counter() - self._plan.begun
+        tokens = self._tokens(last.step - self._first_step)
         logged = last.to_json()  # numbers that JSON can't hold are None
         return {
             "steps": last.step,
@@ -533,6 +556,8 @@ class TrainingRun:
             "parameters": self._trainer.model.config.parameters,
             "seconds": round(last.seconds, 3),
             "tokens_per_second": round(last.tokens_per_second, 1),
+            "tokens_per_second_of_all": round(tokens / seconds, 1),
+            "seconds_spent": {name: round(value, 3) for name, value in spent.items()},
             "checkpoint": str(self._checkpoint()),
             **({"adapter": str(self._checkpoint() / ADAPTER)} if self._trainer.adapters else {}),
         }

@@ -25,7 +25,7 @@ from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs import memory
 from llmgpu.lm.runs import run as run_module
 from llmgpu.lm.runs.memory import training_memory
-from llmgpu.lm.runs.records import StepRecord
+from llmgpu.lm.runs.records import StepRecord, read_log
 from llmgpu.lm.runs.run import RunPlan, TrainingRun
 from llmgpu.lm.runs.run_folder import RunFolder, open_run_folder
 from llmgpu.lm.runs.settings import new_settings
@@ -48,6 +48,9 @@ class Heard:
 
     def on_first_step(self, step: int, loss: float) -> None:
         self._first.append((step, loss))
+
+    def on_step(self, step: int) -> None:
+        self.steps = step
 
 
 def prepared(
@@ -119,6 +122,37 @@ def test_rates_and_times_left_are_of_this_process_but_for_its_first_step(
     ]
     assert {record.tokens_per_second for record, _ in heard} == {heard[0][0].tokens / 2}
     assert [record.seconds for record, _ in heard] == [101, 103, 204, 206, 208]
+
+
+def test_a_run_says_what_took_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4 steps of 1 s: 7 s before them, batches of 2 s, evaluations of 3 s, copies of 5 s."""
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+
+    def lasting(owner: object, name: str, seconds: float) -> None:
+        real = getattr(owner, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            now[0] += seconds
+            return real(*given, **named)
+
+        monkeypatch.setattr(owner, name, call)
+
+    heard: list[tuple[StepRecord, float]] = []
+    with open_run_folder(tmp_path / "run") as folder:
+        run = prepared(folder, heard, steps=4, intervals=Intervals(log=1, evaluation=2, save=2))
+        lasting(run._trainer, "take_step", 1)
+        lasting(run._batches, "training", 2)
+        lasting(run._trainer, "losses", 3)
+        lasting(run_module, "has_room_for_copies", 5)
+        now[0] = 7.0
+        summary = run.run()
+    spent = {"start": 7.0, "data": 8.0, "evaluation": 6.0, "saving": 10.0}
+    assert summary["seconds_spent"] == spent
+    assert summary["tokens_per_second_of_all"] == round(summary["tokens"] / (7 + 4 + 8 + 6 + 10), 1)
+    last = read_log(folder.log).records[-1]
+    assert (last.start_seconds, last.data_seconds) == (7, 8)
+    assert (last.evaluation_seconds, last.saving_seconds) == (6, 5)  # saved after the record
 
 
 def test_a_summary_is_json_for_any_losses(tmp_path: Path) -> None:
