@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -48,6 +49,9 @@ def info(asked: InfoCommand) -> None:
             )
         _show(_adapter_facts(), as_json)
         return
+    if asked.plot:
+        _plot(file)
+        return
     facts = None if lists or asked.page else _file_facts(file)
     if facts is None:
         report = Reporter(quiet=asked.report.quiet)
@@ -70,8 +74,22 @@ def _check_combined(asked: InfoCommand) -> None:
         of_lists = ("tokens", "merges", "first", "search", "ids")
         refuse_given(of_lists, "can't be combined with --report")
     refuse_without_effect(InfoCommand)
+    if asked.plot:
+        others = ("tokens", "merges", "first", "search", "ids", "page", "as_json")
+        refuse_given(others, "can't be combined with --plot")
+        if asked.file is None:
+            raise click.UsageError("--plot needs the folder of a run")
     if asked.merges:
         refuse_given(("tokens", "ids"), "can't be combined with --merges")
+
+
+def _plot(folder: str) -> None:
+    """Print the losses of a run."""
+    from llmgpu.lm.runs.loss_curve import plot_losses
+    from llmgpu.lm.runs.records import read_log
+    from llmgpu.lm.runs.run_folder import RunFolder
+
+    print_result(plot_losses(read_log(RunFolder(Path(folder)).log).records))
 
 
 def _open_vocabulary(asked: InfoCommand, file: str, report: Reporter) -> Vocabulary:

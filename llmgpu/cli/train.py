@@ -505,6 +505,8 @@ def announce(
         require_free(host_bytes, free_memory())
     report.line(_description(asked, backend, workers))
     report.note_missing_engine(backend)
+    if asked.options.learning_rate == 0:
+        report.note("--lr 0 leaves all weights as they are")
     report.need_memory(Memory(host_bytes, 0 if backend.device is None else needed_bytes))
 
 

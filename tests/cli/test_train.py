@@ -70,6 +70,8 @@ def test_a_run_leaves_a_log_a_curve_and_a_model(
     made = llmgpu("generate", "run", "--prompt", "the", "--max-new-tokens", "5", "--ignore-eos")
     assert made.returncode == 0, made.stderr
     assert made.stdout.startswith(b"the")
+    plot = llmgpu("info", "run", "--plot").stdout.decode()
+    assert plot.startswith("loss, nats per token") and "at step 8" in plot.splitlines()[-1]
     told = json.loads(llmgpu("info", "run", "--json").stdout)
     assert (told["step"], told["checkpoints"]) == (8, "step-00000008")
     assert told["bits per byte"] == log.records[-1].bits_per_byte
@@ -379,6 +381,11 @@ def test_a_loss_that_is_no_number_stops_the_run(llmgpu: Run, corpus: Path, vocab
     done = llmgpu(*command, *extra)
     fails(done, 1, "is not finite")
     assert done.stderr.endswith(b"try a lower --lr, more --warmup-steps\n")
+
+
+def test_a_rate_of_zero_gets_a_note(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    done = llmgpu(*TRAIN, "--steps", "2", "--device", "cpu", "--lr", "0", "--min-lr", "0")
+    assert done.returncode == 0 and b"note: --lr 0 leaves all weights as they are" in done.stderr
 
 
 def test_half_precision_gives_up_where_no_scale_helps(

@@ -36,6 +36,7 @@ class InfoCommand:
         "Text for --report, which then plots bytes per token by number of merges. Repeatable.",
         "--on", metavar="PATH", many=True, needs=("page",), needs_words="needs --report PAGE")
     force: bool = groups.force(needs=("page",), needs_words="needs --report PAGE")
+    plot: bool = option(False, bool, "Draw the losses of a run in plain characters.")
     report: ReportOptions = group(ReportOptions)
     # fmt: on
 
@@ -57,6 +58,7 @@ def info(asked: InfoCommand) -> None:
       llmgpu info v.bin --report v.html --on corpus.txt
       llmgpu info corpus.bin
       llmgpu info run
+      llmgpu info run --plot
     """
 
 

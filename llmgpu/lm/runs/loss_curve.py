@@ -65,6 +65,36 @@ def draw_loss_curve(records: Sequence[StepRecord], title: str) -> str:
     )
 
 
+def plot_losses(records: Sequence[StepRecord], columns: int = 72, rows: int = 18) -> str:
+    """Return the losses of `records` in plain characters, for a terminal.
+
+    columns, rows: of the area with the marks, "." for training and "o" for validation.
+    """
+    losses = {
+        "training": _points([(record.step, record.loss) for record in records]),
+        "validation": _points([(record.step, record.validation_loss) for record in records]),
+    }
+    everything = np.concatenate([*losses.values()])
+    if not len(everything):
+        return "no losses yet"
+    x = step_axis(int(everything[:, 0].max()), 0, columns - 1)
+    y = value_axis(everything[:, 1], rows - 1, 0)
+    # Marks by row and column; those of validation come last, so they stay visible.
+    area = [[" "] * columns for _ in range(rows)]
+    for mark, points in zip(".o", losses.values(), strict=True):
+        for across, down in zip(x.place(points[:, 0]), y.place(points[:, 1]), strict=True):
+            area[round(down)][round(across)] = mark
+    # Labels of both axes; each number across ends below its tick.
+    labels = {round(at): label for at, label in y.marks()}
+    lines = [f"{labels.get(n, ''):>9} |{''.join(row)}".rstrip() for n, row in enumerate(area)]
+    steps = ""
+    for at, label in x.marks():
+        steps += label.rjust(max(round(at) + 1 - len(steps), len(label) + (steps != "")))
+    lines += [f"{'':9} +{'-' * columns}", f"{'':11}{steps}"]
+    name = "loss, nats per token (logarithmic)" if y.is_log else "loss, nats per token"
+    return "\n".join([f"{name}; . training, o validation", *lines, _summary(losses)])
+
+
 def _points(values: Sequence[tuple[int, float | None]]) -> Points:
     """Return the values that can be drawn, (n, 2)."""
     known = [(step, loss) for step, loss in values if loss is not None and abs(loss) < _LARGEST]

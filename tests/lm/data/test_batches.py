@@ -192,7 +192,8 @@ def test_the_fewest_tokens_there_can_be(tmp_path: Path, count: int) -> None:
 @pytest.mark.parametrize(
     ("count", "options", "message"),
     [
-        (0, {}, r"^0 tokens are too few: .* 8 for training and 1 for evaluation take 17; use more"),
+        (1, {}, r"^the corpus is empty: training takes at least 17 tokens of text$"),
+        (2, {}, r"^2 tokens are too few: .* 8 for training and 1 for evaluation take 17; use more"),
         (16, {}, r"^16 tokens are too few.* or hold out less for evaluation$"),
         (8, {"evaluation_fraction": 0.0}, r"^8 tokens .* training take 9; .* sequence length$"),
         (100, {"evaluation_fraction": 0.99}, r"^100 tokens .* 12 for evaluation take 105"),

@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from llmgpu.charts.axes import Axis, step_axis, value_axis
 from llmgpu.errors import OutputError
 from llmgpu.input_files import printable
-from llmgpu.lm.runs.loss_curve import HEIGHT, MOST_POINTS, WIDTH, draw_loss_curve, write_loss_curve
+from llmgpu.lm.runs.loss_curve import (
+    HEIGHT,
+    MOST_POINTS,
+    WIDTH,
+    draw_loss_curve,
+    plot_losses,
+    write_loss_curve,
+)
 from llmgpu.lm.runs.records import StepRecord
 from tests.lm.runs.test_records import record_of
 
@@ -206,3 +213,30 @@ def test_the_file(tmp_path: Path) -> None:
     assert style.count("prefers-color-scheme: dark") == 1
     with pytest.raises(OutputError, match=r"can't write .*loss.svg"):
         write_loss_curve(tmp_path / "missing" / "loss.svg", records, "")
+
+
+def test_losses_are_plotted_in_plain_characters() -> None:
+    plot = plot_losses(records_of([4.0, 3.0, 2.0, 2.0], every=4), columns=31, rows=6).splitlines()
+    assert plot[0] == "loss, nats per token; . training, o validation"
+    assert plot[1:9] == [
+        "        4 |        .",
+        "      3.5 |",
+        "        3 |               .",
+        "          |",
+        "      2.5 |                              o",
+        "        2 |                      .       .",
+        "          +-------------------------------",
+        "           0      10     20     30      40",
+    ]
+    assert plot[9] == "training loss 2 at step 40, validation loss 2.5 at step 40"
+
+
+@pytest.mark.parametrize("losses", [[], [math.nan], [math.inf]])
+def test_without_losses_there_is_nothing_to_plot(losses: list[float]) -> None:
+    assert plot_losses(records_of(losses)) == "no losses yet"
+
+
+@given(st.lists(st.floats(), max_size=30))
+def test_any_losses_are_plotted(losses: list[float]) -> None:
+    plot = plot_losses(records_of(losses, every=3))
+    assert plot.isascii() and max(map(len, plot.splitlines()[:-1]), default=0) <= 84
