@@ -99,7 +99,7 @@ def train(given: TrainCommand) -> None:
     with workers.together(say_failure), _open_folder(asked, given.output) as folder:
         with workers.first_alone():
             run, host_bytes = _open_run(asked, folder, backend)
-        with closing(report):
+        with report:
             summary = run.run()
     if workers.is_first:
         summary |= {"estimated_memory_bytes": host_bytes}
