@@ -27,13 +27,11 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import PADDING, offsets_of, ranges
+from llmgpu.bpe.arrays import offsets_of, ranges
 from llmgpu.errors import VocabularyError
 
 NO_TOKEN = 0xFFFFFFFF
 BLOCK_NODES = 1 << 18
-_FEW_BYTES = 64  # compared for all pairs of tokens together
-_MANY_BYTES = 1 << 16  # compared at once of two tokens
 
 # some nodes, and the edges that leave these nodes
 Block = tuple[NDArray[np.uint32], NDArray[np.uint32]]
@@ -155,55 +153,20 @@ def sort_tokens(tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.integer
     distinct = list(compress(listed, is_first))
     lengths = np.fromiter(map(len, distinct), np.int64, len(distinct))
     found = numbers[np.array(order, np.int64)[is_first]]
-    return SortedTokens(distinct, found, lengths, _shared_prefixes(distinct))
+    shared = np.zeros(len(distinct), np.int64)
+    shared[1:] = list(map(_shared_prefix, distinct, distinct[1:]))
+    return SortedTokens(distinct, found, lengths, shared)
 
 
-def _shared_prefixes(tokens: list[bytes]) -> NDArray[np.int64]:
-    """Count the leading bytes that each token shares with the token before: int64 (t,).
-
-    Eight bytes at a time, except for the few tokens that share many.
-    """
-    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
-    limits = np.minimum(lengths, np.concatenate([np.zeros(1, np.int64), lengths])[:-1])
-    starts = offsets_of(np.minimum(lengths, _FEW_BYTES))[:-1]
-    head = operator.itemgetter(slice(_FEW_BYTES))
-    heads = b"".join(map(head, tokens)) + bytes(PADDING)
-    loads = np.ndarray((len(heads) - 7,), "<u8", heads, 0, (1,))
-    shared = np.zeros(len(tokens), np.int64)
-    active = np.flatnonzero(limits)
-    for done in range(0, _FEW_BYTES, 8):
-        difference = loads[starts[active] + done] ^ loads[starts[active - 1] + done]
-        equal = difference == 0
-        shared[active] = done + np.where(equal, 8, _lowest_byte(difference))
-        active = active[equal & (limits[active] > done + 8)]
-    for place in active.tolist():
-        shared[place] = _shared_prefix(tokens[place - 1], tokens[place], int(limits[place]))
-    np.minimum(shared, limits, out=shared)
-    return shared
-
-
-def _lowest_byte(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the index of the lowest nonzero byte of each nonzero number."""
-    lowest_bit = numbers & (~numbers + np.uint64(1))
-    exponents = np.frexp(lowest_bit.astype(np.float64))[1]
-    lowest: NDArray[np.int64] = (exponents.astype(np.int64) - 1) >> 3
-    return lowest
-
-
-def _shared_prefix(left: bytes, right: bytes, length: int) -> int:
-    """Count the leading bytes, of the first `length`, that two strings share."""
-    for done in range(0, length, _MANY_BYTES):
-        end = min(done + _MANY_BYTES, length)
-        one, other = left[done:end], right[done:end]
-        if one != other:
-            # As big-endian numbers, the strings' highest different bit is in the first different
-            # byte.
-            difference = int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
-            return end - (difference.bit_length() + 7) // 8
-    return length
-
-
-_MOST_LEVELS = 512  # of a trie whose paths are all followed at once
+def _shared_prefix(left: bytes, right: bytes) -> int:
+    """Count the leading bytes that two strings share."""
+    length = min(len(left), len(right))
+    left, right = left[:length], right[:length]
+    if left == right:
+        return length
+    # As big-endian numbers, the strings' highest different bit is in the first different byte.
+    difference = int.from_bytes(left, "big") ^ int.from_bytes(right, "big")
+    return length - (difference.bit_length() + 7) // 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,15 +214,11 @@ def validate_trie(
 
     Nothing larger than a small multiple of `trie` and `tokens` is allocated.
     """
-    if trie.longest > _MOST_LEVELS:
-        is_valid = _is_compiled(trie, sort_tokens(tokens, ids))
-    else:
-        is_valid = _is_tree(trie) and _spells(trie, tokens, np.asarray(ids, np.int64))
-    if not is_valid:
+    if not _is_equal(trie, sort_tokens(tokens, ids)):
         raise VocabularyError("the trie does not match the tokens")
 
 
-def _is_compiled(trie: Trie, tokens: SortedTokens) -> bool:
+def _is_equal(trie: Trie, tokens: SortedTokens) -> bool:
     if (len(trie.nodes), trie.longest) != (tokens.num_nodes, tokens.longest):
         return False
     first_node = first_edge = 0
@@ -272,86 +231,3 @@ def _is_compiled(trie: Trie, tokens: SortedTokens) -> bool:
             return False
         first_node, first_edge = last_node, last_edge
     return len(trie.edges) == first_edge
-
-
-def _is_tree(trie: Trie) -> bool:
-    """Whether nodes are in breadth-first order, siblings ascend, and every leaf has a token."""
-    first_child, children, token_ids = trie.nodes.T
-    labels, targets = trie.edges.T
-    total = len(labels)
-    if len(children) != total + 1 or children.sum(dtype=np.uint64) != total:
-        return False
-    numbers = np.arange(1, total + 1, dtype=np.uint32)
-    parents = _parents_of(trie)
-    ends = np.cumsum(children, dtype=np.uint32)
-    ascend = (labels[1:] > labels[:-1]) | (parents[1:] != parents[:-1])
-    is_leaf = children == 0
-    is_leaf[0] = False  # the root of no tokens
-    return bool(
-        np.array_equal(targets, numbers)
-        and np.array_equal(first_child, np.where(children > 0, ends - children, 0))
-        and (parents < numbers).all()
-        and (labels < 256).all()
-        and ascend.all()
-        and token_ids[0] == NO_TOKEN
-        and (token_ids[is_leaf] != NO_TOKEN).all()
-    )
-
-
-def _parents_of(trie: Trie) -> NDArray[np.uint32]:
-    """Return the parent of each node but the root."""
-    return np.repeat(np.arange(len(trie.nodes), dtype=np.uint32), trie.nodes[:, 1])
-
-
-def _spells(trie: Trie, tokens: Sequence[bytes], ids: NDArray[np.int64]) -> bool:
-    """Whether the path to each node with a token spells the token, and no token is missing."""
-    node_ids = trie.nodes[:, 2]
-    nodes = np.flatnonzero(node_ids != NO_TOKEN).astype(np.uint32)
-    found = node_ids[nodes]
-    order = np.argsort(ids, kind="stable")
-    numbers = np.searchsorted(ids[order], found)
-    if len(nodes) and numbers.max() >= len(ids):
-        return False
-    numbers = order[numbers]
-    if (ids[numbers] != found).any() or not _are_all_there(tokens, order, numbers):
-        return False
-    data = np.frombuffer(b"".join(tokens), np.uint8)
-    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
-    ends = np.cumsum(lengths)[numbers]
-    lengths = lengths[numbers]
-    if int(lengths.max(initial=0)) != trie.longest or not lengths.all():
-        return False
-    # Follow all paths at once from their ends to the root, a byte of each a step. The longest paths
-    # come first, so that the paths not yet at the root are always the first in the arrays.
-    longest_first = np.argsort(-lengths, kind="stable")
-    nodes, ends = nodes[longest_first], ends[longest_first]
-    longer = len(lengths) - np.cumsum(np.bincount(lengths, minlength=trie.longest + 1))
-    labels, parents = trie.edges[:, 0].astype(np.uint8), _parents_of(trie)
-    for step in range(trie.longest):
-        active = int(longer[step])
-        edges = nodes[:active] - np.uint32(1)
-        if (labels[edges] != data[ends[:active] - (step + 1)]).any():
-            return False
-        nodes[:active] = parents[edges]
-        rest = int(longer[step + 1])
-        if not nodes[:rest].all() or nodes[rest:active].any():
-            return False  # a path is shorter or longer than its token
-    return True
-
-
-def _are_all_there(
-    tokens: Sequence[bytes], order: NDArray[np.int64], numbers: NDArray[np.int64]
-) -> bool:
-    """Whether `numbers` are the first in `order` of each distinct token, without repeats."""
-    is_there = np.zeros(len(tokens), np.bool_)
-    is_there[numbers] = True
-    missing = np.flatnonzero(~is_there).tolist()
-    if int(is_there.sum()) != len(numbers):
-        return False
-    if not any(tokens[number] for number in missing):
-        return True  # empty tokens have no node
-    firsts: dict[bytes, int] = {}
-    for number in order.tolist():
-        firsts.setdefault(tokens[number], number)
-    firsts.pop(b"", None)
-    return sorted(firsts.values()) == sorted(numbers.tolist())
