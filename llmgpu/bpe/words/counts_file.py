@@ -7,7 +7,7 @@
 - The words follow, sorted by their bytes: all lengths (32 bits), all counts (64 bits), both
   little-endian, then all bytes. The SHA-256 of everything before comes last.
 - The same counts give the same bytes, and the sum of the files of parts is the file of the whole.
-- A file is checked from front to back before it is used, in memory of a few times its size.
+- A file is checked from front to back before it is used.
 - To add up files, all files are read at the same time and merged into a temporary file: memory
   does not grow with the words.
 
@@ -22,12 +22,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgpack
 import numpy as np
@@ -44,6 +44,7 @@ from llmgpu.bpe.words.distinct_words import (
     DistinctWords,
     WordCounts,
     add_up,
+    join,
 )
 from llmgpu.bpe.words.spilling import RunFile, WordAccumulator, merge_runs
 from llmgpu.closing import Closing
@@ -151,26 +152,9 @@ def load_counts(
     """
     if is_parquet(path):
         return read_parquet(path, pattern, separators)
-    with _errors_of(path), open(path, "rb") as stream:
-        status = os.fstat(stream.fileno())
-        most = status.st_size + 1 if stat.S_ISREG(status.st_mode) else _MAX_HEADER_BYTES
-        block_bytes = min(most, _MAX_HEADER_BYTES)  # reading allocates as much
-        blocks = [stream.read(block_bytes)]
-        header, length = _read_header(blocks[0])
-        left = length + _content_bytes(header) - len(blocks[0])
-        while left >= 0 and (block := stream.read(block_bytes)):
-            blocks.append(block)  # at most one block too many, because a device would never end
-            left -= len(block)
-        data = b"".join(blocks)
-        del blocks
-    with _errors_of(path):
-        words = _read_words(memoryview(data)[length:-_HASH_BYTES], header)
-        if hashlib.sha256(memoryview(data)[:-_HASH_BYTES]).digest() != data[-_HASH_BYTES:]:
-            raise _UnfitError("damaged: its SHA-256 does not match its content")
-        _check_words(words)
-        if words.text_bytes != header["text_bytes"]:
-            raise _sum_error(header)
-    return _counts_of(words, header, path)
+    with CountsReader(path) as file:
+        words = join([*file.blocks(_BLOCK_BYTES)])
+    return replace(file.facts, words=words)
 
 
 class CountsReader(Closing):
@@ -182,17 +166,23 @@ class CountsReader(Closing):
     def __init__(self, path: str | Path) -> None:
         """Open a file and read it to its end once; raises InputError as `load_counts` does."""
         self._path = path
-        with _errors_of(self._path):
-            self._stream = open(path, "rb")  # noqa: SIM115 (closed by `close`)
+        with _errors_of(path):
+            self._stream = _open_seekable(path)
         try:
-            with _errors_of(self._path):
-                header = self._check_whole()
+            with _errors_of(path):
+                self._header = header = self._check_whole()
         except BaseException:
             self.close()
             raise
-        self._header = header
         self.text_bytes: int = header["text_bytes"]
-        self.facts = _counts_of(NO_WORDS, header, path)
+        self.facts = WordCounts(
+            NO_WORDS,
+            header["documents"],
+            header["pattern"],
+            tuple(header["separators"]),
+            source=str(path),
+            unicode=header.get("unicode", DEFAULT_VERSION),
+        )
 
     def close(self) -> None:
         """Close the file."""
@@ -215,6 +205,8 @@ class CountsReader(Closing):
                 ends = np.cumsum(lengths.astype(np.int64))
                 count = max(1, int(np.searchsorted(ends, block_bytes, side="right")))
                 offsets = offsets_of(lengths[:count])
+                if begin + offsets[-1] > data_bytes:
+                    raise _UnfitError("damaged: the lengths of its words do not match its data")
                 data = self._column(data_begin, np.dtype(np.uint8), begin, int(offsets[-1]))
                 counts = self._column(counts_begin, _COUNT, first, count).astype(np.int64)
                 block = DistinctWords(data, offsets, counts)
@@ -230,11 +222,14 @@ class CountsReader(Closing):
 
     def _check_whole(self) -> dict[str, Any]:
         """Return the header of a file whose length and digest are right."""
-        header, self._begin = _read_header(self._stream.read(_MAX_HEADER_BYTES))
+        size = self._stream.seek(0, os.SEEK_END)
+        self._stream.seek(0)
+        # Reading allocates as much as it asks for: of a small file, no more than the file has.
+        header, self._begin = _read_header(self._stream.read(min(size, _MAX_HEADER_BYTES)))
         left = self._begin + _content_bytes(header) - _HASH_BYTES
         digest = hashlib.sha256()
         self._stream.seek(0)
-        while left and (block := self._stream.read(min(left, _MAX_HEADER_BYTES))):
+        while left and (block := self._stream.read(min(left, size, _MAX_HEADER_BYTES))):
             digest.update(block)
             left -= len(block)
         if left or self._stream.read(_HASH_BYTES + 1) != digest.digest():
@@ -385,30 +380,19 @@ def _content_bytes(header: dict[str, Any]) -> int:
     return int(numbers + header["data_bytes"] + _HASH_BYTES)
 
 
-def _counts_of(words: DistinctWords, header: dict[str, Any], path: str | Path) -> WordCounts:
-    return WordCounts(
-        words,
-        header["documents"],
-        header["pattern"],
-        tuple(header["separators"]),
-        source=str(path),
-        unicode=header.get("unicode", DEFAULT_VERSION),
-    )
-
-
-def _read_words(content: memoryview, header: dict[str, Any]) -> DistinctWords:
-    """Return the words after the header, lengths and counts unchecked."""
-    count, data_bytes = header["words"], header["data_bytes"]
-    lengths_end = count * _LENGTH.itemsize
-    counts_end = lengths_end + count * _COUNT.itemsize
-    size = counts_end + data_bytes
-    if len(content) != size:
-        raise _UnfitError(f"damaged or cut short: {len(content):,} bytes of words, not {size:,}")
-    offsets = offsets_of(np.frombuffer(content[:lengths_end], _LENGTH))
-    counts: NDArray[np.int64] = np.frombuffer(content[lengths_end:counts_end], _COUNT)
-    return DistinctWords(
-        np.frombuffer(content[counts_end:], np.uint8), offsets, counts.astype(np.int64)
-    )
+def _open_seekable(path: str | Path) -> BinaryIO:
+    """Open a file; of a pipe, read what its header announces, and one byte more if there is one."""
+    stream = open(path, "rb")  # noqa: SIM115 (closed by the reader)
+    if stream.seekable():
+        return stream
+    with stream:
+        blocks = [stream.read(_MAX_HEADER_BYTES)]
+        header, begin = _read_header(blocks[0])
+        left = begin + _content_bytes(header) + 1 - len(blocks[0])
+        while left > 0 and (block := stream.read(min(left, _MAX_HEADER_BYTES))):
+            blocks.append(block)
+            left -= len(block)
+    return BytesIO(b"".join(blocks))
 
 
 def _sum_error(header: dict[str, Any]) -> _UnfitError:
@@ -417,9 +401,6 @@ def _sum_error(header: dict[str, Any]) -> _UnfitError:
 
 def _check_words(words: DistinctWords) -> None:
     lengths = words.lengths
-    # Lengths have 32 bits and there is a file's worth of them, so their sum can't have overflowed.
-    if words.offsets[-1] != len(words.data):
-        raise _UnfitError("damaged: the lengths of its words do not match its data")
     if len(words) and not 1 <= lengths.min() <= lengths.max() <= MAX_WORD_BYTES:
         raise _UnfitError("damaged: a word has no bytes, or too many")
     if len(words) and words.counts.min() < 1:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
+import threading
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
@@ -374,3 +376,22 @@ def test_bytes_after_a_file_that_is_read_in_whole_blocks(
     monkeypatch.setattr(counts_file, "_MAX_HEADER_BYTES", len(data))
     assert len(load_counts(tmp_path / "c").words) == len(SAMPLE)
     assert "damaged" in refusal(tmp_path / "c", data + b"x")
+
+
+def test_counts_are_read_from_a_pipe(tmp_path: Path) -> None:
+    data = written(tmp_path / "c", SAMPLE)
+    os.mkfifo(tmp_path / "pipe")
+
+    def load(content: bytes) -> WordCounts:
+        writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(content,))
+        writer.start()
+        try:
+            return load_counts(tmp_path / "pipe")
+        finally:
+            writer.join()
+
+    assert listed(load(data).words) == listed(load_counts(tmp_path / "c").words)
+    with pytest.raises(InputError, match="damaged"):
+        load(data + b"x")
+    with pytest.raises(InputError, match="damaged"):
+        load(data[:-1])
