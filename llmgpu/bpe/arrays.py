@@ -148,21 +148,8 @@ def is_ascending(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> bool:
 
     Arguments as for `sort_by_bytes`.
     """
-    padded = np.concatenate([data, np.zeros(_KEY_BYTES + 1, np.uint8)])
-    starts, lengths = offsets[:-1], np.diff(offsets)
-    lower = np.arange(len(lengths) - 1)  # strings equal to the next string so far
-    for done in range(0, _LONG_BYTES, _KEY_BYTES):
-        keys = _string_keys(padded, starts[lower] + done, lengths[lower] - done)
-        above = _string_keys(padded, starts[lower + 1] + done, lengths[lower + 1] - done)
-        tied = keys == above
-        if (keys > above).any() or (keys[tied] & _LAST_BYTE != _MORE).any():
-            return False
-        lower = lower[tied]
-
-    def spell(string: int) -> bytes:
-        return data[offsets[string] : offsets[string + 1]].tobytes()
-
-    return all(spell(string) < spell(string + 1) for string in lower.tolist())
+    order, same = sort_by_bytes(data, offsets)
+    return not same.any() and np.array_equal(order, np.arange(len(order)))
 
 
 def _string_keys(

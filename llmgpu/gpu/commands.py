@@ -24,7 +24,6 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu.adapters import Buffer, OpenedAdapter, aligned
 from llmgpu.gpu.driver import BufferMap, BufferUsage, FastPass
 from llmgpu.gpu.kernel import BoundKernel
-from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
 
 MAX_GROUPS = 65_535  # workgroups in one dimension of a dispatch
@@ -176,28 +175,17 @@ class Commands:
             times[label] = times.get(label, 0.0) + span * 1e-9
 
 
-COPY_PIECES = 1 << 20, 4 << 20  # least and most bytes copied by a thread at a time
+FEW_BYTES = 1 << 20  # one thread copies them as fast
 COPY_THREADS = min(12, usable_processors())  # beyond 12, memory is the limit
 
 
 def parallel_copy(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
-    """Copy bytes between contiguous arrays of one length with several threads."""
-    least, most = COPY_PIECES
-    loaded = library() if len(source) > least else None
-    if loaded is not None:  # C threads don't wait for Python's lock
-        loaded.llmgpu_copy(address_of(target), address_of(source), len(source), COPY_THREADS)
-        return
-    size = min(max(len(source) // COPY_THREADS, least), most)
-    pieces = range(0, len(source), size)
-    if len(pieces) == 1:
+    """Copy bytes between contiguous arrays of one length; the CPU engine uses several threads."""
+    loaded = library() if len(source) > FEW_BYTES else None
+    if loaded is None:
         target[:] = source
         return
-
-    def copy(start: int) -> None:
-        target[start : start + size] = source[start : start + size]
-
-    for _ in in_order(pieces, copy, len(pieces), threads=COPY_THREADS):
-        pass
+    loaded.llmgpu_copy(address_of(target), address_of(source), len(source), COPY_THREADS)
 
 
 class Staging:

@@ -22,7 +22,7 @@ from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.slice_pipeline import SLOTS, begin_slots, made_slots, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.words.count_host import count_slice
-from llmgpu.bpe.words.distinct_words import DistinctWords
+from llmgpu.bpe.words.distinct_words import NO_WORDS, DistinctWords, list_words
 from llmgpu.bpe.words.spilling import OnWords, WordAccumulator, no_words
 from llmgpu.bpe.words.word_table_gpu import (
     FIRST_WORDS,
@@ -136,7 +136,8 @@ class GpuWordCounter:
             if state["undecided"]:
                 state = self._mark_on_host(slot)
             if state["long"]:
-                self._words.add(_as_distinct(slot.read_long_words(MAX_WORD)))
+                long_words = slot.read_long_words(MAX_WORD)
+                self._words.add(list_words(Counter(word.tobytes() for word in long_words)))
             with self._lock:
                 left = 0
                 while state["pending"]:
@@ -182,8 +183,7 @@ class GpuWordCounter:
         """Return all words with their counts and empty the table."""
         words = int(self.table.read_state()["words"])
         if words == 0:
-            none = np.empty(0, np.int64)
-            return DistinctWords(np.empty(0, np.uint8), np.zeros(1, np.int64), none)
+            return NO_WORDS
         counts = self._total_counts(words)
         data, offsets = self._pack(words)
         self.table.clear()
@@ -242,10 +242,3 @@ class _Slot(WordSlot):
         for kernel in others:
             commands.dispatch(kernel, table.groups)
         self.submit_with_state(commands, table)
-
-
-def _as_distinct(words: list[NDArray[np.uint8]]) -> DistinctWords:
-    counts = Counter(word.tobytes() for word in words)
-    offsets = offsets_of(np.fromiter(map(len, counts), np.int64, len(counts)))
-    data = np.frombuffer(b"".join(counts), np.uint8)
-    return DistinctWords(data, offsets, np.fromiter(counts.values(), np.int64, len(counts)))
