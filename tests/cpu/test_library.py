@@ -248,5 +248,5 @@ def test_counts_have_64_bits() -> None:
     for k in range(60):
         expected[k % 2] += expected[1 - k % 2]
     for k, counter in enumerate(counters):
-        assert counter.words()[2].tolist() == [expected[k]]
+        assert counter.arrays()[2].tolist() == [expected[k]]
     assert min(expected) > 1 << 32

@@ -134,7 +134,44 @@ class GpuGreedyEncoder:
         self, reader: SliceSource, allocate: Allocate = new_ids
     ) -> Generator[EncodedSlice, None, None]:
         """Yield the ids of all slices of `reader` in order; see `encode`."""
-        return _Run(self, reader, allocate).slices()
+        slots, self._idle = self._idle, []
+        shared = slots[0].shared if slots else self.make_shared_buffers()
+        first_state = np.zeros(STATE_WORDS, np.uint32)
+        first_state[STATE_UNMATCHED] = NO_BYTE
+        self._device.write(shared["slice_state"], first_state)
+        carry = 0  # offset of the first token in the next slice
+        for slot, piece in submitted_slices(
+            reader, slots, lambda: _Slot(self, shared), self._slice_bytes
+        ):
+            if piece.oversized:
+                yield self.encode_on_host(piece)
+                continue
+            is_decided, state = slot.wait()
+            if not is_decided:
+                yield self.encode_on_host(slot.read_slice(piece))
+                continue
+            ids = allocate(int(state[STATE_TOTAL]))
+            slot.fetch(ids)
+            if state[STATE_UNMATCHED] != NO_BYTE:
+                offset = piece.offset + int(state[STATE_UNMATCHED])
+                raise NoTokenError(int(state[STATE_UNMATCHED_BYTE]), offset)
+            starts = self._document_starts(ids, carry, piece.document_starts)
+            carry = int(state[STATE_CARRY])
+            yield EncodedSlice(ids, starts, piece.main_end, piece.closed)
+        self._idle = slots
+
+    def _document_starts(
+        self, ids: NDArray[np.uint32], carry: int, positions: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Turn positions in the slice's bytes into positions in its ids.
+
+        carry: offset of the first token.
+        """
+        if len(positions) == 0 or positions[-1] == 0:
+            return np.zeros(len(positions), np.int64)
+        lengths = self._vocabulary.token_spans[ids]
+        token_starts = carry + np.cumsum(lengths) - lengths
+        return np.searchsorted(token_starts, positions, side="left")
 
 
 class _Slot:
@@ -221,54 +258,6 @@ class _Slot:
         if len(ids):
             self._ids_copy.start(self._compact, ids.nbytes)
             self._ids_copy.finish(ids.view(np.uint8))
-
-
-class _Run:
-    """One text that is being encoded."""
-
-    def __init__(self, encoder: GpuGreedyEncoder, reader: SliceSource, allocate: Allocate) -> None:
-        self._encoder, self._reader, self._allocate = encoder, reader, allocate
-        self._lengths = encoder._vocabulary.token_spans
-        self._carry = 0  # offset of the first token in the next slice
-
-    def slices(self) -> Generator[EncodedSlice, None, None]:
-        encoder = self._encoder
-        slots, encoder._idle = encoder._idle, []
-        shared = slots[0].shared if slots else encoder.make_shared_buffers()
-        state = np.zeros(STATE_WORDS, np.uint32)
-        state[STATE_UNMATCHED] = NO_BYTE
-        encoder._device.write(shared["slice_state"], state)
-        for slot, piece in submitted_slices(
-            self._reader, slots, lambda: _Slot(encoder, shared), encoder._slice_bytes
-        ):
-            if piece.oversized:
-                yield encoder.encode_on_host(piece)
-            else:
-                yield self._collect(slot, piece)
-        encoder._idle = slots
-
-    def _collect(self, slot: _Slot, piece: Slice) -> EncodedSlice:
-        decided, state = slot.wait()
-        if not decided:
-            return self._encoder.encode_on_host(slot.read_slice(piece))
-        ids = self._allocate(int(state[STATE_TOTAL]))
-        slot.fetch(ids)
-        if state[STATE_UNMATCHED] != NO_BYTE:
-            offset = piece.offset + int(state[STATE_UNMATCHED])
-            raise NoTokenError(int(state[STATE_UNMATCHED_BYTE]), offset)
-        starts = self._document_starts(ids, piece.document_starts)
-        self._carry = int(state[STATE_CARRY])
-        return EncodedSlice(ids, starts, piece.main_end, piece.closed)
-
-    def _document_starts(
-        self, ids: NDArray[np.uint32], positions: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Turn positions in the slice's bytes into positions in its ids."""
-        if len(positions) == 0 or positions[-1] == 0:
-            return np.zeros(len(positions), np.int64)
-        lengths = self._lengths[ids]
-        token_starts = self._carry + np.cumsum(lengths) - lengths
-        return np.searchsorted(token_starts, positions, side="left")
 
 
 def _positions_per_thread(device: Device, vocabulary: Vocabulary) -> int:

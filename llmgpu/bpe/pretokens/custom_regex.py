@@ -17,8 +17,8 @@ import importlib
 import json
 import re
 import time
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -112,29 +112,25 @@ def _check_cost(expression: str) -> None:
             )
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class HostPattern(DocumentPattern):
     """A pattern of expressions; the host marks, the kernel only passes documents on.
 
     Each expression cuts the pieces left by the expressions before it, as if a piece were the whole
-    text.
+    text. LlmgpuError if an expression is wrong or can't be compiled here.
+
+    expressions: in the order in which they cut.
     """
 
-    def __init__(self, prefix: str, described: str) -> None:
-        """Compile the expressions; LlmgpuError if an expression is wrong or can't be compiled here.
+    expressions: tuple[str, ...]
+    kernel: str = "none"
+    spellings: Mapping[str, str | None] = field(
+        default_factory=lambda: {"tiktoken": None, "huggingface": None}
+    )
 
-        prefix, described: together the name of the pattern; `described` alone is its expression.
-        """
-        none: dict[str, str | None] = {"tiktoken": None, "huggingface": None}
-        super().__init__(
-            name=prefix + described, expression=described, kernel="none", spellings=none
-        )
+    def __post_init__(self) -> None:
         for expression in self.expressions:
             compile_expression(expression)
-
-    @property
-    @abstractmethod
-    def expressions(self) -> tuple[str, ...]:
-        """The expressions, in the order in which they cut."""
 
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
         """Mark starts in whole documents; see `Pattern.mark`."""
@@ -179,12 +175,8 @@ class RegexPattern(HostPattern):
 
     def __init__(self, expression: str) -> None:
         """Take a regular expression; LlmgpuError if it is wrong or can't be compiled here."""
-        super().__init__(REGEX_PREFIX, expression)
-
-    @property
-    def expressions(self) -> tuple[str, ...]:
-        """The only expression."""
-        return (self.expression,)
+        name = REGEX_PREFIX + expression
+        super().__init__(name=name, expression=expression, expressions=(expression,))
 
 
 class SplitsPattern(HostPattern):
@@ -202,12 +194,8 @@ class SplitsPattern(HostPattern):
             expressions = None
         if not _is_splits(expressions) or describe_splits(expressions) != described:
             raise LlmgpuError(f"{quote(described)} is not a list of 1 to {MAX_SPLITS} expressions")
-        super().__init__(SPLITS_PREFIX, described)
-
-    @property
-    def expressions(self) -> tuple[str, ...]:
-        """The expressions, in the order in which they cut."""
-        return tuple(json.loads(self.expression))
+        name = SPLITS_PREFIX + described
+        super().__init__(name=name, expression=described, expressions=tuple(expressions))
 
 
 def _is_splits(content: Any) -> bool:

@@ -15,6 +15,8 @@ each as its length (none: 1) and a letter for its class.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -72,42 +74,40 @@ _LEAST = np.array([0, 0, 0x80, 0x800, 0x10000], np.uint32)  # code point by numb
 _SURROGATES = (0xD800, 0xE000)
 
 
+@dataclass(frozen=True, eq=False)
 class CodeTable:
-    """Codes of characters: one for each class of `unicode_classes`, and single characters' own."""
+    """Codes of characters: one for each class of `unicode_classes`, and single characters' own.
 
-    def __init__(
-        self, unicode: str, other: int, by_class: dict[int, int], own: dict[str, int]
-    ) -> None:
-        """Take codes by class (`other` for the rest), and codes of single characters.
+    unicode: the version of the classes. other: the code of classes that `by_class` leaves out.
+    """
 
-        unicode: the version of the classes.
-        """
-        self._unicode = unicode
-        self._by_class = np.full(7, other, np.uint8)
-        for number, code in by_class.items():
-            self._by_class[number] = code
-        self._own = own
+    unicode: str
+    other: int
+    by_class: Mapping[int, int]
+    own: Mapping[str, int]
 
     @cached_property
     def of_code_points(self) -> NDArray[np.uint8]:
         """The code of every code point: uint8 (0x110000,)."""
-        codes = self._by_class[code_point_classes(self._unicode)]
-        for character, code in self._own.items():
+        by_class = np.array([self.by_class.get(k, self.other) for k in range(7)], np.uint8)
+        codes: NDArray[np.uint8] = by_class[code_point_classes(self.unicode)]
+        for character, code in self.own.items():
             codes[ord(character)] = code
         return codes
 
     @cached_property
     def of_bytes(self) -> bytes:
         """The codes of ASCII, and of bytes that are characters by themselves."""
-        codes = np.full(256, self._by_class[OTHER], np.uint8)
+        codes = np.full(256, self.by_class.get(OTHER, self.other), np.uint8)
         codes[:128] = self.of_code_points[:128]
         return codes.tobytes()
 
 
-def code_tables(other: int, by_class: dict[int, int], own: dict[str, int]) -> dict[str, CodeTable]:
+def code_tables(
+    other: int, by_class: Mapping[int, int], own: Mapping[str, int]
+) -> dict[str, CodeTable]:
     """Return a `CodeTable` for each version of Unicode."""
-    versions = VERSIONS
-    return {version: CodeTable(version, other, by_class, own) for version in versions}
+    return {version: CodeTable(version, other, by_class, own) for version in VERSIONS}
 
 
 def decode(

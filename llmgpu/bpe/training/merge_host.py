@@ -6,14 +6,15 @@ too small for the index of all pairs, the engine indexes fewer pairs at a time, 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, OnMerges, Spellings, SymbolWords
-from llmgpu.cpu.library import library
-from llmgpu.cpu.trainer import CTrainer
+from llmgpu.cpu.library import CTrainer, library
 from llmgpu.errors import InputError
 from llmgpu.memory import Costs, free_memory
 from llmgpu.progress import Progress, no_progress
@@ -86,9 +87,9 @@ def train(
     trainer = _open(
         words,
         merges,
-        max(options.min_frequency, 1),
-        options.max_token_length,
-        few_pairs if costs is LITTLE_COSTS else None,
+        least=max(options.min_frequency, 1),
+        longest=options.max_token_length,
+        most_pairs=few_pairs if costs is LITTLE_COSTS else None,
     )
     if not keeps_words:
         words.let_go()
@@ -140,22 +141,11 @@ def apply_merges(
     return SymbolWords(symbols, offsets, counts, lengths, trainer.total)
 
 
-def _open(
-    words: SymbolWords,
-    new_symbols: int,
-    least: int = 1,
-    longest: int | None = None,
-    most_pairs: int | None = None,
-) -> CTrainer:
+def _open(words: SymbolWords, new_symbols: int, **limits: Any) -> CTrainer:
+    """Open a trainer for words with up to so many new symbols; limits: see `CTrainer`."""
     batched_numpy.check_limits(words, new_symbols)
     return CTrainer(
-        words.symbols,
-        words.offsets,
-        words.counts,
-        words.lengths,
-        words.total,
+        *(words.symbols, words.offsets, words.counts, words.lengths, words.total),
         most=len(words.lengths) + new_symbols,
-        least=least,
-        longest=longest,
-        most_pairs=most_pairs,
+        **limits,
     )

@@ -30,6 +30,7 @@ import msgpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from llmgpu.bpe.arrays import concatenate_ranges
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.custom_regex import REGEX_PREFIX, SPLITS_PREFIX
 from llmgpu.bpe.pretokens.names import PATTERNS
@@ -70,7 +71,6 @@ from llmgpu.text.normalizing import get_normalizer
 
 _DECODE_BLOCK = 1 << 16  # ids gathered at once: bounds the temporary arrays
 _FEW_NODES = 1 << 22  # of a trie that is made whole before it is written
-_LONG_TOKEN = 64  # mean bytes per token from which copying tokens beats gathering bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,14 +354,7 @@ class Vocabulary:
                 f"id {ids[position]} at position {begin + position} is not in the "
                 f"vocabulary of {self.size:,} tokens: was the text tokenized with another one?"
             )
-        ends = np.cumsum(lengths)
-        if ends[-1] > _LONG_TOKEN * len(ids):
-            return b"".join(map(tuple(self.tokens).__getitem__, ids.tolist()))
-        # Gather every byte at once: byte k of the result comes from token_data[k + shift]. All
-        # bytes of a token have the same shift.
-        shifts = self.token_offsets[ids] - (ends - lengths)
-        positions = np.repeat(shifts, lengths) + np.arange(ends[-1])
-        return bytes(self.token_data[positions])
+        return concatenate_ranges(self.token_data, self.token_offsets[ids], lengths).tobytes()
 
 
 def _spells_each_token_once(trie: Trie, vocabulary: Vocabulary) -> bool:

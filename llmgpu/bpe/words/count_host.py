@@ -122,7 +122,7 @@ class _Counter:
         self._pattern = pattern
         self._words = words
         self._memory_bytes = memory_bytes
-        self._table = make_table(pattern)
+        self._table: Any = make_table(pattern)  # of one kind in all counters
         self._slices = 0
         # (words, their bytes, slices) at the last measurement. Any thread may read the tuple.
         self.measured = 0, 0, 0
@@ -176,8 +176,8 @@ class CountTable:
         words, numbers = number_words(piece.buffer, word_bounds(piece, self._pattern))
         self._add(dict(zip(words, np.bincount(numbers).tolist(), strict=True)))
 
-    def absorb(self, other: Any) -> None:
-        """Add all words of another table of the same kind with their counts."""
+    def absorb(self, other: CountTable) -> None:
+        """Add all words of another table with their counts."""
         self._add(other._counts)
 
     def _add(self, counts: Mapping[bytes, int]) -> None:
@@ -190,39 +190,28 @@ class CountTable:
         return list_words(self._counts)
 
 
-class EngineCountTable(CountTable):
-    """Words counted by the CPU engine."""
+class EngineCountTable(CCounter):
+    """Words with their counts, for one thread: the CPU engine's table."""
 
     def __init__(self, pattern: Pattern) -> None:
+        super().__init__(make_c_pattern(pattern))
         self._pattern = pattern
-        self._counter = CCounter(make_c_pattern(pattern))
-
-    @property
-    def nbytes(self) -> int:
-        return self._counter.nbytes
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return self._counter.size
 
     def add(self, piece: Slice) -> None:
+        """Count the words of a slice; InputError for a word of more than MAX_WORD_BYTES."""
         marks = None
         if make_c_pattern(self._pattern).is_marked:
             marks = start_mask(piece.text, self._pattern, piece.starts, closed=piece.closed)
-        too_long = self._counter.count(
-            piece.text, marks, piece.main_end, piece.starts, MAX_WORD_BYTES
-        )
+        too_long = self.count(piece.text, marks, piece.main_end, piece.starts, MAX_WORD_BYTES)
         if too_long:
             raise word_too_long(too_long)
 
-    def absorb(self, other: Any) -> None:
-        self._counter.absorb(other._counter)
-
     def words(self) -> DistinctWords:
-        return DistinctWords(*self._counter.words())
+        """Return the words."""
+        return DistinctWords(*self.arrays())
 
 
-def make_table(pattern: Pattern) -> CountTable:
+def make_table(pattern: Pattern) -> CountTable | EngineCountTable:
     """Return an empty table of the CPU engine, or of NumPy without the engine."""
     return CountTable(pattern) if library() is None else EngineCountTable(pattern)
 

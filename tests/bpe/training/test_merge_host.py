@@ -112,7 +112,7 @@ def test_few_pairs_at_a_time_give_the_same_merges(
 ) -> None:
     options = TrainingOptions(1000, min_frequency=least, max_token_length=longest)
     symbols = byte_symbols(distinct(words), byte_ranks("hf"))
-    trainer = merge_host._open(symbols, 60, least, longest, most_pairs)
+    trainer = merge_host._open(symbols, 60, least=least, longest=longest, most_pairs=most_pairs)
     pairs, counts = trainer.train(60, 1 << 40)
     assert_same(
         Merges(pairs, counts, trainer.total), batched_numpy.train(symbols, options, merges=60)
@@ -123,7 +123,7 @@ def test_a_longer_text_with_few_pairs_at_a_time() -> None:
     """Random bytes have many equally frequent pairs, more of them than are indexed at a time."""
     text = np.random.default_rng(2).integers(0, 256, 30_000, np.uint8).tobytes()
     symbols = symbol_words([text, make_text(8, 8000)], "none")
-    trainer = merge_host._open(symbols, 3000, 2, None, 2000)
+    trainer = merge_host._open(symbols, 3000, least=2, most_pairs=2000)
     pairs, counts = trainer.train(3000, 1 << 40)
     expected = batched_numpy.train(symbols, REPEATED, merges=3000)
     assert_same(Merges(pairs, counts, trainer.total), expected)
