@@ -19,7 +19,6 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -465,14 +464,13 @@ def _check_merges(vocabulary: Vocabulary) -> None:
 
 
 def _spell_results(vocabulary: Vocabulary) -> bool:
-    if len(vocabulary.merges) == 0:
-        return True
     if library() is not None:
         return merges_spell(vocabulary.token_data, vocabulary.token_offsets, vocabulary.merges)
-    table = np.empty(vocabulary.size, np.object_)
-    table[:] = tuple(vocabulary.tokens)
-    left, right, results = table[vocabulary.merges.T]
-    return all(map(operator.eq, map(operator.add, left, right), results))
+    tokens = tuple(vocabulary.tokens)
+    return all(
+        tokens[left] + tokens[right] == tokens[result]
+        for left, right, result in vocabulary.merges.tolist()
+    )
 
 
 def check_pattern(name: str, expression: str) -> None:

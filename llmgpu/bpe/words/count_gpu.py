@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import proxy
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import offsets_of
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.slice_pipeline import SLOTS, begin_slots, made_slots, submitted_slices
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.words.count_host import count_slice
 from llmgpu.bpe.words.distinct_words import NO_WORDS, DistinctWords, list_words
 from llmgpu.bpe.words.spilling import OnWords, WordAccumulator, no_words
@@ -115,16 +114,7 @@ class GpuWordCounter:
 
         on_words: called with the number of words so far, and their bytes.
         """
-        for words, nbytes in self.count_slices(SliceReader(corpus, self._pattern)):
-            progress("counting words", corpus.bytes_read, corpus.total_bytes)
-            on_words(words, nbytes)
-        return self._words.result()
-
-    def count_slices(self, reader: SliceSource) -> Iterator[tuple[int, int]]:
-        """Count all slices of `reader`, and hand their words over.
-
-        Yields after each slice the number of words so far, and their bytes.
-        """
+        reader = SliceReader(corpus, self._pattern)
         first = min(FIRST_SLICE_BYTES, self._slice_bytes)
         for slot, piece in submitted_slices(
             reader, self._slots, lambda: _Slot(self), self._slice_bytes, first
@@ -149,8 +139,10 @@ class GpuWordCounter:
                     left = int(state["pending"])
                     state = slot.run_again()
             words, nbytes = self._words.size
-            yield words + int(state["words"]), nbytes + 4 * int(state["data_used"])
+            progress("counting words", corpus.bytes_read, corpus.total_bytes)
+            on_words(words + int(state["words"]), nbytes + 4 * int(state["data_used"]))
         self._words.add(self._take_all())
+        return self._words.result()
 
     def _mark_on_host(self, slot: _Slot) -> NDArray[Any]:
         with self._lock:
