@@ -165,13 +165,6 @@ def _split(text: str) -> tuple[str, ...]:
     return tuple(_FILLED.split(text))
 
 
-@cache
-def _evaluate_with(expression: str, values: tuple[int | str | None, ...]) -> int:
-    """Return the value of an expression; values: of its tokens, None for other than names."""
-    names = zip(_tokens(expression), values, strict=True)
-    return _evaluate(expression, {name: value for name, value in names if value is not None})
-
-
 def _evaluate(expression: str, names: Mapping[str, int | str]) -> int:
     """Return the value of u32 arithmetic or of a condition; 1 is true and 0 false.
 
@@ -424,8 +417,7 @@ class _Expansion:
         return str(self._number(expression)) if known is None else str(known)
 
     def _number(self, expression: str) -> int:
-        values = tuple(map(self._names.get, _tokens(expression)))
-        return _evaluate_with(expression, values)
+        return _evaluate(expression, self._names)
 
 
 def _bindings(text: str) -> tuple[Binding, ...]:

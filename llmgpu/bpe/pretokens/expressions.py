@@ -142,10 +142,10 @@ def long_pretoken_end(
     """
     pattern, table = _compiled(expression), _TABLES[unicode]
     characters = bytearray()
-    blocks: list[tuple[int, int]] = []  # the character and the byte at which each block ends
+    blocks = [(0, 0)]  # the character and the byte at which each block ends
     wanted = _FIRST
     while True:
-        done = blocks[-1][1] if blocks else 0
+        done = blocks[-1][1]
         while done < min(wanted, len(text)):
             end = _character_end(text, min(done + _BLOCK, len(text)))
             characters += _characters(text[done:end], table)
@@ -195,14 +195,10 @@ def _decided(characters: bytes | bytearray) -> int:
 
 def _byte_place(text: NDArray[np.uint8], blocks: list[tuple[int, int]], character: int) -> int:
     """Return the byte at which a character begins, or the end of the last character."""
-    before = (0, 0)
-    for block in blocks:
-        if character <= block[0]:
-            break
-        before = block
-    part = text[before[1] : block[1]]
-    if character == block[0]:
-        return block[1]
+    number = next(k for k, (end, _) in enumerate(blocks) if character <= end)
+    if character == blocks[number][0]:
+        return blocks[number][1]
+    (first_character, first), (_, end) = blocks[number - 1 : number + 1]
     table = _TABLES[unicode_classes.DEFAULT_VERSION]  # of any version: lengths are the same
-    positions, _ = decode(part, table)
-    return before[1] + int(positions[character - before[0]])
+    positions, _ = decode(text[first:end], table)
+    return first + int(positions[character - first_character])
