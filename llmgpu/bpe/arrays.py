@@ -42,11 +42,6 @@ class GrowableArray(Generic[Scalar]):
         """The values appended so far: a view, to be asked for again after every append."""
         return self._room[: self._length]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory of the values and of the spare room."""
-        return self._room.nbytes
-
     def append(self, values: NDArray[Any]) -> None:
         """Append `values`, one-dimensional, of a dtype that fits."""
         end = self._length + len(values)

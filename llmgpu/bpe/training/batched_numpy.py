@@ -228,8 +228,14 @@ def merge_batch(
 
     A pair of equal symbols comes alone.
     """
-    gained, weights = _merge_occurrences(symbols, pairs, slots, results)
-    _add_new_pairs(symbols, pairs, gained, weights)
+    positions, weights = _merge_occurrences(symbols, pairs, slots, results)
+    if len(positions) == 0:
+        return
+    # Give slots to the new pairs, which start at these positions.
+    keys = pair_keys(symbols.symbol[positions], symbols.symbol[symbols.following[positions]])
+    order = sorted_order(keys)
+    positions = positions[order]
+    symbols.slot[positions] = pairs.add(keys[order], positions, weights[order])
 
 
 def _merge_occurrences(
@@ -307,21 +313,6 @@ def _every_other(positions: NDArray[np.int32], following: NDArray[np.int32]) -> 
     in_run &= 1
     taken: NDArray[np.int32] = positions[in_run == 0]
     return taken
-
-
-def _add_new_pairs(
-    symbols: LinkedSymbols,
-    pairs: PairIndex,
-    positions: NDArray[np.int32],
-    weights: NDArray[np.int64],
-) -> None:
-    """Give slots to the pairs at these positions, all new pairs."""
-    if len(positions) == 0:
-        return
-    keys = pair_keys(symbols.symbol[positions], symbols.symbol[symbols.following[positions]])
-    order = sorted_order(keys)
-    positions = positions[order]
-    symbols.slot[positions] = pairs.add(keys[order], positions, weights[order])
 
 
 def apply_merges(
