@@ -235,7 +235,6 @@ RULES: dict[str, list[str]] = {
         r"^known = ",  # which of two messages
         r"^most = max\(1, block_bytes ",  # time alone: how many counts are in a block
         r"^max_buffer_size=size \+ 1,.*: 1 -> 2$",  # the same, but for one byte
-        r"^most = status\.st_size \+ 1 if ",  # how much is read at once
         r"^max_map_len=",  # a limit of memory, but for one field
     ],
     "llmgpu/bpe/words/count_host.py": [
@@ -328,7 +327,6 @@ RULES: dict[str, list[str]] = {
         # Time alone: only a mark is in two runs, and where a pre-token ends between the beginnings
         # of the two does not depend on what follows the mark.
         r"^begin = low \+ min\(.*: min -> max$",
-        r"^if character <= block\[0\]: ",  # found in the next block, at its beginning
         r"^_FIRST = |^wanted \*= 2 ",  # time alone: how much is looked at first, and next
     ],
     "llmgpu/tokens/shards.py": [
@@ -342,11 +340,6 @@ RULES: dict[str, list[str]] = {
     ],
     "llmgpu/cpu/row_kernels.h": [
         r"^int64_t end_ = \(n\)-i_ < SUM_BLOCK \? .*: < -> <=$",  # of two equal numbers
-    ],
-    "llmgpu/bpe/vocabulary/trie.py": [
-        r"^first_node, first_edge = last_node, last_edge ",  # two ways, one answer
-        r"^if trie\.longest > _MOST_LEVELS: ",  # two ways, one answer
-        r"minlength=trie\.longest \+ 1\).*: 1 -> 2$",  # a count that nobody looks at
     ],
     "llmgpu/text/remote.py": [
         r"^time\.sleep\(",  # time alone

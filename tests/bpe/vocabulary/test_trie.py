@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.vocabulary.trie import (
+    BLOCK_NODES,
     NO_TOKEN,
     Trie,
     compile_trie,
@@ -157,6 +158,17 @@ def test_any_change_is_found(data: st.DataObject) -> None:
         validate_trie(Trie(trie.nodes, trie.edges, longest + 1), tokens, range(4))
     with pytest.raises(VocabularyError, match="trie"):
         validate_trie(Trie(trie.nodes[:-1], trie.edges[:-1], longest), tokens, range(4))
+
+
+def test_a_trie_of_several_blocks_is_checked_to_its_end() -> None:
+    tokens = [bytes([value]) * BLOCK_NODES for value in b"ab"]
+    trie = compile_trie(tokens, range(2))
+    validate_trie(trie, tokens, range(2))
+    for k in range(2):
+        tables = [trie.nodes.copy(), trie.edges.copy()]
+        tables[k][-1, -1] ^= 1
+        with pytest.raises(VocabularyError, match="trie"):
+            validate_trie(Trie(*tables, trie.longest), tokens, range(2))
 
 
 @pytest.mark.parametrize(("table", "place", "value"), [("edges", 0, 256), ("nodes", 5, 9)])
