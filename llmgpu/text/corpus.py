@@ -58,14 +58,12 @@ from llmgpu.text.streams import (
     files_ahead,
     look_at_text,
     looks_like_jsonl,
-    read_blocks,
 )
 
 PATIENCE_SECONDS = 0.02
 LEAST_PART = 16  # 1 / 16 of a text is read before the size of the whole is estimated
 LEAST_BYTES = 1 << 14  # least bytes that a filter reads at a time, even for a smaller buffer
 _BLOCK_BYTES = 1 << 20
-_CHECKED_BYTES = 8 << 20  # read at a time from a file whose bytes are checked
 _SMALL_FILES = 1024  # most files that are read at once
 
 _FIRST = np.zeros(1, np.int64)
@@ -278,17 +276,19 @@ class Corpus(Closing):
         self._ended = not self._files.left
         return Piece(view[:end], np.array(starts, np.int64), closed=True)
 
-    def upcoming(self, least: int, most: int) -> FileBytes | None:
+    def upcoming(self, least: int, most: int, before: int) -> FileBytes | None:
         """Return a range of the next `least` to `most` bytes of the text without reading them.
 
         None if the current document has fewer bytes left, or is not read straight from a file.
+
+        before: the last bytes of the document so far that the range begins with.
         """
         if self.options.limit is not None or not isinstance(self._reader, DirectReader):
             return None
-        return self._reader.upcoming(least, most)
+        return self._reader.upcoming(least, most, before)
 
     def skip(self, nbytes: int) -> None:
-        """Pass over the bytes of the range from `upcoming`."""
+        """Pass over the next bytes of a range from `upcoming`."""
         assert isinstance(self._file, ByteStream)
         self._file.skip(nbytes)
         self.text_bytes += nbytes
@@ -332,23 +332,19 @@ class Corpus(Closing):
     def _read_text(self, stream: ByteStream, continues: bool) -> _Reader:
         """Return a reader of a file whose bytes are text."""
         options = self.options
-        if options.separators or options.encoding_errors == "replace":
+        if options.separators or options.line_documents or options.encoding_errors != "raw":
             return PieceReader(self._text_pieces(stream), stream.wait)
-        inspects = options.line_documents or options.encoding_errors == "strict"
-        block = self._block if inspects else None
-        return DirectReader(stream, self._policy, options.line_documents, block, continues)
-
-    @cached_property
-    def _block(self) -> NDArray[np.uint8]:
-        return np.empty(_CHECKED_BYTES, np.uint8)
+        return DirectReader(stream, self._policy, continues)
 
     def _text_pieces(self, stream: ByteStream) -> Iterator[Piece]:
-        policy = self._policy
-        for block in read_blocks(stream, _BLOCK_BYTES):
+        # All blocks have the same memory: a piece is used up when the next one is asked for.
+        policy, block, is_end = self._policy, np.empty(_BLOCK_BYTES, np.uint8), False
+        while not is_end:
+            text = block[: stream.readinto(block)]
+            is_end = not len(text)
             if stream.is_invalid and policy.policy == "raw":
-                policy.count(block, final=False)
-            yield self._splitter.feed(policy.apply(block, final=False), final=False)
-        yield self._splitter.feed(policy.apply(b"", final=True), final=True)
+                policy.count(text.tobytes(), is_end)
+            yield self._splitter.feed(policy.apply(text, is_end), is_end)
 
     def _split(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         """Cut each document of the pieces at separators and into lines."""
@@ -357,12 +353,7 @@ class Corpus(Closing):
             return
         for piece in pieces:
             for begin, end in pairwise([*piece.starts.tolist(), piece.length]):
-                yield from self._document_pieces(iter([piece.text[begin:end].tobytes()]))
-
-    def _document_pieces(self, documents: Iterator[bytes]) -> Iterator[Piece]:
-        for document in documents:
-            self._splitter.begin()
-            yield self._splitter.feed(document, final=True)
+                yield self._splitter.cut(piece.text[begin:end])
 
     def _hand_over(self, text: NDArray[np.uint8], starts: NDArray[np.int64]) -> Piece:
         self.text_bytes += len(text)
@@ -506,7 +497,8 @@ class _MemoryCorpus(Corpus):
         super().__init__(Sources([], 0), options)
         self.total_bytes = None if text is None else text.length
         self._ended = False
-        pieces = self._document_pieces(documents or iter(())) if text is None else iter([text])
+        arrays = (np.frombuffer(document, np.uint8) for document in documents or ())
+        pieces = map(self._splitter.cut, arrays) if text is None else iter([text])
         self._reader = PieceReader(pieces)
 
     @property
@@ -629,50 +621,25 @@ def _read_plain(source: Source) -> bytes | None:
 
 
 class DirectReader:
-    """Reads a file whose text equals its bytes into the caller's buffer.
+    """Reads a file whose text equals its bytes into the caller's buffer."""
 
-    The buffer may be mapped memory of a device, from which reading is slow: text to be checked is
-    read into ordinary memory first.
-    """
-
-    def __init__(
-        self,
-        stream: ByteStream,
-        policy: InputPolicy,
-        line_documents: bool,
-        block: NDArray[np.uint8] | None,
-        continues: bool,
-    ) -> None:
-        """Read `stream`; block: ordinary memory for checking text, None if no check is needed.
-
-        continues: the stream begins inside a document.
-        """
-        self._stream = stream
-        self._policy = policy
-        self._lines = LineStarts() if line_documents else None
-        self._block = block
-        self._begun = continues
+    def __init__(self, stream: ByteStream, policy: InputPolicy, continues: bool) -> None:
+        """Read `stream`; continues: it begins inside a document."""
+        self._stream, self._policy, self._begun = stream, policy, continues
         self.wait = stream.wait
 
     def read(self, view: NDArray[np.uint8]) -> Piece:
         """Read the next bytes into `view`."""
-        block = view if self._block is None else self._block[: len(view)]
-        count = self._stream.readinto(block)
-        text, end = block[:count], count == 0
-        if self._block is not None:
-            view[:count] = text
-        if self._policy.policy == "strict":
-            self._policy.check(text, end)
-        elif self._stream.is_invalid:
-            self._policy.count(text.tobytes(), end)
-        if self._lines:
-            piece = self._lines.find(text)
-            return Piece(view[:count], piece.starts, piece.closed or end, end)
+        text = view[: self._stream.readinto(view)]
+        is_end = not len(text)
+        if self._stream.is_invalid:
+            self._policy.count(text.tobytes(), is_end)
         starts = NO_TEXT.starts if self._begun else _FIRST
         self._begun = True
-        return Piece(view[:count], starts, end, end)
+        return Piece(text, starts, is_end, is_end)
 
-    def upcoming(self, least: int, most: int) -> FileBytes | None:
-        """Return a range of the next bytes, not read yet; None if they have to be checked."""
-        inspects = self._stream.is_invalid or self._block is not None or self._lines is not None
-        return self._stream.upcoming(least, most) if self._begun and not inspects else None
+    def upcoming(self, least: int, most: int, before: int) -> FileBytes | None:
+        """Return a range of bytes, see `Corpus.upcoming`; None if they have to be counted."""
+        if not self._begun or self._stream.is_invalid:
+            return None
+        return self._stream.upcoming(least, most, before)

@@ -164,14 +164,16 @@ class InputPolicy:
         self._first_bad_row = self._first_bad_row or str(error)
         self.bad_rows += 1
 
-    def apply(self, block: bytes, final: bool) -> bytes:
+    def apply(self, text: NDArray[np.uint8], final: bool) -> NDArray[np.uint8]:
         """Return the file's next bytes after applying the policy; some may be held back.
 
         final: no bytes follow. Raises InputError for bytes that are invalid under "strict".
         """
+        if self.policy == "replace":
+            return np.frombuffer(self.replace(text.tobytes(), final), np.uint8)
         if self.policy == "strict":
-            self.check(np.frombuffer(block, np.uint8), final)
-        return self.replace(block, final) if self.policy == "replace" else block
+            self.check(text, final)
+        return text
 
     def count(self, block: bytes, final: bool) -> None:
         """Count invalid sequences in the file's next bytes, which stay; final: no bytes follow."""
@@ -261,15 +263,21 @@ class DocumentSplitter:
         if self._lines:
             self._lines.fresh = True
 
-    def feed(self, block: bytes, final: bool) -> Piece:
+    def cut(self, text: NDArray[np.uint8]) -> Piece:
+        """Return a whole text, cut into documents."""
+        self.begin()
+        return self.feed(text, final=True)
+
+    def feed(self, block: NDArray[np.uint8], final: bool) -> Piece:
         """Return the text that is decided by now; final: the text ends with the block."""
-        data = self._held + block
-        spans, decided = self._find_separators(data, final) if self._separators else ([], len(data))
-        self._held = data[decided:]
-        text = np.frombuffer(data, np.uint8, decided)
-        cuts = NO_TEXT.starts
-        if spans:
-            text, cuts = remove_spans(text, np.array(spans, np.int64))
+        text, cuts = block, NO_TEXT.starts
+        if self._separators:
+            data = self._held + block.tobytes()
+            spans, decided = self._find_separators(data, final)
+            self._held = data[decided:]
+            text = np.frombuffer(data, np.uint8, decided)
+            if spans:
+                text, cuts = remove_spans(text, np.array(spans, np.int64))
         if self._lines:
             piece = self._lines.find(text, cuts)
             return Piece(piece.text, piece.starts, piece.closed or final)

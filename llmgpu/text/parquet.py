@@ -131,7 +131,7 @@ class ParquetFile:
         for row, value in enumerate(array.to_pylist(), number + 1):
             if value is not None:
                 policy.begin(f"{self._path}, row {row}")
-                text = np.frombuffer(policy.apply(value, final=True), np.uint8)
+                text = policy.apply(np.frombuffer(value, np.uint8), final=True)
                 yield Piece(text, np.zeros(1, np.int64), closed=True)
 
     def wait(self, seconds: float | None) -> bool:

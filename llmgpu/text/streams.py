@@ -332,11 +332,13 @@ class ByteStream(io.RawIOBase):
                 self._content.check(file)
             raise InputError(self._describe(error)) from error
 
-    def upcoming(self, least: int, most: int) -> FileBytes | None:
+    def upcoming(self, least: int, most: int, before: int) -> FileBytes | None:
         """Return the range of the next `least` to `most` bytes without reading them.
 
         The file's last byte is never part of the range. None if there are fewer bytes, or the
         stream is compressed or not a regular file.
+
+        before: bytes in front of the next one that belong to the range, too.
         """
         if self._is_begin or not self.reads_anywhere:
             return None
@@ -345,7 +347,7 @@ class ByteStream(io.RawIOBase):
         if nbytes < least:
             return None
         try:
-            return FileBytes(self, os.dup(self._raw.fileno()), begin, nbytes)
+            return FileBytes(self, os.dup(self._raw.fileno()), begin - before, before + nbytes)
         except OSError:  # no descriptor is left
             return None
 

@@ -381,6 +381,18 @@ def test_a_sequence_does_not_go_on_in_the_next_file(tmp_path: Path) -> None:
     assert read_documents(Corpus(paths)) == [b"\xc3", b"\xa9"]
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"line_documents": True}, {"separators": (b"|",)}], ids=str
+)
+def test_an_incomplete_sequence_at_the_end_is_counted(
+    tmp_path: Path, options: dict[str, object]
+) -> None:
+    path = write(tmp_path, "f", b"a\xffb" + "é".encode()[:1])
+    corpus = Corpus([path], CorpusOptions(**options))  # type: ignore[arg-type]
+    assert b"".join(read_documents(corpus)) == b"a\xffb\xc3"
+    assert corpus.invalid_sequences == 2
+
+
 def test_a_replacement_character_in_the_text_is_not_counted(tmp_path: Path) -> None:
     path = write(tmp_path, "f", "\ufffd".encode() + b"\xff")
     corpus = Corpus([path], CorpusOptions(encoding_errors="replace"))

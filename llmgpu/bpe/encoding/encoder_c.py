@@ -20,7 +20,7 @@ from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, HostSlices, require_tokens
 from llmgpu.bpe.encoding.matching import pair_ranks
 from llmgpu.bpe.pretokens.pattern import get_pattern, make_c_pattern, start_mask
-from llmgpu.bpe.pretokens.slices import Slice, UnreadSlice
+from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import CEncoder, CSharedWords, CVocabulary, library
@@ -98,14 +98,14 @@ class CSliceEncoder:
         self._has_no_cuts = has_unknown and lacks_bytes
 
     def encode(
-        self, piece: Slice | UnreadSlice, entry: int, memory: NDArray[np.uint32] | None = None
+        self, piece: Slice, entry: int, memory: NDArray[np.uint32] | None = None
     ) -> tuple[EncodedSlice, int]:
         """Return the ids of a slice, a view of a larger array, and where the last token ends.
 
         See `llmgpu.bpe.encoding.encoder_host.HostSlices.encode`.
         """
-        if isinstance(piece, UnreadSlice):
-            return self._encode_file(piece, memory)
+        if piece.file is not None:
+            return self._encode_file(piece, piece.file, memory)
         self._find_cuts(piece.text)
         marks = self._marks(piece)
         encoder, words = self._take_encoder()
@@ -119,22 +119,21 @@ class CSliceEncoder:
         return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
 
     def _encode_file(
-        self, piece: UnreadSlice, memory: NDArray[np.uint32] | None
+        self, piece: Slice, file: FileBytes, memory: NDArray[np.uint32] | None
     ) -> tuple[EncodedSlice, int]:
         """Encode a slice of a file. Each thread of the engine reads the parts that it encodes."""
-        self._find_cuts(piece.rest)
+        self._find_cuts(file)
         encoder, words = self._take_encoder()
-        length, main_end, first = piece.length, piece.main_end, piece.rest.begin - len(piece.head)
-        file = piece.rest.fileno(), first, length
+        place, main_end = (file.fileno(), file.begin, file.nbytes), piece.main_end
         none = np.empty(0, np.int64)
         try:
-            ids, starts, _ = encoder.encode(words, file, None, main_end, 0, none, 0, memory)
+            ids, starts, _ = encoder.encode(words, place, None, main_end, 0, none, 0, memory)
         except OSError:  # reading the slice here raises the reason
-            return self.encode(piece.read(np.empty(length + PADDING, np.uint8)), 0, memory)
-        piece.rest.check_unchanged()
+            return self.encode(piece.read(np.empty(file.nbytes + PADDING, np.uint8)), 0, memory)
+        file.check_unchanged()
         self._idle.append(encoder)
         if not self._is_complete and ids.max(initial=0) == NO_TOKEN:
-            read = piece.read(np.empty(length + PADDING, np.uint8))
+            read = piece.read(np.empty(file.nbytes + PADDING, np.uint8))
             require_tokens(self._vocabulary, read, ids, 0)
         return EncodedSlice(ids, starts, main_end), main_end
 

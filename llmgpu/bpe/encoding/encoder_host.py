@@ -24,7 +24,7 @@ from llmgpu.bpe.encoding.encoder import (
     NoTokenError,
     new_ids,
 )
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader, UnreadSlice
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.pipeline import in_order
@@ -39,13 +39,13 @@ _LARGE = 16  # slices read as one when their ids are written straight to their f
 class HostSlices(Protocol):
     """Encodes slices in any number of threads.
 
-    is_parallel: `encode` has threads of its own, and reads an `UnreadSlice` itself.
+    is_parallel: `encode` has threads of its own, and reads slices of a file itself.
     """
 
     is_parallel: bool
 
     def encode(
-        self, piece: Slice | UnreadSlice, entry: int, memory: NDArray[np.uint32] | None = None
+        self, piece: Slice, entry: int, memory: NDArray[np.uint32] | None = None
     ) -> tuple[EncodedSlice, int]:
         """Return the ids of a slice, and where its last token ends.
 
@@ -103,9 +103,8 @@ class HostEncoder:
             return
         # Make memory for more slices in flight, for fewer where there is little memory. A text of
         # one slice is encoded by this thread.
-        is_all = isinstance(first.taken, Slice) and first.taken.end
         with suppress(MemoryError):
-            while not (is_alone or is_all) and len(idle) < at_a_time + _SPARE_SLICES - 1:
+            while not (is_alone or first.taken.end) and len(idle) < at_a_time + _SPARE_SLICES - 1:
                 idle.append(_Memory(nbytes))
         every, ahead = chain([first], jobs), 1 + len(idle)
         with closing(
@@ -130,7 +129,7 @@ class _Job:
     """A slice with its number in the text, from 0, and its memory; encoded: set by `encode`."""
 
     number: int
-    taken: Slice | UnreadSlice
+    taken: Slice
     memory: _Memory
     encoded: EncodedSlice | None = None
 
@@ -171,7 +170,7 @@ class _Text:
             self._read_bytes += taken.main_end
             yield _Job(number, taken, memory)
 
-    def _next(self, buffer: NDArray[np.uint8]) -> Slice | UnreadSlice | None:
+    def _next(self, buffer: NDArray[np.uint8]) -> Slice | None:
         """Return the next slice.
 
         Unread if it is a slice of a file that the encoding thread can read.
@@ -192,7 +191,7 @@ class _Text:
     def encode(self, job: _Job) -> _Job:
         """Encode a slice; the ids are in the job's memory, or in their final place."""
         taken, memory, entry = job.taken, job.memory.ids, 0
-        if isinstance(taken, UnreadSlice) and not self._slices.is_parallel:
+        if not self._slices.is_parallel:
             taken = taken.read(job.memory.text)
         if self._is_alone:
             entry = self._entry

@@ -20,7 +20,7 @@ from llmgpu.bpe.encoding.encoder_host import HostEncoder, require_tokens
 from llmgpu.bpe.encoding.matching import BpeMatcher, Matcher, Matches
 from llmgpu.bpe.plain.greedy_matching import GreedyMatcher
 from llmgpu.bpe.pretokens.pattern import start_mask
-from llmgpu.bpe.pretokens.slices import Slice, UnreadSlice
+from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import Numbers, number_words
 
@@ -70,7 +70,7 @@ class SliceEncoder:
         self._table: _Table | None = None
 
     def encode(
-        self, piece: Slice | UnreadSlice, entry: int, memory: NDArray[np.uint32] | None = None
+        self, piece: Slice, entry: int, memory: NDArray[np.uint32] | None = None
     ) -> tuple[EncodedSlice, int]:
         """Return the ids of a slice, and the end of the last token.
 
@@ -78,7 +78,6 @@ class SliceEncoder:
 
         Raises NoTokenError for a byte without a token if the vocabulary has no unknown token.
         """
-        assert isinstance(piece, Slice)
         bounds = self._word_bounds(piece, entry)
         (ids, counts), stopped = self._encode_words(piece, bounds)
         require_tokens(self._vocabulary, piece, ids, entry)

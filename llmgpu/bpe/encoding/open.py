@@ -23,7 +23,7 @@ from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, Expecti
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, settled, stream_lookahead
 from llmgpu.bpe.encoding.special_encoding import with_special_tokens
 from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS, SpecialOptions
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource, UnreadSlice
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import default_threads, library
 from llmgpu.errors import DeviceError, VocabularyError
@@ -190,12 +190,9 @@ class OptionalDeviceEncoder:
         yield from self._host.encode_slices(slices, allocate)
 
 
-def _encode_again(
-    host: HostEncoder, taken: Slice | UnreadSlice, allocate: Allocate
-) -> EncodedSlice:
-    if isinstance(taken, UnreadSlice):
-        taken = taken.read(np.empty(taken.length + PADDING, np.uint8))
-    return settled(host.slices.encode(taken, 0)[0], allocate)
+def _encode_again(host: HostEncoder, taken: Slice, allocate: Allocate) -> EncodedSlice:
+    read = taken.read(np.empty(taken.length + PADDING, np.uint8))
+    return settled(host.slices.encode(read, 0)[0], allocate)
 
 
 class _InFlight:
@@ -207,7 +204,7 @@ class _InFlight:
 
     def __init__(self, reader: SliceReader) -> None:
         self._reader = reader
-        self._kept: deque[tuple[Slice | UnreadSlice, NDArray[np.uint8] | None]] = deque()
+        self._kept: deque[tuple[Slice, NDArray[np.uint8] | None]] = deque()
         self._idle: deque[NDArray[np.uint8]] = deque()  # memory for copies
         self._reading = threading.Lock()
         self._has_ended = False
@@ -243,7 +240,7 @@ class _InFlight:
         if memory is not None:
             self._idle.append(memory)
 
-    def end(self) -> list[Slice | UnreadSlice]:
+    def end(self) -> list[Slice]:
         """Return the slices without ids.
 
         Waits for a read that has begun, and allows no more reads.

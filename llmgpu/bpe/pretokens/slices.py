@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -40,11 +40,13 @@ def word_too_long(nbytes: int) -> InputError:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Slice(Piece):
-    """A stretch of text.
+    """A stretch of text, in memory or still in a file.
 
     Only pre-tokens that start before `main_end` belong to it; the rest is lookahead.
 
     buffer: uint8, the text at its front, PADDING bytes or more after it.
+    file: the text's place in a file until `read` reads it, `text` and `buffer` are empty until
+        then; None with the text in memory.
     offset: bytes of the whole text before the slice.
     main_end: the end of the main part. Pre-tokens of the slice end there or before, unless the text
         is cut anywhere.
@@ -57,6 +59,24 @@ class Slice(Piece):
     offset: int = 0
     continues: bool = False
     oversized: bool = False
+    file: FileBytes | None = None
+
+    @property
+    def length(self) -> int:
+        """Bytes of the text, read or not."""
+        return len(self.text) if self.file is None else self.file.nbytes
+
+    def read(self, buffer: NDArray[np.uint8]) -> Slice:
+        """Return the slice with its text, in `buffer` (uint8) if the text is still in a file.
+
+        Any thread may read a slice, any number of times. Raises InputError as `SliceReader.read`
+        does.
+        """
+        if self.file is None:
+            return self
+        text = buffer[: self.length]
+        self.file.read(text, 0)
+        return replace(self, text=text, buffer=buffer, file=None)
 
     @property
     def document_starts(self) -> NDArray[np.int64]:
@@ -65,39 +85,6 @@ class Slice(Piece):
         if self.end:
             return self.starts
         return self.starts[: np.searchsorted(self.starts, self.main_end, side="left")]
-
-
-@dataclass(frozen=True, eq=False)
-class UnreadSlice:
-    """A slice within a document of a file, with its text still unread.
-
-    head: uint8, its first bytes. rest: the place of the other bytes in the file. length: bytes of
-        its
-    text. main_end, offset: as of `Slice`.
-    """
-
-    head: NDArray[np.uint8]
-    rest: FileBytes
-    length: int
-    main_end: int
-    offset: int
-
-    def read(self, buffer: NDArray[np.uint8]) -> Slice:
-        """Return the slice with its text in `buffer`, uint8; in any thread, any number of times.
-
-        Raises InputError as `SliceReader.read` does.
-        """
-        text, begin = buffer[: self.length], len(self.head)
-        text[:begin] = self.head
-        self.rest.read(text[begin:], 0)
-        return Slice(
-            text,
-            NO_TEXT.starts,
-            closed=False,
-            buffer=buffer,
-            main_end=self.main_end,
-            offset=self.offset,
-        )
 
 
 class SliceSource(Protocol):
@@ -158,28 +145,36 @@ class SliceReader:
                 raise word_too_long(piece.length)
         return None
 
-    def take(self, nbytes: int, *, is_full: bool = True) -> UnreadSlice | None:
-        """Return the next slice, for a buffer of `nbytes`, without reading it.
+    def take(self, nbytes: int, *, is_full: bool = True) -> Slice | None:
+        """Return the next slice, for a buffer of `nbytes`, with its text still in a file.
 
         is_full: only a slice that fills the buffer, not the rest of a file.
 
         Returns None if the end of the slice is known only after reading; then call `read`.
         """
-        tail, source = self._tail, self._source
-        most = nbytes - PADDING - len(tail)
+        held, source = len(self._tail), self._source
+        most = nbytes - PADDING - held
         least = max(2 * PLAIN_WINDOW, most if is_full else 0)
         if len(self._tail_starts) or self._lookahead is not None or most < least:
             return None
-        if not isinstance(source, Corpus) or (bytes_ahead := source.upcoming(least, most)) is None:
+        if not isinstance(source, Corpus) or (file := source.upcoming(least, most, held)) is None:
             return None
-        end, more = np.empty(PLAIN_WINDOW, np.uint8), bytes_ahead.nbytes
-        bytes_ahead.read(end, more - len(end))
+        # Only the last bytes are read here: they tell where the slice ends.
+        end = np.empty(PLAIN_WINDOW, np.uint8)
+        file.read(end, file.nbytes - len(end))
         plain = self._pattern.last_plain_start(end)
         if not plain:
             return None
-        source.skip(more)
-        length = len(tail) + more
-        found = UnreadSlice(tail, bytes_ahead, length, length - plain, self._offset)
+        source.skip(file.nbytes - held)
+        found = Slice(
+            NO_TEXT.text,
+            NO_TEXT.starts,
+            closed=False,
+            buffer=NO_TEXT.text,
+            main_end=file.nbytes - plain,
+            offset=self._offset,
+            file=file,
+        )
         self._tail = end[len(end) - plain :]
         self._offset += found.main_end
         self._continues = False

@@ -23,7 +23,7 @@ from llmgpu.bpe.encoding.open import (
     open_host_encoder,
 )
 from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource, UnreadSlice
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.gpu import Device
@@ -183,5 +183,5 @@ def test_a_slice_that_is_being_read_when_the_device_fails_is_kept() -> None:
     assert [taken.offset for taken in kept] == [0, first.main_end]
     assert reader.read(np.empty(4096, np.uint8)) is None
     for taken in kept:
-        assert isinstance(taken, (Slice, UnreadSlice))
+        assert isinstance(taken, Slice)
     taker.join(20)

@@ -17,7 +17,7 @@ from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens import slices
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import start_mask
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader, UnreadSlice
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import Corpus, corpus_from_bytes
 from llmgpu.text.documents import Piece
@@ -181,7 +181,7 @@ def test_text_that_is_read_later_is_that_of_slices_read_at_once(
     assert bool(left) == (pattern in ("cl100k", "gpt2"))
     chance.shuffle(left)  # and the corpus is closed
 
-    def read(number: int, taken: UnreadSlice, buffer: NDArray[np.uint8]) -> None:
+    def read(number: int, taken: Slice, buffer: NDArray[np.uint8]) -> None:
         assert taken.read(np.zeros(len(buffer), np.uint8)).offset == taken.offset  # and once more
         found[number] = taken.read(buffer)
 
@@ -197,7 +197,7 @@ def test_text_that_is_read_later_is_that_of_slices_read_at_once(
             assert getattr(one, name) == getattr(other, name)
 
 
-def take_second(corpus: Corpus) -> tuple[SliceReader, UnreadSlice]:
+def take_second(corpus: Corpus) -> tuple[SliceReader, Slice]:
     """Read a first slice of a text; return the reader, and the second one unread."""
     reader = SliceReader(corpus, "cl100k")
     assert reader.read(np.zeros(1000 + PADDING, np.uint8)) is not None
