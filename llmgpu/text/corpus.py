@@ -13,14 +13,13 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate, groupby, islice, pairwise
 from operator import itemgetter
 from typing import NamedTuple, Protocol, cast
@@ -40,7 +39,6 @@ from llmgpu.text.documents import (
     NO_TEXT,
     DocumentSplitter,
     InputPolicy,
-    LineStarts,
     Piece,
     PieceReader,
 )
@@ -48,7 +46,6 @@ from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.sources import Sources, format_of, resolve_sources
 from llmgpu.text.streams import (
     BYTES,
-    HEAD_BYTES,
     NOTES,
     STANDARD_INPUT,
     ByteStream,
@@ -56,8 +53,6 @@ from llmgpu.text.streams import (
     FileBytes,
     Source,
     files_ahead,
-    look_at_text,
-    looks_like_jsonl,
 )
 
 PATIENCE_SECONDS = 0.02
@@ -67,7 +62,6 @@ _BLOCK_BYTES = 1 << 20
 _SMALL_FILES = 1024  # most files that are read at once
 
 _FIRST = np.zeros(1, np.int64)
-_READ_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 _File = ByteStream | DocumentFile  # an open file
 
 
@@ -377,7 +371,9 @@ class _Opener:
         chat = options.chat
         self.collector = None if chat is None else Collector(chat, options.limit)
         as_they_are = not options.separators and options.encoding_errors == "raw"
-        self._reads_small = as_they_are and not (options.line_documents or chat)
+        # Without the engine each file is read alone; on Windows the engine reads no files.
+        has_engine = library() is not None and os.name != "nt"
+        self._reads_small = has_engine and as_they_are and not (options.line_documents or chat)
 
     def __call__(self, source: Source) -> _File:
         kind, field = format_of(source), self._options.text_field
@@ -581,8 +577,6 @@ def read_small(sources: Sequence[Source], view: NDArray[np.uint8]) -> int:
     Reading stops at a file with an error, or one that is not plain text. `DirectReader` reads such
     a file and raises the error.
     """
-    if library() is None or os.name == "nt":
-        return _read_one_by_one(sources, view)
     return read_small_files(
         [source.path for source in sources],
         [source.size or 0 for source in sources],
@@ -590,34 +584,6 @@ def read_small(sources: Sequence[Source], view: NDArray[np.uint8]) -> int:
         [source.format == BYTES for source in sources],
         view,
     )
-
-
-def _read_one_by_one(sources: Sequence[Source], view: NDArray[np.uint8]) -> int:
-    end = 0
-    for count, source in enumerate(sources):
-        data = _read_plain(source)
-        if data is None:
-            return count
-        view[end : end + len(data)] = np.frombuffer(data, np.uint8)
-        end += len(data)
-    return len(sources)
-
-
-def _read_plain(source: Source) -> bytes | None:
-    try:
-        descriptor = os.open(source.path, _READ_FLAGS)
-        try:
-            data = os.read(descriptor, (source.size or 0) + 1)
-            status = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return None
-    if (len(data), status.st_size, status.st_mtime_ns) != (*[source.size] * 2, source.changed_ns):
-        return None
-    head = data[:HEAD_BYTES]
-    is_plain = look_at_text(head) == (True, True) and not head.startswith(codecs.BOM_UTF8)
-    return data if source.format == BYTES or (is_plain and not looks_like_jsonl(head, 2)) else None
 
 
 class DirectReader:

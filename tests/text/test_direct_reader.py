@@ -22,6 +22,7 @@ from llmgpu.text.sources import Selection, resolve_sources
 from llmgpu.text.streams import BYTES, Source
 from tests.text.reading import read_documents, write
 
+needs_engine = pytest.mark.skipif(library() is None, reason="there is no CPU engine")
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -132,13 +133,13 @@ NOT_PLAIN = [
 ]
 
 
-@pytest.mark.usefixtures("engine")
+@needs_engine
 def test_plain_text_is_read_at_once(tmp_path: Path) -> None:
     files = PLAIN * 40
     assert read_at_once(sources_of(tmp_path, files)) == files
 
 
-@pytest.mark.usefixtures("engine")
+@needs_engine
 @pytest.mark.parametrize("data", NOT_PLAIN)
 def test_what_is_not_plain_text_ends_what_is_read_at_once(tmp_path: Path, data: bytes) -> None:
     files = [*PLAIN, data, *PLAIN * 20]
@@ -146,7 +147,7 @@ def test_what_is_not_plain_text_ends_what_is_read_at_once(tmp_path: Path, data: 
     assert read_at_once(sources_of(tmp_path, files, BYTES)) == files
 
 
-@pytest.mark.skipif(library() is None, reason="there is no CPU engine")
+@needs_engine
 @pytest.mark.parametrize("data", [b"\xc3", b'{"', b' \t\n\r\v\f{ \t\r"a'])
 def test_c_leaves_what_it_is_not_sure_of(tmp_path: Path, data: bytes) -> None:
     assert read_at_once(sources_of(tmp_path, [b"a", data])) == [b"a"]
@@ -161,7 +162,7 @@ def touch(path: Path) -> None:
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
 
 
-@pytest.mark.usefixtures("engine")
+@needs_engine
 @pytest.mark.parametrize(
     "change",
     [
@@ -189,7 +190,7 @@ def test_which_files_are_small() -> None:
         assert not is_small(small._replace(**changes)), changes
 
 
-@pytest.mark.usefixtures("engine")
+@needs_engine
 def test_after_a_file_that_is_read_alone_others_are_read_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
