@@ -77,11 +77,11 @@ from llmgpu.tokens.manifest import shard_files
 from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.splitting import (
-    ShuffledSink,
     SplitSink,
     check_shares,
     drawn_owners,
     owners_by_file,
+    shuffled,
     spans_without,
     split_name,
 )
@@ -388,7 +388,7 @@ class _Tokenizing:
         return [*filters, self.taken.count]
 
     def _open_sinks(self, output: TokenOutput, text: Corpus) -> TokenSink:
-        """Open the sink of the ids: a sink for each split, and a shuffling sink in front."""
+        """Open the sink of the ids: one of a sink for each split, or the only sink."""
         if output.format == SHOWN:
             return ShownTokens(output.name, self.vocabulary, token_style(output.name))
         with ExitStack() as opened:  # aborts the open sinks if another one can't be opened
@@ -396,17 +396,12 @@ class _Tokenizing:
             for name in output.names:
                 sinks.append(self._open_sink(name, output))
                 opened.callback(sinks[-1].abort)
-            sink, seed = sinks[0], self.asked.seed
-            if output.split:
-                by_position = owners_by_file(text, self.firsts) if self.firsts else None
-                owners = by_position or drawn_owners([*output.split.values()], seed)
-                sink = SplitSink(sinks, owners, self.spans)
-            if self.asked.shuffle:
-                is_piped = output.name == STANDARD_OUTPUT
-                folder = None if is_piped else os.path.dirname(output.name) or os.curdir
-                sink = ShuffledSink(sink, seed, self.spans, folder)
             opened.pop_all()
-        return sink
+        if not output.split:
+            return sinks[0]
+        by_position = owners_by_file(text, self.firsts) if self.firsts else None
+        owners = by_position or drawn_owners([*output.split.values()], self.asked.seed)
+        return SplitSink(sinks, owners, self.spans)
 
     def _open_sink(self, name: str, output: TokenOutput) -> TokenSink:
         asked, vocabulary = self.asked, self.vocabulary
@@ -431,7 +426,6 @@ class _Tokenizing:
         report, start = self.report, time.perf_counter()
         is_unknown = self.size is None and self.opening.wanted == "auto"
         show = suggesting_gpu(text, is_unknown, report.note, report)
-        slices = encode_corpus(encoder, text, ReusedMemory(), self._filters())
         tokens, parts = 0, {}
 
         def estimate() -> None:
@@ -443,22 +437,30 @@ class _Tokenizing:
             show(phase, done, total)
             estimate()
 
+        def tell() -> None:
+            progress("tokenizing", text.bytes_read, text.total_bytes)
+
+        filters = self._filters()
+        if self.output and self.asked.shuffle:
+            is_piped = self.output.name == STANDARD_OUTPUT
+            folder = None if is_piped else os.path.dirname(self.output.name) or os.curdir
+            given = {"seed": self.asked.seed, "spans": self.spans, "folder": folder, "told": tell}
+            filters.append(partial(shuffled, **given))
+        slices = encode_corpus(encoder, text, ReusedMemory(), filters)
         # Without a sink nothing pulls the slices, so this loop does.
         with report:
             if sink is None:
                 for piece in slices:
                     tokens += len(piece.ids)
-                    progress("tokenizing", text.bytes_read, text.total_bytes)
+                    tell()
             else:
                 with sink:
                     write_slices(sink, slices, text, progress)
                 tokens = sink.ids
-                split = sink.sink if isinstance(sink, ShuffledSink) else sink
-                if isinstance(split, SplitSink):
+                if isinstance(sink, SplitSink):
                     parts = {
                         "parts": [
-                            {"tokens": each.ids, "documents": each.documents}
-                            for each in split.sinks
+                            {"tokens": each.ids, "documents": each.documents} for each in sink.sinks
                         ]
                     }
             estimate()  # a single long pre-token grows the encoder's memory all at once

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.files import output_errors
 from llmgpu.text.corpus import Corpus
+from llmgpu.tokens.filters import Slices
 from llmgpu.tokens.sinks import TokenSink
 
 _PIECE_IDS = 1 << 20
@@ -120,90 +122,74 @@ class SplitSink(TokenSink):
             sink.abort()
 
 
-class ShuffledSink(TokenSink):
-    """Hands documents on in an order drawn by the seed and their numbers alone.
+def shuffled(
+    slices: Slices,
+    seed: int,
+    spans: NDArray[np.int64],
+    folder: str | None = None,
+    told: Callable[[], None] = lambda: None,
+) -> Slices:
+    """Yield documents in an order drawn by the seed and their numbers alone.
 
-    sink: the next sink. Until the end, ids are in a temporary file, 4 bytes each, masks in a second
+    Until the last slice is taken, ids are in a temporary file, 4 bytes each, masks in a second
     file, and the starts of documents in memory.
+
+    seed: 0 or more. spans: bytes of text of each id, (vocabulary size,). folder: of the temporary
+        files. told: called after each slice is taken.
+
+    Raises OutputError if a temporary file can't be made or written.
     """
+    name = os.path.join(folder or tempfile.gettempdir(), "a temporary file")
+    starts, count, has_mask = [np.empty(0, np.int64)], 0, False
+    with ExitStack() as opened:
+        with output_errors(name):
+            ids = opened.enter_context(tempfile.TemporaryFile(dir=folder))
+            masks = opened.enter_context(tempfile.TemporaryFile(dir=folder))
+        for piece in slices:
+            with output_errors(name):
+                ids.write(np.ascontiguousarray(piece.ids, np.uint32).data)
+                if piece.mask is not None:
+                    masks.write(piece.mask.tobytes())
+                    has_mask = True
+            starts.append(piece.document_starts + count)
+            count += len(piece.ids)
+            told()
+        with output_errors(name):
+            ids.flush()
+            masks.flush()
+        kept, mask = np.empty(0, np.uint32), np.empty(0, np.bool_) if has_mask else None
+        if count:  # an empty file can't be mapped
+            kept = np.memmap(ids, np.uint32, "r")
+            mask = np.memmap(masks, np.bool_, "r") if has_mask else None
+        yield from _drawn_order(kept, mask, np.concatenate(starts), seed, spans)
 
-    def __init__(
-        self, sink: TokenSink, seed: int, spans: NDArray[np.int64], folder: str | None = None
-    ) -> None:
-        """Shuffle the documents for `sink`.
 
-        seed: 0 or more. spans: bytes of text of each id. folder: of the temporary file.
-
-        Raises OutputError if a temporary file can't be made.
-        """
-        super().__init__()
-        self.sink = sink
-        self._seed = seed
-        self._spans = spans
-        self._name = os.path.join(folder or tempfile.gettempdir(), "a temporary file")
-        with output_errors(self._name):
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (see `abort`)
-            self._masks = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-        self._starts: list[NDArray[np.int64]] = []
-        self._has_mask = False
-
-    def write(self, piece: EncodedSlice) -> None:
-        """Keep the next ids, see `TokenSink.write`."""
-        with output_errors(self._name):
-            self._file.write(np.ascontiguousarray(piece.ids, np.uint32).data)
-            if piece.mask is not None:
-                self._masks.write(piece.mask.tobytes())
-                self._has_mask = True
-        self._starts.append(piece.document_starts + self.ids)
-        self.ids += len(piece.ids)
-        self.documents += len(piece.document_starts)
-
-    def close(self) -> None:
-        """Hand all documents on, and close the sink."""
-        try:
-            with output_errors(self._name):
-                self._file.flush()
-                self._masks.flush()
-            for piece in self._pieces():
-                self.sink.write(piece)
-        except BaseException:
-            self.abort()
-            raise
-        self._file.close()
-        self._masks.close()
-        self.sink.close()
-
-    def abort(self) -> None:
-        """Abort the sink."""
-        self._file.close()
-        self._masks.close()
-        self.sink.abort()
-
-    def _pieces(self) -> Iterator[EncodedSlice]:
-        """Yield the documents in their new order, in pieces of bounded size."""
-        starts = np.concatenate([np.empty(0, np.int64), *self._starts])
-        lengths = np.diff(np.append(starts, self.ids))
-        numbers = np.arange(len(starts), dtype=np.uint64)
-        order = np.argsort(uniform(self._seed + _SHUFFLING, numbers), kind="stable")
-        ends = np.cumsum(lengths[order])
-        begins = ends - lengths[order]
-        shifts = starts[order] - begins  # from the old position of an id to its new position
-        kept = np.memmap(self._file, np.uint32, "r") if self.ids else np.empty(0, np.uint32)
-        has_mask = self._has_mask and self.ids
-        masks = np.memmap(self._masks, np.bool_, "r") if has_mask else None
-        for begin in range(0, self.ids, _PIECE_IDS):
-            end = min(self.ids, begin + _PIECE_IDS)
-            low, high = np.searchsorted(ends, begin, "right"), np.searchsorted(begins, end, "left")
-            inside = np.minimum(ends[low:high], end) - np.maximum(begins[low:high], begin)
-            at = np.arange(begin, end) + np.repeat(shifts[low:high], np.maximum(inside, 0))
-            first = np.searchsorted(begins, begin, "left")
-            ids = kept[at]
-            text_bytes = int(self._spans[ids].sum())
-            mask = None if masks is None else masks[at]
-            yield EncodedSlice(ids, begins[first:high] - begin, text_bytes, mask=mask)
-        empty = len(begins) - int(np.searchsorted(begins, self.ids, "left"))
-        no_mask = np.empty(0, np.bool_) if self._has_mask else None
-        yield EncodedSlice(np.empty(0, np.uint32), np.zeros(empty, np.int64), 0, mask=no_mask)
+def _drawn_order(
+    kept: NDArray[np.uint32],
+    kept_mask: NDArray[np.bool_] | None,
+    starts: NDArray[np.int64],
+    seed: int,
+    spans: NDArray[np.int64],
+) -> Slices:
+    """Yield the documents at `starts` in their new order, in slices of bounded size."""
+    lengths = np.diff(np.append(starts, len(kept)))
+    numbers = np.arange(len(starts), dtype=np.uint64)
+    order = np.argsort(uniform(seed + _SHUFFLING, numbers), kind="stable")
+    ends = np.cumsum(lengths[order])
+    begins = ends - lengths[order]
+    shifts = starts[order] - begins  # from the old position of an id to its new position
+    for begin in range(0, len(kept), _PIECE_IDS):
+        end = min(len(kept), begin + _PIECE_IDS)
+        low, high = np.searchsorted(ends, begin, "right"), np.searchsorted(begins, end, "left")
+        inside = np.minimum(ends[low:high], end) - np.maximum(begins[low:high], begin)
+        at = np.arange(begin, end) + np.repeat(shifts[low:high], np.maximum(inside, 0))
+        first = np.searchsorted(begins, begin, "left")
+        ids = kept[at]
+        mask = None if kept_mask is None else kept_mask[at]
+        yield EncodedSlice(ids, begins[first:high] - begin, int(spans[ids].sum()), mask=mask)
+    empty = len(begins) - int(np.searchsorted(begins, len(kept), "left"))
+    no_mask = None if kept_mask is None else kept_mask[:0]
+    yield EncodedSlice(kept[:0], np.zeros(empty, np.int64), 0, mask=no_mask)
 
 
 def uniform(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache, partial
 from itertools import pairwise
 
@@ -19,10 +20,10 @@ from llmgpu.text.corpus import corpus_from_bytes
 from llmgpu.tokens import splitting
 from llmgpu.tokens.filters import Totals, first_tokens
 from llmgpu.tokens.splitting import (
-    ShuffledSink,
     SplitSink,
     check_shares,
     drawn_owners,
+    shuffled,
     spans_without,
     split_name,
     uniform,
@@ -160,21 +161,24 @@ def test_the_first_tokens(most: int) -> None:
     assert first.text_bytes == sum(int(spans[i]) for i in taken)
 
 
-def shuffled(documents: list[list[int]], pieces: int, seed: int) -> Kept:
+def shuffle(documents: list[list[int]], pieces: int, seed: int) -> Kept:
     """The documents after shuffling, given in pieces cut anywhere."""
     ids = np.array([i for document in documents for i in document], np.uint32)
     lengths = np.array([len(document) for document in documents], np.int64)
-    starts = np.cumsum(lengths) - lengths
-    kept = Kept()
-    sink = ShuffledSink(kept, seed, np.arange(100))
-    done = 0
-    for part in np.array_split(ids, pieces):
-        last = done + len(part) == len(ids)
-        here = starts[(starts >= done) & ((starts < done + len(part)) | last)] - done
-        sink.write(EncodedSlice(part, here, 0))
-        starts = starts[len(here) :] if not last else starts[:0]
-        done += len(part)
-    sink.close()
+
+    def slices() -> Iterator[EncodedSlice]:
+        starts, done = np.cumsum(lengths) - lengths, 0
+        for part in np.array_split(ids, pieces):
+            last = done + len(part) == len(ids)
+            here = starts[(starts >= done) & ((starts < done + len(part)) | last)] - done
+            yield EncodedSlice(part, here, 0)
+            starts = starts[len(here) :] if not last else starts[:0]
+            done += len(part)
+
+    kept, told = Kept(), []
+    for piece in shuffled(slices(), seed, np.arange(100), told=lambda: told.append(kept.ids)):
+        kept.write(piece)
+    assert told == [0] * pieces  # all slices are taken before the first one is yielded
     return kept
 
 
@@ -183,11 +187,10 @@ def test_shuffling(monkeypatch: pytest.MonkeyPatch, piece_ids: int) -> None:
     monkeypatch.setattr(splitting, "_PIECE_IDS", piece_ids)
     documents = [[k] * (k % 4) for k in range(1, 60)]
     found = {
-        (pieces, seed): shuffled(documents, pieces, seed) for pieces in (1, 7) for seed in (0, 5)
+        (pieces, seed): shuffle(documents, pieces, seed) for pieces in (1, 7) for seed in (0, 5)
     }
     for kept in found.values():
         assert sorted(kept.found) == sorted(documents) and kept.found != documents
-        assert kept.ended == "closed"
         assert kept.text_bytes == sum(map(sum, documents))
     assert found[1, 0].found == found[7, 0].found != found[1, 5].found == found[7, 5].found
     # The order is that of numbers drawn for each document.
@@ -196,10 +199,7 @@ def test_shuffling(monkeypatch: pytest.MonkeyPatch, piece_ids: int) -> None:
 
 
 def test_shuffling_nothing_and_failing() -> None:
-    assert shuffled([], 1, 0).found == []
-    assert shuffled([[], []], 1, 0).found == [[], []]
-    sink = ShuffledSink(failing := Kept(), 0, np.arange(100))
-    sink.abort()
-    assert failing.ended == "aborted"
+    assert shuffle([], 1, 0).found == []
+    assert shuffle([[], []], 1, 0).found == [[], []]
     with pytest.raises(OutputError, match=r"can't write /missing/a temporary file"):
-        ShuffledSink(Kept(), 0, np.arange(100), "/missing")
+        next(shuffled(iter([]), 0, np.arange(100), "/missing"))
