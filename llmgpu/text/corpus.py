@@ -41,6 +41,7 @@ from llmgpu.text.documents import (
     InputPolicy,
     Piece,
     PieceReader,
+    TextFilter,
 )
 from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.sources import Sources, format_of, resolve_sources
@@ -516,20 +517,6 @@ def corpus_from_documents(
 ) -> Corpus:
     """Return a corpus of documents from an iterable, which is read only as far as needed."""
     return _MemoryCorpus(iter(documents), options)
-
-
-class TextFilter(Protocol):
-    """Changes a text on its way to an encoder, piece by piece.
-
-    A filter may hold text back that later text can change, but not past the end of a document.
-    """
-
-    def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
-        """Return the filtered text that no later text can change.
-
-        starts: positions in `text` at which documents begin. final: a document ends with `text`.
-        """
-        ...
 
 
 class FilteredSource:

@@ -17,6 +17,7 @@ import codecs
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +105,20 @@ class PieceReader:
         starts = piece.starts[self._next_start : last] - begin
         self._position, self._next_start = end, last
         return Piece(text, starts, closed)
+
+
+class TextFilter(Protocol):
+    """Changes a text on its way to an encoder, piece by piece.
+
+    A filter may hold text back that later text can change, but not past the end of a document.
+    """
+
+    def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
+        """Return the filtered text that no later text can change.
+
+        starts: positions in `text` at which documents begin. final: a document ends with `text`.
+        """
+        ...
 
 
 class InputPolicy:

@@ -190,7 +190,7 @@ _LONGEST = 4  # bytes of a character
 
 
 class NfcFilter:
-    """Normalize a text that comes in blocks; see `llmgpu.text.corpus.TextFilter`."""
+    """Normalize a text that comes in blocks; see `llmgpu.text.documents.TextFilter`."""
 
     def __init__(self) -> None:
         self._held = b""  # bytes held back: from a document start or a safe place, without another

@@ -24,14 +24,14 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import quote
-from llmgpu.text.documents import Piece
+from llmgpu.text.documents import Piece, TextFilter
 from llmgpu.text.nfc import NfcFilter, starts_unit
 from llmgpu.text.nfc import normalize as compose
 
@@ -67,10 +67,6 @@ class Step(ABC):
     def count_bytes(self, text: str) -> int:
         """Return the bytes that `feed` is about to make of `text`, if they may be far more."""
         return 0
-
-
-class _Filter(Protocol):
-    def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece: ...
 
 
 class Lowercase(Step):
@@ -180,7 +176,7 @@ class Normalizer:
         piece = _StepsFilter(self._makers).feed(data, np.empty(0, np.int64), final=True)
         return piece.text.tobytes().decode(errors=_ERRORS)
 
-    def filter(self) -> _Filter:
+    def filter(self) -> TextFilter:
         """Return a filter that normalizes a text in blocks."""
         return NfcFilter() if self._text == NFC else _StepsFilter(self._makers)
 
@@ -269,7 +265,7 @@ def _is_text(text: str) -> bool:
 
 
 class _StepsFilter:
-    """Normalizes a text that comes in blocks; see `llmgpu.text.corpus.TextFilter`."""
+    """Normalizes a text that comes in blocks; see `llmgpu.text.documents.TextFilter`."""
 
     def __init__(self, makers: Sequence[Callable[[], Step]]) -> None:
         self._makers = makers

@@ -23,6 +23,7 @@ from llmgpu.pipeline import Begun
 from llmgpu.processors import usable_processors
 from llmgpu.text.compressions import PYARROW, PYARROW_PARQUET
 from llmgpu.text.documents import NO_TEXT, InputPolicy, Piece
+from llmgpu.text.remote import PositionedFile
 from llmgpu.text.streams import FileContent, Source
 
 _BATCH_BYTES = 1 << 22
@@ -34,27 +35,12 @@ _AHEAD_BYTES = 16 << 20  # of rows of a row group, decoded before they are neede
 _SHOWN_COLUMNS = 20
 
 
-class _Places(io.RawIOBase):
+class _Places(PositionedFile):
     """A regular file with a read position of its own: other objects use the same descriptor."""
 
     def __init__(self, descriptor: int, size: int) -> None:
-        super().__init__()
-        self._descriptor, self._size, self._position = descriptor, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        self._position = offset + {os.SEEK_CUR: self._position, os.SEEK_END: self._size}.get(
-            whence, 0
-        )
-        return self._position
+        super().__init__(size)
+        self._descriptor = descriptor
 
     def readinto(self, buffer: Any, /) -> int:
         count = os.preadv(self._descriptor, [buffer], self._position)

@@ -161,15 +161,12 @@ class RemoteSource:
         return info["size"], hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
-class RemoteFile(io.RawIOBase):
-    """An open file of another machine."""
+class PositionedFile(io.RawIOBase):
+    """A file with its own read position, `_position`, from which `readinto` of subclasses reads."""
 
-    def __init__(self, source: RemoteSource) -> None:
-        """Open the file; InputError if that fails."""
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self.source = source
-        self._position = 0
-        self._file = _attempt(source.url, source.open_once, _nothing)
+        self._size, self._position = size, 0
 
     def readable(self) -> bool:
         return True
@@ -182,13 +179,23 @@ class RemoteFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         """Set the position; see `io.IOBase.seek`."""
-        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.source.size}
+        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}
         self._position = max(0, begin[whence] + offset)
         return self._position
 
+
+class RemoteFile(PositionedFile):
+    """An open file of another machine."""
+
+    def __init__(self, source: RemoteSource) -> None:
+        """Open the file; InputError if that fails."""
+        super().__init__(source.size)
+        self.source = source
+        self._file = _attempt(source.url, source.open_once, _nothing)
+
     def readinto(self, buffer: Any, /) -> int:
         """Fill the front of `buffer`; 0 at the end. InputError if reading fails."""
-        wanted = min(len(memoryview(buffer)), max(0, self.source.size - self._position))
+        wanted = min(len(memoryview(buffer)), max(0, self._size - self._position))
         if wanted == 0:
             return 0
 

@@ -7,6 +7,13 @@ array all ids count.
 Ids beside a side file of another file would decode to wrong text. So an old side file is removed
 before its ids are replaced, and a side file has a digest of samples of the ids. Opening the ids
 compares the digest.
+
+The index of Megatron-LM's token files, NAME.idx beside NAME.bin, is little-endian: ``MMIDIDX`` and
+two zero bytes, version 1 (u64), the type of the numbers (u8: 8 is uint16, 4 is int32), how many
+sequences and how many document bounds there are (u64 each); then the tokens of each sequence (i32),
+the byte at which each begins (i64), and the sequence with which each document begins, with the
+number of sequences at the end (i64). Here a document is one sequence, and documents without ids
+are left out. Ids are below 2^31, so that uint32 and int32 are the same bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +43,6 @@ from llmgpu.outputs import NPY, SIDE_FILE, TOKEN_FILE, TOKEN_INDEX, Output, kind
 from llmgpu.spelling import spelled
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
-from llmgpu.tokens import megatron
 from llmgpu.tokens.layouts import LAYOUTS, Layout, get_layout
 from llmgpu.tokens.npy import HEADER_BYTES, NumbersWriter, npy_header, read_numbers
 from llmgpu.tokens.sinks import BLOCK_BYTES, id_dtype, open_stream
@@ -63,8 +69,10 @@ _MASK_ENDING = ".mask.npy"
 
 # Token files of other tools have no side file. llm.c writes the integer type in a header, and
 # Megatron-LM in the index beside the file; nanoGPT nowhere. None names the vocabulary.
-_INDEX = struct.Struct("<9sQB")
-_INDEX_TYPES = {8: "uint16", 4: "uint32"}  # int32 that is not negative is the same
+_INDEX = struct.Struct("<9sQBQQ")
+_INDEX_MAGIC, _INDEX_VERSION = b"MMIDIDX\0\0", 1
+_INDEX_CODES = {"uint16": 8, "uint32": 4}
+_MOST_IN_INDEX = 2**31 - 1  # ids of a document
 _LLMC = LAYOUTS["llmc"]
 
 
@@ -121,7 +129,40 @@ def index_path(path: str | Path, layout: Layout) -> str | None:
 
     Raises InputError for a token file whose name does not end in .bin.
     """
-    return megatron.index_path(path) if layout.has_index else None
+    return _index_name(path) if layout.has_index else None
+
+
+def _index_name(path: str | Path) -> str:
+    stem, ending = os.path.splitext(str(path))
+    if ending != ".bin":
+        raise InputError(f"{path}: Megatron's token files end in .bin, beside an .idx")
+    return f"{stem}.idx"
+
+
+def make_index(kind: str, starts: NDArray[np.int64], count: int) -> bytes:
+    """Return the index of `count` ids of a type, uint16 or uint32.
+
+    starts: positions at which documents begin, ascending (n,); ids before the first belong to a
+        document of the previous file.
+
+    Raises OutputError for a document of more than 2^31 - 1 ids.
+    """
+    inside = starts[(starts > 0) & (starts < count)]
+    bounds = np.unique(np.concatenate([np.array([0, count], np.int64), inside]))
+    lengths = np.diff(bounds)
+    if lengths.max(initial=0) > _MOST_IN_INDEX:
+        raise OutputError(
+            f"a document of {lengths.max()} ids: Megatron's limit is {_MOST_IN_INDEX}"
+        )
+    sequences = len(lengths)
+    return b"".join(
+        [
+            _INDEX.pack(_INDEX_MAGIC, _INDEX_VERSION, _INDEX_CODES[kind], sequences, sequences + 1),
+            lengths.astype("<i4").tobytes(),
+            (bounds[:-1] * np.dtype(kind).itemsize).astype("<i8").tobytes(),
+            np.arange(sequences + 1, dtype="<i8").tobytes(),
+        ]
+    )
 
 
 def read_side_file(path: str | Path) -> dict[str, object]:
@@ -265,19 +306,20 @@ def _type_in_index(path: str) -> str | None:
     Raises InputError for another type than ids of llmgpu have.
     """
     try:
-        with open(megatron.index_path(path), "rb") as file:
+        with open(_index_name(path), "rb") as file:
             data = file.read(_INDEX.size)
     except (InputError, OSError):
         return None
-    if len(data) < _INDEX.size or not data.startswith(megatron.MAGIC):
+    if len(data) < _INDEX.size or not data.startswith(_INDEX_MAGIC):
         return None
     code = _INDEX.unpack(data)[2]
-    if code not in _INDEX_TYPES:
-        raise InputError(
-            f"{path}: its index says numbers of type {quote(code)}, which are neither uint16 (8) "
-            "nor int32 (4)"
-        )
-    return _INDEX_TYPES[code]
+    for kind, known in _INDEX_CODES.items():  # int32 that is not negative is the same as uint32
+        if code == known:
+            return kind
+    raise InputError(
+        f"{path}: its index says numbers of type {quote(code)}, which are neither uint16 (8) nor "
+        "int32 (4)"
+    )
 
 
 def _check_dtype(name: str, kind: np.dtype[np.integer], asked: str | None) -> None:
@@ -505,11 +547,9 @@ class BinWriter(NumbersWriter):
         if not os.path.exists(path):
             return
         stale = {} if self._mask is not None else {mask_path(path): NPY}
-        for layout in LAYOUTS.values():
+        if not self._layout.has_index:
             with suppress(InputError):  # a name that has no index
-                index = index_path(path, layout)
-                if index is not None and not self._layout.has_index:
-                    stale[index] = TOKEN_INDEX
+                stale[_index_name(path)] = TOKEN_INDEX
         for name, kind in stale.items():
             if kind_of(name) == kind:
                 with output_errors(name):
@@ -520,7 +560,7 @@ class BinWriter(NumbersWriter):
         contents = {side_path(self._output.path): self._description(path)}
         index = index_path(self._output.path, self._layout)
         if index is not None:
-            contents[index] = megatron.make_index(self._dtype.name, self._starts, self.ids)
+            contents[index] = make_index(self._dtype.name, self._starts, self.ids)
         return contents
 
     def _describe_mask(self) -> dict[str, object]:

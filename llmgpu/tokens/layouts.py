@@ -30,7 +30,7 @@ class Layout:
     parse_header: returns type and number of the tokens, given the header and the name of the file;
         InputError if it is not a header. None if there is nothing to parse.
     max_ids: of a vocabulary, None for any number.
-    has_index: the index of Megatron-LM is beside the file, see `llmgpu.tokens.megatron`.
+    has_index: the index of Megatron-LM is beside the file, see `llmgpu.tokens.bin`.
     """
 
     name: str

@@ -12,10 +12,9 @@ import pytest
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError, OutputError
-from llmgpu.tokens.bin import bin_outputs, describe_bin_file
+from llmgpu.tokens.bin import bin_outputs, describe_bin_file, make_index
 from llmgpu.tokens.formats import open_writer, read_tokens
 from llmgpu.tokens.layouts import LAYOUTS
-from llmgpu.tokens.megatron import make_index
 from llmgpu.tokens.shards import ShardWriter
 from tests.bpe.interchange.samples import trained
 

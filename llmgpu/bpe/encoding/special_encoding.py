@@ -371,7 +371,7 @@ class _Boundaries:
 
 
 class _SpecialTokenFilter:
-    """Takes the allowed special tokens out of a text; see `llmgpu.text.corpus.TextFilter`."""
+    """Takes the allowed special tokens out of a text; see `llmgpu.text.documents.TextFilter`."""
 
     def __init__(
         self, allowed: Mapping[bytes, int], guard: Guard | None, boundaries: _Boundaries
