@@ -223,10 +223,10 @@ def left_out_of(text: Corpus | None) -> dict[str, Any]:
     """Return a corpus's counts of invalid and left out text, for a summary."""
     notes = text.notes if text else []
     return {
-        "invalid_sequences": text.invalid_sequences if text else 0,
-        "left_out_files": text.left_out if text else 0,
-        "left_out_rows": text.null_rows if text else 0,
-        "bad_rows": text.bad_rows if text else 0,
+        "invalid_sequences": text.policy.invalid_sequences if text else 0,
+        "left_out_files": text.sources.left_out if text else 0,
+        "left_out_rows": text.policy.null_rows if text else 0,
+        "bad_rows": text.policy.bad_rows if text else 0,
         **({"notes": notes} if notes else {}),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -375,8 +375,11 @@ class _Tokenizing:
         _used[:] = [encoder]
         return encoder
 
-    def _filters(self) -> list[Filter]:
-        """Return the filters of ids for --chunk-tokens, --max-tokens and other options."""
+    def _filters(self, told: Callable[[], None]) -> list[Filter]:
+        """Return the filters of ids for --chunk-tokens, --max-tokens and other options.
+
+        told: called after each slice that is taken to be shuffled.
+        """
         filters = masking(self.reading.chat, self.vocabulary)
         if filters:
             filters.append(self.in_chat.count)
@@ -385,7 +388,13 @@ class _Tokenizing:
             filters.append(partial(in_chunks, most=most, overlap=overlap, spans=self.spans))
         if self.asked.max_tokens:
             filters.append(partial(first_tokens, most=self.asked.max_tokens, spans=self.spans))
-        return [*filters, self.taken.count]
+        filters.append(self.taken.count)
+        if self.output and self.asked.shuffle:
+            is_piped = self.output.name == STANDARD_OUTPUT
+            folder = None if is_piped else os.path.dirname(self.output.name) or os.curdir
+            seed, spans = self.asked.seed, self.spans
+            filters.append(partial(shuffled, seed=seed, spans=spans, folder=folder, told=told))
+        return filters
 
     def _open_sinks(self, output: TokenOutput, text: Corpus) -> TokenSink:
         """Open the sink of the ids: one of a sink for each split, or the only sink."""
@@ -440,13 +449,7 @@ class _Tokenizing:
         def tell() -> None:
             progress("tokenizing", text.bytes_read, text.total_bytes)
 
-        filters = self._filters()
-        if self.output and self.asked.shuffle:
-            is_piped = self.output.name == STANDARD_OUTPUT
-            folder = None if is_piped else os.path.dirname(self.output.name) or os.curdir
-            given = {"seed": self.asked.seed, "spans": self.spans, "folder": folder, "told": tell}
-            filters.append(partial(shuffled, **given))
-        slices = encode_corpus(encoder, text, ReusedMemory(), filters)
+        slices = encode_corpus(encoder, text, ReusedMemory(), self._filters(tell))
         # Without a sink nothing pulls the slices, so this loop does.
         with report:
             if sink is None:

@@ -226,11 +226,11 @@ class ChatFile(JsonlStream):
             except BadRowError as error:
                 policy.leave_out(error)
                 continue
-            if messages is not None:
-                tools = document.get(_TOOLS)
-                yield from self._collector.take(
-                    messages, tools, where, policy, has_invalid=has_invalid
-                )
+            if messages is None:
+                policy.null_rows += 1
+                continue
+            tools = document.get(_TOOLS)
+            yield from self._collector.take(messages, tools, where, policy, has_invalid=has_invalid)
             if self._collector.is_full:
                 return
         self.check_field()
@@ -256,7 +256,7 @@ class ChatTable(ParquetFile):
         rows = chain.from_iterable(chain.from_iterable(map(self._read, self._find_groups())))
         for number, (messages, tools) in enumerate(rows, self._rows[0] + 1):
             if messages is None:
-                self.null_rows += 1
+                policy.null_rows += 1
                 continue
             where = f"{self._path}, row {number}"
             yield from self._collector.take(messages, tools, where, policy)

@@ -126,6 +126,7 @@ class Corpus(Closing):
 
     sources: the files of the corpus.
     options: how the files are read.
+    policy: counts invalid and left out text.
     total_bytes: bytes of all sources on disk, None if a source is not a regular file.
     text_bytes, documents: returned by `read_into` so far.
     begun: the begin of each source that was opened so far.
@@ -148,49 +149,28 @@ class Corpus(Closing):
         self.total_bytes = self.sources.total_bytes
         self.text_bytes = 0
         self.documents = 0
-        self._policy = InputPolicy(self.options.encoding_errors, self.options.bad_rows)
+        self.policy = InputPolicy(self.options.encoding_errors, self.options.bad_rows)
         self._splitter = DocumentSplitter(self.options.separators, self.options.line_documents)
         self._files = _Files(self.sources.files, self.options)
         self.begun: list[Begin] = []
         self._file: _File | None = None
         self._reader: _Reader | None = None
         self._finished_bytes = 0
-        self._finished_null_rows = 0
         self._told: dict[str, list[str]] = {note: [] for note in NOTES}
         self._closed = True
         self._ended = not self._files.left
         self._most_small = _SMALL_FILES  # lowered while files are read one by one
 
     @property
-    def left_out(self) -> int:
-        """Entries of folders that were skipped: hidden names, links to folders, special files."""
-        return self.sources.left_out
-
-    @property
     def notes(self) -> list[str]:
         """Remarks for the user on the files and rows read so far."""
         told = [note.format(listed(names)) for note, names in self._told.items() if names]
-        return [*self.sources.notes, *told, *self._policy.notes]
+        return [*self.sources.notes, *told, *self.policy.notes]
 
     @property
     def bytes_read(self) -> int:
         """Bytes of the sources on disk, consumed so far."""
         return self._finished_bytes + (self._file.position if self._file else 0)
-
-    @property
-    def invalid_sequences(self) -> int:
-        """Invalid UTF-8 sequences so far: replaced, or counted and kept."""
-        return self._policy.invalid_sequences
-
-    @property
-    def null_rows(self) -> int:
-        """Rows without text so far, which were left out."""
-        return self._finished_null_rows + (self._file.null_rows if self._file else 0)
-
-    @property
-    def bad_rows(self) -> int:
-        """Invalid rows so far, which were left out."""
-        return self._policy.bad_rows
 
     @property
     def left(self) -> float | None:
@@ -210,7 +190,7 @@ class Corpus(Closing):
 
     def _close_file(self) -> None:
         if self._file:
-            self._finished_bytes, self._finished_null_rows = self.bytes_read, self.null_rows
+            self._finished_bytes = self.bytes_read
             if isinstance(self._file, ByteStream):
                 for note in self._file.notes:
                     self._told[note].append(source_name(self._file.name))
@@ -314,13 +294,13 @@ class Corpus(Closing):
         is_text = format_of(source) is None
         offset, skipped = self.text_bytes + length, source.begin if is_text else 0
         self.begun.append(Begin(offset, self.documents + documents, source.path, skipped))
-        self._policy.begin(source.path, skipped)
+        self.policy.begin(source.path, skipped)
         self._splitter.begin(source.continues)
         self._file = file = self._files.open(source)
         if is_text and self.options.chat is None:
             self._reader = self._read_text(cast(ByteStream, file), source.continues)
         else:
-            pieces = self._split(cast(DocumentFile, file).documents(self._policy))
+            pieces = self._split(cast(DocumentFile, file).documents(self.policy))
             self._reader = PieceReader(pieces, file.wait)
         return self._reader
 
@@ -329,11 +309,11 @@ class Corpus(Closing):
         options = self.options
         if options.separators or options.line_documents or options.encoding_errors != "raw":
             return PieceReader(self._text_pieces(stream), stream.wait)
-        return DirectReader(stream, self._policy, continues)
+        return DirectReader(stream, self.policy, continues)
 
     def _text_pieces(self, stream: ByteStream) -> Iterator[Piece]:
         # All blocks have the same memory: a piece is used up when the next one is asked for.
-        policy, block, is_end = self._policy, np.empty(_BLOCK_BYTES, np.uint8), False
+        policy, block, is_end = self.policy, np.empty(_BLOCK_BYTES, np.uint8), False
         while not is_end:
             text = block[: stream.readinto(block)]
             is_end = not len(text)
@@ -458,10 +438,7 @@ def _begin_file(
     is_local = source.size is not None and source.remote is None
     if source in first or not is_local or not (source.compression or format_of(source)):
         return sources, None
-    try:
-        file = opener(source)
-    except InputError:  # the file is opened again in its turn, and then raises
-        return sources, None
+    file = opener(source)
     opened.append(file)
     if files_ahead():
         file.begin()

@@ -127,8 +127,8 @@ class InputPolicy:
     Invalid UTF-8: "strict" refuses it, "replace" puts U+FFFD, "raw" keeps it. Bad rows: "error"
     refuses them, "skip" leaves them out.
 
-    invalid_sequences: number replaced, or counted and kept, over all files. bad_rows: number left
-    out.
+    Counts over all files so far. invalid_sequences: replaced, or counted and kept. bad_rows:
+    invalid rows, left out. null_rows: rows without text, left out.
     """
 
     def __init__(self, policy: str, rows: str = "error") -> None:
@@ -137,7 +137,7 @@ class InputPolicy:
             known = ", ".join(ROW_POLICIES)
             raise InputError(f"unknown policy for bad rows {quote(rows)}: use one of {known}")
         self._rows = rows
-        self.bad_rows = 0
+        self.bad_rows = self.null_rows = 0
         self._first_bad_row = ""
         if policy not in ENCODING_POLICIES:
             known = ", ".join(ENCODING_POLICIES)

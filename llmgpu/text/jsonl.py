@@ -95,7 +95,7 @@ class _Block:
 
 
 class JsonlStream(ByteStream):
-    """An open file with an object in each line; null_rows: lines without a value so far."""
+    """An open file with an object in each line."""
 
     def __init__(self, source: Source, field: str) -> None:
         """Open the file; field: name of the field to read in each line's object."""
@@ -117,7 +117,6 @@ class JsonlStream(ByteStream):
                 self.check_field()
         else:
             self._has_field = True
-        self.null_rows += found is None
         return found
 
     def check_field(self) -> None:
@@ -253,7 +252,7 @@ class JsonlFile(JsonlStream):
                 taken = taken or self._texts.take(block.data, begin, end, is_last=block.is_last)
                 begin = taken.end
                 self._lines += taken.lines
-                self.null_rows += taken.nulls
+                policy.null_rows += taken.nulls
                 self._has_field |= bool(len(taken.starts) or taken.nulls)
                 if len(taken.starts):
                     yield Piece(taken.text, taken.starts, closed=True)
@@ -286,7 +285,10 @@ class JsonlFile(JsonlStream):
         except BadRowError as error:
             policy.leave_out(error)
             return None
-        return None if text is None else encode_text(text, has_invalid, where, policy)
+        if text is None:
+            policy.null_rows += 1
+            return None
+        return encode_text(text, has_invalid, where, policy)
 
 
 def _after_last_newline(data: NDArray[np.uint8], begin: int, end: int) -> int:

@@ -49,7 +49,7 @@ class _Places(PositionedFile):
 
 
 class ParquetFile:
-    """An open file with one column of text; null_rows: rows without a value so far."""
+    """An open file with one column of text."""
 
     may_be_compressed: ClassVar[bool] = False
     cut_at_lines: ClassVar[bool] = False
@@ -66,7 +66,6 @@ class ParquetFile:
         """Open the file; InputError if it can't be read or has no such column of text."""
         path = source.path
         self.position = 0
-        self.null_rows = 0
         self._path = path
         self._column = column
         self._others: list[str] = []  # further columns to read
@@ -104,7 +103,7 @@ class ParquetFile:
                 pieces = self._checked(array, number, policy)
             number += len(array)
             yield from pieces
-            self.null_rows += array.null_count
+            policy.null_rows += array.null_count
             self.position = min(self._size, self._size * (number - first) // rows)
         self.check_unchanged()
 

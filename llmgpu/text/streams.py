@@ -125,13 +125,11 @@ class DocumentFile(Protocol):
     cut_at_lines: whether a span of a file has to begin and end where lines do; if not, the format
         takes any span.
     position: bytes of the file on disk that were consumed, about.
-    null_rows: documents without text so far, which were left out.
     """
 
     may_be_compressed: ClassVar[bool]
     cut_at_lines: ClassVar[bool]
     position: int
-    null_rows: int
 
     @staticmethod
     def check(source: Source) -> None:
@@ -199,7 +197,6 @@ class ByteStream(io.RawIOBase):
     """The bytes of one source, decompressed; every failure is an InputError that names the source.
 
     position: bytes of the source on disk that were consumed.
-    null_rows: none; for `DocumentFile`.
     notes: notes of NOTES that apply to the source, by its first bytes.
     is_invalid: the first bytes of the text have invalid UTF-8.
     """
@@ -211,7 +208,6 @@ class ByteStream(io.RawIOBase):
         self._compression = source.compression
         self._content: FileContent | Remote | None = None
         self.position = 0
-        self.null_rows = 0
         self.notes: list[str] = []
         self.is_invalid = False
         self._format = source.format

@@ -68,20 +68,28 @@ class ShardNames:
 
     output: str
 
-    def shard(self, index: int) -> str:
-        """The file of one shard."""
-        stem, suffix = os.path.splitext(self.output)
-        return f"{stem}-{index:06d}{suffix}"
+    @property
+    def _stem(self) -> str:
+        return os.path.splitext(self.output)[0]
 
     @property
     def manifest(self) -> str:
         """The list of the shards."""
-        return f"{os.path.splitext(self.output)[0]}.json"
+        return f"{self._stem}.json"
 
     @property
     def progress(self) -> str:
         """The finished shards of an unfinished job."""
-        return f"{os.path.splitext(self.output)[0]}.progress.json"
+        return f"{self._stem}.progress.json"
+
+    @property
+    def lock(self) -> str:
+        """The lock file of the output."""
+        return f"{self._stem}.lock"
+
+    def shard(self, index: int) -> str:
+        """The file of one shard."""
+        return f"{self._stem}-{index:06d}{os.path.splitext(self.output)[1]}"
 
     def outputs(self) -> list[Output]:
         """The files that a job may replace.
@@ -99,11 +107,6 @@ class ShardNames:
         lists = [Output(self.manifest, MANIFEST), Output(self.progress, PROGRESS)]
         return [*lists, *(Output(path, None) for path in shards)]
 
-    @property
-    def lock(self) -> str:
-        """The lock file of the output."""
-        return f"{os.path.splitext(self.output)[0]}.lock"
-
     def remove_temporary(self) -> None:
         """Remove the temporary files that a killed job left."""
         folder, name = os.path.split(self.output)
@@ -113,14 +116,6 @@ class ShardNames:
         for found in os.listdir(folder or "."):
             if temporary.fullmatch(found):
                 _remove(os.path.join(folder, found))
-
-
-@dataclass(frozen=True)
-class _Numbers:
-    """Ids as stored, and their bytes of text."""
-
-    numbers: NDArray[np.unsignedinteger]
-    text_bytes: int
 
 
 class ShardWriter(TokenSink):
@@ -180,7 +175,7 @@ class ShardWriter(TokenSink):
         """Check ids, count the bytes of text and convert; see `TokenSink.prepare`."""
         require_ids(piece.ids, self._vocabulary.size)
         numbers = np.ascontiguousarray(piece.ids, id_dtype(self._vocabulary.size))
-        return replace(piece, content=_Numbers(numbers, self._count_bytes(piece.ids)))
+        return replace(piece, content=numbers, text_bytes=self._count_bytes(piece.ids))
 
     def write(self, piece: EncodedSlice) -> None:
         """Write the next ids, see `TokenSink.write`; bytes of text are counted by the ids.
@@ -188,7 +183,7 @@ class ShardWriter(TokenSink):
         Raises InputError if ids differ from the ids of a finished shard.
         """
         prepared = self.prepare(piece) if piece.content is None else piece
-        ids, content = prepared.ids, prepared.content
+        ids = prepared.ids
         starts = np.concatenate([np.zeros(self._held, np.int64), piece.document_starts])
         begin = low = 0
         while begin < len(ids):
@@ -198,10 +193,10 @@ class ShardWriter(TokenSink):
             end = min(len(ids), begin + self._shard_tokens - done)
             high = int(np.searchsorted(starts, end, side="left"))
             is_whole = end - begin == len(ids)
-            text_bytes = content.text_bytes if is_whole else self._count_bytes(ids[begin:end])
+            text_bytes = prepared.text_bytes if is_whole else self._count_bytes(ids[begin:end])
             mask = None if piece.mask is None else piece.mask[begin:end]
             part = EncodedSlice(ids[begin:end], starts[low:high] - begin, text_bytes, mask=mask)
-            self._put(replace(part, content=content.numbers[begin:end].data.cast("B")))
+            self._put(replace(part, content=prepared.content[begin:end].data.cast("B")))
             begin, low = end, high
         self._held = len(starts) - low
         self.ids += len(ids)

@@ -96,7 +96,7 @@ def test_rows_without_messages_are_left_out(tmp_path: Path) -> None:
     options = CorpusOptions(text_field="messages", chat=PlainChat())
     with Corpus([str(tmp_path / "c.jsonl")], options) as corpus:
         assert read_documents(corpus) == [NARRATOR]
-        assert corpus.null_rows == 2
+        assert corpus.policy.null_rows == 2
 
 
 def test_a_line_without_messages(tmp_path: Path) -> None:

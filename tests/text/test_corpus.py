@@ -128,7 +128,7 @@ def test_replacing_does_not_depend_on_reads(parts: list[bytes], size: int, step:
     with piped(data[i : i + step] for i in range(0, len(data), step)) as path:
         corpus = Corpus([path], CorpusOptions(encoding_errors="replace"))
         assert read_documents(corpus, size) == [text.encode()]
-    assert corpus.invalid_sequences == text.count("\ufffd")
+    assert corpus.policy.invalid_sequences == text.count("\ufffd")
 
 
 @pytest.mark.parametrize("text", [b"\n" * 1000, b"\x8a\x0b\n" * 5, b"a" * 100 + b"\n", b""])
@@ -270,7 +270,7 @@ def test_a_folder_is_walked_in_order(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     corpus = Corpus([str(tmp_path)])
     assert read_documents(corpus) == [b"a.txt", b"a/b/c.txt", b"a/z.txt", b"a0.txt", b"b.txt"]
-    assert corpus.left_out == 5
+    assert corpus.sources.left_out == 5
 
 
 def test_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +377,7 @@ def test_a_sequence_does_not_go_on_in_the_next_file(tmp_path: Path) -> None:
         read_documents(Corpus(paths, CorpusOptions(encoding_errors="strict")))
     replaced = Corpus(paths, CorpusOptions(encoding_errors="replace"))
     assert read_documents(replaced) == ["\ufffd".encode()] * 2
-    assert replaced.invalid_sequences == 2
+    assert replaced.policy.invalid_sequences == 2
     assert read_documents(Corpus(paths)) == [b"\xc3", b"\xa9"]
 
 
@@ -390,14 +390,14 @@ def test_an_incomplete_sequence_at_the_end_is_counted(
     path = write(tmp_path, "f", b"a\xffb" + "é".encode()[:1])
     corpus = Corpus([path], CorpusOptions(**options))  # type: ignore[arg-type]
     assert b"".join(read_documents(corpus)) == b"a\xffb\xc3"
-    assert corpus.invalid_sequences == 2
+    assert corpus.policy.invalid_sequences == 2
 
 
 def test_a_replacement_character_in_the_text_is_not_counted(tmp_path: Path) -> None:
     path = write(tmp_path, "f", "\ufffd".encode() + b"\xff")
     corpus = Corpus([path], CorpusOptions(encoding_errors="replace"))
     assert read_documents(corpus, 2) == ["\ufffd\ufffd".encode()]
-    assert corpus.invalid_sequences == 1
+    assert corpus.policy.invalid_sequences == 1
 
 
 # Pipes

@@ -74,7 +74,7 @@ def test_small_files_that_are_read_at_once_are_as_others(
                 text += piece.text.tobytes()
                 if piece.end:
                     break
-        found = corpus.begun, corpus.notes, corpus.invalid_sequences, corpus.documents
+        found = corpus.begun, corpus.notes, corpus.policy.invalid_sequences, corpus.documents
         return text, starts, corpus.bytes_read, *found
 
     assert read(small) == read(0)

@@ -69,7 +69,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
         read_documents(Corpus([path]))
     corpus = Corpus([path], CorpusOptions(bad_rows="skip"))
     assert read_documents(corpus) == [b"good"]
-    assert (corpus.bad_rows, corpus.null_rows) == (1, 0)
+    assert (corpus.policy.bad_rows, corpus.policy.null_rows) == (1, 0)
     assert corpus.notes[0].startswith(f"1 bad row skipped; the first: {path}, line 3: ")
 
 
@@ -106,7 +106,7 @@ def test_jsonl_that_is_no_text(tmp_path: Path, line: bytes, raw: bytes, replaced
     assert read_documents(Corpus([path])) == [raw]
     corpus = Corpus([path], CorpusOptions(encoding_errors="replace"))
     assert read_documents(corpus) == [replaced.encode()]
-    assert corpus.invalid_sequences == replaced.count("\ufffd")
+    assert corpus.policy.invalid_sequences == replaced.count("\ufffd")
     with pytest.raises(InputError, match=re.escape(f"{path}, line 1: ")):
         read_documents(Corpus([path], CorpusOptions(encoding_errors="strict")))
 
@@ -335,7 +335,7 @@ def read_texts(path: str, field: str, skips: bool) -> Outcome:
         is_refused = True
     finally:
         file.close()
-    return texts, file.null_rows, policy.bad_rows, is_refused
+    return texts, policy.null_rows, policy.bad_rows, is_refused
 
 
 @pytest.mark.skipif(library() is None, reason="there is no CPU engine")

@@ -51,7 +51,7 @@ def test_rows_are_documents(
         patch.setattr(parquet, "_AHEAD_BYTES", 20)  # of each row group, the rest in its turn
         corpus = Corpus([path])
         assert read_documents(corpus, size) == [t.encode() for t in texts if t is not None]
-    assert corpus.null_rows == texts.count(None)
+    assert corpus.policy.null_rows == texts.count(None)
     assert corpus.total_bytes == os.path.getsize(path)
     assert corpus.bytes_read == (corpus.total_bytes if texts else 0)
 
@@ -81,7 +81,7 @@ def test_null_rows_of_several_files(tmp_path: Path) -> None:
     paths = [table(tmp_path / f"{i}.parquet", ["a", None, None]) for i in range(2)]
     corpus = Corpus([*paths, write(tmp_path, "f.txt", b"plain")])
     assert read_documents(corpus) == [b"a", b"a", b"plain"]
-    assert corpus.null_rows == 4
+    assert corpus.policy.null_rows == 4
 
 
 def test_separators_lines_and_limits(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_invalid_utf8(tmp_path: Path) -> None:
     assert read_documents(Corpus([path])) == [b"ok", b"a\xff", b"\xe2\x82"]
     corpus = Corpus([path], CorpusOptions(encoding_errors="replace"))
     assert read_documents(corpus) == [b"ok", "a\ufffd".encode(), "\ufffd".encode()]
-    assert corpus.invalid_sequences == 2
+    assert corpus.policy.invalid_sequences == 2
     with pytest.raises(InputError, match="row 3: invalid UTF-8 at byte 1"):
         read_and_close([path], CorpusOptions(encoding_errors="strict"))
 

@@ -85,8 +85,8 @@ def test_json_lines_are_cut_at_lines(
     whole = Corpus(names, options)
     parts = parts_of(names, count, options)
     assert documents_of(parts, 64) == read_documents(whole)
-    assert sum(part.null_rows for part in parts) == whole.null_rows
-    assert sum(part.bad_rows for part in parts) == whole.bad_rows
+    assert sum(part.policy.null_rows for part in parts) == whole.policy.null_rows
+    assert sum(part.policy.bad_rows for part in parts) == whole.policy.bad_rows
 
 
 @pytest.mark.parametrize("first", [0, 1, 3])
@@ -103,7 +103,7 @@ def test_the_first_rows_say_whether_the_field_is_there(
                 documents_of(corpora, 64)
         else:
             assert documents_of(corpora, 64) == [b"a"]
-            assert sum(corpus.null_rows for corpus in corpora) == first + 9
+            assert sum(corpus.policy.null_rows for corpus in corpora) == first + 9
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 40])
@@ -116,7 +116,7 @@ def test_rows_of_parquet_are_cut_anywhere(tmp_path: Path, count: int) -> None:
     corpora = parts_of([path], count, CorpusOptions())
     documents = documents_of(corpora, 64)
     assert documents == [row.encode() for row in rows if row is not None]
-    assert sum(corpus.null_rows for corpus in corpora) == sum(row is None for row in rows)
+    assert sum(corpus.policy.null_rows for corpus in corpora) == sum(row is None for row in rows)
     if count == 2:
         assert all(0 < corpus.documents < len(documents) for corpus in corpora)
 
