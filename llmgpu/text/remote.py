@@ -81,7 +81,9 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(status, int) and 400 <= status < 500 and status not in _PASSING
 
 
-def _attempt(url: str, action: Callable[[], Result], retry: Callable[[], None]) -> Result:
+def _attempt(
+    url: str, action: Callable[[], Result], retry: Callable[[], None] = lambda: None
+) -> Result:
     """Call `action` until it succeeds, at most ATTEMPTS times, with `retry` in between."""
     for number in range(ATTEMPTS):
         try:
@@ -108,10 +110,6 @@ def _attempt(url: str, action: Callable[[], Result], retry: Callable[[], None]) 
     raise AssertionError("unreachable")
 
 
-def _nothing() -> None:
-    pass
-
-
 def _open_file_system(url: str) -> tuple[Any, str]:
     """Return the file system of a URL and the path in it; InputError without a package for it."""
     package = _FSSPEC.require(shown_url(url))
@@ -131,7 +129,7 @@ class RemoteSource:
     def __init__(self, url: str) -> None:
         """Request length and version; InputError if the file can't be read."""
         self.url, self.path = url, shown_url(url)
-        self._system, self._name = _attempt(url, lambda: _open_file_system(url), _nothing)
+        self._system, self._name = _attempt(url, lambda: _open_file_system(url))
         self.size, self.version = self._describe()
 
     def open(self) -> RemoteFile:
@@ -154,7 +152,7 @@ class RemoteSource:
             self._system.invalidate_cache()
             return dict(self._system.info(self._name))
 
-        info = _attempt(self.url, ask, _nothing)
+        info = _attempt(self.url, ask)
         if info.get("type") == "directory" or not isinstance(info.get("size"), int):
             raise InputError(f"can't read {self.path}: its length is unknown")
         facts = repr([str(info.get(name)) for name in _VERSION])
@@ -191,7 +189,7 @@ class RemoteFile(PositionedFile):
         """Open the file; InputError if that fails."""
         super().__init__(source.size)
         self.source = source
-        self._file = _attempt(source.url, source.open_once, _nothing)
+        self._file = _attempt(source.url, source.open_once)
 
     def readinto(self, buffer: Any, /) -> int:
         """Fill the front of `buffer`; 0 at the end. InputError if reading fails."""
@@ -237,13 +235,13 @@ def find_remote(name: str) -> list[RemoteSource]:
 
     Raises InputError if there are none, or they can't be read.
     """
-    system, path = _attempt(name, lambda: _open_file_system(name), _nothing)
+    system, path = _attempt(name, lambda: _open_file_system(name))
     if any(character in path for character in "*[") and "?" not in name:
-        names = _attempt(name, lambda: system.glob(path), _nothing)
+        names = _attempt(name, lambda: system.glob(path))
     elif not name.startswith(("http://", "https://")) and _attempt(
-        name, lambda: system.isdir(path), _nothing
+        name, lambda: system.isdir(path)
     ):
-        names = _attempt(name, lambda: system.find(path), _nothing)
+        names = _attempt(name, lambda: system.find(path))
     else:
         names = [None]
     urls = [name if found is None else system.unstrip_protocol(found) for found in names]

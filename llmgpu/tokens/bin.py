@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,7 +165,7 @@ def make_index(kind: str, starts: NDArray[np.int64], count: int) -> bytes:
     )
 
 
-def read_side_file(path: str | Path) -> dict[str, object]:
+def read_side_file(path: str | Path) -> dict[str, Any]:
     """Return the content of the side file of the ``bin`` file `path`, types of fields checked.
 
     Raises InputError if it is missing, damaged, of another format or of a newer version.
@@ -173,7 +173,7 @@ def read_side_file(path: str | Path) -> dict[str, object]:
     name = side_path(path)
     with input_errors(f"{name}, the side file of {path}"):
         data = read_whole(name, "side file")
-    side = parse_json_object(data, name)
+    side: dict[str, Any] = parse_json_object(data, name)
     if side.get("format") != SIDE_FORMAT:
         raise InputError(f"{name}: not a side file of token ids (its format: {SIDE_FORMAT!r})")
     version = side.get("version")
@@ -189,7 +189,7 @@ def read_side_file(path: str | Path) -> dict[str, object]:
         raise InputError(
             f"{name}: layout {quote(side['layout'])} is not one of {', '.join(LAYOUTS)}"
         )
-    _check_offsets(name, cast(list[object], side["document_offsets"]), cast(int, side["count"]))
+    _check_offsets(name, side["document_offsets"], side["count"])
     mask = side.get("loss_mask")
     if mask is not None and (not isinstance(mask, dict) or mask.keys() != {"sample_sha256"}):
         raise InputError(f"{name}: field 'loss_mask' is not an object with a sample_sha256")
@@ -255,13 +255,12 @@ def describe_bin_file(
     if facts.layout.parse_header:
         with open_stream(name) as stream:
             _check_header(io.BufferedReader(stream, BLOCK_BYTES), name, facts)
-    text_bytes, fingerprint = cast(int, side["bytes"]), cast(str, side["fingerprint"])
-    mask = cast("dict[str, object] | None", side.get("loss_mask"))
+    mask = side.get("loss_mask")
     if mask is not None:
         length = HEADER_BYTES + count
         _check_samples(mask_path(name), mask | {"length": length}, name)
-    offset = facts.layout.header_bytes
-    return BinFile(name, kind, offset, count, text_bytes, fingerprint, mask is not None)
+    offset, nbytes = facts.layout.header_bytes, side["bytes"]
+    return BinFile(name, kind, offset, count, nbytes, side["fingerprint"], mask is not None)
 
 
 def numbers_of(path: str, dtype: str | None = None) -> tuple[Layout, np.dtype[np.integer], int]:
@@ -348,13 +347,12 @@ def matched_as(
     )
 
 
-def _check_offsets(name: str, offsets: list[object], count: int) -> None:
+def _check_offsets(name: str, offsets: list[Any], count: int) -> None:
     if set(map(type, offsets)) - {int}:
         raise InputError(f"{name}: document_offsets are not whole numbers")
-    numbers = cast(list[int], offsets)
-    if sorted(numbers) != numbers:
+    if sorted(offsets) != offsets:
         raise InputError(f"{name}: document_offsets are not in ascending order")
-    if numbers and not 0 <= numbers[0] <= numbers[-1] <= count:
+    if offsets and not 0 <= offsets[0] <= offsets[-1] <= count:
         raise InputError(f"{name}: a document starts beyond the {count} ids")
 
 
@@ -388,11 +386,11 @@ def _known_facts(
     return facts
 
 
-def _side_facts(name: str, side: dict[str, object], is_stream: bool) -> _BinFacts:
+def _side_facts(name: str, side: dict[str, Any], is_stream: bool) -> _BinFacts:
     """Return the facts of a side file; InputError unless size and samples of the file agree."""
-    layout = get_layout(cast(str, side["layout"]))
-    dtype = np.dtype(cast(str, side["dtype"])).newbyteorder("<")
-    count, size = cast(int, side["count"]), file_size(name)
+    layout = get_layout(side["layout"])
+    dtype = np.dtype(side["dtype"]).newbyteorder("<")
+    count, size = side["count"], file_size(name)
     if not is_stream and size != layout.header_bytes + count * dtype.itemsize:
         header = f" after a header of {layout.header_bytes} bytes" if layout.header_bytes else ""
         raise InputError(
@@ -404,7 +402,7 @@ def _side_facts(name: str, side: dict[str, object], is_stream: bool) -> _BinFact
     return _BinFacts(layout, dtype, count)
 
 
-def _check_samples(name: str, side: dict[str, object], tokens: str) -> None:
+def _check_samples(name: str, side: dict[str, Any], tokens: str) -> None:
     """Raise InputError unless length and digest are as in the side file of `tokens`."""
     with input_errors(name):
         size, digest = os.stat(name).st_size, sample_digest(name)
