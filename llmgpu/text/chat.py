@@ -210,7 +210,6 @@ class ChatFile(JsonlStream):
     def __init__(self, source: Source, field: str, collector: Collector) -> None:
         """Open the file; `field` of each line's object holds the messages."""
         super().__init__(source, field)
-        self._begin = source.begin
         self._collector = collector
 
     def documents(self, policy: InputPolicy) -> Iterator[Piece]:

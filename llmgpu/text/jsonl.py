@@ -100,7 +100,7 @@ class JsonlStream(ByteStream):
     def __init__(self, source: Source, field: str) -> None:
         """Open the file; field: name of the field to read in each line's object."""
         super().__init__(source)
-        self._source, self._field = source, field
+        self._begin, self._field = source.begin, field
         self._has_field = False  # whether any row has the field
         self._missing = 0  # rows before the first row with the field
         self._first_missing = ""
@@ -150,7 +150,6 @@ class JsonlFile(JsonlStream):
     def __init__(self, source: Source, text_field: str) -> None:
         """Open the file; `text_field` of each line's object is its text."""
         super().__init__(source, text_field)
-        self._begin = source.begin
         self._lines = 0
         self._texts: JsonlTexts | None = None
         if library() is not None and _SURROGATE.search(text_field) is None:

@@ -204,13 +204,12 @@ class ByteStream(io.RawIOBase):
     def __init__(self, source: Source) -> None:
         """Open `source`."""
         super().__init__()
-        self.name = source.path
+        self.name, self._source = source.path, source
         self._compression = source.compression
         self._content: FileContent | Remote | None = None
         self.position = 0
         self.notes: list[str] = []
         self.is_invalid = False
-        self._format = source.format
         self._is_begin = source.begin == 0 and not source.continues
         self._pollable: int | None = None  # descriptor of a pipe, a terminal or a device
         try:
@@ -235,7 +234,6 @@ class ByteStream(io.RawIOBase):
             if source.size is not None and source.remote is None and files_ahead():
                 self._decompress_ahead()
         self._length = None if source.span is None else source.length
-        self._span_end = None if source.span is None else source.span[1]
         if source.span is not None:
             self._raw.seek(source.begin)
 
@@ -290,14 +288,14 @@ class ByteStream(io.RawIOBase):
 
     def _inspect(self, head: bytes) -> None:
         """Check the first bytes of a text; InputError if they reveal another format."""
-        if self._format not in (AUTO, TEXT) or type(self) is not ByteStream:
+        if self._source.format not in (AUTO, TEXT) or type(self) is not ByteStream:
             return
         is_input = self.name == STANDARD_INPUT
         zeros, mark, jsonl = NOTES
         self.notes += [mark] if head.startswith(codecs.BOM_UTF8) else []
         is_clean, is_valid = look_at_text(head)
         self.is_invalid = not is_valid
-        if self._format == TEXT:
+        if self._source.format == TEXT:
             return
         if not is_clean:
             check_text(head, source_name(self.name))
@@ -364,7 +362,8 @@ class ByteStream(io.RawIOBase):
     def _end_of_file(self) -> int:
         """The offset at which reading ends: the end of the span, or of the file as found."""
         assert isinstance(self._content, FileContent)
-        return self._content.size if self._span_end is None else self._span_end
+        span = self._source.span
+        return self._content.size if span is None else span[1]
 
     def _read(self, view: memoryview) -> int | None:
         if self._blocks is not None:
