@@ -2,9 +2,9 @@
 
 - Text is bytes. Each file is a document, and so is each line of a .jsonl and each row of a
   .parquet; separators and line documents cut further (see `llmgpu.text.documents`).
-- If the text equals the bytes of the file, files are read straight into the caller's buffer. This
-  holds without separators, without replacing, and for formats without documents inside. Other
-  files are read in blocks of bounded size.
+- If the text equals the bytes of the file and nothing inspects it, files are read straight into the
+  caller's buffer. This holds without separators and line documents, under the policy "raw", and for
+  formats without documents inside. Other files are read in blocks of bounded size.
 - Text flows as a pipe produces it: as soon as there is some text, a read waits for at most
   PATIENCE_SECONDS for more, because larger pieces are cheaper.
 - A limit cuts after exactly that many bytes of text. A document that would begin at the cut does

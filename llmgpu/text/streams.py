@@ -141,6 +141,8 @@ class DocumentFile(Protocol):
     def documents(self, policy: InputPolicy) -> Iterator[Piece]:
         """Yield the text of whole documents, some at a time, each piece with one start or more.
 
+        Documents without text are left out, and counted in `policy.null_rows`.
+
         InputError names the file and the place in it.
         """
 
