@@ -6,18 +6,16 @@ their gradients are taken in blocks of rows. Shape letters are those of `llmgpu.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.lm.config import EMBEDDING, FINAL_NORM, OUTPUT, ModelConfig
 from llmgpu.lm.data.batches import document_starts
-from llmgpu.lm.layers import HalfLayer, Layer, Sequences, SingleLayer
-from llmgpu.lm.model import (
-    LayerWeights,
-    Model,
-)
+from llmgpu.lm.layers import Layer, Sequences, make_gradients
+from llmgpu.lm.model import LayerWeights, Model
 from llmgpu.lm.ops.embedding import group_tokens
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import (
@@ -101,7 +99,7 @@ class LossGraph:
         self._gradients = gradients
         self._make_layers(keep_all=gradients is not None)
         if gradients is not None:
-            self._inside = self._layers[0].gradients(model, self.rows)
+            self._inside = make_gradients(model, self.rows)
             packed = packed_gradients or {}
             self._of_weights = [LayerWeights.of(gradients, packed, k) for k in range(config.layers)]
 
@@ -111,18 +109,17 @@ class LossGraph:
     def _make_layers(self, *, keep_all: bool) -> None:
         """Make the layers, and the residual stream (N, C) before each and after the last."""
         model, count = self.model, self.model.config.layers
-        make = HalfLayer if model.mixed else SingleLayer
+        make = partial(Layer, model, self.rows, mixed=model.mixed)
         # A layer reads its input for the last time before it writes its output.
         self._streams = (count + 1) * [self.embedded]
         if keep_all:
             shape = self.embedded.shape
             outs = [model.operations.tensor(f"layer {k} residual", shape) for k in range(count)]
             self._streams[1:] = outs
-        self._layers: Sequence[Layer]
         if keep_all and not self._recompute:
-            self._layers = [make(model, self.rows, f"layer {k}") for k in range(count)]
+            self._layers = [make(f"layer {k}") for k in range(count)]
         else:
-            self._layers = count * [make(model, self.rows, "layer")]
+            self._layers = count * [make("layer")]
 
     def write_batch(
         self,

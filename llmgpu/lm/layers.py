@@ -1,19 +1,18 @@
-"""A layer's forward and backward pass, one class a precision.
+"""A layer's forward and backward pass.
 
 ::
 
     x -> norm -> heads -> attention -> + -> norm -> inner products -> activation -> +
 
 The heads are queries, keys and values; the inner products are gate and up, or up alone in a network
-without gate. `SingleLayer` computes in float32. In a `HalfLayer` the operands of products are
-float16: weights, activations, and the gradients of products. The residual stream and the scales of
-norms are float32 in both. Shape letters are those of `llmgpu.lm.ops`.
+without gate. The operands of products are weights, activations, and the gradients of products:
+float32, or in a mixed model float16. The residual stream and the scales of norms are float32 in
+both. Shape letters are those of `llmgpu.lm.ops`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +28,6 @@ from llmgpu.lm.ops.tensor import (
     Tensor,
 )
 
-MakeTensor = Callable[..., Tensor]  # of a role and widths
 ROLES = ("queries", "keys", "values")
 
 
@@ -55,23 +53,29 @@ class Sequences:
 
 
 class RowTensors:
-    """Makes tensors of `rows` rows in a model's memory, whose names begin alike."""
+    """Makes tensors of `rows` rows in a model's memory, whose names begin alike.
 
-    def __init__(self, model: Model, rows: int, prefix: str) -> None:
+    mixed: operands of products are float16.
+    """
+
+    def __init__(self, model: Model, rows: int, prefix: str, *, mixed: bool) -> None:
         self._operations, self._rows, self._prefix = model.operations, rows, prefix
+        self.mixed = mixed
 
     def single(self, role: str, *widths: int) -> Tensor:
         """Make a float32 tensor (rows, *widths)."""
         return self._operations.tensor(f"{self._prefix} {role}", (self._rows, *widths))
 
-    def half(self, role: str, *widths: int) -> Tensor:
-        """Make a float16 tensor (rows, *widths)."""
-        name = f"{self._prefix} {role}"
-        return self._operations.tensor(name, (self._rows, *widths), np.float16)
+    def operand(self, role: str, width: int) -> Tensor:
+        """Make a tensor (rows, width) that products take."""
+        name, dtype = f"{self._prefix} {role}", np.float16 if self.mixed else np.float32
+        return self._operations.tensor(name, (self._rows, width), dtype)
 
-    def half_of(self, single: Tensor) -> Tensor:
-        """Make a float16 tensor for the rounding of a float32 tensor."""
-        return self._operations.tensor(f"{single.name} in half", single.shape, np.float16)
+    def operand_of(self, tensor: Tensor) -> Tensor:
+        """Return a tensor that products take for another: itself, or one for its rounding."""
+        if tensor.is_half or not self.mixed:
+            return tensor
+        return self._operations.tensor(f"{tensor.name} in half", tensor.shape, np.float16)
 
 
 @dataclass(frozen=True)
@@ -194,16 +198,21 @@ class PackedHeads:
         self._ops.linear_backward_input(gradient, packed, g.normed, accumulate=False)
 
 
-class Layer(ABC):
-    """The tensors of a layer that are kept for the backward pass, and its two passes."""
+class Layer:
+    """The tensors of a layer that are kept for the backward pass, and its two passes.
 
-    def __init__(
-        self, model: Model, new: RowTensors, operand: MakeTensor, head: MakeTensor
-    ) -> None:
-        """Make the tensors; operand: makes operands of products; head: tensors of attention."""
-        config = model.config
+    With half-precision operands all layers share the activation, which the backward pass computes
+    again.
+    """
+
+    def __init__(self, model: Model, rows: int, name: str, *, mixed: bool) -> None:
+        """Make the tensors, whose names begin with `name`; mixed: operands are float16."""
+        new, config = RowTensors(model, rows, name, mixed=mixed), model.config
         self._ops, self._activation = model.operations, model.activation
-        self._epsilon = config.norm_epsilon
+        self._epsilon, self._mixed = config.norm_epsilon, mixed
+        # Attention takes half precision where the device has matrix units for it.
+        in_half = mixed and model.operations.attends_in_half(config.head_dim)
+        head = new.operand if in_half else new.single
         self.attention = AttentionTensors(
             q=head("queries", config.query_dim),
             k=head("keys", config.kv_dim),
@@ -211,18 +220,23 @@ class Layer(ABC):
             out=head("attention", config.query_dim),
             log_sum_exp=new.single("attention's normaliser", config.heads),
         )
-        self._attention_normed = operand("attention norm", config.dim)
+        self._attended = new.operand_of(self.attention.out)
+        self._heads: SeparateHeads | PackedHeads
+        if in_half and _has_plain_heads(model):
+            self._heads = PackedHeads(model, self.attention)
+        else:
+            self._heads = SeparateHeads(model, new, self.attention)
+        self._attention_normed = new.operand("attention norm", config.dim)
         self._attention_scale = new.single("attention norm's scale")
         self._middle = new.single("residual after attention", config.dim)
-        self._ffn_normed = operand("feed-forward norm", config.dim)
+        self._ffn_normed = new.operand("feed-forward norm", config.dim)
         self._ffn_scale = new.single("feed-forward norm's scale")
+        self._inner = _inner(model, new, "gate")
+        if mixed:
+            self._activated = self._ops.scratch("activation", (rows, config.ffn_dim), np.float16)
+        else:
+            self._activated = new.single("activation", config.ffn_dim)
 
-    @staticmethod
-    @abstractmethod
-    def gradients(model: Model, rows: int) -> LayerGradients:
-        """Make the gradients inside layers."""
-
-    @abstractmethod
     def record(
         self, w: LayerWeights, x: Tensor, out: Tensor, rows: Sequences, *, again: bool = False
     ) -> None:
@@ -230,136 +244,6 @@ class Layer(ABC):
 
         again: `out` is there already; the tensors that the backward pass reads are wanted.
         """
-
-    @abstractmethod
-    def record_backward(
-        self, w: LayerWeights, d: LayerWeights, g: LayerGradients, x: Tensor, rows: Sequences
-    ) -> None:
-        """Record the backward pass from the layer's output to `x` (N, C), over `g.residual`.
-
-        d: the gradients of the weights; the batch's gradients are added to them.
-        """
-
-    def _attention_norm(self, w: LayerWeights, x: Tensor) -> Norm:
-        return Norm(x, w.attention_norm, self._attention_normed, self._attention_scale)
-
-    def _ffn_norm(self, w: LayerWeights) -> Norm:
-        return Norm(self._middle, w.ffn_norm, self._ffn_normed, self._ffn_scale)
-
-
-class SingleLayer(Layer):
-    """A layer in float32; weights may be half-precision copies."""
-
-    def __init__(self, model: Model, rows: int, name: str) -> None:
-        new = RowTensors(model, rows, name)
-        super().__init__(model, new, new.single, new.single)
-        self._heads = SeparateHeads(model, new, self.attention)
-        self._inner = _inner(model, new.single, "gate")
-        self._activated = new.single("activation", model.config.ffn_dim)
-
-    @staticmethod
-    def gradients(model: Model, rows: int) -> LayerGradients:
-        new, config = RowTensors(model, rows, "gradient of"), model.config
-        residual = new.single("the residual stream", config.dim)
-        attention = _attention_gradients(model, new, new.single)
-        heads = attention.q, attention.k, attention.v
-        before_norms = _before_norms(model, new)
-        return LayerGradients(
-            residual=residual,
-            residual_operand=residual,
-            normed=new.single("a norm's output", config.dim),
-            attention=attention,
-            heads=(*before_norms, *heads[len(before_norms) :]),
-            before_norms=before_norms,
-            activated=new.single("the activation", config.ffn_dim),
-            inner=_inner(model, new.single, "the gate"),
-        )
-
-    def record(
-        self, w: LayerWeights, x: Tensor, out: Tensor, rows: Sequences, *, again: bool = False
-    ) -> None:
-        ops = self._ops
-        ops.rms_norm(self._attention_norm(w, x), self._epsilon)
-        self._heads.record(w, self._attention_normed, rows.rotation)
-        rows.attend(self.attention)
-        ops.linear(self.attention.out, w.attention_out, self._middle, residual=x)
-        # The feed-forward network, which adds to the residual stream again.
-        ops.rms_norm(self._ffn_norm(w), self._epsilon)
-        _record_inner(ops, self._ffn_normed, w.inner, self._inner)
-        ops.activate(self._activation, self._inner, self._activated)
-        if not again:
-            ops.linear(self._activated, w.down, out, residual=self._middle)
-
-    def record_backward(
-        self, w: LayerWeights, d: LayerWeights, g: LayerGradients, x: Tensor, rows: Sequences
-    ) -> None:
-        ops = self._ops
-        ops.linear_backward_weight(g.residual, self._activated, d.down)
-        ops.linear_backward_input(g.residual, w.down, g.activated, accumulate=False)
-        ops.activate_backward(self._activation, self._inner, g.activated, g.inner)
-        _record_inner_backward(ops, self._ffn_normed, w.inner, d.inner, g)
-        ops.rms_norm_backward(self._ffn_norm(w), g.normed, g.residual, d.ffn_norm)
-        # From the middle of the layer to its input.
-        ops.linear_backward_weight(g.residual, self.attention.out, d.attention_out)
-        ops.linear_backward_input(g.residual, w.attention_out, g.attention.out, accumulate=False)
-        rows.attend_backward(self.attention, g.attention)
-        self._heads.record_backward(w, d, g, self._attention_normed, rows.rotation)
-        norm = self._attention_norm(w, x)
-        ops.rms_norm_backward(norm, g.normed, g.residual, d.attention_norm)
-
-
-class HalfLayer(Layer):
-    """A layer whose products take half-precision operands.
-
-    Attention takes half precision where the device has matrix units for it. All layers share the
-    activation, which the backward pass computes again.
-    """
-
-    def __init__(self, model: Model, rows: int, name: str) -> None:
-        new, config = RowTensors(model, rows, name), model.config
-        in_half = model.operations.attends_in_half(config.head_dim)
-        super().__init__(model, new, new.half, new.half if in_half else new.single)
-        heads = self.attention
-        self._attended = heads.out
-        if not in_half:
-            self._attended = new.half("attention in half", config.query_dim)
-        self._heads: SeparateHeads | PackedHeads
-        if _packs_heads(model):
-            self._heads = PackedHeads(model, heads)
-        else:
-            self._heads = SeparateHeads(model, new, heads)
-        self._inner = _half_inner(model, new, "gate")
-        self._activated = self._ops.scratch("activation", (rows, config.ffn_dim), np.float16)
-
-    @staticmethod
-    def gradients(model: Model, rows: int) -> LayerGradients:
-        new, config = RowTensors(model, rows, "gradient of"), model.config
-        in_half = model.operations.attends_in_half(config.head_dim)
-        residual = new.single("the residual stream", config.dim)
-        attention = _attention_gradients(model, new, new.half if in_half else new.single)
-        before_norms: tuple[Tensor, ...] = ()
-        if _packs_heads(model):
-            width = model.layers[0].packed_heads.tensor.shape[0]
-            heads: tuple[Tensor, ...] = (new.half("queries, keys and values", width),)
-        else:
-            before_norms = _before_norms(model, new)
-            of_heads = attention.q, attention.k, attention.v
-            singles = (*before_norms, *of_heads[len(before_norms) :])
-            heads = tuple(new.half_of(single) for single in singles)
-        return LayerGradients(
-            residual=residual,
-            residual_operand=new.half_of(residual),
-            normed=new.single("a norm's output", config.dim),
-            attention=attention,
-            heads=heads,
-            before_norms=before_norms,
-            activated=new.half("the activation", config.ffn_dim),
-            inner=_half_inner(model, new, "the gate"),
-        )
-
-    def record(
-        self, w: LayerWeights, x: Tensor, out: Tensor, rows: Sequences, *, again: bool = False
-    ) -> None:
         ops = self._ops
         ops.rms_norm(self._attention_norm(w, x), self._epsilon)
         self._heads.record(w, self._attention_normed, rows.rotation)
@@ -369,16 +253,22 @@ class HalfLayer(Layer):
         # The feed-forward network, which adds to the residual stream again.
         ops.rms_norm(self._ffn_norm(w), self._epsilon)
         _record_inner(ops, self._ffn_normed, self._inner_of(w), self._inner)
-        if not again:
+        if not (again and self._mixed):
             ops.activate(self._activation, self._inner, self._activated)
+        if not again:
             ops.linear(self._activated, w.down, out, residual=self._middle)
 
     def record_backward(
         self, w: LayerWeights, d: LayerWeights, g: LayerGradients, x: Tensor, rows: Sequences
     ) -> None:
+        """Record the backward pass from the layer's output to `x` (N, C), over `g.residual`.
+
+        d: the gradients of the weights; the batch's gradients are added to them.
+        """
         ops = self._ops
         residual = round_operand(ops, g.residual, g.residual_operand)
-        ops.activate(self._activation, self._inner, self._activated)
+        if self._mixed:
+            ops.activate(self._activation, self._inner, self._activated)
         ops.linear_backward_weight(residual, self._activated, d.down)
         ops.linear_backward_input(residual, w.down, g.activated, accumulate=False)
         ops.activate_backward(self._activation, self._inner, g.activated, g.inner)
@@ -393,6 +283,12 @@ class HalfLayer(Layer):
         norm = self._attention_norm(w, x)
         ops.rms_norm_backward(norm, g.normed, g.residual, d.attention_norm)
 
+    def _attention_norm(self, w: LayerWeights, x: Tensor) -> Norm:
+        return Norm(x, w.attention_norm, self._attention_normed, self._attention_scale)
+
+    def _ffn_norm(self, w: LayerWeights) -> Norm:
+        return Norm(self._middle, w.ffn_norm, self._ffn_normed, self._ffn_scale)
+
     def _inner_of(self, weights: LayerWeights) -> tuple[Tensor, ...]:
         """Return the weights of the inner products, or their gradients."""
         if len(self._inner) == len(weights.inner):
@@ -400,41 +296,54 @@ class HalfLayer(Layer):
         return (weights.packed_inner.tensor,)
 
 
-def _packs_heads(model: Model) -> bool:
-    config = model.config
-    is_plain = not (config.qk_norm or config.qkv_bias)
-    return is_plain and model.operations.attends_in_half(config.head_dim)
-
-
-def _before_norms(model: Model, new: RowTensors) -> tuple[Tensor, ...]:
-    config = model.config
-    widths = zip(ROLES, (config.query_dim, config.kv_dim), strict=False)
-    return tuple(
-        new.single(f"{role} before their norm", width) for role, width in widths if config.qk_norm
-    )
-
-
-def _attention_gradients(model: Model, new: RowTensors, out: MakeTensor) -> AttentionGradients:
-    config = model.config
-    return AttentionGradients(
+def make_gradients(model: Model, rows: int) -> LayerGradients:
+    """Make the gradients inside the layers of a model."""
+    new, config = RowTensors(model, rows, "gradient of", mixed=model.mixed), model.config
+    in_half = model.mixed and model.operations.attends_in_half(config.head_dim)
+    residual = new.single("the residual stream", config.dim)
+    attention = AttentionGradients(
         q=new.single("queries", config.query_dim),
         k=new.single("keys", config.kv_dim),
         v=new.single("values", config.kv_dim),
-        out=out("attention", config.query_dim),
+        out=(new.operand if in_half else new.single)("attention", config.query_dim),
+    )
+    widths = zip(ROLES, (config.query_dim, config.kv_dim), strict=False)
+    before_norms = tuple(
+        new.single(f"{role} before their norm", width) for role, width in widths if config.qk_norm
+    )
+    if in_half and _has_plain_heads(model):
+        width = model.layers[0].packed_heads.tensor.shape[0]
+        heads: tuple[Tensor, ...] = (new.operand("queries, keys and values", width),)
+    else:
+        of_heads = attention.q, attention.k, attention.v
+        singles = (*before_norms, *of_heads[len(before_norms) :])
+        heads = tuple(new.operand_of(single) for single in singles)
+    return LayerGradients(
+        residual=residual,
+        residual_operand=new.operand_of(residual),
+        normed=new.single("a norm's output", config.dim),
+        attention=attention,
+        heads=heads,
+        before_norms=before_norms,
+        activated=new.operand("the activation", config.ffn_dim),
+        inner=_inner(model, new, "the gate"),
     )
 
 
-def _inner(model: Model, make: MakeTensor, gate: str) -> tuple[Tensor, ...]:
-    """Make gate and up, or up alone; gate: its name."""
-    roles = (gate, "up") if model.config.is_gated else ("up",)
-    return tuple(make(role, model.config.ffn_dim) for role in roles)
+def _has_plain_heads(model: Model) -> bool:
+    return not (model.config.qk_norm or model.config.qkv_bias)
 
 
-def _half_inner(model: Model, new: RowTensors, gate: str) -> tuple[Tensor, ...]:
-    """Make the same in half precision, side by side where `activate` takes them so."""
-    if model.config.is_gated and model.config.ffn_dim % 4 == 0:
-        return (new.half("gate and up", model.layers[0].packed_inner.tensor.shape[0]),)
-    return _inner(model, new.half, gate)
+def _inner(model: Model, new: RowTensors, gate: str) -> tuple[Tensor, ...]:
+    """Make gate and up, or up alone; in float16 side by side where `activate` takes them so.
+
+    gate: its name.
+    """
+    config = model.config
+    if new.mixed and config.is_gated and config.ffn_dim % 4 == 0:
+        return (new.operand("gate and up", model.layers[0].packed_inner.tensor.shape[0]),)
+    roles = (gate, "up") if config.is_gated else ("up",)
+    return tuple(new.operand(role, config.ffn_dim) for role in roles)
 
 
 def _record_inner(

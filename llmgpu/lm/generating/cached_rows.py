@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.lm.config import EMBEDDING, FINAL_NORM
-from llmgpu.lm.layers import Sequences, SingleLayer
+from llmgpu.lm.layers import Layer, Sequences
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.generating import logits_of
 from llmgpu.lm.ops.linear import FEW_ROWS
@@ -129,7 +129,7 @@ class CachedRows:
 
     def _record_layers(self, caches: Sequence[Tensor]) -> None:
         """Record layers whose queries, keys and values have biases or norms of heads."""
-        layer = SingleLayer(self._model, self.rows, "layer")
+        layer = Layer(self._model, self.rows, "layer", mixed=False)
         rotation = self._model.rotation(self._new.places.part(0, self.rows))
         for weights, cache in zip(self._model.layers, caches, strict=True):
             rows = _CachedSequences(self._ops, rotation, self._new.places, self._shape, cache)
