@@ -31,7 +31,6 @@ from llmgpu.lm.ops.tensor import (
     Packed,
     Rotation,
     Tensor,
-    make_packed,
 )
 from llmgpu.lm.options import Initialisation, Precision
 from llmgpu.pipeline import in_order
@@ -195,7 +194,7 @@ def make_weights(
             tensors[prefix] = operations.tensor(label.format(prefix), group[0].shape, dtype)
             continue
         shapes = {label.format(weight.name): weight.shape for weight in group}
-        packed[prefix], parts = make_packed(operations, label.format(prefix), shapes, dtype)
+        packed[prefix], parts = operations.packed(label.format(prefix), shapes, dtype)
         tensors |= {weight.name: part for weight, part in zip(group, parts, strict=True)}
     return tensors, packed
 

@@ -12,15 +12,15 @@ the table of `llmgpu.lm.optimizers`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.kernel_source import struct_dtype
 from llmgpu.lm.ops.recording import GpuRecorder, Recorder, dims, recorded, workgroups
-from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
+from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
 HYPER = struct_dtype("lm/hyper.wgsl", "Hyper")
 
@@ -128,16 +128,6 @@ class WeightUpdate:
         return {"half_copy": self.half_copy is not None}
 
 
-@dataclass(frozen=True)
-class KernelCall:
-    """A kernel with its workgroups, bindings (tensors, or uniforms as arrays) and constants."""
-
-    file: str
-    groups: int
-    bindings: Mapping[str, Tensor | AnyArray]
-    constants: Mapping[str, int] = field(default_factory=dict)
-
-
 class WeightState(ABC):
     """An optimizer's state of one weight."""
 
@@ -155,8 +145,8 @@ class WeightState(ABC):
         return None
 
     @abstractmethod
-    def kernel(self, update: WeightUpdate) -> KernelCall:
-        """Return the kernel that takes a step, and changes nothing if `stats` marks it as bad."""
+    def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
+        """Append the kernel that takes a step, and changes nothing if `stats` marks it as bad."""
 
 
 def piece_of_norm(grad: Tensor) -> int:
@@ -280,8 +270,7 @@ class GpuUpdates(GpuRecorder, UpdateOperations):
         )
 
     def update_weight(self, state: WeightState, update: WeightUpdate) -> None:
-        call = state.kernel(update)
-        self.dispatch(call.file, call.groups, call.constants, **call.bindings)
+        state.dispatch(self, update)
 
     def scale_to_norm(self, matrices: Tensor) -> None:
         count = matrices.shape[0]

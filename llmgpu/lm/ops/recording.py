@@ -8,6 +8,7 @@ operations that take any tensor: zeros, and conversions between single and half 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.lm.ops.products import FixedProducts
-from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
+from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, AnyArray, FloatArray, Packed, Tensor
 
 if TYPE_CHECKING:
     from llmgpu.gpu import BoundKernel, Buffer, Commands, Device, Download, Kernel, Staging
@@ -142,6 +143,26 @@ class Recorder:
     ) -> Tensor:
         """Make a small tensor of numbers that the host writes between runs."""
         return self.tensor(name, shape, dtype, uniform=True)
+
+    def packed(
+        self, name: str, shapes: Mapping[str, tuple[int, ...]], dtype: DTypeLike
+    ) -> tuple[Packed, list[Tensor]]:
+        """Make matrices (rows, C) of these shapes, by name, in one tensor; return it and them.
+
+        Starts are the same for all types of elements.
+        """
+        width = next(iter(shapes.values()))[1]
+        multiple = PACKED_ELEMENTS // math.gcd(width, PACKED_ELEMENTS)
+        starts, end = [], 0
+        for rows, _ in shapes.values():
+            starts.append(-(-end // multiple) * multiple)
+            end = starts[-1] + rows
+        tensor = self.tensor(name, (end, width), dtype)
+        parts = [
+            replace(tensor.rows(start, start + rows), name=part)
+            for start, (part, (rows, _)) in zip(starts, shapes.items(), strict=True)
+        ]
+        return Packed(tensor, tuple(starts)), parts
 
     def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
         """Return a tensor of this name, shape and type with memory."""

@@ -6,12 +6,11 @@ The groups are arguments that operations take together.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from llmgpu.gpu import Buffer
@@ -102,37 +101,6 @@ class Packed:
 
     tensor: Tensor
     starts: tuple[int, ...]
-
-
-class TensorMaker(Protocol):
-    """Anything that makes tensors, as all `Operations` do."""
-
-    def scratch(self, role: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
-        """Return the scratch memory of this role and shape."""
-
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
-        """Make a tensor of zeros."""
-
-
-def make_packed(
-    maker: TensorMaker, name: str, shapes: Mapping[str, tuple[int, ...]], dtype: DTypeLike
-) -> tuple[Packed, list[Tensor]]:
-    """Make matrices (rows, C) of these shapes, by name, in one tensor; return it and them.
-
-    Starts are the same for all types of elements.
-    """
-    width = next(iter(shapes.values()))[1]
-    multiple = PACKED_ELEMENTS // math.gcd(width, PACKED_ELEMENTS)
-    starts, end = [], 0
-    for rows, _ in shapes.values():
-        starts.append(-(-end // multiple) * multiple)
-        end = starts[-1] + rows
-    tensor = maker.tensor(name, (end, width), dtype)
-    parts = [
-        replace(tensor.rows(start, start + rows), name=part)
-        for start, (part, (rows, _)) in zip(starts, shapes.items(), strict=True)
-    ]
-    return Packed(tensor, tuple(starts)), parts
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.optimizer import KernelCall, WeightState, WeightUpdate
-from llmgpu.lm.ops.recording import dims, saturate_to_half, workgroups
-from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor, TensorMaker
+from llmgpu.lm.ops.optimizer import WeightState, WeightUpdate
+from llmgpu.lm.ops.recording import GpuRecorder, dims, saturate_to_half, workgroups
+from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
 
 PIECE = 1 << 16  # elements that NumPy works on at a time, so that they stay in the cache
 
@@ -41,9 +41,9 @@ class Optimizer:
     """
 
     name: str
-    make: Callable[[TensorMaker, Tensor], WeightState]
-    make_rows: Callable[[TensorMaker, Tensor, Tensor], WeightState] | None = None
-    make_hidden: Callable[[TensorMaker, Tensor], WeightState] | None = None
+    make: Callable[[Operations, Tensor], WeightState]
+    make_rows: Callable[[Operations, Tensor, Tensor], WeightState] | None = None
+    make_hidden: Callable[[Operations, Tensor], WeightState] | None = None
     record: Callable[[Operations, Steps], None] = update_each
     keeps_codes: bool = False
 
@@ -90,11 +90,11 @@ class Moments(WeightState):
     second: Tensor
 
     @classmethod
-    def make(cls, maker: TensorMaker, weight: Tensor) -> Moments:
+    def make(cls, operations: Operations, weight: Tensor) -> Moments:
         """Make the moments of a weight, zeros at first."""
         return cls(
-            maker.tensor(f"{weight.name}.first", weight.shape),
-            maker.tensor(f"{weight.name}.second", weight.shape),
+            operations.tensor(f"{weight.name}.first", weight.shape),
+            operations.tensor(f"{weight.name}.second", weight.shape),
         )
 
     @property
@@ -115,19 +115,17 @@ class Moments(WeightState):
         """Return both, unless there is a half-precision copy to write."""
         return (self.first, self.second) if update.half_copy is None else None
 
-    def kernel(self, update: WeightUpdate) -> KernelCall:
-        """Return the kernel that updates four elements a thread."""
+    def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
+        """Append the kernel that updates four elements a thread."""
         size = update.parameter.size
-        return KernelCall(
+        operations.dispatch(
             "lm/12_adamw_update.wgsl",
             workgroups(-(-size // 4)),
-            {
-                **update.bindings,
-                "first": self.first,
-                "second": self.second,
-                "dims": dims(size, int(update.decays)),
-            },
             update.settings,
+            **update.bindings,
+            first=self.first,
+            second=self.second,
+            dims=dims(size, int(update.decays)),
         )
 
 
@@ -142,9 +140,9 @@ class RowMoments(Moments):
     rows: Tensor
 
     @classmethod
-    def make_rows(cls, maker: TensorMaker, weight: Tensor, rows: Tensor) -> RowMoments:
+    def make_rows(cls, operations: Operations, weight: Tensor, rows: Tensor) -> RowMoments:
         """Make the moments of a table, zeros at first."""
-        moments = Moments.make(maker, weight)
+        moments = Moments.make(operations, weight)
         return cls(moments.first, moments.second, rows)
 
     def compute(self, update: WeightUpdate) -> None:
@@ -169,21 +167,19 @@ class RowMoments(Moments):
     def adamw_moments(self, update: WeightUpdate) -> None:
         """Return None: only some rows change."""
 
-    def kernel(self, update: WeightUpdate) -> KernelCall:
-        """Return the kernel that updates an element of a listed row a thread."""
+    def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
+        """Append the kernel that updates an element of a listed row a thread."""
         height, width = update.parameter.shape
         threads = self.rows.size * width
-        return KernelCall(
+        operations.dispatch(
             "lm/12_adamw_update_rows.wgsl",
             workgroups(threads),
-            {
-                **update.bindings,
-                "first": self.first,
-                "second": self.second,
-                "rows": self.rows,
-                "dims": dims(threads, width, height, int(update.decays)),
-            },
             update.settings,
+            **update.bindings,
+            first=self.first,
+            second=self.second,
+            rows=self.rows,
+            dims=dims(threads, width, height, int(update.decays)),
         )
 
 

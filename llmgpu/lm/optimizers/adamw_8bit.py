@@ -19,9 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.optimizer import KernelCall, WeightState, WeightUpdate
-from llmgpu.lm.ops.recording import dims, saturate_to_half
-from llmgpu.lm.ops.tensor import FloatArray, Tensor, TensorMaker
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.optimizer import WeightState, WeightUpdate
+from llmgpu.lm.ops.recording import GpuRecorder, dims, saturate_to_half
+from llmgpu.lm.ops.tensor import FloatArray, Tensor
 from llmgpu.lm.optimizers.adamw import PIECE, Optimizer, adamw
 
 Codes = NDArray[np.uint8]
@@ -46,12 +47,12 @@ class BlockCodes:
     scales: Tensor
 
 
-def block_codes(maker: TensorMaker, name: str, size: int) -> BlockCodes:
+def block_codes(operations: Operations, name: str, size: int) -> BlockCodes:
     """Make the codes of `size` numbers, zeros at first."""
     blocks = -(-size // BLOCK)
     return BlockCodes(
-        maker.tensor(f"{name} codes", (blocks * BLOCK,), np.uint8),
-        maker.tensor(f"{name} scales", (blocks,)),
+        operations.tensor(f"{name} codes", (blocks * BLOCK,), np.uint8),
+        operations.tensor(f"{name} scales", (blocks,)),
     )
 
 
@@ -94,11 +95,11 @@ class CodedMoments(WeightState):
     second: BlockCodes
 
     @classmethod
-    def make(cls, maker: TensorMaker, weight: Tensor) -> CodedMoments:
+    def make(cls, operations: Operations, weight: Tensor) -> CodedMoments:
         """Make the moments of a weight, zeros at first."""
         return cls(
-            block_codes(maker, f"{weight.name}.first", weight.size),
-            block_codes(maker, f"{weight.name}.second", weight.size),
+            block_codes(operations, f"{weight.name}.first", weight.size),
+            block_codes(operations, f"{weight.name}.second", weight.size),
         )
 
     @property
@@ -122,21 +123,19 @@ class CodedMoments(WeightState):
             if update.half_copy is not None:
                 saturate_to_half(p, update.half_copy.array.reshape(-1)[part])
 
-    def kernel(self, update: WeightUpdate) -> KernelCall:
-        """Return the kernel that updates a block a workgroup."""
+    def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
+        """Append the kernel that updates a block a workgroup."""
         size = update.parameter.size
-        return KernelCall(
+        operations.dispatch(
             "lm/12_adamw_8bit_update.wgsl",
             -(-size // BLOCK),
-            {
-                **update.bindings,
-                "first_codes": self.first.codes,
-                "first_scales": self.first.scales,
-                "second_codes": self.second.codes,
-                "second_scales": self.second.scales,
-                "dims": dims(size, int(update.decays)),
-            },
             {**update.settings, "WORKGROUP_SIZE": BLOCK // 4},
+            **update.bindings,
+            first_codes=self.first.codes,
+            first_scales=self.first.scales,
+            second_codes=self.second.codes,
+            second_scales=self.second.scales,
+            dims=dims(size, int(update.decays)),
         )
 
 

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.optimizer import KernelCall, WeightState, WeightUpdate
-from llmgpu.lm.ops.recording import dims, saturate_to_half, workgroups
-from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, Tensor, TensorMaker
+from llmgpu.lm.ops.optimizer import WeightState, WeightUpdate
+from llmgpu.lm.ops.recording import GpuRecorder, dims, saturate_to_half, workgroups
+from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, Tensor
 from llmgpu.lm.optimizers.adamw import Moments, Optimizer, RowMoments, Steps
 
 MOMENTUM = 0.95
@@ -38,9 +38,9 @@ class Momentum(WeightState):
     direction: Tensor | None = None
 
     @classmethod
-    def make(cls, maker: TensorMaker, weight: Tensor) -> Momentum:
+    def make(cls, operations: Operations, weight: Tensor) -> Momentum:
         """Make the momentum of a matrix, zeros at first."""
-        return cls(maker.tensor(f"{weight.name}.momentum", weight.shape))
+        return cls(operations.tensor(f"{weight.name}.momentum", weight.shape))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -56,20 +56,18 @@ class Momentum(WeightState):
         gradient += np.float32(MOMENTUM) * (momentum - gradient)
         self.direction.array[...] = gradient
 
-    def kernel(self, update: WeightUpdate) -> KernelCall:
-        """Return the kernel that updates four elements a thread."""
+    def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
+        """Append the kernel that updates four elements a thread."""
         assert self.direction is not None
         size = update.gradient.size
-        return KernelCall(
+        operations.dispatch(
             "lm/12_muon_momentum.wgsl",
             workgroups(-(-size // 4)),
-            {
-                "gradient": update.gradient,
-                "momentum": self.momentum,
-                "direction": self.direction,
-                "stats": update.stats,
-                "dims": dims(size),
-            },
+            gradient=update.gradient,
+            momentum=self.momentum,
+            direction=self.direction,
+            stats=update.stats,
+            dims=dims(size),
         )
 
 
@@ -94,16 +92,17 @@ class OrthogonalStep(WeightState):
         if update.half_copy is not None:
             saturate_to_half(parameter, update.half_copy.array)
 
-    def kernel(self, update: WeightUpdate) -> KernelCall:
-        """Return the kernel that updates four elements a thread."""
+    def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
+        """Append the kernel that updates four elements a thread."""
         parameter = update.parameter
         bindings = {**update.bindings, "direction": self.direction}
         del bindings["gradient"]
-        return KernelCall(
+        operations.dispatch(
             "lm/12_muon_update.wgsl",
             workgroups(-(-parameter.size // 4)),
-            {**bindings, "dims": dims(parameter.size, int(update.decays), max(parameter.shape))},
             update.settings,
+            **bindings,
+            dims=dims(parameter.size, int(update.decays), max(parameter.shape)),
         )
 
 

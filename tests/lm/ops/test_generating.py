@@ -20,7 +20,6 @@ from llmgpu.lm.ops.tensor import (
     Packed,
     Rotation,
     Tensor,
-    make_packed,
 )
 from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
 from tests.reference.lm import activation, attention, norm, rotary
@@ -51,7 +50,7 @@ def packed_of(
     if half:
         arrays = [np.rint(array * 256) / 256 for array in arrays]
     shapes = {f"weight {k}": array.shape for k, array in enumerate(arrays)}
-    packed, parts = make_packed(operations, "weights", shapes, kind)
+    packed, parts = operations.packed("weights", shapes, kind)
     for part, array in zip(parts, arrays, strict=True):
         operations.write(part, array.astype(kind))
     return packed, [array.astype(kind).astype(np.float64) for array in arrays]
@@ -273,7 +272,7 @@ def test_packed_matrices_start_where_a_device_can_bind_them(operations: Operatio
     for width in (4, 12, 20, 128, 768):
         shapes = {"first": (width, width), "second": (3, width), "third": (1, width)}
         for kind in (np.float32, np.float16):
-            packed, parts = make_packed(operations, "all", shapes, kind)
+            packed, parts = operations.packed("all", shapes, kind)
             assert packed.starts[0] == 0 and packed.tensor.shape[1] == width
             for number, part in enumerate(parts):
                 operations.write(part, np.full(part.shape, number + 1, kind))
