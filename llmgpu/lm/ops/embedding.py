@@ -13,7 +13,6 @@ from llmgpu.lm.ops.recording import (
     Recorder,
     dims,
     recorded,
-    row_blocks,
     workgroups,
 )
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Groups, Tensor
@@ -23,8 +22,6 @@ VECTORS_UNDER_WAY = 4  # loads that a thread of embed_lookup_rows issues before 
 SUBGROUP = 32  # least threads that share a row, where it is long enough
 SLICE = 32  # sorted positions that one thread of embed_backward_grouped walks
 NO_TOKEN = 0xFFFFFFFF
-LANES = 8  # sums that NumPy's pairwise summation keeps at a time
-PAIRWISE_ROWS = 128  # that it adds without halving
 
 Ids = NDArray[np.uint32]
 
@@ -201,62 +198,12 @@ def copy_rows(
 
 
 def _add_groups(groups: Groups, rows: Ids, grad_out: FloatArray, sums: FloatArray) -> None:
-    """Add the sum of each group g to row rows[g] of sums, where there is one.
-
-    The order of additions is that of np.add.reduceat: a group's first row, and to it the sum of the
-    others by `_pairwise_sums`. Groups of equal size are taken together.
-    """
-    order, starts = groups.order.array, groups.starts.array.astype(np.int64)
-    count = int(np.count_nonzero((starts[:-1] < len(order)) & (rows < len(sums))))
-    if not count:
-        return
-    sizes = np.diff(starts[: count + 1])
-    by_size = np.argsort(sizes, kind="stable")
-    distinct, first = np.unique(sizes[by_size], return_index=True)
-    for size, alike in zip(distinct, np.split(by_size, first[1:]), strict=True):
-        # So few groups at a time that their rows stay in the cache.
-        for block in row_blocks(len(alike), min(int(size), PAIRWISE_ROWS) * grad_out.shape[1]):
-            chosen = alike[block]
-            positions = order[starts[chosen, None] + np.arange(size)]
-            totals = _finite_rows(grad_out, positions[:, 0])
-            if size > 1:
-                totals += _pairwise_sums(grad_out, positions[:, 1:])
-            sums[rows[chosen]] += totals
-
-
-def _pairwise_sums(values: FloatArray, positions: NDArray[np.integer]) -> FloatArray:
-    """Return the sums of values[positions] (M, n, C) over n, numbers that are not finite as 0.
-
-    They are added as NumPy's pairwise summation does (N. Higham, The Accuracy of Floating Point
-    Summation, SIAM J. Sci. Comput. 14, 1993): halves of whole `LANES` until there are up to
-    `PAIRWISE_ROWS`, and then each lane in turn.
-    """
-    count = positions.shape[1]
-    if count > PAIRWISE_ROWS:
-        half = count // 2 // LANES * LANES
-        sums = _pairwise_sums(values, positions[:, :half])
-        sums += _pairwise_sums(values, positions[:, half:])
-        return sums
-    rows = _finite_rows(values, positions)
-    whole = count // LANES * LANES
-    if whole:
-        lanes = rows[:, :LANES]
-        for start in range(LANES, whole, LANES):
-            lanes += rows[:, start : start + LANES]
-        # Neighbours first: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
-        while lanes.shape[1] > 1:
-            lanes = lanes[:, ::2] + lanes[:, 1::2]
-        total = lanes[:, 0]
-    else:
-        total, whole = rows[:, 0], 1
-    for row in range(whole, count):
-        total += rows[:, row]
-    return total
-
-
-def _finite_rows(values: FloatArray, positions: NDArray[np.integer]) -> FloatArray:
-    rows: FloatArray = values[positions]
-    finite = np.isfinite(rows)
-    if not finite.all():
-        rows[~finite] = 0
-    return rows
+    """Add the sum of each group g to row rows[g] of sums, where there is one."""
+    order, starts = groups.order.array, groups.starts.array
+    values: FloatArray = grad_out[order]
+    values[~np.isfinite(values)] = 0
+    # One sum for each group, from its start to the next.
+    count = int(np.count_nonzero(starts[:-1] < len(order)))
+    totals = np.add.reduceat(values, starts[:count].astype(np.int64), axis=0)
+    known = rows[:count] < len(sums)
+    sums[rows[:count][known]] += totals[known]
