@@ -13,14 +13,14 @@ from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import (
     LOSS_PARTS,
     NORM_PARTIALS,
-    AdamW,
     WeightState,
     WeightUpdate,
-    hyper_parameters,
 )
 from llmgpu.lm.optimizers.adamw import Moments, RowMoments
 from llmgpu.lm.optimizers.adamw_8bit import BLOCK, BlockCodes, CodedMoments
 from llmgpu.lm.optimizers.muon import ITERATIONS, MUON, Momentum
+from llmgpu.lm.options import TrainOptions
+from llmgpu.lm.updates import hyper_parameters
 
 TENSORS = 110  # of a model with 12 layers
 LEARNING_RATE = 0.1  # large, so that an update changes weights visibly
@@ -190,7 +190,7 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
 
 def step_parameters() -> Arrays:
     """Return `stats` of a step that is not bad and clips gradients to a half, and its `hyper`."""
-    hyper = hyper_parameters(AdamW(), STEP, LEARNING_RATE, 1.0, 0)
+    hyper = hyper_parameters(TrainOptions(), STEP, LEARNING_RATE, 1.0, 0)
     return {"stats": np.array([0.5, 2.0, 0.0, 1.0], np.float32), "hyper": hyper}
 
 

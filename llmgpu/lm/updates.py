@@ -20,10 +20,8 @@ from llmgpu.lm.ops.optimizer import (
     HYPER,
     LOSS_PARTS,
     NORM_PARTIALS,
-    AdamW,
     WeightState,
     WeightUpdate,
-    hyper_parameters,
 )
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.optimizers import OPTIMIZERS
@@ -111,25 +109,12 @@ class Updates:
 
     def write_step(self, step: int, learning_rate: float, count: int) -> None:
         """Write the numbers of step `step` (from 0), whose batches have `count` valid targets."""
-        options = self._options
-        adamw = AdamW(
-            beta1=options.beta1,
-            beta2=options.beta2,
-            epsilon=options.epsilon,
-            weight_decay=options.weight_decay,
-            max_norm=options.grad_clip,
-        )
+        slot = step % self.history.shape[0]
         inverse_count = 1 / count if count else 0.0
-        hyper = hyper_parameters(
-            adamw,
-            step,
-            learning_rate,
-            inverse_count,
-            slot=step % self.history.shape[0],
-            inverse_scale=1 / self.scale,
-        )
+        hyper = hyper_parameters(self._options, step, learning_rate, inverse_count, slot)
+        hyper["inverse_scale"] = 1 / self.scale
         self._model.operations.write(self._hyper, hyper)
-        hyper["learning_rate"] = learning_rate * options.table_rate
+        hyper["learning_rate"] = learning_rate * self._options.table_rate
         self._model.operations.write(self._table_hyper, hyper)
 
     def record_clear(self) -> None:
@@ -174,3 +159,27 @@ class Updates:
         """Take over the host's part of the state that a checkpoint has, by the tensors' names."""
         if self.loss_scaling is not None:
             self.loss_scaling.load(values[self.loss_scaling.tensor.name])
+
+
+def hyper_parameters(
+    options: TrainOptions, step: int, learning_rate: float, inverse_count: float, slot: int
+) -> NDArray[np.void]:
+    """Return the contents of the `hyper` tensor, () of type `HYPER`, in a step.
+
+    step: 0 for the first.
+    inverse_count: 1 / number of targets that the step's losses are summed over.
+    slot: row of the history that the step writes.
+    """
+    hyper: NDArray[np.void] = np.zeros((), HYPER)
+    hyper["learning_rate"] = learning_rate
+    hyper["one_minus_beta1"] = 1 - options.beta1
+    hyper["one_minus_beta2"] = 1 - options.beta2
+    hyper["epsilon"] = options.epsilon
+    hyper["weight_decay"] = options.weight_decay
+    hyper["bias_correction1"] = 1 - options.beta1 ** (step + 1)
+    hyper["bias_correction2"] = 1 - options.beta2 ** (step + 1)
+    hyper["max_norm"] = options.grad_clip
+    hyper["inverse_count"] = inverse_count
+    hyper["inverse_scale"] = 1  # of the factor of the gradients
+    hyper["slot"] = slot
+    return hyper

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmgpu.kernel_source import struct_dtype
 from llmgpu.lm.ops.recording import GpuRecorder, Recorder, dims, recorded, workgroups
@@ -38,54 +37,6 @@ MIN_PIECE = 1 << 16  # squares in one of NumPy's sums, if there are that many
 CLIP_EPSILON = 1e-6
 NORM_EPSILON = 1e-12  # least norm that a matrix is divided by
 NEWTON_SCHULZ = np.float32(3.4445), np.float32(-4.775), np.float32(2.0315)
-
-
-@dataclass(frozen=True)
-class AdamW:
-    """Options of AdamW, the same in all steps.
-
-    beta1, beta2: how much of the moments is kept.
-    epsilon: added to the root of the second moment.
-    weight_decay: of the tensors that decay, per step and learning rate.
-    max_norm: norm that all gradients together are scaled down to; 0 disables clipping.
-    """
-
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
-    max_norm: float = 1.0
-
-
-def hyper_parameters(
-    options: AdamW,
-    step: int,
-    learning_rate: float,
-    inverse_count: float,
-    slot: int,
-    *,
-    inverse_scale: float = 1.0,
-) -> NDArray[np.void]:
-    """Return the contents of the `hyper` tensor, () of type `HYPER`, in a step.
-
-    step: 0 for the first.
-    inverse_count: 1 / number of targets that the step's losses are summed over.
-    slot: row of the history that the step writes.
-    inverse_scale: 1 / factor of the gradients.
-    """
-    hyper: NDArray[np.void] = np.zeros((), HYPER)
-    hyper["learning_rate"] = learning_rate
-    hyper["one_minus_beta1"] = 1 - options.beta1
-    hyper["one_minus_beta2"] = 1 - options.beta2
-    hyper["epsilon"] = options.epsilon
-    hyper["weight_decay"] = options.weight_decay
-    hyper["bias_correction1"] = 1 - options.beta1 ** (step + 1)
-    hyper["bias_correction2"] = 1 - options.beta2 ** (step + 1)
-    hyper["max_norm"] = options.max_norm
-    hyper["inverse_count"] = inverse_count
-    hyper["inverse_scale"] = inverse_scale
-    hyper["slot"] = slot
-    return hyper
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.optimizer import HYPER, AdamW, WeightUpdate, hyper_parameters
+from llmgpu.lm.ops.optimizer import HYPER, WeightUpdate
 from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.options import TrainOptions
+from llmgpu.lm.updates import hyper_parameters
 from tests.lm.ops.checking import tensor_of
 
 LEARNING_RATE = 3e-3
@@ -59,10 +61,18 @@ class Steps:
         return WeightUpdate(*fixed, decay, half_copy)
 
     def begin(
-        self, options: AdamW, step: int, gradient: NDArray[Any], *, slot: int = 0, count: int = 1
+        self,
+        options: TrainOptions,
+        step: int,
+        gradient: NDArray[Any],
+        *,
+        slot: int = 0,
+        count: int = 1,
+        max_norm: float = 1.0,
     ) -> None:
         """Write what step number `step` begins with."""
         hyper = hyper_parameters(options, step, LEARNING_RATE, 1 / count, slot)
+        hyper["max_norm"] = max_norm
         self.operations.write(self.hyper, hyper)
         self.operations.write(self.gradient, gradient)
 

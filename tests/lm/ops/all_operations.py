@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmgpu.cpu import library
 from llmgpu.lm.ops.activations import SWIGLU
 from llmgpu.lm.ops.operations import Operations, open_operations
-from llmgpu.lm.ops.optimizer import AdamW, WeightUpdate, hyper_parameters
+from llmgpu.lm.ops.optimizer import WeightUpdate
 from llmgpu.lm.ops.tensor import (
     AttentionGradients,
     AttentionShape,
@@ -26,6 +26,8 @@ from llmgpu.lm.ops.tensor import (
     Tensor,
 )
 from llmgpu.lm.optimizers.adamw import Moments
+from llmgpu.lm.options import TrainOptions
+from llmgpu.lm.updates import hyper_parameters
 from tests.lm.ops.checking import run, tensor_of
 
 LARGE = AttentionShape(batch=3, seq=150, heads=4, kv_heads=2, head_dim=24)
@@ -140,8 +142,8 @@ def _update(new: Tensors, shape: AttentionShape, vocabulary: int) -> Callable[[]
     ops, rows = new.operations, shape.batch * shape.seq
     parameter, gradient = new("parameter", rows, vocabulary), new("gradient", rows, vocabulary)
     state = Moments.make(ops, parameter)
-    hyper = ops.parameters("hyper", (), hyper_parameters(AdamW(), 0, 0.1, 1.0, 0).dtype)
-    ops.write(hyper, hyper_parameters(AdamW(), 3, 0.1, 1.0, 0))
+    hyper = ops.parameters("hyper", (), hyper_parameters(TrainOptions(), 0, 0.1, 1.0, 0).dtype)
+    ops.write(hyper, hyper_parameters(TrainOptions(), 3, 0.1, 1.0, 0))
     stats = tensor_of(ops, "stats", np.array([0.5, 1, 0, 0], np.float32))
     partials = tensor_of(ops, "partials", np.ones((2, 128), np.float32))
     new.made.update({"first": state.first, "second": state.second, "partials": partials})

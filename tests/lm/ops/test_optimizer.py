@@ -16,12 +16,12 @@ from llmgpu.lm.ops.optimizer import (
     LOSS,
     NORM,
     NORM_PARTIALS,
-    AdamW,
     WeightUpdate,
-    hyper_parameters,
 )
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.optimizers.adamw import PIECE, Moments
+from llmgpu.lm.options import TrainOptions
+from llmgpu.lm.updates import hyper_parameters
 from tests.lm.ops.adamw_steps import (
     LEARNING_RATE,
     Steps,
@@ -33,7 +33,7 @@ from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, t
 from tests.reference.lm import optimizer as reference
 
 SHAPES = [(1,), (3,), (5, 7), (64, 64), (1031, 5)]
-OPTIONS = AdamW(beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1, max_norm=1.0)
+OPTIONS = TrainOptions(beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1, grad_clip=1.0)
 
 
 def test_hyper_parameters() -> None:
@@ -91,9 +91,11 @@ class Stats:
         self.losses = tensor_of(operations, "losses", losses)
         self.history = poisoned(operations, "history", (3, 8))
 
-    def finalize(self, options: AdamW, *, slot: int = 0, count: int = 1) -> NDArray[Any]:
+    def finalize(
+        self, options: TrainOptions, *, slot: int = 0, count: int = 1, max_norm: float = 1.0
+    ) -> NDArray[Any]:
         operations, steps = self.steps.operations, self.steps
-        steps.begin(options, 0, np.zeros(1), slot=slot, count=count)
+        steps.begin(options, 0, np.zeros(1), slot=slot, count=count, max_norm=max_norm)
         inputs = (self.partials, self.losses)
         run(
             operations,
@@ -110,7 +112,7 @@ def test_stats(operations: Operations, tensors: int, max_norm: float) -> None:
     losses = np.abs(float32_values(rng, 3 * (2 * tensors - 1), 2))  # of three parts
     parts = losses.reshape(3, -1).sum(axis=1) / 7
     stats = Stats(operations, squares, losses)
-    actual = stats.finalize(AdamW(max_norm=max_norm), slot=1, count=7)
+    actual = stats.finalize(TrainOptions(), slot=1, count=7, max_norm=max_norm)
     norm = np.sqrt(squares.astype(np.float32).astype(np.float64).sum())
     scale = reference.clip_scale(float(norm), max_norm)
     assert_close(actual[:, None], np.array([scale, norm, 0, parts[0]])[:, None])
@@ -204,15 +206,17 @@ def test_adamw_is_that_of_torch_clipping_included(operations: Operations, decay:
         steps.begin(OPTIONS, step, gradient)
         run(operations, record)
         theirs.grad = torch.tensor(gradient)
-        norm = torch.nn.utils.clip_grad_norm_([theirs], OPTIONS.max_norm)
+        norm = torch.nn.utils.clip_grad_norm_([theirs], OPTIONS.grad_clip)
         peer.step()
         assert np.isclose(operations.read(steps.stats)[NORM], float(norm), rtol=1e-5)
     assert_close(steps.read()[0], theirs.detach().numpy())
 
 
 @pytest.mark.parametrize("step", [0, 2**24, 2**31, 2**32 - 1, 2**32, 2**53 + 1])
-@pytest.mark.parametrize("options", [AdamW(beta1=0.0, beta2=0.0), AdamW(beta2=1 - 1e-9)])
-def test_any_step(operations: Operations, options: AdamW, step: int) -> None:
+@pytest.mark.parametrize(
+    "options", [TrainOptions(beta1=0.0, beta2=0.0), TrainOptions(beta2=1 - 1e-9)]
+)
+def test_any_step(operations: Operations, options: TrainOptions, step: int) -> None:
     rng = np.random.default_rng(6)
     state = np.abs(float32_values(rng, 3, 300))
     steps = Steps(operations, state[0])
@@ -291,7 +295,7 @@ def test_the_half_copy_of_values_beyond_half_precision(operations: Operations) -
     values = [65504, 65519, 65520, 1e30, -1e30, np.inf, -np.inf, 5.9e-8, 2.0**-25, 1 + 2.0**-11]
     parameter = np.array([*values, 1 + 3 * 2.0**-11, -(1 + 2.0**-11 + 2.0**-20), np.nan])
     steps = Steps(operations, parameter)
-    steps.begin(AdamW(weight_decay=0), 0, np.zeros(parameter.shape))
+    steps.begin(TrainOptions(weight_decay=0), 0, np.zeros(parameter.shape))
     half_copy = half_copy_of(operations, np.zeros(parameter.shape))
     updates(operations, steps, decay=False, half_copy=half_copy)
     expected = half_of(parameter.astype(np.float32))

@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.optimizer import AdamW
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.optimizers.adamw import PIECE
 from llmgpu.lm.optimizers.adamw_8bit import BLOCK, BlockCodes, CodedMoments, block_codes
+from llmgpu.lm.options import TrainOptions
 from tests.lm.ops.adamw_steps import (
     LEARNING_RATE,
     Steps,
@@ -25,7 +25,7 @@ from tests.lm.ops.checking import FLOAT32_TOLERANCE, assert_close, float32_value
 from tests.reference.lm import optimizer as reference
 
 SIZES = [1, 3, 255, 256, 257, 1030]
-OPTIONS = AdamW(beta2=0.999, weight_decay=0.1)
+OPTIONS = TrainOptions(beta2=0.999, weight_decay=0.1)
 Array = NDArray[np.float64]
 
 
@@ -180,7 +180,7 @@ def minimize(step_of: Callable[[int, Array], Array], size: int, steps: int) -> f
 @pytest.mark.parametrize(("beta2", "tolerance"), [(0.95, 0.05), (0.999, 0.5)])
 def test_it_trains_like_adamw(operations: Operations, beta2: float, tolerance: float) -> None:
     size, steps = 2 * BLOCK + 37, 600
-    options = AdamW(beta2=beta2, weight_decay=0)
+    options = TrainOptions(beta2=beta2, weight_decay=0)
     coded = CodedSteps(operations, np.zeros(size))
     state = (np.zeros(size),) * 3
 

@@ -9,15 +9,15 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.optimizer import AdamW
 from llmgpu.lm.ops.products import FixedProducts
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.optimizers.muon import MUON, Momentum, record_orthogonal
+from llmgpu.lm.options import TrainOptions
 from tests.lm.ops.adamw_steps import LEARNING_RATE, Steps, half_of, require_half_precision
 from tests.lm.ops.checking import float32_values, run, tensor_of
 from tests.reference.lm import optimizer as reference
 
-OPTIONS = AdamW(weight_decay=0.3)
+OPTIONS = TrainOptions(weight_decay=0.3)
 SHAPES = [(8, 8), (24, 7), (7, 24), (33, 65), (65, 33), (1, 12), (12, 1), (96, 64), (130, 70)]
 
 

@@ -7,9 +7,10 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.optimizer import AdamW, WeightUpdate
+from llmgpu.lm.ops.optimizer import WeightUpdate
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.optimizers.adamw import PIECE, RowMoments
+from llmgpu.lm.options import TrainOptions
 from tests.lm.ops.adamw_steps import (
     LEARNING_RATE,
     Steps,
@@ -21,7 +22,7 @@ from tests.lm.ops.checking import assert_close, float32_values, run, tensor_of
 from tests.reference.lm import optimizer as reference
 
 SHAPES = [(1, 1), (9, 5), (300, 3), (40, 96)]
-OPTIONS = AdamW(beta2=0.999, weight_decay=0.1)
+OPTIONS = TrainOptions(beta2=0.999, weight_decay=0.1)
 UNUSED = 0xFFFFFFFF
 
 
@@ -73,7 +74,7 @@ def test_rows(operations: Operations, shape: tuple[int, int], decay: bool) -> No
 def test_rows_are_those_of_torch(operations: Operations) -> None:
     torch = pytest.importorskip("torch")
     # SparseAdam adds epsilon before the bias correction, so a tiny one is compared.
-    options = AdamW(beta2=0.999, epsilon=1e-12)
+    options = TrainOptions(beta2=0.999, epsilon=1e-12)
     rng = np.random.default_rng(4)
     parameter = float32_values(rng, 23, 6)
     theirs = torch.nn.Parameter(torch.tensor(parameter))

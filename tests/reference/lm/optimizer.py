@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.optimizer import AdamW
+from llmgpu.lm.options import TrainOptions
 
 Array = NDArray[np.float64]
 
@@ -23,7 +23,7 @@ def clip_scale(norm: float, max_norm: float) -> float:
 def adamw(
     state: tuple[Array, Array, Array],
     gradient: Array,
-    options: AdamW,
+    options: TrainOptions,
     step: int,
     learning_rate: float,
     *,
@@ -53,7 +53,7 @@ def orthogonal(matrix: Array) -> Array:
 def muon(
     state: tuple[Array, Array],
     gradient: Array,
-    options: AdamW,
+    options: TrainOptions,
     learning_rate: float,
     *,
     decay: bool,
@@ -72,7 +72,7 @@ def adamw_rows(
     state: tuple[Array, Array, Array],
     gradient: Array,
     rows: NDArray[np.uint32],
-    options: AdamW,
+    options: TrainOptions,
     step: int,
     learning_rate: float,
     *,
