@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,6 +37,10 @@ _MOST_THREADS = 8  # more threads add up no faster: memory is the limit
 
 Fill = Callable[[FloatArray], None]
 Write = Callable[[], None]
+# Adds up an array of all workers. Arguments: the length of the float32 arrays, and a function that
+# fills an array with this worker's numbers. Returns a function that fills an array with the sums;
+# it may run in another thread, but before the call of `Sums` after the next.
+Sums = Callable[[int, Fill], Fill]
 
 
 @dataclass(frozen=True)
@@ -46,18 +49,6 @@ class Stage:
 
     program: Program
     tensors: Sequence[Tensor]
-
-
-class Sums(ABC):
-    """Adds up arrays of all workers, one after the other."""
-
-    @abstractmethod
-    def give(self, count: int, read: Fill) -> Fill:
-        """Read this worker's array; return a function that fills an array with the sums.
-
-        count: length of the arrays, float32. read: fills an array with this worker's numbers. The
-        returned function may run in another thread, but before the call of `give` after the next.
-        """
 
 
 class Exchange:
@@ -103,7 +94,7 @@ class Exchange:
             yield self._read(*pending.popleft())
 
     def _read(self, bucket: list[Tensor], read: Fill) -> tuple[Fill, FloatArray, Write]:
-        fill = self._open_sums().give(_size(bucket), read)
+        fill = self._open_sums()(_size(bucket), read)
         return fill, *self._transfers.start_writing(bucket)
 
 
@@ -143,7 +134,7 @@ def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-class SharedSums(Sums):
+class SharedSums:
     """Sums of workers of one machine, through shared memory.
 
     A worker writes to three slots in turns. A worker that waits for the second slot has read the
@@ -158,7 +149,7 @@ class SharedSums(Sums):
         threads = max(1, min(usable_processors() // len(memory), _MOST_THREADS))
         self._scratch = [np.empty(_BLOCK, np.float32) for _ in range(threads)]
 
-    def give(self, count: int, read: Fill) -> Fill:
+    def __call__(self, count: int, read: Fill) -> Fill:
         """Write to a slot; the returned function waits until all workers have written to it."""
         slot = self._slots[0]
         self._slots.rotate(-1)
@@ -188,40 +179,25 @@ def _add(given: Sequence[FloatArray], out: FloatArray, job: tuple[slice, FloatAr
         out[block] = sums
 
 
-class OwnSums(Sums):
-    """Sums of a single worker."""
-
-    def give(self, count: int, read: Fill) -> Fill:
-        """Return `read`: with one worker the sum is the array itself."""
-        return read
-
-
-class CollectiveSums(Sums):
-    """Sums of workers of several machines: each worker adds up its own range of each bucket.
+def collective_sums(communicator: Any, count: int, read: Fill) -> Fill:
+    """Add up an array of workers of several machines: each worker adds up its own range.
 
     A worker sends about twice the size of the gradients, for any number of workers.
     """
+    workers = communicator.size
+    given = np.zeros((workers, -(-count // workers)), np.float32)
+    read(given.reshape(-1)[:count])
 
-    def __init__(self, communicator: Any) -> None:
-        """Take an MPI communicator."""
-        self._communicator = communicator
+    def fill(out: FloatArray) -> None:
+        taken = np.empty_like(given)
+        communicator.Alltoall(given, taken)
+        total = taken[0]
+        for other in taken[1:]:
+            total += other
+        communicator.Allgather(total, given)
+        out[...] = given.reshape(-1)[:count]
 
-    def give(self, count: int, read: Fill) -> Fill:
-        """Read the array; the returned function exchanges ranges, adds up and gathers the sums."""
-        workers = self._communicator.size
-        given = np.zeros((workers, -(-count // workers)), np.float32)
-        read(given.reshape(-1)[:count])
-
-        def fill(out: FloatArray) -> None:
-            taken = np.empty_like(given)
-            self._communicator.Alltoall(given, taken)
-            total = taken[0]
-            for other in taken[1:]:
-                total += other
-            self._communicator.Allgather(total, given)
-            out[...] = given.reshape(-1)[:count]
-
-        return fill
+    return fill
 
 
 def open_sums(communicator: Any, *, one_machine: bool) -> Sums:
@@ -230,9 +206,11 @@ def open_sums(communicator: Any, *, one_machine: bool) -> Sums:
     communicator: None for a worker that is alone.
     """
     if communicator is None:
-        return OwnSums()
+        return lambda count, read: read  # the sum is the array itself
     memory = share_memory(communicator) if one_machine else None
-    return CollectiveSums(communicator) if memory is None else SharedSums(communicator, memory)
+    if memory is None:
+        return partial(collective_sums, communicator)
+    return SharedSums(communicator, memory)
 
 
 def share_memory(communicator: Any) -> list[mmap.mmap] | None:
@@ -299,9 +277,7 @@ class LocalSteps:
             operations.tensor(f"outer momentum of {weight.name}", weight.shape)
             for weight in weights
         ]
-        self._transfers = operations.open_transfers(
-            min(BUCKET, sum(tensor.size for tensor in (*weights, *moments)))
-        )
+        self._transfers = operations.open_transfers(min(BUCKET, _size([*weights, *moments])))
         self._start: FloatArray | None = None
 
     def begin(self) -> None:
@@ -317,7 +293,7 @@ class LocalSteps:
         decay = np.float32(self._options.outer_momentum)
         rest = self._start
         for weights, momenta in zip(buckets(self._weights), buckets(self.momenta), strict=True):
-            start, rest = np.split(rest, [sum(tensor.size for tensor in weights)])
+            start, rest = np.split(rest, [_size(weights)])
             gradient = start - self._mean(weights)
             momentum = decay * self._read(momenta) + gradient
             start -= rate * (gradient + decay * momentum)
@@ -327,13 +303,13 @@ class LocalSteps:
             self._write(moments, self._mean(moments))
 
     def _mean(self, bucket: Sequence[Tensor]) -> FloatArray:
-        out = np.empty(sum(tensor.size for tensor in bucket), np.float32)
-        self._open_sums().give(len(out), self._transfers.start_reading(bucket))(out)
+        out = np.empty(_size(bucket), np.float32)
+        self._open_sums()(len(out), self._transfers.start_reading(bucket))(out)
         out /= np.float32(self._workers)
         return out
 
     def _read(self, bucket: Sequence[Tensor]) -> FloatArray:
-        out = np.empty(sum(tensor.size for tensor in bucket), np.float32)
+        out = np.empty(_size(bucket), np.float32)
         self._transfers.start_reading(bucket)(out)
         return out
 
