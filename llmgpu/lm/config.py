@@ -192,6 +192,11 @@ class ModelConfig:
         return self.activation not in UNGATED
 
     @property
+    def has_plain_heads(self) -> bool:
+        """Whether queries, keys and values have neither biases nor norms."""
+        return not (self.qkv_bias or self.qk_norm)
+
+    @property
     def padded_vocab_size(self) -> int:
         """Rows of the embedding table and of the output layer (V)."""
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE

@@ -222,7 +222,7 @@ class Layer:
         )
         self._attended = new.operand_of(self.attention.out)
         self._heads: SeparateHeads | PackedHeads
-        if in_half and _has_plain_heads(model):
+        if in_half and config.has_plain_heads:
             self._heads = PackedHeads(model, self.attention)
         else:
             self._heads = SeparateHeads(model, new, self.attention)
@@ -311,7 +311,7 @@ def make_gradients(model: Model, rows: int) -> LayerGradients:
     before_norms = tuple(
         new.single(f"{role} before their norm", width) for role, width in widths if config.qk_norm
     )
-    if in_half and _has_plain_heads(model):
+    if in_half and config.has_plain_heads:
         width = model.layers[0].packed_heads.tensor.shape[0]
         heads: tuple[Tensor, ...] = (new.operand("queries, keys and values", width),)
     else:
@@ -328,10 +328,6 @@ def make_gradients(model: Model, rows: int) -> LayerGradients:
         activated=new.operand("the activation", config.ffn_dim),
         inner=_inner(model, new, "the gate"),
     )
-
-
-def _has_plain_heads(model: Model) -> bool:
-    return not (model.config.qk_norm or model.config.qkv_bias)
 
 
 def _inner(model: Model, new: RowTensors, gate: str) -> tuple[Tensor, ...]:

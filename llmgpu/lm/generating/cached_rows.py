@@ -72,8 +72,7 @@ class CachedRows:
             idle,
         )
         # With biases or norms of heads, products and rotation can't be one kernel.
-        is_plain = not (config.qkv_bias or config.qk_norm)
-        self._is_half = model.mixed and is_plain and rows > FEW_ROWS
+        self._is_half = model.mixed and config.has_plain_heads and rows > FEW_ROWS
         # Tensors of one pass, which all layers share.
         self._shape = model.attention_shape(1, config.seq_len)
         self._x = ops.tensor("residual", (rows, config.dim))
@@ -84,7 +83,7 @@ class CachedRows:
         # The layers alone fill the cache; a step also needs the logits.
         with ops.record("keys and values") as self._layers:
             ops.embed_lookup(self._new.tokens, model.working[EMBEDDING], self._x)
-            if is_plain:
+            if config.has_plain_heads:
                 self._record_packed_layers(caches)
             else:
                 self._record_layers(caches)

@@ -66,7 +66,11 @@ class _Sequence:
     done: int = 0
 
     def add(self, token: int) -> bool:
-        """Add an id and return True; for an id of `stops` end the sequence and return False."""
+        """Add the id that a step chose after all others, whose rows are in the cache now.
+
+        Returns True; for an id of `stops`, ends the sequence and returns False.
+        """
+        self.done = len(self.ids)
         if token in self.request.stops:
             self.left = 0
             return False
@@ -199,7 +203,6 @@ class Generator:
         self._write_last(working)
         logits = self._step.find_logits()
         for s, token in [(s, s.request.sampler.draw(logits[s.row])) for s in working]:
-            s.done = len(s.ids)
             if s.add(token):
                 yield s.number, token
 
@@ -237,7 +240,6 @@ class Generator:
                 following.clear()
             for s in following:
                 token = s.request.sampler.draw_largest(found.ids[s.row], found.logits[s.row])
-                s.done = len(s.ids)
                 if s.add(token):
                     yield s.number, token
             following[:] = [s for s in following if s.left and s.ids[-1] == found.drawn[s.row]]
@@ -250,10 +252,8 @@ class Generator:
             chosen = ids.tolist()
             for s in working:
                 # Steps queued before a sequence ended go on with the other sequences.
-                if s.left:
-                    s.done = len(s.ids)
-                    if s.add(chosen[s.row]):
-                        yield s.number, s.ids[-1]
+                if s.left and s.add(chosen[s.row]):
+                    yield s.number, s.ids[-1]
 
     def _ahead(
         self,

@@ -139,50 +139,33 @@ class GpuAttention(GpuRecorder, AttentionOperations):
 
     def attention(self, t: AttentionTensors, starts: Tensor, shape: AttentionShape) -> None:
         check_width(shape)
-        tensors = {**vars(t), "starts": starts}
-        if t.q.is_half:
-            units = self._units(shape, gradients=False)
-            groups = shape.batch * shape.heads * -(-shape.seq // units.tile.rows)
-            params = attention_params(shape, shape.seq, groups)
-            file = "lm/05_attention_units.wgsl"
-            self.dispatch(file, groups, units.settings, params=params, **tensors)
-            return
-        groups = shape.batch * shape.heads * -(-shape.seq // BLOCK_ROWS)
-        self.dispatch(
-            "lm/05_attention.wgsl",
-            groups,
-            tile_constants(shape.head_dim, self.device.limits),
-            params=attention_params(shape, shape.seq, groups),
-            **tensors,
-        )
+        units = self._units(t, shape, gradients=False)
+        rows = BLOCK_ROWS if units is None else units.tile.rows
+        groups = shape.batch * shape.heads * -(-shape.seq // rows)
+        self._over_tiles("05_attention", groups, shape, units, **vars(t), starts=starts)
 
     def attention_backward(
         self, t: AttentionTensors, grad: AttentionGradients, starts: Tensor, shape: AttentionShape
     ) -> None:
         check_width(shape)
-        units = self._units(shape, gradients=True) if t.q.is_half else None
+        units = self._units(t, shape, gradients=True)
         rows, column_sets = BLOCK_ROWS, -(-shape.head_dim // COLUMNS)
         if units is not None:
             rows, column_sets = units.tile.rows, units.column_sets
         blocks = shape.batch * -(-shape.seq // rows)
         inputs = {"q": t.q, "k": t.k, "v": t.v, "grad_out": grad.out, "log_sum_exp": t.log_sum_exp}
         inputs["delta"] = self._delta(t.out, grad.out, starts, shape)
-        of_keys = {"grad_k": grad.k, "grad_v": grad.v}
-        for kernel, per_block, outputs in (
-            ("q", shape.heads, {"grad_q": grad.q}),
-            ("kv", shape.kv_heads * column_sets, of_keys),
-        ):
-            groups = blocks * per_block
-            params = attention_params(shape, shape.seq, groups)
-            if units is not None:
-                file = f"lm/10_attention_backward_{kernel}_units.wgsl"
-                constants = units.settings
-            else:
-                file = f"lm/10_attention_backward_{kernel}.wgsl"
-                constants = tile_constants(shape.head_dim, self.device.limits)
-            self.dispatch(file, groups, constants, params=params, **inputs, **outputs)
+        kernel, groups = "10_attention_backward_q", blocks * shape.heads
+        self._over_tiles(kernel, groups, shape, units, **inputs, grad_q=grad.q)
+        kernel, groups = "10_attention_backward_kv", blocks * shape.kv_heads * column_sets
+        self._over_tiles(kernel, groups, shape, units, **inputs, grad_k=grad.k, grad_v=grad.v)
 
-    def _units(self, shape: AttentionShape, *, gradients: bool) -> AttentionUnits:
+    def _units(
+        self, t: AttentionTensors, shape: AttentionShape, *, gradients: bool
+    ) -> AttentionUnits | None:
+        """Return the matrix units that take half-precision tensors; None for float32."""
+        if not t.q.is_half:
+            return None
         units = attention_units(self.device, shape.head_dim, gradients=gradients)
         if units is None:
             raise DeviceError(
@@ -190,6 +173,23 @@ class GpuAttention(GpuRecorder, AttentionOperations):
                 "use --precision f32"
             )
         return units
+
+    def _over_tiles(
+        self,
+        kernel: str,
+        groups: int,
+        shape: AttentionShape,
+        units: AttentionUnits | None,
+        **tensors: Tensor,
+    ) -> None:
+        """Dispatch a kernel whose workgroups have a tile each, or its twin for matrix units."""
+        params = attention_params(shape, shape.seq, groups)
+        if units is None:
+            constants = tile_constants(shape.head_dim, self.device.limits)
+            self.dispatch(f"lm/{kernel}.wgsl", groups, constants, params=params, **tensors)
+        else:
+            file = f"lm/{kernel}_units.wgsl"
+            self.dispatch(file, groups, units.settings, params=params, **tensors)
 
     def _delta(
         self, out: Tensor, grad_out: Tensor, starts: Tensor, shape: AttentionShape

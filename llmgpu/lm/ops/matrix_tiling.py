@@ -37,9 +37,9 @@ class AnyTile(ABC):
         """Threads of a workgroup."""
 
     @property
-    @abstractmethod
     def resident(self) -> int:
         """Workgroups that keep a processor busy."""
+        return 1
 
     @property
     @abstractmethod
@@ -75,10 +75,6 @@ class Tile(AnyTile):
     @property
     def threads(self) -> int:
         return self.threads_down * self.threads_across
-
-    @property
-    def resident(self) -> int:
-        return 1
 
     @property
     def term_cost(self) -> float:

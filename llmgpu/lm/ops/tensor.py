@@ -6,7 +6,7 @@ The groups are arguments that operations take together.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -69,18 +69,17 @@ class Tensor:
         """
         if not 0 <= start <= stop <= self.shape[0]:
             raise ValueError(f"{self.name} has {self.shape[0]} rows, not {start} to {stop}")
-        shape = (stop - start, *self.shape[1:])
         if isinstance(self.data, np.ndarray):
-            return Tensor(self.name, shape, self.dtype, self.data[start:stop])
-        row = self.nbytes // self.shape[0]
-        return Tensor(
-            self.name, shape, self.dtype, self.buffer.view(start * row, (stop - start) * row)
-        )
+            data = self.data[start:stop]
+        else:
+            row = self.nbytes // self.shape[0]
+            data = self.buffer.view(start * row, (stop - start) * row)
+        return replace(self, shape=(stop - start, *self.shape[1:]), data=data)
 
     def reshaped(self, *shape: int) -> Tensor:
         """Return the same elements, in C order, in another shape of as many."""
         data = self.data.reshape(shape) if isinstance(self.data, np.ndarray) else self.data
-        return Tensor(self.name, shape, self.dtype, data)
+        return replace(self, shape=shape, data=data)
 
     def part(self, start: int, stop: int) -> Tensor:
         """Return elements start to stop - 1 in C order, over the same memory.
