@@ -221,15 +221,14 @@ class ModelConfig:
     def _layer_weights(self, prefix: str) -> Iterator[Weight]:
         small = 0.02 / math.sqrt(2 * self.layers)
         attention, ffn = f"{prefix}.self_attn", f"{prefix}.mlp"
+        heads = ("q", self.query_dim), ("k", self.kv_dim), ("v", self.kv_dim)
         yield Weight(f"{prefix}.input_layernorm.weight", (self.dim,), None, False)
-        yield Weight(f"{attention}.q_proj.weight", (self.query_dim, self.dim), 0.02, True)
-        yield Weight(f"{attention}.k_proj.weight", (self.kv_dim, self.dim), 0.02, True)
-        yield Weight(f"{attention}.v_proj.weight", (self.kv_dim, self.dim), 0.02, True)
+        for role, width in heads:
+            yield Weight(f"{attention}.{role}_proj.weight", (width, self.dim), 0.02, True)
         yield Weight(f"{attention}.o_proj.weight", (self.dim, self.query_dim), small, True)
         if self.qkv_bias:
-            yield Weight(f"{attention}.q_proj.bias", (self.query_dim,), 0.0, False)
-            yield Weight(f"{attention}.k_proj.bias", (self.kv_dim,), 0.0, False)
-            yield Weight(f"{attention}.v_proj.bias", (self.kv_dim,), 0.0, False)
+            for role, width in heads:
+                yield Weight(f"{attention}.{role}_proj.bias", (width,), 0.0, False)
         if self.qk_norm:
             yield Weight(f"{attention}.q_norm.weight", (self.head_dim,), None, False)
             yield Weight(f"{attention}.k_norm.weight", (self.head_dim,), None, False)

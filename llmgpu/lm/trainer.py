@@ -48,7 +48,6 @@ class StepResult:
     smoothing_loss: float
     z_loss: float
     grad_norm: float
-    clip_scale: float
     is_bad: bool
     is_skipped: bool = False
 
@@ -278,14 +277,13 @@ class Trainer:
         return [self._result(step, history[step % self.slots].tolist()) for step in steps]
 
     def _result(self, step: int, row: list[float]) -> StepResult:
-        loss, norm, scale, bad, smoothing, z_loss, *_ = row
+        loss, norm, _, bad, smoothing, z_loss, *_ = row
         skipped = step in self._skipped
         return StepResult(
             loss=loss,
             smoothing_loss=smoothing,
             z_loss=z_loss,
             grad_norm=norm,
-            clip_scale=scale,
             is_bad=bool(bad) and not skipped,
             is_skipped=skipped,
         )

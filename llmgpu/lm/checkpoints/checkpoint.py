@@ -347,12 +347,9 @@ def _read_training(folder: Path) -> tuple[TrainingState, str]:
             if kind is int and content[name] < 0:
                 raise CheckpointError(f"damaged: {name} must not be negative")
     for name in _READ_AGAIN:
-        try:
-            found = _hash_file(folder / name)
-        except OSError as error:
-            raise CheckpointError(f"{folder / name}: can't read it: {error.strerror}") from error
-        if found != content["files"].get(name):
-            raise CheckpointError(f"{folder / name}: {_DAMAGED}")
+        with naming(folder / name):
+            if _hash_file(folder / name) != content["files"].get(name):
+                raise CheckpointError(_DAMAGED)
     state = TrainingState(**{field.name: content[field.name] for field in fields(TrainingState)})
     return state, content["vocabulary"]
 

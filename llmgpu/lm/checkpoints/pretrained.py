@@ -210,11 +210,8 @@ def _inside(folder: Path, name: str) -> Path:
     the file does not exist.
     """
     path, home = folder / name, folder.resolve()
-    try:
+    with naming(path):
         target = path.resolve(strict=True)
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{path}: can't read it: {reason}") from error
     roots = [home]
     if home.parent.name == "snapshots":
         roots.append(home.parent.parent / "blobs")
@@ -242,3 +239,6 @@ def naming(path: Path) -> Iterator[None]:
     except (CheckpointError, VocabularyError) as error:
         text = str(error)
         raise CheckpointError(text if str(path) in text else f"{path}: {text}") from error
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{path}: can't read it: {reason}") from error

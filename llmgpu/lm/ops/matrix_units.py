@@ -125,10 +125,15 @@ def matrix_units(device: Device) -> MatrixUnits | None:
 
     Of the products that the device lists, the largest is taken that a tile can be made of.
     """
+    lanes = device.subgroup_size
+
+    def fits(tile: MatrixTile, unit: Unit) -> bool:
+        threads = tile.subgroups * lanes
+        return tile.fits(unit, threads) and _holds(device, threads, tile.memory(unit))
+
     for unit in _units(device):
-        tiles = tuple(tile for tile in MATRIX_TILES if _fits(tile, unit, device))
-        if tiles:
-            return MatrixUnits(unit, device.subgroup_size, tiles)
+        if tiles := tuple(tile for tile in MATRIX_TILES if fits(tile, unit)):
+            return MatrixUnits(unit, lanes, tiles)
     return None
 
 
@@ -137,11 +142,9 @@ def attention_units(device: Device, head_dim: int, *, gradients: bool) -> Attent
 
     Units are chosen as in `matrix_units`.
     """
-    threads = device.limits["max-compute-invocations-per-workgroup"]
-    memory = device.limits["max-compute-workgroup-storage-size"]
     for unit, tile in product(_units(device), ATTENTION_TILES):
         made = AttentionUnits(tile, unit, device.subgroup_size, head_dim)
-        if made.fits and made.threads <= threads and made.memory(gradients=gradients) <= memory:
+        if made.fits and _holds(device, made.threads, made.memory(gradients=gradients)):
             return made
     return None
 
@@ -168,10 +171,9 @@ def _units(device: Device) -> list[Unit]:
     return sorted(units, key=lambda unit: (unit[0] * unit[1] * unit[2], unit), reverse=True)
 
 
-def _fits(tile: MatrixTile, unit: Unit, device: Device) -> bool:
-    threads, limits = tile.subgroups * device.subgroup_size, device.limits
+def _holds(device: Device, threads: int, memory: int) -> bool:
+    """Whether a workgroup can have so many threads and bytes of memory."""
     return (
-        tile.fits(unit, threads)
-        and threads <= limits["max-compute-invocations-per-workgroup"]
-        and tile.memory(unit) <= limits["max-compute-workgroup-storage-size"]
+        threads <= device.limits["max-compute-invocations-per-workgroup"]
+        and memory <= device.limits["max-compute-workgroup-storage-size"]
     )

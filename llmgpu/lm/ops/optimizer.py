@@ -18,7 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmgpu.kernel_source import struct_dtype
-from llmgpu.lm.ops.recording import GpuRecorder, Recorder, dims, recorded, workgroups
+from llmgpu.lm.ops.recording import (
+    GpuRecorder,
+    Recorder,
+    dims,
+    recorded,
+    saturate_to_half,
+    workgroups,
+)
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
 HYPER = struct_dtype("lm/hyper.wgsl", "Hyper")
@@ -89,7 +96,10 @@ class WeightState(ABC):
 
     @abstractmethod
     def compute(self, update: WeightUpdate) -> None:
-        """Take a step on arrays, in place; it is not called for a bad step."""
+        """Take a step on arrays, in place, but for the half-precision copy.
+
+        It is not called for a bad step.
+        """
 
     def adamw_moments(self, update: WeightUpdate) -> tuple[Tensor, Tensor] | None:
         """Return both moments if a step is AdamW's on all elements in float32; None otherwise."""
@@ -153,6 +163,8 @@ class UpdateOperations(Recorder):
         """Take an optimizer's step of one weight; nothing changes in a bad step."""
         if update.stats.array[BAD] == 0:
             state.compute(update)
+            if update.half_copy is not None:
+                saturate_to_half(update.parameter.array, update.half_copy.array)
 
     def scale_to_norm(self, matrices: Tensor) -> None:
         """Divide each of S matrices (S, N, O) by its Frobenius norm, if that is not 0."""

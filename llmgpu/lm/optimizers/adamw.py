@@ -14,7 +14,7 @@ import numpy as np
 
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import WeightState, WeightUpdate
-from llmgpu.lm.ops.recording import GpuRecorder, dims, saturate_to_half, workgroups
+from llmgpu.lm.ops.recording import GpuRecorder, dims, workgroups
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
 
 PIECE = 1 << 16  # elements that NumPy works on at a time, so that they stay in the cache
@@ -107,9 +107,6 @@ class Moments(WeightState):
         tensors = (update.parameter, update.gradient, self.first, self.second)
         for p, g, m, v in _pieces(*tensors):
             adamw(p, g * update.clip_scale, m, v, update.hyper.array, decays=update.decays)
-        if update.half_copy is not None:
-            for p, half in _pieces(update.parameter, update.half_copy):
-                saturate_to_half(p, half)
 
     def adamw_moments(self, update: WeightUpdate) -> tuple[Tensor, Tensor] | None:
         """Return both, unless there is a half-precision copy to write."""
@@ -159,10 +156,6 @@ class RowMoments(Moments):
             adamw(p, g, m, v, update.hyper.array, decays=update.decays)
             for tensor, rows in zip(changed, (p, m, v), strict=True):
                 tensor.array[some] = rows
-            if update.half_copy is not None:
-                half = np.empty(p.shape, np.float16)
-                saturate_to_half(p, half)
-                update.half_copy.array[some] = half
 
     def adamw_moments(self, update: WeightUpdate) -> None:
         """Return None: only some rows change."""

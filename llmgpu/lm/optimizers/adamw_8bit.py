@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import WeightState, WeightUpdate
-from llmgpu.lm.ops.recording import GpuRecorder, dims, saturate_to_half
+from llmgpu.lm.ops.recording import GpuRecorder, dims
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 from llmgpu.lm.optimizers.adamw import PIECE, Optimizer, adamw
 
@@ -120,8 +120,6 @@ class CodedMoments(WeightState):
             adamw(p, g, m[: len(g)], v[: len(g)], update.hyper.array, decays=update.decays)
             encode_signed(m, *_piece(self.first, start))
             encode_unsigned(np.sqrt(v, out=v), *_piece(self.second, start))
-            if update.half_copy is not None:
-                saturate_to_half(p, update.half_copy.array.reshape(-1)[part])
 
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
         """Append the kernel that updates a block a workgroup."""

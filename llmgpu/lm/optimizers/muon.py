@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike
 
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import WeightState, WeightUpdate
-from llmgpu.lm.ops.recording import GpuRecorder, dims, saturate_to_half, workgroups
+from llmgpu.lm.ops.recording import GpuRecorder, dims, workgroups
 from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, Tensor
 from llmgpu.lm.optimizers.adamw import Moments, Optimizer, RowMoments, Steps
 
@@ -89,8 +89,6 @@ class OrthogonalStep(WeightState):
             parameter *= 1 - rate * float(update.hyper.array["weight_decay"])
         size = rate * UPDATE_RMS * max(parameter.shape) ** 0.5
         parameter -= np.float32(size) * self.direction.array
-        if update.half_copy is not None:
-            saturate_to_half(parameter, update.half_copy.array)
 
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
         """Append the kernel that updates four elements a thread."""
