@@ -25,13 +25,13 @@ from llmgpu.bench.results import Result
 from llmgpu.bench.tokenizers import measure_tokenizer_kernels
 from llmgpu.lm.config import preset
 from llmgpu.lm.gradients import LOGITS_BYTES, logits_block_rows
-from llmgpu.lm.loss_scaling import FIRST_SCALE
 from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.activations import GELU, SWIGLU
 from llmgpu.lm.ops.embedding import group_tokens
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.ops.tensor import AttentionShape
+from llmgpu.lm.updates import FIRST_SCALE
 from llmgpu.progress import Progress
 
 CASE_SECONDS, QUICK_CASE_SECONDS = 0.5, 0.05  # after which no further run of a case starts

@@ -3,19 +3,24 @@
 The norm and the factor that clips never leave the device. Each step leaves a row in `history`,
 which the host reads now and then. A step whose loss or norm is not finite changes nothing, and
 neither does any later step until the host clears the mark.
+
+The loss is scaled so that half-precision gradients neither vanish nor overflow: all gradients are
+multiplied by a power of two, and the optimizer divides by it. A step whose gradients overflow
+changes no weight and halves the scale; after many steps without one it doubles (P. Micikevicius et
+al., Mixed Precision Training, arXiv 1710.03740).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.lm.config import EMBEDDING, Weight
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
-from llmgpu.lm.loss_scaling import LossScaling
 from llmgpu.lm.model import Model, make_weights
+from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import (
     HYPER,
     LOSS_PARTS,
@@ -28,6 +33,9 @@ from llmgpu.lm.optimizers import OPTIMIZERS
 from llmgpu.lm.options import TrainOptions
 
 SUM_WIDTH = 64  # columns of the sums of losses, so that each row starts at a multiple of 256 bytes
+FIRST_SCALE = 2.0**16
+LARGEST_SCALE = 2.0**24
+GROWTH_STEPS = 2_000  # without an overflow, after which the scale doubles
 
 
 class Updates:
@@ -159,6 +167,47 @@ class Updates:
         """Take over the host's part of the state that a checkpoint has, by the tensors' names."""
         if self.loss_scaling is not None:
             self.loss_scaling.load(values[self.loss_scaling.tensor.name])
+
+
+class LossScaling:
+    """The scale of a run's loss.
+
+    scale: of the next step. good_steps: since the last change. skipped: steps since the beginning
+    that overflowed. tensor: (4,), the same for checkpoints.
+    """
+
+    def __init__(self, operations: Operations) -> None:
+        """Start with a scale that is soon lowered if it is too large."""
+        self._operations = operations
+        self.tensor = operations.tensor("loss scaling", (4,))
+        self.scale, self.good_steps, self.skipped = FIRST_SCALE, 0, 0
+
+    def load(self, values: AnyArray) -> None:
+        """Take over the contents of `tensor` in a checkpoint."""
+        scale, good_steps, skipped, _ = values.tolist()
+        self.scale, self.good_steps, self.skipped = scale, int(good_steps), int(skipped)
+
+    def take_lowest(self, others: Iterable[AnyArray]) -> None:
+        """Take over the `tensor` of the worker with the lowest scale, the first of these."""
+        self.load(min(others, key=lambda values: float(values[0])))
+        self._write()
+
+    def end_step(self, *, overflowed: bool) -> bool:
+        """Choose the next step's scale; return False for an overflow that no scale prevents."""
+        if overflowed:
+            if self.scale <= 1:
+                return False
+            self.scale, self.good_steps, self.skipped = self.scale / 2, 0, self.skipped + 1
+        elif self.good_steps + 1 < GROWTH_STEPS:
+            self.good_steps += 1
+        else:
+            self.scale, self.good_steps = min(2 * self.scale, LARGEST_SCALE), 0
+        self._write()
+        return True
+
+    def _write(self) -> None:
+        values = np.array([self.scale, self.good_steps, self.skipped, 0], np.float32)
+        self._operations.write(self.tensor, values)
 
 
 def hyper_parameters(

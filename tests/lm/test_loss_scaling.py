@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmgpu.lm import loss_scaling
-from llmgpu.lm.loss_scaling import FIRST_SCALE, GROWTH_STEPS, LARGEST_SCALE, LossScaling
+from llmgpu.lm import updates
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.trainer import Trainer
+from llmgpu.lm.updates import FIRST_SCALE, GROWTH_STEPS, LARGEST_SCALE, LossScaling
 from tests.lm.samples import read_weights
 from tests.lm.test_trainer import SMALL, random_batch
 
@@ -113,7 +113,7 @@ def test_the_scale_does_not_change_the_gradient_norm(operations: Operations) -> 
 def test_a_resumed_trainer_takes_the_same_steps(
     operations: Operations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_scaling, "GROWTH_STEPS", 3)
+    monkeypatch.setattr(updates, "GROWTH_STEPS", 3)
     whole, first, second = (half_trainer(operations) for _ in range(3))
     for trainer in (whole, first):
         assert trainer.updates.loss_scaling is not None
