@@ -143,7 +143,7 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
         generator = Generator(self._model, self._saved.vocabulary.size, size)
         progress = tqdm(desc="Generating", total=len(made), disable=disable_tqdm)
         with progress:
-            for _, token in generator.continue_all(each.request() for each in made):
+            for _, token in generator.continue_all(made):
                 progress.update(token is None)
         return [each.text.data.decode("utf-8", "replace") for each in made]
 

@@ -77,7 +77,7 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
         one = Continuation(saved.vocabulary, wanted[0][1], Sampler(asked.sampling), ends)
         _continue_one(texts[0].text, one, generator, is_printed=not as_json)
         count = len(one.ids)
-        summary = {"prompt": texts[0].printed(), "prompt_ids": one.prompt_ids, **one.describe()}
+        summary = {"prompt": texts[0].printed(), "prompt_ids": one.prompt, **one.describe()}
     seconds = time.perf_counter() - start
     report.line(f"{number_of(count, 'token')} in {seconds:.2f} s, {count / seconds:.1f} tokens/s")
     if as_json:
@@ -125,7 +125,7 @@ def _continue_one(
 ) -> None:
     """Generate the text; with `is_printed`, print the prompt, and the text as it grows."""
     if not is_printed:
-        deque(generator.continue_all([one.request()]), maxlen=0)
+        deque(generator.continue_all([one]), maxlen=0)
         return
     is_shown = is_terminal(sys.stdout)
     for text in _characters(prompt, one, generator):
@@ -140,7 +140,7 @@ def _characters(prompt: str, one: Continuation, generator: Generator) -> Iterato
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     yield prompt
-    for _ in generator.continue_all([one.request()]):
+    for _ in generator.continue_all([one]):
         yield decoder.decode(one.text.take())
     yield decoder.decode(one.text.take(last=True), final=True)
 
@@ -249,7 +249,7 @@ def continue_prompts(
         for number, (_, ids) in enumerate(prompts):
             sampler = Sampler(sampling.numbered(number))
             made[number] = Continuation(vocabulary, ids, sampler, ends)
-            yield made[number].request()
+            yield made[number]
 
     ended: set[int] = set()
     written = total = 0

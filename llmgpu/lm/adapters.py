@@ -20,7 +20,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -42,23 +41,16 @@ class Adapter:
     base: the matrix W (O, I) without its adapter. a: (I, R), A transposed. b: (O, R).
     """
 
-    weight: Weight
     base: Tensor
     a: Tensor
     b: Tensor
-
-    @property
-    def tensors(self) -> Iterator[tuple[Weight, Tensor]]:
-        """The trained tensors, each with its description as a weight."""
-        for tensor in (self.a, self.b):
-            yield Weight(tensor.name, tensor.shape, 0.0, decays=True), tensor
 
 
 class Adapters:
     """The adapters of a model, by weight name.
 
     gradients, packed_gradients: tensors that the backward pass adds to, see `LossGraph`. trained:
-    the factors.
+    the factors, by their description as weights.
     """
 
     def __init__(self, model: Model, options: TrainOptions) -> None:
@@ -71,7 +63,6 @@ class Adapters:
         for weight in adapted_weights(model.config, options.targets):
             name, (outputs, inputs) = weight.name.removesuffix(".weight"), weight.shape
             self.adapters[weight.name] = Adapter(
-                weight,
                 ops.tensor(f"{weight.name} without its adapter", weight.shape),
                 ops.tensor(f"{name}.lora_A.weight", (inputs, rank)),
                 ops.tensor(f"{name}.lora_B.weight", (outputs, rank)),
@@ -89,8 +80,10 @@ class Adapters:
             for layer in range(model.config.layers)
             for prefix, together in packed.items()
         }
-        factors = (adapter.tensors for adapter in self.adapters.values())
-        self.trained: dict[Weight, Tensor] = dict(chain.from_iterable(factors))
+        factors = [factor for each in self.adapters.values() for factor in (each.a, each.b)]
+        self.trained = {
+            Weight(factor.name, factor.shape, 0.0, decays=True): factor for factor in factors
+        }
 
     def initialise(self, seed: int) -> None:
         """Draw the initial values of each A from a random stream of its own; B is zeros."""

@@ -352,23 +352,18 @@ class Ends:
     texts: tuple[bytes, ...]
 
 
-class Continuation:
-    """A prompt that is being continued; ids: the ids after the prompt."""
+class Continuation(Request):
+    """A request for a text; ids: the ids after the prompt. text: the bytes of these ids."""
 
     def __init__(
-        self, vocabulary: Vocabulary, prompt_ids: list[int], sampler: Sampler, ends: Ends
+        self, vocabulary: Vocabulary, prompt: list[int], sampler: Sampler, ends: Ends
     ) -> None:
         """Start without new ids."""
-        self._vocabulary, self._sampler, self._ends = vocabulary, sampler, ends
-        self.prompt_ids = prompt_ids
+        super().__init__(prompt, ends.count, sampler, ends.ids, self._add)
+        self._vocabulary = vocabulary
         self.text = StopStrings(ends.texts)
         self.ids: list[int] = []
-        sampler.see(prompt_ids)
-
-    def request(self) -> Request:
-        """Return the request for a generator."""
-        ends = self._ends
-        return Request(self.prompt_ids, ends.count, self._sampler, ends.ids, self._add)
+        sampler.see(prompt)
 
     def _add(self, token: int) -> bool:
         """Add an id; return whether the text has ended."""
@@ -377,13 +372,13 @@ class Continuation:
 
     def describe(self) -> dict[str, Any]:
         """Return the text, its ids and the reason for its end, for the output."""
-        is_full = len(self.ids) >= self._ends.count and not self.text.found
+        is_full = len(self.ids) >= self.count and not self.text.found
         found: dict[str, Any] = {
             "text": self.text.data.decode("utf-8", "replace"),
             "finish": "length" if is_full else "stop",
             "ids": self.ids,
         }
-        if self._sampler.log_probabilities:  # the last may be that of an id that ended the text
-            values = self._sampler.log_probabilities[: len(self.ids)]
+        if self.sampler.log_probabilities:  # the last may be that of an id that ended the text
+            values = self.sampler.log_probabilities[: len(self.ids)]
             found["logprobs"] = [round(each, 6) for each in values]
         return found

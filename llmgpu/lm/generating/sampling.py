@@ -123,25 +123,21 @@ class Sampler:
 
         Equally likely ids are in ascending order.
         """
-        negated = -logits
-        values, probabilities = self._distribution(negated)
-        return _smallest(negated, values), probabilities
-
-    def _distribution(
-        self, negated: NDArray[np.float32]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-        """Return the negated logits of the candidates, ascending, and their probabilities."""
-        options = self._options
+        top_k, negated = self._options.top_k, -logits
         # Top-k: only the k largest logits are sorted. Ids are found after top-p, for fewer logits.
         values = negated
-        if 0 < options.top_k < len(negated):
-            values = np.partition(negated, options.top_k - 1)[: options.top_k]
-        return self._probabilities(np.sort(values))
+        if 0 < top_k < len(negated):
+            values = np.partition(negated, top_k - 1)[:top_k]
+        values, probabilities = self._probabilities(np.sort(values))
+        return _smallest(negated, values), probabilities
 
     def _probabilities(
         self, values: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-        """Apply temperature and top-p to negated logits, ascending; return candidates as above."""
+        """Apply temperature and top-p to negated logits, ascending.
+
+        Returns the negated logits of the candidates, ascending, and their probabilities.
+        """
         options = self._options
         below = float(values[0]) - values.astype(np.float64)
         with np.errstate(

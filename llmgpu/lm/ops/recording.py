@@ -100,7 +100,9 @@ class Recorder:
     """
 
     stack_elements = 0
+    has_half_precision = True
     is_asynchronous = False
+    max_tensor_bytes = sys.maxsize
 
     def __init__(self, products: FixedProducts | None = None) -> None:
         """Start without tensors; nothing is being recorded."""
@@ -108,14 +110,6 @@ class Recorder:
         self.nbytes = 0
         self._scratch: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self._program: Program | None = None
-
-    @property
-    def has_half_precision(self) -> bool:
-        return True
-
-    @property
-    def max_tensor_bytes(self) -> int:
-        return sys.maxsize
 
     # Memory
 
@@ -360,18 +354,12 @@ class GpuRecorder(Recorder):
         """Start without tensors on an open device."""
         super().__init__()
         self.device = device
+        self.has_half_precision = "shader-f16" in device.features
+        self.max_tensor_bytes = device.max_binding_bytes
         self._uniforms: dict[bytes, Buffer] = {}
         self._runs: deque[object] = deque()
         self._commands: Commands  # being recorded
         self._prepared: dict[int, tuple[Program, Commands]] = {}  # by the programs' identities
-
-    @property
-    def has_half_precision(self) -> bool:
-        return "shader-f16" in self.device.features
-
-    @property
-    def max_tensor_bytes(self) -> int:
-        return self.device.max_binding_bytes
 
     def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
         create = self.device.create_uniform if uniform else self.device.create_buffer

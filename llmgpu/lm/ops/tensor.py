@@ -69,12 +69,11 @@ class Tensor:
         """
         if not 0 <= start <= stop <= self.shape[0]:
             raise ValueError(f"{self.name} has {self.shape[0]} rows, not {start} to {stop}")
+        shape = (stop - start, *self.shape[1:])
         if isinstance(self.data, np.ndarray):
-            data = self.data[start:stop]
-        else:
-            row = self.nbytes // self.shape[0]
-            data = self.buffer.view(start * row, (stop - start) * row)
-        return replace(self, shape=(stop - start, *self.shape[1:]), data=data)
+            return replace(self, shape=shape, data=self.data[start:stop])
+        row = self.nbytes // self.shape[0]
+        return replace(self, shape=shape, data=self.buffer.view(start * row, (stop - start) * row))
 
     def reshaped(self, *shape: int) -> Tensor:
         """Return the same elements, in C order, in another shape of as many."""
@@ -164,10 +163,7 @@ class NewRows:
 class AttentionShape:
     """Sizes of an attention layer: B, T, H, K and D.
 
-    Head h uses key/value head h // (heads // kv_heads).
-
-    Raises:
-        ValueError: the heads can't be divided evenly among the key/value heads.
+    Head h uses key/value head h // (heads // kv_heads); `heads` is a multiple of `kv_heads`.
     """
 
     batch: int
@@ -175,11 +171,6 @@ class AttentionShape:
     heads: int
     kv_heads: int
     head_dim: int
-
-    def __post_init__(self) -> None:
-        """Check the numbers of heads."""
-        if self.heads % self.kv_heads:
-            raise ValueError(f"{self.heads} heads can't share {self.kv_heads} key/value heads")
 
     @property
     def group(self) -> int:

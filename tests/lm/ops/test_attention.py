@@ -259,11 +259,6 @@ def test_numpy_goes_through_queries_in_blocks(monkeypatch: pytest.MonkeyPatch) -
             assert_close_in_tensor(actual, expected)
 
 
-def test_heads_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(ValueError, match="5 heads can't share 2"):
-        AttentionShape(1, 1, 5, 2, 8)
-
-
 @pytest.mark.parametrize("width", [6, 132])
 def test_widths_the_kernels_do_not_take(device: Device, width: int) -> None:
     shape = AttentionShape(1, 2, 1, 1, width)
