@@ -12,7 +12,6 @@ both. Shape letters are those of `llmgpu.lm.ops`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -252,7 +251,8 @@ class Layer:
         ops.linear(attended, w.attention_out, self._middle, residual=x)
         # The feed-forward network, which adds to the residual stream again.
         ops.rms_norm(self._ffn_norm(w), self._epsilon)
-        _record_inner(ops, self._ffn_normed, self._inner_of(w), self._inner)
+        for weight, product in reversed([*zip(self._inner_of(w), self._inner, strict=True)]):
+            ops.linear(self._ffn_normed, weight, product)
         if not (again and self._mixed):
             ops.activate(self._activation, self._inner, self._activated)
         if not again:
@@ -272,7 +272,12 @@ class Layer:
         ops.linear_backward_weight(residual, self._activated, d.down)
         ops.linear_backward_input(residual, w.down, g.activated, accumulate=False)
         ops.activate_backward(self._activation, self._inner, g.activated, g.inner)
-        _record_inner_backward(ops, self._ffn_normed, self._inner_of(w), self._inner_of(d), g)
+        for gradient, of_weight in zip(g.inner, self._inner_of(d), strict=True):
+            ops.linear_backward_weight(gradient, self._ffn_normed, of_weight)
+        # Up comes first: the order of the sum fixes its bits.
+        backwards = reversed([*zip(g.inner, self._inner_of(w), strict=True)])
+        for k, (gradient, weight) in enumerate(backwards):
+            ops.linear_backward_input(gradient, weight, g.normed, accumulate=k > 0)
         ops.rms_norm_backward(self._ffn_norm(w), g.normed, g.residual, d.ffn_norm)
         # From the middle of the layer to its input.
         residual = round_operand(ops, g.residual, g.residual_operand)
@@ -340,28 +345,6 @@ def _inner(model: Model, new: RowTensors, gate: str) -> tuple[Tensor, ...]:
         return (new.operand("gate and up", model.layers[0].packed_inner.tensor.shape[0]),)
     roles = (gate, "up") if config.is_gated else ("up",)
     return tuple(new.operand(role, config.ffn_dim) for role in roles)
-
-
-def _record_inner(
-    ops: Operations, normed: Tensor, weights: Sequence[Tensor], products: Sequence[Tensor]
-) -> None:
-    for weight, product in reversed([*zip(weights, products, strict=True)]):
-        ops.linear(normed, weight, product)
-
-
-def _record_inner_backward(
-    ops: Operations,
-    normed: Tensor,
-    weights: Sequence[Tensor],
-    weight_gradients: Sequence[Tensor],
-    g: LayerGradients,
-) -> None:
-    """Record the gradients of inner products' weights, and `g.normed`, that of their input."""
-    for gradient, of_weight in zip(g.inner, weight_gradients, strict=True):
-        ops.linear_backward_weight(gradient, normed, of_weight)
-    # Up comes first: the order of the sum fixes its bits.
-    for k, (gradient, weight) in enumerate(reversed([*zip(g.inner, weights, strict=True)])):
-        ops.linear_backward_input(gradient, weight, g.normed, accumulate=k > 0)
 
 
 def round_operand(operations: Operations, single: Tensor, operand: Tensor) -> Tensor:

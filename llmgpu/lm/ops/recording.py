@@ -25,7 +25,7 @@ from llmgpu.lm.ops.products import FixedProducts
 from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, AnyArray, FloatArray, Packed, Tensor
 
 if TYPE_CHECKING:
-    from llmgpu.gpu import BoundKernel, Buffer, Commands, Device, Download, Kernel, Staging
+    from llmgpu.gpu import BoundKernel, Buffer, Commands, Device, Download, Staging
 
 WORKGROUP_SIZE = 256  # threads of a workgroup where a kernel is not given another number
 LARGEST_HALF = np.float32(65504)
@@ -388,7 +388,14 @@ class GpuRecorder(Recorder):
 
         bindings: a tensor, or an array that is written to a uniform now and never changes.
         """
-        self._append_kernel(lambda: self.device.kernel(file, **(constants or {})), groups, bindings)
+        if not groups:
+            return
+        buffers = {
+            name: value.buffer if isinstance(value, Tensor) else self._uniform(value)
+            for name, value in bindings.items()
+        }
+        kernel = self.device.kernel(file, **(constants or {}))
+        self.append_bound(kernel.bind(**buffers), groups)
 
     def prepare(self, program: Program) -> None:
         # Timed commands are submitted part by part as they are recorded.
@@ -469,19 +476,9 @@ class GpuRecorder(Recorder):
             params=np.array([factor, 0, 0, 0], np.float32),
         )
 
-    def _append_kernel(
-        self, compiled: Callable[[], Kernel], groups: int, bindings: Mapping[str, Tensor | AnyArray]
-    ) -> None:
-        if not groups:
-            return
-        buffers = {
-            name: value.buffer if isinstance(value, Tensor) else self._uniform(value)
-            for name, value in bindings.items()
-        }
-        self.append(partial(self._dispatch, compiled().bind(**buffers), groups))
-
-    def _dispatch(self, kernel: BoundKernel, groups: int) -> None:
-        self._commands.dispatch(kernel, groups)
+    def append_bound(self, kernel: BoundKernel, groups: int) -> None:
+        """Append `groups` workgroups of a kernel that is bound to buffers."""
+        self.append(lambda: self._commands.dispatch(kernel, groups))
 
     def _uniform(self, values: AnyArray) -> Buffer:
         """Return a uniform with these contents, the same for all that ask for equal ones."""

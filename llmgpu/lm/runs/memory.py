@@ -84,7 +84,7 @@ class _Measuring(Operations):
 class _MeasuringGpu(_Measuring, GpuOperations):
     """Records programs without kernels, so none is compiled or bound."""
 
-    def _append_kernel(self, *call: object) -> None:
+    def dispatch(self, *call: object, **bindings: object) -> None:
         pass
 
 
