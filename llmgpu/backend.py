@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from llmgpu.gpu import AdapterInfo, Device
 
 
-# Bytes of text from which ``auto`` opens an adapter: the CPU takes as long for them as that does.
+# Bytes of text from which ``auto`` opens an adapter: opening takes as long as the CPU would.
 TRAINING_FROM = 32_000_000
 # The same for encoding with a GPU that is open; see `encodes_on_gpu`.
 ENCODING_FROM_OPENED = 1 << 20
 
 _log = logging.getLogger("llmgpu")
-# Device files, one of which each driver of a discrete GPU uses; dxg is that of WSL.
+# Device files. Each driver of a discrete GPU uses one of these; WSL uses dxg.
 _GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/dri/renderD*", "/dev/dxg")
 
 
@@ -83,9 +83,9 @@ def select_backend(
 
     auto: a hardware adapter, or else NumPy, which is faster than a software adapter.
     matrices: take Dawn for its matrix units, if it is installed and lists them.
-    driver: that of a run to be resumed, unless LLMGPU_DRIVER names one.
-    note: called if Dawn should be used and can't be, by default the log. wgpu takes its place,
-        except for a run to be resumed.
+    driver: the driver of a run to be resumed, unless LLMGPU_DRIVER names one.
+    note: called if Dawn should be used and can't be; by default the log. wgpu replaces Dawn, except
+        for a run to be resumed.
     only_discrete: ``auto`` takes a discrete GPU or NumPy.
 
     DeviceError if nothing matches (the message lists the adapters), or it can't be opened.
@@ -109,7 +109,7 @@ def select_backend(
             backend = _open(
                 "dawn", wanted, only_matrices=chosen is None, only_discrete=only_discrete
             )
-        except Exception as error:  # wgpudawn is young: what it raises is not known
+        except Exception as error:  # wgpudawn is young: its errors are not known
             if driver == "dawn":
                 raise DeviceError(
                     f"the run was started with Dawn, which can't be used here: {error}; install "
@@ -130,7 +130,7 @@ def select_backend(
 def _open(
     driver: str, wanted: str, *, only_matrices: bool = False, only_discrete: bool = False
 ) -> Backend | None:
-    """Open an adapter of a driver, if need be only one with matrix units; None: there is none.
+    """Open an adapter of a driver, maybe only one with matrix units; return None if there is none.
 
     NumPy, which `Device` needs, may be imported by another thread meanwhile.
     """
@@ -164,13 +164,13 @@ def _may_take_dawn(matrices: bool, driver: str | None = None) -> bool:
 
 
 class Opening(Closing):
-    """The opening of a device, in a thread while a command imports its modules and reads its files.
+    """Opens a device in a thread while a command imports its modules and reads its files.
 
-    A fork waits while the thread is at work, see `llmgpu.forking`. A context manager, which closes
-    the opening.
+    A fork waits while the thread opens the device, see `llmgpu.forking`. A context manager; its end
+    closes the opening.
 
-    wanted: as for --device.
-    growth: measures the memory of the process from before the device was opened; None before that.
+    wanted: a value of --device.
+    growth: estimates the memory of the job, measured from `begin` on; None before `begin`.
     """
 
     def __init__(
@@ -197,11 +197,11 @@ class Opening(Closing):
 
     @delaying_forks()
     def begin(self) -> None:
-        """Begin to open the device in a thread, unless that has begun or the CPU is wanted.
+        """Begin to open the device in a thread, unless `begin` was called or the CPU is wanted.
 
         The driver is imported first: two threads that import keep each other waiting, and opening
         an adapter takes longer. Where Dawn may be selected, `backend` opens the device: Dawn
-        redirects standard error while it lists adapters, so what other threads write would be lost.
+        redirects standard error while it lists adapters, so output of other threads would be lost.
 
         With a limited address space, `backend` opens the device, too. OpenBLAS ends the process if
         it has no memory when NumPy is loaded: it then holds the lock of loading libraries and waits
@@ -269,7 +269,7 @@ class Opening(Closing):
         self._selected = replace(selected, is_optional=is_optional, encoders=self._encoders)
 
     def close(self) -> None:
-        """Wait for the thread; keep the device no longer."""
+        """Wait for the thread, and let go of the device."""
         if self._thread is not None:
             self._thread.join()
         self._thread = self._selected = self._error = None
@@ -291,17 +291,17 @@ def encodes_on_gpu(text_bytes: int | None, *, is_open: bool = False) -> bool:
 
 
 def encoding_from(processors: int) -> int:
-    """Return from how many bytes of text a discrete GPU encodes sooner than some processors.
+    """Return the bytes of text from which a discrete GPU encodes sooner than some processors.
 
-    Whole commands on an H200 (docs/recorded/commands/nvidia-h200-cpu-or-gpu.json) take as long by
-    both for 64 MB with 2 or 4 processors, 128 MB with 8 and 512 MB with 16: opening the GPU takes
-    0.2 s, and the more processors there are, the less the GPU saves per byte.
+    Whole commands on an H200 (docs/recorded/commands/nvidia-h200-cpu-or-gpu.json) take equally
+    long on both for 64 MB with 2 or 4 processors, 128 MB with 8 and 512 MB with 16: opening the GPU
+    takes 0.2 s, and the more processors there are, the less the GPU saves per byte.
     """
     return max(64, 2 * processors**2) * 1_000_000
 
 
 def gpu_from(least: int) -> int:
-    """Return from how many bytes of text ``auto`` opens an adapter: LLMGPU_GPU_FROM, or `least`.
+    """Return the bytes of text from which ``auto`` opens an adapter: LLMGPU_GPU_FROM, or `least`.
 
     Raises InputError if LLMGPU_GPU_FROM is not a size.
     """
@@ -315,7 +315,7 @@ def gpu_from(least: int) -> int:
 
 
 def _may_have_gpu() -> bool:
-    """Whether there may be a discrete GPU: listing adapters, which tells, takes 0.15 s."""
+    """Whether there may be a discrete GPU; listing the adapters, to be certain, takes 0.15 s."""
     return not sys.platform.startswith("linux") or any(map(glob, _GPU_FILES))
 
 

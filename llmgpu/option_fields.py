@@ -26,9 +26,9 @@ class Option(NamedTuple):
     ("count", "text"), or one of its types. many: the value is a tuple, and the option repeatable.
     least, most: smallest and largest number. below: numbers are less than this. default_words: how
     the default follows from other options, "" for nothing to say; a value that is not given is None
-    then. by_preset: defaults of presets that have their own. needs: options without any of which
-    this one has no effect; needs_words: the message for that, after the flag. may_change: a resumed
-    run may have another value. settings: of the command line alone.
+    then. by_preset: defaults of presets that have their own. needs: the option has no effect
+    unless one of these is given; needs_words: the message then, after the flag. may_change: a
+    resumed run may have another value. settings: of the command line alone.
     """
 
     flags: tuple[str, ...]
@@ -93,7 +93,7 @@ def group(kind: type, *, as_values: bool = False) -> Any:
 
 @cache
 def declared(kind: type) -> dict[str, Option | Group]:
-    """Return what the fields of a dataclass declare, in their order; other fields are left out."""
+    """Return the options and groups that the fields of a dataclass declare, in their order."""
     found: dict[str, Option | Group] = {}
     for each in fields(kind):
         one = each.metadata.get(_KEY)
@@ -110,7 +110,7 @@ def own_options(kind: type) -> dict[str, Option]:
 
 
 def flag_of(name: str, *kinds: type) -> str:
-    """Return how the option is written that one of these dataclasses declares, for messages."""
+    """Return the flag, for messages, of an option that one of these dataclasses declares."""
     found = (own_options(kind)[name].flag for kind in kinds if name in own_options(kind))
     return next(found, f"--{name.replace('_', '-')}")
 

@@ -1,9 +1,9 @@
-"""What commands, options, values and methods are called in other tools.
+"""Names that other tools have for commands, options, values and methods.
 
-People who mistake one tool for another get the name that a thing has here. The names are those of
+A user who gives the name from another tool is told the name used here. The names are those of
 tiktoken, tokenizers, SentencePiece, YouTokenToMe, nanoGPT, nanochat, llm.c, Megatron-LM, llama.cpp
-and transformers; words of the command line are written with dashes. Each table has the names here,
-and for each the names elsewhere, unless its comment says otherwise.
+and transformers; words of the command line are written with dashes. Each table maps a name
+here to the names elsewhere, unless its comment says otherwise.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ OPTION_NAMES = {
     "--warmup-steps": "lr-warmup-iters warmup-iters",
     "--weights": "outtype quantize",
 }
-# Options of other tools, and what there is in their place.
+# Options that only other tools have, with the advice for each.
 NO_OPTIONS = {
     "csv": "--json prints the same numbers, of which jq makes CSV (see the guide: Counting)",
     "dropout": "there is no dropout; --weight-decay regularizes",
@@ -120,7 +120,7 @@ METHOD_NAMES = {
     "load": "from_buffer from_file from_str",
     "train_from_iterator": "train_new_from_iterator",
 }
-# Arguments of methods of tiktoken and Hugging Face, and what to do here.
+# Arguments of methods of tiktoken and Hugging Face, with the advice for each.
 ARGUMENTS = {
     "clean_up_tokenization_spaces": "spaces stay as they are",
     "max_length": "cut the ids, as in ids[:512], or the text with truncate",
@@ -135,5 +135,5 @@ ARGUMENTS = {
 
 
 def names_here(table: Mapping[str, str], name: str) -> list[str]:
-    """Return what is called `name` elsewhere, by its names in a table."""
+    """Return the names in a table for things that other tools call `name`."""
     return [ours for ours, others in table.items() if name in others.split()]

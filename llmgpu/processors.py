@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import os
 
-# By default idle threads of OpenBLAS spin for 2**26 cycles, about 30 ms, before sleeping, and from
-# their start at NumPy's import on. Spinning threads slow the opening of a device. 2**23 cycles
-# still bridge the gaps between the operations of a training step.
+# By default idle threads of OpenBLAS spin for 2**26 cycles, about 30 ms, before they sleep. The
+# threads start when NumPy is imported, and their spinning slows the opening of a device. 2**23
+# cycles still bridge the gaps between the operations of a training step.
 _CYCLES_LOG2 = 23
 
 

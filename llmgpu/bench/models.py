@@ -7,8 +7,8 @@ torch uncut. If torch is installed, torch takes the same steps from the same wei
 the engine.
 
 Generating takes the likeliest ids, with random weights, after the ids of a tiny model were compared
-with NumPy's. Each step reads all weights, for a sequence alone as for a batch: shares are of this
-limit.
+with NumPy's. Each step reads all weights, for one sequence or for a batch. The time for reading
+them is the limit that shares refer to.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RUN_STEPS = 10  # in the longest run
 ENGINE_SECONDS, QUICK_ENGINE_SECONDS = 15.0, 2.0  # after which no further run starts
 GENERATING_SECONDS = 10.0  # after which no further run starts
 PROMPT = range(16)  # first ids of each sequence
-# With the table as output layer, random weights repeat the last id.
+# Untied: a model with tied random weights only repeats the last id.
 COMPARED = preset("tiny", 512, layers=2, seq_len=64, tied=False)
 COMPARED_TOKENS = 24
 
@@ -157,9 +157,9 @@ class OwnSteps:
 
 
 class TorchSteps:
-    """The steps of a job by torch, eagerly in float32.
+    """The steps of a job in torch, eager and in float32.
 
-    first_losses: of the first CHECKED_STEPS steps, taken by the constructor.
+    first_losses: losses of the first CHECKED_STEPS steps, which the constructor takes.
     """
 
     def __init__(self, job: StepJob, torch: Torch) -> None:
@@ -306,7 +306,7 @@ class TrainBench:
 
 
 def _open_torch(engine: Engine, job: StepJob) -> tuple[Result, TorchSteps | None]:
-    """Let torch take the first steps of a job; the note of its result is the reason if not."""
+    """Let torch take the first steps of a job; if it can't, the note of the result says why."""
     try:
         torch = Torch.beside(engine)
     except ImportError:
@@ -409,7 +409,7 @@ def _measured(result: Result, engine: Engine, job: GenerateJob, runs: int) -> Re
     seconds = host_times(continue_all, runs, GENERATING_SECONDS)
     tokens = job.sequences * job.tokens
     result = result.timed(seconds, {"tokens": tokens}, clock="host", tokens=tokens)
-    # With tied weights the table is read as the output layer.
+    # Each step reads all parameters: the tied table is read as the output layer.
     floor = measure_limits(engine.backend).floor(job.tokens * 4 * job.config.parameters, 0)
     return replace(result, share_of_floor=floor / result.median)
 

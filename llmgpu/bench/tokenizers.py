@@ -7,11 +7,11 @@ Different versions of Python have different sources, so the text's hash is recor
 files are one document, end to end, and the text ends with a line where its length is cut.
 
 Measurements go from a text file in the page cache to a file. The CPU's merges are the reference for
-training, for a peer those under its tie rule. A peer that writes no vocabulary files is done when
-it has the vocabulary in memory. The kernels are timed in a separate run, because a timed dispatch
-is a pass by itself, and over the first TIMED_MERGES merges, when the text is longest: a device
-times a limited number of dispatches in one submission, and later submissions have more. An adapter
-keeps its buffers from one run to the next.
+training; for a peer, the CPU trains by the peer's tie rule. A peer that writes no vocabulary files
+is done when it has the vocabulary in memory. The kernels are timed in a separate run, because a
+timed dispatch is a pass by itself, and over the first TIMED_MERGES merges, when the text is
+longest: a device times a limited number of dispatches in one submission, and later submissions have
+more. An adapter keeps its buffers from one run to the next.
 
 The CPU's ids are the reference for tokenizing, for peers too: each peer gets the same vocabulary,
 in a file of its own format. Every run has a new encoder, because encoders remember words; the
@@ -200,7 +200,7 @@ class Job:
         return Result(what, engine, text_bytes=len(self.text.data), **sizes)
 
     def begin_peer(self, what: str, peer: Peer) -> Result:
-        """Return a result without measurements; the note is the reason for leaving a peer out."""
+        """Return a result without measurements; its note says why a peer is left out, if it is."""
         why_not = peer.why_not(self.pattern, is_utf8=self.text.is_utf8)
         return replace(self.begin(what, peer.name), peer=True, note=why_not or "")
 
@@ -372,7 +372,7 @@ class TokenizingBench:
         return cls(job, vocabulary, path, reference)
 
     def measure_engine(self, engine: Engine) -> Result:
-        """Measure an engine of llmgpu; the note is the reason if it can't do the job."""
+        """Measure an engine of llmgpu; if it fails, the note of the result says why."""
         variant = "greedy" if self.vocabulary.match == "greedy" else ""
         begun = replace(self.job.begin(TOKENIZE, engine.host_name), variant=variant)
         return begun.or_why_not(partial(self._measure_engine, begun, engine))
@@ -383,7 +383,7 @@ class TokenizingBench:
         if not result.correct:
             return result
         runs, data = range(self.job.runs), self.job.text.data
-        # Each part alone; end to end the parts overlap, so their sum may be more.
+        # Time each part alone. In a whole run the parts overlap, so their sum may be more.
         parts = {
             "read": [timed(self._read)[0] for _ in runs],
             "read and encode": [timed(partial(self._encode, open_new()))[0] for _ in runs],
@@ -401,7 +401,7 @@ class TokenizingBench:
         )
 
     def measure_peer(self, peer: TokenizingPeer) -> Result:
-        """Measure a peer; the note is the reason if it can't do the job."""
+        """Measure a peer; if it can't do the job, the note of the result says why."""
         begun = self.job.begin_peer(TOKENIZE, peer)
         if begun.note:
             return begun
@@ -501,7 +501,7 @@ def measure_tokenizing(
         yield from map(bench.measure_peer, TOKENIZING_PEERS if with_peers and not number else ())
 
 
-# Kernels of both
+# Kernels of training and tokenizing
 
 
 def measure_tokenizer_kernels(

@@ -16,7 +16,7 @@ from string import Template
 from llmgpu.input_files import printable
 
 NOTHING = "-"  # in a cell
-_LEAST_PERCENT = 0.3  # of a bar that is still visible
+_LEAST_PERCENT = 0.3  # width of the shortest bar that is still visible
 _KEYS = (
     '<span class="keys"><span class="key own"></span>llmgpu '
     '<span class="key peer"></span>other programs</span>'
@@ -59,7 +59,7 @@ class Column:
 
 
 def folded(summary: str, lines: Sequence[str], *, is_open: bool = False) -> list[str]:
-    """Return lines that unfold when a summary is clicked; no lines for no lines."""
+    """Return lines that unfold when a summary is clicked, or no lines if `lines` is empty."""
     begin = '<details open="open">' if is_open else "<details>"
     said = f"<summary>{escape_text(summary)}</summary>"
     return [begin, said, *lines, "</details>"] if lines else []
@@ -103,7 +103,7 @@ class Bar:
 
 
 def draw_bars(bars: Sequence[Bar], caption: str, least: float = 0.0) -> list[str]:
-    """Return a chart as lines of HTML. The scale ends at the largest number, or at `least`."""
+    """Return a chart as lines of HTML. The scale ends at `least`, or at a larger number."""
     largest = max([least, *(bar.number or 0.0 for bar in bars)]) or 1.0
     keys = _KEYS if any(bar.kind == "peer" for bar in bars) else ""
     said = f"<figcaption><span>{escape_text(caption)}</span>{keys}</figcaption>"

@@ -32,11 +32,11 @@ from llmgpu.spelling import spelled
 VARIABLE = "LLMGPU_CPU"
 TEXT_PADDING = 16
 _HASH_KEY_BYTES = 32  # of the engine's tables: words that collide can't be chosen beforehand
-SHORT_TEXT = 1 << 10  # bytes, up to which memory for ids is kept
+SHORT_TEXT = 1 << 10  # bytes of the longest text for whose ids memory is kept
 MOST_NUMPY_THREADS = 4  # by default: between NumPy's operations only one can run
-PAIR_PARTS = 32  # of a vocabulary, whose pairs are found at a time
+PAIR_PARTS = 32  # parts of a vocabulary; the pairs of one part are found at a time
 MANY_IDS = 1 << 22  # whose copy would take too much memory
-ARITHMETIC = 1  # of operations on tensors; another number where the bits of a result change
+ARITHMETIC = 1  # version of operations on tensors; changes with the bits of a result
 NO_MEMORY = -1  # as in engine.h
 UNREADABLE = -2  # as in parts.c
 WRONG_MERGE = -2  # as in merging.c
@@ -213,7 +213,7 @@ class EngineObject:
     _library: ctypes.CDLL
 
     def __init__(self, kind: str, *arguments: Any, beside: EngineObject | None = None) -> None:
-        """Make an object in the library of the arguments or `beside`, else the installed one."""
+        """Make an object in the library of the first object given, or else in the installed one."""
         others = [other for other in (*arguments, beside) if isinstance(other, EngineObject)]
         self._library = loaded = others[0]._library if others else engine()
         self._arguments = arguments
@@ -249,10 +249,10 @@ def call(name: str, *arguments: Any) -> int:
 
 
 def _shortened(ids: NDArray[np.uint32], count: int) -> NDArray[np.uint32]:
-    """Return the first `count` ids: a view, or of many the array itself, less the memory after."""
+    """Return the first `count` ids: a view of a small array; a large array is itself cut short."""
     if len(ids) < MANY_IDS:
         return ids[:count]
-    ids.resize(count, refcheck=False)  # in place: nobody else has it yet
+    ids.resize(count, refcheck=False)  # in place: no other code has the array yet
     return ids
 
 

@@ -14,13 +14,13 @@ from llmgpu.cpu.library import TEXT_PADDING, address_of, call, library
 from llmgpu.processors import usable_processors
 
 _LOW = (1 << 64) - 1
-CELL_IDS = 10**6  # the most whose digits fit into cells
+CELL_IDS = 10**6  # most ids whose digits fit into cells
 SMALL_BYTES = 1 << 16  # of a file read together with other files
 _READ_THREADS = 8
 
 
 def spell_cells(count: int, separator: bytes) -> NDArray[np.uint64]:
-    """Return how the first `count` ids, up to CELL_IDS, are spelled, for `format_ids`: (count,)."""
+    """Return the spellings of the first `count` ids, up to CELL_IDS, for `format_ids`: (count,)."""
     ids = np.arange(count, dtype=np.uint64)
     cells = np.full(count, ord(separator), np.uint64)
     for digits in range(1, len(str(CELL_IDS))):
@@ -35,9 +35,9 @@ def spell_cells(count: int, separator: bytes) -> NDArray[np.uint64]:
 def format_ids(
     cells: NDArray[np.uint64], ids: NDArray[np.uint32], starts: NDArray[np.int64], border: bytes
 ) -> memoryview:
-    """Return ids as text: each after the separator, but documents, from `starts`, after a border.
+    """Return ids as text: a border before each document, a separator before any other id.
 
-    cells: of all ids, see `spell_cells`.
+    cells: the spellings of all ids, see `spell_cells`. starts: positions of documents.
     """
     ids, starts = np.ascontiguousarray(ids, np.uint32), np.ascontiguousarray(starts, np.int64)
     text = np.empty(7 * len(ids) + len(border) * len(starts) + 8, np.uint8)
@@ -102,7 +102,7 @@ def read_small_files(
 
 
 class GeneratedBlocks:
-    """Makes blocks of generated text, see `llmgpu.text.generated`; any number of threads may."""
+    """Makes blocks of generated text, see `llmgpu.text.generated`. Threads may share it."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class GeneratedBlocks:
         self._arrays = [np.ascontiguousarray(array) for array in arrays]
         self._words = words
         numbers = words, len(ranks), len(frequent), *map(address_of, self._arrays)
-        self._material = np.array(numbers, np.int64)  # as the struct of that name
+        self._material = np.array(numbers, np.int64)  # the fields of the C struct Material
 
     def blocks(self, generators: Sequence[np.random.PCG64DXSM]) -> list[memoryview]:
         """Return a block drawn by each generator."""
@@ -164,7 +164,7 @@ class JsonlTexts:
         self._longest = longest
 
     def take(self, data: NDArray[np.uint8], begin: int, end: int, *, is_last: bool) -> TakenTexts:
-        """Return the texts of the lines from `begin` on; any number of threads may.
+        """Return the texts of the lines from `begin` on. Any thread may call this.
 
         data: uint8, with TEXT_PADDING bytes after `end`; the first padding byte is overwritten.
         is_last: the file ends at `end`.

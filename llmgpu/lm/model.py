@@ -46,13 +46,13 @@ class LayerWeights:
 
     attention_norm: Tensor  # (C,)
     heads: tuple[Tensor, ...]  # of queries (H*D, C), keys and values (K*D, C)
-    biases: tuple[Tensor, ...]  # of the same, if the model has them
+    biases: tuple[Tensor, ...]  # of queries, keys and values, if the model has them
     head_norms: tuple[Tensor, ...]  # (D,) of queries and keys, if the model has them
     attention_out: Tensor  # (C, H*D)
     ffn_norm: Tensor  # (C,)
     inner: tuple[Tensor, ...]  # (F, C) of gate and up, or of up alone
     down: Tensor  # (C, F)
-    packed: Mapping[str, Packed]  # "self_attn": `heads` in one; "mlp": `inner` in one
+    packed: Mapping[str, Packed]  # `heads` as one matrix under "self_attn", `inner` under "mlp"
 
     @classmethod
     def of(
@@ -226,9 +226,9 @@ def initial_values(
 ) -> NDArray[np.float32]:
     """Return the first values of weight number `index`: normal, or all ones; unused rows are 0.
 
-    initialisation: "normal" draws them with the weight's deviation. With "fan-in" that of a matrix
-    inside a layer is 1 / sqrt(inputs), and matrices that write into the residual stream are zeros:
-    at first a layer changes nothing, and activations have the same size at any width.
+    initialisation: "normal" draws them with the weight's deviation. With "fan-in" a matrix inside
+    a layer has the deviation 1 / sqrt(inputs), and matrices that write into the residual stream are
+    zeros: at first a layer changes nothing, and activations have the same size at any width.
     """
     if not weight.deviation:
         return np.full(weight.shape, weight.deviation is None, np.float32)

@@ -1,13 +1,13 @@
 """Changing the weights: gradients, clipping by their global norm, and the optimizer's state.
 
 The norm and the factor that clips never leave the device. Each step leaves a row in `history`,
-which the host reads now and then. A step whose loss or norm is not finite changes nothing, and
-neither does any later step until the host clears the mark.
+which the host reads now and then. A step whose loss or norm is not finite is marked as bad and
+changes nothing. Later steps change nothing, either, until the host clears the mark.
 
 The loss is scaled so that half-precision gradients neither vanish nor overflow: all gradients are
 multiplied by a power of two, and the optimizer divides by it. A step whose gradients overflow
-changes no weight and halves the scale; after many steps without one it doubles (P. Micikevicius et
-al., Mixed Precision Training, arXiv 1710.03740).
+changes no weight and halves the scale; many steps without overflow double the scale
+(P. Micikevicius et al., Mixed Precision Training, arXiv 1710.03740).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Updates:
         if options.sparse_embedding:
             count = min(options.sequences * model.config.seq_len, model.config.vocab_size)
             self.rows = ops.tensor("updated rows", (count,), np.uint32)
-            # Its weight is the first one.
+            # The table is the first weight, so its gradient comes first.
             self.gradients[EMBEDDING] = ops.tensor(
                 "gradient of updated rows", (count, model.config.dim)
             )
@@ -116,7 +116,7 @@ class Updates:
         return distinct
 
     def write_step(self, step: int, learning_rate: float, count: int) -> None:
-        """Write the numbers of step `step` (from 0), whose batches have `count` valid targets."""
+        """Write the hyperparameters of a step, 0 first; its batches have `count` valid targets."""
         slot = step % self.history.shape[0]
         inverse_count = 1 / count if count else 0.0
         hyper = hyper_parameters(self._options, step, learning_rate, inverse_count, slot)

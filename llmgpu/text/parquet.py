@@ -1,8 +1,8 @@
 """The documents of a ``.parquet`` file: one column, each row a document.
 
-Threads read row groups, some before their turn. Of each row group, a few rows are read at a time,
-up to some megabytes ahead, so the longest rows bound the memory. Rows without a value are left out
-and counted.
+Threads read several row groups ahead, and of each row group a few rows at a time, up to some
+megabytes. So the memory depends on the longest rows, not on the size of a row group. Rows without a
+value are left out and counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20
 _AHEAD = 8  # row groups that are read before they are needed
 _BEGUN = 2  # row groups that are read before the turn of their file
-_AHEAD_BYTES = 16 << 20  # of rows of a row group, decoded before they are needed
+_AHEAD_BYTES = 16 << 20  # bytes of a row group's rows, decoded before they are needed
 _SHOWN_COLUMNS = 20
 
 
@@ -85,7 +85,7 @@ class ParquetFile:
         except self._errors as error:
             self._raw.close()
             raise self._damaged(error) from error
-        # Row groups in turn: for each, the arrays of its rows. Threads need preadv on a local file.
+        # Yields the arrays of each row group in order. Threads need preadv, and a local file.
         shares = isinstance(self._content, FileContent) and hasattr(os, "preadv")
         most = min(usable_processors(), _AHEAD) if shares else 0
         read: Callable[[tuple[int, int]], Iterable[Any]]
@@ -108,7 +108,7 @@ class ParquetFile:
         self.check_unchanged()
 
     def _checked(self, array: Any, number: int, policy: InputPolicy) -> Iterator[Piece]:
-        """Yield rows after applying the policy; number: of rows before these."""
+        """Yield rows after applying the policy; number: how many rows came before."""
         piece = _text_of(array)
         if _is_valid(piece):
             yield piece

@@ -1,11 +1,11 @@
-"""Files opened as streams of bytes, decompressed, and the formats that first bytes reveal.
+"""Files opened as streams of decompressed bytes, and formats recognized by their first bytes.
 
 - The suffix of a file decides its compression. For standard input, the first bytes decide, see
   `llmgpu.text.compressions`.
 - A file that is read as text is refused if its first bytes are those of a binary format: its tokens
-  would mean nothing. The format is certain only if, besides its mark, the bytes contain something
-  that text does not: control characters, or invalid UTF-8.
-- Zero bytes alone prove nothing, so they only cause a note.
+  would mean nothing. The format is certain only if the bytes have the mark of the format, and also
+  contain something that text does not: control characters, or invalid UTF-8.
+- Bytes of value 0 do not prove a binary format, so they only cause a note.
 - ``--input-format bytes`` (`llmgpu.text.sources.Selection`) accepts all bytes.
 """
 
@@ -44,12 +44,12 @@ STANDARD_INPUT = "-"
 AUTO, TEXT, BYTES = "auto", "text", "bytes"  # formats of sources, see `llmgpu.text.sources`
 
 _DECOMPRESSED_BYTES = 1 << 20
-_PART_BYTES = 2 << 20  # of a regular file, for each reading thread
+_PART_BYTES = 2 << 20  # bytes of a regular file for each reading thread
 _PIPE_BYTES = 1 << 20  # the largest size that Linux grants to any user by default
 _READ_THREADS = 8  # more threads read a file no faster
 _FILES_AHEAD = 8  # most files to open before their turn
-_BLOCK_BYTES = 1 << 20  # decompressed by a thread in one step
-_BLOCKS_AHEAD = 8  # decompressed before they are needed
+_BLOCK_BYTES = 1 << 20  # bytes that a thread decompresses in one step
+_BLOCKS_AHEAD = 8  # blocks that are decompressed before they are needed
 _HAS_PREADV = hasattr(os, "preadv")
 
 
@@ -265,7 +265,7 @@ class ByteStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: object) -> int:
-        """Fill the front of `buffer` with available bytes; wait only for a first. 0: the end."""
+        """Fill the front of `buffer` with available bytes; wait only for the first. 0: the end."""
         view = memoryview(buffer)  # type: ignore[arg-type]
         if self._length is not None:
             view = view[: self._length - self.position]
@@ -311,7 +311,7 @@ class ByteStream(io.RawIOBase):
         return is_file and not self._compression and _HAS_PREADV
 
     def read_at(self, data: NDArray[np.uint8], offset: int, other: FileBytes | None = None) -> None:
-        """Fill `data` with the bytes of the file from `offset` on; any number of threads may.
+        """Fill `data` with the bytes of the file from `offset` on. Any thread may call this.
 
         other: an open duplicate, read in place of the stream, which may be closed.
         """
@@ -632,7 +632,7 @@ def looks_like_jsonl(head: bytes, least: int) -> bool:
 
 
 def _is_wide(head: bytes) -> bool:
-    """Whether this is certainly UTF-16: a quarter of its characters are ASCII."""
+    """Whether this is certainly UTF-16: at least a quarter of its characters are ASCII."""
     kind = _WIDE.get(head[:2])
     if kind is None:
         return False

@@ -81,7 +81,7 @@ def read_bin(
 ) -> Iterator[NDArray[np.int64]]:
     """Return the ids of a file in blocks.
 
-    vocabulary_size, layout: describe a pipe, which has no side file. dtype: that of the numbers of
+    vocabulary_size, layout: describe a pipe, which has no side file. dtype: type of the numbers of
     a pipe, or of a file of another tool, see `llmgpu.tokens.bin`.
     """
     return _read_bin(name, _known_facts(name, vocabulary_size, get_layout(layout), dtype))
@@ -200,7 +200,7 @@ def sample_digest(path: str | Path) -> str:
     """Return the SHA-256, in hexadecimal, of samples of a file; OSError if it can't be read.
 
     Samples are 64 blocks of 4096 bytes at equal distances, the first at the beginning and the last
-    at the end: block k begins at byte k (length - 4096) // 63. Of a shorter file it is everything.
+    at the end: block k begins at byte k (length - 4096) // 63. A shorter file is hashed as a whole.
     """
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:

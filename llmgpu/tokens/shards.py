@@ -101,7 +101,7 @@ class ShardNames:
         stem, suffix = map(re.escape, os.path.splitext(name))
         shard = re.compile(rf"{stem}-\d{{6,}}{suffix}(\.json|\.mask\.npy)?")
         shards: list[str] = []
-        with suppress(OSError):  # a folder that can't be read: writing says so
+        with suppress(OSError):  # the folder can't be read: writing will report that
             found = filter(shard.fullmatch, os.listdir(folder or "."))
             shards += sorted(os.path.join(folder, name) for name in found)
         lists = [Output(self.manifest, MANIFEST), Output(self.progress, PROGRESS)]
@@ -169,7 +169,7 @@ class ShardWriter(TokenSink):
         self._current: TokenSink | None = None
         self._current_bytes = 0
         self._continues = False
-        self._held = 0  # documents that start at the next id, or are empty and last
+        self._held = 0  # documents that start at the next id; at the end, empty ones
 
     def prepare(self, piece: EncodedSlice) -> EncodedSlice:
         """Check ids, count the bytes of text and convert; see `TokenSink.prepare`."""
@@ -239,7 +239,7 @@ class ShardWriter(TokenSink):
         return count
 
     def _put(self, piece: EncodedSlice) -> None:
-        """Write ids that fit into the current shard; content: their bytes."""
+        """Write ids that fit into the current shard; `piece.content` has their bytes."""
         if self._current is None:
             index, starts = len(self._shards), piece.document_starts
             self._continues = index > 0 and not (len(starts) and starts[0] == 0)
@@ -272,7 +272,7 @@ class ShardWriter(TokenSink):
         )
         if index < self.kept and shard != self._former[index]:
             raise _differs(path)
-        if index == self.kept:  # manifest and progress list shards that are replaced now
+        if index == self.kept:  # manifest and progress list old shards, replaced now
             _remove(self._names.manifest)
             if index == 0:
                 _remove(self._names.progress)
@@ -320,7 +320,7 @@ def finished_job(
 
 
 def _job_key(vocabulary: Vocabulary, shard_tokens: int, layout: str, run: Run | None) -> Run:
-    """Return the resume key of shards; run: that of the ids in them."""
+    """Return the resume key of shards; run: the resume key of the ids."""
     own: Run = {
         "shard tokens": shard_tokens,
         "layout": layout,

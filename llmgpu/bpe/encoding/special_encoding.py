@@ -444,7 +444,7 @@ class _SpecialTokenFilter:
             text, cuts = remove_spans(text, places)
             ends = places[:, 1]
             removed = np.concatenate([np.zeros(1, np.int64), ends - cuts])
-            # A document starts before a token at the same place, and after a token that ends there.
+            # A document start goes before a token that begins there, but after one that ends there.
             order = np.argsort(np.concatenate([2 * starts, 2 * places[:, 0] + 1]), kind="stable")
             starts = starts - removed[np.searchsorted(ends, starts, side="right")]
             starts = np.concatenate([starts, cuts])[order]

@@ -1,7 +1,7 @@
 r"""How a tokenizer.json cuts text: a ByteLevel, possibly after Splits and Digits.
 
-- One Split with the expression of a known pattern is this pattern. Anything else becomes the
-  expressions of all steps, one after the other (`llmgpu.bpe.pretokens.custom_regex`), for the
+- One Split with the expression of a known pattern is read as this pattern. Anything else becomes
+  the expressions of all steps, one after the other (`llmgpu.bpe.pretokens.custom_regex`), for the
   package regex.
 - Such a pattern is exact only if regex and Oniguruma agree. So expressions are accepted only in a
   language that means the same to both engines: characters, ``\s \S \d \r \n \t`` and classes such
@@ -99,9 +99,9 @@ def pattern_of_expressions(expressions: Sequence[str], note: Note) -> str:
 
 
 def describe_pattern(pattern: str, byte_level: dict[str, Any]) -> dict[str, Any]:
-    """Return the pre-tokenizer for a pattern; VocabularyError if there is none.
+    """Return the pre-tokenizer for a pattern; VocabularyError for a pattern without one.
 
-    byte_level: the ByteLevel at its end, without use_regex.
+    byte_level: the ByteLevel that ends the pre-tokenizer, without use_regex.
     """
     if pattern in ("gpt2", "none"):
         return byte_level | {"use_regex": pattern == "gpt2"}

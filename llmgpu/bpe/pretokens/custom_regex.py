@@ -55,7 +55,7 @@ def limit_match_seconds(seconds: float) -> None:
 
 @lru_cache(maxsize=32)
 def compile_expression(expression: str) -> Any:
-    """Compile an expression; LlmgpuError if it is wrong or too large, or without the module."""
+    """Compile an expression; LlmgpuError if it is wrong or too large, or `regex` is missing."""
     _check_cost(expression)
     try:
         regex = importlib.import_module("regex")
@@ -114,7 +114,7 @@ def _check_cost(expression: str) -> None:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HostPattern(DocumentPattern):
-    """A pattern of expressions; the host marks, the kernel only passes documents on.
+    """A pattern of expressions. The host marks starts; the kernel passes on those of documents.
 
     Each expression cuts the pieces left by the expressions before it, as if a piece were the whole
     text. LlmgpuError if an expression is wrong or can't be compiled here.
@@ -180,7 +180,7 @@ class RegexPattern(HostPattern):
 
 
 class SplitsPattern(HostPattern):
-    """The pattern of several expressions, one after the other."""
+    """A pattern of several expressions, which cut one after the other."""
 
     def __init__(self, described: str) -> None:
         """Take expressions as a JSON list, see `describe_splits`.

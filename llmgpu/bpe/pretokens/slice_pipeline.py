@@ -38,7 +38,7 @@ _Slot = TypeVar("_Slot", bound=SliceSlot)
 def begin_slots(
     device: Device, threads: Executor, make_slot: Callable[[], _Slot]
 ) -> list[Future[_Slot]]:
-    """Make the slots of a pipeline in `threads`: all, because their memory takes long to get.
+    """Make all slots of a pipeline in `threads`, because allocating their memory takes long.
 
     A software adapter allocates fast, so only one slot is made in advance.
     """
@@ -92,7 +92,7 @@ def _same(submitted: tuple[_Slot, Slice]) -> tuple[_Slot, Slice]:
 class _Submitter(Generic[_Slot]):
     """Reads slices into free slots and submits them, in one thread.
 
-    free: slots to read into; None ends the slices. After `stop`, `_make_slot` is gone.
+    free: slots to read into, or None to end `slices`. After `stop`, `_make_slot` is None.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class _Submitter(Generic[_Slot]):
         return piece
 
     def stop(self) -> None:
-        """Wait for the driver; the thread makes no further call of the driver."""
+        """Wait for a call of the driver to end; the thread makes no further call of the driver."""
         with self._driver:
             self._make_slot = None  # the owner of this function may be freed from here on
         self.free.put(None)

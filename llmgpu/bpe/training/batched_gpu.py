@@ -50,7 +50,7 @@ ROUND_KERNELS = (
     *("count_ranks", "lower_threshold", "refill_hot_list", "select_batch"),
     *("mark", "count_changes", "make_pairs", "link"),
 )
-SELECTING = ("lower_threshold", "select_batch")  # by a single workgroup
+SELECTING = ("lower_threshold", "select_batch")  # kernels that a single workgroup runs
 COSTS = Costs(fixed=64 << 20, per_byte=56, per_word=56)  # of all buffers, uploads included
 
 
@@ -106,7 +106,7 @@ def compile_kernels(device: Device, workgroup_size: int = 256) -> dict[str, Kern
 
 
 def unfit(device: Device, words: SymbolWords, merges: int) -> str | None:
-    """Return why a device can't train on these words, None if it can."""
+    """Return the reason why a device can't train on these words, None if it can."""
     symbols = len(words.lengths) + merges
     if symbols > MAX_SYMBOLS:
         return f"{symbols} tokens asked for, but the limit of {device.name} is {MAX_SYMBOLS}"
@@ -274,7 +274,7 @@ class _BatchedLoop:
         self._device.write(self._buffers["state"], state)
 
     def _record_round(self, commands: Commands) -> None:
-        """Record a refill of the hot list, which does nothing unless requested, and batches."""
+        """Record a refill of the hot list, which runs only if requested, and batches after it."""
         count_ranks, lower_threshold, refill_hot_list, select, *stages = self._bound
         # The threshold of the hot list is found digit by digit, from the highest on.
         commands.dispatch(lower_threshold, 1)
@@ -313,7 +313,7 @@ class _BatchedLoop:
         return self._result(self._read_log(done), int(state["batches"][0]))
 
     def _grow(self, state: NDArray[Any]) -> None:
-        """Make room for the next pair, and as much again; set the state to RUNNING."""
+        """Enlarge the buffers to twice what the next pair needs; set the state to RUNNING."""
         # Each occurrence of the pair changes the pair on its left and the pair on its right.
         needed, old = int(state["needed"][0]), self._capacities
         changes = 2 * needed

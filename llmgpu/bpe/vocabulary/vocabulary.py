@@ -8,9 +8,8 @@
 - Special tokens are not in the trie: text that spells a special token is plain text unless a caller
   allows the token.
 - The fingerprint covers exactly the facts that change the ids of some text or the bytes of some
-  ids, and files made with a vocabulary carry it. The fingerprint leaves out how ties were broken,
-  how
-  training went, and merges that a greedy match never looks at.
+  ids, and files made with a vocabulary carry it. The fingerprint leaves out the tie rule, the
+  facts of the training, and merges that a greedy match never looks at.
 - If the pattern has character classes, the fingerprint covers their Unicode version, because it
   changes the ids of some text. A file without a version has UNRECORDED_VERSION. This version is
   left out of the fingerprint, so that the fingerprints of such files stay.
@@ -289,7 +288,7 @@ class Vocabulary:
         return pack(entries, trie, self.fingerprint)
 
     def _small_trie(self) -> Trie | None:
-        """Return the trie for the CPU engine; None without a trie, or for many bytes."""
+        """Return the trie laid out by the CPU engine; None without an engine, or for many bytes."""
         ids, lengths = self.ordinary_ids, self.token_lengths[self.ordinary_ids]
         if library() is None or int(lengths.sum()) > _FEW_NODES:
             return None
@@ -400,8 +399,8 @@ def _as_row(ids: ArrayLike) -> NDArray[np.integer]:
 def _check(vocabulary: Vocabulary) -> None:
     """Raise VocabularyError for the first error in a vocabulary.
 
-    Sizes are compared before anything is made from them, so that a hostile vocabulary costs no more
-    memory than a small multiple of its own.
+    Sizes are checked before memory is allocated by them, so that a check of a hostile vocabulary
+    takes at most a small multiple of the vocabulary's own memory.
     """
     if not 0 < vocabulary.size < NO_TOKEN:
         raise VocabularyError(f"{vocabulary.size} tokens: use 1 to {NO_TOKEN - 1}")

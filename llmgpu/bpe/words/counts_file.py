@@ -224,7 +224,7 @@ class CountsReader(Closing):
         """Return the header of a file whose length and digest are right."""
         size = self._stream.seek(0, os.SEEK_END)
         self._stream.seek(0)
-        # Reading allocates as much as it asks for: of a small file, no more than the file has.
+        # `read` allocates as many bytes as it is asked for: no more than the file has.
         header, self._begin = _read_header(self._stream.read(min(size, _MAX_HEADER_BYTES)))
         left = self._begin + _content_bytes(header) - _HASH_BYTES
         digest = hashlib.sha256()
@@ -381,7 +381,7 @@ def _content_bytes(header: dict[str, Any]) -> int:
 
 
 def _open_seekable(path: str | Path) -> BinaryIO:
-    """Open a file; of a pipe, read what its header announces, and one byte more if there is one."""
+    """Open a file. Of a pipe, read the bytes that its header announces, and a byte more if any."""
     stream = open(path, "rb")  # noqa: SIM115 (closed by the reader)
     if stream.seekable():
         return stream
@@ -409,7 +409,7 @@ def _check_words(words: DistinctWords) -> None:
         raise _UnfitError("damaged: its words are not in order")
 
 
-_BLOCK_BYTES = 4 << 20  # of words read of all files together, about 10 times in memory
+_BLOCK_BYTES = 4 << 20  # of words, read from all files together; about 10 times as much in memory
 _LEAST_BLOCK = 1 << 12
 
 

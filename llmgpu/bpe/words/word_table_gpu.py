@@ -134,12 +134,11 @@ class GpuWordTable:
         return [self.kernels[name].bind_from(buffers) for name in names]
 
     def grow(self, state: NDArray[Any], *, beyond_limit: bool = False) -> bool:
-        """Make room for the new words of a slice and as many again; return False at the limit.
+        """Double the table's room for words or bytes, or make more; return False at the limit.
 
-        If there is more room already than the slice found, another slice has made the table grow,
-        and nothing is done.
+        Nothing is done if another slice has made the table grow since this slice ran.
 
-        state: of the slice. beyond_limit: grow even beyond the limit on memory.
+        state: the state after this slice. beyond_limit: grow even beyond the limit on memory.
         """
         found = int(state["word_capacity"]), int(state["data_capacity"])
         if found != (self.word_capacity, self.data_capacity):

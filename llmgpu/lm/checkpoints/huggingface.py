@@ -43,7 +43,7 @@ _SCALING_NUMBERS = {
     },
 }
 _LARGEST = float(np.finfo(np.float32).max)
-_MOST = 2**53  # of whole numbers, all of which a float64 holds exactly
+_MOST = 2**53  # largest whole number accepted: a float64 holds all smaller ones exactly
 _SHOWN = 60  # characters of a value in a message
 _LISTED = 10  # names of files in a model card
 
@@ -298,7 +298,7 @@ def describe_generation(eos_id: int | None, stop_ids: Iterable[int] = ()) -> dic
     return {
         "bos_token_id": None,
         "eos_token_id": stops if len(stops) > 1 else next(iter(stops), None),
-        "pad_token_id": eos_id,  # what batches are filled up with, where nothing else is
+        "pad_token_id": eos_id,  # fills up batches if no other token is chosen for that
         "do_sample": True,
     }
 

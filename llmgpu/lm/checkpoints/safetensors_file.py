@@ -80,7 +80,7 @@ class TensorSource:
 class TensorFile:
     """The tensors of a file by name, in the order of their data.
 
-    They are mapped from the file and read-only; the system loads pages when they are used.
+    The tensors are mapped from the file and read-only; the system loads pages when they are used.
     """
 
     path: str
@@ -244,7 +244,7 @@ def _read_entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...
     if len(offsets) != 2:
         raise CheckpointError(f"damaged: data_offsets of tensor {quote(name)} are not two numbers")
     begin, end = offsets
-    if math.prod(max(size, 1) for size in shape) >= _MAX_NUMBER:  # also where one size is 0
+    if math.prod(max(size, 1) for size in shape) >= _MAX_NUMBER:  # a size of 0 counts as 1
         raise CheckpointError(f"damaged: tensor {quote(name)} has the shape {list(shape)}")
     if math.prod(shape) * _READ_DTYPES[kind].itemsize != end - begin:
         raise CheckpointError(

@@ -308,7 +308,7 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[bytes] = ()) -> None:
-        """Start without text; `stops` are not empty."""
+        """Start without text; each stop string has at least one byte."""
         self._stops = stops
         self.data = bytearray()
         self.found = False
@@ -338,7 +338,7 @@ class StopStrings:
         return taken
 
     def _begun(self, stop: bytes) -> int:
-        """Return the length of the longest end of the text that begins the stop string."""
+        """Return the length of the longest end of the text with which the stop string begins."""
         sizes = range(min(len(stop) - 1, len(self.data)), 0, -1)
         return next((size for size in sizes if self.data.endswith(stop[:size])), 0)
 
@@ -378,7 +378,7 @@ class Continuation(Request):
             "finish": "length" if is_full else "stop",
             "ids": self.ids,
         }
-        if self.sampler.log_probabilities:  # the last may be that of an id that ended the text
+        if self.sampler.log_probabilities:  # leave out the value of an id in `stops`
             values = self.sampler.log_probabilities[: len(self.ids)]
             found["logprobs"] = [round(each, 6) for each in values]
         return found

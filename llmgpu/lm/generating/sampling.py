@@ -1,6 +1,6 @@
 """Sampling an id from logits: temperature, top-k, top-p, and a seed that repeats the choice.
 
-A repetition penalty makes ids less likely that occurred before: it divides logits above 0, and
+A repetition penalty makes ids that occurred before less likely: it divides logits above 0, and
 multiplies logits below 0 (N. S. Keskar et al., CTRL, arXiv 1909.05858).
 """
 
@@ -34,7 +34,7 @@ class Sampler:
         self.log_probabilities: list[float] = []
 
     def see(self, ids: Iterable[int]) -> None:
-        """Add ids of the prompt to those that the repetition penalty applies to."""
+        """Apply the repetition penalty to ids of the prompt, too."""
         self._seen.update(ids)
 
     @property

@@ -36,13 +36,13 @@ from llmgpu.lm.ops.tensor import (
     Tensor,
 )
 
-LEAST_THREADS = 64  # of a workgroup of the norm's backward kernel, whose rows they share
-ROW_ELEMENTS = 8  # of a row that a thread of the norm takes, if the row is long enough
-BLOCK_ROWS = 8  # that a workgroup of the norm's backward kernel takes at once
+LEAST_THREADS = 64  # threads of a workgroup of the norm's backward kernel, which share its rows
+ROW_ELEMENTS = 8  # elements of a row for each thread of the norm, if the row is long enough
+BLOCK_ROWS = 8  # rows that a workgroup of the norm's backward kernel takes at once
 MAX_PARTIALS = 1024  # workgroups of that kernel: enough to fill a GPU
-FOUR = 4  # elements, or pairs of them, of a thread that writes half precision
-COLUMNS = 16  # of a matrix in a workgroup that adds its rows up, which fixes the order of sums
-HALF_COLUMNS = 4  # where runs in half precision alone depend on it: more workgroups share the rows
+FOUR = 4  # elements, or pairs of elements, that a thread writes in half precision
+COLUMNS = 16  # columns that a workgroup adds up; the number fixes the order of sums
+HALF_COLUMNS = 4  # the same for norms in half precision: more workgroups share the rows
 
 
 def rotary_frequencies(head_dim: int, theta: float) -> NDArray[np.float64]:

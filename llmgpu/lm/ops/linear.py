@@ -33,16 +33,16 @@ from llmgpu.lm.ops.recording import (
 )
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
-# Outputs of a linear layer with few rows are computed one element by some threads: this many rows,
-# of this many elements in all unless there is only one row.
+# A linear layer with few rows computes each output by several threads: up to this many rows, and
+# up to this many outputs unless there is only one row.
 FEW_ROWS = 8
 FEW_ELEMENTS = 1 << 16
 FEW_ROWS_WORKGROUP_SIZE = 64
-FOUR = 4  # weights that its kernels load at once, where rows are a multiple
-LOADS = 4  # of a thread, if a row is long enough
+FOUR = 4  # weights that a thread loads at once, if a row is a multiple of 4
+LOADS = 4  # loads of 4 weights by one thread, if a row is long enough
 LEAST_ROW_THREADS = 8
 ADD_NOTHING, ADD_RESIDUAL, ADD_TO_PRODUCT = range(3)  # as in the kernels
-PAIRS_FROM = 2048  # terms: with fewer, or smaller tiles, loading for two steps at once begins late
+PAIRS_FROM = 2048  # terms; for smaller sums or tiles, loading for two steps at once begins too late
 MAX_PARTIALS = 1 << 26  # floats of partial sums; a power of two, as is the memory made for them
 
 
@@ -247,7 +247,7 @@ class GpuProducts(GpuRecorder, ProductOperations):
 
 
 def _settings(p: Product, tiling: Tiling, units: MatrixUnits | None) -> dict[str, int | str]:
-    """Return the settings of lm/03_matrix_product.wgsl, or with units of its twin for them."""
+    """Return the settings of lm/03_matrix_product.wgsl, or of its twin for matrix units."""
     tile, inner = tiling.tile, p.sizes[2]
     settings: dict[str, int | str] = {
         "name": p.name,

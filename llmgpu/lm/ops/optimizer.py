@@ -1,12 +1,12 @@
 """Clipping all gradients together, and the step of one weight, which an optimizer implements.
 
 Gradients are clipped as one vector, without the host seeing their norm: the sums of squares of each
-tensor (`reduce_norm_sq`) make the norm and the scale (`finalize_grad_stats`), which the updates
-multiply gradients by. A norm or a loss that is not finite marks the step as bad. That step and all
-later ones then change nothing until the host clears the mark.
+tensor (`reduce_norm_sq`) make the norm and the scale (`finalize_grad_stats`), by which
+the updates multiply gradients. A norm or a loss that is not finite marks the step as bad. That
+step and all later ones then change nothing until the host clears the mark.
 
-An optimizer is a `WeightState`, the state of one weight and how a step changes both, and a line in
-the table of `llmgpu.lm.optimizers`.
+An optimizer is a `WeightState`, which has the state of one weight and takes its steps, and a line
+in the table of `llmgpu.lm.optimizers`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOSS = 3
 
 LOSS_PARTS = 3  # fields of `Losses`
 
-NORM_PARTIALS = 128  # sums that the squares of one tensor are added up in
+NORM_PARTIALS = 128  # sums into which the squares of one tensor are added
 NORMS_AT_ONCE = 7  # gradients of a kernel, which may have 8 storage buffers
 MIN_PIECE = 1 << 16  # squares in one of NumPy's sums, if there are that many
 CLIP_EPSILON = 1e-6
@@ -50,8 +50,8 @@ NEWTON_SCHULZ = np.float32(3.4445), np.float32(-4.775), np.float32(2.0315)
 class WeightUpdate:
     """The tensors of a step of one weight, beside the optimizer's state.
 
-    parameter, gradient: of one shape, or the gradient has the rows that the state lists. It is to
-    be multiplied by the clip scale.
+    parameter, gradient: of one shape, or the gradient has the rows that the state lists. The
+    gradient is yet to be multiplied by the clip scale.
     stats: written by `Operations.finalize_grad_stats`. hyper: of type `HYPER`.
     decays: whether weight decay applies. half_copy: the parameter in half precision, if any.
     """
@@ -96,9 +96,9 @@ class WeightState(ABC):
 
     @abstractmethod
     def compute(self, update: WeightUpdate) -> None:
-        """Take a step on arrays, in place, but for the half-precision copy.
+        """Take a step on arrays, in place; the caller updates the half-precision copy.
 
-        It is not called for a bad step.
+        Not called for a bad step.
         """
 
     def adamw_moments(self, update: WeightUpdate) -> tuple[Tensor, Tensor] | None:
@@ -111,7 +111,7 @@ class WeightState(ABC):
 
 
 def piece_of_norm(grad: Tensor) -> int:
-    """Return how many squares a sum has: there are sums for large pieces, the others are 0."""
+    """Return the number of squares in a sum. A small gradient needs few sums; the others are 0."""
     return max(-(-grad.size // NORM_PARTIALS), MIN_PIECE)
 
 
@@ -120,7 +120,7 @@ class UpdateOperations(Recorder):
 
     @recorded
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> None:
-        """Write NORM_PARTIALS sums that make the sum of grad's squares into row `index`."""
+        """Write NORM_PARTIALS sums, which add up to the sum of grad's squares, into row `index`."""
         flat, sums = grad.array.reshape(-1), partials.array[index]
         piece = piece_of_norm(grad)
         sums[...] = 0

@@ -23,21 +23,21 @@ Steps = Sequence[tuple[WeightState, WeightUpdate]]  # of all weights
 
 
 def update_each(operations: Operations, steps: Steps) -> None:
-    """Record steps that take nothing but the kernels of the states."""
+    """Record the step of each weight, and no other operations."""
     for state, update in steps:
         operations.update_weight(state, update)
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer, as `llmgpu.lm.optimizers` lists it.
+    """An optimizer, an entry of `llmgpu.lm.optimizers`.
 
-    name: of --optimizer and in checkpoints.
+    name: a value of --optimizer, also stored in checkpoints.
     make: makes the state of a weight. make_rows: makes the state of a table of which a step updates
-    only some rows, given their numbers (uint32, beyond the table they are skipped); None if the
-    optimizer can't do that. make_hidden: makes the state of a matrix inside a layer; None: `make`.
+    only listed rows; the list is uint32, and numbers beyond the table are skipped. None: every step
+    updates all rows. make_hidden: makes the state of a matrix inside a layer; None: `make` does.
     record: records the steps of all weights.
-    keeps_codes: its moments are not all float32.
+    keeps_codes: some moments are not float32.
     """
 
     name: str

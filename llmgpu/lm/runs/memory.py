@@ -32,11 +32,11 @@ from llmgpu.memory import free_memory
 from llmgpu.processors import usable_processors
 
 SMALLER = "use a smaller --batch-size (and --grad-accum), --seq-len or model"
-LAYER_BYTES = 64 << 10  # of Python objects: a layer's tensors and recorded operations
-NUMPY_BYTES = 64 << 20  # of reading and checking tokens, and of the libraries at work
+LAYER_BYTES = 64 << 10  # Python objects of a layer: its tensors and recorded operations
+NUMPY_BYTES = 64 << 20  # for reading and checking tokens, and for the libraries at work
 SAVED_BYTES = 16  # of a weight in a checkpoint: the number, two moments, and one of rounds
-COPIES_SHARE = 0.5  # of the free memory, that the copies for a checkpoint may take
-GPU_BYTES = 256 << 20  # of the driver, compiled kernels and staging memory
+COPIES_SHARE = 0.5  # the share of the free memory that copies for a checkpoint may take
+GPU_BYTES = 256 << 20  # for the driver, compiled kernels and staging memory
 # Upper bounds of temporary arrays that exist at the same time: copies of a weight, of the attention
 # scores of a block, of the widest activation, and of a piece of an optimizer's weight.
 _WEIGHT_COPIES, _SCORE_COPIES, _ACTIVATION_COPIES, _OPTIMIZER_COPIES = 2, 5, 6, 8
@@ -138,7 +138,7 @@ def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> i
 
 
 def has_room_for_copies(nbytes: int, free: int | None) -> bool:
-    """Whether a checkpoint is written from copies of its tensors, beside the steps; free: bytes."""
+    """Whether `free` bytes are enough to copy a checkpoint of `nbytes` and train on meanwhile."""
     return free is None or nbytes <= COPIES_SHARE * free
 
 

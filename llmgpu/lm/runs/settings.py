@@ -28,7 +28,7 @@ _FIXED_OPTIONS = {
 
 # Options that may change when a run is resumed.
 MAY_CHANGE = {name for name, one in own_options(TrainOptions).items() if one.may_change}
-# Learning rates of a trained model: its weights are good already, and adapters start from 0.
+# Learning rates for a trained model: low, as its weights are good already; adapters start from 0.
 FINE_TUNING_RATE, ADAPTER_RATE = 2e-5, 2e-4
 FINE_TUNING_LENGTH = 1024  # default of --seq-len where the model's longest sequence is longer
 # The default learning rate. The best for widths of 64 and 128, of AdamW and Muon, was about
@@ -63,9 +63,9 @@ def new_settings(
 
     asked: "preset", and values that replace the preset's sizes and the options' defaults, by the
     names of `ModelConfig` and `TrainOptions`; None replaces nothing. model: the one whose weights
-    the run begins with, instead of a preset; only its `seq_len` may be replaced. backend: what
-    trains; if it has matrix units, the precision of all but small models is f16 unless another one
-    is asked for.
+    the run begins with, instead of a preset; only its `seq_len` may be replaced. backend: trains
+    the model; if it has matrix units, the precision of all but small models is f16 unless another
+    one is asked for.
 
     Raises:
         InputError: sizes or options are not valid.
