@@ -34,7 +34,7 @@ from llmgpu.processors import usable_processors
 SMALLER = "use a smaller --batch-size (and --grad-accum), --seq-len or model"
 LAYER_BYTES = 64 << 10  # Python objects of a layer: its tensors and recorded operations
 NUMPY_BYTES = 64 << 20  # for reading and checking tokens, and for the libraries at work
-SAVED_BYTES = 16  # of each weight in a checkpoint: itself, two moments, the momentum of --sync-every
+SAVED_BYTES = 16  # of each weight in a checkpoint: itself, two moments, a momentum of rounds
 COPIES_SHARE = 0.5  # the share of the free memory that copies for a checkpoint may take
 GPU_BYTES = 256 << 20  # for the driver, compiled kernels and staging memory
 # Upper bounds of temporary arrays that exist at the same time: copies of a weight, of the attention
