@@ -6,9 +6,22 @@ from llmgpu.version import __version__
 
 TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`, without importing typing
 if TYPE_CHECKING:
-    from llmgpu.tokenizer import Tokenizer, count_words, merge_counts, tokenize_part
+    from llmgpu.tokenizer import (
+        Tokenizer,
+        as_transformers,
+        count_words,
+        merge_counts,
+        tokenize_part,
+    )
 
-__all__ = ["Tokenizer", "__version__", "count_words", "merge_counts", "tokenize_part"]
+__all__ = [
+    "Tokenizer",
+    "__version__",
+    "as_transformers",
+    "count_words",
+    "merge_counts",
+    "tokenize_part",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -25,5 +38,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """List the names imported on demand, too."""
-    return sorted({*globals(), *__all__})
+    """List the Python API, and nothing else."""
+    return sorted(__all__)

@@ -13,14 +13,41 @@ Errors are `llmgpu.errors.LlmgpuError`; their messages name arguments, not comma
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import warnings
+from typing import TYPE_CHECKING, TypeVar
 
+from llmgpu.errors import VocabularyError
 from llmgpu.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llmgpu.tokenizer.jobs import count_words, merge_counts, tokenize_part
 
-__all__ = ["Tokenizer", "count_words", "merge_counts", "tokenize_part"]
+__all__ = ["Tokenizer", "as_transformers", "count_words", "merge_counts", "tokenize_part"]
+
+Peer = TypeVar("Peer")
+
+
+def as_transformers(tokenizer: Peer, strict: bool = True) -> Peer:
+    """Return a copy of a fast tokenizer of transformers 5 whose hot methods run in llmgpu.
+
+    The copy's class is a subclass of the tokenizer's, and every result is exactly the
+    tokenizer's. Calls that llmgpu can't do exactly run in transformers' own code.
+
+    strict: if False, return `tokenizer` itself with a warning instead of a VocabularyError.
+
+    Raises VocabularyError, with the reason, for a tokenizer that can't be had exactly, and for
+    another version of transformers; TypeError for another object.
+    """
+    try:
+        from llmgpu.tokenizer.fast_transformers import wrap
+
+        made: Peer = wrap(tokenizer)
+        return made
+    except VocabularyError as error:
+        if strict:
+            raise
+        warnings.warn(f"the tokenizer stays as it is: {error}", stacklevel=2)
+        return tokenizer
 
 
 def __getattr__(name: str) -> object:

@@ -124,41 +124,55 @@ def read(
         raise VocabularyError("a tokenizer.json has its own pattern and special tokens")
     with naming(path):
         content = _as_map("the file", parse_json(read_limited(path)))
-        if "model" not in content:
-            raise VocabularyError("not a tokenizer.json: no model (a vocab.json needs merges)")
-        _refuse_unknown("part", content, _PARTS)
-        _refuse_sentencepiece(content)
-        model = _as_map("model", content["model"])
-        kind = _type_of("model", {"type": "BPE"} | model)
-        if kind != "BPE":
-            raise VocabularyError(f"model {quote(kind)} is not supported; supported: BPE")
-        # Read the components around the model.
-        steps = _steps("pre_tokenizer", content.get("pre_tokenizer"), SUPPORTED)
-        cut = get_pattern(read_pattern(steps, note))
-        steps = _steps("normalizer", content.get("normalizer"), STEPS)
-        normalizer = spell_normalizer([step for _, step in steps])
-        _steps("decoder", content.get("decoder"), {"ByteLevel"})
-        steps = _steps("post_processor", content.get("post_processor"), KINDS)
-        prefix_ids, suffix_ids = read_around(steps, note)
-        for part in ("truncation", "padding"):
-            if content.get(part) is not None:
-                note(f"{part} is not applied")
-        # Added tokens may be searched for before or after the normalizer runs.
-        added, normalized = _read_added(content.get("added_tokens"), note)
-        if normalizer is not None:
-            _check_different(added, normalized, get_normalizer(normalizer).apply)
-        elif len(normalized) == len(added):
-            normalized = ()  # all are looked for in the same text
-        vocabulary = _read_model(
-            model,
-            added,
-            cut,
-            normalizer=normalizer,
-            normalized_tokens=normalized,
-            prefix_ids=prefix_ids,
-            suffix_ids=suffix_ids,
-            chat=read_chat_template(Path(path).parent, note),
-        )
+        return read_content(content, lambda: read_chat_template(Path(path).parent, note), note)
+
+
+def read_content(
+    content: Mapping[str, Any],
+    chat: Callable[[], ChatTemplate | None] = lambda: None,
+    note: Note = no_notes,
+) -> Vocabulary:
+    """Return the vocabulary of a tokenizer.json that is parsed already.
+
+    chat: returns the chat template. note: see `formats.Format.read`.
+
+    Raises VocabularyError for content that can't be read exactly.
+    """
+    if "model" not in content:
+        raise VocabularyError("not a tokenizer.json: no model (a vocab.json needs merges)")
+    _refuse_unknown("part", content, _PARTS)
+    _refuse_sentencepiece(content)
+    model = _as_map("model", content["model"])
+    kind = _type_of("model", {"type": "BPE"} | model)
+    if kind != "BPE":
+        raise VocabularyError(f"model {quote(kind)} is not supported; supported: BPE")
+    # Read the components around the model.
+    steps = _steps("pre_tokenizer", content.get("pre_tokenizer"), SUPPORTED)
+    cut = get_pattern(read_pattern(steps, note))
+    steps = _steps("normalizer", content.get("normalizer"), STEPS)
+    normalizer = spell_normalizer([step for _, step in steps])
+    _steps("decoder", content.get("decoder"), {"ByteLevel"})
+    steps = _steps("post_processor", content.get("post_processor"), KINDS)
+    prefix_ids, suffix_ids = read_around(steps, note)
+    for part in ("truncation", "padding"):
+        if content.get(part) is not None:
+            note(f"{part} is not applied")
+    # Added tokens may be searched for before or after the normalizer runs.
+    added, normalized = _read_added(content.get("added_tokens"), note)
+    if normalizer is not None:
+        _check_different(added, normalized, get_normalizer(normalizer).apply)
+    elif len(normalized) == len(added):
+        normalized = ()  # all are looked for in the same text
+    vocabulary = _read_model(
+        model,
+        added,
+        cut,
+        normalizer=normalizer,
+        normalized_tokens=normalized,
+        prefix_ids=prefix_ids,
+        suffix_ids=suffix_ids,
+        chat=chat(),
+    )
     note_missing_bytes(vocabulary, note)
     return vocabulary
 

@@ -1,0 +1,244 @@
+"""Encoding and decoding exactly as a `tokenizers.Tokenizer`, whose components are read once.
+
+The steps are those of the library: split the text at added tokens that are searched for as
+written, normalize the rest, split that at added tokens that are searched for in normalized text,
+and match what is left. A method returns None where only the library gives the exact result:
+
+- A text spells an added token with lstrip, rstrip or single_word.
+- A text is not valid Unicode, or has a byte without a token.
+- The package regex cuts the text, and a character belongs to a Unicode version later than the
+  library's, or changed its class since.
+- Special tokens are to be text, but some added token is not special, or whole pre-tokens may be
+  tokens; and the text spells a special token.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from llmgpu.bpe.encoding.special_encoding import search_for
+from llmgpu.bpe.interchange.huggingface import read_content
+from llmgpu.bpe.interchange.token_tables import require_package, stands_for_bytes, to_bytes
+from llmgpu.bpe.pretokens.custom_regex import SPLITS_PREFIX
+from llmgpu.errors import LlmgpuError, VocabularyError
+from llmgpu.input_files import quote
+from llmgpu.text.normalizing import get_normalizer
+from llmgpu.tokenizer.tokenizer import Tokenizer
+
+_FLAGS = ("lstrip", "rstrip", "single_word")
+_FEW = 24  # stretches of text; encoding more of them in one call is faster
+_CHANGED = "\u0295"  # a letter whose class Unicode changed after the library's version
+
+Ids = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Around:
+    """Ids that a post-processor puts around a text, and the type ids of before, text and after."""
+
+    before: list[int]
+    after: list[int]
+    types: tuple[list[int], int, list[int]]
+
+
+class _Added:
+    """Added tokens that are searched for at the same time."""
+
+    def __init__(self, ids: Mapping[bytes, int]) -> None:
+        """Take ids by the bytes to search for."""
+        self.ids = ids
+        self._pattern = search_for(ids).pattern if ids else None
+
+    def split(self, pieces: list[bytes | int]) -> list[bytes | int]:
+        """Return the pieces, with ids in place of the tokens that their text spells."""
+        if self._pattern is None:
+            return pieces
+        found: list[bytes | int] = []
+        for piece in pieces:
+            end = 0
+            if isinstance(piece, bytes):
+                for match in self._pattern.finditer(piece):
+                    found += [piece[end : match.start()], self.ids[match[0]]]
+                    end = match.end()
+                piece = piece[end:] if end else piece
+            found.append(piece)
+        return [piece for piece in found if piece != b""]
+
+    def occurs(self, text: bytes) -> bool:
+        """Whether a text spells one of the tokens."""
+        return self._pattern is not None and self._pattern.search(text) is not None
+
+
+class ExactBackend:
+    """What a `tokenizers.Tokenizer` does with single texts, without truncation and padding.
+
+    text: its tokenizer.json. around: the ids around a text, by whether special tokens are added.
+    tokens: texts of tokens by id.
+    """
+
+    def __init__(self, library: Any) -> None:
+        """Read the library's tokenizer, which stays unchanged.
+
+        Raises VocabularyError if some component can't be had exactly.
+        """
+        try:
+            self.text: str = library.to_str()
+        except Exception as error:  # the library raises plain ones for components in Python
+            raise VocabularyError(f"the tokenizer can't be written as JSON: {error}") from error
+        content = json.loads(self.text) | {"truncation": None, "padding": None}
+        vocabulary = read_content(content)
+        self.around = {adds: _ids_around(library.post_processor, adds) for adds in (False, True)}
+        around = self.around[True]
+        if (around.before, around.after) != (
+            [*vocabulary.prefix_ids],
+            [*vocabulary.suffix_ids],
+        ):
+            raise VocabularyError("post_processor adds other ids than it lists")
+        self._normalizer = vocabulary.normalizer
+        self._read_added(content["added_tokens"], {*vocabulary.normalized_tokens})
+        self._takes_whole = bool(vocabulary.takes_whole_tokens)
+        self._is_cut_by_regex = vocabulary.pattern.startswith(SPLITS_PREFIX)
+        plain = replace(vocabulary, normalizer=None, normalized_tokens=())
+        self._tokenizer = Tokenizer(plain, "cpu")
+        self._read_tokens(library, content, vocabulary.tokens)
+
+    def _read_added(self, added: Sequence[dict[str, Any]], late: set[int]) -> None:
+        early_ids: dict[bytes, int] = {}
+        late_ids: dict[bytes, int] = {}
+        flagged: dict[bytes, int] = {}
+        special: dict[bytes, int] = {}
+        for token in added:
+            text, number = token["content"], token["id"]
+            is_late = number in late
+            has_flags = any(token[flag] for flag in _FLAGS)
+            if is_late and self._normalizer is not None:
+                if has_flags:
+                    raise VocabularyError(
+                        f"the added token {quote(text)} is normalized, and has lstrip, rstrip or "
+                        "single_word"
+                    )
+                text = get_normalizer(self._normalizer).apply(text)
+            data = text.encode()
+            (late_ids if is_late else early_ids)[data] = number
+            if has_flags:
+                flagged[data] = number
+            if token["special"]:
+                special[data] = number
+        self._early, self._late = _Added(early_ids), _Added(late_ids)
+        self._flagged, self._special = _Added(flagged), _Added(special)
+
+    def _read_tokens(self, library: Any, content: dict[str, Any], spelled: Sequence[bytes]) -> None:
+        # The library names and decodes a normalized token by its normalized text, and skips special
+        # tokens by their text.
+        added = {token["id"]: library.id_to_token(token["id"]) for token in content["added_tokens"]}
+        special = {token["content"] for token in content["added_tokens"] if token["special"]}
+        self.tokens = {number: text for text, number in content["model"]["vocab"].items()} | added
+        self._special_ids = {number for number, text in self.tokens.items() if text in special}
+        self._bytes: dict[int, bytes] | None = None
+        if (content.get("decoder") or {}).get("type") == "ByteLevel":
+            self._bytes = {number: spelled[number] for number in self.tokens} | {
+                number: to_bytes(text) if stands_for_bytes(text) else text.encode()
+                for number, text in added.items()
+            }
+
+    def encode(
+        self, texts: Sequence[str], special_is_text: bool, as_lists: bool
+    ) -> list[Any] | None:
+        """Return the ids of each text, without the ids around it; None if only the library can.
+
+        special_is_text: special tokens are not searched for. as_lists: lists of int, not arrays.
+        """
+        try:
+            cut = [self._cut(text, special_is_text) for text in texts]
+            if any(pieces is None for pieces in cut):
+                return None
+            stretches = [p for pieces in cut for p in pieces or () if not isinstance(p, int)]
+            # Without added tokens, a text that is not empty is one stretch.
+            is_uncut = all(pieces and len(pieces) == 1 for pieces in cut)
+            is_uncut = is_uncut and len(stretches) == len(texts)
+            found = self._encode(stretches, as_lists or not is_uncut)
+        except (LlmgpuError, UnicodeEncodeError):
+            return None
+        if is_uncut:
+            return found
+        each = iter(found)
+        return [
+            [number for p in pieces or () for number in ([p] if isinstance(p, int) else next(each))]
+            for pieces in cut
+        ]
+
+    def _encode(self, stretches: Sequence[bytes], as_lists: bool) -> list[Any]:
+        dtype = list if as_lists else None
+        if len(stretches) > _FEW:
+            return self._tokenizer.encode_batch(stretches, dtype=dtype)
+        return [self._tokenizer.encode(stretch, dtype=dtype) for stretch in stretches]
+
+    def _cut(self, text: str, special_is_text: bool) -> list[bytes | int] | None:
+        """Return the stretches of a text to match, and the ids of added tokens between them.
+
+        None if only the library gives the exact ids.
+        """
+        data = str.encode(text)
+        if self._flagged.occurs(data) or (self._is_cut_by_regex and not _is_sure(text)):
+            return None
+        finds = True
+        if special_is_text and self._special.ids:
+            finds = len(self._special.ids) < len(self._early.ids) + len(self._late.ids)
+            is_plain = not finds and not self._takes_whole
+            if not is_plain and (self._normalizer is not None or self._special.occurs(data)):
+                return None
+        pieces: list[bytes | int] = [data] if data else []
+        if finds:
+            pieces = self._early.split(pieces)
+        if self._normalizer is not None:
+            apply = get_normalizer(self._normalizer).apply
+            pieces = [p if isinstance(p, int) else apply(p.decode()).encode() for p in pieces]
+            pieces = [p for p in pieces if p != b""]
+        return self._late.split(pieces) if finds else pieces
+
+    def decode(self, ids: Ids, skip_special_tokens: bool) -> str | None:
+        """Return the text of ids; None if only the library can."""
+        if self._bytes is None or not {*map(type, ids)} <= {int}:
+            return None
+        if skip_special_tokens:
+            ids = [number for number in ids if number not in self._special_ids]
+        try:
+            return b"".join(map(self._bytes.__getitem__, ids)).decode(errors="replace")
+        except KeyError:
+            return None
+
+
+def _ids_around(post_processor: Any, adds: bool) -> Around:
+    """Return what a post-processor puts around a text of one token."""
+    library = require_package("tokenizers")
+    encoding = library.Tokenizer(library.models.WordLevel({"x": 0}, unk_token="x")).encode("x")
+    if post_processor is not None:
+        encoding = post_processor.process(encoding, None, adds)
+    place = encoding.special_tokens_mask.index(0)
+    ids, types = encoding.ids, encoding.type_ids
+    return Around(ids[:place], ids[place + 1 :], (types[:place], types[place], types[place + 1 :]))
+
+
+def _is_sure(text: str) -> bool:
+    """Whether all engines for expressions agree about the classes of a text's characters."""
+    return text.isascii() or _unsure().search(text) is None
+
+
+@cache
+def _unsure() -> re.Pattern[str]:
+    """Return an expression for characters that Python's version of Unicode lacks, or changed."""
+    runs, begin = [], None
+    for code in range(0x110000 + 1):
+        is_new = code < 0x110000 and unicodedata.category(chr(code)) == "Cn"
+        if is_new and begin is None:
+            begin = code
+        elif not is_new and begin is not None:
+            runs.append(f"{re.escape(chr(begin))}-{re.escape(chr(code - 1))}")
+            begin = None
+    return re.compile(f"[{_CHANGED}{''.join(runs)}]")
