@@ -538,8 +538,9 @@ def test_arguments_of_other_tools_lead_to_ours(
 
 
 def test_names_of_the_package() -> None:
-    calls = {"count_words", "merge_counts", "tokenize_part"}
+    calls = {"as_transformers", "count_words", "merge_counts", "tokenize_part"}
     assert set(llmgpu.__all__) == {"Tokenizer", "__version__", *calls}
+    assert dir(llmgpu) == sorted(llmgpu.__all__)
     with pytest.raises(AttributeError, match="Tokenizr"):
         _ = llmgpu.Tokenizr  # type: ignore[attr-defined]
 

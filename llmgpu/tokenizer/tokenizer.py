@@ -573,11 +573,18 @@ class Tokenizer(metaclass=_Named):
             )
         WRITERS[format].write(self._vocabulary, path, note=_log.info, force=force)
 
-    def as_tiktoken(self, name: str = "llmgpu") -> Any:
+    def as_tiktoken(self, name: str = "llmgpu", *, fast: bool = False) -> Any:
         """Return a `tiktoken.Encoding` with the same ids, for code that expects one.
+
+        fast: of a subclass that encodes in llmgpu, with tiktoken's results and errors;
+            `encode_with_unstable` is an InputError.
 
         Raises VocabularyError if ranks can't give them, or tiktoken is not installed.
         """
+        if fast:
+            from llmgpu.tokenizer.fast_tiktoken import as_fast_tiktoken
+
+            return as_fast_tiktoken(Tokenizer(self._vocabulary, self._device), name)
         from llmgpu.bpe.interchange.tiktoken import to_tiktoken
 
         return to_tiktoken(self._vocabulary, name)

@@ -189,13 +189,13 @@ def exportable_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
     return ranks
 
 
-def to_tiktoken(vocabulary: Vocabulary, name: str) -> Any:
-    """Return a `tiktoken.Encoding` with the same ids.
+def to_tiktoken(vocabulary: Vocabulary, name: str, kind: Any = None) -> Any:
+    """Return a `tiktoken.Encoding` with the same ids; kind: a subclass to use instead.
 
     Raises VocabularyError if ranks can't give the same ids, or tiktoken is not installed.
     """
     ranks = exportable_ranks(vocabulary)
-    return require_package("tiktoken").Encoding(
+    return (kind or require_package("tiktoken").Encoding)(
         name,
         pat_str=expression_of(vocabulary.pattern, TIKTOKEN),
         mergeable_ranks=ranks,
