@@ -38,7 +38,7 @@ peers: $(ENGINE) ## install what models are compared with
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[torch,lm-eval]' -c .ci/peers.txt
 
 test-peers: peers ## compare models and tokenizers with PyTorch and transformers
-	LLMGPU_REQUIRE_PEERS=1 $(PYTEST) tests/lm tests/test_lm_eval.py tests/test_fast_transformers.py -m 'not slow' -k 'torch or transformers or library or huggingface or peft or lm_eval'
+	LLMGPU_REQUIRE_PEERS=1 $(PYTEST) tests/lm tests/test_lm_eval.py tests/test_fast_transformers.py tests/test_tokenizer.py -m 'not slow' -k 'torch or transformers or library or huggingface or peft or lm_eval'
 
 mutate: $(ENGINE) ## change the exact paths in 800 places: tests have to fail
 	nice $(BIN)/python scripts/mutate.py --sample 800

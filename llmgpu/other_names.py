@@ -110,7 +110,8 @@ METHOD_NAMES = {
     "id_to_token": "convert_ids_to_tokens",
     "special_tokens": "all_special_ids all_special_tokens is_special_token special_tokens_set",
     "vocab_size": "get_vocab_size max_token_value",
-    "get_vocab": "token_byte_values vocab",
+    "get_vocab": "vocab",
+    "get_vocab_bytes": "token_byte_values",
     "eot_token": "bos_token_id eos_token eos_token_id",
     "truncate": "enable_truncation",
     'export("huggingface", "FOLDER/")': "save_pretrained",
@@ -128,7 +129,6 @@ ARGUMENTS = {
     "padding": "as_hf() has a tokenizer that pads",
     "return_offsets_mapping": "use encode_with_offsets",
     "return_tensors": 'use dtype="pt" or dtype="np"',
-    "skip_special_tokens": "leave out the ids in special_tokens.values()",
     "tokenize": "use render_chat_template for the text",
     "truncation": "cut the ids, as in ids[:512], or the text with truncate",
 }

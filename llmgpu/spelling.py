@@ -58,7 +58,7 @@ def spelled(option: str, argument: str = "") -> str:
 def speaks_python(api: Wrapped) -> Wrapped:
     """Make the errors of a class's public methods speak Python."""
     for name, member in list(vars(api).items()):
-        if name.startswith("_") and name != "__init__":
+        if name.startswith("_") and name not in ("__init__", "__call__"):
             continue
         if isinstance(member, classmethod):
             setattr(api, name, classmethod(speaking_python(member.__func__)))

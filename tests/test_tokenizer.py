@@ -204,7 +204,7 @@ def test_decoding_as_ids_come(data: bytes) -> None:
 
 
 def test_tokens_by_name(tokenizer: Tokenizer) -> None:
-    vocab = tokenizer.get_vocab()
+    vocab = tokenizer.get_vocab_bytes()
     assert len(tokenizer) == tokenizer.n_vocab == 272
     assert len(vocab) + len(SPECIAL) == 272
     for token, number in vocab.items():
@@ -523,7 +523,7 @@ def test_attributes_that_nobody_has(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda t: t.decode([1], skip_special_tokens=True), r"'; leave out the ids in special_t"),
+        (lambda t: t("a", padding=True), r"; as_hf\(\) has a tokenizer that pads$"),
         (lambda t: t.encode("a", return_tensors="pt"), r"'return_tensors'; use dtype=\"pt\" or"),
         (lambda t: t.encode_batch(["a"], padding=True), r"; as_hf\(\) has a tokenizer that pads$"),
         (lambda t: t.apply_chat_template([], tokenize=False), "; use render_chat_template for"),
@@ -589,3 +589,98 @@ def test_habits_that_are_errors() -> None:
         Tokenizer.from_pretrained("gpt2")
     with pytest.raises(VocabularyError, match=r"hf download a/b-1 tokenizer.json --local-dir"):
         Tokenizer.from_pretrained("a/b-1")
+
+
+def test_a_type_of_ids_for_all_calls(tmp_path: Path) -> None:
+    path = tmp_path / "v.bin"
+    vocabulary().save(path)
+    plain = Tokenizer.load(path, "cpu")
+    expected = plain.encode("abab ab é").tolist()
+    lists = Tokenizer.load(path, "cpu", dtype=list)
+    for ids in (lists.encode("abab ab é"), lists.encode_ordinary("abab ab é")):
+        assert ids == expected and type(ids) is list
+    assert lists.encode_batch(["abab ab é", ""]) == [expected, []]
+    assert lists.encode("ab", dtype="int64").dtype == np.int64  # an argument wins
+    assert lists.count("abab ab é") == len(expected)
+    assert lists.truncate("abab ab é", 2) == plain.truncate("abab ab é", 2)
+    assert lists.chunks("abab ab é", 3) == plain.chunks("abab ab é", 3)
+    for made in (lists.encode_with_offsets("ab é"), plain.encode_with_offsets("ab é")):
+        assert [array.dtype for array in made] == [np.uint32, np.int64]
+    for copied in (pickle.loads(pickle.dumps(lists)), copy.deepcopy(lists), copy.copy(lists)):
+        assert copied.encode("abab ab é") == expected and copied == lists == plain
+    wide = Tokenizer(vocabulary(), "cpu", dtype=np.int64)
+    assert wide.encode("ab").dtype == wide.encode_batch(["ab"])[0].dtype == np.int64
+    with pytest.raises(TypeError, match="ids are integers, not float32"):
+        Tokenizer.load(path, "cpu", dtype="float32")  # type: ignore[call-overload]
+
+
+def test_a_pickle_without_a_type_of_ids_opens() -> None:
+    made = Tokenizer.__new__(Tokenizer)
+    made.__setstate__((vocabulary().to_bytes(), "cpu"))
+    assert made.encode("ab").dtype == np.uint32
+
+
+def test_tensors_for_an_embedding_of_torch(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "v.bin"
+    vocabulary().save(path)
+    tokenizer = Tokenizer.load(path, "cpu", dtype="pt")
+    embedding = torch.nn.Embedding(len(tokenizer), 4)
+    ids = tokenizer.encode("abab ab é")
+    assert ids.dtype == torch.int64 and embedding(ids).shape == (len(ids), 4)
+    assert [embedding(each).shape for each in tokenizer.encode_batch(["ab", ""])]
+    assert embedding(tokenizer("ab")["input_ids"]).shape[1] == 4
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "abab ab é"
+
+
+def test_calls_are_those_of_transformers() -> None:
+    made = Tokenizer.train_from_iterator(["low lower"] * 9, vocab_size=280, special_tokens=SPECIAL)
+    first, last = made.special_tokens[SPECIAL[0]], made.special_tokens[SPECIAL[1]]
+    around = replace(made.vocabulary, prefix_ids=(first,), suffix_ids=(last,))
+    tokenizer = Tokenizer(around, "cpu", dtype=list)
+    text = f"low {SPECIAL[0]}er"
+    ids = [first, *tokenizer.encode(text, allowed_special="all"), last]
+    assert tokenizer(text) == {"input_ids": ids, "attention_mask": [1] * len(ids)}
+    several = tokenizer(text.encode() for _ in range(2))
+    assert several == {"input_ids": [ids] * 2, "attention_mask": [[1] * len(ids)] * 2}
+    assert tokenizer(text, dtype="int64")["attention_mask"].dtype == np.int64
+    assert tokenizer([]) == {"input_ids": [], "attention_mask": []}
+    pytest.importorskip("transformers")
+    theirs = tokenizer.as_hf()
+    assert theirs(text).data == tokenizer(text)
+    assert theirs.get_vocab() == tokenizer.get_vocab()
+
+
+def test_tokens_as_keys(tokenizer: Tokenizer) -> None:
+    vocab = tokenizer.get_vocab()
+    assert len(vocab) == 272 and set(SPECIAL) <= set(vocab)
+    assert vocab["a"] == tokenizer["a"] == tokenizer[b"a"] == tokenizer.get_vocab_bytes()[b"a"]
+    assert vocab["\u0120"] == tokenizer[" "] and vocab.get("nothing", 5) == 5
+    assert "a" in tokenizer and b"\xff" in tokenizer and SPECIAL[0] in tokenizer
+    assert "no such token" not in tokenizer and "no such token" not in vocab
+    mistaken: Any = vocab
+    for ask in (lambda: mistaken[b"a"], lambda: b"a" in mistaken, lambda: mistaken.get(b"a")):
+        with pytest.raises(TypeError, match=r"use get_vocab_bytes\(\), or token_to_id"):
+            ask()
+    with pytest.raises(KeyError, match="no such token"):
+        tokenizer["no such token"]
+    with pytest.raises(KeyError, match="nothing"):
+        vocab["nothing"]
+    with pytest.raises(TypeError, match="not iterable"):
+        iter(tokenizer)  # type: ignore[call-overload]
+
+
+def test_special_tokens_are_skipped(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(f"a{SPECIAL[0]}b{SPECIAL[1]}", allowed_special="all")
+    for each in (ids, ids.tolist(), ids.astype(np.int64), tuple(ids.tolist())):
+        assert tokenizer.decode(each, skip_special_tokens=True) == "ab"
+    assert tokenizer.decode_batch([ids, []], skip_special_tokens=True) == ["ab", ""]
+    assert tokenizer.decode(ids) == f"a{SPECIAL[0]}b{SPECIAL[1]}"
+    with pytest.raises(InputError, match="id 272 at position 0"):
+        tokenizer.decode([272], skip_special_tokens=True)
+
+
+def test_a_representation_is_short() -> None:
+    made = Tokenizer(vocabulary(pattern="regex:" + "|".join(["ab", "[a-z]+", "."] * 40)), "cpu")
+    assert len(repr(made)) <= 120
+    assert repr(made).endswith("..., device 'cpu'>") and "272 ids" in repr(made)

@@ -14,7 +14,7 @@ from llmgpu.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
@@ -123,10 +123,55 @@ def as_asked(ids: NDArray[np.uint32], dtype: Any) -> Any:
         _check_fit(ids, torch.iinfo(dtype).max, dtype)
         return torch.from_numpy(ids.astype(np.int64)).to(dtype)
     wanted = np.dtype(dtype)
+    if wanted == ids.dtype:
+        return ids
     if wanted.kind not in "iu":
         raise TypeError(f"ids are integers, not {wanted}")
     _check_fit(ids, np.iinfo(wanted).max, wanted)
     return ids.astype(wanted)
+
+
+def check_dtype(dtype: Any) -> None:
+    """Raise TypeError for a type that `as_asked` can't return."""
+    if dtype is not None and dtype is not list:
+        import numpy as np
+
+        as_asked(np.empty(0, np.uint32), dtype)
+
+
+def without(ids: ArrayLike, skipped: Iterable[int]) -> ArrayLike:
+    """Return ids (n,) without some of them; ids of another shape unchanged."""
+    import numpy as np
+
+    array = np.asarray(ids)
+    return array[~np.isin(array, [*skipped])] if array.ndim == 1 else ids
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text of at most this many characters, cut with an ellipsis if it is longer."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+class TokenIds(dict[str, int]):
+    """Ids by the text of tokens; TypeError for bytes, which no text is equal to."""
+
+    def __missing__(self, token: object) -> int:
+        _refuse_bytes(token)
+        raise KeyError(token)
+
+    def __contains__(self, token: object) -> bool:
+        _refuse_bytes(token)
+        return super().__contains__(token)
+
+    def get(self, token: Any, default: Any = None) -> Any:
+        """Return the id of a token, or a default."""
+        _refuse_bytes(token)
+        return super().get(token, default)
+
+
+def _refuse_bytes(token: object) -> None:
+    if isinstance(token, bytes):
+        raise TypeError("get_vocab() has tokens as str: use get_vocab_bytes(), or token_to_id")
 
 
 def _check_fit(ids: NDArray[np.uint32], largest: int, dtype: Any) -> None:

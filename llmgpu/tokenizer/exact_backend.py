@@ -20,6 +20,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 from llmgpu.bpe.encoding.special_encoding import search_for
@@ -233,12 +234,9 @@ def _is_sure(text: str) -> bool:
 @cache
 def _unsure() -> re.Pattern[str]:
     """Return an expression for characters that Python's version of Unicode lacks, or changed."""
-    runs, begin = [], None
-    for code in range(0x110000 + 1):
-        is_new = code < 0x110000 and unicodedata.category(chr(code)) == "Cn"
-        if is_new and begin is None:
-            begin = code
-        elif not is_new and begin is not None:
-            runs.append(f"{re.escape(chr(begin))}-{re.escape(chr(code - 1))}")
-            begin = None
+    codes = [code for code in range(0x110000) if unicodedata.category(chr(code)) == "Cn"]
+    runs = []
+    for _, run in groupby(enumerate(codes), lambda pair: pair[1] - pair[0]):
+        found = [code for _, code in run]
+        runs.append(rf"\U{found[0]:08x}-\U{found[-1]:08x}")
     return re.compile(f"[{_CHANGED}{''.join(runs)}]")

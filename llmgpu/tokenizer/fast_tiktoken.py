@@ -6,97 +6,68 @@ Decoding and looking up single tokens stay tiktoken's own: its Rust code is as f
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from llmgpu.bpe.interchange.tiktoken import to_tiktoken
 from llmgpu.bpe.interchange.token_tables import require_package
 from llmgpu.errors import InputError
 
 tiktoken = require_package("tiktoken")
-Texts = Literal["all"] | AbstractSet[str]
-
-_NONE: AbstractSet[str] = frozenset()
+Encoding: Any = tiktoken.Encoding
 
 
-class FastEncoding(tiktoken.Encoding):  # type: ignore[misc]
+class FastEncoding(Encoding):  # type: ignore[misc]
     """An encoding whose ``encode`` methods run in llmgpu; see `as_fast_tiktoken`."""
 
     _tokenizer: Any  # a Tokenizer, whose module imports this one
 
-    def encode(
-        self,
-        text: str,
-        *,
-        allowed_special: Texts = _NONE,
-        disallowed_special: Literal["all"] | Collection[str] = "all",
-    ) -> list[int]:
-        """Return the ids of a text, as tiktoken does.
+    def encode(self, text: str, **special: Any) -> Any:
+        """Return the ids of a text as tiktoken does: a list of int.
+
+        special: ``allowed_special`` and ``disallowed_special``.
 
         Raises ValueError if the text spells a disallowed special token.
         """
-        allowed, disallowed = self._sets(allowed_special, disallowed_special)
+        allowed, disallowed = self._sets(**special)
         text = _checked(text, disallowed)
-        ids: list[int] = self._tokenizer.encode(text, dtype=list, allowed_special=allowed)
-        return ids
+        return self._tokenizer.encode(text, dtype=list, allowed_special=allowed)
 
-    def encode_ordinary(self, text: str) -> list[int]:
-        """Return the ids of a text, in which special tokens are ordinary text."""
-        ids: list[int] = self._tokenizer.encode(_checked(text), dtype=list)
-        return ids
+    def encode_ordinary(self, text: str) -> Any:
+        """Return the ids of a text, in which special tokens are ordinary text: a list of int."""
+        return self._tokenizer.encode(_checked(text), dtype=list)
 
-    def encode_to_numpy(
-        self,
-        text: str,
-        *,
-        allowed_special: Texts = _NONE,
-        disallowed_special: Literal["all"] | Collection[str] = "all",
-    ) -> Any:
+    def encode_to_numpy(self, text: str, **special: Any) -> Any:
         """Return the ids of a text as `encode` does: uint32 (n,), read-only."""
-        allowed, disallowed = self._sets(allowed_special, disallowed_special)
+        allowed, disallowed = self._sets(**special)
         _checked(text, disallowed).encode()  # UnicodeEncodeError for surrogates, as in tiktoken
-        ids = self._tokenizer.encode(text, allowed_special=allowed)
+        ids = self._tokenizer.encode(text, dtype="uint32", allowed_special=allowed)
         ids.setflags(write=False)
         return ids
 
-    def encode_batch(
-        self,
-        text: Iterable[str],
-        *,
-        num_threads: int = 8,
-        allowed_special: Texts = _NONE,
-        disallowed_special: Literal["all"] | Collection[str] = "all",
-    ) -> list[list[int]]:
-        """Return the ids of several texts; num_threads: not used."""
-        allowed, disallowed = self._sets(allowed_special, disallowed_special)
+    def encode_batch(self, text: Iterable[str], *, num_threads: int = 8, **special: Any) -> Any:
+        """Return the ids of several texts as `encode` does; num_threads: not used."""
+        allowed, disallowed = self._sets(**special)
         texts = [_checked(each, disallowed) for each in text]
-        batch: list[list[int]] = self._tokenizer.encode_batch(
-            texts, dtype=list, allowed_special=allowed
-        )
-        return batch
+        return self._tokenizer.encode_batch(texts, dtype=list, allowed_special=allowed)
 
-    def encode_ordinary_batch(
-        self, text: Iterable[str], *, num_threads: int = 8
-    ) -> list[list[int]]:
+    def encode_ordinary_batch(self, text: Iterable[str], *, num_threads: int = 8) -> Any:
         """Return the ids of several texts as `encode_ordinary` does; num_threads: not used."""
-        texts = [_checked(each) for each in text]
-        batch: list[list[int]] = self._tokenizer.encode_batch(texts, dtype=list)
-        return batch
+        return self._tokenizer.encode_batch([_checked(each) for each in text], dtype=list)
 
     def encode_with_unstable(self, text: str, **_named: Any) -> Any:
         """Raise InputError."""
         raise InputError("encode_with_unstable is tiktoken's alone: use as_tiktoken() without fast")
 
     def _sets(
-        self, allowed: Texts, disallowed: Literal["all"] | Collection[str]
+        self, allowed_special: Any = frozenset(), disallowed_special: Any = "all"
     ) -> tuple[AbstractSet[str], frozenset[str]]:
         every = self.special_tokens_set
-        chosen: AbstractSet[str] = every if allowed == "all" else allowed  # type: ignore[assignment]
-        if disallowed == "all":
-            disallowed = every - chosen
-        return every & {*chosen}, frozenset(disallowed)
+        allowed = every if allowed_special == "all" else allowed_special
+        disallowed = every - allowed if disallowed_special == "all" else disallowed_special
+        return every & {*allowed}, frozenset(disallowed)
 
     def __reduce__(self) -> Any:
         return as_fast_tiktoken, (self._tokenizer, self.name)

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from types import GetSetDescriptorType
 from typing import Any
 
 import numpy as np
@@ -47,28 +48,21 @@ BatchEncoding: Any = transformers.BatchEncoding
 
 _local = threading.local()  # depth: number of running methods that only read `_tokenizer`
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-_MODEL = [
-    "dropout",
-    "unk_token",
-    "continuing_subword_prefix",
-    "end_of_word_suffix",
-    "fuse_unk",
-    "byte_fallback",
-    "ignore_merges",
-]
+
+
+def _is_read(attribute: object) -> bool:
+    return isinstance(attribute, GetSetDescriptorType)
 
 
 def _describe(library: Any) -> tuple[object, ...]:
     """Return facts of a tokenizer of the library that are equal while its ids are."""
-    added = repr(sorted(library.get_added_tokens_decoder().items()))
-    parts = [getattr(library, name) for name in _PARTS]
-    model = library.model
+    parts, model = [getattr(library, name) for name in _PARTS], library.model
     return (
         [library.get_vocab_size(with_added_tokens=adds) for adds in (False, True)],
-        added,
+        repr(sorted(library.get_added_tokens_decoder().items())),
         [part and part.__getstate__() for part in parts],
         type(model).__name__,
-        [getattr(model, name, None) for name in _MODEL],
+        [getattr(model, name) for name, each in vars(type(model)).items() if _is_read(each)],
     )
 
 
@@ -80,29 +74,24 @@ class WatchedBackend:
     """
 
     def __init__(self, library: Any, is_shared: bool) -> None:
-        self.library, self.is_shared = library, is_shared
-        self._made: tuple[object, ExactBackend | None, str] = None, None, ""
+        self.library, self.is_shared, self.reason = library, is_shared, ""
+        self._made: tuple[object, ExactBackend | None] = None, None
 
     def exact(self) -> ExactBackend | None:
         """Return what encodes exactly as the library does now; None if only the library does."""
-        described, exact, _ = self._made
+        described, exact = self._made
         if described is not None and not self.is_shared:
             return exact
         try:
-            described, reason = _describe(self.library), ""
+            described = _describe(self.library)
             if described == self._made[0]:
                 return exact
             exact = ExactBackend(self.library)
         except Exception as error:
             # the library's plain exceptions are for components that are written in Python
-            exact, reason = None, str(error)
-        self._made = described, exact, reason
+            exact, self.reason = None, str(error)
+        self._made = described, exact
         return exact
-
-    @property
-    def reason(self) -> str:
-        """Why `exact` returned None."""
-        return self._made[2]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WatchedBackend:
         made = WatchedBackend(copy.deepcopy(self.library, memo), self.is_shared)
@@ -170,9 +159,9 @@ class _Request:
     truncation_strategy: Any = "do_not_truncate"
     max_length: int | None = None
     stride: int = 0
-    is_split_into_words: bool = False
     pad_to_multiple_of: int | None = None
     padding_side: str | None = None
+    is_split_into_words: bool = False
     return_tensors: Any = None
     return_token_type_ids: bool | None = None
     return_attention_mask: bool | None = None
@@ -216,21 +205,14 @@ class _Request:
         return -(-length // multiple) * multiple if multiple else length
 
 
-_FIELDS = {each.name for each in fields(_Request)}
-_SETTINGS = (
-    "padding_strategy",
-    "truncation_strategy",
-    "max_length",
-    "stride",
-    "pad_to_multiple_of",
-    "padding_side",
-)
+_FIELDS = [each.name for each in fields(_Request)]
+_SETTINGS = _FIELDS[1:7]  # the arguments of `set_truncation_and_padding`
 
 
 class _Rows:
     """Rows of a batch: the ids of texts with the ids around them, cut and padded.
 
-    length: of the padded rows; None without padding.
+    lengths: of the rows. length: least length of padded rows; None without padding.
     """
 
     def __init__(self, texts: Sequence[Any], around: Around, is_left: bool) -> None:
@@ -264,10 +246,10 @@ class _Rows:
 
     def matrix(self, kind: str, pad: int) -> Any:
         """Return the rows as int64 (texts, length), if all have the same length."""
-        width = max(*self.lengths, self.length or 0)
+        width = self.lengths[0]
         made = np.full((len(self._texts), width), pad, np.int64)
-        for row, ids, length in zip(made, self._texts, self.lengths, strict=True):
-            begin = width - length if self._is_left else 0
+        for row, ids in zip(made, self._texts, strict=True):
+            begin = width - len(ids) - self._more if self._is_left else 0
             for part in self._parts(kind, ids):
                 row[begin : begin + len(part)] = part
                 begin += len(part)
@@ -313,7 +295,7 @@ class FastTokenizer:
 
     def _encode_plus(self, text: Any, text_pair: Any = None, *args: Any, **options: Any) -> Any:
         batch = None
-        if text_pair is None and not args and options.keys() <= _FIELDS:
+        if text_pair is None and not args and options.keys() <= {*_FIELDS}:
             batch = self._encode_here(text, _Request(**options))
         if batch is None:
             batch = _read(self, "_encode_plus", text, text_pair, *args, **options)
@@ -348,8 +330,8 @@ class FastTokenizer:
         side = request.padding_side or self.padding_side
         rows = _Rows(ids, around, is_left=side == "left")
         rows.length = request.padded(max(rows.lengths))
+        rows.lengths = [max(length, rows.length or 0) for length in rows.lengths]
         for length in rows.lengths:
-            length = max(length, rows.length or 0)
             if request.max_length is None and length > self.model_max_length:
                 self._eventual_warn_about_too_long_sequence(range(length), None, request.verbose)
         data = self._columns(rows, kind, request)
@@ -368,9 +350,8 @@ class FastTokenizer:
             has_types = "token_type_ids" in self.model_input_names
         if has_mask is None:
             has_mask = "attention_mask" in self.model_input_names
-        lengths = [max(length, rows.length or 0) for length in rows.lengths]
         make: Callable[[str, int], Any] = rows.values
-        if kind in ("np", "pt") and len({*lengths}) == 1 and lengths[0]:
+        if kind in ("np", "pt") and len({*rows.lengths}) == 1 and rows.lengths[0]:
             make = rows.matrix
         pads = rows.length is not None
         data = {"input_ids": make("ids", self.pad_token_id if pads else 0)}
@@ -384,7 +365,7 @@ class FastTokenizer:
             torch = require_package("torch")
             data = {name: torch.from_numpy(value) for name, value in data.items()}
         if request.return_length:
-            data["length"] = lengths
+            data["length"] = rows.lengths
         return data
 
     def tokenize(
@@ -414,7 +395,7 @@ class FastTokenizer:
         **named: Any,
     ) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
-        text: Any = self._text_of(ids, skip_special_tokens, clean_up_tokenization_spaces)
+        text = self._text_of(ids, skip_special_tokens, clean_up_tokenization_spaces)
         if text is None:
             named["clean_up_tokenization_spaces"] = clean_up_tokenization_spaces
             text = _read(self, "_decode", token_ids, skip_special_tokens, **named)
@@ -477,18 +458,20 @@ _READERS = (
     "_convert_token_to_id_with_added_voc",
     "_convert_id_to_token",
     "_encode_without_added_tokens",
+    "vocab_size",
+    "added_tokens_decoder",
 )
-_READ = ("vocab_size", "added_tokens_decoder")
 
 
 def _reader(name: str) -> Any:
-    return lambda self, *args, **named: _read(self, name, *args, **named)
+    def read(self: Any, *args: Any, **named: Any) -> Any:
+        return _read(self, name, *args, **named)
+
+    return property(read) if isinstance(getattr(TokenizersBackend, name), property) else read
 
 
 for _name in _READERS:
     setattr(FastTokenizer, _name, _reader(_name))
-for _name in _READ:
-    setattr(FastTokenizer, _name, property(_reader(_name)))
 
 
 @cache

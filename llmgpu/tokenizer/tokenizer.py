@@ -8,41 +8,59 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, Unpack, overload
 
 from llmgpu.backend import Opening
-from llmgpu.bpe.interchange.formats import ALIASES, END_OF_TEXT, FORMATS, WRITERS
+from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
-from llmgpu.errors import InputError, VocabularyError
-from llmgpu.input_files import quote
+from llmgpu.errors import InputError
 from llmgpu.other_names import METHOD_NAMES, names_here
 from llmgpu.spelling import speaks_python
 from llmgpu.tokenizer.arguments import (
     SpecialArguments,
     Token,
     as_asked,
+    check_dtype,
     names_of,
     several,
+    shortened,
     special_options,
     to_bytes,
 )
+from llmgpu.tokenizer.decoding import Decoder
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
+    from torch import Tensor
+    from torch import dtype as torch_dtype
+    from typing_extensions import TypeVar
 
     from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
     from llmgpu.text.corpus import CorpusOptions
     from llmgpu.tokenizer.chatting import ChatEncoder, Message
     from llmgpu.tokens.process_encoders import ProcessEncoders
 
+    Ids = TypeVar("Ids", bound=Sized, default=NDArray[np.uint32])
+    Integer = TypeVar("Integer", bound=np.integer[Any])
+    ListType = type[list[Any]]
+    NumPyType = type[Integer] | np.dtype[Integer]
+    TorchType: TypeAlias = Literal["pt"] | torch_dtype
+    Texts = Iterable[str | bytes]
+    Width = Literal["np", "uint16", "uint32", "uint64", "int16", "int32", "int64"]
+else:
+    from typing import TypeVar
+
+    Ids = TypeVar("Ids")
+
 _log = logging.getLogger("llmgpu")
+_MOST_SHOWN = 120  # characters of a representation, of which the device has up to 40
 
 
 def _name_ours(owner: str, name: str) -> None:
@@ -78,9 +96,10 @@ def _opening(device: str, *, encodes: bool = True) -> Iterator[Opening]:
 
 
 @speaks_python
-class Tokenizer(metaclass=_Named):
+class Tokenizer(Decoder, Generic[Ids], metaclass=_Named):
     """A vocabulary, and the device for encoding.
 
+    - The type parameter is the type of the ids that `encode` returns without ``dtype``.
     - Ids are the same as those of ``llmgpu tokenize``, on every device.
     - Threads may share a tokenizer: they encode one at a time.
     - A pickle holds the vocabulary and the name of the device; the device is opened again when
@@ -89,12 +108,16 @@ class Tokenizer(metaclass=_Named):
     - Up to 64 KiB of text are always encoded on the CPU, the faster way.
     """
 
-    def __init__(self, vocabulary: Vocabulary, device: str | Opening = "auto") -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, device: str | Opening = "auto", *, dtype: Any = None
+    ) -> None:
         """Use a vocabulary that is loaded already; `load` reads a file.
 
         device: as for --device, or its opening. "auto" is opened when needed, others at once.
+        dtype: of the ids that `encode`, `encode_ordinary`, `encode_batch` and calls return; see
+            `encode`.
 
-        Raises DeviceError if there is no such device.
+        Raises DeviceError if there is no such device, TypeError for a type without integers.
         """
         from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
         from llmgpu.tokens.process_encoders import ProcessEncoders
@@ -102,18 +125,57 @@ class Tokenizer(metaclass=_Named):
         if not isinstance(vocabulary, Vocabulary):
             raise TypeError("Tokenizer() takes a Vocabulary; use Tokenizer.load to open a file")
         opening = device if isinstance(device, Opening) else Opening(device, encodes=True)
-        self._vocabulary, self._device = vocabulary, opening.wanted
+        self._vocabulary, self._device, self._dtype = vocabulary, opening.wanted, dtype
+        check_dtype(dtype)
         self._encoders = ProcessEncoders(vocabulary, opening)
         self._encoders.open()
 
+    @overload
     @classmethod
-    def load(cls, path: str | Path, device: str = "auto", *, match: str | None = None) -> Tokenizer:
+    def load(
+        cls, path: str | Path, device: str = "auto", *, match: str | None = None, dtype: None = None
+    ) -> Tokenizer: ...
+
+    @overload
+    @classmethod
+    def load(
+        cls, path: str | Path, device: str = "auto", *, match: str | None = None, dtype: ListType
+    ) -> Tokenizer[list[int]]: ...
+
+    @overload
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        device: str = "auto",
+        *,
+        match: str | None = None,
+        dtype: NumPyType[Integer],
+    ) -> Tokenizer[NDArray[Integer]]: ...
+
+    @overload
+    @classmethod
+    def load(
+        cls, path: str | Path, device: str = "auto", *, match: str | None = None, dtype: Width
+    ) -> Tokenizer[NDArray[np.integer[Any]]]: ...
+
+    @overload
+    @classmethod
+    def load(
+        cls, path: str | Path, device: str = "auto", *, match: str | None = None, dtype: TorchType
+    ) -> Tokenizer[Tensor]: ...
+
+    @classmethod
+    def load(
+        cls, path: str | Path, device: str = "auto", *, match: str | None = None, dtype: Any = None
+    ) -> Tokenizer[Any]:
         """Read a vocabulary.
 
         path: a vocabulary file, a tokenizer.json, a .tiktoken file, vocab.json or merges.txt next
             to the other, a Hugging Face folder, or the name of a published encoding that tiktoken
             has downloaded: "cl100k", "o200k", "gpt2".
         match: overrides its rule: "bpe" (merges in order) or "greedy" (longest token first).
+        dtype: of the ids that `encode` returns, as its argument of this name.
 
         Raises VocabularyError if it can't be read exactly or is damaged, and for an unknown rule;
         DeviceError like the constructor. Notes are logged to "llmgpu" at level INFO.
@@ -122,7 +184,8 @@ class Tokenizer(metaclass=_Named):
             from llmgpu.bpe.interchange.open import open_vocabulary
 
             vocabulary = open_vocabulary(path, note=_log.info)
-            return cls(vocabulary.with_match(match or vocabulary.match), opening)
+            vocabulary = vocabulary.with_match(match or vocabulary.match)
+            return cls(vocabulary, opening, dtype=dtype)
 
     @classmethod
     def from_tiktoken(
@@ -132,7 +195,7 @@ class Tokenizer(metaclass=_Named):
         pattern: str | None = None,
         special_tokens: Mapping[str, int] | None = None,
         device: str = "auto",
-    ) -> Tokenizer:
+    ) -> Self:
         """Read a .tiktoken file.
 
         pattern: how text is split; required unless the file is a published encoding or has a side
@@ -148,7 +211,7 @@ class Tokenizer(metaclass=_Named):
             return cls(vocabulary, opening)
 
     @classmethod
-    def from_huggingface(cls, path: str | Path, *, device: str = "auto") -> Tokenizer:
+    def from_huggingface(cls, path: str | Path, *, device: str = "auto") -> Self:
         """Read a Hugging Face tokenizer.json.
 
         Raises VocabularyError for one that can't be read exactly. Notes go to the log "llmgpu", at
@@ -166,7 +229,7 @@ class Tokenizer(metaclass=_Named):
         pattern: str | None = None,
         special_tokens: Mapping[str, int] | None = None,
         device: str = "auto",
-    ) -> Tokenizer:
+    ) -> Self:
         """Read GPT-2's two files, vocab.json and merges.txt.
 
         pattern: how text is split, gpt2 by default. special_tokens: as in `from_tiktoken`.
@@ -180,7 +243,7 @@ class Tokenizer(metaclass=_Named):
             return cls(vocabulary, opening)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, *, device: str = "auto") -> Tokenizer:
+    def from_pretrained(cls, folder: str | Path, *, device: str = "auto") -> Self:
         """Read a Hugging Face folder: its tokenizer.json, else its vocab.json and merges.txt.
 
         Raises VocabularyError for a folder without them, and like `from_huggingface`.
@@ -205,7 +268,7 @@ class Tokenizer(metaclass=_Named):
         match: str | None = None,
         reading: CorpusOptions | None = None,
         device: str = "auto",
-    ) -> Tokenizer:
+    ) -> Self:
         """Train a vocabulary as ``llmgpu bpe-train`` does, with options named like its flags.
 
         corpus: files, folders or globs. reading: how to read them. counts: files of word counts to
@@ -238,13 +301,13 @@ class Tokenizer(metaclass=_Named):
     @classmethod
     def train_from_iterator(
         cls,
-        texts: Iterable[str | bytes],
+        texts: Texts,
         *,
         vocab_size: int,
         special_tokens: Sequence[str] = (),
         device: str = "auto",
         **options: Any,
-    ) -> Tokenizer:
+    ) -> Self:
         """Train on an iterable of documents, each taken when it is needed.
 
         options: the other options of `train`, except `reading`. Memory grows with the distinct
@@ -268,7 +331,7 @@ class Tokenizer(metaclass=_Named):
         pattern: str = DEFAULT_PATTERN,
         device: str = "auto",
         **options: Any,
-    ) -> Tokenizer:
+    ) -> Self:
         """Train on words that were counted elsewhere.
 
         counts: how often each word occurs, 1 or more. A word is a pre-token as split by `pattern`;
@@ -284,18 +347,28 @@ class Tokenizer(metaclass=_Named):
 
     @overload
     def encode(
-        self, text: str | bytes, **special: Unpack[SpecialArguments]
-    ) -> NDArray[np.uint32]: ...
+        self, text: str | bytes, *, dtype: None = None, **special: Unpack[SpecialArguments]
+    ) -> Ids: ...
 
     @overload
     def encode(
-        self, text: str | bytes, *, dtype: type[list[Any]], **special: Unpack[SpecialArguments]
+        self, text: str | bytes, *, dtype: ListType, **special: Unpack[SpecialArguments]
     ) -> list[int]: ...
 
     @overload
     def encode(
-        self, text: str | bytes, *, dtype: Any, **special: Unpack[SpecialArguments]
-    ) -> Any: ...
+        self, text: str | bytes, *, dtype: NumPyType[Integer], **special: Unpack[SpecialArguments]
+    ) -> NDArray[Integer]: ...
+
+    @overload
+    def encode(
+        self, text: str | bytes, *, dtype: Width, **special: Unpack[SpecialArguments]
+    ) -> NDArray[np.integer[Any]]: ...
+
+    @overload
+    def encode(
+        self, text: str | bytes, *, dtype: TorchType, **special: Unpack[SpecialArguments]
+    ) -> Tensor: ...
 
     def encode(
         self,
@@ -313,7 +386,8 @@ class Tokenizer(metaclass=_Named):
         text: bytes are encoded as they are, valid UTF-8 or not. In a str, a surrogate pair becomes
             its character and any other surrogate becomes U+FFFD, as in tiktoken.
         dtype: ``list`` for a list of int, another NumPy dtype such as "int64", or a PyTorch dtype
-            for a tensor (``torch.int64`` for ``nn.Embedding``).
+            for a tensor ("pt" or ``torch.int64`` for ``nn.Embedding``). By default the tokenizer's
+            own, which is uint32 unless `load` or the constructor got another.
         allowed_special: special tokens to encode as their ids, "all" for all of them; others are
             encoded as ordinary text.
         disallowed_special: special tokens that raise an error, "all" for all that aren't allowed.
@@ -332,34 +406,65 @@ class Tokenizer(metaclass=_Named):
         ids = encoders.encode_document(data, options)
         if ids is None:
             ids = encoders.encode_documents([data], options)[0]
-        return as_asked(ids, dtype)
+        return as_asked(ids, self._dtype if dtype is None else dtype)
 
-    def encode_ordinary(self, text: str | bytes) -> NDArray[np.uint32]:
-        """Return the ids of a document, special tokens as ordinary text: uint32 (n,)."""
+    def encode_ordinary(self, text: str | bytes) -> Ids:
+        """Return the ids of a document, special tokens as ordinary text: (n,), as `encode`."""
         return self.encode(text)
 
-    @overload
-    def encode_batch(
-        self, texts: Iterable[str | bytes], **special: Unpack[SpecialArguments]
-    ) -> list[NDArray[np.uint32]]: ...
+    def __call__(
+        self, text: str | bytes | Iterable[str | bytes], *, dtype: Any = None
+    ) -> dict[str, Any]:
+        """Return the ids and the attention mask of a document, or of several, as transformers does.
+
+        All special tokens are allowed in the text, and the tokens that the vocabulary's
+        tokenizer.json adds are added. dtype: of both; see `encode`. Documents are not padded.
+
+        Returns a dict with "input_ids" and "attention_mask", (n,) each, or lists of these.
+        """
+        dtype = self._dtype if dtype is None else dtype
+        texts = [text] if isinstance(text, (str, bytes)) else [*text]
+        import numpy as np
+
+        arrays = self.encode_batch(
+            texts, dtype=np.uint32, allowed_special=("all",), add_special_tokens=True
+        )
+        found = {
+            "input_ids": [as_asked(ids, dtype) for ids in arrays],
+            "attention_mask": [as_asked(ids * 0 + 1, dtype) for ids in arrays],
+        }
+        if isinstance(text, (str, bytes)):
+            return {name: each[0] for name, each in found.items()}
+        return found
 
     @overload
     def encode_batch(
-        self,
-        texts: Iterable[str | bytes],
-        *,
-        dtype: type[list[Any]],
-        **special: Unpack[SpecialArguments],
+        self, texts: Texts, *, dtype: None = None, **special: Unpack[SpecialArguments]
+    ) -> list[Ids]: ...
+
+    @overload
+    def encode_batch(
+        self, texts: Texts, *, dtype: ListType, **special: Unpack[SpecialArguments]
     ) -> list[list[int]]: ...
 
     @overload
     def encode_batch(
-        self, texts: Iterable[str | bytes], *, dtype: Any, **special: Unpack[SpecialArguments]
-    ) -> Any: ...
+        self, texts: Texts, *, dtype: NumPyType[Integer], **special: Unpack[SpecialArguments]
+    ) -> list[NDArray[Integer]]: ...
+
+    @overload
+    def encode_batch(
+        self, texts: Texts, *, dtype: Width, **special: Unpack[SpecialArguments]
+    ) -> list[NDArray[np.integer[Any]]]: ...
+
+    @overload
+    def encode_batch(
+        self, texts: Texts, *, dtype: TorchType, **special: Unpack[SpecialArguments]
+    ) -> list[Tensor]: ...
 
     def encode_batch(
         self,
-        texts: Iterable[str | bytes],
+        texts: Texts,
         *,
         dtype: Any = None,
         **special: Unpack[SpecialArguments],
@@ -373,7 +478,7 @@ class Tokenizer(metaclass=_Named):
         documents = [to_bytes(text) for text in several(texts)]
         ids, starts = self._current_encoders().encode_documents(documents, options)
         bounds = [*starts.tolist(), len(ids)]
-        ids = as_asked(ids, dtype)
+        ids = as_asked(ids, self._dtype if dtype is None else dtype)
         return [ids[begin:end] for begin, end in pairwise(bounds)]
 
     def encode_file(
@@ -404,9 +509,11 @@ class Tokenizer(metaclass=_Named):
 
         Raises like `encode`.
         """
+        import numpy as np
+
         from llmgpu.bpe.vocabulary.spelling import character_spans
 
-        ids = self.encode(text, allowed_special=allowed_special)
+        ids = self.encode(text, dtype=np.uint32, allowed_special=allowed_special)
         encoded = self.decode_bytes(ids) if self._vocabulary.normalizer else to_bytes(text)
         return ids, character_spans(encoded, self._vocabulary.token_spans[ids])
 
@@ -446,11 +553,14 @@ class Tokenizer(metaclass=_Named):
 
     @cached_property
     def _chat(self) -> ChatEncoder:
+        import numpy as np
+
         from llmgpu.tokenizer.chatting import ChatEncoder
 
         tokenizer = weakref.proxy(self)  # the encoder must not keep its tokenizer alive
         return ChatEncoder(
-            self._vocabulary, lambda data: tokenizer.encode(data, allowed_special=("all",))
+            self._vocabulary,
+            lambda data: tokenizer.encode(data, dtype=np.uint32, allowed_special=("all",)),
         )
 
     def count(self, text: str | bytes, *, allowed_special: Collection[str] = ()) -> int:
@@ -467,7 +577,7 @@ class Tokenizer(metaclass=_Named):
         tokens = index(tokens)
         if tokens < 0:
             raise InputError(f"can't truncate to {tokens} tokens; use 0 or more")
-        ids = self.encode(text)
+        ids = self.encode(text, dtype="uint32")
         if len(ids) <= tokens:
             return text
         for kept in range(tokens, 0, -1):
@@ -494,153 +604,10 @@ class Tokenizer(metaclass=_Named):
         ids, spans = self.encode_with_offsets(text)
         return [*chunks_of(self.decode(ids), spans, tokens, overlap, self.count)]
 
-    def decode(self, ids: ArrayLike, errors: str = "replace") -> str:
-        """Return the text of `ids` (n,), any integers.
-
-        errors: what to do with bytes that are not UTF-8, as in `bytes.decode`.
-
-        Raises InputError for ids that are not in the vocabulary.
-        """
-        return self.decode_bytes(ids).decode(errors=errors)
-
-    def decode_bytes(self, ids: ArrayLike) -> bytes:
-        """Return the bytes of `ids` (n,), any integers; InputError for unknown ids."""
-        return self._vocabulary.decode(ids)
-
-    def decode_batch(self, batch: Iterable[ArrayLike], errors: str = "replace") -> list[str]:
-        """Return the text of each list of ids."""
-        return [self.decode(ids, errors) for ids in batch]
-
-    def decode_stream(self, ids: Iterable[int], errors: str = "replace") -> Iterator[str]:
-        """Yield the text of each id as it arrives: "" while a character is incomplete."""
-        from llmgpu.bpe.vocabulary.spelling import decode_stream
-
-        return decode_stream(self._vocabulary, ids, errors)
-
-    def decode_with_offsets(self, ids: ArrayLike) -> tuple[str, NDArray[np.int64]]:
-        """Return the text of `ids` (n,) and the character offsets of each, int64 (n, 2).
-
-        A row holds the first character of a token and the one after its last; see
-        `encode_with_offsets`.
-
-        Raises InputError for unknown ids and for ids whose bytes are not UTF-8.
-        """
-        from llmgpu.bpe.vocabulary.spelling import decode_with_spans
-
-        return decode_with_spans(self._vocabulary, ids)
-
-    def decode_single_token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of an id; InputError if it is unknown."""
-        return self.decode_bytes([token_id])
-
-    def token_to_id(self, token: str | bytes) -> int | None:
-        """Return the id of a token given by its text or bytes, or None if there is no such token.
-
-        A str is looked up among the special tokens first; of several ordinary tokens with the same
-        bytes, the lowest id is returned.
-        """
-        if isinstance(token, str) and token in self._vocabulary.special_tokens:
-            return self._vocabulary.special_tokens[token]
-        return self._ids.get(to_bytes(token))
-
-    def id_to_token(self, token_id: int) -> str | None:
-        """Return the text of an id as `decode` does, None if there is no such id."""
-        return self.decode([token_id]) if 0 <= token_id < self.vocab_size else None
-
-    def get_vocab(self) -> dict[bytes, int]:
-        """Return the ids of all ordinary tokens by their bytes; `special_tokens` has the others."""
-        return dict(self._ids)
-
-    @cached_property
-    def _ids(self) -> dict[bytes, int]:
-        tokens, ids = self._vocabulary.ordinary_tokens, self._vocabulary.ordinary_ids.tolist()
-        # Backwards: of equal tokens the lowest id counts.
-        pairs = zip(reversed(tokens), reversed(ids), strict=True)
-        return {token: number for token, number in pairs if token}
-
-    def export(self, format: str, path: str | Path, *, force: bool = False) -> None:
-        """Write files of another tool, as ``llmgpu export --to`` does.
-
-        format: "tiktoken", "huggingface", "gpt2" or "gguf". force: replace files of another kind.
-
-        Raises VocabularyError for an unknown format, or one that can't give the same ids;
-        OutputError for files that can't be written.
-        """
-        format = ALIASES.get(format, format)
-        if format not in WRITERS:
-            raise VocabularyError(
-                f"unknown format {quote(format)}: use one of {', '.join(WRITERS)}"
-            )
-        WRITERS[format].write(self._vocabulary, path, note=_log.info, force=force)
-
-    def as_tiktoken(self, name: str = "llmgpu", *, fast: bool = False) -> Any:
-        """Return a `tiktoken.Encoding` with the same ids, for code that expects one.
-
-        fast: of a subclass that encodes in llmgpu, with tiktoken's results and errors;
-            `encode_with_unstable` is an InputError.
-
-        Raises VocabularyError if ranks can't give them, or tiktoken is not installed.
-        """
-        if fast:
-            from llmgpu.tokenizer.fast_tiktoken import as_fast_tiktoken
-
-            return as_fast_tiktoken(Tokenizer(self._vocabulary, self._device), name)
-        from llmgpu.bpe.interchange.tiktoken import to_tiktoken
-
-        return to_tiktoken(self._vocabulary, name)
-
-    def as_hf(self) -> Any:
-        """Return a `transformers.PreTrainedTokenizerFast` with the same ids.
-
-        Raises VocabularyError if a tokenizer.json can't give them, or transformers is not
-        installed.
-        """
-        from llmgpu.bpe.interchange.huggingface import to_transformers
-
-        return to_transformers(self._vocabulary)
-
-    def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the vocabulary file atomically.
-
-        force: overwrite even a file of a different kind, such as a text.
-
-        Raises OutputError if it can't be written.
-        """
-        self._vocabulary.save(path, force=force)
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The vocabulary."""
-        return self._vocabulary
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids."""
-        return self._vocabulary.size
-
-    n_vocab = vocab_size  # tiktoken's name
-
-    @property
-    def eot_token(self) -> int | None:
-        """Id of the special token ``<|endoftext|>``, None if there is none."""
-        return self._vocabulary.special_tokens.get(END_OF_TEXT)
-
-    @property
-    def match(self) -> str:
-        """How words become tokens: "bpe" (merges in order) or "greedy" (longest token first)."""
-        return self._vocabulary.match
-
-    @property
-    def special_tokens(self) -> dict[str, int]:
-        """Ids of the special tokens by text; a copy."""
-        return dict(self._vocabulary.special_tokens)
-
     def __repr__(self) -> str:
-        pattern = self._vocabulary.pattern
-        return f"<Tokenizer: {self.vocab_size} ids, pattern {pattern}, device {self._device!r}>"
-
-    def __len__(self) -> int:
-        return self._vocabulary.size
+        facts = f"{self.vocab_size} ids, pattern ", f", device {shortened(repr(self._device), 40)}"
+        room = _MOST_SHOWN - len("<Tokenizer: >") - sum(map(len, facts))
+        return f"<Tokenizer: {facts[0]}{shortened(self._vocabulary.pattern, room)}{facts[1]}>"
 
     def __eq__(self, other: object) -> bool:
         """Whether both give the same ids, on any device."""
@@ -659,14 +626,15 @@ class Tokenizer(metaclass=_Named):
             _name_ours(type(self).__name__, name)
             return self.__getattribute__(name)  # raises the original error
 
-    def __getstate__(self) -> tuple[bytes, str]:
-        return self._vocabulary.to_bytes(), self._device
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._vocabulary.to_bytes(), self._device, self._dtype
 
-    def __setstate__(self, state: tuple[bytes, str]) -> None:
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
         from llmgpu.tokens.process_encoders import ProcessEncoders
 
-        data, self._device = state
+        data, self._device, *more = state
+        self._dtype = more[0] if more else None
         self._vocabulary = Vocabulary.from_bytes(data, "pickled vocabulary")
         self._encoders = ProcessEncoders(self._vocabulary, Opening(self._device, encodes=True))
 

@@ -30,7 +30,7 @@ def test_overlap_and_groups_are_those_of_the_tokens(llmgpu: Run, folder: Path) -
     )
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
-    one, other = (set(tokenizer.get_vocab()) for tokenizer in pair)
+    one, other = (set(tokenizer.get_vocab_bytes()) for tokenizer in pair)
     assert facts["tokens_in_both"] == len(one & other)
     assert facts["tokens_only_in_one"] == [len(one - other), len(other - one)]
     assert [each["ids"] for each in facts["vocabularies"]] == [400, 350] and not facts["same_ids"]

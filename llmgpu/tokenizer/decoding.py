@@ -1,0 +1,214 @@
+"""Methods of a tokenizer that need its vocabulary alone: decoding, tokens by name, files.
+
+Modules that need NumPy are imported inside methods, as in `llmgpu.tokenizer.tokenizer`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmgpu.bpe.interchange.formats import ALIASES, END_OF_TEXT, WRITERS
+from llmgpu.errors import VocabularyError
+from llmgpu.input_files import quote
+from llmgpu.spelling import speaks_python
+from llmgpu.tokenizer.arguments import TokenIds, to_bytes, without
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+    from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+
+_log = logging.getLogger("llmgpu")
+
+
+@speaks_python
+class Decoder:
+    """The base of `Tokenizer`, which sets the vocabulary."""
+
+    _vocabulary: Vocabulary
+
+    def decode(
+        self, ids: ArrayLike, errors: str = "replace", *, skip_special_tokens: bool = False
+    ) -> str:
+        """Return the text of `ids` (n,), any integers.
+
+        errors: what to do with bytes that are not UTF-8, as in `bytes.decode`.
+        skip_special_tokens: leave out the ids of `special_tokens`.
+
+        Raises InputError for ids that are not in the vocabulary.
+        """
+        if skip_special_tokens:
+            ids = without(ids, self._vocabulary.special_tokens.values())
+        return self.decode_bytes(ids).decode(errors=errors)
+
+    def decode_bytes(self, ids: ArrayLike) -> bytes:
+        """Return the bytes of `ids` (n,), any integers; InputError for unknown ids."""
+        return self._vocabulary.decode(ids)
+
+    def decode_batch(
+        self,
+        batch: Iterable[ArrayLike],
+        errors: str = "replace",
+        *,
+        skip_special_tokens: bool = False,
+    ) -> list[str]:
+        """Return the text of each list of ids, like `decode`."""
+        skips = skip_special_tokens
+        return [self.decode(ids, errors, skip_special_tokens=skips) for ids in batch]
+
+    def decode_stream(self, ids: Iterable[int], errors: str = "replace") -> Iterator[str]:
+        """Yield the text of each id as it arrives: "" while a character is incomplete."""
+        from llmgpu.bpe.vocabulary.spelling import decode_stream
+
+        return decode_stream(self._vocabulary, ids, errors)
+
+    def decode_with_offsets(self, ids: ArrayLike) -> tuple[str, NDArray[np.int64]]:
+        """Return the text of `ids` (n,) and the character offsets of each, int64 (n, 2).
+
+        A row holds the first character of a token and the one after its last; see
+        `encode_with_offsets`.
+
+        Raises InputError for unknown ids and for ids whose bytes are not UTF-8.
+        """
+        from llmgpu.bpe.vocabulary.spelling import decode_with_spans
+
+        return decode_with_spans(self._vocabulary, ids)
+
+    def decode_single_token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of an id; InputError if it is unknown."""
+        return self.decode_bytes([token_id])
+
+    def token_to_id(self, token: str | bytes) -> int | None:
+        """Return the id of a token given by its text or bytes, or None if there is no such token.
+
+        A str is looked up among the special tokens first; of several ordinary tokens with the same
+        bytes, the lowest id is returned.
+        """
+        if isinstance(token, str) and token in self._vocabulary.special_tokens:
+            return self._vocabulary.special_tokens[token]
+        return self._ids.get(to_bytes(token))
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """Return the text of an id as `decode` does, None if there is no such id."""
+        return self.decode([token_id]) if 0 <= token_id < self.vocab_size else None
+
+    def __contains__(self, token: str | bytes) -> bool:
+        """Whether there is a token; see `token_to_id`."""
+        return self.token_to_id(token) is not None
+
+    def __getitem__(self, token: str | bytes) -> int:
+        """Return the id of a token as `token_to_id` does; KeyError if there is no such token."""
+        number = self.token_to_id(token)
+        if number is None:
+            raise KeyError(token)
+        return number
+
+    __iter__ = None  # else Python would ask for the items 0, 1, and so on
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the ids of all tokens by their text, as transformers does.
+
+        Ordinary tokens are written in GPT-2's byte-level alphabet ("\u0120low" for " low"), special
+        tokens as they are; of tokens written alike, special tokens and low ids win. Looking for
+        bytes in the result raises TypeError: `get_vocab_bytes` has them.
+        """
+        from llmgpu.bpe.interchange.token_tables import to_text
+
+        ordinary = {to_text(token): number for token, number in self._ids.items()}
+        return TokenIds(ordinary | self._vocabulary.special_tokens)
+
+    def get_vocab_bytes(self) -> dict[bytes, int]:
+        """Return the ids of all ordinary tokens by their bytes; `special_tokens` has the others."""
+        return dict(self._ids)
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        tokens, ids = self._vocabulary.ordinary_tokens, self._vocabulary.ordinary_ids.tolist()
+        # Backwards: of equal tokens the lowest id counts.
+        pairs = zip(reversed(tokens), reversed(ids), strict=True)
+        return {token: number for token, number in pairs if token}
+
+    def export(self, format: str, path: str | Path, *, force: bool = False) -> None:
+        """Write files of another tool, as ``llmgpu export --to`` does.
+
+        format: "tiktoken", "huggingface", "gpt2" or "gguf". force: replace files of another kind.
+
+        Raises VocabularyError for an unknown format, or one that can't give the same ids;
+        OutputError for files that can't be written.
+        """
+        format = ALIASES.get(format, format)
+        if format not in WRITERS:
+            raise VocabularyError(
+                f"unknown format {quote(format)}: use one of {', '.join(WRITERS)}"
+            )
+        WRITERS[format].write(self._vocabulary, path, note=_log.info, force=force)
+
+    def as_tiktoken(self, name: str = "llmgpu", *, fast: bool = False) -> Any:
+        """Return a `tiktoken.Encoding` with the same ids, for code that expects one.
+
+        fast: of a subclass that encodes in llmgpu, with tiktoken's results and errors;
+            `encode_with_unstable` is an InputError.
+
+        Raises VocabularyError if ranks can't give them, or tiktoken is not installed.
+        """
+        if fast:
+            from llmgpu.tokenizer.fast_tiktoken import as_fast_tiktoken
+
+            return as_fast_tiktoken(self, name)
+        from llmgpu.bpe.interchange.tiktoken import to_tiktoken
+
+        return to_tiktoken(self._vocabulary, name)
+
+    def as_hf(self) -> Any:
+        """Return a `transformers.PreTrainedTokenizerFast` with the same ids.
+
+        Raises VocabularyError if a tokenizer.json can't give them, or transformers is not
+        installed.
+        """
+        from llmgpu.bpe.interchange.huggingface import to_transformers
+
+        return to_transformers(self._vocabulary)
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the vocabulary file atomically.
+
+        force: overwrite even a file of a different kind, such as a text.
+
+        Raises OutputError if it can't be written.
+        """
+        self._vocabulary.save(path, force=force)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary."""
+        return self._vocabulary
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids."""
+        return self._vocabulary.size
+
+    n_vocab = vocab_size  # tiktoken's name
+
+    @property
+    def eot_token(self) -> int | None:
+        """Id of the special token ``<|endoftext|>``, None if there is none."""
+        return self._vocabulary.special_tokens.get(END_OF_TEXT)
+
+    @property
+    def match(self) -> str:
+        """How words become tokens: "bpe" (merges in order) or "greedy" (longest token first)."""
+        return self._vocabulary.match
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of the special tokens by text; a copy."""
+        return dict(self._vocabulary.special_tokens)
+
+    def __len__(self) -> int:
+        return self._vocabulary.size
