@@ -280,11 +280,6 @@ class FastTokenizer:
         made.__dict__.update(self.__dict__)
         return made
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        made = type(self).__new__(type(self))
-        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        return made
-
     def __reduce__(self) -> Any:
         return _restore, (self._base, self.__dict__)
 
