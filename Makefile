@@ -24,8 +24,8 @@ $(SETUP): pyproject.toml scripts/ensure_adapter.sh
 	@sh scripts/ensure_adapter.sh $(BIN)/python
 	@touch $@
 
-# the CPU engine, in place; made again when its sources change
-$(ENGINE): $(SETUP) $(wildcard llmgpu/cpu/*.[ch] llmgpu/cpu/build.py)
+# the CPU engine and its module, in place; made again when their sources change
+$(ENGINE): $(SETUP) $(wildcard llmgpu/cpu/*.[ch] llmgpu/cpu/python/*.c llmgpu/cpu/build.py)
 	@$(BIN)/python -m llmgpu.cpu.build
 	@touch $@
 
@@ -67,6 +67,8 @@ lint: $(SETUP) ## linter, formatter check, type checker, warnings of the C compi
 	$(BIN)/mypy
 	$(BIN)/python scripts/prose.py --limit
 	$${CC:-cc} -std=c99 -O3 -Wall -Wextra -Wconversion -Werror -fsyntax-only llmgpu/cpu/*.c
+	$${CC:-cc} -std=c99 -O3 -Wall -Wextra -Wconversion -Werror -fsyntax-only -DLLMGPU_SOURCES=0 -DPy_LIMITED_API=0x030B0000 \
+		-isystem "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["include"])')" llmgpu/cpu/python/*.c
 
 format: $(SETUP) ## format the code
 	$(BIN)/ruff format .
@@ -88,4 +90,4 @@ wheel: $(SETUP) ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean: ## remove what make made
-	rm -rf llmgpu/cpu/engine.so .venv .stamps dist build demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf llmgpu/cpu/engine.so llmgpu/cpu/calls.*.so .venv .stamps dist build demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,11 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class EngineBuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Compiles the library; without a compiler the wheel is for any platform, and NumPy is used."""
+    """Compiles the library and the module for calls from Python.
+
+    Without a compiler the wheel is for any platform, and NumPy is used. With the library the wheel
+    is for any Python of the platform: a Python that can't load the module uses ctypes.
+    """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build the library, and name the platform that the wheel is for."""

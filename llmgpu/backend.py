@@ -11,8 +11,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from glob import glob
 from itertools import compress
@@ -274,6 +274,22 @@ class Opening(Closing):
             self._thread.join()
         self._thread = self._selected = self._error = None
         self._is_begun = False
+
+
+@contextmanager
+def opening_device(device: str, *, encodes: bool = True) -> Iterator[Opening]:
+    """Open a device while the block reads a vocabulary or text; close it if the block fails.
+
+    ``auto`` is opened with the first long text. encodes: see `Opening`.
+    """
+    opening = Opening(device, encodes=encodes)
+    try:
+        if device != "auto":
+            opening.begin()
+        yield opening
+    except BaseException:
+        opening.close()
+        raise
 
 
 def encodes_on_gpu(text_bytes: int | None, *, is_open: bool = False) -> bool:

@@ -9,6 +9,7 @@ here to the names elsewhere, unless its comment says otherwise.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 COMMAND_NAMES = {
     "--help": "help",
@@ -137,3 +138,19 @@ ARGUMENTS = {
 def names_here(table: Mapping[str, str], name: str) -> list[str]:
     """Return the names in a table for things that other tools call `name`."""
     return [ours for ours, others in table.items() if name in others.split()]
+
+
+def name_ours(owner: str, name: str) -> None:
+    """Raise an AttributeError with our name for the `name` of another tool, if there is one."""
+    for ours in names_here(METHOD_NAMES, name):
+        raise AttributeError(f"{owner} has no {name}: use {ours}")
+
+
+class Named(type):
+    """The type of a class that callers may use with names of other tools."""
+
+    if not TYPE_CHECKING:  # to which every name would be known then
+
+        def __getattr__(cls, name: str) -> Any:
+            name_ours(cls.__name__, name)
+            return super().__getattribute__(name)  # raises the original error

@@ -15,17 +15,19 @@ from pathlib import Path
 import pytest
 
 from llmgpu.backend import list_adapters
+from llmgpu.cpu import build as engine_build
 
 ROOT = Path(__file__).parents[1]
 
 pytestmark = pytest.mark.slow
 
 
-def build(kind: str, folder: Path, pattern: str) -> Path:
+def build(kind: str, folder: Path, pattern: str, root: Path = ROOT, **variables: str) -> Path:
     subprocess.run(
-        [sys.executable, "-m", "build", kind, "--no-isolation", "--outdir", folder, ROOT],
+        [sys.executable, "-m", "build", kind, "--no-isolation", "--outdir", folder, root],
         check=True,
         capture_output=True,
+        env=os.environ | variables,
     )
     (path,) = folder.glob(pattern)
     return path
@@ -54,6 +56,32 @@ def test_it_carries_the_engine_and_says_for_which_platform(wheel: Path) -> None:
     assert {f"llmgpu/cpu/{name}" for name in ("engine.so", "engine.h", "encode.c")} <= names
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     assert wheel.name.endswith(f"-py3-none-{platform}.whl")
+    module = f"llmgpu/cpu/{engine_build.MODULE.name}"
+    has_header = Path(sysconfig.get_paths()["include"], "Python.h").exists()
+    assert (module in names) == has_header
+    assert "llmgpu/cpu/python/calls.c" in names
+
+
+# A compiler that fails for the module does what a missing Python.h does.
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+@pytest.mark.parametrize(
+    "refused, has_engine", [("calls.c", True), ("", False)], ids=["engine alone", "nothing"]
+)
+def test_what_can_not_be_compiled_is_left_out(
+    tmp_path: Path, refused: str, has_engine: bool
+) -> None:
+    root = tmp_path / "root"
+    ignored = shutil.ignore_patterns("*.so", ".*", "__pycache__", "tests", "build", "dist")
+    shutil.copytree(ROOT, root, ignore=ignored)
+    (root / ".gitignore").write_bytes((ROOT / ".gitignore").read_bytes())
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *{refused}*) exit 1;; esac\nexec cc "$@"\n')
+    compiler.chmod(0o755)
+    made = build("--wheel", tmp_path / "made", "llmgpu-*.whl", root, CC=str(compiler))
+    names = set(zipfile.ZipFile(made).namelist())
+    assert ("llmgpu/cpu/engine.so" in names) == has_engine
+    assert not any(name.startswith("llmgpu/cpu/calls.") for name in names)
+    assert made.name.endswith("-py3-none-any.whl") != has_engine
 
 
 def test_it_says_who_made_it_and_carries_the_license(wheel: Path) -> None:
@@ -71,7 +99,8 @@ def test_the_source_archive_holds_what_its_tests_need(tmp_path: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     for name in ("LICENSE", "README.md", "ARCHITECTURE.md", "Makefile", "docs/index.md"):
         assert name in names
-    assert {"hatch_build.py", "llmgpu/cpu/encode.c", "llmgpu/cpu/engine.h"} <= names
+    sources = {"llmgpu/cpu/encode.c", "llmgpu/cpu/engine.h", "llmgpu/cpu/python/calls.c"}
+    assert {"hatch_build.py", *sources} <= names
     assert not any(name.endswith(".so") for name in names)
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "wgsl").rglob("*.wgsl")} <= names
 
@@ -97,6 +126,9 @@ def test_it_runs_in_another_folder(wheel: Path, tmp_path: Path) -> None:
 
     where = run("-c", "import llmgpu; print(llmgpu.__file__)").decode()
     assert where.startswith(str(site))
+    if engine_build.MODULE.exists():
+        facts = run("-m", "llmgpu", "info").decode().splitlines()
+        assert "calls from Python: extension module" in facts
     (work / "text").write_bytes(b"one two one two three\n" * 50)
     for device in ["cpu", "gpu"] if list_adapters() else ["cpu"]:
         command = ("-m", "llmgpu")

@@ -17,6 +17,7 @@ from llmgpu.backend import auto_adapter, list_all_adapters
 from llmgpu.cli.commands.vocabularies import InfoCommand
 from llmgpu.cli.console import Reporter, print_json, print_result
 from llmgpu.cli.options import refuse_given, refuse_without_effect
+from llmgpu.cpu.extension import describe as describe_calls
 from llmgpu.cpu.library import describe as describe_engine
 from llmgpu.errors import InputError, LlmgpuError, VocabularyError
 from llmgpu.input_files import printable, quote
@@ -123,7 +124,8 @@ def _show(facts: dict[str, Any], as_json: bool) -> None:
 
 
 def _adapter_facts() -> dict[str, Any]:
-    facts: dict[str, Any] = {"llmgpu": __version__, "cpu": describe_engine()}
+    cpu = {"cpu": describe_engine(), "calls from Python": describe_calls()}
+    facts: dict[str, Any] = {"llmgpu": __version__, **cpu}
     for number, adapter in enumerate(list_all_adapters()):
         facts[f"adapter {number}"] = {
             "name": adapter.name,

@@ -1,4 +1,4 @@
-"""Building the CPU engine's library with the installed C compiler.
+"""Building the CPU engine's library, and the module for calls from Python, with the C compiler.
 
 The build of the package runs this module before llmgpu or NumPy is installed, so neither is
 imported.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,12 @@ LIBRARY = FOLDER / ("engine.dll" if sys.platform == "win32" else "engine.so")
 NUMBERS = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 FLAGS = ("-std=c99", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", *NUMBERS)
 LIBRARIES = ("-lm",)
+CALLS = FOLDER / "python" / "calls.c"
+IS_FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+# One file serves every CPython with a global lock, by the limited interface of 3.11.
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX") if IS_FREE_THREADED else ".abi3.so"
+MODULE = FOLDER / f"calls{SUFFIX}"
+LIMITED = () if IS_FREE_THREADED else ("-DPy_LIMITED_API=0x030B0000",)
 
 
 class BuildError(Exception):
@@ -37,23 +44,46 @@ def sources_checksum() -> int:
     return checksum
 
 
+def module_checksum() -> int:
+    """Return a checksum of the sources of the engine and of the module."""
+    return zlib.crc32(CALLS.read_bytes(), sources_checksum())
+
+
 def build(library: Path = LIBRARY, more_flags: Sequence[str] = ()) -> None:
     """Compile the library; BuildError if there is no compiler or it fails."""
+    files = [str(path) for path in sources() if path.suffix == ".c"]
+    _compile(library, sources_checksum(), [*more_flags], [*files, *LIBRARIES])
+
+
+def build_module(module: Path = MODULE, more_flags: Sequence[str] = ()) -> None:
+    """Compile the module, which has no part of the engine; BuildError as for `build`."""
+    if sys.platform == "win32":
+        raise BuildError("Windows needs an import library of Python's")
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    if not header.exists():
+        raise BuildError(f"there is no {header}")
+    late = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
+    flags = *LIMITED, f"-I{header.parent}", *late, *more_flags
+    _compile(module, module_checksum(), flags, [str(CALLS)])
+
+
+def _compile(target: Path, checksum: int, flags: Sequence[str], files: Sequence[str]) -> None:
     import subprocess
 
-    temporary = library.with_name(f"{library.name}.{os.getpid()}.tmp")
-    files = [str(path) for path in sources() if path.suffix == ".c"]
-    checksum = f"-DLLMGPU_SOURCES={sources_checksum()}u"
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     compiler = os.environ.get("CC") or "cc"
-    command = [*compiler.split(), *FLAGS, checksum, *more_flags, "-o", str(temporary)]
+    command = [*compiler.split(), *FLAGS, f"-DLLMGPU_SOURCES={checksum}u", *flags]
     try:
         done = subprocess.run(
-            [*command, *files, *LIBRARIES], capture_output=True, text=True, errors="replace"
+            [*command, "-o", str(temporary), *files],
+            capture_output=True,
+            text=True,
+            errors="replace",
         )
         if done.returncode:
             lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
             raise BuildError(next((line for line in lines if "error" in line), lines[0]))
-        os.replace(temporary, library)
+        os.replace(temporary, target)
     except OSError as error:
         raise BuildError(f"{compiler}: {error.strerror or error}") from error
     finally:
@@ -61,12 +91,19 @@ def build(library: Path = LIBRARY, more_flags: Sequence[str] = ()) -> None:
 
 
 def main() -> None:
-    """Build the library in place; print one line on failure."""
+    """Build both in place; print one line on failure."""
     try:
         build()
     except BuildError as error:
         LIBRARY.unlink(missing_ok=True)
+        MODULE.unlink(missing_ok=True)
         print(f"note: the CPU engine is not built, NumPy is used: {error}", file=sys.stderr)
+        return
+    try:
+        build_module()
+    except BuildError as error:
+        MODULE.unlink(missing_ok=True)
+        print(f"note: the module for calls is not built, ctypes is used: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

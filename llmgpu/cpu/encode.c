@@ -218,9 +218,7 @@ int64_t encode_text(Encoder *encoder, const Text *text, uint32_t *ids, int64_t *
     return failure ? failure : batch.written;
 }
 
-/* Write the ids of one document without padding, as `llmgpu_encode` does. */
-API int64_t llmgpu_encode_document(Encoder *encoder, SharedWords *shared, const uint8_t *text,
-                                   int64_t length, uint32_t *ids)
+int64_t encode_copy(Encoder *encoder, const uint8_t *text, int64_t length, uint32_t *ids)
 {
     void *padded = encoder->padded;
     Batch batch;
@@ -228,7 +226,6 @@ API int64_t llmgpu_encode_document(Encoder *encoder, SharedWords *shared, const 
     if (grow(&padded, &encoder->padded_room, length + TEXT_PADDING, 1) != 0)
         return NO_MEMORY;
     encoder->padded = padded;
-    encoder->shared = shared;
     memcpy(encoder->padded, text, (size_t)length);
     memset(encoder->padded + length, 0, TEXT_PADDING);
     if (cuts_anywhere(encoder)) {

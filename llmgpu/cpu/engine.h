@@ -334,6 +334,10 @@ int cuts_anywhere(const Encoder *encoder);
  * main_end, and 3 more; *stopped becomes where the last ends. Returns how many, or NO_MEMORY. */
 int64_t encode_text(Encoder *encoder, const Text *text, uint32_t *ids, int64_t *stopped);
 
+/* Write the ids of a document without padding, which is copied to where there is some, with room for
+ * 3 more ids than bytes. Returns how many, or NO_MEMORY. Words are those of encoder->shared. */
+int64_t encode_copy(Encoder *encoder, const uint8_t *text, int64_t length, uint32_t *ids);
+
 /* Run a function in up to `threads` threads, the caller's included, until all return. */
 void run_in_threads(void *(*function)(void *), void *argument, int64_t threads);
 

@@ -73,6 +73,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "vocabulary_free": (None, c_void_p),
     "vocabulary_find_cuts": (c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
     "vocabulary_pairs": (c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p),
+    "find_token": (c_uint32, c_void_p, c_char_p, c_int64),
     "insert_pairs": (None, c_void_p, c_int64, c_void_p, c_int64, c_uint32),
     "format_ids": (
         *(c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64),
@@ -93,7 +94,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
         *(c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int64, c_int64, c_int64),
         *(c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, POINTER(c_int64)),
     ),
-    "encode_document": (c_int64, c_void_p, c_void_p, c_char_p, c_int64, c_void_p),
+    "encode_document": (c_int64, c_void_p, c_void_p, c_char_p, c_int64, c_int64, c_void_p),
     "counter_new": (c_void_p, c_void_p),
     "counter_free": (None, c_void_p),
     "count": (
@@ -225,6 +226,11 @@ class EngineObject:
         free = getattr(loaded, f"llmgpu_{kind}_free")
         # Not at the end of the process: a thread may still use the object.
         close_with(self, free, address).atexit = False
+
+    def addresses(self, *names: str) -> tuple[int, ...]:
+        """Return where functions of the object's library are."""
+        functions = (getattr(self._library, f"llmgpu_{name}") for name in names)
+        return tuple(ctypes.cast(each, c_void_p).value or 0 for each in functions)
 
     def _call(self, name: str, *arguments: Any) -> int:
         """Call a function of the library on this object; InputError if it lacks memory (-1)."""
@@ -437,7 +443,7 @@ class CEncoder(EngineObject):
         ids = self._room if is_short else np.empty(len(text) + 3, np.uint32)
         address = self._room_address if is_short else ids.ctypes.data
         count = self._library.llmgpu_encode_document(
-            self.address, words.address, text, len(text), address
+            self.address, words.address, text, len(text), self._part_bytes, address
         )
         if count < 0:
             raise out_of_memory()

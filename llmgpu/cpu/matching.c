@@ -226,6 +226,12 @@ API int llmgpu_vocabulary_find_cuts(Vocabulary *vocabulary, const uint8_t *data,
     return status;
 }
 
+/* Return the lowest id of the ordinary token that a text spells, with padding after it; NO_ID. */
+API uint32_t llmgpu_find_token(const Vocabulary *vocabulary, const uint8_t *text, int64_t length)
+{
+    return token_id(vocabulary, text, length);
+}
+
 /* ---- What a device merges with ---- */
 
 /* Write every way to cut a token into two tokens; return how many there are.

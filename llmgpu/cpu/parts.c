@@ -22,6 +22,9 @@
 #define FIRST_WINDOW 256 /* bytes before the end of a part that are searched first for a cut */
 #define SMALLEST 8       /* the last parts have 1 / SMALLEST of the bytes of the first */
 #define SEEN_AFTER 64    /* bytes after a part of a file that are read, too */
+#define SHARES 10        /* of part_bytes; one is encoded in the 25 us that starting a thread takes */
+#define COPIED 512       /* bytes of a text that is copied whole to where there is padding */
+#define KEPT (1 << 20)   /* bytes of a copy whose memory is kept */
 
 /* descriptor: of the file that has the text from `offset` on; -1 if it is in memory.
  * waiting: encoded parts with earlier ones that are not, by number. */
@@ -301,6 +304,17 @@ static int64_t encode_parts(Work *work, int64_t threads)
     return work->failure ? work->failure : work->begin;
 }
 
+/* Return in how many threads some bytes are encoded soonest. Threads are started one after the other,
+ * so n threads take n starts and an n-th of the work: they win for about n * n shares or more. */
+static int64_t best_threads(int64_t bytes, int64_t part_bytes, int64_t most)
+{
+    int64_t share = part_bytes / SHARES + 1, threads = 1;
+
+    while (threads < most && (threads + 1) * (threads + 2) * share <= bytes)
+        threads++;
+    return threads;
+}
+
 /* Write the ids of the words that start in a text, see `Text`; return how many, NO_MEMORY, or
  * UNREADABLE for a file that is shorter or can't be read.
  *
@@ -320,11 +334,49 @@ API int64_t llmgpu_encode(Encoder *encoders, SharedWords *shared, const uint8_t 
                   .own_starts = own_starts, .token_starts = token_starts};
     Work work = {.encoders = encoders, .shared = shared, .text = &whole, .ids = ids, .offset = offset,
                  .part_bytes = part_bytes, .descriptor = descriptor, .at = entry};
-    int64_t parts = (main_end - entry) / (part_bytes / SMALLEST + 1);
+    int64_t threads = best_threads(main_end - entry, part_bytes, encoders->threads);
 
     encoders->shared = shared;
     *stopped = main_end;
-    if (descriptor < 0 && (encoders->threads == 1 || parts < 2 || cuts_anywhere(encoders)))
+    if (descriptor < 0 && (threads == 1 || cuts_anywhere(encoders)))
         return encode_text(encoders, &whole, ids, stopped);
-    return encode_parts(&work, parts < encoders->threads ? parts + 1 : encoders->threads);
+    return encode_parts(&work, threads);
+}
+
+/* Return where the end of a document begins that is copied to where there is padding: at a place where
+ * a pre-token starts, or at 0. Up to there the document can be encoded where it is. */
+static int64_t copied_from(const Encoder *encoder, const uint8_t *text, int64_t length)
+{
+    int64_t limit = length - TEXT_PADDING, at = limit - SEEN_AFTER;
+
+    if (length <= COPIED || cuts_anywhere(encoder))
+        return 0;
+    for (int64_t size = FIRST_WINDOW;; size *= 4) {
+        int64_t from = at > size ? at - size : 0;
+        int64_t cut = from + last_certain_start(encoder->pattern, text + from, NULL, 0, at - from,
+                                                limit - from);
+        if (cut > from || from == 0)
+            return cut;
+    }
+}
+
+/* Write the ids of a document without padding, and without marks; otherwise as `llmgpu_encode`. */
+API int64_t llmgpu_encode_document(Encoder *encoders, SharedWords *shared, const uint8_t *text,
+                                   int64_t length, int64_t part_bytes, uint32_t *ids)
+{
+    int64_t cut = copied_from(encoders, text, length), count = 0, stopped;
+
+    encoders->shared = shared;
+    if (cut > 0)
+        count = llmgpu_encode(encoders, shared, text, NULL, -1, 0, length - TEXT_PADDING, cut, 0, NULL,
+                              0, 0, NULL, part_bytes, ids, &stopped);
+    if (count < 0)
+        return count;
+    int64_t more = encode_copy(encoders, text + cut, length - cut, ids + count);
+    if (encoders->padded_room > KEPT) {
+        free(encoders->padded);
+        encoders->padded = NULL;
+        encoders->padded_room = 0;
+    }
+    return more < 0 ? more : count + more;
 }

@@ -31,6 +31,7 @@ class Decoder:
     """The base of `Tokenizer`, which sets the vocabulary."""
 
     _vocabulary: Vocabulary
+    _coder: Any = None  # of the extension module, once it is open: does most calls at once
 
     def decode(
         self, ids: ArrayLike, errors: str = "replace", *, skip_special_tokens: bool = False
@@ -48,6 +49,8 @@ class Decoder:
 
     def decode_bytes(self, ids: ArrayLike) -> bytes:
         """Return the bytes of `ids` (n,), any integers; InputError for unknown ids."""
+        if self._coder is None:
+            self._open_coder(encodes=False)
         return self._vocabulary.decode(ids)
 
     def decode_batch(
@@ -58,11 +61,23 @@ class Decoder:
         skip_special_tokens: bool = False,
     ) -> list[str]:
         """Return the text of each list of ids, like `decode`."""
-        skips = skip_special_tokens
-        return [self.decode(ids, errors, skip_special_tokens=skips) for ids in batch]
+        coder = self._coder or self._open_coder(encodes=False)
+        if skip_special_tokens or coder is None:
+            skips = skip_special_tokens
+            return [self.decode(ids, errors, skip_special_tokens=skips) for ids in batch]
+        rows = [*batch]
+        texts: list[str | None] = coder.decode_batch(rows, errors)
+        return [
+            self.decode(row, errors) if text is None else text
+            for text, row in zip(texts, rows, strict=True)
+        ]
 
     def decode_stream(self, ids: Iterable[int], errors: str = "replace") -> Iterator[str]:
         """Yield the text of each id as it arrives: "" while a character is incomplete."""
+        coder = self._coder or self._open_coder(encodes=False)
+        if coder is not None and isinstance(errors, str):
+            texts: Iterator[str] = coder.stream(ids, errors, self.decode_single_token_bytes)
+            return texts
         from llmgpu.bpe.vocabulary.spelling import decode_stream
 
         return decode_stream(self._vocabulary, ids, errors)
@@ -212,3 +227,7 @@ class Decoder:
 
     def __len__(self) -> int:
         return self._vocabulary.size
+
+    def _open_coder(self, *, encodes: bool) -> Any:
+        """Return the coder of the extension module, which methods then call; None without it."""
+        raise NotImplementedError

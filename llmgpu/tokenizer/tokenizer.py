@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from functools import cached_property
 from itertools import pairwise
 from operator import index
@@ -17,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, Unpack, overload
 
 from llmgpu.backend import Opening
+from llmgpu.backend import opening_device as _opening
+from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS
 from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.errors import InputError
-from llmgpu.other_names import METHOD_NAMES, names_here
+from llmgpu.other_names import Named, name_ours
 from llmgpu.spelling import speaks_python
 from llmgpu.tokenizer.arguments import (
     SpecialArguments,
@@ -63,45 +64,14 @@ _log = logging.getLogger("llmgpu")
 _MOST_SHOWN = 120  # characters of a representation, of which the device has up to 40
 
 
-def _name_ours(owner: str, name: str) -> None:
-    """Raise an AttributeError with our name for the `name` of another tool, if there is one."""
-    for ours in names_here(METHOD_NAMES, name):
-        raise AttributeError(f"{owner} has no {name}: use {ours}")
-
-
-class _Named(type):
-    """The type of a class that callers may use with names of other tools."""
-
-    if not TYPE_CHECKING:  # to which every name would be known then
-
-        def __getattr__(cls, name: str) -> Any:
-            _name_ours(cls.__name__, name)
-            return super().__getattribute__(name)  # raises the original error
-
-
-@contextmanager
-def _opening(device: str, *, encodes: bool = True) -> Iterator[Opening]:
-    """Open a device while the block reads a vocabulary or text; close it if the block fails.
-
-    ``auto`` is opened with the first long text. encodes: see `Opening`.
-    """
-    opening = Opening(device, encodes=encodes)
-    try:
-        if device != "auto":
-            opening.begin()
-        yield opening
-    except BaseException:
-        opening.close()
-        raise
-
-
 @speaks_python
-class Tokenizer(Decoder, Generic[Ids], metaclass=_Named):
+class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     """A vocabulary, and the device for encoding.
 
     - The type parameter is the type of the ids that `encode` returns without ``dtype``.
     - Ids are the same as those of ``llmgpu tokenize``, on every device.
-    - Threads may share a tokenizer: they encode one at a time.
+    - Threads may share a tokenizer. They encode side by side on the CPU, and one at a time on a
+      device.
     - A pickle holds the vocabulary and the name of the device; the device is opened again when
       needed. A process forked from a user of adapters can't use adapters: "auto" means the CPU,
       and any adapter raises DeviceError. Spawned processes have no such limit.
@@ -403,6 +373,8 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=_Named):
         )
         data = to_bytes(text, "use encode_batch for several")
         encoders = self._current_encoders()
+        if not encoders.is_prepared:
+            self._open_coder(encodes=True)
         ids = encoders.encode_document(data, options)
         if ids is None:
             ids = encoders.encode_documents([data], options)[0]
@@ -475,10 +447,18 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=_Named):
         characters would be documents.
         """
         options = special_options(self._vocabulary, **special)
-        documents = [to_bytes(text) for text in several(texts)]
-        ids, starts = self._current_encoders().encode_documents(documents, options)
+        dtype = self._dtype if dtype is None else dtype
+        given, encoders = [*several(texts)], self._current_encoders()
+        if options is NO_SPECIAL_TOKENS and (dtype is None or dtype is list):
+            if not encoders.is_prepared:
+                self._open_coder(encodes=True)
+            found = encoders.encode_batch(given, as_list=dtype is list)
+            if found is not None:
+                return found
+        documents = [to_bytes(text) for text in given]
+        ids, starts = encoders.encode_documents(documents, options)
         bounds = [*starts.tolist(), len(ids)]
-        ids = as_asked(ids, self._dtype if dtype is None else dtype)
+        ids = as_asked(ids, dtype)
         return [ids[begin:end] for begin, end in pairwise(bounds)]
 
     def encode_file(
@@ -509,13 +489,20 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=_Named):
 
         Raises like `encode`.
         """
-        import numpy as np
+        is_plain = isinstance(allowed_special, tuple) and not allowed_special
+        ids = self._coder.encode(text) if is_plain and self._coder is not None else None
+        if ids is None:
+            import numpy as np
 
-        from llmgpu.bpe.vocabulary.spelling import character_spans
+            ids = self.encode(text, dtype=np.uint32, allowed_special=allowed_special)
+        if self._vocabulary.normalizer:
+            text = self.decode_bytes(ids)
+        spans = None if self._coder is None else self._coder.spans(text, ids)
+        if spans is None:
+            from llmgpu.bpe.vocabulary.spelling import character_spans
 
-        ids = self.encode(text, dtype=np.uint32, allowed_special=allowed_special)
-        encoded = self.decode_bytes(ids) if self._vocabulary.normalizer else to_bytes(text)
-        return ids, character_spans(encoded, self._vocabulary.token_spans[ids])
+            spans = character_spans(to_bytes(text), self._vocabulary.token_spans[ids])
+        return ids, spans
 
     def apply_chat_template(
         self,
@@ -623,7 +610,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=_Named):
 
         def __getattr__(self, name: str) -> Any:
             """Raise an AttributeError with our name for the `name` of another tool."""
-            _name_ours(type(self).__name__, name)
+            name_ours(type(self).__name__, name)
             return self.__getattribute__(name)  # raises the original error
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -638,8 +625,24 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=_Named):
         self._vocabulary = Vocabulary.from_bytes(data, "pickled vocabulary")
         self._encoders = ProcessEncoders(self._vocabulary, Opening(self._device, encodes=True))
 
+    def _open_coder(self, *, encodes: bool) -> Any:
+        """Return the coder of the extension module, which methods then call; None without it."""
+        self._coder = self._current_encoders().coder(encodes=encodes)
+        if self._coder is not None:
+            from llmgpu.cpu.extension import bind_methods
+
+            self._coder.returns(self._dtype)
+            for owner, functions in _IN_PYTHON.items():
+                bind_methods(owner, functions)
+        return self._coder
+
     def _current_encoders(self) -> ProcessEncoders:
         encoders = self._encoders
         if encoders.process != os.getpid():
             encoders = self._encoders = encoders.renewed()
         return encoders
+
+
+# Methods whose usual case the extension module does, see `llmgpu/cpu/python/calls.c`.
+_USUAL = {Tokenizer: ("encode", "count"), Decoder: ("decode", "decode_bytes", "token_to_id")}
+_IN_PYTHON = {owner: {name: vars(owner)[name] for name in names} for owner, names in _USUAL.items()}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Opening
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder, Expecting
-from llmgpu.bpe.encoding.encoder_c import CpuEncoder
+from llmgpu.bpe.encoding.encoder_c import CpuEncoder, open_coder, prepare_coder
 from llmgpu.bpe.encoding.open import open_matching_encoder, prepare_vocabulary
 from llmgpu.bpe.encoding.special_encoding import DocumentEncoder, with_special_tokens
 from llmgpu.bpe.encoding.special_options import SpecialOptions
@@ -23,13 +23,17 @@ from llmgpu.tokens.tokenizing import encode_corpus, known_bytes, suggesting_gpu
 
 _MOST_KEPT = 16  # encoders with different options
 HOST_BYTES = 1 << 16  # up to here the CPU is done before a device has received the text
+MOST_AT_ONCE = 1 << 26  # bytes: longer text is encoded slice by slice, in little memory
 _log = logging.getLogger("llmgpu")
 
 
 class ProcessEncoders:
-    """The encoders of one process; threads take turns.
+    """The encoders of one process.
+
+    Threads encode documents on the CPU side by side, and take turns in all else.
 
     process: id of the process. A forked process needs new encoders.
+    is_prepared: whether a coder that encodes was asked for.
     """
 
     def __init__(self, vocabulary: Vocabulary, opening: Opening) -> None:
@@ -42,6 +46,22 @@ class ProcessEncoders:
         self._long: dict[bool, Encoder] = {}  # by whether a device encodes
         self._special: dict[tuple[SpecialOptions, Encoder], Encoder] = {}
         self._documents: dict[SpecialOptions, DocumentEncoder] = {}
+        self._coder: Any = None
+        self.is_prepared = False
+
+    def coder(self, *, encodes: bool) -> Any:
+        """Return the coder of the extension module, None without the module.
+
+        encodes: the coder encodes, too, if the module can; otherwise only its `decode` is sure to.
+        """
+        if self._coder is None and not self.is_prepared:
+            self._coder = open_coder(self._vocabulary)
+        if encodes and not self.is_prepared:
+            if self._coder is not None:
+                most_bytes = MOST_AT_ONCE if self._opening.wanted == "cpu" else HOST_BYTES
+                prepare_coder(self._coder, self._vocabulary, most_bytes)
+            self.is_prepared = True
+        return self._coder
 
     def renewed(self) -> ProcessEncoders:
         """Return new ones, of this process."""
@@ -112,17 +132,47 @@ class ProcessEncoders:
 
     def encode_document(self, text: bytes, options: SpecialOptions) -> NDArray[np.uint32] | None:
         """Return the ids of a document at once; None if that takes `encode_documents`."""
-        if len(text) > HOST_BYTES:
+        if self._vocabulary.normalizer is not None or not self.encodes_on_host(len(text)):
             return None
-        host = self._host
-        if not isinstance(host, CpuEncoder) or self._vocabulary.normalizer is not None:
-            return None
-        with self._lock:
-            if options not in self._documents:
+        documents = self._documents.get(options)
+        if documents is None:
+            documents = DocumentEncoder(self._encode_plain, self._vocabulary, options)
+            with self._lock:
                 _make_room(self._documents)
-                documents = DocumentEncoder(host.encode_document, self._vocabulary, options)
                 self._documents[options] = documents
-            return self._documents[options].encode(text)
+        return documents.encode(text)
+
+    def encode_batch(self, texts: Sequence[Any], *, as_list: bool) -> list[Any] | None:
+        """Return the ids of each text by the extension module, None if the module can't.
+
+        The arrays are consecutive views of one array. as_list: lists of int instead.
+        """
+        coder = self.coder(encodes=True)
+        found: list[Any] | None = None if coder is None else coder.encode_batch(texts, as_list)
+        if found is None and coder is not None and self._opening.wanted != "cpu":
+            are_texts = all(isinstance(text, (str, bytes)) for text in texts)
+            if are_texts and self.encodes_on_host(sum(map(len, texts))):
+                found = coder.encode_batch(texts, as_list, True)
+        return found
+
+    def encodes_on_host(self, text_bytes: int) -> bool:
+        """Whether text of this size is encoded at once, and by the CPU engine."""
+        if text_bytes <= HOST_BYTES:
+            return isinstance(self._host, CpuEncoder)
+        if text_bytes > MOST_AT_ONCE:
+            return False
+        with self._lock:
+            return isinstance(self._open_long(text_bytes), CpuEncoder)
+
+    def _encode_plain(self, text: bytes) -> NDArray[np.uint32] | None:
+        """Return the ids of a document without special tokens, which `encodes_on_host`."""
+        coder = self.coder(encodes=True)
+        if coder is not None:
+            ids: NDArray[np.uint32] | None = coder.encode(text, False, True)
+            return ids
+        encoder = self._host if len(text) <= HOST_BYTES else self._long[False]
+        assert isinstance(encoder, CpuEncoder)
+        return encoder.encode_document(text)
 
     def _encoder(self, inner: Encoder, options: SpecialOptions) -> Encoder:
         """Return an encoder that handles special tokens."""

@@ -55,8 +55,9 @@ def test_nothing_in_the_sources_is_warned_of(tmp_path: Path) -> None:
 def test_a_build_that_fails_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(build, "LIBRARY", tmp_path / "engine.so")
-    (tmp_path / "engine.so").touch()  # of an earlier build
+    for name in ("LIBRARY", "MODULE"):
+        monkeypatch.setattr(build, name, tmp_path / name)
+        (tmp_path / name).touch()  # of an earlier build
     for compiler in ("/nowhere/cc", "false"):
         monkeypatch.setenv("CC", compiler)
         build.main()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgpu.cpu import build
+from llmgpu.cpu import build, extension
 from tests.conftest import examples
 
 ROOT = Path(__file__).parents[2]
@@ -38,8 +38,9 @@ def build_checked(folder: Path, *flags: str) -> Path:
     return path
 
 
-def run(library: Path, program: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {
+def run(library: Path, program: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | variables
+    environment |= {
         "LD_PRELOAD": sanitizer(),
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=4096",
         "PYTHONPATH": str(ROOT),
@@ -72,6 +73,18 @@ def checked(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
 def test_random_texts_and_vocabularies(checked: Path, seed: int) -> None:
     rounds = examples(150)
     done = run(checked, ["-m", "tests.cpu.fuzz", str(checked), str(seed), str(rounds)])
+    assert (done.returncode, done.stdout) == (0, f"{rounds} rounds\n"), done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(extension.extension() is None, reason="the module is not built")
+def test_calls_of_the_extension_module(checked: Path) -> None:
+    """With an allocation of its own for each object of Python, whose ends are watched, too."""
+    module = checked.with_name(build.MODULE.name)
+    build.build_module(module, FLAGS)
+    rounds = examples(30)
+    program = ["-m", "tests.cpu.calls", str(checked), str(module), "1", str(rounds)]
+    done = run(checked, program, PYTHONMALLOC="malloc")
     assert (done.returncode, done.stdout) == (0, f"{rounds} rounds\n"), done.stderr[-3000:]
 
 

@@ -37,7 +37,7 @@ int64_t llmgpu_encode(Encoder *encoders, SharedWords *shared, const uint8_t *tex
                       int64_t own_starts, int64_t *token_starts, int64_t part_bytes,
                       uint32_t *ids, int64_t *stopped);
 int64_t llmgpu_encode_document(Encoder *encoder, SharedWords *words, const uint8_t *text,
-                               int64_t length, uint32_t *ids);
+                               int64_t length, int64_t part_bytes, uint32_t *ids);
 
 static uint8_t classes[0x110000], text[TEXT_BYTES + TEXT_PADDING];
 static Pattern *pattern;
@@ -69,7 +69,7 @@ static void *encode(void *number)
     for (int64_t times = 1; times <= 3; times++) {
         const uint8_t *from = text + (int64_t)(intptr_t)number * 7919 * times;
         int64_t length = text + TEXT_BYTES - from;
-        int64_t count = llmgpu_encode_document(encoder, words, from, length, ids);
+        int64_t count = llmgpu_encode_document(encoder, words, from, length, 1, ids);
         if (!spells(ids, count, from))
             __atomic_fetch_add(&mistakes, 1, __ATOMIC_RELAXED);
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,7 +24,9 @@ from llmgpu.bpe.pretokens.pattern import get_pattern, make_c_pattern, start_mask
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cpu.library import CEncoder, CSharedWords, CVocabulary, library
+from llmgpu.cpu.extension import extension, make_coder, prepare
+from llmgpu.cpu.library import TEXT_PADDING, CEncoder, CSharedWords, CVocabulary, library
+from llmgpu.forking import delaying_forks
 from llmgpu.text.streams import FileBytes
 
 SLICE_BYTES = 1 << 20
@@ -85,7 +88,7 @@ class CSliceEncoder:
         self.is_parallel = threads > 1
         self._threads, self._part_bytes = threads, part_bytes
         self._vocabulary = vocabulary
-        self._pattern = make_c_pattern(vocabulary.cut)
+        self.pattern = make_c_pattern(vocabulary.cut)
         self._matching = make_c_vocabulary(vocabulary)
         self._words = CSharedWords(self._matching, MAX_TABLE_BYTES)
         self._idle: list[CEncoder] = []
@@ -139,8 +142,9 @@ class CSliceEncoder:
 
     def encode_document(self, text: bytes) -> NDArray[np.uint32] | None:
         """Return the ids of a document; see `CpuEncoder.encode_document`."""
-        if self._pattern.is_marked or not self._is_complete:
+        if not self.is_immediate:
             return None
+        self._find_cuts(np.frombuffer(text, np.uint8))
         encoder, words = self._take_encoder()
         ids = encoder.encode_document(words, text)
         self._idle.append(encoder)
@@ -163,25 +167,34 @@ class CSliceEncoder:
         try:
             return self._idle.pop(), words
         except IndexError:
-            encoder = CEncoder(self._pattern, self._matching, self._threads, self._part_bytes)
+            encoder = CEncoder(self.pattern, self._matching, self._threads, self._part_bytes)
             return encoder, words
 
     def _marks(self, piece: Slice) -> NDArray[np.bool_] | None:
         """Mark the starts of pre-tokens, if only Python's `regex` module knows the pattern."""
-        if not self._pattern.is_marked:
+        if not self.pattern.is_marked:
             return None
         return start_mask(piece.text, self._vocabulary.cut, piece.starts, closed=piece.closed)
+
+    @property
+    def is_immediate(self) -> bool:
+        """Whether a document can be encoded without NumPy."""
+        return self._is_complete and not self.pattern.is_marked
+
+    def find_cuts_if_many(self) -> None:
+        """Find places where words may be cut for a text with many characters beyond ASCII."""
+        if self._cuts_are_many and not (self._has_no_cuts or self._matching.has_cuts):
+            self._matching.find_cuts()
 
     def _find_cuts(self, text: NDArray[np.uint8] | FileBytes) -> None:
         """Find places where words may be cut, if a long text has characters beyond ASCII."""
         if self._has_no_cuts or self._matching.has_cuts or text.nbytes < self._cuts_from:
             return
         sample = text[:_SAMPLE] if isinstance(text, np.ndarray) else _middle(text)
-        if self._cuts_from and (
-            _leads(sample) * _LEAST_SHARE < len(sample) or not self._cuts_are_many
-        ):
-            return
-        self._matching.find_cuts()
+        if not self._cuts_from:
+            self._matching.find_cuts()
+        elif _leads(sample) * _LEAST_SHARE >= len(sample):
+            self.find_cuts_if_many()
 
     @cached_property
     def _cuts_are_many(self) -> bool:
@@ -207,6 +220,29 @@ def host_slices(vocabulary: Vocabulary) -> HostSlices:
     from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
 
     return SliceEncoder(vocabulary)
+
+
+def open_coder(vocabulary: Vocabulary) -> Any:
+    """Return a `Coder` of the extension module, which decodes; None without the module."""
+    module = extension()
+    if module is None:
+        return None
+    data = np.concatenate([vocabulary.token_data, np.zeros(TEXT_PADDING, np.uint8)])
+    return make_coder(module, data, vocabulary.token_offsets, vocabulary.token_spans)
+
+
+@delaying_forks()
+def prepare_coder(coder: Any, vocabulary: Vocabulary, most_bytes: int) -> None:
+    """Let a coder encode documents of up to `most_bytes`, if `CSliceEncoder` could at once."""
+    slices = CSliceEncoder(vocabulary)
+    pattern = None if vocabulary.normalizer or not slices.is_immediate else slices.pattern
+    prepare(
+        *(coder, pattern, make_c_vocabulary(vocabulary), slices.find_cuts_if_many),
+        vocabulary.special_tokens,
+        table_bytes=MAX_TABLE_BYTES,
+        part_bytes=SLICE_BYTES // PARTS,
+        most_bytes=most_bytes,
+    )
 
 
 _made: WeakKeyDictionary[Vocabulary, CVocabulary] = WeakKeyDictionary()

@@ -1,0 +1,153 @@
+"""The module `calls`, an extension of CPython: single calls without a layer of Python between.
+
+- A build of the package makes the module where Python.h is; see `llmgpu/cpu/python/calls.c`.
+  Without the module, ctypes calls the same functions of the engine, with the same results.
+- LLMGPU_CALLS=ctypes ignores the module.
+- A `Coder` encodes and decodes by one vocabulary. Threads may share it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import inspect
+import os
+from collections.abc import Callable
+from functools import cache
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.cpu.build import MODULE, module_checksum
+from llmgpu.cpu.library import CPattern, CVocabulary, default_threads, library
+from llmgpu.errors import LlmgpuError
+
+VARIABLE = "LLMGPU_CALLS"
+# Functions of the engine in the order of `Engine` in calls.c.
+FUNCTIONS = (
+    *("encode_document", "encode", "encoder_new", "encoder_free"),
+    *("shared_words_new", "shared_words_free", "shared_words_spent", "find_token"),
+)
+# Versions of NumPy's binary interface, in which the numbers of its functions are those of calls.c.
+_NUMPY_VERSIONS = (0x01000009, 0x02000000)
+
+
+def extension() -> Any:
+    """Return the module if it is used, else None.
+
+    Raises LlmgpuError if LLMGPU_CALLS is not a choice.
+    """
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted not in ("", "ctypes"):
+        raise LlmgpuError(f"{VARIABLE}={wanted}: use ctypes, or leave it out")
+    return None if wanted or library() is None else _load()[0]
+
+
+def describe() -> str:
+    """Return by what Python calls the engine: "extension module", or "ctypes" with the reason."""
+    if extension() is not None:
+        return "extension module"
+    if library() is None:
+        return "none, without the CPU engine"
+    chosen = os.environ.get(VARIABLE) == "ctypes"
+    return f"ctypes ({f'{VARIABLE}=ctypes' if chosen else _load()[1]})"
+
+
+@cache
+def _load() -> tuple[Any, str]:
+    return load(MODULE)
+
+
+def load(path: Path) -> tuple[Any, str]:
+    """Return the module in a file, or None and why it can't be loaded."""
+    if not path.exists():
+        return None, f"{path} was not built: install llmgpu where there is Python.h"
+    loader = ExtensionFileLoader("llmgpu.cpu.calls", str(path))
+    try:
+        module = module_from_spec(ModuleSpec(loader.name, loader, origin=str(path)))
+        loader.exec_module(module)
+    except ImportError as error:
+        return None, f"{path} can't be loaded: {error}"
+    if module.sources() != module_checksum():
+        return None, f"{path} was built from other sources: install llmgpu again"
+    if _numpy_version() not in _NUMPY_VERSIONS:
+        return None, f"NumPy {np.__version__} has another binary interface"
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=module.forked)
+    return module, ""
+
+
+def _numpy_table() -> Any:
+    """Return NumPy's table of C functions, a capsule."""
+    name = "numpy._core" if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else "numpy.core"
+    return importlib.import_module(f"{name}._multiarray_umath")._ARRAY_API
+
+
+def _numpy_version() -> int:
+    """Return the version of NumPy's binary interface, as the first function of its table does."""
+    address = ctypes.pythonapi.PyCapsule_GetPointer
+    address.restype, address.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    table = ctypes.cast(address(_numpy_table(), None), ctypes.POINTER(ctypes.c_void_p))
+    return int(ctypes.CFUNCTYPE(ctypes.c_uint)(table[0])())
+
+
+def make_coder(
+    module: Any, data: NDArray[np.uint8], offsets: NDArray[np.int64], spans: NDArray[np.int64]
+) -> Any:
+    """Return a `Coder` that decodes, and encodes after `prepare`.
+
+    data, offsets: the tokens end to end, uint8 with TEXT_PADDING bytes after them, and the bounds
+        of tokens in data, int64 (size + 1,). spans: int64 (size,), bytes of text for which each
+        token stands.
+    """
+    numbers = np.dtype(np.uint32).num, np.dtype(np.int64).num
+    addresses = data.ctypes.data, offsets.ctypes.data, spans.ctypes.data
+    return module.Coder(*addresses, len(spans), _numpy_table(), *numbers, (data, offsets, spans))
+
+
+def prepare(
+    coder: Any,
+    pattern: CPattern | None,
+    vocabulary: CVocabulary,
+    find_cuts: Callable[[], None],
+    special_tokens: dict[str, int],
+    *,
+    table_bytes: int,
+    part_bytes: int,
+    most_bytes: int,
+) -> None:
+    """Let a `Coder` find tokens and, if there is a pattern, encode.
+
+    find_cuts: called before the first long text with many characters beyond ASCII. table_bytes: of
+        the table of words. most_bytes: of a text that is encoded unless the caller insists.
+    """
+    coder.prepare(
+        np.array(vocabulary.addresses(*FUNCTIONS), np.uintp).tobytes(),
+        *(pattern.address if pattern else 0, vocabulary.address, default_threads()),
+        *(table_bytes, part_bytes, most_bytes, find_cuts, special_tokens),
+        (pattern, vocabulary),
+    )
+
+
+def bind_methods(api: type, functions: dict[str, Callable[..., Any]]) -> None:
+    """Let methods of a class do the usual case in the module, by the `Coder` in its `_coder`.
+
+    functions: the methods that the module has, by name; called in any other case. A method that
+        somebody has replaced stays.
+    """
+    module = extension()
+    for name, function in functions.items():
+        if vars(api)[name] is function:
+            setattr(api, name, module.method(api, name, function, _documented(name, function)))
+
+
+def _documented(name: str, function: Callable[..., Any]) -> str:
+    """Return the doc of a method in C, which has the signature, too."""
+    signature = inspect.signature(function)
+    bare = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+    shown = str(signature.replace(parameters=bare, return_annotation=signature.empty))
+    return f"{name}{shown.replace('(self', '($self', 1)}\n--\n\n{inspect.getdoc(function)}"

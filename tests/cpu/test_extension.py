@@ -1,0 +1,468 @@
+"""The extension module: built, chosen, used by every call, and equal to ctypes and to NumPy."""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import inspect
+import os
+import random
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmgpu import Tokenizer
+from llmgpu.cpu import build, extension, library
+from llmgpu.errors import LlmgpuError
+from llmgpu.tokens import process_encoders
+from tests.bpe.encoding.test_special_encoding import vocabulary
+from tests.conftest import examples
+from tests.cpu import calls
+from tests.cpu.fuzz import random_vocabulary
+
+HAS_COMPILER = shutil.which(os.environ.get("CC", "cc").split()[0]) is not None
+HAS_HEADER = Path(sysconfig.get_paths()["include"], "Python.h").exists()
+needs_module = pytest.mark.skipif(extension.extension() is None, reason="the module is not built")
+needs_compiler = pytest.mark.skipif(
+    not (HAS_COMPILER and HAS_HEADER) or sys.platform == "win32", reason="nothing can be built"
+)
+LONG = "low lower, newest 12 wide\n" * 8000  # is encoded by several threads where there are
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    """A tokenizer whose calls go through the module."""
+    made = Tokenizer(vocabulary(), "cpu")
+    made.encode("a")
+    assert made._coder is not None
+    return made
+
+
+@needs_compiler
+def test_the_module_is_built_from_these_sources() -> None:
+    if not {library.VARIABLE, extension.VARIABLE} & os.environ.keys():
+        assert extension.describe() == "extension module", "run make setup"
+        assert build.MODULE.name.endswith(".abi3.so") != build.IS_FREE_THREADED
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_nothing_in_the_source_is_warned_of(tmp_path: Path) -> None:
+    warnings = ("-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror")
+    build.build_module(tmp_path / "calls.abi3.so", warnings)
+    assert [path.name for path in tmp_path.iterdir()] == ["calls.abi3.so"]
+
+
+def test_without_a_header_the_engine_is_built_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "calls.so").touch()  # of an earlier build
+    monkeypatch.setattr(build, "MODULE", tmp_path / "calls.so")
+    monkeypatch.setattr(build, "build", lambda: None)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    build.main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("note: the module for calls is not built, ctypes is used: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_module_is_chosen_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    monkeypatch.setenv(extension.VARIABLE, "ctypes")
+    assert extension.extension() is None
+    if library.library() is not None:
+        assert extension.describe() == "ctypes (LLMGPU_CALLS=ctypes)"
+    monkeypatch.setenv(extension.VARIABLE, "fast")
+    with pytest.raises(LlmgpuError, match="LLMGPU_CALLS=fast: use ctypes, or leave it out"):
+        extension.extension()
+    monkeypatch.delenv(extension.VARIABLE)
+    monkeypatch.setenv(library.VARIABLE, "numpy")
+    assert extension.describe() == "none, without the CPU engine"
+
+
+def test_a_module_that_is_missing_or_is_none_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "calls.abi3.so"
+    assert "was not built" in extension.load(path)[1]
+    path.write_bytes(b"\x7fELF")
+    assert "can't be loaded" in extension.load(path)[1]
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_module_of_other_sources_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "module_checksum", lambda: 1)
+    build.build_module(tmp_path / "calls.abi3.so", ["-O0"])
+    assert "was built from other sources" in extension.load(tmp_path / "calls.abi3.so")[1]
+
+
+@needs_module
+def test_another_interface_of_numpy_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extension, "_NUMPY_VERSIONS", ())
+    assert "has another binary interface" in extension.load(build.MODULE)[1]
+
+
+def test_the_numbers_of_functions_are_those_of_numpy() -> None:
+    header = Path(np.get_include(), "numpy", "__multiarray_api.h")
+    found = re.sub(r"\\\n", " ", header.read_text())
+    source = build.CALLS.read_text()
+    names = {"PyArray_Type": "NDARRAY_TYPE", "PyArray_New": "NEW_ARRAY"}
+    for name, ours in (names | {"PyArray_SetBaseObject": "SET_BASE"}).items():
+        (number,) = re.findall(rf"#define {name}\b[^#]*?PyArray_API\[(\d+)\]", found)
+        assert re.findall(rf"#define {ours} (\d+)", source) == [number], name
+
+
+@needs_module
+def test_calls_do_not_go_through_python(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object, **named: object) -> None:
+        raise AssertionError("Python was called")
+
+    ids = tokenizer.encode("a b").tolist()
+    names = ("encode_document", "encode_documents", "encodes_on_host")
+    for name in names:
+        monkeypatch.setattr(process_encoders.ProcessEncoders, name, refuse)
+    monkeypatch.setattr(type(tokenizer.vocabulary), "decode", refuse)
+    for text in ("a b", b"a b", LONG, LONG.encode(), LONG + "é", "\ud800"):
+        assert tokenizer.encode(text, dtype=list) == tokenizer.encode(text).tolist()
+        assert tokenizer.count(text) == len(tokenizer.encode_batch([text, text])[1])
+    assert tokenizer.decode(ids) == tokenizer.decode(np.array(ids), "strict") == "a b"
+    assert tokenizer.decode_bytes(ids) == b"a b"
+    assert tokenizer.decode_batch([ids]) == ["a b"]
+    assert "".join(tokenizer.decode_stream(ids)) == "a b"
+    assert tokenizer.token_to_id("a") == ids[0]
+    with pytest.raises(AssertionError, match="Python was called"):
+        tokenizer.encode("a b", bos=3)
+
+
+@needs_module
+def test_without_the_module_ctypes_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+
+    def encode(self: library.CEncoder, words: library.CSharedWords, text: bytes) -> Any:
+        called.append(len(text))
+        return original(self, words, text)
+
+    original = library.CEncoder.encode_document
+    monkeypatch.setattr(library.CEncoder, "encode_document", encode)
+    with calls.by("ctypes"):
+        made = Tokenizer(vocabulary(), "cpu")
+        for text in ("a b", LONG):
+            made.encode(text)
+    assert called == [3, len(LONG)] and made._coder is None
+    Tokenizer(vocabulary(), "cpu").encode("a b")
+    assert len(called) == 2
+
+
+@needs_module
+@pytest.mark.parametrize("seed", range(examples(60)))
+def test_every_way_gives_the_same(seed: int) -> None:
+    rng = random.Random(seed)
+    pattern = rng.choice(["gpt2", "cl100k", "o200k", "class", "none", calls.REGEX])
+    calls.check(rng, random_vocabulary(rng, pattern))
+
+
+@needs_module
+def test_texts_of_every_length_end_where_they_do(tokenizer: Tokenizer) -> None:
+    """From 513 bytes on a text is encoded where it is, but for its end."""
+    text = "ab abc, ab\n\n  x 12'll " * 120
+    expected = [Tokenizer(vocabulary(), "cpu").encode(text[:n], bos=3)[1:] for n in range(460, 700)]
+    for text_bytes, ids in zip(range(460, 700), expected, strict=True):
+        assert tokenizer.encode(text[:text_bytes]).tolist() == ids.tolist(), text_bytes
+    for whole in ("x" * 9000, "é" * 5000, " " * 3000, "日" * 70_000, "ab " * 100_000):
+        assert tokenizer.decode(tokenizer.encode(whole)) == whole
+
+
+@needs_module
+def test_results_are_the_callers(tokenizer: Tokenizer) -> None:
+    for text in ("a b", LONG):
+        first = tokenizer.encode(text)
+        kept = first.copy()
+        tokenizer.encode("zzz" * len(text))
+        assert np.array_equal(first, kept)
+        assert first.flags.writeable and first.flags.owndata
+        first[:] = 0
+        assert np.array_equal(tokenizer.encode(text), kept)
+    one, two = tokenizer.encode_batch(["a b", "c"])
+    assert one.base is two.base and len(one.base) == len(one) + len(two)
+
+
+@needs_module
+def test_methods_have_the_signatures_and_docs_of_python(tokenizer: Tokenizer) -> None:
+    from llmgpu.tokenizer.tokenizer import _IN_PYTHON
+
+    functions = {name: each for named in _IN_PYTHON.values() for name, each in named.items()}
+    assert list(functions) == ["encode", "count", "decode", "decode_bytes", "token_to_id"]
+    for name, function in functions.items():
+        method = getattr(Tokenizer, name)
+        assert method is not function
+        expected = inspect.signature(function).parameters.values()
+        found = inspect.signature(method).parameters.values()
+        described = [
+            [(each.name, each.default, each.kind) for each in parameters][1:]
+            for parameters in (expected, found)
+        ]
+        assert described[0] == described[1]
+        assert inspect.getdoc(method) == inspect.getdoc(function)
+
+
+@needs_module
+@pytest.mark.parametrize(("dtype", "kind"), [(list, "list"), ("int64", "int64"), (None, "uint32")])
+def test_the_type_of_a_tokenizer_is_that_of_its_calls(dtype: Any, kind: str) -> None:
+    tokenizer = Tokenizer(vocabulary(), "cpu", dtype=dtype)
+    for _ in range(2):  # by Python, which opens the module; by the module
+        ids = tokenizer.encode("low lower")
+        assert getattr(ids, "dtype", type(ids).__name__) == kind
+        [ids] = tokenizer.encode_batch(["low lower"])
+        assert getattr(ids, "dtype", type(ids).__name__) == kind
+        assert tokenizer.encode("low lower", dtype=list) == [*map(int, ids)]
+        assert tokenizer.decode(ids) == "low lower"
+        assert tokenizer.encode_with_offsets("low")[0].dtype == np.uint32
+
+
+@needs_module
+def test_methods_of_subclasses_are_called(tokenizer: Tokenizer) -> None:
+    class Loud(Tokenizer):
+        def encode(self, text: Any, **options: Any) -> Any:
+            return super().encode(text.upper(), **options)
+
+    loud = Loud(vocabulary(), "cpu")
+    for _ in range(2):
+        assert loud.encode("ab").tolist() == tokenizer.encode("AB").tolist()
+        assert loud.encode("ab", dtype=list) == tokenizer.encode("AB", dtype=list)
+
+
+@needs_module
+def test_a_method_that_somebody_has_replaced_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ours(self: Tokenizer, text: str) -> str:
+        return text
+
+    monkeypatch.setattr(Tokenizer, "encode", ours)
+    made = Tokenizer(vocabulary(), "cpu")
+    made.encode_batch(["a"])
+    assert made.encode("a") == "a"
+
+
+@needs_module
+@pytest.mark.parametrize("call", ["encode", "encode_batch", "count"])
+def test_python_goes_on_during_a_long_text(tokenizer: Tokenizer, call: str) -> None:
+    """Threads take turns only where one lets the others go on: within the call, or after it."""
+    text = LONG * 20
+    given: Any = [text] if call == "encode_batch" else text
+    method = getattr(tokenizer, call)
+
+    def goes_on() -> bool:
+        results: list[Any] = []
+        thread = threading.Thread(target=lambda: results.append(method(given)))
+        thread.start()
+        has_ended = bool(results)
+        thread.join()
+        assert results
+        return not has_ended
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(100)
+    try:
+        # A busy machine may run this thread too late.
+        assert any(goes_on() for _ in range(50))
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("way", ["module", "ctypes"])
+def test_threads_have_the_ids_of_one(way: str) -> None:
+    if library.library() is None:
+        pytest.skip("the CPU engine is not built")
+    texts = [f"{LONG[: 900 * k]} ab{k}" for k in range(24)]
+    with calls.by(way):
+        expected = [Tokenizer(vocabulary(), "cpu").encode(text).tolist() for text in texts]
+        shared = Tokenizer(vocabulary(), "cpu")
+        found: dict[int, list[Any]] = {}
+
+        def work(number: int) -> None:
+            order = random.Random(number).sample(range(24), 24)
+            found[number] = [(k, shared.encode(texts[k]).tolist()) for k in order]
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(found) == 8
+    assert all(ids == expected[k] for results in found.values() for k, ids in results)
+
+
+def test_two_documents_are_encoded_at_once_by_ctypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    if library.library() is None:
+        pytest.skip("the CPU engine is not built")
+    both = threading.Barrier(2, timeout=60)
+
+    def encode(self: library.CEncoder, words: library.CSharedWords, text: bytes) -> Any:
+        both.wait()
+        return original(self, words, text)
+
+    with calls.by("ctypes"):
+        made = Tokenizer(vocabulary(), "cpu")
+        made.encode("a")
+        original = library.CEncoder.encode_document
+        monkeypatch.setattr(library.CEncoder, "encode_document", encode)
+        threads = [threading.Thread(target=made.encode, args=(text,)) for text in ("a b", "c d")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not both.broken
+
+
+@needs_module
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_forked_processes_encode(tokenizer: Tokenizer) -> None:
+    """Also if threads of the parent are encoding during the fork."""
+    expected = tokenizer.encode(LONG).tolist()
+    is_over = threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            tokenizer.encode(LONG)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                same = tokenizer.encode(LONG).tolist() == expected
+                os._exit(0 if same and tokenizer.decode(expected) == LONG else 1)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    assert tokenizer.encode(LONG).tolist() == expected
+
+
+@needs_module
+def test_an_interrupt_ends_a_loop_of_calls(tokenizer: Tokenizer) -> None:
+    threading.Timer(0.05, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            tokenizer.encode(LONG)
+    assert tokenizer.decode(tokenizer.encode(LONG)) == LONG
+
+
+@needs_module
+def test_an_error_of_the_ids_ends_a_stream(tokenizer: Tokenizer) -> None:
+    def ids() -> Iterator[int]:
+        yield 97
+        raise KeyError("no more")
+
+    stream = tokenizer.decode_stream(ids())
+    assert next(stream) == "a"
+    with pytest.raises(KeyError, match="no more"):
+        next(stream)
+    assert list(stream) == []
+    streams: list[Iterator[str]] = []
+    streams.append(tokenizer.decode_stream(int(next(streams[0])) for _ in range(2)))
+    with pytest.raises(ValueError, match="in use already"):
+        next(streams[0])
+
+
+@needs_module
+def test_a_stream_in_a_circle_is_freed(tokenizer: Tokenizer) -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.stream = tokenizer.decode_stream(self.ids())
+            next(self.stream)
+
+        def ids(self) -> Iterator[int]:
+            yield 97
+            yield len(vars(self))
+
+    gone = weakref.ref(Owner())
+    gc.collect()
+    assert gone() is None
+
+
+def used_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@needs_module
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory can't be measured here")
+def test_memory_stays_flat(tokenizer: Tokenizer) -> None:
+    texts: list[Any] = ["a b", LONG[:5000], LONG[:5000] + "é", "\ud800", b"ab", None]
+    ids: list[Any] = [[97, 98], np.array([97], np.int16), [97, 1 << 40], ["a"], [98] * 300]
+
+    def repeat(times: int) -> None:
+        for _ in range(times):
+            calls.calls(tokenizer, texts, ids)
+            tokenizer.encode(LONG)
+            next(tokenizer.decode_stream(iter([97])))
+            Tokenizer(vocabulary(), "cpu").encode("a")
+
+    repeat(12)
+    gc.collect()
+    objects = *texts[:-1], *ids, *tokenizer.encode("ab abc <<", dtype=list), list
+    counts = [*map(sys.getrefcount, objects)]
+    before = used_bytes(), sys.getallocatedblocks()
+    repeat(12)
+    gc.collect()
+    assert used_bytes() - before[0] < 3 << 20
+    assert sys.getallocatedblocks() - before[1] < 2000
+    assert counts == [*map(sys.getrefcount, objects)]
+
+
+@needs_module
+def test_a_tokenizer_is_freed(tokenizer: Tokenizer) -> None:
+    made: Callable[[], Tokenizer] = lambda: Tokenizer(vocabulary(), "cpu")  # noqa: E731
+    one = made()
+    one.encode("a", dtype=list)
+    gone = weakref.ref(one)
+    del one
+    gc.collect()
+    assert gone() is None
+
+
+@needs_module
+def test_help_loads_no_module() -> None:
+    program = (
+        "import sys; sys.argv = ['llmgpu', '--help']\n"
+        "from llmgpu.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert 'llmgpu.cpu.extension' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_compiler_that_refuses_the_module_leaves_the_engine(tmp_path: Path) -> None:
+    compiler = tmp_path / "cc"
+    refusing = 'case "$*" in *calls.c*) echo error; exit 1;; esac'
+    compiler.write_text(f'#!/bin/sh\n{refusing}\nexec cc "$@"\n')
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    program = (
+        "import sys; from pathlib import Path; from llmgpu.cpu import build\n"
+        "build.LIBRARY, build.MODULE = (Path(sys.argv[1], name) for name in ('e.so', 'c.so'))\n"
+        "real = build.build; build.build = lambda: real(build.LIBRARY, ['-O0']); build.main()"
+    )
+    environment = os.environ | {"CC": str(compiler)}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "the module for calls is not built, ctypes is used" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"cc", "e.so"}
