@@ -154,7 +154,11 @@ def check_merging(rng: random.Random, pattern: str, documents: list[bytes]) -> N
     assert trained.pairs.tolist() == expected.pairs.tolist(), (pattern, documents)
     assert trained.counts.tolist() == expected.counts.tolist(), (pattern, documents)
     few = merge_host._open(
-        words, merges, options.min_frequency, longest, most_pairs=rng.choice([20, 300])
+        words,
+        merges,
+        least=options.min_frequency,
+        longest=longest,
+        most_pairs=rng.choice([20, 300]),
     )
     for found, wanted in zip(
         few.train(merges, 1 << 40), (trained.pairs, trained.counts), strict=True
