@@ -43,7 +43,7 @@ MOST_BYTES = 1 << 22  # of a block, after each step
 _ERRORS = "surrogateescape"
 _MOST_STEPS = 100
 _MOST_ADDED = 1 << 16  # bytes of the text that Prepend or Replace inserts
-_SPACE = (
+WHITE_SPACE = (
     "".join(
         map(chr, [*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029])
     )
@@ -126,9 +126,9 @@ class Strip(Step):
     def feed(self, text: str, final: bool) -> str:
         """See `Step.feed`."""
         if self._left:
-            text = text.lstrip(_SPACE)
+            text = text.lstrip(WHITE_SPACE)
             self._left = not text
-        kept = text.rstrip(_SPACE) if self._right else text
+        kept = text.rstrip(WHITE_SPACE) if self._right else text
         before = self.held if kept else []
         if kept or final:
             self.held = []

@@ -485,7 +485,8 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         """Return the ids of a document, uint32 (n,), and their character offsets, int64 (n, 2).
 
         A row holds the first character of a token and the one after its last. Tokens that share a
-        character both include it. With a normalizer, offsets refer to the normalized text.
+        character both include it. A special token includes the white space that it swallows. With a
+        normalizer, offsets refer to the normalized text, without swallowed white space.
 
         Raises like `encode`.
         """
@@ -495,14 +496,33 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
             import numpy as np
 
             ids = self.encode(text, dtype=np.uint32, allowed_special=allowed_special)
-        if self._vocabulary.normalizer:
+        vocabulary = self._vocabulary
+        if vocabulary.normalizer:
             text = self.decode_bytes(ids)
+        elif vocabulary.swallows_space and allowed_special:
+            return ids, self._spans_with_swallowed(text, ids, allowed_special)
         spans = None if self._coder is None else self._coder.spans(text, ids)
         if spans is None:
             from llmgpu.bpe.vocabulary.spelling import character_spans
 
-            spans = character_spans(to_bytes(text), self._vocabulary.token_spans[ids])
+            spans = character_spans(to_bytes(text), vocabulary.token_spans[ids])
         return ids, spans
+
+    def _spans_with_swallowed(
+        self, text: str | bytes, ids: NDArray[np.uint32], allowed_special: Collection[str]
+    ) -> NDArray[np.int64]:
+        """Return the character offsets where special tokens swallow white space, int64 (n, 2)."""
+        import numpy as np
+
+        from llmgpu.bpe.encoding.special_encoding import special_matches
+        from llmgpu.bpe.vocabulary.spelling import character_spans
+
+        vocabulary, encoded = self._vocabulary, to_bytes(text)
+        lengths = vocabulary.token_spans[ids]
+        matches = special_matches(vocabulary, allowed_special, encoded)
+        special = np.isin(ids, list(vocabulary.special_tokens.values()))
+        lengths[special] = [last - first for first, _, _, last in matches]
+        return character_spans(encoded, lengths)
 
     def apply_chat_template(
         self,

@@ -5,7 +5,8 @@
   transformers does.
 - Ids are matched with the text by their lengths. If the vocabulary has a normalizer, this module
   normalizes the text first, between special tokens as the encoder does; normalizing again changes
-  nothing. A normalized character with parts on both sides of an edge counts.
+  nothing. A normalized character with parts on both sides of an edge counts. White space that a
+  special token swallows belongs to no id.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.encoding.special_encoding import special_matches
 from llmgpu.bpe.encoding.special_options import ALL, SpecialOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.closing import Closing
@@ -63,6 +65,7 @@ class Conversations(Closing):
         late = {vocabulary.tokens[number].decode() for number in vocabulary.normalized_tokens}
         early = sorted(vocabulary.special_tokens.keys() - late, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, early)) or "(?!)")
+        self._vocabulary = vocabulary
         self._normalizes = vocabulary.normalizer is not None
         self.text_bytes = 0
         self._spans: list[tuple[int, int]] = []  # of bytes that the assistant wrote, not asked for
@@ -85,10 +88,20 @@ class Conversations(Closing):
 
     def add(self, parts: list[tuple[bytes, bool]]) -> None:
         """Take note of the bytes of a conversation, the next ones of the text."""
-        for data, is_reply in parts:
-            begin, self.text_bytes = self.text_bytes, self.text_bytes + len(data)
-            if is_reply and data:
-                self._spans.append((begin, self.text_bytes))
+        ends = np.cumsum([0, *(len(data) for data, _ in parts)])
+        if self._vocabulary.swallows_space:
+            ends = self._count_kept(b"".join(data for data, _ in parts))[ends]
+        for (_, is_reply), (begin, end) in zip(parts, pairwise(ends.tolist()), strict=True):
+            if is_reply and begin < end:
+                self._spans.append((self.text_bytes + begin, self.text_bytes + end))
+        self.text_bytes += int(ends[-1])
+
+    def _count_kept(self, data: bytes) -> NDArray[np.int64]:
+        """Return how many bytes before each are in ids: int64 (n + 1,). Others are swallowed."""
+        kept = np.ones(len(data) + 1, np.int64)
+        for first, begin, end, last in special_matches(self._vocabulary, (ALL,), data):
+            kept[first:begin] = kept[end:last] = 0
+        return np.cumsum(kept) - kept
 
     def mask(self, edges: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return bool (n,): ids with bytes of the assistant; see `llmgpu.text.chat.Chat`."""

@@ -13,29 +13,41 @@ between them have the ids that they would have as whole texts. For the search in
 - No special token extends past the end of a document.
 - In the filtered text a document starts where a special token was, so that no token crosses the
   place. `_Boundaries` tells these starts from real starts.
-- Only bytes that may begin a special token are held back until the next block.
+- Only bytes that may begin a special token are held back until the next block. Before a token with
+  the flag lstrip, the white space that may belong to it is held back, too.
+
+Tokens with flags match as in Hugging Face's tokenizers (`llmgpu.bpe.encoding.added_flags`). The
+white space that they swallow is in no id, like text that a normalizer removes. It does not count as
+text of the slices. A disallowed token is an error even where its flags would not let it match.
 """
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import groupby, zip_longest
-from operator import itemgetter
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.encoding.added_flags import (
+    LONGEST,
+    Blanks,
+    Flags,
+    begins_with_word,
+    blank_after,
+    blank_before,
+    ends_in_word,
+    incomplete_bytes,
+)
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, NoTokenError, new_ids
 from llmgpu.bpe.encoding.special_options import ALL, SpecialOptions, several
+from llmgpu.bpe.encoding.special_search import Guard, search_for
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import InputError, TextError, VocabularyError
+from llmgpu.errors import InputError, VocabularyError
 from llmgpu.input_files import quote
-from llmgpu.spelling import spelled
 from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
 from llmgpu.text.documents import Piece, remove_spans
 from llmgpu.text.normalizing import Normalizer, get_normalizer
@@ -44,8 +56,6 @@ from llmgpu.text.normalizing import Normalizer, get_normalizer
 _DOCUMENT = -1
 
 _NO_BOUNDARIES = np.empty((2, 0), np.int64)
-# groups in a regular expression, because the expression parser recurses into each group
-_MOST_NESTED = 50
 
 
 def with_special_tokens(
@@ -65,6 +75,7 @@ def with_special_tokens(
     allowed, disallowed = _chosen_texts(vocabulary, options)
     # Normalized special tokens are searched for last, so their encoder is made first.
     late = _normalized_texts(vocabulary)
+    flags = Flags.of(vocabulary)
     late_allowed: dict[bytes, int] = {}
     for text in late:
         if text in allowed:
@@ -76,6 +87,7 @@ def with_special_tokens(
         encoder = _SpecialEncoder(
             encoder,
             lengths,
+            flags,
             allowed=late_allowed,
             disallowed=late_disallowed,
             block_bytes=block_bytes,
@@ -93,6 +105,7 @@ def with_special_tokens(
     made = _SpecialEncoder(
         encoder,
         vocabulary.token_lengths,
+        flags,
         allowed={text.encode(): special[text] for text in allowed if text not in late},
         disallowed=[text.encode() for text in disallowed],
         bos=first[0],
@@ -102,6 +115,37 @@ def with_special_tokens(
     for bos, eos in others:
         made = replace(made, encoder=made, allowed={}, disallowed=(), bos=bos, eos=eos)
     return made
+
+
+def special_matches(
+    vocabulary: Vocabulary, allowed: Collection[str], document: bytes
+) -> list[tuple[int, int, int, int]]:
+    """Return where the allowed special tokens are in a document, which is normalized.
+
+    Each is the beginning of the white space that it swallows, its own beginning and end, and the
+    end of the white space after it.
+
+    Raises VocabularyError for a token that the vocabulary does not have.
+    """
+    texts = _chosen(vocabulary, allowed, vocabulary.special_tokens)
+    late = _normalized_texts(vocabulary)
+    early = {text.encode(): vocabulary.special_tokens[text] for text in texts if text not in late}
+    normalized = {late[text]: vocabulary.special_tokens[text] for text in texts if text in late}
+    found: list[tuple[int, int, int, int]] = []
+    segments = [(0, len(document))]
+    for tokens in filter(None, (early, normalized)):
+        search = _SpecialTokenFilter(tokens, Flags.of(vocabulary), None, _Boundaries())
+        between = []
+        for position, end in segments:
+            start = position
+            for match in search.matches(document[start:end]):
+                first, *own, last = (start + place for place in match)
+                found.append((first, own[0], own[1], last))
+                between.append((position, first))
+                position = last
+            between.append((position, end))
+        segments = between
+    return sorted(found)
 
 
 class DocumentEncoder:
@@ -234,6 +278,7 @@ class _SpecialEncoder:
 
     encoder: Encoder
     lengths: NDArray[np.int64]
+    flags: Flags
     allowed: Mapping[bytes, int]
     disallowed: Collection[bytes]
     block_bytes: int
@@ -259,11 +304,13 @@ class _SpecialEncoder:
     def _encode_filtered(self, source: TextSource, insertion: _Insertion) -> Iterator[EncodedSlice]:
         boundaries = _Boundaries()
         guard = Guard(self.disallowed, self.is_normalized) if self.disallowed else None
-        special_filter = _SpecialTokenFilter(self.allowed, guard, boundaries)
-        filtered = FilteredSource(source, special_filter, self.block_bytes)
-        special_bytes = 0  # in the text up to here
+        special_filter = _SpecialTokenFilter(self.allowed, self.flags, guard, boundaries)
+        filtered = _SpecialSource(source, special_filter, self.block_bytes)
+        special_bytes = done = 0  # in the text up to here, and other bytes
         try:
             for piece in self.encoder.encode(filtered):
+                done += piece.text_bytes
+                boundaries.pass_swallowed(done)
                 kinds = boundaries.take(len(piece.document_starts))
                 span = int(self.lengths[kinds[kinds != _DOCUMENT]].sum())
                 special_bytes += span
@@ -274,6 +321,7 @@ class _SpecialEncoder:
             # The offset is in the filtered text: add the special tokens before it.
             before = boundaries.special_before(error.offset)
             offset = error.offset + special_bytes + int(self.lengths[before].sum())
+            offset += boundaries.pass_swallowed(error.offset)
             raise NoTokenError(error.byte, offset) from None
 
 
@@ -331,6 +379,19 @@ class _Boundaries:
         self._ends: deque[int] = deque()
         self._added = self._taken = 0
         self._ahead = _NO_BOUNDARIES  # out of the queue, not yet asked for
+        # offsets in the filtered text at which white space was, with its bytes; bytes before these
+        self._swallowed: deque[tuple[int, int]] = deque()
+        self._swallowed_before = 0
+
+    def add_swallowed(self, offset: int, count: int) -> None:
+        """Take note of `count` bytes of white space that were at an offset of the filtered text."""
+        self._swallowed.append((offset, count))
+
+    def pass_swallowed(self, offset: int) -> int:
+        """Return the bytes of white space swallowed up to an offset; calls ascend."""
+        while self._swallowed and self._swallowed[0][0] <= offset:
+            self._swallowed_before += self._swallowed.popleft()[1]
+        return self._swallowed_before
 
     def add(self, kinds: NDArray[np.int64], offsets: NDArray[np.int64], ended: int | None) -> None:
         """Append the next boundaries, before the text around them is handed over.
@@ -370,20 +431,65 @@ class _Boundaries:
         self._ahead = np.concatenate([self._ahead, self._found.popleft()], axis=1)
 
 
-class _SpecialTokenFilter:
-    """Takes the allowed special tokens out of a text; see `llmgpu.text.documents.TextFilter`."""
+# A special token: the begin and end of the bytes taken out, and its id.
+_Match = tuple[int, int, int]
+
+
+class _SpecialSource(FilteredSource):
+    """The text that a `_SpecialTokenFilter` lets through."""
 
     def __init__(
-        self, allowed: Mapping[bytes, int], guard: Guard | None, boundaries: _Boundaries
+        self, source: TextSource, special_filter: _SpecialTokenFilter, least_bytes: int
+    ) -> None:
+        super().__init__(source, special_filter, least_bytes)
+        self._special = special_filter
+
+    def _pieces(self) -> Iterator[Piece]:
+        for piece in super()._pieces():
+            # The text has not ended while white space in front of its last piece is left.
+            ended, self._ended = self._ended, False
+            for blanks in self._special.blanks:
+                yield Piece(np.frombuffer(blanks, np.uint8), np.empty(0, np.int64), closed=False)
+            self._ended = ended
+            yield piece
+
+
+def _document_around(borders: list[int], position: int, end: int) -> tuple[int, int, bool]:
+    """Return the begin and end of the document around a position, and whether it began earlier.
+
+    borders: document starts in the data. end: of the data.
+    """
+    number = bisect_right(borders, position)
+    low = borders[number - 1] if number else 0
+    return low, borders[number] if number < len(borders) else end, number == 0
+
+
+class _SpecialTokenFilter:
+    """Takes the allowed special tokens out of a text; see `llmgpu.text.documents.TextFilter`.
+
+    blanks: white space in front of the text that `feed` returned last.
+    """
+
+    def __init__(
+        self,
+        allowed: Mapping[bytes, int],
+        flags: Flags,
+        guard: Guard | None,
+        boundaries: _Boundaries,
     ) -> None:
         """Search for the allowed texts, which have ids, and add each match to `boundaries`."""
         self._ids = allowed
         self._search = search_for(allowed) if allowed else None
+        self._flags = Flags(*(ids.intersection(allowed.values()) for ids in flags))
         self._guard = guard
         self._boundaries = boundaries
         self._held = b""
         self._held_starts = np.empty(0, np.int64)
         self._handed_over = 0
+        self.blanks: Iterable[bytes] = ()
+        self._blanks = Blanks()  # the white space before the held bytes, in their document
+        self._context = b""  # the end of the document before the held bytes
+        self._swallows = False  # the last token takes the white space that comes next
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
         """Return the text without special tokens, with a boundary at the place of each.
@@ -395,11 +501,38 @@ class _SpecialTokenFilter:
             self._guard.check(block, starts, final)
         data = self._held + block
         starts = np.concatenate([self._held_starts, starts + len(self._held)])
-        spans, decided = self._find(data, starts, final)
+        borders = starts.tolist()
+        spans, decided = self._find(data, borders, final)
+        if any(self._flags):
+            return self._feed_flagged(data, starts, spans, decided, final)
+        matches = [(begin, end, self._ids[data[begin:end]]) for begin, end in spans]
+        return self._hand_over(data, starts, matches, decided, decided, final)
+
+    def matches(self, document: bytes) -> list[tuple[int, int, int, int]]:
+        """Return where the tokens of a document are.
+
+        Each is the beginning of the white space before a token, the token's own beginning and end,
+        and the end of the white space after it.
+        """
+        spans, decided = self._find(document, [0], final=True)
+        spans = self._valid(document, [0], spans)
+        widened = self._widen(document, [0], spans, decided)
+        return [(w[0], *span, w[1]) for span, w in zip(spans, widened, strict=True)]
+
+    def _hand_over(
+        self,
+        data: bytes,
+        starts: NDArray[np.int64],
+        matches: list[_Match],
+        end: int,
+        decided: int,
+        final: bool,
+    ) -> Piece:
+        """Return the text up to `end` without `matches`; hold the data from `decided` on."""
         # A document start after the decided text is left to the next block.
         own = len(starts) if final else int(np.searchsorted(starts, decided))
         self._held, self._held_starts = data[decided:], starts[own:] - decided
-        piece, kinds = self._cut(data[:decided], starts[:own], spans, final)
+        piece, kinds = self._cut(data[:end], starts[:own], matches, final)
         # A document that starts at the very end has no text yet, so it does not end here.
         begun = int((starts == len(data)).sum())
         ended = len(kinds) - begun if final else None
@@ -407,8 +540,99 @@ class _SpecialTokenFilter:
         self._handed_over += len(piece.text)
         return piece
 
+    def _feed_flagged(
+        self,
+        data: bytes,
+        starts: NDArray[np.int64],
+        spans: list[tuple[int, int]],
+        decided: int,
+        final: bool,
+    ) -> Piece:
+        """Return what `feed` returns, with the flags of tokens applied to the spans found."""
+        borders = starts.tolist()
+        spans = self._valid(data, borders, spans)
+        before, last = (b"", borders[-1]) if borders else (self._context, 0)
+        self._context = (before + data[last:decided])[-LONGEST:]
+        # White space after the token before this data is swallowed up to the next token.
+        if self._swallows:
+            lead = blank_after(data, 0, min([decided, *borders[:1], *(b for b, _ in spans[:1])]))
+            self._boundaries.add_swallowed(self._handed_over, lead)
+            self._swallows = lead == decided and not borders
+            data, starts, decided = data[lead:], starts - lead, decided - lead
+            borders = starts.tolist()
+            spans = [(begin - lead, end - lead) for begin, end in spans]
+        self.blanks = ()
+        matches = self._widen(data, borders, spans, decided)
+        # The white space at the end may belong to the next token.
+        taken = max([0, *borders[-1:], *(end for _, end, _ in matches[-1:])])
+        end = decided
+        if self._flags.lstrip and not final:
+            end = blank_before(data, taken, decided)
+        if end or borders or matches or final:
+            self._handed_over += self._blanks.length
+            self.blanks = self._blanks.take()
+        self._blanks.append(data[end:decided])
+        return self._hand_over(data, starts, matches, end, decided, final)
+
+    def _valid(
+        self, data: bytes, borders: list[int], spans: list[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """Return the spans of tokens that their flags let match."""
+        valid: list[tuple[int, int]] = []
+        # White space from here up to there, at most, belongs to a token already.
+        swallowed, until = 0, min([len(data), *borders[:1]]) if self._swallows else 0
+        for begin, end in spans:
+            token = self._ids[data[begin:end]]
+            low, high, continues = _document_around(borders, begin, len(data))
+            if token in self._flags.single_word:
+                before = data[max(low, begin - LONGEST) : begin]
+                before = self._context + before if continues else before
+                after = data[end : min(high, end + LONGEST)]
+                if ends_in_word(before) or begins_with_word(after):
+                    continue
+            # White space is swallowed only once, so that nothing is left of this token.
+            swallows = token in self._flags.lstrip and begin < until
+            if swallows and blank_after(data, swallowed, end) == end:
+                continue
+            valid.append((begin, end))
+            swallowed, until = end, high if token in self._flags.rstrip else 0
+        return valid
+
+    def _widen(
+        self, data: bytes, borders: list[int], spans: list[tuple[int, int]], decided: int
+    ) -> list[_Match]:
+        """Return the matches of tokens with the white space that they swallow."""
+        matches: list[_Match] = []
+        removed = taken = 0
+        tokens = [self._ids[data[begin:end]] for begin, end in spans]
+        # A token that begins with white space keeps it, unless the token swallows white space, too.
+        limits = [
+            decided if token in self._flags.lstrip else begin
+            for (begin, _), token in zip(spans, tokens, strict=True)
+        ]
+        nexts = [*limits[1:], decided]
+        for (begin, end), token, following in zip(spans, tokens, nexts, strict=False):
+            first, last = max(begin, taken), end
+            low, high, continues = _document_around(borders, begin, decided)
+            held = 0
+            if token in self._flags.lstrip:
+                first = blank_before(data, max(low, taken), first)
+                # White space held since earlier data is part of the same run.
+                if first == 0 and continues:
+                    held = self._blanks.length
+                    self._blanks.take()
+            if token in self._flags.rstrip:
+                last = blank_after(data, end, min(high, following))
+                self._swallows = last == decided and begin >= max(borders[-1:], default=0)
+            offset = self._handed_over + self._blanks.length + first - removed
+            self._boundaries.add_swallowed(offset, held + begin - first + last - end)
+            removed += last - first
+            taken = last
+            matches.append((first, last, token))
+        return matches
+
     def _find(
-        self, data: bytes, starts: NDArray[np.int64], final: bool
+        self, data: bytes, borders: list[int], final: bool
     ) -> tuple[list[tuple[int, int]], int]:
         """Return the (begin, end) of allowed tokens, and the end of the decided text."""
         search, position = self._search, 0
@@ -416,9 +640,9 @@ class _SpecialTokenFilter:
             return [], len(data)
         spans: list[tuple[int, int]] = []
         # Up to here every match is certain: from here to the end of the last document, fewer bytes
-        # follow than the longest token has.
-        safe = len(data) if final else max(len(data) - search.longest + 1, *starts[-1:], 0)
-        borders = starts.tolist()
+        # follow than the longest token has, and the character after it.
+        longest = search.longest + (LONGEST if self._flags.single_word else 0)
+        safe = len(data) if final else max(len(data) - longest + 1, *borders[-1:], 0)
         while (found := search.find(data, position, borders)) and found[0] < safe:
             spans.append(found)
             position = found[1]
@@ -429,129 +653,33 @@ class _SpecialTokenFilter:
                 break
             match = search.pattern.match(data, position)
             if match:
+                if len(data) - match.end() < LONGEST and self._is_single(data, match.span()):
+                    break
                 spans.append(match.span())
             position = match.end() if match else position + 1
+        if any(self._flags) and position == len(data) and not final:
+            position -= incomplete_bytes(data[max([0, *borders[-1:]]) :][-LONGEST:])
+            position = max([position, *(end for _, end in spans[-1:])])
         return spans, position
 
+    def _is_single(self, data: bytes, span: tuple[int, int]) -> bool:
+        return self._ids[data[slice(*span)]] in self._flags.single_word
+
     def _cut(
-        self, data: bytes, starts: NDArray[np.int64], spans: list[tuple[int, int]], final: bool
+        self, data: bytes, starts: NDArray[np.int64], matches: list[_Match], final: bool
     ) -> tuple[Piece, NDArray[np.int64]]:
-        """Take `spans` out of `data`; return the rest, and the kinds of its boundaries."""
+        """Take `matches` out of `data`; return the rest, and the kinds of its boundaries."""
         text = np.frombuffer(data, np.uint8)
         kinds = np.full(len(starts), _DOCUMENT, np.int64)
-        if spans:
-            places = np.array(spans, np.int64)
-            text, cuts = remove_spans(text, places)
+        if matches:
+            places = np.array(matches, np.int64)
+            text, cuts = remove_spans(text, places[:, :2])
             ends = places[:, 1]
             removed = np.concatenate([np.zeros(1, np.int64), ends - cuts])
             # A document start goes before a token that begins there, but after one that ends there.
             order = np.argsort(np.concatenate([2 * starts, 2 * places[:, 0] + 1]), kind="stable")
             starts = starts - removed[np.searchsorted(ends, starts, side="right")]
             starts = np.concatenate([starts, cuts])[order]
-            ids = np.array([self._ids[data[begin:end]] for begin, end in spans], np.int64)
-            kinds = np.concatenate([kinds, ids])[order]
+            kinds = np.concatenate([kinds, places[:, 2]])[order]
         closed = final or bool(len(starts) and starts[-1] == len(text))
         return Piece(text, starts, closed), kinds
-
-
-def search_for(texts: Collection[bytes]) -> Search:
-    """Return a search for byte strings: at least one, none of them empty."""
-    return _search_for(tuple(sorted(set(texts))))
-
-
-@lru_cache(maxsize=16)
-def _search_for(texts: tuple[bytes, ...]) -> Search:
-    return Search(texts)
-
-
-class Search:
-    """Finds byte strings, leftmost first, the longest at a position.
-
-    longest: bytes of the longest string. pattern: matches the longest at a position.
-    """
-
-    def __init__(self, texts: Sequence[bytes]) -> None:
-        """Take one or more distinct texts, sorted."""
-        self._texts = texts
-        self.longest = max(map(len, texts))
-        self.pattern = re.compile(_longest_of(texts))
-        firsts = {text[:1] for text in texts}
-        self._first = re.compile(b"[" + b"".join(map(re.escape, sorted(firsts))) + b"]")
-
-    def find(self, data: bytes, position: int, starts: Sequence[int]) -> tuple[int, int] | None:
-        """Return the (begin, end) of the first string, from a position on, within a document."""
-        match = self.pattern.search(data, position)
-        while match:
-            after = bisect_right(starts, match.start())
-            if after == len(starts) or starts[after] >= match.end():
-                return match.span()
-            border = starts[after]
-            match = self.pattern.search(data, match.start(), border)
-            match = match or self.pattern.search(data, border)
-        return None
-
-    def next_candidate(self, data: bytes, position: int) -> int:
-        """Return the first position, from `position` on, where a string may start; else the end."""
-        match = self._first.search(data, position)
-        return match.start() if match else len(data)
-
-    def may_continue(self, data: bytes, position: int) -> bool:
-        """Whether the data from a position on is a proper prefix of a string."""
-        rest = data[position:]
-        return any(len(text) > len(rest) and text.startswith(rest) for text in self._texts)
-
-
-def _longest_of(texts: Sequence[bytes], depth: int = 0) -> bytes:
-    """Return a regular expression for the longest of sorted, distinct texts.
-
-    Texts with a common beginning share one branch, so that few branches are tried at a position.
-    """
-    first, last = texts[0], texts[-1]
-    alike = next((k for k, byte in enumerate(first) if byte != last[k]), len(first))
-    prefix, rests = re.escape(first[:alike]), [text[alike:] for text in texts]
-    if len(rests) == 1:
-        return prefix
-    if depth == _MOST_NESTED:
-        rests.sort(key=len, reverse=True)
-        return prefix + b"(?:" + b"|".join(map(re.escape, rests)) + b")"
-    longer = rests[1:] if rests[0] == b"" else rests
-    branches = [_longest_of(list(same), depth + 1) for _, same in groupby(longer, itemgetter(0))]
-    optional = b"?" if longer is not rests else b""
-    return prefix + b"(?:" + b"|".join(branches) + b")" + optional
-
-
-class Guard:
-    """Refuses text in which certain byte strings occur."""
-
-    def __init__(self, texts: Collection[bytes], is_normalized: bool) -> None:
-        """Take at least one byte string, none of them empty.
-
-        Is_normalized: for the error's wording.
-        """
-        self._search = search_for(texts)
-        self._is_normalized = is_normalized
-        self._before = b""  # the end of the document so far, too short to hold the longest
-        self._offset = 0  # of that beginning, in the whole text
-
-    def check(self, block: bytes, starts: NDArray[np.int64], final: bool) -> None:
-        """Raise TextError if a string ends in the next block.
-
-        InputError if the text is normalized.
-        """
-        data = self._before + block
-        found = self._search.find(data, 0, (starts + len(self._before)).tolist())
-        if found:
-            begin, end = found
-            error = TextError(
-                f"special token {quote(data[begin:end].decode())}",
-                self._offset + begin,
-                f"is disallowed: use {spelled('--allowed-special')} to encode it as its id, or "
-                "don't disallow it to encode it as text",
-            )
-            if self._is_normalized:
-                raise InputError(f"in the normalized text, {error}")
-            raise error
-        last = int(starts[-1]) + len(self._before) if len(starts) else 0
-        kept = 0 if final else min(len(data) - last, self._search.longest - 1)
-        self._before = data[len(data) - kept :]
-        self._offset += len(data) - kept

@@ -23,6 +23,7 @@ from llmgpu.bpe.interchange.token_tables import (
     find_end_of_text,
     name_pairs,
     note_unicode,
+    refuse_added_flags,
 )
 from llmgpu.bpe.vocabulary.recovery import listed_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -201,8 +202,7 @@ def _name_split(vocabulary: Vocabulary, made: int) -> str:
         raise VocabularyError(
             f"{_TOOL} can't cut text by the pattern {quote(vocabulary.pattern)}; it can by {known}"
         )
-    if vocabulary.normalized_tokens:
-        raise VocabularyError(f"{_TOOL} does not support normalized special tokens")
+    refuse_added_flags(vocabulary, f"{_TOOL} does not support")
     if missing := vocabulary.missing_bytes:
         raise VocabularyError(
             f"{len(missing)} bytes have no token, the first is 0x{missing[0]:02x}: {_TOOL} would "

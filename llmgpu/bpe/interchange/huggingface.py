@@ -101,7 +101,11 @@ _PARTS = {"version", "truncation", "padding", "added_tokens", "model", *_SEQUENC
 _MODEL_PARTS = {"type", "vocab", "merges", "unk_token", "ignore_merges"}
 _MODEL_AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 _MODEL_REFUSED = ("dropout", *_MODEL_AFFIXES, "fuse_unk", "byte_fallback")
-_ADDED_FLAGS = ("single_word", "lstrip", "rstrip")
+_ADDED_FLAGS = {  # the fields of a vocabulary
+    "single_word": "single_word_tokens",
+    "lstrip": "lstrip_tokens",
+    "rstrip": "rstrip_tokens",
+}
 
 
 def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
@@ -158,7 +162,7 @@ def read_content(
         if content.get(part) is not None:
             note(f"{part} is not applied")
     # Added tokens may be searched for before or after the normalizer runs.
-    added, normalized = _read_added(content.get("added_tokens"), note)
+    added, normalized, flagged = _read_added(content.get("added_tokens"), note)
     if normalizer is not None:
         _check_different(added, normalized, get_normalizer(normalizer).apply)
     elif len(normalized) == len(added):
@@ -171,6 +175,7 @@ def read_content(
         normalized_tokens=normalized,
         prefix_ids=prefix_ids,
         suffix_ids=suffix_ids,
+        **flagged,
         chat=chat(),
     )
     note_missing_bytes(vocabulary, note)
@@ -284,9 +289,15 @@ def to_transformers(vocabulary: Vocabulary) -> Any:
 def _describe_added(vocabulary: Vocabulary) -> list[dict[str, Any]]:
     late = set(vocabulary.normalized_tokens)
     special = sorted(vocabulary.special_tokens.items(), key=lambda item: item[1])
-    flags = dict.fromkeys(_ADDED_FLAGS, False)
+    flagged = {flag: set(getattr(vocabulary, field)) for flag, field in _ADDED_FLAGS.items()}
     return [
-        {"id": i, "content": text, **flags, "normalized": i in late, "special": True}
+        {
+            "id": i,
+            "content": text,
+            **{flag: i in ids for flag, ids in flagged.items()},
+            "normalized": i in late,
+            "special": True,
+        }
         for text, i in special
     ]
 
@@ -360,12 +371,14 @@ def _refuse_sentencepiece(content: Mapping[str, Any]) -> None:
         )
 
 
-def _read_added(content: object, note: Note) -> tuple[dict[str, int], tuple[int, ...]]:
-    """Return ids by text of the added tokens, and the ids of the normalized tokens."""
+def _read_added(
+    content: object, note: Note
+) -> tuple[dict[str, int], tuple[int, ...], dict[str, tuple[int, ...]]]:
+    """Return ids by text of the added tokens, the normalized ids, and the ids by flag's field."""
     added: dict[str, int] = {}
     normalized: list[int] = []
     plain: list[str] = []
-    flagged: list[str] = []
+    flagged: dict[str, list[int]] = {}
     for entry in _as_list("added_tokens", [] if content is None else content):
         text = _as_map("an added token", entry).get("content")
         if not isinstance(text, str) or not text:
@@ -377,16 +390,16 @@ def _read_added(content: object, note: Note) -> tuple[dict[str, int], tuple[int,
             plain.append(text)
         if entry.get("normalized"):
             normalized.append(added[text])
-        if any(entry.get(flag) for flag in _ADDED_FLAGS):
-            flagged.append(text)
+        for flag, field in _ADDED_FLAGS.items():
+            if entry.get(flag):
+                flagged.setdefault(field, []).append(added[text])
     if plain:
         note(
             "added tokens that are not special are matched here only where special tokens are "
             f"allowed, not in any text: {listed(plain)}"
         )
-    if flagged:
-        note(f"lstrip, rstrip and single_word of added tokens are not applied: {listed(flagged)}")
-    return added, tuple(sorted(normalized))
+    fields = {field: tuple(sorted(ids)) for field, ids in flagged.items()}
+    return added, tuple(sorted(normalized)), fields
 
 
 def _check_different(

@@ -191,11 +191,25 @@ def require_merging(vocabulary: Vocabulary, tool: str) -> None:
 
 def refuse_normalizing(vocabulary: Vocabulary, files: str) -> None:
     """Raise VocabularyError if a vocabulary normalizes text, because `files` can't say so."""
-    if vocabulary.normalized_tokens:
-        raise VocabularyError(f"{files} can't hold normalized special tokens")
+    refuse_added_flags(vocabulary, f"{files} can't hold")
     if vocabulary.normalizer is not None:
         name = get_normalizer(vocabulary.normalizer).name
         raise VocabularyError(f"{files} can't hold a normalizer ({name})")
+
+
+def refuse_added_flags(vocabulary: Vocabulary, refusal: str) -> None:
+    """Raise VocabularyError if special tokens are searched for in a way that a format lacks.
+
+    refusal: the beginning of the message, such as "llama.cpp does not support".
+    """
+    for field, meaning in (
+        ("normalized_tokens", "normalized special tokens"),
+        ("lstrip_tokens", "special tokens that swallow the white space before them (lstrip)"),
+        ("rstrip_tokens", "special tokens that swallow the white space after them (rstrip)"),
+        ("single_word_tokens", "special tokens that count only as words (single_word)"),
+    ):
+        if getattr(vocabulary, field):
+            raise VocabularyError(f"{refusal} {meaning}")
 
 
 def exportable_ids(vocabulary: Vocabulary, tool: str) -> dict[str, int]:

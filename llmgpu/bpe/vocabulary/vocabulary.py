@@ -37,6 +37,7 @@ from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, UNRECORDED_VER
 from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES, chat
 from llmgpu.bpe.vocabulary.chat import ChatTemplate, take_chat_template
 from llmgpu.bpe.vocabulary.file import (
+    ADDED_FLAGS,
     MAX_TRAINING_ENTRIES,
     NORMALIZED_TOKENS,
     PREFIX_IDS,
@@ -88,6 +89,10 @@ class Vocabulary:
     unknown_token: id of bytes that no token matches; None makes them an error.
     normalized_tokens: ids of the special tokens that are searched for last: in the text between the
         other special tokens, after its normalization and theirs.
+    lstrip_tokens, rstrip_tokens: ids of the special tokens that swallow the white space before and
+        after them.
+    single_word_tokens: ids of the special tokens that count only between characters that are not of
+        words.
     training: facts of the training, up to 64 numbers and texts for people to read.
     unicode: version of the character classes in the pattern, one of `unicode_classes.VERSIONS`;
         without meaning for a pattern without classes.
@@ -107,6 +112,9 @@ class Vocabulary:
     normalizer: str | None = None
     unknown_token: int | None = None
     normalized_tokens: tuple[int, ...] = ()
+    lstrip_tokens: tuple[int, ...] = ()
+    rstrip_tokens: tuple[int, ...] = ()
+    single_word_tokens: tuple[int, ...] = ()
     training: dict[str, int | float | str] = field(default_factory=dict)
     unicode: str = DEFAULT_VERSION
     prefix_ids: tuple[int, ...] = ()
@@ -155,7 +163,10 @@ class Vocabulary:
         version = self.classes_version
         rules = {
             UNICODE: version if version and version != UNRECORDED_VERSION else "",
-            NORMALIZED_TOKENS: ",".join(map(str, self.normalized_tokens)),
+            **{
+                name: ",".join(map(str, getattr(self, name)))
+                for name in (NORMALIZED_TOKENS, *ADDED_FLAGS)
+            },
         }
         return {name: rule for name, rule in rules.items() if rule}
 
@@ -164,6 +175,11 @@ class Vocabulary:
         """The tokens around a text in the file's form."""
         ids = {PREFIX_IDS: self.prefix_ids, SUFFIX_IDS: self.suffix_ids}
         return {name: ",".join(map(str, found)) for name, found in ids.items() if found}
+
+    @property
+    def swallows_space(self) -> bool:
+        """Whether special tokens swallow white space around them."""
+        return bool(self.lstrip_tokens or self.rstrip_tokens)
 
     @property
     def takes_whole_tokens(self) -> bool:
@@ -232,7 +248,11 @@ class Vocabulary:
             pack_ids(sorted(self.special_tokens.values())),
             self.token_lengths.astype("<u4").tobytes(),
         )
-        rules = self._recorded.values()
+        # Lists of ids that mean different things differ by their names.
+        rules = [
+            f"{name} {rule}" if name in ADDED_FLAGS else rule
+            for name, rule in self._recorded.items()
+        ]
         # Hash msgpack's list of these facts in pieces, so that gigabytes of tokens are not copied.
         digest = hashlib.sha256(msgpack.Packer().pack_array_header(len(decisive) + 1 + len(rules)))
         for entry in decisive:
@@ -307,7 +327,7 @@ class Vocabulary:
             has_classes = _has_classes(content.fields["pattern"])
             absent = UNRECORDED_VERSION if has_classes else DEFAULT_VERSION
             unicode = content.fields["training"].pop(UNICODE, absent)
-            for rule in (NORMALIZED_TOKENS, PREFIX_IDS, SUFFIX_IDS):
+            for rule in (NORMALIZED_TOKENS, *ADDED_FLAGS, PREFIX_IDS, SUFFIX_IDS):
                 content.fields[rule] = _take_ids(content.fields["training"], rule)
             chat = take_chat_template(content.fields["training"])
             vocabulary = cls(**content.fields, unicode=unicode, chat=chat)
@@ -438,9 +458,11 @@ def _check_special_tokens(vocabulary: Vocabulary) -> None:
             )
         if not text or vocabulary.tokens[token] != text.encode(errors="replace"):
             raise VocabularyError(f"special token {quote(text)} is not what id {token} spells")
-    late = vocabulary.normalized_tokens
-    if len(set(late)) < len(late) or not set(late) <= set(vocabulary.special_tokens.values()):
-        raise VocabularyError("normalized_tokens are not different ids of special tokens")
+    special = set(vocabulary.special_tokens.values())
+    for name in (NORMALIZED_TOKENS, *ADDED_FLAGS):
+        marked = getattr(vocabulary, name)
+        if len(set(marked)) < len(marked) or not set(marked) <= special:
+            raise VocabularyError(f"{name} are not different ids of special tokens")
     for number in (*vocabulary.prefix_ids, *vocabulary.suffix_ids):
         if not 0 <= number < vocabulary.size or not vocabulary.tokens[number]:
             raise VocabularyError(f"id {number}, added around a text, is not in the vocabulary")
@@ -495,8 +517,8 @@ def check_training(training: Mapping[str, object], recorded: Mapping[str, str]) 
         raise VocabularyError(
             f"{len(training)} entries of training data, but the limit is {MAX_TRAINING_ENTRIES}"
         )
-    rules = (UNICODE, NORMALIZED_TOKENS, PREFIX_IDS, SUFFIX_IDS, chat.SOURCE, chat.TOKENS)
-    for rule in rules:
+    ids = (NORMALIZED_TOKENS, *ADDED_FLAGS, PREFIX_IDS, SUFFIX_IDS)
+    for rule in (UNICODE, *ids, chat.SOURCE, chat.TOKENS):
         if rule in training:
             raise VocabularyError(
                 f"training data can't hold {quote(rule)}, which is an argument of its own"

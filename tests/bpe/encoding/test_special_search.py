@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgpu.bpe.encoding.special_encoding import search_for
+from llmgpu.bpe.encoding.special_search import search_for
 
 TEXT = st.lists(st.sampled_from([b"<", b"|", b"a", b"b", b".", b"\n", b"\xff"]), max_size=12).map(
     b"".join

@@ -126,9 +126,10 @@ class TestRead:
         read = huggingface.read(tmp_path / "t.json", note=notes.append)
         assert read.special_tokens == {"<|endoftext|>": 0, "<pad>": 1, "   ": 500, "<m>": 501}
         assert [
-            next(w for w in ("Template", "not special", "lstrip", "truncation") if w in note)
+            next(w for w in ("Template", "not special", "truncation") if w in note)
             for note in notes
-        ] == ["Template", "truncation", "not special", "lstrip"]
+        ] == ["Template", "truncation", "not special"]
+        assert read.lstrip_tokens == (501,)
 
 
 class TestPatterns:

@@ -1,0 +1,145 @@
+"""The flags of Hugging Face's added tokens: lstrip, rstrip and single_word.
+
+- lstrip, rstrip: a match swallows the white space before or after it, within its document. Earlier
+  and later matches keep their own bytes. White space is Unicode's property White_Space.
+- single_word: a match beside a word character does not count, but the search continues after it. A
+  word character is a letter, a mark, a decimal or letter number, a connector such as "_", or a
+  joiner; circled letters are word characters, too.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain, repeat
+from typing import NamedTuple
+
+import numpy as np
+
+from llmgpu.bpe.pretokens.unicode_classes import (
+    DEFAULT_VERSION,
+    LETTERS,
+    MARK,
+    NUMBER,
+    code_point_classes,
+)
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.text.normalizing import WHITE_SPACE
+
+LONGEST = 4  # bytes of a character
+_WINDOW = 64  # bytes looked at first
+_BLOCK = 3 << 14  # bytes of white space that are compared; each character fills it exactly
+_ERRORS = "surrogateescape"
+_MORE_LETTERS = ((0x24B6, 0x24EA), (0x1F130, 0x1F14A), (0x1F150, 0x1F16A), (0x1F170, 0x1F18A))
+_JOINERS = (0x200C, 0x200D)
+_NEWER_FRACTIONS = range(0x1D2C0, 0x1D2D4)  # numbers that are no digits, unknown to older Pythons
+
+
+class Flags(NamedTuple):
+    """The ids that have each flag."""
+
+    lstrip: frozenset[int] = frozenset()
+    rstrip: frozenset[int] = frozenset()
+    single_word: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> Flags:
+        """Return the flags of a vocabulary's special tokens."""
+        return cls(
+            frozenset(vocabulary.lstrip_tokens),
+            frozenset(vocabulary.rstrip_tokens),
+            frozenset(vocabulary.single_word_tokens),
+        )
+
+
+@cache
+def _word_characters() -> bytes:
+    """Return 1 for each code point that is a word character, else 0."""
+    classes = code_point_classes(DEFAULT_VERSION)
+    found = np.isin(classes, [*LETTERS, MARK])
+    for code in np.flatnonzero(classes == NUMBER).tolist():
+        found[code] = unicodedata.category(chr(code)) != "No" and code not in _NEWER_FRACTIONS
+    for begin, end in _MORE_LETTERS:
+        found[begin:end] = True
+    found[list(_JOINERS)] = True
+    connectors = [k for k in range(1 << 16) if unicodedata.category(chr(k)) == "Pc"]
+    found[connectors] = True
+    return found.tobytes()
+
+
+def ends_in_word(data: bytes) -> bool:
+    """Whether the last character of `data` is a word character."""
+    return bool(data) and _is_word(data[-LONGEST:].decode(errors=_ERRORS)[-1])
+
+
+def begins_with_word(data: bytes) -> bool:
+    """Whether the first character of `data` is a word character."""
+    return bool(data) and _is_word(data[:LONGEST].decode(errors=_ERRORS)[0])
+
+
+def _is_word(character: str) -> bool:
+    return bool(_word_characters()[ord(character)])
+
+
+def blank_before(data: bytes, begin: int, end: int) -> int:
+    """Return the start of the white space before a position, not before `begin`."""
+    size = _WINDOW
+    while True:
+        first = max(begin, end - size)
+        window = data[first:end].decode(errors=_ERRORS)
+        kept = len(window.rstrip(WHITE_SPACE).encode(errors=_ERRORS))
+        if first == begin or kept >= LONGEST:
+            return first + kept
+        size *= 8
+
+
+def blank_after(data: bytes, begin: int, end: int) -> int:
+    """Return the end of the white space after a position, not after `end`."""
+    size = _WINDOW
+    while True:
+        last = min(end, begin + size)
+        window = data[begin:last].decode(errors=_ERRORS)
+        kept = len(window.lstrip(WHITE_SPACE).encode(errors=_ERRORS))
+        if last == end or kept >= LONGEST:
+            return last - kept
+        size *= 8
+
+
+def incomplete_bytes(data: bytes) -> int:
+    """Return how many bytes at the end of `data` may begin a character."""
+    for length in range(1, min(LONGEST, len(data) + 1)):
+        lead = data[-length]
+        if lead >= 0xC0:
+            return length if lead >= (0xC0, 0xE0, 0xF0)[length - 1] else 0
+        if lead < 0x80:
+            break
+    return 0
+
+
+class Blanks:
+    """A run of white space in little memory: equal blocks are stored once, with their count."""
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[bytes, int]] = []
+        self._rest = b""
+        self.length = 0
+
+    def append(self, data: bytes) -> None:
+        """Add white space at the end."""
+        self.length += len(data)
+        data = self._rest + data
+        whole = len(data) - len(data) % _BLOCK
+        self._rest = data[whole:]
+        for begin in range(0, whole, _BLOCK):
+            block = data[begin : begin + _BLOCK]
+            if self._blocks and self._blocks[-1][0] == block:
+                self._blocks[-1] = block, self._blocks[-1][1] + 1
+            else:
+                self._blocks.append((block, 1))
+
+    def take(self) -> Iterator[bytes]:
+        """Become empty; return all white space in blocks."""
+        blocks, self._blocks = [*self._blocks, (self._rest, 1)], []
+        self._rest, self.length = b"", 0
+        return chain.from_iterable(repeat(*block) for block in blocks)

@@ -1,0 +1,123 @@
+"""The search for special tokens in text."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.errors import InputError, TextError
+from llmgpu.input_files import quote
+from llmgpu.spelling import spelled
+
+# groups in a regular expression, because the expression parser recurses into each group
+_MOST_NESTED = 50
+
+
+def search_for(texts: Collection[bytes]) -> Search:
+    """Return a search for byte strings: at least one, none of them empty."""
+    return _search_for(tuple(sorted(set(texts))))
+
+
+@lru_cache(maxsize=16)
+def _search_for(texts: tuple[bytes, ...]) -> Search:
+    return Search(texts)
+
+
+class Search:
+    """Finds byte strings, leftmost first, the longest at a position.
+
+    longest: bytes of the longest string. pattern: matches the longest at a position.
+    """
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        """Take one or more distinct texts, sorted."""
+        self._texts = texts
+        self.longest = max(map(len, texts))
+        self.pattern = re.compile(_longest_of(texts))
+        firsts = {text[:1] for text in texts}
+        self._first = re.compile(b"[" + b"".join(map(re.escape, sorted(firsts))) + b"]")
+
+    def find(self, data: bytes, position: int, starts: Sequence[int]) -> tuple[int, int] | None:
+        """Return the (begin, end) of the first string, from a position on, within a document."""
+        match = self.pattern.search(data, position)
+        while match:
+            after = bisect_right(starts, match.start())
+            if after == len(starts) or starts[after] >= match.end():
+                return match.span()
+            border = starts[after]
+            match = self.pattern.search(data, match.start(), border)
+            match = match or self.pattern.search(data, border)
+        return None
+
+    def next_candidate(self, data: bytes, position: int) -> int:
+        """Return the first position, from `position` on, where a string may start; else the end."""
+        match = self._first.search(data, position)
+        return match.start() if match else len(data)
+
+    def may_continue(self, data: bytes, position: int) -> bool:
+        """Whether the data from a position on is a proper prefix of a string."""
+        rest = data[position:]
+        return any(len(text) > len(rest) and text.startswith(rest) for text in self._texts)
+
+
+def _longest_of(texts: Sequence[bytes], depth: int = 0) -> bytes:
+    """Return a regular expression for the longest of sorted, distinct texts.
+
+    Texts with a common beginning share one branch, so that few branches are tried at a position.
+    """
+    first, last = texts[0], texts[-1]
+    alike = next((k for k, byte in enumerate(first) if byte != last[k]), len(first))
+    prefix, rests = re.escape(first[:alike]), [text[alike:] for text in texts]
+    if len(rests) == 1:
+        return prefix
+    if depth == _MOST_NESTED:
+        rests.sort(key=len, reverse=True)
+        return prefix + b"(?:" + b"|".join(map(re.escape, rests)) + b")"
+    longer = rests[1:] if rests[0] == b"" else rests
+    branches = [_longest_of(list(same), depth + 1) for _, same in groupby(longer, itemgetter(0))]
+    optional = b"?" if longer is not rests else b""
+    return prefix + b"(?:" + b"|".join(branches) + b")" + optional
+
+
+class Guard:
+    """Refuses text in which certain byte strings occur."""
+
+    def __init__(self, texts: Collection[bytes], is_normalized: bool) -> None:
+        """Take at least one byte string, none of them empty.
+
+        Is_normalized: for the error's wording.
+        """
+        self._search = search_for(texts)
+        self._is_normalized = is_normalized
+        self._before = b""  # the end of the document so far, too short to hold the longest
+        self._offset = 0  # of that beginning, in the whole text
+
+    def check(self, block: bytes, starts: NDArray[np.int64], final: bool) -> None:
+        """Raise TextError if a string ends in the next block.
+
+        InputError if the text is normalized.
+        """
+        data = self._before + block
+        found = self._search.find(data, 0, (starts + len(self._before)).tolist())
+        if found:
+            begin, end = found
+            error = TextError(
+                f"special token {quote(data[begin:end].decode())}",
+                self._offset + begin,
+                f"is disallowed: use {spelled('--allowed-special')} to encode it as its id, or "
+                "don't disallow it to encode it as text",
+            )
+            if self._is_normalized:
+                raise InputError(f"in the normalized text, {error}")
+            raise error
+        last = int(starts[-1]) + len(self._before) if len(starts) else 0
+        kept = 0 if final else min(len(data) - last, self._search.longest - 1)
+        self._before = data[len(data) - kept :]
+        self._offset += len(data) - kept
