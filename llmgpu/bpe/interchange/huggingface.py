@@ -13,6 +13,11 @@
 - If an added token is not among the model's tokens, the library ignores the token's id in the file
   and numbers it anew. So special tokens are written in both places, as in GPT-2's file, and a file
   whose tokens the library would number differently is refused.
+- With ignore_merges, the library takes a pre-token that spells one of the model's tokens, even an
+  added one. Text has such a pre-token where the search for added tokens misses it: the normalizer
+  makes the token's text, or the token is no single word. Such tokens are `whole_tokens`. If one is
+  exported that is not, the special tokens are not written among the model's tokens, provided that
+  the library gives them the same ids.
 
 The chat template is in chat_template.jinja, or else in tokenizer_config.json: as a text, or as a
 list of several, of which "default" is used. The template's special tokens, such as ``bos_token``,
@@ -41,6 +46,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.interchange.added_tokens import check_added_ids, check_unmerged, find_whole
 from llmgpu.bpe.interchange.formats import END_OF_TEXT
 from llmgpu.bpe.interchange.splits import SUPPORTED, describe_pattern, read_pattern
 from llmgpu.bpe.interchange.token_tables import (
@@ -83,7 +89,12 @@ from llmgpu.outputs import (
     check_outputs,
 )
 from llmgpu.text.chat import plain_template
-from llmgpu.text.normalizing import STEPS, describe_normalizer, get_normalizer, spell_normalizer
+from llmgpu.text.normalizing import (
+    STEPS,
+    describe_normalizer,
+    get_normalizer,
+    spell_normalizer,
+)
 
 _FOLDER = {
     "tokenizer.json": TOKENIZER_JSON,
@@ -212,11 +223,9 @@ def write(
     note_unicode(vocabulary, note)
     if vocabulary.chat and len(files) == 1:
         note("the chat template is not in a tokenizer.json: export to a folder")
-    if len(ids) < vocabulary.size:
-        note(
-            f"{len(ids):,} of {vocabulary.size:,} ids have tokens, so len(tokenizer) is "
-            f"{len(ids):,}"
-        )
+    count = len(ids.keys() | vocabulary.special_tokens.keys())
+    if count < vocabulary.size:
+        note(f"{count:,} of {vocabulary.size:,} ids have tokens, so len(tokenizer) is {count:,}")
 
 
 def name_tokens(vocabulary: Vocabulary) -> dict[str, str]:
@@ -266,7 +275,7 @@ def describe(vocabulary: Vocabulary) -> dict[str, Any]:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": vocabulary.ignore_merges,
-            "vocab": ids,
+            "vocab": _model_ids(vocabulary, ids),
             "merges": name_pairs(vocabulary, listed_merges(vocabulary)),
         },
     }
@@ -284,6 +293,33 @@ def to_transformers(vocabulary: Vocabulary) -> Any:
     inner = require_package("tokenizers").Tokenizer.from_str(json.dumps(describe(vocabulary)))
     end = END_OF_TEXT if END_OF_TEXT in vocabulary.special_tokens else None
     return library.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=end)
+
+
+def _model_ids(vocabulary: Vocabulary, ids: Mapping[str, int]) -> Mapping[str, int]:
+    """Return those of the ids by text that may be the model's; VocabularyError if ids change."""
+    whole = set(vocabulary.whole_tokens)
+    special = {k: v for k, v in vocabulary.special_tokens.items() if v not in whole}
+    reached = find_whole(
+        special if vocabulary.ignore_merges else {},
+        vocabulary.cut,
+        normalizer=vocabulary.normalizer,
+        normalized=vocabulary.normalized_tokens,
+        single_words=vocabulary.single_word_tokens,
+    )
+    if not reached:
+        return ids
+    left_out = {text for text in special if text != _unknown_text(vocabulary)}
+    kept = {text: number for text, number in ids.items() if text not in left_out}
+    added = dict(sorted(vocabulary.special_tokens.items(), key=lambda item: item[1]))
+    try:
+        check_added_ids(added, kept)
+    except VocabularyError as error:
+        text = quote(vocabulary.tokens[reached[0]])
+        raise VocabularyError(
+            f"the special token {text} would also be a token of the model, which normalized text "
+            f"can spell, and it can't be left out: {error}"
+        ) from error
+    return kept
 
 
 def _describe_added(vocabulary: Vocabulary) -> list[dict[str, Any]]:
@@ -428,35 +464,33 @@ def _read_model(
         if model.get(name):
             raise VocabularyError(f"model BPE with {name} is not supported")
     ids = check_vocabulary_map(model.get("vocab"))
+    ignore_merges = bool(model.get("ignore_merges"))
     merges = number_merges(_parse_merges(model.get("merges")), ids)
-    _check_added_ids(added, ids)
+    check_added_ids(added, ids)
     unknown = _read_unknown(model.get("unk_token"), ids)
     _check_apart(merges, added, ids, unknown)
     ordinary = {number: to_bytes(text) for text, number in ids.items() if text not in added}
-    if len(merges) == 0 and any(len(token) > 1 for token in ordinary.values()):
-        raise VocabularyError("model BPE has tokens of several bytes, but no merges")
+    if len(merges) == 0:
+        check_unmerged(set(ordinary.values()), ignore_merges)
+    both = {text: number for text, number in added.items() if ignore_merges and text in ids}
+    whole = find_whole(
+        both,
+        pattern,
+        normalizer=rules["normalizer"],
+        normalized=rules["normalized_tokens"],
+        single_words=rules.get("single_word_tokens", ()),
+    )
     return imported_vocabulary(
         "huggingface",
         ordinary,
         added,
         merges,
         pattern,
-        ignore_merges=len(merges) == 0 or bool(model.get("ignore_merges")),
+        ignore_merges=len(merges) == 0 or ignore_merges,
         unknown_token=next(iter(unknown.values()), None),
+        whole_tokens=tuple(sorted(whole)),
         **rules,
     )
-
-
-def _check_added_ids(added: dict[str, int], ids: dict[str, int]) -> None:
-    """Check that the library, which numbers new tokens in order, gives these ids."""
-    following = len(ids)
-    for text, number in added.items():
-        given = ids.get(text, following)
-        following += text not in ids
-        if given != number:
-            raise VocabularyError(
-                f"the added token {quote(text)} has id {number}, but the library would give {given}"
-            )
 
 
 def _check_apart(

@@ -9,8 +9,8 @@
 - ``training`` also has ``unicode``, the version of the character classes, if the pattern has some;
   a file without this entry has ``unicode_classes.UNRECORDED_VERSION``.
 - ``training`` also has ``normalized_tokens``, ``lstrip_tokens``, ``rstrip_tokens``,
-  ``single_word_tokens``, ``prefix_ids`` and ``suffix_ids``, ids with commas between them, if there
-  are any, and a chat template, see `llmgpu.bpe.vocabulary.chat`.
+  ``single_word_tokens``, ``whole_tokens``, ``prefix_ids`` and ``suffix_ids``, ids with commas
+  between them, if there are any, and a chat template, see `llmgpu.bpe.vocabulary.chat`.
 - There are no msgpack arrays, and only three maps of few entries. A reader that allows no more
   can't be made to allocate much more than the size of the file.
 - This module checks the form of the bytes. Vocabulary checks that the fields fit together.
@@ -38,7 +38,7 @@ FORMAT_VERSION = 3
 MAX_TRAINING_ENTRIES = 64
 # Entries of a file's training data, because older files have no field for them.
 UNICODE, NORMALIZED_TOKENS = "unicode", "normalized_tokens"
-ADDED_FLAGS = ("lstrip_tokens", "rstrip_tokens", "single_word_tokens")
+ADDED_FLAGS = ("lstrip_tokens", "rstrip_tokens", "single_word_tokens", "whole_tokens")
 PREFIX_IDS, SUFFIX_IDS = "prefix_ids", "suffix_ids"
 MAX_TEXT_BYTES = 1 << 16  # of the expression and of each text in the training data
 
@@ -273,7 +273,7 @@ def _unpack_msgpack(read: Callable[[dict[str, Any]], Any], size: int) -> Any:
         "max_str_len": MAX_TEXT_BYTES,
         "max_bin_len": size,
         "max_array_len": 0,
-        "max_map_len": MAX_TRAINING_ENTRIES + 9,  # and rules and chat template
+        "max_map_len": MAX_TRAINING_ENTRIES + 10,  # and rules and chat template
         "max_ext_len": 0,
     }
     try:

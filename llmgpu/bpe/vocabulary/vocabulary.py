@@ -93,6 +93,8 @@ class Vocabulary:
         after them.
     single_word_tokens: ids of the special tokens that count only between characters that are not of
         words.
+    whole_tokens: ids of the special tokens that are ordinary tokens, too: a pre-token of exactly
+        their bytes becomes their id.
     training: facts of the training, up to 64 numbers and texts for people to read.
     unicode: version of the character classes in the pattern, one of `unicode_classes.VERSIONS`;
         without meaning for a pattern without classes.
@@ -115,6 +117,7 @@ class Vocabulary:
     lstrip_tokens: tuple[int, ...] = ()
     rstrip_tokens: tuple[int, ...] = ()
     single_word_tokens: tuple[int, ...] = ()
+    whole_tokens: tuple[int, ...] = ()
     training: dict[str, int | float | str] = field(default_factory=dict)
     unicode: str = DEFAULT_VERSION
     prefix_ids: tuple[int, ...] = ()
@@ -220,8 +223,9 @@ class Vocabulary:
 
     @cached_property
     def ordinary_ids(self) -> NDArray[np.int64]:
-        """The ids that are not special, ascending: int64."""
-        return np.delete(np.arange(self.size), list(self.special_tokens.values()))
+        """The ids that are not special, or whole tokens, ascending: int64."""
+        special = set(self.special_tokens.values()).difference(self.whole_tokens)
+        return np.delete(np.arange(self.size), list(special))
 
     @cached_property
     def ordinary_tokens(self) -> list[bytes]:

@@ -175,7 +175,7 @@ def test_other_versions_are_refused(version: object) -> None:
         ({"training": {"normalized_tokens": "5"}}, "not different ids of special tokens"),
         ({"training": {"normalized_tokens": "262,262"}}, "not different ids of special tokens"),
         ({"training": {"normalized_tokens": "262"}}, "fingerprint"),
-        ({"training": {str(k): k for k in range(74)}}, "max_map_len"),
+        ({"training": {str(k): k for k in range(75)}}, "max_map_len"),
         ({"expression": "x" * 70000}, "max_str_len"),
     ],
 )
