@@ -1,9 +1,9 @@
 """The documents of a JSON Lines file: one field of the object in each line.
 
 A line ends at a newline byte; blank lines are skipped, as every reader of the format does. JSON can
-spell lone surrogates, which are not text: under the policy "raw" they become the three bytes that
-UTF-8 would give them, under "replace" U+FFFD, and "strict" refuses them. Invalid UTF-8 in a line is
-treated by the same policy.
+spell lone surrogates, which are not text: they become U+FFFD, as in the strings that a tokenizer
+encodes, unless the policy is "strict", which refuses them. Invalid UTF-8 in a line is treated by
+the same policy.
 
 Rows without the field, or with null in it, are left out and counted, as in tables. But if all of a
 file's FIRST_ROWS rows lack the field, the file is refused: its field must have another name.
@@ -41,6 +41,7 @@ FIRST_ROWS = 1000  # a file is refused if all of its first rows lack the field
 LINE_BYTES = 1 << 30  # a longer line is refused: parsing needs a multiple of the line's memory
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_SPELLED = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # if the others are invalid bytes
 _KINDS = {
     bool: "a boolean",
     int: "a number",
@@ -372,24 +373,12 @@ def encode_text(text: str, has_invalid: bool, where: str, policy: InputPolicy) -
     try:
         return text.encode("utf-8", "surrogateescape" if has_invalid else "strict")
     except UnicodeEncodeError as error:
-        if policy.policy == "raw":
-            return _encode_surrogates(text, has_invalid)
-        if policy.policy == "replace":
-            text, count = _SURROGATE.subn(REPLACEMENT, text)
-            policy.invalid_sequences += count
-            return text.encode()
-        raise InputError(
-            f"{where}: a lone surrogate (U+{ord(text[error.start]):04X}) is not text: repair it, "
-            "or let encoding errors be 'replace' or 'raw'"
-        ) from error
-
-
-def _encode_surrogates(text: str, has_invalid: bool) -> bytes:
-    if not has_invalid:
-        return text.encode("utf-8", "surrogatepass")
-    # The line has both kinds: U+DC80 to U+DCFF are invalid bytes, other surrogates were spelled.
-    parts = re.split(f"({_SURROGATE.pattern})", text)
-    return b"".join(
-        part.encode("utf-8", "surrogateescape" if "\udc80" <= part <= "\udcff" else "surrogatepass")
-        for part in parts
-    )
+        if policy.policy == "strict":
+            raise InputError(
+                f"{where}: a lone surrogate (U+{ord(text[error.start]):04X}) is not text: repair "
+                "it, or let encoding errors be 'replace' or 'raw'"
+            ) from error
+        # Surrogates that stand for invalid bytes stay.
+        text, count = (_SPELLED if has_invalid else _SURROGATE).subn(REPLACEMENT, text)
+        policy.invalid_sequences += count if policy.policy == "replace" else 0
+        return text.encode("utf-8", "surrogateescape")

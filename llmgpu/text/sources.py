@@ -52,6 +52,7 @@ from llmgpu.text.streams import (
     binary_format,
     check_text,
     has_zero_bytes,
+    look_at_text,
 )
 
 # Formats with documents inside, by suffix.
@@ -231,7 +232,7 @@ class _Found:
         head = read_head(source.path, HEAD_BYTES)
         kind = binary_format(head)
         if leaves_out and kind != ARROW:  # leaving out the texts of a data set would go unseen
-            return kind is not None or has_zero_bytes(head)
+            return kind is not None or (has_zero_bytes(head) and not _is_text(head, source.path))
         check_text(head, source.path)
         if has_zero_bytes(head) and kind_of(source.path) == TOKEN_FILE:
             raise InputError(
@@ -251,6 +252,11 @@ class _Found:
         except InputError:
             return source._replace(format=TEXT)
         return source
+
+
+def _is_text(head: bytes, path: str) -> bool:
+    """Whether a file with zero bytes in its first bytes is read as text when it is named."""
+    return look_at_text(head)[1] and kind_of(path) != TOKEN_FILE
 
 
 def _expand(name: str, selection: Selection) -> tuple[list[str], int]:

@@ -216,14 +216,16 @@ def test_folders_and_lists_may_have_any_files(llmgpu: Run, corpus: Path, vocab: 
     text = corpus.read_text()
     (folder / "a.txt").write_text(text)
     (folder / "p.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    (folder / "o.dat").write_bytes(b"\xff\xee\0\0")
+    (folder / "nul.txt").write_bytes(b"a\0b")  # text for `tokenize`, too
     (folder / "sub" / "u.txt").write_text(text, encoding="utf-16")
     (folder / "log.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
     (folder / "t.jsonl").write_text('{"text": "low"}\n')
     count = ("count", "--vocab", "v.bin", "--device", "cpu", "--json")
     whole = llmgpu(*count, "repo")
-    assert b"2 binary files skipped" in whole.stderr
+    assert b"3 binary files skipped" in whole.stderr
     found = {file["path"]: file["text_bytes"] for file in json.loads(whole.stdout)["files"]}
-    sizes = {"a.txt": len(text), "log.jsonl": 18, "t.jsonl": 3}
+    sizes = {"a.txt": len(text), "log.jsonl": 18, "nul.txt": 3, "t.jsonl": 3}
     assert found == {f"repo/{name}": size for name, size in sizes.items()}
     names = [f"repo/{name}" for name in (*sizes, "p.png", "sub/u.txt", "gone.py")]
     listed = llmgpu(*count, "--files-from", "-", stdin="\n".join(names).encode())

@@ -126,6 +126,6 @@ def test_bytes_that_are_not_text(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_bytes(reply)
     chat = PlainChat()
     read(tmp_path / "c.jsonl", chat)
-    assert chat.kept[0][1] == (b"\xff\xed\xa0\x80<|im_end|>", True)
+    assert chat.kept[0][1] == (b"\xff\xef\xbf\xbd<|im_end|>", True)
     with pytest.raises(InputError, match="line 1: invalid UTF-8"):
         read(tmp_path / "c.jsonl", PlainChat(), encoding_errors="strict")

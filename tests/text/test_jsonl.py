@@ -91,12 +91,12 @@ def test_a_field_that_no_row_has_is_refused(tmp_path: Path, line: bytes, message
     "line, raw, replaced",
     [
         (b"x\xff", b"x\xff", "x\ufffd"),
-        (b"\\ud800x", b"\xed\xa0\x80x", "\ufffdx"),
-        (b"\\udc80", b"\xed\xb2\x80", "\ufffd"),
+        (b"\\ud800x", b"\xef\xbf\xbdx", "\ufffdx"),
+        (b"\\udc80", b"\xef\xbf\xbd", "\ufffd"),
         (b"\xff\\ud800\\udfff", b"\xff\xf0\x90\x8f\xbf", "\ufffd\U000103ff"),
         (
             b"\xff \\udfff\\ud800\xe4z",
-            b"\xff \xed\xbf\xbf\xed\xa0\x80\xe4z",
+            b"\xff \xef\xbf\xbd\xef\xbf\xbd\xe4z",
             "\ufffd " + "\ufffd" * 3 + "z",
         ),
     ],
