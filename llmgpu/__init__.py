@@ -1,7 +1,5 @@
 """llmgpu: train BPE tokenizers and tokenize text on any GPU, or without one."""
 
-from __future__ import annotations
-
 from llmgpu.version import __version__
 
 TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`, without importing typing

@@ -261,3 +261,29 @@ def test_a_run_ends_after_a_step_with_a_checkpoint(vocab: Path, function: str, s
         _, errors = child.communicate(timeout=HANG)
     assert (child.returncode, errors.splitlines()[-1]) == (130, b"interrupted"), errors
     assert [path.name for path in (vocab.parent / "run").glob("step-*")] == [f"step-{step:08}"]
+
+
+# Interrupts itself at one of the imports of the command line.
+IMPORTING = """
+import _signal, os, runpy, sys
+imports = [0]
+
+def watch(event, arguments):
+    if event == "exec" and arguments[0].co_filename.endswith("llmgpu/__main__.py"):
+        imports.append(0)
+    if event == "import" and len(imports) > 1:
+        imports[0] += 1
+        if imports[0] == {number}:
+            os.kill(os.getpid(), _signal.SIGINT)
+
+sys.addaudithook(watch)
+sys.argv = ["llmgpu", "count", "--help"]
+runpy.run_module("llmgpu", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 8, 20, 60])
+def test_an_interrupt_during_imports_leaves_no_traceback(number: int) -> None:
+    command = [sys.executable, "-c", IMPORTING.format(number=number)]
+    done = subprocess.run(command, capture_output=True, timeout=HANG, env=environment())
+    assert (done.returncode, done.stderr.strip()) == (130, b"interrupted")
