@@ -78,6 +78,7 @@ def select_backend(
     driver: str | None = None,
     note: Callable[[str], None] | None = None,
     only_discrete: bool = False,
+    check: Callable[[bool], None] | None = None,
 ) -> Backend:
     """Return the backend for ``auto``, ``cpu``, ``gpu`` or part of an adapter's name.
 
@@ -87,6 +88,7 @@ def select_backend(
     note: called if Dawn should be used and can't be; by default the log. wgpu replaces Dawn, except
         for a run to be resumed.
     only_discrete: ``auto`` takes a discrete GPU or NumPy.
+    check: called before an adapter is opened, with whether it is software; it may raise.
 
     DeviceError if nothing matches (the message lists the adapters), or it can't be opened.
     """
@@ -107,7 +109,11 @@ def select_backend(
     if _may_take_dawn(matrices, driver):
         try:
             backend = _open(
-                "dawn", wanted, only_matrices=chosen is None, only_discrete=only_discrete
+                "dawn",
+                wanted,
+                only_matrices=chosen is None,
+                only_discrete=only_discrete,
+                check=check,
             )
         except Exception as error:  # wgpudawn is young: its errors are not known
             if driver == "dawn":
@@ -121,14 +127,19 @@ def select_backend(
             if backend is not None:
                 return backend
     if _has_wgpu():
-        return _open("wgpu", wanted, only_discrete=only_discrete) or NUMPY
+        return _open("wgpu", wanted, only_discrete=only_discrete, check=check) or NUMPY
     if wanted == "auto":
         return NUMPY
     raise DeviceError(f"can't import wgpu; use {spelled('--device cpu')}, or run pip install wgpu")
 
 
 def _open(
-    driver: str, wanted: str, *, only_matrices: bool = False, only_discrete: bool = False
+    driver: str,
+    wanted: str,
+    *,
+    only_matrices: bool = False,
+    only_discrete: bool = False,
+    check: Callable[[bool], None] | None = None,
 ) -> Backend | None:
     """Open an adapter of a driver, maybe only one with matrix units; return None if there is none.
 
@@ -149,6 +160,8 @@ def _open(
         adapter = select_adapter(wanted, webgpu)
     if adapter is None or (only_matrices and not adapter.matrix_shapes):
         return None
+    if check:
+        check(adapter.is_software)
     opened = OpenedAdapter(adapter)
     from llmgpu.gpu import Device
 

@@ -3,7 +3,8 @@
 - Files are compared by device and inode, so that hard links, symbolic links and different spellings
   of a path count as the same file; names without a file by their folder and last part.
 - An existing file is replaced if it is of the output's kind, of no known kind, or empty. The first
-  bytes of a file tell the kind; ids without a header are known by their side file.
+  bytes of a file tell the kind; ids without a header are known by their side file. Plain text may
+  be anybody's, so text does not replace it either.
 - A vocabulary is not written under a name with the ending of another tool's file.
 - Binary files are not written to a terminal.
 - Standard output and other descriptors, pipes and devices replace nothing. A command may name
@@ -156,9 +157,10 @@ def _check_replaceable(output: Output) -> None:
     if path == STANDARD_OUTPUT or is_descriptor(path) or output.kind is None:
         return
     there = kind_of(path)
-    if there is not None and there != output.kind:
+    if there is not None and (there != output.kind or there == TEXT):
+        other = "other text" if there == output.kind else output.kind
         raise OutputError(
-            f"{path} is {there}, and {output.kind} would replace it: choose another output, or "
+            f"{path} is {there}, and {other} would replace it: choose another output, or "
             f"use {spelled('--force (in Python, force=True)', 'force=True')}"
         )
     if not output.is_chosen and os.path.isfile(path):

@@ -9,6 +9,7 @@ Data goes to stdout and everything else to stderr. Exit codes: 0 done, 1 failed,
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -129,11 +130,12 @@ def main() -> None:
     try:
         with handled_signals():
             code = cli(standalone_mode=False)
-    except (LlmgpuError, OSError) as error:  # OSError: printing the summary failed
+    except (LlmgpuError, OSError) as error:
         if debug:
             raise
         number = error.exit_code if isinstance(error, LlmgpuError) else 1
-        code = _fail(f"error: {shorten(printable(' '.join(str(error).split())))}", number)
+        text = str(error) if isinstance(error, LlmgpuError) else _describe(error)
+        code = _fail(f"error: {shorten(printable(' '.join(text.split())))}", number)
     except click.ClickException as error:
         code = _refuse(error)
     except (KeyboardInterrupt, click.Abort) as error:
@@ -153,6 +155,14 @@ def main() -> None:
         )
     _close_stdout()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _describe(error: OSError) -> str:
+    """Return the message for an error of the system outside of all readers and writers."""
+    if error.filename is None:  # results are printed there
+        return f"can't write standard output: {error.strerror or error}"
+    more = "; raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+    return f"can't open {error.filename}: {error.strerror}{more}"
 
 
 def _refuse(error: click.ClickException) -> int:

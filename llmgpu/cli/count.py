@@ -37,7 +37,6 @@ from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import listed as in_words
 from llmgpu.input_files import number_of, source_name
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.remote import is_remote
 from llmgpu.text.sources import Selection, Sources
 from llmgpu.text.streams import STANDARD_INPUT, read_mark
 from llmgpu.tokens.counting import DocumentLengths, FileCount, count_files
@@ -151,7 +150,8 @@ def _named_paths(asked: CountCommand, report: Reporter) -> tuple[tuple[str, ...]
     if asked.files.files_from is None:
         return paths or required_input(report, "PATH: files, folders or globs"), frozenset()
     listed = asked.files.listed(paths)
-    found = {name for name in listed if is_remote(name) or os.path.lexists(name)}
+    # A URL that can't be read is an error, also one of fsspec's chains (simplecache::https://...).
+    found = {name for name in listed if "://" in name or os.path.lexists(name)}
     there = [name for name in listed if name in found]
     missing = [name for name in listed if name not in found]
     if missing:  # a list of git diff --name-only also names deleted files

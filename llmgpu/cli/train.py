@@ -44,7 +44,7 @@ from llmgpu.lm.data.inputs import are_tokens, default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.exchange import exchange_memory, local_memory
 from llmgpu.lm.options import TrainOptions
-from llmgpu.lm.runs.memory import host_memory, require_free, training_memory
+from llmgpu.lm.runs.memory import host_memory, require_free, require_layers, training_memory
 from llmgpu.lm.runs.records import StepRecord, read_log
 from llmgpu.lm.runs.run import RunListener, RunPlan, TrainingRun
 from llmgpu.lm.runs.run_folder import (
@@ -128,15 +128,20 @@ class _Asked:
     report: Reporter
     begun: float = 0.0
 
-    def select(self, **how: Any) -> Backend:
-        """Return the backend."""
-        return select_backend(self.device, note=self.report.note, **how)
+    def select(self, settings: RunSettings, **how: Any) -> Backend:
+        """Return the backend; DeviceError, before it is opened, for far too many layers."""
+
+        def check(is_software: bool) -> None:
+            require_layers(settings.config, is_software=is_software)
+
+        return select_backend(self.device, note=self.report.note, check=check, **how)
 
     def select_new(self) -> Backend:
         """Return the backend of a new run."""
         wanted = self.settings["precision"]
-        halves = wanted == "f16" if wanted else gains_by_halves(self.new_settings())
-        return self.select(matrices=halves)
+        settings = self.new_settings()
+        halves = wanted == "f16" if wanted else gains_by_halves(settings)
+        return self.select(settings, matrices=halves)
 
     def new_settings(self, backend: Backend = NUMPY) -> RunSettings:
         """Return the settings of a new run; their defaults depend on the backend."""
@@ -207,7 +212,7 @@ def _settle_resumed(asked: _Asked, folder: RunFolder, checkpoint: Checkpoint) ->
     asked.check(settings.options)
     return _Settled(
         settings,
-        asked.select(driver=settings.options.driver),
+        asked.select(settings, driver=settings.options.driver),
         with_chat_template(checkpoint.vocabulary, asked.given.chat.chat_template),
         _same_separator(checkpoint, asked),
         checkpoint,

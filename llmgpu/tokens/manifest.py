@@ -22,7 +22,13 @@ from llmgpu.outputs import MANIFEST, PROGRESS, TEXT, Output, check_outputs, kind
 from llmgpu.resume_key import Run
 from llmgpu.spelling import spelled
 from llmgpu.text.parts import Part
-from llmgpu.tokens.bin import describe_bin_file, has_side_file, index_path, read_side_file
+from llmgpu.tokens.bin import (
+    describe_bin_file,
+    has_side_file,
+    index_path,
+    numbers_of,
+    read_side_file,
+)
 from llmgpu.tokens.layouts import get_layout
 
 MANIFEST_FORMAT = "llmgpu-token-shards"
@@ -30,6 +36,7 @@ PROGRESS_FORMAT = "llmgpu-token-shards-in-progress"
 VERSION = 1  # of manifests
 PROGRESS_VERSION = 2
 
+_DTYPES = ("uint16", "uint32")
 SUMS = ("count", "bytes", "documents", "bytes_per_token")  # over all shards of a manifest
 
 
@@ -91,19 +98,27 @@ def read_manifest(path: str | Path) -> list[tuple[str, Shard]]:
 
 
 def shard_files(path: str | Path, *, may_be_foreign: bool = False) -> list[str]:
-    """Return the paths of a manifest's shards; InputError if a shard has not the listed length.
+    """Return the paths of a manifest's shards; InputError if a shard has not the listed sizes.
 
-    may_be_foreign: accept shards without side files, the length of which is unknown.
+    may_be_foreign: accept shards without side files. Only their ids are counted, by the type of
+    numbers that the manifest names.
     """
+    dtype = describe_manifest(path).get("dtype")
     shards = read_manifest(path)
     for shard_path, shard in shards:
-        if may_be_foreign and not has_side_file(shard_path):
+        if not may_be_foreign or has_side_file(shard_path):
+            found = {"count": describe_bin_file(shard_path).count} | read_side_file(shard_path)
+        elif dtype in _DTYPES:
+            found = {"count": numbers_of(shard_path, dtype)[2]}
+        else:
             continue
-        count = describe_bin_file(shard_path).count
-        if count != shard.count:
-            raise InputError(
-                f"{shard_path} has {count} ids, but {path} lists {shard.count}: it was replaced"
-            )
+        for name, what in (("count", "ids"), ("bytes", "bytes of text"), ("documents",) * 2):
+            listed_size = getattr(shard, name)
+            if found.get(name, listed_size) != listed_size:
+                raise InputError(
+                    f"{shard_path} has {found[name]} {what}, but {path} lists {listed_size}: "
+                    "it was replaced"
+                )
     return [shard_path for shard_path, _ in shards]
 
 

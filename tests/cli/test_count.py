@@ -233,6 +233,8 @@ def test_folders_and_lists_may_have_any_files(llmgpu: Run, corpus: Path, vocab: 
     assert json.loads(listed.stdout)["tokens"] == json.loads(whole.stdout)["tokens"]
     url = llmgpu(*count, "--files-from", "-", stdin=b"nowhere://a.txt\nrepo/a.txt\n")
     fails(url, 1, "nowhere://a.txt")
+    chain = llmgpu(*count, "-q", "--files-from", "-", stdin=b"reference::file://a\nrepo/a.txt\n")
+    fails(chain, 1, "reference::file://a")
     for nothing in (b"", b"repo/p.png\n", b"repo/gone.py"):
         done = llmgpu(*count, "--files-from", "-", "--budget", "1", stdin=nothing)
         assert (done.returncode, json.loads(done.stdout)["tokens"]) == (0, [0]), done.stderr

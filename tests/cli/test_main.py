@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ import pytest
 import llmgpu
 from llmgpu import __version__, processors
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli import COMMANDS, main
+from llmgpu.cli import COMMANDS, _describe, main
 from llmgpu.other_names import COMMAND_NAMES, OPTION_NAMES, VALUE_NAMES
 from tests.cli.conftest import COMMAND, Run, environment, fails
 
@@ -327,3 +328,10 @@ def test_lm_eval_without_its_package_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True)
     fails(done, 1, "pip install 'llmgpu[lm-eval]'")
+
+
+def test_errors_of_the_system_name_the_file_or_the_output() -> None:
+
+    many = OSError(errno.EMFILE, "Too many open files", "a.py")
+    assert _describe(many) == "can't open a.py: Too many open files; raise `ulimit -n`"
+    assert _describe(OSError(errno.EIO, "bad")) == "can't write standard output: bad"

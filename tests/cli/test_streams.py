@@ -125,7 +125,7 @@ def test_a_full_disk_under_stdout(vocab: Path, arguments: str) -> None:
             stderr=subprocess.PIPE,
             timeout=200,
         )
-    fails(done, 1, "No space left")
+    fails(done, 1, "can't write standard output: No space left")
 
 
 @pytest.mark.parametrize("arguments", ["--help", "info --help", "info v.bin"])

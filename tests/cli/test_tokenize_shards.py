@@ -125,9 +125,17 @@ def test_decoding_checks_the_counts_of_a_manifest(llmgpu: Run, vocab: Path, corp
         ({"documents": 9}, "documents is 9, but 1 by its shards"),
         ({"count": 1, "shards": [shard | {"count": 1}]}, "lists 1: it was replaced"),
         ({"shards": [shard | {"count": "1"}]}, "is not a list of token shards"),
+        ({"bytes": 1, "shards": [shard | {"bytes": 1}]}, "bytes of text, but out.json lists 1"),
+        ({"documents": 2, "shards": [shard | {"documents": 2}]}, "1 documents, but out.json lists"),
     ):
         path.write_text(json.dumps(manifest | changes))
         fails(llmgpu("tokenize", "out.json", *OPTIONS[:4], "--decode"), 1, message)
+    (corpus.parent / "out-000000.bin.json").unlink()
+    path.write_text(json.dumps(manifest))
+    foreign = ("tokenize", "out.json", *OPTIONS[:4], "--decode", "--token-dtype", "uint16")
+    assert llmgpu(*foreign).stdout == corpus.read_bytes()
+    path.write_text(json.dumps(manifest | {"count": 1, "shards": [shard | {"count": 1}]}))
+    fails(llmgpu(*foreign), 1, "ids, but out.json lists 1: it was replaced")
 
 
 def test_devices_write_the_same_shards(
@@ -250,7 +258,7 @@ def test_documents_are_decoded_to_json_lines(llmgpu: Run, corpus: Path, vocab: P
     decode = ("tokenize", "--vocab", "v.bin", "-q", "--decode")
     for made, read, more in (("a.bin", "a.bin", ()), ("s.bin", "s.json", ("--shard-tokens", "9"))):
         assert llmgpu(*encode, made, *more).returncode == 0
-        assert llmgpu(*decode, read, "-o", "back.jsonl").returncode == 0
+        assert llmgpu(*decode, read, "-o", "back.jsonl", "--force").returncode == 0
         assert (corpus.parent / "back.jsonl").read_text().splitlines() == lines
     assert llmgpu(*decode, "s-000001.bin", "-o", "one.jsonl").returncode == 0
     lines = (corpus.parent / "one.jsonl").read_text().splitlines()

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmgpu.backend import list_adapters
 from llmgpu.lm.checkpoints.checkpoint import load_checkpoint
 from llmgpu.lm.checkpoints.safetensors_file import read_tensors
 from llmgpu.lm.runs.records import read_log
 from llmgpu.lm.runs.run_folder import open_run_folder
-from tests.cli.conftest import Run, environment, fails, killed_before
+from tests.cli.conftest import Run, environment, fails, killed_before, run_here
 from tests.harness.arguments import overridden
 
 SIZES = ("--dim", "32", "--layers", "1", "--heads", "2", "--ffn-dim", "48", "--seq-len", "16")
@@ -464,3 +465,15 @@ def test_a_finished_run_has_nothing_left_to_do(llmgpu: Run, corpus: Path, vocab:
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     further = llmgpu(*command, "3", "--resume")
     assert further.returncode == 0 and b"nothing is left" not in further.stderr, further.stderr
+
+
+def test_too_many_layers_are_refused_before_a_device_is_opened(
+    corpus: Path, vocab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not list_adapters():
+        pytest.skip("there is no adapter")
+    monkeypatch.setattr("llmgpu.gpu.OpenedAdapter", pytest.fail)
+    monkeypatch.setattr("llmgpu.lm.runs.memory.free_memory", lambda: 4 << 30)
+    arguments = ("--vocab", "v.bin", "-o", "deep", "--layers", "100000", "--device", "gpu")
+    done = run_here(corpus.parent, ("train", "corpus.txt", *arguments), b"")
+    fails(done, 1, "the run needs at least")

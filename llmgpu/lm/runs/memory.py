@@ -20,6 +20,7 @@ import numpy as np
 
 from llmgpu.backend import Backend
 from llmgpu.errors import DeviceError
+from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import DRAWN_AHEAD
 from llmgpu.lm.ops.attention import BLOCK_SCORES
 from llmgpu.lm.ops.operations import GpuOperations, Operations
@@ -97,13 +98,21 @@ def training_memory(settings: RunSettings, backend: Backend, slots: int) -> int:
     """
     device, free = backend.device, free_memory()
     # Recording 100,000 layers takes 30 s, so a model that is far too large is refused before that.
-    held = 4 * settings.config.parameters if backend.is_software else 0
-    require_free(LAYER_BYTES * settings.config.layers + held, free, "at least ")
+    require_layers(settings.config, is_software=backend.is_software)
     operations = _Measuring() if device is None else _MeasuringGpu(device)
     operations.backend, operations.free = backend, free
     Trainer(operations, settings.config, settings.options, slots)
     operations.require_bindable()  # also tensors made while programs were recorded
     return operations.nbytes
+
+
+def require_layers(config: ModelConfig, *, is_software: bool) -> None:
+    """Raise DeviceError if the layers' objects alone, or with the weights, take too much memory.
+
+    is_software: the weights are in the memory of the host.
+    """
+    held = 4 * config.parameters if is_software else 0
+    require_free(LAYER_BYTES * config.layers + held, free_memory(), "at least ")
 
 
 def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> int:
