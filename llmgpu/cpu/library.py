@@ -48,6 +48,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "pattern_is_marked": (c_int, c_void_p),
     "pattern_free": (None, c_void_p),
     "pretoken_ends": (c_int64, c_void_p, c_void_p, c_int64, c_void_p),
+    "first_end": (c_int64, c_void_p, c_void_p, c_int64),
     "valid_utf8": (c_int64, c_void_p, c_int64),
     "line_starts": (c_int64, c_void_p, c_int64, c_void_p, c_int64),
     "copy": (None, c_void_p, c_void_p, c_int64, c_int),
@@ -286,6 +287,13 @@ class CPattern(EngineObject):
         padded = np.frombuffer(text + bytes(TEXT_PADDING), np.uint8)
         ends = np.empty(len(text), np.int64)
         return ends[: self._call("pretoken_ends", padded, len(text), ends)]
+
+    def first_end(self, text: NDArray[np.uint8]) -> int:
+        """Return the end of the first pre-token of a document: all of `text` but its padding.
+
+        text: uint8, more than TEXT_PADDING bytes.
+        """
+        return int(self._call("first_end", text, len(text) - TEXT_PADDING))
 
 
 class CVocabulary(EngineObject):

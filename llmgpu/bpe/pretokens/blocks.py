@@ -16,7 +16,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import BinaryIO
 
 import numpy as np
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.pretokens import unicode_classes
 from llmgpu.bpe.pretokens.expressions import long_pretoken_end, mark_starts
 from llmgpu.bpe.pretokens.unicode_classes import LETTERS, code_tables, decode
+from llmgpu.cpu.library import TEXT_PADDING, CPattern, library
 from llmgpu.text.parts import CutText
 
 _BLOCK = 1 << 19  # bytes looked up at once: with fewer, threads would mostly wait for each other
@@ -157,6 +158,19 @@ class RulePattern(Pattern):
         marked, decided = mark_starts(data, edges, self.expression, self.unicode)
         return last_set(marked[: len(data) - 1 if closed else decided])
 
+    def _reaches_end(self, text: Text) -> bool:
+        """Whether the CPU engine finds the first pre-token to end in the last bytes or later.
+
+        The engine takes no memory, and less time than the expression.
+        """
+        if library() is None:
+            return False
+        found = self.constants
+        rule = make_rule(
+            self.kernel, self.unicode, found.get("DIGITS", 0), bool(found.get("WHOLE_AT_END", 0))
+        )
+        return not rule.is_marked and rule.first_end(text) == len(text) - TEXT_PADDING
+
     def _last_from(self, text: Text, first: int, *, closed: bool) -> int:
         """Return the last start in a text of any length, from the pre-token at `first` on."""
         size = _BLOCK
@@ -167,12 +181,21 @@ class RulePattern(Pattern):
                 continue
             if cut == 0:
                 rest = text[first:]
+                if self._reaches_end(rest):
+                    return first
                 end = long_pretoken_end(rest, self.expression, self.unicode, closed=closed)
                 if end is None or end == len(rest):
                     return first
                 cut = end
             first, size = first + cut, _BLOCK
         return first + self._last_of(text[first:].copy(), closed=closed)
+
+
+@lru_cache(maxsize=16)
+def make_rule(rule: str, unicode: str, digits: int, whole_at_end: bool) -> CPattern:
+    """Return a pattern of the CPU engine; see `CPattern`."""
+    classes = unicode_classes.code_point_classes(unicode)
+    return CPattern(rule, classes, digits, whole_at_end=whole_at_end)
 
 
 class DocumentPattern(Pattern):

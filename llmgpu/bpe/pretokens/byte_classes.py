@@ -59,13 +59,14 @@ class _ClassPattern(Pattern):
         return mask
 
     def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
-        size = _WINDOW
+        end, size = len(text), _WINDOW
         while True:
-            low = max(begin, len(text) - size)
-            last = last_set(_class_changes(text[low:].copy()))
+            low = max(begin, end - size)
+            last = last_set(_class_changes(text[low:end].copy()))
             if last > 0 or low == begin:
                 return low + last
-            size *= 2
+            # Whether a pre-token starts at `low` depends on the byte before.
+            end, size = low + 1, min(2 * size, _BLOCK)
 
 
 # The expression over characters: characters beyond ASCII are letters, like their bytes.

@@ -26,12 +26,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pretokens.blocks import Pattern, last_set
+from llmgpu.bpe.pretokens.blocks import Pattern, last_set, make_rule
 from llmgpu.bpe.pretokens.custom_regex import (
     REGEX_PREFIX,
     SPLITS_PREFIX,
@@ -40,7 +39,7 @@ from llmgpu.bpe.pretokens.custom_regex import (
     SplitsPattern,
 )
 from llmgpu.bpe.pretokens.names import ALIASES, PATTERNS
-from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, check_version, code_point_classes
+from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, check_version
 from llmgpu.cpu.library import CPattern
 from llmgpu.errors import LlmgpuError
 from llmgpu.input_files import quote
@@ -182,9 +181,4 @@ def make_c_pattern(pattern: Pattern) -> CPattern:
     """Return a pattern for the CPU engine; NumPy marks starts if the engine has no rule."""
     rule = "" if isinstance(pattern, HostPattern) else pattern.kernel
     digits, whole_at_end = (pattern.constants.get(name, 0) for name in ("DIGITS", "WHOLE_AT_END"))
-    return _make(rule, pattern.unicode or DEFAULT_VERSION, digits, bool(whole_at_end))
-
-
-@lru_cache(maxsize=16)
-def _make(rule: str, unicode: str, digits: int, whole_at_end: bool) -> CPattern:
-    return CPattern(rule, code_point_classes(unicode), digits, whole_at_end=whole_at_end)
+    return make_rule(rule, pattern.unicode or DEFAULT_VERSION, digits, bool(whole_at_end))

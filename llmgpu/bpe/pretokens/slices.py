@@ -27,6 +27,7 @@ from llmgpu.text.documents import NO_TEXT, Piece
 from llmgpu.text.streams import FileBytes
 
 MAX_WORD_BYTES = 1 << 30
+_MORE_BYTES = 1 << 16  # after the longest pre-token, which may tell where it ends
 
 
 def word_too_long(nbytes: int) -> InputError:
@@ -122,8 +123,10 @@ class SliceReader:
         """
         oversized = False
         while not self._ended:
-            if len(buffer) < 2 * len(self._tail) + PADDING + 1:
-                buffer, oversized = np.empty(2 * len(buffer) + PADDING, np.uint8), True
+            most = MAX_WORD_BYTES + _MORE_BYTES + PADDING
+            if len(buffer) < min(2 * len(self._tail) + PADDING + 1, most):
+                buffer = np.empty(min(2 * len(buffer) + PADDING, most), np.uint8)
+                oversized = True
                 continue
             piece, cut = self._fill(buffer[:-PADDING])
             found = Slice(
@@ -138,11 +141,14 @@ class SliceReader:
                 oversized=oversized,
             )
             own = len(found.document_starts)
+            if not (cut or own or piece.end):
+                if piece.length > MAX_WORD_BYTES:
+                    raise word_too_long(piece.length)
+                # The whole text is copied into larger memory next.
+                self._tail, self._tail_starts = found.text, piece.starts
+                continue
             self._keep(found, piece.starts[own:] - cut)
-            if cut or own or piece.end:
-                return found
-            if piece.length > MAX_WORD_BYTES:
-                raise word_too_long(piece.length)
+            return found
         return None
 
     def take(self, nbytes: int, *, is_full: bool = True) -> Slice | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from llmgpu.bpe.pretokens import slices
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
+from llmgpu.cpu.library import library
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import Corpus, corpus_from_bytes
 from llmgpu.text.documents import Piece
@@ -126,6 +128,31 @@ def test_a_pre_token_beyond_the_limit_is_an_error(monkeypatch: pytest.MonkeyPatc
     assert read_all([b"a" * 999], 64, "class")
     with pytest.raises(InputError, match="the limit is"):
         read_all([b"a" * 5000], 64, "class")
+
+
+class Endless:
+    """A text of one letter without an end, as small compressed files may have."""
+
+    def read_into(self, buffer: NDArray[np.uint8]) -> Piece:
+        buffer[:] = ord("a")
+        return Piece(buffer, np.empty(0, np.int64), closed=False)
+
+
+@pytest.mark.skipif(library() is None, reason="needs the CPU engine")
+@pytest.mark.parametrize("pattern", ["cl100k", "class"])
+def test_a_pre_token_beyond_the_limit_takes_less_than_twice_the_limit(
+    monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    monkeypatch.setattr(slices, "MAX_WORD_BYTES", 1 << 28)
+    reader = SliceReader(Endless(), pattern)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="the limit is 268,435,456"):
+            reader.read(np.empty(1 << 16, np.uint8))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 << 28
 
 
 def test_no_documents() -> None:
