@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder, CSliceEncoder
-from llmgpu.bpe.pretokens import pattern
+from llmgpu.bpe.pretokens import blocks, pattern
 from llmgpu.bpe.training import batched_numpy, merge_host
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import byte_symbols
@@ -69,7 +69,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "_load", lambda: (loaded, ""))
         patch.setenv(library.VARIABLE, "c")
-        patch.setattr(pattern, "_make", pattern._make.__wrapped__)
+        uncached = blocks.make_rule.__wrapped__
+        for module in (blocks, pattern):
+            patch.setattr(module, "make_rule", uncached)
         yield loaded
 
 
