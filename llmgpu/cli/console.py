@@ -22,7 +22,7 @@ from llmgpu.closing import Closing
 from llmgpu.errors import OutputError
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import number_of, printable
-from llmgpu.memory import Memory, free_memory
+from llmgpu.memory import Memory, free_memory, peak_memory, resident_memory
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LOG_FORMAT = "llmgpu.log_format"  # key of the format in a click context
 _LEAST_COLUMN, _LEAST_NAME = 8, 20  # characters in tables
-_MUCH_MEMORY = 1_000_000_000  # bytes; a need for less memory is not reported
+_LITTLE = 10  # parts of the free memory; a need for less than one part is not reported
 LINE_SECONDS = 5.0  # between plain progress lines
 _WIDEST_TEXT = 64  # columns of a phase's name and `progress_text`
 _LEAST_BAR, _MOST_BAR = 8, 40
@@ -67,6 +67,7 @@ class Reporter(Closing):
         self._started: dict[str, tuple[float, int]] = {}  # by phase: first time and `done`
         self._printed = 0.0
         self._said = 0  # bytes of the last reported need
+        self._process, self._first_peak = resident_memory() or 0, peak_memory() or 0
         self.needed_bytes = 0  # the latest estimate
 
     @property
@@ -75,21 +76,25 @@ class Reporter(Closing):
         return self._shows_progress and self._has_bars
 
     def need_memory(self, memory: Memory, *, is_small: bool = False) -> None:
-        """Report the most memory that the job needs, unless a report so far named about as much.
+        """Report the most memory that the process needs, unless a report so far named as much.
+
+        The memory of the process before the job is added. A need for little of the free memory is
+        not reported.
 
         is_small: the job is too small to report; only `needed_bytes` changes.
         """
-        self.needed_bytes = memory.host
-        if is_small:
-            return
-        least = self._said // 2 if self._said >= _MUCH_MEMORY else 0
-        if least < memory.host <= self._said + self._said // 10:
-            return
-        self._said = memory.host
-        on_device = f", {human_bytes(memory.device)} on the device" if memory.device else ""
-        self.line(f"needs up to about {human_bytes(memory.host)} of memory{on_device}")
+        needed = memory.host + self._process
+        peak = peak_memory() or 0
+        if peak > self._first_peak:  # an earlier peak belongs to another job
+            needed = max(needed, peak)
+        self.needed_bytes = needed
         free = free_memory()
-        if free is not None and memory.host > free:
+        if is_small or needed <= self._said or (free is not None and needed < free // _LITTLE):
+            return
+        self._said = needed + needed // 10  # so that small changes need no other report
+        on_device = f", {human_bytes(memory.device)} on the device" if memory.device else ""
+        self.line(f"needs at most {human_bytes(self._said)} of memory{on_device}")
+        if free is not None and needed > free:
             self.line(f"note: only {human_bytes(free)} of memory are free: use less text (--limit)")
 
     def line(self, text: str, **facts: Any) -> None:

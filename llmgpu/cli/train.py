@@ -102,7 +102,7 @@ def train(given: TrainCommand) -> None:
         with report:
             summary = run.run()
     if workers.is_first:
-        summary |= {"estimated_memory_bytes": host_bytes}
+        summary |= {"estimated_memory_bytes": max(host_bytes, report.needed_bytes)}
         print_summary(report, summary, as_json=given.report.as_json)
 
 

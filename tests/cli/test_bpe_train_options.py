@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cli import console
 from llmgpu.cli.console import Reporter, human_time, progress_text
 from llmgpu.input_files import number_of
 from llmgpu.memory import Memory
@@ -208,13 +209,24 @@ def test_plain_lines_now_and_then(
     assert capsys.readouterr().err == ""
 
 
-def test_memory_is_said_again_when_it_is_another(capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_is_said_again_only_when_it_grows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peak = [70_000_000]
+    monkeypatch.setattr(console, "resident_memory", lambda: 50_000_000)
+    monkeypatch.setattr(console, "peak_memory", lambda: peak[0])
+    monkeypatch.setattr(console, "free_memory", lambda: 1_000_000_000)
     report = Reporter(quiet=False)
-    for megabytes in (100, 101, 110, 111, 55, 2000, 1001, 1000, 900):
+    for megabytes in (40, 50, 60, 70, 20, 900, 850):  # and 50 of the process
         report.need_memory(Memory(megabytes * 1_000_000, 0))
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("needs")]
-    assert [line.split()[4] for line in lines] == ["100.0", "111.0", "2.0", "1.0"]
-    assert report.needed_bytes == 900_000_000
+    lines = capsys.readouterr().err.splitlines()
+    needs = [line for line in lines if line.startswith("needs")]
+    assert [line.split()[3] for line in needs] == ["110.0", "132.0", "1.0"]
+    assert report.needed_bytes == 900_000_000 and not any("free" in line for line in lines)
+    peak[0] = 1_500_000_000  # reading has taken more than any estimate
+    report.need_memory(Memory(1, 0))
+    assert report.needed_bytes == 1_500_000_000
+    assert "note: only 1.0 GB of memory are free" in capsys.readouterr().err
 
 
 def test_a_bar_on_a_terminal(
