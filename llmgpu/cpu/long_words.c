@@ -270,6 +270,23 @@ static int merge_window(const Vocabulary *vocabulary, Scratch *scratch, const ui
     return 0;
 }
 
+/* Merge the next window of a word, or take the tokens of the window before, if that has the same
+ * bytes, as in runs of one character. */
+static int merge_next(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
+                      int64_t length, const Window *window, int which, Window *next)
+{
+    if (window->size != next->size || next->size > length - next->first ||
+        memcmp(word + window->first, word + next->first, (size_t)next->size) != 0)
+        return merge_window(vocabulary, scratch, word, length, which, next);
+    if (grow(&scratch->windows[which], &scratch->window_room[which], next->size,
+             sizeof(Token)) != 0)
+        return NO_MEMORY;
+    memcpy(scratch->windows[which], window->tokens, (size_t)window->count * sizeof(Token));
+    next->tokens = scratch->windows[which];
+    next->count = window->count;
+    return 0;
+}
+
 /* Tell whether the token from `last` on and the first one of the window after it stay as they are;
  * or NO_MEMORY. */
 static int go_together(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
@@ -293,7 +310,7 @@ static int64_t cut_window(const Vocabulary *vocabulary, Scratch *scratch, const 
         int64_t cut = window->count * eighths / 8;
         next->first = window->first + window->tokens[cut].begin;
         next->size = WINDOW;
-        if (merge_window(vocabulary, scratch, word, length, which, next) != 0)
+        if (merge_next(vocabulary, scratch, word, length, window, which, next) != 0)
             return NO_MEMORY;
         int fits = go_together(vocabulary, scratch, word,
                                window->first + window->tokens[cut - 1].begin, next);
