@@ -23,7 +23,7 @@ from functools import cache
 from itertools import groupby
 from typing import Any
 
-from llmgpu.bpe.encoding.special_encoding import search_for
+from llmgpu.bpe.encoding.special_search import search_for
 from llmgpu.bpe.interchange.huggingface import read_content
 from llmgpu.bpe.interchange.token_tables import require_package, stands_for_bytes, to_bytes
 from llmgpu.bpe.pretokens.custom_regex import SPLITS_PREFIX
