@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -9,6 +10,7 @@ from functools import partial
 import click
 
 from llmgpu.bpe.encoding.special_options import SpecialOptions
+from llmgpu.bpe.encoding.spelled_tokens import SpelledTokens
 from llmgpu.bpe.vocabulary.chat import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter
@@ -16,7 +18,7 @@ from llmgpu.cli.groups import ChatOptions, SpecialTokenOptions, id_or_text
 from llmgpu.cli.options import was_given
 from llmgpu.input_files import decode_text, naming, read_limited
 from llmgpu.text.chat import MESSAGES, Chat
-from llmgpu.text.corpus import CorpusOptions
+from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.tokens.conversations import CHAT_TOKENS, Conversations
 from llmgpu.tokens.filters import Filter, with_masks
 
@@ -40,6 +42,23 @@ def around_text(
             "--add-special-tokens has no effect: the vocabulary adds no tokens around a text"
         )
     return special.around(vocabulary)
+
+
+def watch_text(
+    text: Corpus, vocabulary: Vocabulary, special: SpecialOptions, report: Reporter
+) -> Callable[[str], None]:
+    """Watch a text for special tokens; return a function that notes them after the last id.
+
+    The function takes a beginning of the note. With --quiet and --chat nothing is searched.
+    """
+    if report.quiet or text.options.chat is not None:
+        return lambda prefix: None
+    watch = text.watch = SpelledTokens(vocabulary, special)
+
+    def note(prefix: str) -> None:
+        report.note(*(prefix + found for found in filter(None, [watch.note()])))
+
+    return note
 
 
 def rendering(

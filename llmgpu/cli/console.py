@@ -56,7 +56,7 @@ class Reporter(Closing):
         prints_data: the command prints data to standard output. On a terminal the data itself shows
         the progress, and redrawing a bar would erase data.
         """
-        self._quiet = quiet
+        self.quiet = quiet
         self._shows_progress = not (quiet or (prints_data and is_terminal(sys.stdout)))
         # rich is imported for a terminal only, and a dumb terminal can't redraw a bar.
         has_terminal = bool(os.environ.get("FORCE_COLOR")) or is_terminal(sys.stderr)
@@ -99,7 +99,7 @@ class Reporter(Closing):
 
     def line(self, text: str, **facts: Any) -> None:
         """Print a line, above the bars if there are any; facts: further fields of a JSON line."""
-        if self._quiet:
+        if self.quiet:
             return
         if self._as_json:
             text = json.dumps({"message": text, **facts}, ensure_ascii=False)

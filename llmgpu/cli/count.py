@@ -24,6 +24,7 @@ from llmgpu.cli.chat import (
     masking,
     rendering,
     special_options,
+    watch_text,
     with_chat,
     with_chat_template,
 )
@@ -83,7 +84,15 @@ def count(asked: CountCommand, opening: Opening) -> None:
         lengths = [DocumentLengths() for _ in vocabs] if per == "document" else None
         is_unknown = size is None and opening.wanted == "auto"
         rows, summary = _count(
-            encoders, sources, options, asked.chat, report, lengths, is_unknown=is_unknown
+            encoders,
+            sources,
+            options,
+            asked.chat,
+            report,
+            lengths,
+            is_unknown=is_unknown,
+            special=special,
+            vocabs=vocabs,
         )
     # Rows: name the pipe, add up folders, sort. The largest row is that of a file.
     rows = [row._replace(path=STANDARD_INPUT) if row.path == kept else row for row in rows]
@@ -191,10 +200,13 @@ def _count(
     lengths: Sequence[DocumentLengths] | None,
     *,
     is_unknown: bool,
+    special: SpecialOptions,
+    vocabs: Sequence[str],
 ) -> tuple[list[Row], dict[str, Any]]:
     """Return a row for each file, and the summary of all files.
 
     lengths: for each encoder, collects the tokens of documents. is_unknown: see `suggesting_gpu`.
+    special: how special tokens are encoded. vocabs: names of the vocabularies.
     """
     passes: list[list[FileCount]] = []
     with report:
@@ -202,11 +214,13 @@ def _count(
             with rendering(chat, vocabulary) as conversations:
                 filters = masking(conversations, vocabulary)
                 with Corpus(sources, with_chat(options, conversations)) as text:
+                    note = watch_text(text, vocabulary, special, report)
                     is_due = is_unknown and not passes
                     progress = suggesting_gpu(text, is_due, report.note, report)
                     passes.append(
                         count_files(encoder, text, progress, lengths=taken, filters=filters)
                     )
+                note(f"{vocabs[len(passes) - 1]}: " if len(vocabs) > 1 else "")
     rows = [
         Row(files[0].path, files[0].text_bytes, [file.tokens for file in files])
         for files in zip(*passes, strict=True)

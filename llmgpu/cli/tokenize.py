@@ -28,6 +28,7 @@ from llmgpu.cli.chat import (
     masking,
     rendering,
     special_options,
+    watch_text,
     with_chat,
     with_chat_template,
 )
@@ -175,6 +176,12 @@ def _take_output(asked: TokenizeCommand, name: str) -> TokenOutput:
     format = asked.format_name or ("ids" if asked.decode else format_by_name(name))
     masked = asked.chat.chat and format == "bin" and not writes_directly(name)
     output, is_named = TokenOutput(asked, name, format, masked), name != STANDARD_OUTPUT
+    if asked.chat.chat and not (masked or asked.count or asked.decode or format == SHOWN):
+        where = " on a pipe" if format == "bin" else ""
+        raise click.UsageError(
+            f"--chat with format {format}{where} would lose which tokens the assistant wrote: add "
+            "-o FILE.bin, or only --count them"
+        )
     if asked.layout != "raw" and format != "bin":
         raise click.UsageError("--layout needs --format bin, or -o NAME.bin")
     if asked.split and not is_named:
@@ -318,13 +325,10 @@ class _Tokenizing:
             report.line(f"tokenizing on {backend.description}")
             report.note_missing_engine(backend)
             encoder = self._open_encoder(backend)
-            if self.reading.chat and output and not output.masked:
-                report.note(
-                    f"format {output.format} can't record which tokens the assistant wrote; use "
-                    "--format bin and an output file"
-                )
             unused.pop_all()
+            note = watch_text(text, self.vocabulary, self.special, report)
             summary = self._encode(text, encoder, sink)
+            note("")
         summary |= {"fingerprint": self.vocabulary.fingerprint, "device": backend.description}
         if self.reading.chat is not None:
             summary["assistant_tokens"] = self.in_chat.in_loss

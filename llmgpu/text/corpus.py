@@ -17,7 +17,7 @@ import os
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, groupby, islice, pairwise
@@ -77,6 +77,16 @@ class TextSource(Protocol):
         ...
 
 
+class TextWatch(Protocol):
+    """Sees the text of a corpus on its way, for notes about it."""
+
+    def see(self, nbytes: int, read: Callable[[int, int], bytes]) -> None:
+        """Take the next `nbytes` of the text; read: returns its bytes from a position to another.
+
+        `read` may be called before this method returns, and only then.
+        """
+
+
 @dataclass(frozen=True)
 class CorpusOptions:
     """How to read text from files.
@@ -130,6 +140,7 @@ class Corpus(Closing):
     total_bytes: bytes of all sources on disk, None if a source is not a regular file.
     text_bytes, documents: returned by `read_into` so far.
     begun: the begin of each source that was opened so far.
+    watch: sees all text from then on; None for nobody.
     """
 
     def __init__(
@@ -153,6 +164,7 @@ class Corpus(Closing):
         self._splitter = DocumentSplitter(self.options.separators, self.options.line_documents)
         self._files = _Files(self.sources.files, self.options)
         self.begun: list[Begin] = []
+        self.watch: TextWatch | None = None
         self._file: _File | None = None
         self._reader: _Reader | None = None
         self._finished_bytes = 0
@@ -265,6 +277,8 @@ class Corpus(Closing):
     def skip(self, nbytes: int) -> None:
         """Pass over the next bytes of a range from `upcoming`."""
         assert isinstance(self._file, ByteStream)
+        if self.watch:
+            self.watch.see(nbytes, self._file.peek)
         self._file.skip(nbytes)
         self.text_bytes += nbytes
 
@@ -331,6 +345,8 @@ class Corpus(Closing):
                 yield self._splitter.cut(piece.text[begin:end])
 
     def _hand_over(self, text: NDArray[np.uint8], starts: NDArray[np.int64]) -> Piece:
+        if self.watch:
+            self.watch.see(len(text), lambda begin, end: text[begin:end].tobytes())
         self.text_bytes += len(text)
         if self.text_bytes == self.options.limit and not self._ended:
             if self._file:

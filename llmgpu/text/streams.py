@@ -347,6 +347,12 @@ class ByteStream(io.RawIOBase):
         except OSError:  # no descriptor is left
             return None
 
+    def peek(self, begin: int, end: int) -> bytes:
+        """Return the bytes from `begin` to `end`, counted from the next one; see `read_at`."""
+        data = np.empty(end - begin, np.uint8)
+        self.read_at(data, self._raw.tell() + begin)
+        return data.tobytes()
+
     def skip(self, nbytes: int) -> None:
         """Pass over bytes that are known to be there."""
         self._raw.seek(nbytes, os.SEEK_CUR)

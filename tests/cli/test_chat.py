@@ -90,9 +90,14 @@ def test_what_does_not_go_together(llmgpu: Run, conversations: Path) -> None:
         fails(llmgpu(*TOKENIZE, *options), 2, message)
     without = (*TOKENIZE[:-2], "c.jsonl", "--chat-template", "c.jsonl")
     fails(llmgpu(*without), 2, "--chat-template needs --chat")
-    fails(llmgpu(*TOKENIZE, "--line-documents"), 1, "--chat can't be combined with --doc-separator")
-    noted = llmgpu(*TOKENIZE)
-    assert b"note: format ids can't record which tokens the assistant wrote" in noted.stderr
+    lines = (*TOKENIZE, "--line-documents", "-o", "t.bin")
+    fails(llmgpu(*lines), 1, "--chat can't be combined with --doc-separator")
+    for output, name in (("-", "ids"), ("t.jsonl", "jsonl"), ("t.npy", "npy")):
+        message = f"--chat with format {name} would lose which tokens the assistant wrote"
+        fails(llmgpu(*TOKENIZE, "-o", output), 2, message)
+    fails(llmgpu(*TOKENIZE, "--format", "bin"), 2, "--chat with format bin on a pipe would lose")
+    assert b"<|im_start|>" in llmgpu(*TOKENIZE, "--format", "tokens").stdout
+    assert llmgpu(*TOKENIZE, "--count").returncode == 0
     fails(llmgpu(*TOKENIZE[:-2], "c.jsonl"), 1, "(conversations: tokenize, count and train take")
 
 
@@ -115,9 +120,9 @@ def test_whole_conversations_within_a_limit(llmgpu: Run, conversations: Path) ->
         assert json.loads(done.stdout)["documents"] == number
         said = replies(conversations.parent)
         assert said == b"".join(b"assistant %d<|im_end|>" % k for k in range(number))
-    both = (*TOKENIZE, "r.jsonl", "--json", "--limit", str(41 * each))
+    both = (*TOKENIZE, "r.jsonl", "-o", "t.bin", "--json", "--limit", str(41 * each))
     shutil.copy(conversations, conversations.parent / "r.jsonl")
-    assert json.loads(llmgpu(*both).stderr.splitlines()[-1])["documents"] == 40
+    assert json.loads(llmgpu(*both).stdout)["documents"] == 40
 
 
 def test_conversations_of_a_table(llmgpu: Run, conversations: Path) -> None:

@@ -52,6 +52,28 @@ def test_ids_in_every_format(
         assert ids[-3:].tolist() == [299, 298, 10] and int((ids == 298).sum()) == 51
 
 
+def test_special_tokens_encoded_as_text_are_noted(
+    llmgpu: Run, corpus: Path, special_vocab: Vocabulary
+) -> None:
+    text = f"x{END}{BEGIN} {END}".encode()
+    (corpus.parent / "s.txt").write_bytes(text)
+    for command in (("tokenize",), ("tokenize", "--count"), ("count",)):
+        for name, data in (("s.txt", b""), ("-", text)):
+            arguments = (*command, name, "--vocab", "v.bin", "--device", "cpu")
+            notes = llmgpu(*arguments, stdin=data).stderr.decode()
+            assert (
+                "note: the text spells 3 special tokens, which are encoded as text: "
+                "--allowed-special all encodes them as ids, --disallow-special all refuses them\n"
+            ) in notes
+            assert notes.count("special token") == 1
+            one = llmgpu(*arguments, "--allowed-special", END, stdin=data).stderr.decode()
+            assert "note: the text spells 1 special token, which is encoded as text" in one
+            for quiet in (("-q",), ("--allowed-special", "all")):
+                assert b"special" not in llmgpu(*arguments, *quiet, stdin=data).stderr
+    both = llmgpu("count", "s.txt", "--vocab", "v.bin", "--vocab", "./v.bin").stderr.decode()
+    assert "note: v.bin: the text spells 3" in both and "note: ./v.bin: the text spells 3" in both
+
+
 def test_text_is_text_unless_allowed(llmgpu: Run, special_vocab: Vocabulary) -> None:
     text = f"x{END}{BEGIN}".encode()
     arguments = ("tokenize", "--vocab", "v.bin", "-q", "--device", "cpu")

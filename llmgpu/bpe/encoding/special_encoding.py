@@ -72,7 +72,7 @@ def with_special_tokens(
     Raises VocabularyError for a token that the vocabulary does not have.
     """
     special = vocabulary.special_tokens
-    allowed, disallowed = _chosen_texts(vocabulary, options)
+    allowed, disallowed = chosen_texts(vocabulary, options)
     # Normalized special tokens are searched for last, so their encoder is made first.
     late = _normalized_texts(vocabulary)
     flags = Flags.of(vocabulary)
@@ -162,7 +162,7 @@ class DocumentEncoder:
         Raises VocabularyError for a token that the vocabulary does not have.
         """
         self._encode = encode
-        texts = [text.encode() for text in set().union(*_chosen_texts(vocabulary, options))]
+        texts = [text.encode() for text in set().union(*chosen_texts(vocabulary, options))]
         self._search = search_for(texts) if texts else None
         around = ids_around(vocabulary, options)
         self._before, self._after = (np.array(ids, np.uint32) for ids in around)
@@ -214,7 +214,7 @@ def token_id(vocabulary: Vocabulary, token: int | str) -> int:
     return ids[0]
 
 
-def _chosen_texts(
+def chosen_texts(
     vocabulary: Vocabulary, options: SpecialOptions
 ) -> tuple[Collection[str], Collection[str]]:
     """Return the special tokens that text may spell, and the ones that are errors."""

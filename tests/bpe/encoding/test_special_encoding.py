@@ -20,8 +20,13 @@ from llmgpu.backend import Backend
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.special_encoding import DocumentEncoder, token_id, with_special_tokens
+from llmgpu.bpe.encoding.special_encoding import (
+    DocumentEncoder,
+    token_id,
+    with_special_tokens,
+)
 from llmgpu.bpe.encoding.special_options import SpecialOptions, Tokens
+from llmgpu.bpe.encoding.spelled_tokens import SEARCHED_BYTES, SpelledTokens
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -382,3 +387,41 @@ def test_one_id_or_several_are_put_around_documents() -> None:
     vocabulary = dataclasses.replace(vocabulary, prefix_ids=(5,), suffix_ids=(6,))
     around = SpecialOptions(eos=9).around(vocabulary)
     assert around == SpecialOptions(bos=5, eos=(6, 9))
+
+
+def test_spelled_tokens_of_a_file_are_counted_wherever_it_is_cut(tmp_path: Path) -> None:
+    """Bytes that are read, bytes that an encoder reads itself, and tokens across the borders."""
+    text = 30_000 * "....<|a|>.☃".encode()
+    (tmp_path / "t.txt").write_bytes(text)
+    watch = SpelledTokens(vocabulary(), SpecialOptions(("☃",)), clock=lambda: 0.0)
+    with Corpus([str(tmp_path / "t.txt")]) as corpus:
+        corpus.watch = watch
+        corpus.read_into(np.empty(6, np.uint8))
+        corpus.read_into(np.empty(100_001, np.uint8))
+        assert corpus.upcoming(1000, 100_000, 0) is not None
+        corpus.skip(100_000)
+        while not corpus.read_into(np.empty(70_000, np.uint8)).end:
+            pass
+    assert (watch.found, watch.is_complete) == (30_000, True)
+    assert watch.note().startswith("the text spells 30,000 special tokens, which are encoded")
+
+
+def test_the_search_for_spelled_tokens_ends_in_time() -> None:
+    block = b"<|a|>".ljust(1 << 16)
+
+    def reads(begin: int, end: int) -> bytes:
+        return block[begin % (1 << 16) :][: end - begin]
+
+    seconds = iter(range(1000))
+    slow = SpelledTokens(vocabulary(), SpecialOptions(), clock=lambda: float(next(seconds)))
+    slow.see(3 << 16, reads)
+    assert (slow.found, slow.is_complete) == (1, False)
+    assert slow.note().startswith("the text spells at least 1 special token, which is encoded")
+    long = SpelledTokens(vocabulary(), SpecialOptions(), clock=lambda: 0.0)
+    long.see(SEARCHED_BYTES, reads)
+    assert (long.found, long.is_complete) == (SEARCHED_BYTES >> 16, True)
+    long.see(1 << 16, reads)
+    assert (long.found, long.is_complete) == (SEARCHED_BYTES >> 16, False)
+    every = SpelledTokens(vocabulary(), SpecialOptions(disallowed=("all",)))
+    every.see(1 << 16, reads)
+    assert every.note() == ""
