@@ -172,10 +172,11 @@ def _reading_key(
     """Return how text is read, for the resume key; some options are left out at their defaults."""
     asked = selection.input_format
     return {
-        "text_field": reading.text_field,
+        "text_field": how.text_field,
         "encoding_errors": reading.encoding_errors,
         "doc_separators": tuple(text.decode() for text in how.separators),
         "limit": reading.limit,
+        **({"template": how.template.source} if how.template else {}),
         **({"bad_rows": reading.bad_rows} if reading.bad_rows != CorpusOptions.bad_rows else {}),
         **({"input_format": asked} if asked != AUTO else {}),
     }

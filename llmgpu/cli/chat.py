@@ -74,6 +74,10 @@ def check_chat(chat: bool, chat_template: str | None, special: SpecialOptions) -
         raise click.UsageError("--chat-template needs --chat")
     if chat and (not special.is_plain or was_given("add_special_tokens")):
         raise click.UsageError("--chat takes no special tokens: the chat template writes them")
+    given = click.get_current_context().params
+    if chat and (given.get("template") is not None or len(given.get("text_field", ())) > 1):
+        several = "--template and a second --text-field can't be combined with it"
+        raise click.UsageError(f"--chat reads one field: {several}")
 
 
 def with_chat(options: CorpusOptions, chat: Chat | None) -> CorpusOptions:

@@ -120,10 +120,15 @@ class ReadingOptions:
         "raw", ("raw", "strict", "replace"),
         "What to do with invalid UTF-8: keep the bytes (raw), fail and name the offset (strict), "
         "or insert U+FFFD (replace).")
-    text_field: str = option(
-        "text", "text",
+    text_field: tuple[str, ...] = option(
+        (), "text",
         "Field of .jsonl lines, or column of .parquet files, to read text from. Rows without text "
-        "are skipped and counted.", metavar="NAME")
+        "are skipped and counted. Repeatable: a newline joins the fields.", metavar="NAME",
+        many=True, default_words="text")
+    template: str | None = option(
+        None, "text",
+        "Make the text of several fields or columns: '{question} {answer}', with {a.b} for a field "
+        "inside field a, {{ and }} for braces.", metavar="TEXT")
     bad_rows: str = option(
         "error", ("error", "skip"),
         "What to do with .jsonl lines that are not JSON objects, or whose field is not text: fail "
@@ -139,12 +144,20 @@ class ReadingOptions:
     ) -> CorpusOptions:
         """Return the library's options; raise UsageError for an empty separator."""
         from llmgpu.text.corpus import CorpusOptions
+        from llmgpu.text.template import Template
 
         separators = self.doc_separators + more_separators
         if "" in separators:
             raise click.UsageError("--doc-separator must not be empty")
+        if self.template is not None and self.text_field:
+            raise click.UsageError("--text-field can't be combined with --template")
+        template = None if len(self.text_field) < 2 else Template.joined(self.text_field)
+        if self.template is not None:
+            template = Template.parse(self.template)
+        fields = template.fields if template else self.text_field
         return CorpusOptions(
-            text_field=self.text_field,
+            text_field=next(iter(fields), CorpusOptions.text_field),
+            template=template,
             separators=tuple(text.encode() for text in separators),
             encoding_errors=self.encoding_errors,
             limit=self.limit,
@@ -211,8 +224,9 @@ class FileOptions:
         found = Selection(
             input_format=self.input_format, exclude=self.exclude, gitignore=self.gitignore
         )
+        has_fields = was_given("text_field") or was_given("template")
         # A field of standard input implies JSON lines: other formats of a pipe have no fields.
-        return replace(found, of_input="jsonl") if was_given("text_field") else found
+        return replace(found, of_input="jsonl") if has_fields else found
 
 
 READING_OPTIONS = tuple(
@@ -248,7 +262,7 @@ def check_text_field(files: Sequence[Source]) -> None:
     if not any(format_of(source) for source in files):
         first = files[0].path if files else "nothing"
         refuse_given(
-            ("text_field",),
+            ("text_field", "template"),
             f"is for .jsonl and .parquet files, but {first} is read as text; if it has JSON lines, "
             "use --input-format jsonl",
         )

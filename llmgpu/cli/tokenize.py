@@ -100,7 +100,7 @@ _used: list[Encoder] = []
 _BYTES_A_TOKEN = 4  # an estimate, in bytes of text
 _LEAST_TOLD = 1 << 20  # bytes of text; the memory that less text needs is not reported
 _OF_TEXT = (
-    *("text_field", "encoding_errors", "limit", "bad_rows"),
+    *("text_field", "template", "encoding_errors", "limit", "bad_rows"),
     *("input_format", "exclude", "gitignore"),
 )
 _OF_ENCODING = (
@@ -136,6 +136,7 @@ def tokenize(asked: TokenizeCommand, opening: Opening) -> None:
         check_files(target, read, job.outputs)
         if not asked.format_name:
             check_ending(target.name)
+        _check_mask(target)
     reading = asked.reading.corpus_options(line_documents=asked.line_documents)
     found, firsts = _take(found, reading, target, job)
 
@@ -176,12 +177,6 @@ def _take_output(asked: TokenizeCommand, name: str) -> TokenOutput:
     format = asked.format_name or ("ids" if asked.decode else format_by_name(name))
     masked = asked.chat.chat and format == "bin" and not writes_directly(name)
     output, is_named = TokenOutput(asked, name, format, masked), name != STANDARD_OUTPUT
-    if asked.chat.chat and not (masked or asked.count or asked.decode or format == SHOWN):
-        where = " on a pipe" if format == "bin" else ""
-        raise click.UsageError(
-            f"--chat with format {format}{where} would lose which tokens the assistant wrote: add "
-            "-o FILE.bin, or only --count them"
-        )
     if asked.layout != "raw" and format != "bin":
         raise click.UsageError("--layout needs --format bin, or -o NAME.bin")
     if asked.split and not is_named:
@@ -202,6 +197,16 @@ def _take_output(asked: TokenizeCommand, name: str) -> TokenOutput:
             f"--overlap {asked.overlap} must be less than --chunk-tokens {asked.chunk_tokens}"
         )
     return output
+
+
+def _check_mask(output: TokenOutput) -> None:
+    """Raise click.UsageError if the ids of conversations would lose their mask."""
+    if output.asked.chat.chat and not output.masked and output.format != SHOWN:
+        where = " on a pipe" if output.format == "bin" else ""
+        raise click.UsageError(
+            f"--chat with format {output.format}{where} would lose which tokens the assistant "
+            "wrote: add -o FILE.bin, or only --count them"
+        )
 
 
 def _take(

@@ -55,6 +55,7 @@ from llmgpu.text.streams import (
     Source,
     files_ahead,
 )
+from llmgpu.text.template import Template
 
 PATIENCE_SECONDS = 0.02
 LEAST_PART = 16  # 1 / 16 of a text is read before the size of the whole is estimated
@@ -95,6 +96,7 @@ class CorpusOptions:
     separators: byte strings between documents, part of neither.
     encoding_errors: "strict", "replace" or "raw", see `llmgpu.text.documents.InputPolicy`.
     limit: read at most this many bytes of text; None for all.
+    template: makes the text of several fields or columns, instead of `text_field`.
     bad_rows: "error" or "skip": refuse invalid rows, or leave them out.
     line_documents: whether each line, including its newline, is a document.
     chat: renders each .jsonl line, a conversation, as text; None if lines are not conversations.
@@ -107,6 +109,7 @@ class CorpusOptions:
     line_documents: bool = False
     chat: Chat | None = None
     bad_rows: str = "error"
+    template: Template | None = None
 
 
 class Begin(NamedTuple):
@@ -377,7 +380,7 @@ class _Opener:
         if self.collector is not None:
             is_table = kind is ParquetFile
             return (ChatTable if is_table else ChatFile)(source, field, self.collector)
-        return kind(source, field) if kind else ByteStream(source)
+        return kind(source, field, self._options.template) if kind else ByteStream(source)
 
     def reads_at_once(self, source: Source) -> bool:
         """Whether a file is plain text and small enough to be read in one call with other files."""

@@ -31,6 +31,7 @@ from llmgpu.processors import usable_processors
 from llmgpu.spelling import spelled
 from llmgpu.text.documents import REPLACEMENT, InputPolicy, Piece
 from llmgpu.text.streams import ByteStream, Source
+from llmgpu.text.template import Template, several_fields_hint
 
 _BLOCK_BYTES = 1 << 20  # of a stream, read at a time
 _SPAN_BYTES = 2 << 20  # of a regular file; one thread reads and parses its lines
@@ -148,12 +149,13 @@ class JsonlFile(JsonlStream):
     def check(source: Source) -> None:
         """Allow any file."""
 
-    def __init__(self, source: Source, text_field: str) -> None:
-        """Open the file; `text_field` of each line's object is its text."""
+    def __init__(self, source: Source, text_field: str, template: Template | None = None) -> None:
+        """Open the file; `text_field` of each line's object is its text, or a template is."""
         super().__init__(source, text_field)
         self._lines = 0
+        self._template = template
         self._texts: JsonlTexts | None = None
-        if library() is not None and _SURROGATE.search(text_field) is None:
+        if template is None and library() is not None and _SURROGATE.search(text_field) is None:
             self._texts = JsonlTexts(text_field, LINE_BYTES)
         self._parts = self._taken_parts()
 
@@ -278,10 +280,7 @@ class JsonlFile(JsonlStream):
         where = place_of_line(self.name, self._lines, self._begin)
         decoded, has_invalid = decode_line(line, where, policy)
         try:
-            text = self.value(parse_json_object(decoded, where), where)
-            if not isinstance(text, str | None):
-                what = f"is not a string but {kind_of_value(text)}"
-                raise BadRowError(f"{where}: field {quote(self._field)} {what}")
+            text = self._text_of(parse_json_object(decoded, where), where)
         except BadRowError as error:
             policy.leave_out(error)
             return None
@@ -289,6 +288,31 @@ class JsonlFile(JsonlStream):
             policy.null_rows += 1
             return None
         return encode_text(text, has_invalid, where, policy)
+
+    def _text_of(self, row: dict[str, object], where: str) -> str | None:
+        """Return the text of a row; BadRowError for a value that is not text, or a missing field.
+
+        A missing field leaves the row out if there is no template.
+        """
+        if self._template is None:
+            return _as_text(self.value(row, where), self._field, where)
+        values = []
+        for name in self._template.fields:
+            try:
+                found = _as_text(find_field(row, where, name), name, where)
+            except MissingFieldError as error:
+                raise BadRowError(str(error)) from error
+            if found is None:
+                return None
+            values.append(found)
+        return self._template.fill(values)
+
+
+def _as_text(value: object, field: str, where: str) -> str | None:
+    if not isinstance(value, str | None):
+        what = f"is not a string but {kind_of_value(value)}"
+        raise BadRowError(f"{where}: field {quote(field)} {what}")
+    return value
 
 
 def _after_last_newline(data: NDArray[np.uint8], begin: int, end: int) -> int:
@@ -345,8 +369,9 @@ def find_field(document: dict[str, object], where: str, text_field: str) -> obje
                 chat = f" (conversations: tokenize, count and train take {spelled('--chat')})"
             elif "conversations" in fields:
                 chat = " (ShareGPT's from and value are not read: see the guide for messages)"
+            several = several_fields_hint(text_field, [*fields])
             raise MissingFieldError(
-                f"{where}: no field {quote(text_field)}; the fields are: {present}{chat}"
+                f"{where}: no field {quote(text_field)}; the fields are: {present}{chat}{several}"
             )
         value = value[name]
     return value

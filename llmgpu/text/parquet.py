@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, ClassVar, cast
 
@@ -21,10 +21,11 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import input_errors, quote
 from llmgpu.pipeline import Begun
 from llmgpu.processors import usable_processors
-from llmgpu.text.compressions import PYARROW, PYARROW_PARQUET
+from llmgpu.text.compressions import PYARROW, PYARROW_COMPUTE, PYARROW_PARQUET
 from llmgpu.text.documents import NO_TEXT, InputPolicy, Piece
 from llmgpu.text.remote import PositionedFile
 from llmgpu.text.streams import FileContent, Source
+from llmgpu.text.template import Template, several_fields_hint
 
 _BATCH_BYTES = 1 << 22
 _BATCH_ROWS = 8192
@@ -62,12 +63,16 @@ class ParquetFile:
         if source.size is None:
             raise InputError(f"{source.path}: Parquet can't be read from a pipe; give a file")
 
-    def __init__(self, source: Source, column: str) -> None:
-        """Open the file; InputError if it can't be read or has no such column of text."""
+    def __init__(self, source: Source, column: str, template: Template | None = None) -> None:
+        """Open the file; InputError if it can't be read or has no such column of text.
+
+        template: makes the text of its columns; then `column` is not read.
+        """
         path = source.path
         self.position = 0
         self._path = path
-        self._column = column
+        self._template = template
+        self._columns = (column,) if template is None else template.fields
         self._others: list[str] = []  # further columns to read
         self._span = source.span
         self._arrow = PYARROW.require(path)
@@ -78,7 +83,7 @@ class ParquetFile:
             self._content = FileContent.of(self._raw, source)
             self._size = self._raw.seek(0, os.SEEK_END)
             self._file = parquet.ParquetFile(self._raw, pre_buffer=False, buffer_size=_BUFFER_BYTES)
-            self._check_column()
+            self._names = [*map(self._find_column, self._columns)]
         except InputError:
             self._raw.close()
             raise
@@ -145,27 +150,28 @@ class ParquetFile:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return InputError(f"{self._path}: damaged, or not a parquet file ({reason})")
 
-    def _check_column(self) -> None:
-        """Raise InputError unless there is exactly one such column, and its type is text."""
-        column = self._column
+    def _find_column(self, column: str) -> list[str]:
+        """Return the names on the way to a column of text; InputError unless there is one."""
         schema = self._file.schema_arrow
         shown = [f"{field.name!r} ({field.type})" for field in schema]
         if len(shown) > _SHOWN_COLUMNS:
             shown = [*shown[:_SHOWN_COLUMNS], "..."]
         columns = f"the columns are: {', '.join(shown) or 'none'}"
-        self._names = [column] if column in schema.names else column.split(".")
+        names = [column] if column in schema.names else column.split(".")
         fields = schema
-        for name in self._names:
+        for name in names:
             is_row = fields is schema or self._arrow.types.is_struct(fields)
             found = fields.get_all_field_indices(name) if is_row else []
             if len(found) != 1:
                 there = f"{len(found)} columns" if found else "no column"
-                raise InputError(f"{self._path}: {there} {quote(column)}; {columns}")
+                several = several_fields_hint(column, schema.names)
+                raise InputError(f"{self._path}: {there} {quote(column)}; {columns}{several}")
             fields = fields.field(found[0]).type
         if not self._is_right(fields):
             raise InputError(
                 f"{self._path}: column {quote(column)} is not {self.content}; {columns}"
             )
+        return names
 
     def _is_right(self, kind: Any) -> bool:
         """Whether the type of a column can be read."""
@@ -229,15 +235,13 @@ class ParquetFile:
             for batch in (file or self._file).iter_batches(
                 batch_size=self._rows_at_a_time(number),
                 row_groups=[number],
-                columns=[self._column, *self._others],
+                columns=[*self._columns, *self._others],
                 use_threads=False,
             ):
                 low, begin = begin, begin + len(batch)
                 batch = batch[max(0, first - low) : max(0, last - low)]
-                array = batch.column(self._names[0])
-                for name in self._names[1:]:  # a row without the outer value has no text
-                    array = array.flatten()[array.type.get_field_index(name)]
-                yield self._prepared(array, batch)
+                arrays = [self._prepared(_inside(batch, names), batch) for names in self._names]
+                yield arrays[0] if self._template is None else self._joined(arrays)
         except self._errors as error:
             self.check_unchanged()
             raise self._damaged(error) from error
@@ -248,11 +252,28 @@ class ParquetFile:
         rows: int = _BATCH_BYTES // max(1, bytes_a_row)
         return max(1, min(_BATCH_ROWS, rows))
 
+    def _joined(self, arrays: Sequence[Any]) -> Any:
+        """Return the text by the template: large_binary, null in rows where a column is null."""
+        assert self._template is not None
+        kind = self._arrow.large_binary()
+        texts = [self._arrow.scalar(text.encode(), kind) for text in self._template.texts]
+        values = [each for pair in zip(arrays, texts[1:], strict=True) for each in pair]
+        join = PYARROW_COMPUTE.require(self._path).binary_join_element_wise
+        return join(texts[0], *values, self._arrow.scalar(b"", kind), null_handling="emit_null")
+
     def _prepared(self, array: Any, batch: Any) -> Any:
         """Return the array in the form that `documents` reads; batch: with the further columns."""
         if self._arrow.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         return array.cast(self._arrow.large_binary())
+
+
+def _inside(batch: Any, names: Sequence[str]) -> Any:
+    """Return the column at a path of names; a row without the outer value has no text."""
+    array = batch.column(names[0])
+    for name in names[1:]:
+        array = array.flatten()[array.type.get_field_index(name)]
+    return array
 
 
 def _raising(error: InputError) -> Iterator[Any]:

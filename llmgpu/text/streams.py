@@ -39,6 +39,7 @@ from llmgpu.processors import usable_processors
 from llmgpu.spelling import spelled
 from llmgpu.text.compressions import COMPRESSIONS, Decompressor
 from llmgpu.text.documents import InputPolicy, Piece
+from llmgpu.text.template import Template
 
 STANDARD_INPUT = "-"
 AUTO, TEXT, BYTES = "auto", "text", "bytes"  # formats of sources, see `llmgpu.text.sources`
@@ -135,8 +136,11 @@ class DocumentFile(Protocol):
     def check(source: Source) -> None:
         """Raise InputError for a reason known before opening: a missing package, or a pipe."""
 
-    def __init__(self, source: Source, text_field: str) -> None:
-        """Open the file; text_field: name of the field or column with a document's text."""
+    def __init__(self, source: Source, text_field: str, template: Template | None = None) -> None:
+        """Open the file; text_field: name of the field or column with a document's text.
+
+        template: makes the text of several fields instead.
+        """
 
     def documents(self, policy: InputPolicy) -> Iterator[Piece]:
         """Yield the text of whole documents, some at a time, each piece with one start or more.

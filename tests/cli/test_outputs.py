@@ -107,7 +107,15 @@ OUTPUTS = {
     ],
 }
 
-NEITHER = {"special_tokens", "doc_separators", "text_field", "device", "devices", "prompt"}
+NEITHER = {
+    "special_tokens",
+    "doc_separators",
+    "text_field",
+    "template",
+    "device",
+    "devices",
+    "prompt",
+}
 NEITHER |= {"search", "allowed_special", "disallow_special", "bos", "eos", "ray", "command"}
 
 

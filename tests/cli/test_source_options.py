@@ -218,7 +218,7 @@ def test_what_is_inside_is_looked_at_when_it_is_read(llmgpu: Run, vocab: Path) -
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("--text-field", "question", "--text-field", "answer"), "--text-field"),
+        (("--template", "{question}", "--template", "{answer}"), "--template"),
         (("-o", "a.bin", "--output", "b.bin"), "--output"),
         (("--vocab-size", "300", "--vocab-size=301"), "--vocab-size"),
     ],
@@ -268,3 +268,42 @@ def test_a_saved_data_set_is_refused(
     assert not (corpus.parent / "made").exists()
     as_bytes = llmgpu("bpe-train", "--input-format", "bytes", *made, named)
     assert as_bytes.returncode == 0, as_bytes.stderr
+
+
+def test_several_fields_and_templates(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    folder = corpus.parent
+    (folder / "qa.jsonl").write_text('{"question": "low?", "answer": "newest", "n": {"b": "x"}}\n')
+    tokenize = ("tokenize", "--vocab", "v.bin", "--device", "cpu", "-q")
+    decode = (*tokenize, "--decode", "o.bin")
+    fields = ("--text-field", "question", "--text-field", "answer")
+    for options, expected in (
+        (fields, b"low?\nnewest"),
+        (("--template", "{question}\n{answer}"), b"low?\nnewest"),
+        (("--template", "{n.b}: {{{answer}}}"), b"x: {newest}"),
+    ):
+        done = llmgpu(*tokenize, "qa.jsonl", "-o", "o.bin", *options)
+        assert done.returncode == 0, done.stderr
+        assert llmgpu(*decode).stdout == expected
+    piped = llmgpu(*tokenize, "-", "--count", *fields, stdin=(folder / "qa.jsonl").read_bytes())
+    counted = llmgpu(*tokenize, "qa.jsonl", "--count", *fields)
+    assert piped.stdout == counted.stdout != b""
+    # A second template is another job: for shards, and for a trained vocabulary.
+    shards = (*tokenize, "qa.jsonl", "-o", "s.bin", "--shard-tokens", "100", "--template")
+    runs = []
+    for template in ("{answer}!", "{answer}?"):
+        assert llmgpu(*shards, template).returncode == 0
+        runs.append(json.loads((folder / "s.json").read_text())["run_sha256"])
+    assert runs[0] != runs[1]
+    train = (*("bpe-train", "qa.jsonl", "-o", "t.bin"), "--checkpoint", "kept", "--device", "cpu")
+    assert llmgpu(*train, "--template", "{answer}").returncode == 0
+    again = llmgpu(*train, "--template", "{answer}", "--resume")
+    other = llmgpu(*train, "--template", "{answer}{question}", "--resume")
+    assert b"other options" not in again.stderr and b"had other options" in other.stderr
+    # Messages.
+    fails(llmgpu(*tokenize, "qa.jsonl", *fields, "--template", "{n.b}"), 2, "can't be combined")
+    fails(llmgpu(*tokenize, "qa.jsonl", "--template", "{a!r}"), 1, "{a!r}, which is not a field")
+    fails(llmgpu(*tokenize, "corpus.txt", "--template", "{a}"), 2, "--template is for .jsonl")
+    both = llmgpu(*tokenize, "qa.jsonl", "--text-field", "question,answer")
+    fails(both, 1, "for several fields, --text-field question --text-field answer")
+    chat = llmgpu(*tokenize, "qa.jsonl", *fields, "--chat", "-o", "c.bin")
+    fails(chat, 2, "--chat reads one field")

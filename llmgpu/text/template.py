@@ -1,0 +1,80 @@
+"""Text made of several fields of a row, as ``{question}\\n{answer}`` says.
+
+``{field}`` stands for a field and ``{a.b}`` for a field within the field ``a``; ``{{`` and ``}}``
+are braces. Nothing else of Python's format strings is understood.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import chain, zip_longest
+from typing import NamedTuple
+
+from llmgpu.errors import InputError
+from llmgpu.input_files import quote
+from llmgpu.spelling import spelled
+
+_PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[^{}]+", re.DOTALL)
+_BETWEEN_FIELDS = "\n"
+
+
+class Template(NamedTuple):
+    """Fields in order, and the texts before, between and after them: one more than fields."""
+
+    fields: tuple[str, ...]
+    texts: tuple[str, ...]
+
+    @classmethod
+    def joined(cls, fields: Sequence[str]) -> Template:
+        """Return the template of fields, 1 or more, with a newline between two."""
+        return cls(tuple(fields), ("", *[_BETWEEN_FIELDS] * (len(fields) - 1), ""))
+
+    @classmethod
+    def parse(cls, source: str) -> Template:
+        """Return the template that a text spells; InputError for a stray brace or no field."""
+        fields: list[str] = []
+        texts = [""]
+        position = 0
+        while position < len(source):
+            found = _PART.match(source, position)
+            if found is None:
+                raise InputError(
+                    f"the template {quote(source)} has a stray {source[position]} at character "
+                    f"{position + 1}: a field is {{name}}, and a brace is {{{{ or }}}}"
+                )
+            if found[1] is None:
+                texts[-1] += {"{{": "{", "}}": "}"}.get(found[0], found[0])
+            elif not found[1] or re.search(r"[:!\[\]\s]", found[1]):
+                raise InputError(
+                    f"the template {quote(source)} has {found[0]}, which is not a field: write "
+                    "{name} or {outer.name}, without conversions"
+                )
+            else:
+                fields.append(found[1])
+                texts.append("")
+            position = found.end()
+        if not fields:
+            raise InputError(f"the template {quote(source)} has no field such as {{text}}")
+        return cls(tuple(fields), tuple(texts))
+
+    @property
+    def source(self) -> str:
+        """The text that spells the template."""
+        texts = [text.replace("{", "{{").replace("}", "}}") for text in self.texts]
+        fields = [f"{{{field}}}" for field in self.fields]
+        return "".join(chain.from_iterable(zip_longest(texts, fields, fillvalue="")))
+
+    def fill(self, values: Sequence[str]) -> str:
+        """Return the text with the values of the fields, in their order."""
+        after = zip(values, self.texts[1:], strict=True)
+        return self.texts[0] + "".join(value + text for value, text in after)
+
+
+def several_fields_hint(name: str, known: Sequence[str]) -> str:
+    """Return a hint for a name that lists known fields with commas, "" for any other name."""
+    parts = [part.strip() for part in name.split(",")]
+    if len(parts) < 2 or not {part.split(".")[0] for part in parts} <= set(known):
+        return ""
+    flags = " ".join(f"--text-field {part}" for part in parts)
+    return f"; for several fields, {spelled(flags, 'use a Template')}"
