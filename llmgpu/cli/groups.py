@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 READING_INPUT = "reading standard input"
 STANDARD_INPUT = "-"
-INPUT_FORMATS = ("auto", "text", "jsonl", "parquet", "bytes")
+INPUT_FORMATS = ("auto", "text", "jsonl", "parquet", "arrow", "bytes")
 VOCAB_HELP = (
     "Vocabulary: a file written by bpe-train or import, a tokenizer.json, a .tiktoken file, "
     "vocab.json next to merges.txt, a Hugging Face folder, or the name of an encoding or model "
@@ -180,6 +180,10 @@ class FileOptions:
         "Exclude files and folders with this name ('*.min.js'), or with this path inside a folder "
         "('docs/old/*'). Repeatable.", metavar="GLOB", many=True)
     gitignore: bool = option(False, bool, "Skip files in folders that .gitignore ignores.")
+    subset: str | None = option(
+        None, ("train", "validation", "test"),
+        "Read only the files of a data set's subset in folders, globs and URLs, by the words in "
+        "names: train-00000.parquet, test/a.jsonl.")
     files_from: str | None = option(
         None, str,
         "Read more file names from FILE or standard input, one per line or separated by NUL bytes "
@@ -222,7 +226,10 @@ class FileOptions:
         from llmgpu.text.sources import Selection
 
         found = Selection(
-            input_format=self.input_format, exclude=self.exclude, gitignore=self.gitignore
+            input_format=self.input_format,
+            exclude=self.exclude,
+            gitignore=self.gitignore,
+            subset=self.subset,
         )
         has_fields = was_given("text_field") or was_given("template")
         # A field of standard input implies JSON lines: other formats of a pipe have no fields.

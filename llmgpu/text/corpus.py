@@ -34,6 +34,7 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import listed, source_name
 from llmgpu.pipeline import in_order
 from llmgpu.spelling import spelled
+from llmgpu.text.arrow import ArrowFile
 from llmgpu.text.chat import Chat, ChatFile, ChatTable, Collector
 from llmgpu.text.documents import (
     NO_TEXT,
@@ -472,7 +473,7 @@ def _check_chat(sources: Sources, options: CorpusOptions) -> None:
             f"{spelled('--doc-separator', 'separators')} or {spelled('--line-documents')}"
         )
     for source in sources.files:
-        if source.path != STANDARD_INPUT and format_of(source) is None:
+        if source.path != STANDARD_INPUT and format_of(source) in (None, ArrowFile):
             raise InputError(f"{source.path}: {spelled('--chat')} reads .jsonl or .parquet files")
 
 

@@ -55,6 +55,8 @@ class ParquetFile:
     may_be_compressed: ClassVar[bool] = False
     cut_at_lines: ClassVar[bool] = False
     content: ClassVar[str] = "text"  # of the column, in messages
+    kind: ClassVar[str] = "a parquet file"
+    reads_groups: ClassVar[bool] = True  # threads may read row groups
 
     @staticmethod
     def check(source: Source) -> None:
@@ -76,13 +78,12 @@ class ParquetFile:
         self._others: list[str] = []  # further columns to read
         self._span = source.span
         self._arrow = PYARROW.require(path)
-        parquet = PYARROW_PARQUET.require(path)
         with input_errors(path):
             self._raw = io.BufferedReader(cast(io.RawIOBase, source.open()), _BUFFER_BYTES)
         try:
             self._content = FileContent.of(self._raw, source)
             self._size = self._raw.seek(0, os.SEEK_END)
-            self._file = parquet.ParquetFile(self._raw, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+            self._file = self._open_table()
             self._names = [*map(self._find_column, self._columns)]
         except InputError:
             self._raw.close()
@@ -92,15 +93,20 @@ class ParquetFile:
             raise self._damaged(error) from error
         # Yields the arrays of each row group in order. Threads need preadv, and a local file.
         shares = isinstance(self._content, FileContent) and hasattr(os, "preadv")
+        shares &= self.reads_groups
         most = min(usable_processors(), _AHEAD) if shares else 0
         read: Callable[[tuple[int, int]], Iterable[Any]]
         read = self._read_ahead if most > 1 else self._read
         self._groups = Begun(self._find_groups(), read, min(most, self._file.num_row_groups))
 
+    def _open_table(self) -> Any:
+        parquet = PYARROW_PARQUET.require(self._path)
+        return parquet.ParquetFile(self._raw, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+
     def documents(self, policy: InputPolicy) -> Iterator[Piece]:
         """Yield the text of rows; InputError for damage or, under "strict", invalid UTF-8."""
-        rows = max(1, self._file.metadata.num_rows)
         number = first = self._rows[0]
+        rows = max(1, self._file.metadata.num_rows)
         for array in chain.from_iterable(self._groups):
             if policy.policy == "raw":
                 pieces = iter([_text_of(array)])
@@ -148,7 +154,7 @@ class ParquetFile:
 
     def _damaged(self, error: Exception) -> InputError:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return InputError(f"{self._path}: damaged, or not a parquet file ({reason})")
+        return InputError(f"{self._path}: damaged, or not {self.kind} ({reason})")
 
     def _find_column(self, column: str) -> list[str]:
         """Return the names on the way to a column of text; InputError unless there is one."""

@@ -35,6 +35,7 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import input_errors, listed, number_of, quote, read_error, read_head
 from llmgpu.outputs import TOKEN_FILE, kind_of
 from llmgpu.spelling import spelled
+from llmgpu.text.arrow import ArrowFile
 from llmgpu.text.compressions import COMPRESSIONS
 from llmgpu.text.jsonl import JsonlFile, find_field, parse_json_object
 from llmgpu.text.parquet import ParquetFile
@@ -60,6 +61,7 @@ FORMATS: dict[str, type[DocumentFile]] = {
     ".jsonl": JsonlFile,
     ".ndjson": JsonlFile,
     ".parquet": ParquetFile,
+    ".arrow": ArrowFile,
 }
 
 
@@ -70,8 +72,19 @@ _TEXTS = (
     ".tsv .tsx .txt .wgsl .xml .yaml .yml"
 )
 _OF_TEXT = frozenset(_TEXTS.split())
+# Files that describe a data set, and words for its subsets in the names of files and folders.
+_CARD_NAMES = (
+    "README.md LICENSE LICENSE.md LICENSE.txt dataset_info.json dataset_infos.json "
+    "dataset_dict.json state.json"
+)
+_CARDS = frozenset(_CARD_NAMES.split())
+SUBSETS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
 _ALL_READ = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
-INPUT_FORMATS = (AUTO, TEXT, "jsonl", "parquet", BYTES)  # see `Selection`
+INPUT_FORMATS = (AUTO, TEXT, "jsonl", "parquet", "arrow", BYTES)  # see `Selection`
 
 
 @dataclass(frozen=True)
@@ -86,6 +99,8 @@ class Selection:
     lenient_field: if given, files of folders that are not text are left out, and lines of JSON
         in folders are plain text if they lack a field of this name.
     listed: names from a list, treated like names of files in a folder.
+    subset: a key of SUBSETS; files of folders, globs and URLs are read if their name, or else the
+        next folder with a word of SUBSETS in its name, says so.
     may_be_tokens: files may be token files; reading them as text raises the error.
     """
 
@@ -96,6 +111,7 @@ class Selection:
     lenient_field: str | None = None
     listed: frozenset[str] = frozenset()
     may_be_tokens: bool = False
+    subset: str | None = None
 
 
 _EVERYTHING = Selection()
@@ -186,7 +202,11 @@ class _Found:
 
     def add_remote(self, name: str) -> None:
         """Add the files of a URL."""
-        for found in find_remote(name):
+        remotes = find_remote(name)
+        kept = {*self._chosen([found.path for found in remotes], name)}
+        for found in remotes:
+            if found.path not in kept:
+                continue
             if self._remotes.setdefault(found.path, found.url) != found.url:
                 raise InputError(f"{found.path} is named by two URLs that are shown alike")
             source = Source(found.path, found.size, remote=found, format=self._format_of("url"))
@@ -207,12 +227,37 @@ class _Found:
         paths, skipped = _expand(name, chosen)
         self._left_out += skipped
         is_named = paths == [name] and name not in chosen.listed
+        if not is_named:
+            paths = self._chosen(paths, name)
         for path in paths:
             source = _check(path, self._format_of(path))
             if self._is_binary(source, is_named):
                 self.binaries.append(path)
             else:
                 self.sources.append(source if is_named else self._as_text(source))
+
+    def _chosen(self, paths: list[str], name: str) -> list[str]:
+        """Return the files of a folder, glob or URL without the card of a data set, by subset.
+
+        A data set has nothing but its card and files of formats with documents inside.
+        """
+        chosen = self._selection
+        cards = [path for path in paths if os.path.basename(path) in _CARDS]
+        if 0 < len(cards) < len(paths) and chosen.input_format == AUTO:
+            others = [path for path in paths if path not in {*cards}]
+            if all(format_of(Source(path, None)) for path in others):
+                card = number_of(len(cards), "file")
+                self._notes.append(f"{card} beside the data left out: {listed(cards)}")
+                paths = others
+        if chosen.subset is None:
+            return paths
+        found = [path for path in paths if subset_of(path.removeprefix(name)) == chosen.subset]
+        if not found:
+            raise InputError(
+                f"{name} has no file with {' or '.join(SUBSETS[chosen.subset])} in its name, for "
+                f"{spelled('--subset')} {chosen.subset}"
+            )
+        return found
 
     def _format_of(self, path: str) -> str:
         chosen = self._selection
@@ -409,6 +454,16 @@ def walk_folder(
             f"no files in the folder {folder!r} ({left_out} entries skipped{excluded})"
         )
     return sorted(paths, key=os.fsencode), left_out
+
+
+def subset_of(path: str) -> str | None:
+    """Return the subset that the last part of a path with a word of SUBSETS names."""
+    for part in reversed(path.split("/")):
+        words = re.split(r"[^a-z]+", part.lower())
+        for subset, names in SUBSETS.items():
+            if not set(names).isdisjoint(words):
+                return subset
+    return None
 
 
 def is_excluded(path: str, exclude: Sequence[str]) -> bool:

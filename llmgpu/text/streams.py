@@ -621,7 +621,7 @@ def check_text(head: bytes, name: str) -> None:
         elif kind in _PACKED:
             todo.insert(0, "unpack it")
         elif kind == ARROW:
-            todo.insert(0, "write the data set as Parquet (Dataset.to_parquet) and name that")
+            todo.insert(0, f"name it .arrow, or use {spelled('--input-format')} arrow")
         elif kind == _PARQUET and not todo:
             todo = ["name the file, which can't be read from a pipe"]
         advice = ", ".join([*todo, f"or {as_bytes()}"] if todo else [as_bytes()])

@@ -246,28 +246,56 @@ def test_a_flag_and_its_opposite_are_refused(llmgpu: Run, corpus: Path) -> None:
     fails(done, 2, "--document-mask and --no-document-mask can't be combined")
 
 
-STREAM = b"\xff\xff\xff\xff\xf0\x00\x00\x00\x10\x00\x00\x00\x00\x00\n\x00\x0e\x00\x06\x00" + bytes(
-    99
-)
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_saved_data_set(llmgpu: Run, vocab: Path, corpus: Path, is_stream: bool) -> None:
+    """The folder as `datasets` saves it; the subsets are told by their names."""
+    arrow = pytest.importorskip("pyarrow")
+    ipc = pytest.importorskip("pyarrow.ipc")
+    folder, lines = corpus.parent, []
+    (folder / "a").mkdir()
+    (folder / "a" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    for name in ("train", "test"):
+        (folder / "a" / name).mkdir()
+        for card in ("state.json", "dataset_info.json"):
+            (folder / "a" / name / card).write_text("{}")
+        rows = [{"text": f"low {name} {k}", "in": {"b": "new"}} for k in range(25)] + [{}]
+        lines.append("".join(row["text"] + "\n" for row in rows[:-1]).encode())  # type: ignore
+        table = arrow.Table.from_pylist(rows)
+        make = ipc.new_stream if is_stream else ipc.new_file
+        with make(folder / "a" / name / "data-00000-of-00001.arrow", table.schema) as writer:
+            writer.write_table(table, max_chunksize=7)
+    (folder / "train.txt").write_bytes(lines[0])
+    (folder / "both.txt").write_bytes(lines[1] + lines[0])
+    for options, same in ((("--subset", "train"), "train.txt"), ((), "both.txt")):
+        expected = llmgpu(*ENCODE, same, "--line-documents").stdout
+        done = llmgpu(*ENCODE, "a", *options)
+        assert done.returncode == 0, done.stderr
+        stripped = [line.rsplit(b" ", 1)[0] for line in expected.splitlines()]  # the newline's id
+        assert done.stdout.splitlines() == stripped
+        assert b"note: 5 files beside the data left out: 'a/dataset_dict" in done.stderr
+    joined = llmgpu(*ENCODE, "a", "--template", "{in.b} {text}", "--count")
+    assert int(joined.stdout) > int(llmgpu(*ENCODE, "a", "--count").stdout)
+    fails(llmgpu(*ENCODE, "a", "--subset", "validation"), 1, "a has no file with validation or ")
+    broken = folder / "a" / "test" / "data-00000-of-00001.arrow"
+    fails(llmgpu(*ENCODE, str(broken), "--text-field", "x"), 1, "no column 'x'; the columns are")
+    data = bytearray(broken.read_bytes())
+    broken.write_bytes(data[: len(data) // 2])
+    fails(llmgpu(*ENCODE, str(broken)), 1, "damaged, or not an Arrow file")
+    broken.write_bytes(b"\xff\xff\xff\xff\xf0\0\0\0\x10\0\0\0\0\0\n" + bytes(200))
+    fails(llmgpu(*ENCODE, str(broken)), 1, "damaged, or not an Arrow file")
+    broken.rename(folder / "a" / "data")
+    fails(llmgpu(*ENCODE, "a/data"), 1, "is an Arrow file: name it .arrow, or use --input-format")
 
 
-@pytest.mark.parametrize("head", [STREAM, b"ARROW1\0\0" + STREAM])
-@pytest.mark.parametrize("named", ["data", "data/part.arrow"])
-def test_a_saved_data_set_is_refused(
-    llmgpu: Run, vocab: Path, corpus: Path, head: bytes, named: str
-) -> None:
-    folder = corpus.parent / "data"
+def test_a_card_beside_other_text_is_text(llmgpu: Run, vocab: Path) -> None:
+    folder = vocab.parent / "c"
     folder.mkdir()
-    (folder / "part.arrow").write_bytes(head + b"some text " * 99)
-    (folder / "state.json").write_text('{"_data_files": [{"filename": "part.arrow"}]}')
-    advice = "data/part.arrow is an Arrow file: write the data set as Parquet (Dataset.to_parquet)"
-    made = ("-o", "made", "--device", "cpu", "--quiet")
-    train = ("train", *VOCAB, "-o", "run", "--dim", "32", "--layers", "1", "--heads", "2")
-    for command in (("bpe-train", *made), train, ENCODE, COUNT):
-        fails(llmgpu(*command, named), 1, advice)
-    assert not (corpus.parent / "made").exists()
-    as_bytes = llmgpu("bpe-train", "--input-format", "bytes", *made, named)
-    assert as_bytes.returncode == 0, as_bytes.stderr
+    (folder / "README.md").write_text("readme")
+    (folder / "train-0.jsonl").write_text('{"text": "low"}\n')
+    assert b"note: 1 file beside the data left out: 'c/README.md'" in llmgpu(*ENCODE, "c").stderr
+    alone = llmgpu(*ENCODE, "c", "--count").stdout
+    (folder / "main.py").write_text("low")
+    assert int(llmgpu(*ENCODE, "c", "--count").stdout) > 2 * int(alone)
 
 
 def test_several_fields_and_templates(llmgpu: Run, corpus: Path, vocab: Path) -> None:
