@@ -184,6 +184,8 @@ class FileOptions:
         None, ("train", "validation", "test"),
         "Read only the files of a data set's subset in folders, globs and URLs, by the words in "
         "names: train-00000.parquet, test/a.jsonl.")
+    list_skipped: bool = option(
+        False, bool, "Name each file of a folder that is skipped because it is not text.")
     files_from: str | None = option(
         None, str,
         "Read more file names from FILE or standard input, one per line or separated by NUL bytes "
@@ -230,6 +232,8 @@ class FileOptions:
             exclude=self.exclude,
             gitignore=self.gitignore,
             subset=self.subset,
+            skips_binaries=True,
+            lists_skipped=self.list_skipped,
         )
         has_fields = was_given("text_field") or was_given("template")
         # A field of standard input implies JSON lines: other formats of a pipe have no fields.

@@ -101,7 +101,7 @@ _BYTES_A_TOKEN = 4  # an estimate, in bytes of text
 _LEAST_TOLD = 1 << 20  # bytes of text; the memory that less text needs is not reported
 _OF_TEXT = (
     *("text_field", "template", "encoding_errors", "limit", "bad_rows"),
-    *("input_format", "exclude", "gitignore", "subset"),
+    *("input_format", "exclude", "gitignore", "subset", "list_skipped"),
 )
 _OF_ENCODING = (
     *("count", "line_documents", "chat", "chat_template", "max_tokens", "part", "threads"),

@@ -83,6 +83,7 @@ SUBSETS = {
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
+_OF_TOKENS = (".bin", ".idx", ".json", ".npy")  # suffixes of token files and of files beside them
 _ALL_READ = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
 INPUT_FORMATS = (AUTO, TEXT, "jsonl", "parquet", "arrow", BYTES)  # see `Selection`
 
@@ -96,8 +97,10 @@ class Selection:
         not decompressed.
     of_input: the format of standard input alone, if input_format is "auto".
     exclude, gitignore: see `llmgpu.text.sources`.
-    lenient_field: if given, files of folders that are not text are left out, and lines of JSON
-        in folders are plain text if they lack a field of this name.
+    skips_binaries: files of folders, globs and lists that are not text are left out, with a note.
+    lists_skipped: the note names each of them.
+    lenient_field: if given, lines of JSON in folders are plain text if they lack a field of this
+        name.
     listed: names from a list, treated like names of files in a folder.
     subset: a key of SUBSETS; files of folders, globs and URLs are read if their name, or else the
         next folder with a word of SUBSETS in its name, says so.
@@ -108,6 +111,8 @@ class Selection:
     of_input: str = AUTO
     exclude: tuple[str, ...] = ()
     gitignore: bool = False
+    skips_binaries: bool = False
+    lists_skipped: bool = False
     lenient_field: str | None = None
     listed: frozenset[str] = frozenset()
     may_be_tokens: bool = False
@@ -196,8 +201,10 @@ class _Found:
 
     def resolved(self) -> Sources:
         """Return all files found."""
-        skipped = f"{number_of(len(self.binaries), 'binary file')} skipped: {listed(self.binaries)}"
-        notes = [*self._notes, *([skipped] if self.binaries else [])]
+        count, names = number_of(len(self.binaries), "binary file"), listed(self.binaries)
+        if self._selection.lists_skipped:
+            names = ", ".join(map(quote, self.binaries))
+        notes = [*self._notes, *([f"{count} skipped: {names}"] if self.binaries else [])]
         return Sources(self.sources, self._left_out, tuple(notes))
 
     def add_remote(self, name: str) -> None:
@@ -267,12 +274,16 @@ class _Found:
     def _is_binary(self, source: Source, is_named: bool) -> bool:
         """Whether a file is left out because it is not text."""
         chosen = self._selection
-        leaves_out = chosen.lenient_field is not None and not is_named
-        if (source.suffix in _OF_TEXT and not leaves_out) or not source.size:
+        leaves_out = chosen.skips_binaries and not is_named
+        # Reading the first bytes of many small texts would take as long as reading the texts.
+        looks_at_all = leaves_out and chosen.lenient_field is not None
+        if (source.suffix in _OF_TEXT and not looks_at_all) or not source.size:
             return False
         if source.path == STANDARD_INPUT or source.compression:  # checked when it is read
             return False
-        if chosen.may_be_tokens or source.format != AUTO or format_of(source) is not None:
+        if source.format != AUTO or format_of(source) is not None:
+            return False
+        if chosen.may_be_tokens and (not leaves_out or source.suffix in _OF_TOKENS):
             return False
         head = read_head(source.path, HEAD_BYTES)
         kind = binary_format(head)

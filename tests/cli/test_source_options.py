@@ -86,10 +86,26 @@ def test_files_that_are_not_text(llmgpu: Run, vocab: Path) -> None:
     folder.mkdir()
     for name, data in (("a.txt", TEXT), ("logo.png", PNG), ("odd", b"a\0b")):
         (folder / name).write_bytes(data)
-    for command in ((*ENCODE, "d"), ("bpe-train", "d", "--vocab-size", "260", "-o", "n.bin")):
-        fails(llmgpu(*command), 1, "d/logo.png is a picture: exclude it (--exclude)")
-        done = llmgpu(*command, "--exclude", "*.png")
-        assert done.returncode == 0 and b"note: NUL bytes in 'd/odd'" in done.stderr
+    (folder / "v.model").write_bytes((folder.parent / "v.bin").read_bytes())
+    options = ("--dim", "32", "--layers", "1", "--heads", "2", "--seq-len", "16", "--steps", "1")
+    train = ("train", *VOCAB, "-o", "run", "--batch-size", "1", *options)
+    bpe_train = ("bpe-train", "--device", "cpu", "--vocab-size", "260", "-o", "n.bin")
+    skipped = b"note: 3 binary files skipped: 'd/logo.png', 'd/odd', 'd/v.model'\n"
+    for command in (ENCODE, COUNT, bpe_train, train):
+        for name in ("d", "d/*")[: 1 if command == train else 2]:  # train keeps what it tokenized
+            done = llmgpu(*command, name)
+            assert done.returncode == 0, done.stderr
+            assert done.stderr.count(skipped) == 1 and b"NUL bytes" not in done.stderr
+        command = tuple("other" if each == "run" else each for each in command)
+        fails(llmgpu(*command, "d/a.txt", "d/logo.png"), 1, "d/logo.png is a picture: exclude it")
+    for k in range(9):
+        (folder / f"{k}.png").write_bytes(PNG)
+    assert b"12 binary files skipped: 'd/0.png', " in (few := llmgpu(*ENCODE, "d").stderr)
+    every = llmgpu(*ENCODE, "d", "--list-skipped").stderr
+    assert b"more" in few and all(f"'d/{k}.png'".encode() in every for k in range(9))
+    for k in range(9):
+        (folder / f"{k}.png").unlink()
+    (folder / "v.model").unlink()
     fails(llmgpu(*ENCODE, stdin=PNG), 1, "standard input is a picture: read it as raw bytes")
     table = llmgpu(*ENCODE, stdin=b"PAR1\x15\0\x15\xff")
     fails(table, 1, "standard input is a Parquet file: name the file, which can't be read from a")
