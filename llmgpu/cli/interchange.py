@@ -67,8 +67,10 @@ def export_vocabulary(asked: ExportVocabularyCommand) -> None:
         raise click.UsageError(f"give --to FORMAT: one of {', '.join(WRITERS)}")
     writer = WRITERS[format_name]
     options: dict[str, Any] = {"note": report.note, "force": asked.force}
-    model = _open_model(asked.vocab, report) if format_name == "gguf" else None
-    if model is None and asked.weights is not None:
+    to_folder = format_name == "huggingface" and (output.endswith("/") or os.path.isdir(output))
+    takes_model = format_name == "gguf" or to_folder
+    model = _open_model(asked.vocab, report) if takes_model else None
+    if (model is None or to_folder) and asked.weights is not None:
         raise click.UsageError("--weights is only for exporting a model to gguf")
     if format_name not in ("gguf", "huggingface") and chat_template is not None:
         raise click.UsageError("--chat-template is only for gguf and huggingface")
@@ -76,11 +78,17 @@ def export_vocabulary(asked: ExportVocabularyCommand) -> None:
     if model is not None:
         inputs = [*named, *map(str, model.folder.iterdir())]
         vocabulary = with_chat_template(model.vocabulary, chat_template)
-        check_outputs(writer.outputs(output), inputs, force=asked.force)
         model = replace(model, vocabulary=vocabulary)
-        from llmgpu.lm.checkpoints.gguf import write_model
+        if to_folder:
+            from llmgpu.lm.checkpoints.checkpoint import export_model, export_outputs
 
-        write_model(model, output, weights=asked.weights or "f32", **options)
+            check_outputs(export_outputs(output), inputs, force=asked.force)
+            export_model(model, output, **options)
+        else:
+            from llmgpu.lm.checkpoints.gguf import write_model
+
+            check_outputs(writer.outputs(output), inputs, force=asked.force)
+            write_model(model, output, weights=asked.weights or "f32", **options)
     else:
         files = find_vocabulary(asked.vocab)
         vocabulary = with_chat_template(files.read(report.note), chat_template)
@@ -113,7 +121,7 @@ def _note_model(folder: str, report: Reporter) -> None:
     if has_model(folder):
         report.note(
             f"only the tokenizer is exported: transformers opens the model in {folder}, tokenizer "
-            "included, and --to gguf writes both for llama.cpp"
+            "included; -o FOLDER/ writes both for transformers, and --to gguf for llama.cpp"
         )
 
 

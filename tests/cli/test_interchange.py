@@ -180,10 +180,39 @@ def test_a_model_to_gguf(llmgpu: Run, tmp_path: Path) -> None:
     assert reader.fields["tokenizer.chat_template"].contents() == "{{ messages }}"
     assert len(reader.tensors) == 20
     step = "run/step-00000003"
-    done = llmgpu("export", "run", "--to", "hf", "-o", "hf/")
+    done = llmgpu("export", "run", "--to", "hf", "-o", "hf.json")
     assert f"transformers opens the model in {step}".encode() in done.stderr, done.stderr
     done = llmgpu("export", step, "--to", "gguf", "-o", f"{step}/model.safetensors", "--force")
     fails(done, 1, "model.safetensors is an input")
+
+
+def test_a_model_to_a_hugging_face_folder(llmgpu: Run, tmp_path: Path) -> None:
+    """The files are those of the checkpoint, which transformers opens."""
+    (tmp_path / "run").mkdir()
+    save(tmp_path / "run", 3)
+    step, folder = tmp_path / "run" / "step-00000003", tmp_path / "hf"
+    export = ("export", "run", "--to", "hf", "-o", "hf/")
+    done = llmgpu(*export)
+    assert done.returncode == 0 and b"only the tokenizer" not in done.stderr, done.stderr
+    assert f"hf/: the model of {step.relative_to(tmp_path)} with".encode() in done.stderr
+    names = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+    for name in names:
+        assert json.loads((folder / name).read_text()) == json.loads((step / name).read_text())
+    assert (folder / "model.safetensors").read_bytes() == (step / "model.safetensors").read_bytes()
+    assert {path.name for path in folder.iterdir()} == {
+        *names,
+        "model.safetensors",
+        "special_tokens_map.json",
+    }
+    fails(llmgpu(*export), 1, "hf/config.json exists already: use --force")
+    assert llmgpu(*export, "--force").returncode == 0
+    again = llmgpu("export", "hf", "--to", "hf", "-o", "copy/")
+    assert again.returncode == 0, again.stderr
+    for path in folder.iterdir():
+        assert (tmp_path / "copy" / path.name).read_bytes() == path.read_bytes()
+    into = llmgpu("export", str(step), "--to", "hf", "-o", f"{step}/", "--force")
+    fails(into, 1, "is an input")
+    fails(llmgpu(*export, "--weights", "f16"), 2, "--weights is only for exporting a model to gguf")
 
 
 def test_the_model_of_a_hugging_face_folder_to_gguf(llmgpu: Run, tmp_path: Path) -> None:

@@ -96,8 +96,8 @@ def test_files_that_are_not_text(llmgpu: Run, vocab: Path) -> None:
             done = llmgpu(*command, name)
             assert done.returncode == 0, done.stderr
             assert done.stderr.count(skipped) == 1 and b"NUL bytes" not in done.stderr
-        command = tuple("other" if each == "run" else each for each in command)
-        fails(llmgpu(*command, "d/a.txt", "d/logo.png"), 1, "d/logo.png is a picture: exclude it")
+        anew = ["other" if each == "run" else each for each in command]
+        fails(llmgpu(*anew, "d/a.txt", "d/logo.png"), 1, "d/logo.png is a picture: exclude it")
     for k in range(9):
         (folder / f"{k}.png").write_bytes(PNG)
     assert b"12 binary files skipped: 'd/0.png', " in (few := llmgpu(*ENCODE, "d").stderr)

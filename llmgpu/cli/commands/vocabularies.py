@@ -129,13 +129,14 @@ class ExportVocabularyCommand:
 def export_vocabulary(asked: ExportVocabularyCommand) -> None:
     """Export the vocabulary VOCAB for another tool, with exactly the same ids.
 
-    With gguf, VOCAB may be a run folder, a checkpoint or the folder of a Hugging Face model; the
-    file then contains the model, too.
+    With gguf and huggingface, VOCAB may be a run folder, a checkpoint or the folder of a Hugging
+    Face model; the file or folder then contains the model, too.
 
     \b
     Examples:
       llmgpu export v.bin --to huggingface -o tokenizer.json
       llmgpu export v.bin --to huggingface -o folder/
+      llmgpu export run --to huggingface -o model/
       llmgpu export v.bin --to tiktoken -o v.tiktoken
       llmgpu export v.bin --to gpt2 -o folder
       llmgpu export run --to gguf -o model.gguf --weights f16

@@ -27,6 +27,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from llmgpu.bpe.interchange import huggingface as tokenizer_json
 from llmgpu.bpe.interchange.open import download_advice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -56,6 +58,7 @@ from llmgpu.lm.checkpoints.safetensors_file import (
     write_tensors,
 )
 from llmgpu.lm.config import ModelConfig
+from llmgpu.outputs import TEXT, Output, check_outputs
 
 FORMAT_NAME = "llmgpu model checkpoint"
 FORMAT_VERSION = 1
@@ -283,6 +286,46 @@ def open_model(path: str | Path, note: Note = no_notes) -> SavedModel:
     if not _is_step(folder) and os.path.lexists(folder / CONFIG):
         return open_pretrained(folder, note)
     return load_checkpoint(folder)
+
+
+def export_outputs(folder: str | Path) -> list[Output]:
+    """Return the files that `export_model` writes; those of the model are not replaced unasked."""
+    own = {CONFIG: TEXT, GENERATION_CONFIG: TEXT, WEIGHTS: "a file of weights"}
+    files = [Output(str(Path(folder) / name), kind, is_chosen=False) for name, kind in own.items()]
+    return [*files, *tokenizer_json.outputs(os.path.join(folder, ""))]
+
+
+def export_model(
+    model: SavedModel, folder: str | Path, *, note: Note = no_notes, force: bool = False
+) -> None:
+    """Write a model and its tokenizer to a folder that transformers opens, in float32.
+
+    note: called with each part of the vocabulary that other tools can't use.
+
+    Raises CheckpointError for a model that is not one of transformers, VocabularyError for a
+    vocabulary that a tokenizer.json can't hold, OutputError for files that can't be written.
+    """
+    config, folder = model.config, Path(folder)
+    if model_type(config) is None:
+        raise CheckpointError(
+            f"{model.folder}: without a gate it is not a Llama model, and transformers can't open "
+            "it"
+        )
+    check_outputs(export_outputs(folder), force=force)
+    # The tokenizer may be refused, so it is written first, and its settings again with the model's.
+    tokenizer_json.write(model.vocabulary, os.path.join(folder, ""), note=note, force=force)
+    described = describe_tokenizer(config, model.vocabulary, model.eos_id)
+    _write_json(folder / TOKENIZER_CONFIG, described)
+    shapes = {weight.name: weight.used_shape for weight in config.weights()}
+
+    def source(name: str, shape: tuple[int, ...]) -> TensorSource:
+        return TensorSource(np.dtype("<f4"), shape, lambda: model.weights[name][: shape[0]])
+
+    sources = {name: source(name, shape) for name, shape in shapes.items()}
+    write_tensors(folder / WEIGHTS, sources, {"format": "pt"})
+    _write_json(folder / CONFIG, describe_model(config, eos_id=model.eos_id))
+    generation = describe_generation(model.eos_id, model.stop_ids)
+    _write_json(folder / GENERATION_CONFIG, generation)
 
 
 def _is_step(folder: Path) -> bool:
