@@ -70,6 +70,7 @@ OPTION_NAMES = {
     "--text-field": "column field json-keys key text-column",
     "--threads": "jobs n-jobs n-threads num-proc num-threads num-workers workers",
     "--to": "format",
+    "--token-dtype": "dtype",
     "--vocab": "encoding model tokenizer tokenizer-model vocab-file",
     "--vocab-size": "num-merges",
     "--warmup-steps": "lr-warmup-iters warmup-iters",

@@ -5,8 +5,15 @@ set -euo pipefail
 out=demo-output
 mkdir -p "$out"
 
-step() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
-run() { step "$@"; "$@"; }
+if [ -t 1 ]; then bold=$'\033[1m' plain=$'\033[0m'; else bold='' plain=''; fi
+# Prints a command as it can be pasted into a shell.
+step() { printf '\n%s$ %s%s\n' "$bold" "$1" "$plain"; }
+run() {
+    local words
+    printf -v words '%q ' "$@"
+    step "${words% }"
+    "$@"
+}
 
 library=$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 find "$library" -name '*.py' -not -path '*/site-packages/*' -print0 |
@@ -19,14 +26,14 @@ run llmgpu bpe-train "$out/corpus.txt" -o "$out/v.bin" --vocab-size 16384
 run llmgpu info "$out/v.bin"
 
 echo; echo "== 2. Tokenize through a pipe, and back"
-step "head -3 corpus.txt | llmgpu tokenize --vocab v.bin"
+step "head -3 $out/corpus.txt | llmgpu tokenize --vocab $out/v.bin"
 head -3 "$out/corpus.txt" | llmgpu tokenize --quiet --vocab "$out/v.bin"
-step "cat corpus.txt | llmgpu tokenize --vocab v.bin | llmgpu tokenize --vocab v.bin --decode | cmp - corpus.txt"
+step "cat $out/corpus.txt | llmgpu tokenize --vocab $out/v.bin |
+    llmgpu tokenize --vocab $out/v.bin --decode | cmp - $out/corpus.txt"
 cat "$out/corpus.txt" | llmgpu tokenize --quiet --vocab "$out/v.bin" |
     llmgpu tokenize --vocab "$out/v.bin" --decode | cmp - "$out/corpus.txt"
 echo "The round trip gives the same bytes."
-step "llmgpu info v.bin --tokens --search return"
-llmgpu info "$out/v.bin" --tokens --search return
+run llmgpu info "$out/v.bin" --tokens --search return
 
 echo; echo "== 3. The same bytes from every backend (on 200 KB, since some are slow)"
 adapters=$(python -c 'from llmgpu.backend import list_adapters

@@ -142,6 +142,9 @@ def headlines(record: Record) -> Iterator[tuple[str, str]]:
         fast, slow = sorted((best.median, other.median))
         if other.median < best.median:
             names = [f"{other.engine}{role and role + ','}", best.engine]
+        if record.smoke is not None:
+            told[table.what] = True, f"smoke test: {record.smoke}"
+            continue
         ratio = three_digits(slow / max(fast, _LEAST_SECONDS))
         told[table.what] = bool(peers), f"{names[0]} is {ratio} times as fast as {names[1]}"
     yield from ((what, line) for what, (_, line) in told.items())

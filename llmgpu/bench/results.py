@@ -269,6 +269,7 @@ class Record:
     """All results of a benchmark. Results are added while the benchmark runs.
 
     measured: the time, in UTC. not_opened: reasons why adapters could not be opened, by name.
+    smoke: the size of a --quick run, whose times are too few to compare; None for other runs.
     missing_peers: packages to install, by peer. limits: by engine. complete: whether the benchmark
     ran to its end.
     """
@@ -278,6 +279,7 @@ class Record:
     complete: bool
     not_opened: dict[str, str]
     measured: str | None = None
+    smoke: str | None = None
     text: TextFacts | None = None
     vocabulary: VocabularyFacts | None = None
     missing_peers: dict[str, str] = field(default_factory=dict)

@@ -49,6 +49,7 @@ from llmgpu.bench.tokenizers import (
 )
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.errors import DeviceError, LlmgpuError
+from llmgpu.input_files import number_of
 from llmgpu.progress import Progress, no_progress
 
 # Start-up
@@ -153,6 +154,9 @@ class Benchmark:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         machine = describe_machine(self._engines)
         self.record = Record(machine, [], complete=False, not_opened=not_opened, measured=now)
+        if options.quick:
+            size = f"{options.limit / 1e6:g} MB" if options.limit else "the whole text"
+            self.record.smoke = f"{number_of(options.runs, 'run')} of {size}"
         if self._text is not None:
             self.record.text = self._text.describe()
         if path is not None and self._vocabulary is not None:

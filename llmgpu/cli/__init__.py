@@ -106,7 +106,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="llmgpu")
+@click.version_option(__version__, "--version", "-V", prog_name="llmgpu")
 def cli() -> None:
     """Train BPE tokenizers and small language models, with or without a GPU.
 

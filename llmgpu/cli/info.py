@@ -35,6 +35,8 @@ LIMITS_SHOWN = (
 )
 FEATURES_SHOWN = ("subgroup", "shader-f16", "timestamp-query", "subgroup-matrix")
 
+_INTERNAL = frozenset(["epsilon", "driver", "f16_version"])  # of a run's options
+
 _Row = tuple[int, dict[str, Any], list[int]]  # id, further facts, ids of the tokens to show
 
 
@@ -185,7 +187,10 @@ def _file_facts(path: str) -> dict[str, Any] | None:
     if os.path.isfile(os.path.join(path, "log.jsonl")):
         from llmgpu.lm.runs.run_folder import describe_run
 
-        return {"kind": "training run", **describe_run(path)}
+        facts = describe_run(path)
+        if isinstance(options := facts.get("options"), dict):
+            facts["options"] = {k: v for k, v in options.items() if k not in _INTERNAL}
+        return {"kind": "training run", **facts}
     kind = kind_of(path)
     if kind == COUNTS:
         from llmgpu.bpe.words.counts_file import load_counts

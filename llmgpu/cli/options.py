@@ -215,10 +215,11 @@ def suggest_option(error: click.NoSuchOption) -> click.UsageError:
         return click.UsageError(f"{no_such}. {hint}", error.ctx)
     if name in NO_OPTIONS:
         return click.UsageError(f"{no_such}: {NO_OPTIONS[name]}", error.ctx)
-    takes_files = command and any(
-        isinstance(p, click.Argument) and p.name in ("corpus", "files") for p in command.params
-    )
-    if name in FILES and takes_files and error.ctx:
+    parameters = command.params if command else []
+    arguments = {str(each.name) for each in parameters if isinstance(each, click.Argument)}
+    takes_files = name in FILES and not arguments.isdisjoint(("corpus", "files"))
+    takes_vocabulary = name == "vocab" and not arguments.isdisjoint(("file", "vocab"))
+    if (takes_files or takes_vocabulary) and error.ctx:
         hint = f"files need no option: {error.ctx.command_path} FILE"
         return click.UsageError(f"{no_such}; {hint}", error.ctx)
     if error.option_name.startswith("-") and not error.option_name.startswith("--"):

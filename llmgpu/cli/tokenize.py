@@ -555,6 +555,9 @@ def files_of_ids(names: Sequence[str], format: str | None) -> list[tuple[str, st
     """Return files of ids and their formats; a manifest stands for its shards."""
     found: list[str] = []
     for name in names:
+        if os.path.isdir(name):
+            shown = os.path.join(name, "*.bin")
+            raise InputError(f"{name} is a folder: --decode takes files of ids, such as {shown}")
         is_manifest = format in (None, "bin") and kind_of(name) == MANIFEST
         found += shard_files(name, may_be_foreign=True) if is_manifest else [name]
     return [(name, format or recognize_format(name)) for name in found]

@@ -58,6 +58,12 @@ def test_a_headline_tells_what_is_faster() -> None:
     }
 
 
+def test_a_quick_run_has_no_ratio_in_its_headline() -> None:
+    rows = [result("tokenize", "NumPy", 3.0), result("tokenize", "other", 1.5, peer=True)]
+    quick = read_record(record(*rows) | {"smoke": "2 runs of 1 MB"})
+    assert dict(headlines(quick)) == {"tokenize": "smoke test: 2 runs of 1 MB"}
+
+
 def test_tables_of_records_fit_a_terminal() -> None:
     for path in sorted(RECORDED.glob("*.json")):
         for table in load_record(str(path)).tables():

@@ -20,6 +20,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli import COMMANDS, _describe, main
 from llmgpu.other_names import COMMAND_NAMES, OPTION_NAMES, VALUE_NAMES
 from tests.cli.conftest import COMMAND, Run, environment, fails
+from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize(
@@ -140,6 +141,10 @@ def test_mistyped_commands_and_options_are_suggested(llmgpu: Run) -> None:
         ("bpe-train --input t.txt", "files need no option: llmgpu bpe-train FILE"),
         ("tokenize --tokenizer gpt2", "Did you mean '--vocab'?"),
         ("train --n_layer=4", "No such option '--n_layer'. Did you mean '--layers'?"),
+        ("tokenize --dtype uint16", "Did you mean '--token-dtype'?"),
+        ("train --dtype f16", "Did you mean '--precision' or '--token-dtype'?"),
+        ("info --vocab v.bin", "files need no option: llmgpu info FILE"),
+        ("export --vocab v.bin", "files need no option: llmgpu export FILE"),
         ("train --save-every 4", "Did you mean '--save-interval'?"),
         ("train --eval-steps 4", "Did you mean '--eval-interval'?"),
         ("train --train-data t.txt", "files need no option: llmgpu train FILE"),
@@ -331,7 +336,26 @@ def test_lm_eval_without_its_package_says_what_to_install() -> None:
 
 
 def test_errors_of_the_system_name_the_file_or_the_output() -> None:
-
     many = OSError(errno.EMFILE, "Too many open files", "a.py")
     assert _describe(many) == "can't open a.py: Too many open files; raise `ulimit -n`"
     assert _describe(OSError(errno.EIO, "bad")) == "can't write standard output: bad"
+
+
+def test_the_demo_prints_commands_to_paste(tmp_path: Path) -> None:
+    """Without escapes in a pipe, and with names of adapters quoted."""
+    script = (ROOT / "scripts" / "demo.sh").read_text()
+    functions = script[script.index("if [ -t 1 ]") : script.index("library=")]
+    lines = f"{functions}\nrun echo 'llvmpipe (LLVM 15.0.6, 256 bits)' | tee printed\n"
+    done = subprocess.run(["bash", "-c", lines], cwd=tmp_path, capture_output=True, check=True)
+    assert b"\033" not in done.stdout
+    shown = (tmp_path / "printed").read_text().splitlines()
+    assert shown[2] == "llvmpipe (LLVM 15.0.6, 256 bits)"
+    pasted = subprocess.run(["bash", "-c", shown[1][2:]], capture_output=True, check=True)
+    assert pasted.stdout.decode().splitlines() == shown[2:]
+
+
+def test_messages_that_say_what_to_do(llmgpu: Run, vocab: Path) -> None:
+    assert llmgpu("-V").stdout == llmgpu("--version").stdout != b""
+    (vocab.parent / "ids").mkdir()
+    decode = llmgpu("tokenize", "--vocab", "v.bin", "--decode", "ids")
+    fails(decode, 1, "ids is a folder: --decode takes files of ids, such as ids/*.bin")

@@ -51,7 +51,9 @@ def test_a_run_leaves_a_log_a_curve_and_a_model(
     run = corpus.parent / "run"
     facts = read_log(run / "log.jsonl").facts
     assert facts["options"]["warmup_steps"] == 0
-    assert "padded_loss" not in facts["options"]
+    assert "padded_loss" not in facts["options"] and "f16_version" in facts["options"]
+    shown = llmgpu("info", "run").stdout
+    assert b"warmup_steps: 0" in shown and b"f16_version" not in shown and b"driver" not in shown
     intervals = {"log": 2, "evaluation": 4, "save": 100, "keep": 2}
     assert facts["intervals"] == {**intervals, "sample": 0, "peak_teraflops": 0.0}
     assert "eos_id" in facts

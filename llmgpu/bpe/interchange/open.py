@@ -155,7 +155,10 @@ def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyF
     checkpoints = sorted(path.glob(f"step-*/{_TOKENIZER}"))
     if checkpoints:
         return find_in_folder(checkpoints[-1].parent, format)
-    raise VocabularyError(f"{folder} has neither {_TOKENIZER} nor {_VOCAB}, nor a checkpoint")
+    hint = ""
+    if tekken := sorted(path.glob("tekken*.json")):
+        hint = f"; if {tekken[-1].name} is its vocabulary, name that file"
+    raise VocabularyError(f"{folder} has neither {_TOKENIZER} nor {_VOCAB}, nor a checkpoint{hint}")
 
 
 def _pair(name: str, ending: str, other_ending: str) -> VocabularyFiles:

@@ -248,10 +248,15 @@ def check_header(data: bytes) -> None:
     version = keys_and_values[3]
     if version != FORMAT_VERSION or not isinstance(version, int):
         newer = isinstance(version, int) and version > FORMAT_VERSION
-        hint = "; use a newer llmgpu" if newer else ""
+        hint = (
+            "use a newer llmgpu"
+            if newer
+            else "it is older than the first release: train it again, or export it to a "
+            "tokenizer.json with the llmgpu that wrote it and import that"
+        )
         raise VocabularyError(
             f"version {quote(version)} of the format, but this llmgpu reads version "
-            f"{FORMAT_VERSION}{hint}"
+            f"{FORMAT_VERSION}; {hint}"
         )
 
 

@@ -72,6 +72,12 @@ _DECODE_BLOCK = 1 << 16  # ids gathered at once: bounds the temporary arrays
 _FEW_NODES = 1 << 22  # of a trie that is made whole before it is written
 
 
+_READABLE = (
+    "give a file of bpe-train or import, a tokenizer.json, a .tiktoken file, a vocab.json beside "
+    "its merges.txt, a folder with one of them, or a name such as cl100k"
+)
+
+
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
     """Tokens by id, and the rules that match them; VocabularyError if they are inconsistent.
@@ -354,7 +360,7 @@ class Vocabulary:
             raise VocabularyError(f"can't read the vocabulary {path}: {reason}") from error
         except VocabularyError as error:
             kind = kind_of(str(path))
-            what = "" if kind in (None, VOCABULARY) else f" but {kind}"
+            what = "" if kind in (None, VOCABULARY) else f" but {kind}: {_READABLE}"
             raise VocabularyError(f"{path}: {error}{what}") from error
         return cls.from_bytes(data, str(path))
 

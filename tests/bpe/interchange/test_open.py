@@ -73,9 +73,14 @@ def test_a_folder_by_a_format(folder: Path) -> None:
         ("x.json", b'{"b": "c"}', "not a tokenizer.json: no model"),
         ("x.jsonl", b'{"id": 7, "text": "b"}', "not an llmgpu vocabulary"),
         ("x", b"\0\1", "not an llmgpu vocabulary$"),
-        ("x.txt", b"a text", "not an llmgpu vocabulary but text$"),
-        ("x.npy", b"\x93NUMPY", "not an llmgpu vocabulary but a NumPy array$"),
+        ("x.txt", b"a text", "not an llmgpu vocabulary but text: give a file of bpe-train or"),
+        ("x.npy", b"\x93NUMPY", "not an llmgpu vocabulary but a NumPy array: give a file"),
         ("cl100k", b"YQ== 0\n", "how to split text: import it with --pattern"),
+        (
+            "folder/tekken_2.json",
+            b"{}",
+            "nor a checkpoint; if tekken_2.json is its vocabulary, name",
+        ),
         ("folder/x", b"", "has neither tokenizer.json nor vocab.json, nor a checkpoint"),
     ],
 )
