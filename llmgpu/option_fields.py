@@ -17,6 +17,11 @@ from llmgpu.errors import InputError
 
 _KEY = "option"
 
+# Headings of --help, in their order; options without one come first.
+INPUT, OUTPUT, MODEL, OPTIMIZER = "Input", "Output", "Model", "Training and optimizer"
+SEVERAL_MACHINES, RARE, COMMON = "Several machines", "Rarely needed", "Common"
+SECTIONS = ("", MODEL, OPTIMIZER, OUTPUT, INPUT, SEVERAL_MACHINES, COMMON, RARE)
+
 
 class Option(NamedTuple):
     """How the value of a field is given.
@@ -28,7 +33,8 @@ class Option(NamedTuple):
     the default follows from other options, "" for nothing to say; a value that is not given is None
     then. by_preset: defaults of presets that have their own. needs: the option has no effect
     unless one of these is given; needs_words: the message then, after the flag. may_change: a
-    resumed run may have another value. settings: of the command line alone.
+    resumed run may have another value. section: heading in --help, by default that of the class.
+    settings: of the command line alone.
     """
 
     flags: tuple[str, ...]
@@ -44,6 +50,7 @@ class Option(NamedTuple):
     needs: tuple[str, ...] = ()
     needs_words: str = ""
     may_change: bool = False
+    section: str = ""
     settings: Mapping[str, Any] = {}
 
     @property
@@ -99,6 +106,8 @@ def declared(kind: type) -> dict[str, Option | Group]:
         one = each.metadata.get(_KEY)
         if isinstance(one, Option) and not (one.flags or "argument" in each.metadata):
             one = one._replace(flags=(f"--{each.name.replace('_', '-')}",))
+        if isinstance(one, Option) and not one.section:
+            one = one._replace(section=getattr(kind, "section", ""))
         if one is not None:
             found[each.name] = one
     return found

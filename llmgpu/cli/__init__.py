@@ -52,6 +52,9 @@ COMMANDS: Registry[click.Command] = Registry(
 )
 
 
+MAIN_COMMANDS = ("bpe-train", "tokenize", "count", "train", "generate", "info")
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported on demand."""
 
@@ -69,8 +72,12 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing any of them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.summaries.items()))
+        summaries = COMMANDS.summaries
+        with formatter.section("Main commands"):
+            formatter.write_dl([(name, summaries[name]) for name in MAIN_COMMANDS])
+        with formatter.section("Other commands"):
+            others = [each for each in summaries.items() if each[0] not in MAIN_COMMANDS]
+            formatter.write_dl(others)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

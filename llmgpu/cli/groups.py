@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import click
 
@@ -18,7 +18,15 @@ from llmgpu.backend import TRAINING_FROM, Opening, encoding_from
 from llmgpu.cli.options import refuse_given, was_given
 from llmgpu.errors import InputError
 from llmgpu.input_files import source_name
-from llmgpu.option_fields import option, own_options
+from llmgpu.option_fields import (
+    COMMON,
+    INPUT,
+    OUTPUT,
+    RARE,
+    SEVERAL_MACHINES,
+    option,
+    own_options,
+)
 from llmgpu.processors import usable_processors
 
 if TYPE_CHECKING:
@@ -47,25 +55,29 @@ vocabulary_output = partial(
     metavar="FILE")
 encoding_threads = partial(
     option, None, "threads", "CPU threads that encode.", metavar="N",
-    default_words="one per processor; up to 4 with NumPy")
+    default_words="one per processor; up to 4 with NumPy", section=COMMON)
 device = partial(
     option, "auto", str,
     "\b\nauto: the fastest device for the job;\n"
     "cpu; gpu: the best GPU; gpu:1: the next one;\n"
     "NAME[:N]: a GPU whose name contains NAME.\n"
     "Also set by $LLMGPU_DEVICE.",
-    metavar="auto|cpu|gpu|NAME[:N]", settings={"envvar": "LLMGPU_DEVICE"})
+    metavar="auto|cpu|gpu|NAME[:N]", section=COMMON,
+    settings={"envvar": "LLMGPU_DEVICE"})
 part = partial(
     option, None, "part",
     "Process part I of N; finished parts are skipped. %P in the output name is replaced by "
     "the part. auto: read I and N from the variables of a Slurm array, of a Kubernetes indexed "
-    "job, or RANK and WORLD_SIZE.", metavar="I/N|auto")
+    "job, or RANK and WORLD_SIZE.", metavar="I/N|auto",
+    section=SEVERAL_MACHINES)
 # See `llmgpu.tokens.bin`.
 token_dtype = partial(
     option, None, ("uint16", "uint32"),
-    "Integer type of token files from other tools that don't record it (nanoGPT: uint16).")
+    "Integer type of token files from other tools that don't record it (nanoGPT: uint16).",
+    section=RARE)
 # See `llmgpu.outputs.check_outputs`.
-force = partial(option, False, bool, "Overwrite existing files of a different kind.")
+force = partial(option, False, bool, "Overwrite existing files of a different kind.",
+    section=OUTPUT)
 # fmt: on
 
 
@@ -89,6 +101,8 @@ def _limit_regex(context: click.Context, parameter: click.Parameter, seconds: fl
 class ReportOptions:
     """What a command prints about its work."""
 
+    section: ClassVar[str] = COMMON
+
     # fmt: off
     as_json: bool = option(
         False, bool,
@@ -99,15 +113,19 @@ class ReportOptions:
     log_format: str = option(
         "text", ("text", "json"),
         "Format of progress and notes on stderr; json writes an object per line.",
-        settings={"expose_value": False, "callback": _set_log_format})
+        settings={"expose_value": False, "callback": _set_log_format},
+        section=RARE)
     debug: bool = option(
-        False, bool, "Show a traceback on errors.", settings={"expose_value": False})
+        False, bool, "Show a traceback on errors.", settings={"expose_value": False},
+        section=RARE)
     # fmt: on
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class ReadingOptions:
     """Options about reading text from files."""
+
+    section: ClassVar[str] = INPUT
 
     # fmt: off
     limit: int | None = option(
@@ -119,7 +137,8 @@ class ReadingOptions:
     encoding_errors: str = option(
         "raw", ("raw", "strict", "replace"),
         "What to do with invalid UTF-8: keep the bytes (raw), fail and name the offset (strict), "
-        "or insert U+FFFD (replace).")
+        "or insert U+FFFD (replace).",
+        section=RARE)
     text_field: tuple[str, ...] = option(
         (), "text",
         "Field of .jsonl lines, or column of .parquet files, to read text from. Rows without text "
@@ -136,7 +155,8 @@ class ReadingOptions:
     regex_seconds: float | None = option(
         None, click.FloatRange(min=0, min_open=True),
         "CPU time limit per megabyte for a custom pattern.", metavar="SECONDS", default_words="30",
-        settings={"expose_value": False, "callback": _limit_regex})
+        settings={"expose_value": False, "callback": _limit_regex},
+        section=RARE)
     # fmt: on
 
     def corpus_options(
@@ -170,6 +190,8 @@ class ReadingOptions:
 class FileOptions:
     """Options about the choice of files and their formats."""
 
+    section: ClassVar[str] = INPUT
+
     # fmt: off
     input_format: str = option(
         "auto", INPUT_FORMATS,
@@ -185,7 +207,8 @@ class FileOptions:
         "Read only the files of a data set's subset in folders, globs and URLs, by the words in "
         "names: train-00000.parquet, test/a.jsonl.")
     list_skipped: bool = option(
-        False, bool, "Name each file of a folder that is skipped because it is not text.")
+        False, bool, "Name each file of a folder that is skipped because it is not text.",
+        section=RARE)
     files_from: str | None = option(
         None, str,
         "Read more file names from FILE or standard input, one per line or separated by NUL bytes "
@@ -284,6 +307,8 @@ def check_text_field(files: Sequence[Source]) -> None:
 class SpecialTokenOptions:
     """Special tokens in a text and around it."""
 
+    section: ClassVar[str] = INPUT
+
     # fmt: off
     allowed_special: tuple[str, ...] = option(
         (), "text",
@@ -309,6 +334,8 @@ class SpecialTokenOptions:
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class ChatOptions:
     """Options about conversations, see `llmgpu.tokens.conversations`."""
+
+    section: ClassVar[str] = INPUT
 
     # fmt: off
     chat: bool = option(

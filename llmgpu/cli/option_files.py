@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import click
 
-from llmgpu.cli.options import was_asked
+from llmgpu.cli.options import SectionedCommand, was_asked
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import quote, read_whole
@@ -35,7 +35,7 @@ class Spelled(Protocol):
         """Return a value as written on the command line."""
 
 
-class ConfiguredCommand(click.Command):
+class ConfiguredCommand(SectionedCommand):
     """A command with --config, and with a folder that keeps the options of its run.
 
     folder_option: the parameter that names the folder. names_files: parameters that must be given

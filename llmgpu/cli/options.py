@@ -12,7 +12,15 @@ from click.core import ParameterSource
 
 from llmgpu.cli.values import KINDS, PatternExpression
 from llmgpu.input_files import quote
-from llmgpu.option_fields import Group, Option, declared, default_of, own_options
+from llmgpu.option_fields import (
+    COMMON,
+    SECTIONS,
+    Group,
+    Option,
+    declared,
+    default_of,
+    own_options,
+)
 from llmgpu.registry import imported
 
 T = TypeVar("T")
@@ -27,8 +35,23 @@ _EXPRESSION = Option(
 )
 
 
+class SectionedCommand(click.Command):
+    """A command whose --help lists options under the headings of `SECTIONS`, in this order."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {name: [] for name in SECTIONS}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and not isinstance(parameter, click.Argument):
+                sections[getattr(parameter, "section", COMMON)].append(record)
+        for name, records in sections.items():
+            if records:
+                with formatter.section(name or "Options"):
+                    formatter.write_dl(records)
+
+
 def command(
-    kind: type[T], name: str, does: str, cls: type[click.Command] = click.Command
+    kind: type[T], name: str, does: str, cls: type[click.Command] = SectionedCommand
 ) -> Callable[[Callable[[T], object]], click.Command]:
     """Return a decorator that makes a command of a function.
 
@@ -82,10 +105,18 @@ def _make_option(name: str, one: Option, default: Any) -> click.Option:
             settings["type"] = click.IntRange(one.least, one.most)
     words = f"  [default: {one.default_words}]" if one.default_words else ""
     settings |= {"help": one.help + words, "multiple": one.many, **one.settings}
-    return (click.Option if one.many else _SingleOption)([*one.flags, name], **settings)
+    made = (_Option if one.many else _SingleOption)([*one.flags, name], **settings)
+    made.section = one.section
+    return made
 
 
-class _SingleOption(click.Option):
+class _Option(click.Option):
+    """An option with a heading in --help."""
+
+    section = ""
+
+
+class _SingleOption(_Option):
     """An option of one value. A second, different value on the command line is refused."""
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from llmgpu.errors import InputError
-from llmgpu.option_fields import option
+from llmgpu.option_fields import MODEL, option
 
 Activation = Literal["swiglu", "gelu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
@@ -116,6 +116,8 @@ class ModelConfig:
     qk_norm: whether each head of queries and keys has an RMS norm (Qwen3). max_positions: the
     longest sequence that the model was made for, where it is trained on shorter ones.
     """
+
+    section: ClassVar[str] = MODEL
 
     vocab_size: int
     # fmt: off

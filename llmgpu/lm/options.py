@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 from llmgpu.lm.optimizers import OPTIMIZERS
-from llmgpu.option_fields import check_ranges, flag_of, option
+from llmgpu.option_fields import (
+    OPTIMIZER,
+    OUTPUT,
+    RARE,
+    SEVERAL_MACHINES,
+    check_ranges,
+    flag_of,
+    option,
+)
 
 Precision = Literal["f32", "f16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -74,6 +82,8 @@ class TrainOptions:
     f16_version: which numbers are rounded to half precision, and in which order sums are made.
     """
 
+    section: ClassVar[str] = OPTIMIZER
+
     # fmt: off
     steps: int = option(
         1000, "count", "Number of optimizer steps.", may_change=True,
@@ -102,23 +112,30 @@ class TrainOptions:
     sync_every: int = option(
         0, int,
         "Steps each worker takes alone between exchanges of weights; 0: exchange gradients in "
-        "every step.", least=0)
+        "every step.", least=0,
+        section=SEVERAL_MACHINES)
     outer_learning_rate: float = option(
-        0.7, float, "With --sync-every, learning rate of the outer step.", "--outer-lr")
+        0.7, float, "With --sync-every, learning rate of the outer step.", "--outer-lr",
+        section=SEVERAL_MACHINES)
     outer_momentum: float = option(
-        0.9, float, "With --sync-every, momentum of the outer step.", below=1)
+        0.9, float, "With --sync-every, momentum of the outer step.", below=1,
+        section=SEVERAL_MACHINES)
     warmup_steps: int = option(
         100, int, "Linear warm-up steps.", least=0,
         default_words="a tenth of --steps, up to 100")
     weight_decay: float = option(0.1, float, "Weight decay, applied to matrices only.")
-    beta1: float = option(0.9, float, "Decay of the mean of gradients.", below=1)
-    beta2: float = option(0.95, float, "Decay of the mean of squared gradients.", below=1)
+    beta1: float = option(0.9, float, "Decay of the mean of gradients.", below=1,
+        section=RARE)
+    beta2: float = option(0.95, float, "Decay of the mean of squared gradients.", below=1,
+        section=RARE)
     grad_clip: float = option(
         1.0, float, "Clip the global gradient norm to this; 0 disables it.")
     label_smoothing: float = option(
-        0.0, float, "Share of each target's probability to spread over all tokens.", below=1)
+        0.0, float, "Share of each target's probability to spread over all tokens.", below=1,
+        section=RARE)
     z_loss: float = option(
-        1e-4, float, "Weight of the penalty on the squared log-sum-exp of logits.")
+        1e-4, float, "Weight of the penalty on the squared log-sum-exp of logits.",
+        section=RARE)
     optimizer: str = option(
         "adamw", OPTIMIZERS,
         f"{'; '.join(f'{name} {text}' for name, text in OPTIMIZERS.summaries.items())}.",
@@ -302,6 +319,8 @@ class Intervals:
     keep: how many of the newest checkpoints are kept. sample: 0 for no samples. peak_teraflops:
     what the device can do, for the share of it that is logged; 0 if unknown.
     """
+
+    section: ClassVar[str] = OUTPUT
 
     # fmt: off
     log: int = option(10, "count", "Log every N steps.", "--log-interval")

@@ -248,7 +248,7 @@ def test_without_a_command_the_help_is_shown(llmgpu: Run) -> None:
     done = llmgpu()
     assert done.returncode == 2
     lines = done.stderr.decode().splitlines()
-    assert lines[0].startswith("Usage: ") and "Commands:" in lines and "Error" not in lines[2]
+    assert lines[0].startswith("Usage: ") and "Main commands:" in lines and "Error" not in lines[2]
 
 
 def test_a_mistake_does_not_wait_for_a_device_that_is_being_opened(tmp_path: Path) -> None:

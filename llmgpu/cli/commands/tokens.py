@@ -15,7 +15,7 @@ from llmgpu.cli.groups import (
     SpecialTokenOptions,
 )
 from llmgpu.cli.options import command
-from llmgpu.option_fields import argument, group, option
+from llmgpu.option_fields import OUTPUT, argument, group, option
 from llmgpu.tokens.formats import FORMATS, SHOWN, describe_formats
 from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 
@@ -46,32 +46,40 @@ class TokenizeCommand:
     line_documents: bool = option(
         False, bool, "Make each line a document, and write it as it arrives.")
     threads: int | None = groups.encoding_threads()
-    layout: str = option("raw", LAYOUTS, f"Layout for --format bin: {describe_layouts()}.")
+    layout: str = option("raw", LAYOUTS, f"Layout for --format bin: {describe_layouts()}.",
+        section=OUTPUT)
     shard_tokens: int | None = option(
         None, "tokens",
         "Write shards of N tokens (100M, 1B): OUT-000000.bin, OUT-000001.bin, ..., and the "
-        "manifest OUT.json.", metavar="N")
+        "manifest OUT.json.", metavar="N",
+        section=OUTPUT)
     split: tuple[tuple[str, float], ...] = option(
         (), "share",
         "Write a random share of the documents to a separate file: val=0.01 puts 1% of them into "
-        "OUT-val.bin (val.bin next to train.bin). Repeatable.", metavar="NAME=SHARE", many=True)
+        "OUT-val.bin (val.bin next to train.bin). Repeatable.", metavar="NAME=SHARE", many=True,
+        section=OUTPUT)
     split_by: str = option(
         "documents", ("documents", "position"),
         "How --split selects text: random documents, or by position, for a text in one file "
         "(val=0.1 is its last tenth, starting at a line).",
-        needs=("split",), needs_words="needs --split NAME=SHARE")
+        needs=("split",), needs_words="needs --split NAME=SHARE",
+        section=OUTPUT)
     chunk_tokens: int | None = option(
         None, "tokens",
-        "Cut documents into chunks of N tokens; each chunk becomes a document.", metavar="N")
+        "Cut documents into chunks of N tokens; each chunk becomes a document.", metavar="N",
+        section=OUTPUT)
     overlap: int = option(
         0, int, "Start each chunk with the last K tokens of the previous one.", metavar="K",
-        least=0, needs=("chunk_tokens",), needs_words="needs --chunk-tokens N")
+        least=0, needs=("chunk_tokens",), needs_words="needs --chunk-tokens N",
+        section=OUTPUT)
     seed: int = option(
         0, int, "Random seed for --split and --shuffle.", least=0, needs=("split", "shuffle"),
-        needs_words="is for --split and --shuffle")
+        needs_words="is for --split and --shuffle",
+        section=OUTPUT)
     shuffle: bool = option(
         False, bool,
-        "Write documents in random order; needs 4 extra bytes of disk space per token.")
+        "Write documents in random order; needs 4 extra bytes of disk space per token.",
+        section=OUTPUT)
     max_tokens: int | None = option(
         None, "tokens",
         "Stop after N tokens (4096, 100M), even in the middle of a document.", metavar="N")
