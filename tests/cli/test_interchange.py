@@ -204,7 +204,7 @@ def test_a_model_to_a_hugging_face_folder(llmgpu: Run, tmp_path: Path) -> None:
         "model.safetensors",
         "special_tokens_map.json",
     }
-    fails(llmgpu(*export), 1, "hf/config.json exists already: use --force")
+    fails(llmgpu(*export), 1, "hf/config.json is text, and other text would replace it")
     assert llmgpu(*export, "--force").returncode == 0
     again = llmgpu("export", "hf", "--to", "hf", "-o", "copy/")
     assert again.returncode == 0, again.stderr

@@ -109,9 +109,12 @@ def test_this_process_and_one_of_its_own_agree(
 
 
 def without_times(done: subprocess.CompletedProcess[bytes]) -> tuple[bytes, bytes]:
-    """Return stdout and stderr without times, and with the command's name as it is installed."""
+    """Return stdout and stderr without times and the memory of the process.
+
+    The command has its installed name.
+    """
     errors = re.sub(rb"[0-9.,]+ (?:s|[KMG]?B/s|merges/s)\b", b"", done.stderr)
-    errors = re.sub(rb'"seconds": (?:\{.*?\}|[0-9.]+)', b"", errors)
+    errors = re.sub(rb'"(?:seconds|estimated_memory_bytes)": (?:\{.*?\}|[0-9.]+)', b"", errors)
     return done.stdout.replace(b"python -m ", b""), errors.replace(b"python -m ", b"")
 
 

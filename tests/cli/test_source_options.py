@@ -84,7 +84,7 @@ def test_json_lines_of_another_name(llmgpu: Run, vocab: Path) -> None:
 def test_files_that_are_not_text(llmgpu: Run, vocab: Path) -> None:
     folder = vocab.parent / "d"
     folder.mkdir()
-    for name, data in (("a.txt", TEXT), ("logo.png", PNG), ("odd", b"a\0b")):
+    for name, data in (("a.txt", TEXT), ("logo.png", PNG), ("odd", b"\xff\0b")):
         (folder / name).write_bytes(data)
     (folder / "v.model").write_bytes((folder.parent / "v.bin").read_bytes())
     options = ("--dim", "32", "--layers", "1", "--heads", "2", "--seq-len", "16", "--steps", "1")
