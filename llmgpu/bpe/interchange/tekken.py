@@ -28,6 +28,14 @@ EXPRESSION = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Files of these versions may leave out the special tokens, which are then these.
+_WITHOUT_SPECIAL = ("v1", "v2", "v3", "v7")
+_EARLY: tuple[str, ...] = (
+    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]"),
+    *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+    "[TOOL_CONTENT]",
+)
 
 
 def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
@@ -58,7 +66,10 @@ def read(
             raise VocabularyError(f"the expression {shown} is not Mistral's, the only one known")
         first = _number(config, "default_num_special_tokens", MAX_IDS)
         size = _number(config, "default_vocab_size", MAX_IDS)
-        special = _read_special(content.get("special_tokens"), first)
+        entries = content.get("special_tokens")
+        if entries is None and config.get("version") in _WITHOUT_SPECIAL and first >= len(_EARLY):
+            entries = [{"rank": rank, "token_str": text} for rank, text in enumerate(_EARLY)]
+        special = _read_special(entries, first)
         ordinary = _read_ranks(content.get("vocab"), size - first)
         return imported_vocabulary(
             "tekken",

@@ -126,3 +126,23 @@ def test_arguments_that_it_does_not_take(tmp_path: Path) -> None:
     for arguments in ({"merges_path": "m"}, {"pattern": "gpt2"}, {"special_tokens": {"<x>": 1}}):
         with pytest.raises(VocabularyError, match=r"a tekken\.json"):
             tekken.read(path, **arguments)
+
+
+def test_early_files_have_special_tokens_of_their_own(tmp_path: Path) -> None:
+    def early(made: dict[str, Any]) -> None:
+        del made["special_tokens"]
+        made["config"] |= {"version": "v3", "default_num_special_tokens": 22}
+
+    special = open_vocabulary(write(tmp_path / "early.json", early)).special_tokens
+    assert [*special][:4] == ["<unk>", "<s>", "</s>", "[INST]"]
+    assert (special["[TOOL_CONTENT]"], special["<SPECIAL_21>"]) == (19, 21)
+
+
+def test_mistrals_package_gives_the_same_ids() -> None:
+    """The files that it ships."""
+    package = pytest.importorskip("mistral_common.tokens.tokenizers.tekken")
+    folder = Path(package.__file__).parents[2] / "data"
+    for path in sorted(folder.glob("tekken_24*.json")):
+        ours, theirs = Tokenizer.load(path), package.Tekkenizer.from_file(path)
+        for text in (*mixed_texts(60), "x\u2581 \U0001f600\n\n  y"):
+            assert ours.encode(text, dtype=list) == theirs.encode(text, bos=False, eos=False)
