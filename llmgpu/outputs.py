@@ -37,6 +37,7 @@ PROGRESS = "the progress of token shards"
 PART_RECORD = "the record of a finished part"
 TOKENIZER_JSON = "a tokenizer.json"
 TEKKEN = "a tekken.json"
+SENTENCEPIECE = "a SentencePiece model"
 TOKENIZER_CONFIG = "a tokenizer_config.json"
 SPECIAL_TOKENS_MAP = "a special_tokens_map.json"
 GGUF = "a GGUF file"
@@ -70,6 +71,7 @@ _MARKED = {  # kinds by their first bytes
     "a Parquet file": rb"PAR1",
     "an Arrow file": rb"ARROW1\0\0|\xff{4}.{3}\0.\0{3}",  # a file, or a stream as datasets saves
     GGUF: rb"GGUF[\1-\x0f]\0\0\0",
+    SENTENCEPIECE: rb"\n[\3-\x7f]\n[\1-\x7f][^\x15\x18]+(?:\x15.{4}|\x18[\1-\6])",
     "a file of weights": rb".{4}\0{4}\{\s*\"",
     "a database": rb"SQLite format 3\0",
     "a picture": rb"\x89PNG\r\n|GIF8[79]a|\xff\xd8\xff[\xe0-\xef]",

@@ -37,6 +37,7 @@ FEATURES_SHOWN = ("subgroup", "shader-f16", "timestamp-query", "subgroup-matrix"
 
 _INTERNAL = frozenset(["epsilon", "driver", "f16_version"])  # of a run's options
 
+_SHOWN = 2000  # characters of a normalizer
 _Row = tuple[int, dict[str, Any], list[int]]  # id, further facts, ids of the tokens to show
 
 
@@ -145,7 +146,9 @@ def _adapter_facts() -> dict[str, Any]:
 
 
 def _vocabulary_facts(vocabulary: Vocabulary) -> dict[str, Any]:
-    unicode = vocabulary.classes_version
+    unicode, normalizer = vocabulary.classes_version, vocabulary.normalizer or "none"
+    if len(normalizer) > _SHOWN:  # SentencePiece's map of characters has 300 KB
+        normalizer = f"{normalizer[:_SHOWN]}... ({len(normalizer):,} characters)"
     return {
         "tokens": vocabulary.size,
         "merges": len(vocabulary.merges),
@@ -154,7 +157,7 @@ def _vocabulary_facts(vocabulary: Vocabulary) -> dict[str, Any]:
         **({"Unicode version": unicode} if unicode else {}),
         "match": vocabulary.match,
         "tie": vocabulary.tie,
-        "normalizer": vocabulary.normalizer or "none",
+        "normalizer": normalizer,
         "unknown token": "none" if vocabulary.unknown_token is None else vocabulary.unknown_token,
         "longest token": f"{vocabulary.trie.longest} bytes",
         "trie nodes": len(vocabulary.trie.nodes),

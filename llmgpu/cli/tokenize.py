@@ -602,7 +602,8 @@ def _decode(
     apart = in_lines or separators
     with atomic_output(target.name) as file:
         for number, ids in enumerate(_documents(blocks(), _starts(sources)) if apart else blocks()):
-            data = vocabulary.decode(ids)
+            is_start = apart or number == 0
+            data = vocabulary.decode_document(ids) if is_start else vocabulary.decode(ids)
             between = b"".join(separators) if number else b""
             file.write(_json_line(data) if in_lines else between + data)
             tokens += len(ids)

@@ -82,13 +82,22 @@ API int64_t llmgpu_valid_utf8(const uint8_t *text, int64_t length);
 /* ---- Patterns (pretokens.c) ---- */
 
 /* RULE_MARKS is the rule of the patterns that have no name in pretokens.c. */
-enum pattern_rule { RULE_NONE, RULE_CLASS, RULE_GPT2, RULE_CL100K, RULE_O200K, RULE_MARKS };
+enum pattern_rule {
+    RULE_NONE,
+    RULE_CLASS,
+    RULE_GPT2,
+    RULE_CL100K,
+    RULE_O200K,
+    RULE_NEIGHBOURS,
+    RULE_MARKS
+};
 
 /* How text is cut. Threads may share one.
  *
  * digits: a pre-token holds up to this many numbers (RULE_CL100K).
  * whole_at_end: white space at the end of a document is one pre-token (RULE_CL100K).
- * classes: uint8_t (0x110000,), the class of each code point, as in unicode_classes.py.
+ * classes: uint8_t (0x110000,), the class of each code point, as in unicode_classes.py; or bits that
+ *     say where text may be cut (RULE_NEIGHBOURS), as in neighbours.py.
  * kinds: of single bytes, a bit for each class; 0 where a character beyond ASCII may begin.
  */
 typedef struct {
@@ -115,6 +124,14 @@ int64_t last_certain_start(const Pattern *pattern, const uint8_t *text, const ui
 
 /* Return where the contraction ends that the apostrophe at p opens, or NULL. */
 const uint8_t *contraction_end(const uint8_t *p, const uint8_t *end, int any_case);
+
+/* Return where the first part of a document ends that starts at p, by the rule of neighbours
+ * (pieces.c). */
+const uint8_t *neighbours_end(const uint8_t *joined, const uint8_t *p, const uint8_t *end);
+
+/* Whether a text that begins at `start` may be cut at p > start. */
+int neighbours_part(const uint8_t *joined, const uint8_t *start, const uint8_t *p,
+                    const uint8_t *end);
 
 #if defined(__SSE2__) && !defined(LLMGPU_PLAIN) /* tests leave the blocks out */
 #define HAS_BLOCKS 1

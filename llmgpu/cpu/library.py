@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
@@ -72,6 +72,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
         *(c_void_p, c_int64, c_int, c_uint32, c_void_p, c_void_p),
     ),
     "vocabulary_free": (None, c_void_p),
+    "vocabulary_set_pieces": (c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_uint32, c_int),
     "vocabulary_find_cuts": (c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
     "vocabulary_pairs": (c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p),
     "find_token": (c_uint32, c_void_p, c_char_p, c_int64),
@@ -342,6 +343,14 @@ class CVocabulary(EngineObject):
             self.has_cuts = True
         finally:
             self._finding_cuts.release()
+
+    def set_pieces(self, arrays: Sequence[NDArray[np.uint32]], size: int, *, fuses: bool) -> None:
+        """Match words of SentencePiece's kind.
+
+        arrays: byte_symbols, firsts and items of `llmgpu.bpe.vocabulary.symbols.PieceSymbols`.
+        """
+        self._pieces = arrays  # the engine reads them
+        self._call("vocabulary_set_pieces", *arrays, size, fuses)
 
     def is_of(self, loaded: ctypes.CDLL | None) -> bool:
         """Whether the vocabulary was made by this library."""

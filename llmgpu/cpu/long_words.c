@@ -358,7 +358,7 @@ static int64_t merge_windows(const Vocabulary *vocabulary, Scratch *scratch, con
 int64_t merge_long(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
                    int64_t length, uint32_t *ids)
 {
-    if (length > MOST_AT_ONCE) {
+    if (length > MOST_AT_ONCE && vocabulary->firsts == NULL) {
         if (scratch->stages == STAGES_UNKNOWN)
             scratch->stages = vocabulary->pairs == NULL ? tokens_have_stages(vocabulary)
                                                         : pairs_have_stages(vocabulary);

@@ -129,9 +129,12 @@ int64_t match_word(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t
         if (ids[0] != NO_ID)
             return 1;
     }
-    if (length <= MOST_SEARCHED)
-        return merge_short(vocabulary, word, (int)length, ids);
-    return merge_long(vocabulary, scratch, word, length, ids);
+    int64_t count = length <= MOST_SEARCHED
+                        ? merge_short(vocabulary, word, (int)length, ids)
+                        : merge_long(vocabulary, scratch, word, length, ids);
+    if (vocabulary->firsts == NULL || count < 0)
+        return count;
+    return finish_pieces(vocabulary, ids, count, length);
 }
 
 /* ---- Cuts ---- */
@@ -350,12 +353,14 @@ static int add_pairs(Vocabulary *vocabulary, const uint32_t *merges, int64_t cou
     return 0;
 }
 
-static int rank_bytes(Vocabulary *vocabulary)
+int rank_bytes(Vocabulary *vocabulary)
 {
     uint8_t word[2 + TEXT_PADDING] = {0};
 
-    vocabulary->byte_ranks = malloc((size_t)65536 * sizeof(uint32_t));
-    vocabulary->byte_results = malloc((size_t)65536 * sizeof(uint32_t));
+    if (vocabulary->byte_ranks == NULL)
+        vocabulary->byte_ranks = malloc((size_t)65536 * sizeof(uint32_t));
+    if (vocabulary->byte_results == NULL)
+        vocabulary->byte_results = malloc((size_t)65536 * sizeof(uint32_t));
     if (vocabulary->byte_ranks == NULL || vocabulary->byte_results == NULL)
         return NO_MEMORY;
     for (int pair = 0; pair < 65536; pair++) {

@@ -23,6 +23,7 @@ typedef struct {
  * joined: a bit for each lead byte, byte before and byte after that are neighbours; NULL until
  *     it is made.
  * nodes, edges: the trie for greedy matching, else NULL, as in trie.py.
+ * firsts, items, size, fuses: see `llmgpu_vocabulary_set_pieces`; NULL for other vocabularies.
  */
 struct Vocabulary {
     WordTable tokens;
@@ -37,6 +38,9 @@ struct Vocabulary {
     uint64_t *joined;
     const uint32_t *nodes, *edges;
     uint32_t unknown;
+    const uint32_t *firsts, *items;
+    uint32_t size;
+    int fuses;
 };
 
 static inline Pair *find_pair(const Vocabulary *vocabulary, uint64_t key)
@@ -86,6 +90,13 @@ static inline uint32_t rank_of(const Vocabulary *vocabulary, const uint8_t *word
     *result = pair->result;
     return pair->rank;
 }
+
+/* Rank all pairs of bytes; 0, or NO_MEMORY. */
+int rank_bytes(Vocabulary *vocabulary);
+
+/* Turn the `count` symbols of a word of `length` bytes into ids, in the same memory; return how many
+ * there are (pieces.c). */
+int64_t finish_pieces(const Vocabulary *vocabulary, uint32_t *ids, int64_t count, int64_t length);
 
 /* Write the ids of a word by merges to `ids`; return how many, or NO_MEMORY. For longer words. */
 int64_t merge_long(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,

@@ -345,6 +345,7 @@ int64_t pretoken_ends(const Pattern *pattern, const uint8_t *text, const uint8_t
     case RULE_GPT2: WRITE_BLOCKS(next_gpt2(pattern, p, end));
     case RULE_CL100K: WRITE_BLOCKS(next_cl100k(pattern, p, end));
     case RULE_O200K: WRITE_BLOCKS(next_o200k(pattern, p, end));
+    case RULE_NEIGHBOURS: WRITE_ENDS(neighbours_end(pattern->classes, p, end));
     case RULE_MARKS: WRITE_ENDS(marked_end(text, marks, p, end));
     case RULE_NONE: WRITE_ENDS(end);
     }
@@ -367,7 +368,7 @@ static void set_class_kinds(Pattern *pattern)
 /* The kernels of the patterns. */
 static const char *const NAMES[RULE_MARKS] = {
     [RULE_NONE] = "none",     [RULE_CLASS] = "class", [RULE_GPT2] = "gpt2",
-    [RULE_CL100K] = "cl100k", [RULE_O200K] = "o200k",
+    [RULE_CL100K] = "cl100k", [RULE_O200K] = "o200k", [RULE_NEIGHBOURS] = "neighbours",
 };
 
 /* Make a pattern, see `Pattern`, by the name of its kernel; `classes` has to outlive it. Returns NULL
@@ -388,6 +389,8 @@ API Pattern *llmgpu_pattern_new(const char *kernel, int digits, int whole_at_end
         set_class_kinds(pattern);
         return pattern;
     }
+    if (pattern->rule == RULE_NEIGHBOURS)
+        return pattern;
     for (int byte = 0; byte < 128; byte++)
         pattern->kinds[byte] = (uint8_t)(1u << classes[byte]);
     pattern->kinds['\n'] |= NEWLINE;
@@ -428,6 +431,8 @@ static int starts_certainly(const Pattern *pattern, const uint8_t *start, const 
 {
     int length, next;
 
+    if (pattern->rule == RULE_NEIGHBOURS)
+        return neighbours_part(pattern->classes, start, p, end);
     if (is_continuation(*p) && pattern->rule != RULE_CLASS)
         return 0;
     unsigned kind = kind_at(pattern, p, end, &length);

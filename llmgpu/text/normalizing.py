@@ -20,6 +20,7 @@ import codecs
 import json
 import re
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import quote
+from llmgpu.text.charsmap import SentencePiece, read_rules
 from llmgpu.text.documents import Piece, TextFilter
 from llmgpu.text.nfc import NfcFilter, starts_unit
 from llmgpu.text.nfc import normalize as compose
@@ -156,6 +158,25 @@ class Compose(Step):
         return compose(decided)
 
 
+class Metaspace(Step):
+    """Puts a space before a document that does not begin with one."""
+
+    def __init__(self, only_first: bool) -> None:
+        self.only_first = only_first
+        self._is_done = False
+
+    def follow_special_token(self) -> None:
+        """Note that the text follows a special token in its document."""
+        self._is_done = self.only_first
+
+    def feed(self, text: str, final: bool) -> str:
+        """See `Step.feed`."""
+        if self._is_done or not text:
+            return text
+        self._is_done = True
+        return text if text.startswith(" ") else f" {text}"
+
+
 class Normalizer:
     """A normalizer; name: of its steps, for messages."""
 
@@ -176,9 +197,13 @@ class Normalizer:
         piece = _StepsFilter(self._makers).feed(data, np.empty(0, np.int64), final=True)
         return piece.text.tobytes().decode(errors=_ERRORS)
 
-    def filter(self) -> TextFilter:
-        """Return a filter that normalizes a text in blocks."""
-        return NfcFilter() if self._text == NFC else _StepsFilter(self._makers)
+    def filter(self, follows: deque[bool] | None = None) -> TextFilter:
+        """Return a filter that normalizes a text in blocks.
+
+        follows: whether each start of a document in the text, in order, is a special token instead;
+        a start is appended before the filter is fed with it.
+        """
+        return NfcFilter() if self._text == NFC else _StepsFilter(self._makers, follows)
 
 
 @cache
@@ -219,7 +244,7 @@ def _parse(text: str) -> list[dict[str, Any]]:
     return steps  # type: ignore[no-any-return]
 
 
-def _read_step(step: dict[str, Any]) -> Callable[[], Step]:
+def _read_step(step: dict[str, Any]) -> Callable[[], Any]:
     """Return a function that makes the step; VocabularyError if the step can't be done exactly."""
     given = {name: value for name, value in step.items() if name != "type"}
     match step.get("type"), given:
@@ -237,6 +262,10 @@ def _read_step(step: dict[str, Any]) -> Callable[[], Step]:
         ):
             _check_added("Replace", new)
             return lambda: Replace(old, new)
+        case "Metaspace", {"prepend_scheme": "always" | "first" as scheme, **rest} if not rest:
+            return lambda: Metaspace(scheme == "first")
+        case "SentencePiece", {**rest} if (rules := read_rules(rest)) is not None:
+            return lambda: SentencePiece(rules)
         case "Replace", {"pattern": {"Regex": _}}:
             raise VocabularyError("normalizer Replace is supported for strings, not for a Regex")
     shown = quote(json.dumps(step))
@@ -267,8 +296,10 @@ def _is_text(text: str) -> bool:
 class _StepsFilter:
     """Normalizes a text that comes in blocks; see `llmgpu.text.documents.TextFilter`."""
 
-    def __init__(self, makers: Sequence[Callable[[], Step]]) -> None:
-        self._makers = makers
+    def __init__(
+        self, makers: Sequence[Callable[[], Step]], follows: deque[bool] | None = None
+    ) -> None:
+        self._makers, self._follows = makers, follows
         self._begin()
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
@@ -278,6 +309,10 @@ class _StepsFilter:
             is_last = number == len(starts)
             if number:
                 places.append(length)
+                if self._follows is not None and self._follows.popleft():
+                    for step in self._steps:
+                        if isinstance(step, Metaspace):
+                            step.follow_special_token()
             found.append(self._feed(data[begin:end], final=final if is_last else True))
             length += len(found[-1])
         whole = np.frombuffer(b"".join(found), np.uint8)

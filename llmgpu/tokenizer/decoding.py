@@ -48,10 +48,13 @@ class Decoder:
         return self.decode_bytes(ids).decode(errors=errors)
 
     def decode_bytes(self, ids: ArrayLike) -> bytes:
-        """Return the bytes of `ids` (n,), any integers; InputError for unknown ids."""
+        """Return the bytes of `ids` (n,), any integers; InputError for unknown ids.
+
+        Without the space that a vocabulary of SentencePiece's kind puts before a text.
+        """
         if self._coder is None:
             self._open_coder(encodes=False)
-        return self._vocabulary.decode(ids)
+        return self._vocabulary.decode_document(ids)
 
     def decode_batch(
         self,
@@ -96,7 +99,7 @@ class Decoder:
 
     def decode_single_token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of an id; InputError if it is unknown."""
-        return self.decode_bytes([token_id])
+        return self._vocabulary.decode([token_id])
 
     def token_to_id(self, token: str | bytes) -> int | None:
         """Return the id of a token given by its text or bytes, or None if there is no such token.
@@ -109,8 +112,9 @@ class Decoder:
         return self._ids.get(to_bytes(token))
 
     def id_to_token(self, token_id: int) -> str | None:
-        """Return the text of an id as `decode` does, None if there is no such id."""
-        return self.decode([token_id]) if 0 <= token_id < self.vocab_size else None
+        """Return the text of an id, None if there is no such id."""
+        known = 0 <= token_id < self.vocab_size
+        return self.decode_single_token_bytes(token_id).decode(errors="replace") if known else None
 
     def __contains__(self, token: str | bytes) -> bool:
         """Whether there is a token; see `token_to_id`."""

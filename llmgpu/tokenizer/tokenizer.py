@@ -497,8 +497,10 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
 
             ids = self.encode(text, dtype=np.uint32, allowed_special=allowed_special)
         vocabulary = self._vocabulary
+        if vocabulary.pieces is not None and not vocabulary.pieces.has_bytes:
+            raise InputError("offsets are not known without byte tokens: use encode")
         if vocabulary.normalizer:
-            text = self.decode_bytes(ids)
+            text = vocabulary.decode(ids)
         elif vocabulary.swallows_space and allowed_special:
             return ids, self._spans_with_swallowed(text, ids, allowed_special)
         spans = None if self._coder is None else self._coder.spans(text, ids)
@@ -609,7 +611,8 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         from llmgpu.bpe.vocabulary.spelling import chunks_of
 
         ids, spans = self.encode_with_offsets(text)
-        return [*chunks_of(self.decode(ids), spans, tokens, overlap, self.count)]
+        text_of_ids = self._vocabulary.decode(ids).decode(errors="replace")
+        return [*chunks_of(text_of_ids, spans, tokens, overlap, self.count)]
 
     def __repr__(self) -> str:
         facts = f"{self.vocab_size} ids, pattern ", f", device {shortened(repr(self._device), 40)}"

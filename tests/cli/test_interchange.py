@@ -76,7 +76,7 @@ def test_notes_are_on_stderr(llmgpu: Run, tmp_path: Path) -> None:
         (["import", "missing", "--from", "huggingface"], 1, "missing"),
         (["info", "x.bin"], 1, "not an llmgpu vocabulary; a token file needs x.bin.json"),
         (["info", "x.gguf"], 1, "x.gguf: GGUF files can be written, not read"),
-        (["info", "x.model"], 1, "x.model: SentencePiece models can't be read"),
+        (["info", "x.model"], 1, "x.model: not a SentencePiece model"),
         (["export", "v.bin", "-o", "out.txt"], 2, "give --to FORMAT: one of tiktoken, huggingf"),
         (["export", "v.bin", "-o", "no/t.json"], 1, "make the folder no first"),
         (["tokenize", "--vocab", "v.bin", "a text"], 1, "if it is the text itself, pipe it in"),

@@ -64,6 +64,16 @@ def _targets() -> list[Target]:
             for name in ("t.json", "ranks", "tekken.json", "v.gguf")
         ),
         Target("in/tekken.json", ("tokenize", "in/corpus.txt", "--vocab", "in/tekken.json", *CPU)),
+        *(
+            Target(f"in/{name}", command)
+            for name in ("t.model", "pieces.json", "pieces.bin")
+            for command in (
+                ("info", f"in/{name}", "--tokens"),
+                ("tokenize", "in/corpus.txt", "--vocab", f"in/{name}", *CPU),
+                ("tokenize", "in/ids.ids", "--vocab", f"in/{name}", "--decode", "-o", "out/text"),
+                ("export", f"in/{name}", "--to", "huggingface", "-o", "out/t"),
+            )
+        ),
         Target("in/run.toml", (*TRAINING[:1], "--config", "in/run.toml", *TRAINING[3:])),
         Target("in/ranks.json", ("import", "in/ranks", "-o", "out/v.bin")),
         *(
@@ -324,6 +334,7 @@ def _forger(name: str) -> Forger | None:
         "run.toml": _forge_toml,
         "v.bin": _forge_vocabulary,
         "vocabulary.bin": _forge_vocabulary,
+        "pieces.bin": _forge_vocabulary,
         "counts": _forge_counts,
         "merges": _forge_merges,
         "log.jsonl": _forge_lines,

@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from llmgpu.bpe.interchange.open import open_vocabulary
+from tests.bpe.interchange.models import model, random_pieces, user_defined
+from tests.bpe.interchange.test_metaspace import CASES
 from tests.bpe.interchange.test_tekken import content as tekken_content
 from tests.cli.conftest import killed_before, run_here
+from tests.text.test_charsmap import charsmap
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -80,6 +84,7 @@ def make_samples(folder: Path) -> None:
         _run(folder, "export", "in/v.bin", "--to", name, "-o", f"in/{output}", "--quiet")
     _make_chat(folder)
     (inputs / "tekken.json").write_text(json.dumps(tekken_content()))
+    _make_pieces(inputs)
     (inputs / "run.toml").write_text(OPTIONS_FILE)
     options = ("--quick", "--limit", "4KB", "--vocab-size", "260", "--runs", "1", "--no-peers")
     _run(folder, "bench", "tokenize", "--device", "cpu", *options, "-o", "in/record.json")
@@ -98,6 +103,15 @@ def make_samples(folder: Path) -> None:
 def _run(folder: Path, *arguments: str) -> None:
     done = run_here(folder, arguments, b"")
     assert done.returncode == 0, done.stderr
+
+
+def _make_pieces(inputs: Path) -> None:
+    """Write a SentencePiece model with a map of strings, and files of its kind."""
+    pieces = [*random_pieces(1, has_bytes=True, has_unused=True), *user_defined("<x>")]
+    mapped = charsmap({"\n": " ", "a\u0301": "\u00e1"})
+    (inputs / "t.model").write_bytes(model(pieces, None, {2: mapped, 4: 1}))
+    (inputs / "pieces.json").write_text(json.dumps(CASES["llama 2"](1)))
+    open_vocabulary(inputs / "t.model").save(inputs / "pieces.bin")
 
 
 def _make_chat(folder: Path) -> None:

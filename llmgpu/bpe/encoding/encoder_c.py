@@ -22,6 +22,8 @@ from llmgpu.bpe.encoding.encoder_host import HostEncoder, HostSlices, require_to
 from llmgpu.bpe.encoding.matching import pair_ranks
 from llmgpu.bpe.pretokens.pattern import get_pattern, make_c_pattern, start_mask
 from llmgpu.bpe.pretokens.slices import Slice
+from llmgpu.bpe.vocabulary.file import PackedTokens
+from llmgpu.bpe.vocabulary.symbols import PieceSymbols
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.extension import extension, make_coder, prepare
@@ -98,7 +100,7 @@ class CSliceEncoder:
         self._cuts_from = cuts_from
         # The bytes of an unknown token are not the bytes of the text, nor are the bytes of its
         # merges.
-        self._has_no_cuts = has_unknown and lacks_bytes
+        self._has_no_cuts = (has_unknown and lacks_bytes) or vocabulary.pieces is not None
 
     def encode(
         self, piece: Slice, entry: int, memory: NDArray[np.uint32] | None = None
@@ -223,9 +225,12 @@ def host_slices(vocabulary: Vocabulary) -> HostSlices:
 
 
 def open_coder(vocabulary: Vocabulary) -> Any:
-    """Return a `Coder` of the extension module, which decodes; None without the module."""
+    """Return a `Coder` of the extension module, which decodes; None without the module.
+
+    None also for a vocabulary of SentencePiece's kind, whose documents decode by further rules.
+    """
     module = extension()
-    if module is None:
+    if module is None or vocabulary.pieces is not None:
         return None
     data = np.concatenate([vocabulary.token_data, np.zeros(TEXT_PADDING, np.uint8)])
     return make_coder(module, data, vocabulary.token_offsets, vocabulary.token_spans)
@@ -259,6 +264,8 @@ def make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:
 
 
 def _make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:
+    if vocabulary.piece_symbols is not None:
+        return _make_c_pieces(vocabulary.piece_symbols)
     unknown = NO_TOKEN if vocabulary.unknown_token is None else vocabulary.unknown_token
     trie = None
     if vocabulary.match == "greedy":
@@ -273,6 +280,26 @@ def _make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:
         takes_whole=vocabulary.takes_whole_tokens,
         trie=trie,
     )
+
+
+def _make_c_pieces(symbols: PieceSymbols) -> CVocabulary:
+    size = len(symbols.tokens)
+    whole = [b""] * size
+    for text, number in symbols.whole_tokens.items():
+        whole[number] = text
+    packed = PackedTokens.of(whole)
+    made = CVocabulary(
+        np.frombuffer(packed.data, np.uint8),
+        packed.offsets,
+        np.arange(size),
+        symbols.merges,
+        NO_TOKEN if symbols.unknown is None else symbols.unknown,
+        takes_whole=symbols.whole,
+        trie=None,
+    )
+    arrays = symbols.byte_symbols, symbols.firsts, symbols.items
+    made.set_pieces(arrays, size, fuses=symbols.rules.fuses)
+    return made
 
 
 def _ranked_merges(vocabulary: Vocabulary) -> NDArray[np.uint32] | None:

@@ -18,6 +18,7 @@ from llmgpu.bpe.arrays import GrowableArray, concatenate_ranges
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, require_tokens
 from llmgpu.bpe.encoding.matching import BpeMatcher, Matcher, Matches
+from llmgpu.bpe.encoding.piece_matching import PieceMatcher
 from llmgpu.bpe.plain.greedy_matching import GreedyMatcher
 from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.pretokens.slices import Slice
@@ -64,8 +65,12 @@ class SliceEncoder:
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Start with an empty table."""
         self._vocabulary = vocabulary
-        make = GreedyMatcher if vocabulary.match == "greedy" else BpeMatcher
-        self._matcher: Matcher = make(vocabulary)
+        self._matcher: Matcher
+        if vocabulary.piece_symbols is not None:
+            self._matcher = PieceMatcher(vocabulary.piece_symbols)
+        else:
+            make = GreedyMatcher if vocabulary.match == "greedy" else BpeMatcher
+            self._matcher = make(vocabulary)
         self._lock = threading.Lock()
         self._table: _Table | None = None
 

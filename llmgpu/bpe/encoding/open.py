@@ -39,7 +39,7 @@ def prepare_vocabulary(vocabulary: Vocabulary, opening: Opening) -> None:
 
     opening: has begun. `open_encoder` meets an error of the opening again and raises it.
     """
-    if opening.wanted != "cpu" and vocabulary.match == "bpe":
+    if opening.wanted != "cpu" and vocabulary.match == "bpe" and vocabulary.pieces is None:
         from llmgpu.bpe.encoding.encoder_gpu import prepare_tables
 
         with suppress(MemoryError, VocabularyError):
@@ -97,6 +97,9 @@ def _open_new(
 ) -> Encoder:
     if backend.device is None:
         return open_host_encoder(vocabulary, slice_bytes, threads)
+    if vocabulary.pieces is not None:
+        _log.warning("vocabularies of SentencePiece's kind are encoded on the CPU")
+        return open_host_encoder(vocabulary, None, threads)
     try:
         encoder: DeviceEncoder
         # Imported here, since these modules import a GPU package.

@@ -97,7 +97,8 @@ def with_special_tokens(
     # search for normalized tokens, and the search for special tokens around the normalizer.
     if vocabulary.normalizer is not None:
         encoder = _NormalizingEncoder(encoder, get_normalizer(vocabulary.normalizer))
-    if options.is_plain:
+    early = [text for text in allowed if text not in late]
+    if options.is_plain and not early:
         return encoder
     before, after = ids_around(vocabulary, options)
     # Each encoder puts one token before and one after a document. The pairs start at the text.
@@ -106,7 +107,7 @@ def with_special_tokens(
         encoder,
         vocabulary.token_lengths,
         flags,
-        allowed={text.encode(): special[text] for text in allowed if text not in late},
+        allowed={text.encode(): special[text] for text in early},
         disallowed=[text.encode() for text in disallowed],
         bos=first[0],
         eos=first[1],
@@ -220,6 +221,8 @@ def chosen_texts(
     """Return the special tokens that text may spell, and the ones that are errors."""
     special = vocabulary.special_tokens
     allowed = _chosen(vocabulary, options.allowed, special)
+    if vocabulary.always_allowed:
+        allowed = dict.fromkeys([*allowed, *vocabulary.always_allowed])
     return allowed, _chosen(vocabulary, options.disallowed, special.keys() - set(allowed))
 
 
@@ -241,6 +244,9 @@ def _normalized_texts(vocabulary: Vocabulary) -> dict[str, bytes]:
     """Return the text to search for in normalized text, by special token."""
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
     found = [texts[number] for number in vocabulary.normalized_tokens]
+    if vocabulary.pieces is not None and vocabulary.pieces.ranks:
+        # SentencePiece finds user-defined symbols in normalized text, and does not change them.
+        return {text: vocabulary.tokens[vocabulary.special_tokens[text]] for text in found}
     name = vocabulary.normalizer
     change = str if name is None else get_normalizer(name).apply
     return {text: change(text).encode() for text in found}
@@ -260,8 +266,13 @@ class _NormalizingEncoder:
     def __init__(self, encoder: Encoder, normalizer: Normalizer) -> None:
         self._encoder, self._normalizer = encoder, normalizer
 
-    def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
-        filtered = FilteredSource(source, self._normalizer.filter())
+    def encode(
+        self,
+        source: TextSource,
+        allocate: Allocate = new_ids,
+        follows: deque[bool] | None = None,
+    ) -> Iterator[EncodedSlice]:
+        filtered = FilteredSource(source, self._normalizer.filter(follows))
         try:
             yield from self._encoder.encode(filtered, allocate)
         except NoTokenError as error:
@@ -307,8 +318,13 @@ class _SpecialEncoder:
         special_filter = _SpecialTokenFilter(self.allowed, self.flags, guard, boundaries)
         filtered = _SpecialSource(source, special_filter, self.block_bytes)
         special_bytes = done = 0  # in the text up to here, and other bytes
+        if isinstance(self.encoder, _NormalizingEncoder):
+            boundaries.follows = deque()
+            encoded_slices = self.encoder.encode(filtered, follows=boundaries.follows)
+        else:
+            encoded_slices = self.encoder.encode(filtered)
         try:
-            for piece in self.encoder.encode(filtered):
+            for piece in encoded_slices:
                 done += piece.text_bytes
                 boundaries.pass_swallowed(done)
                 kinds = boundaries.take(len(piece.document_starts))
@@ -379,6 +395,8 @@ class _Boundaries:
         self._ends: deque[int] = deque()
         self._added = self._taken = 0
         self._ahead = _NO_BOUNDARIES  # out of the queue, not yet asked for
+        # for a normalizer, whether each boundary is a special token
+        self.follows: deque[bool] | None = None
         # offsets in the filtered text at which white space was, with its bytes; bytes before these
         self._swallowed: deque[tuple[int, int]] = deque()
         self._swallowed_before = 0
@@ -403,6 +421,8 @@ class _Boundaries:
         if ended is not None:
             self._ends.append(self._added + ended)
         self._added += len(kinds)
+        if self.follows is not None:
+            self.follows.extend((kinds != _DOCUMENT).tolist())
         self._found.append(np.stack([kinds, offsets]))
 
     def take(self, count: int) -> NDArray[np.int64]:

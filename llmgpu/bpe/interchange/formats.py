@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, naming, no_notes, read_limited
-from llmgpu.outputs import RANKS, TEKKEN, Output
+from llmgpu.outputs import RANKS, SENTENCEPIECE, TEKKEN, Output
 from llmgpu.registry import Entry, Registry
 from llmgpu.spelling import spelled
 
@@ -84,7 +84,11 @@ _FORMATS = {
 }
 FORMATS: Registry[Format] = Registry(_FORMATS)
 READERS: Registry[Reader] = Registry(
-    {"tekken": Entry(f"{_ROOM}.tekken", "Mistral's tekken.json")} | _FORMATS
+    {
+        "tekken": Entry(f"{_ROOM}.tekken", "Mistral's tekken.json"),
+        "sentencepiece": Entry(f"{_ROOM}.sentencepiece", "a tokenizer.model of type BPE"),
+    }
+    | _FORMATS
 )
 WRITERS: Registry[Writer] = Registry(
     _FORMATS | {"gguf": Entry(f"{_ROOM}.gguf", "a .gguf file for llama.cpp")}
@@ -92,9 +96,14 @@ WRITERS: Registry[Writer] = Registry(
 ALIASES = {"hf": "huggingface"}
 # the formats that export writes
 ENDINGS = {".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf"}
-KINDS = {RANKS: "tiktoken", TEKKEN: "tekken"}  # formats of one file, by its kind
+# formats of one file, by its kind
+KINDS = {RANKS: "tiktoken", TEKKEN: "tekken", SENTENCEPIECE: "sentencepiece"}
 # Of files in a folder, the best first.
-NAMES = {"tokenizer.json": "huggingface", "tekken.json": "tekken"}
+NAMES = {
+    "tokenizer.json": "huggingface",
+    "tekken.json": "tekken",
+    "tokenizer.model": "sentencepiece",
+}
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's special token after each text
 WEIGHT_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}  # of GGUF files, by llama.cpp's numbers
 

@@ -46,6 +46,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.interchange import metaspace
 from llmgpu.bpe.interchange.added_tokens import check_added_ids, check_unmerged, find_whole
 from llmgpu.bpe.interchange.formats import END_OF_TEXT
 from llmgpu.bpe.interchange.splits import SUPPORTED, describe_pattern, read_pattern
@@ -139,6 +140,8 @@ def read(
         raise VocabularyError("a tokenizer.json has its own pattern and special tokens")
     with naming(path):
         content = _as_map("the file", parse_json(read_limited(path)))
+        if metaspace.is_of_pieces(content):
+            return _read_pieces(content, read_chat_template(Path(path).parent, note), note)
         return read_content(content, lambda: read_chat_template(Path(path).parent, note), note)
 
 
@@ -151,16 +154,11 @@ def read_content(
 
     chat: returns the chat template. note: see `formats.Format.read`.
 
-    Raises VocabularyError for content that can't be read exactly.
+    Raises VocabularyError for content that can't be read exactly, and for SentencePiece's kind.
     """
-    if "model" not in content:
-        raise VocabularyError("not a tokenizer.json: no model (a vocab.json needs merges)")
-    _refuse_unknown("part", content, _PARTS)
-    _refuse_sentencepiece(content)
-    model = _as_map("model", content["model"])
-    kind = _type_of("model", {"type": "BPE"} | model)
-    if kind != "BPE":
-        raise VocabularyError(f"model {quote(kind)} is not supported; supported: BPE")
+    model = _model_of(content)
+    if metaspace.is_of_pieces(content):
+        raise VocabularyError("vocabularies of SentencePiece's kind are read from files only")
     # Read the components around the model.
     steps = _steps("pre_tokenizer", content.get("pre_tokenizer"), SUPPORTED)
     cut = get_pattern(read_pattern(steps, note))
@@ -392,25 +390,71 @@ def _steps(what: str, component: object, supported: Set[str]) -> list[tuple[str,
     return typed
 
 
-def _refuse_sentencepiece(content: Mapping[str, Any]) -> None:
-    """Raise VocabularyError, with the remedy, for a vocabulary of SentencePiece's kind."""
-    model, parts = content.get("model"), [content.get("pre_tokenizer"), content.get("decoder")]
-    for name, part in zip(("pre_tokenizer", "decoder"), parts[:], strict=True):
-        inner = part.get(_SEQUENCES[name]) if isinstance(part, dict) else None
-        parts += inner if isinstance(inner, list) else []
-    kinds = [part.get("type") for part in parts if isinstance(part, dict)]
-    if "Metaspace" in kinds or (isinstance(model, dict) and model.get("byte_fallback") is True):
-        raise VocabularyError(
-            "SentencePiece vocabularies (Metaspace, byte_fallback), such as those of Llama 2 and "
-            "TinyLlama, are not byte-level: encode with the package tokenizers or sentencepiece, "
-            "and train on the ids as token files"
-        )
+def _model_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    if "model" not in content:
+        raise VocabularyError("not a tokenizer.json: no model (a vocab.json needs merges)")
+    _refuse_unknown("part", content, _PARTS)
+    model = _as_map("model", content["model"])
+    kind = _type_of("model", {"type": "BPE"} | model)
+    if kind != "BPE":
+        raise VocabularyError(f"model {quote(kind)} is not supported; supported: BPE")
+    return model
+
+
+def _read_pieces(content: Mapping[str, Any], chat: ChatTemplate | None, note: Note) -> Vocabulary:
+    """Return the vocabulary of a file of SentencePiece's kind; see `metaspace`."""
+    model = _model_of(content)
+    _refuse_unknown("part of the model", model, _MODEL_PARTS | set(_MODEL_REFUSED))
+    for name in ("dropout", *_MODEL_AFFIXES):
+        if model.get(name):
+            raise VocabularyError(f"model BPE with {name} is not supported")
+    before = _steps("normalizer", content.get("normalizer"), STEPS)
+    cut = _steps("pre_tokenizer", content.get("pre_tokenizer"), metaspace.PRE_TOKENIZERS)
+    decoder = _steps("decoder", content.get("decoder"), metaspace.DECODERS)
+    around = _steps("post_processor", content.get("post_processor"), KINDS)
+    prefix_ids, suffix_ids = read_around(around, note)
+    added, normalized, flagged = _read_added(content.get("added_tokens"), note, always=True)
+    plain = [
+        entry["content"]
+        for entry in content.get("added_tokens") or ()
+        if entry.get("special") is not True
+    ]
+    steps, space = metaspace.read_steps(before, cut)
+    scheme, has_normalizer = metaspace.scheme_of(space), bool(before)
+    steps, late = metaspace.check_prefix(
+        steps, scheme, added, normalized, has_normalizer=has_normalizer
+    )
+    spelled = spell_normalizer(steps)
+    assert spelled is not None
+    _check_different(added, late, get_normalizer(spelled).apply)
+    ids = check_vocabulary_map(model.get("vocab"))
+    check_added_ids(added, ids)
+    unknown = _read_unknown(model.get("unk_token"), ids)
+    return metaspace.make_vocabulary(
+        ids,
+        number_merges(_parse_merges(model.get("merges")), ids),
+        added,
+        plain,
+        next(iter(unknown.values()), None),
+        model,
+        normalizer=spelled,
+        splits=space is not None and space.get("split", True) is True,
+        decoder=metaspace.read_decoder(decoder),
+        normalized_tokens=late,
+        prefix_ids=prefix_ids,
+        suffix_ids=suffix_ids,
+        **flagged,
+        chat=chat,
+    )
 
 
 def _read_added(
-    content: object, note: Note
+    content: object, note: Note, *, always: bool = False
 ) -> tuple[dict[str, int], tuple[int, ...], dict[str, tuple[int, ...]]]:
-    """Return ids by text of the added tokens, the normalized ids, and the ids by flag's field."""
+    """Return ids by text of the added tokens, the normalized ids, and the ids by flag's field.
+
+    always: tokens that are not special are matched in any text.
+    """
     added: dict[str, int] = {}
     normalized: list[int] = []
     plain: list[str] = []
@@ -429,7 +473,7 @@ def _read_added(
         for flag, field in _ADDED_FLAGS.items():
             if entry.get(flag):
                 flagged.setdefault(field, []).append(added[text])
-    if plain:
+    if plain and not always:
         note(
             "added tokens that are not special are matched here only where special tokens are "
             f"allowed, not in any text: {listed(plain)}"

@@ -27,7 +27,6 @@ from llmgpu.outputs import (
 _VOCAB, _MERGES, _TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
 _UNREADABLE = {  # formats that can't be read, by ending
     ".gguf": "GGUF files can be written, not read",
-    ".model": "SentencePiece models can't be read",
     ".pkl": "pickles are not read, since they can run code",
 }
 
@@ -101,6 +100,8 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
         return _pair(name, _VOCAB, _MERGES)
     if kind == MERGES_TXT or name.endswith(_MERGES):
         return _pair(name, _MERGES, _VOCAB)
+    if kind is None and name.endswith(".model"):
+        return VocabularyFiles(name, "sentencepiece")
     ending = ".gguf" if kind == GGUF else os.path.splitext(name)[1]
     if ending in _UNREADABLE and kind != TOKENIZER_JSON:
         raise VocabularyError(f"{name}: {_UNREADABLE[ending]}: use the model's tokenizer.json")

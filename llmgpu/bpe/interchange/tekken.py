@@ -30,11 +30,10 @@ EXPRESSION = (
 )
 # Files of these versions may leave out the special tokens, which are then these.
 _WITHOUT_SPECIAL = ("v1", "v2", "v3", "v7")
-_EARLY: tuple[str, ...] = (
-    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
-    *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]"),
-    *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
-    "[TOOL_CONTENT]",
+_EARLY = (
+    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] "
+    "[/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] "
+    "[SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
 )
 
 
@@ -66,9 +65,9 @@ def read(
             raise VocabularyError(f"the expression {shown} is not Mistral's, the only one known")
         first = _number(config, "default_num_special_tokens", MAX_IDS)
         size = _number(config, "default_vocab_size", MAX_IDS)
-        entries = content.get("special_tokens")
-        if entries is None and config.get("version") in _WITHOUT_SPECIAL and first >= len(_EARLY):
-            entries = [{"rank": rank, "token_str": text} for rank, text in enumerate(_EARLY)]
+        entries, early = content.get("special_tokens"), _EARLY.split()
+        if entries is None and config.get("version") in _WITHOUT_SPECIAL and first >= len(early):
+            entries = [{"rank": rank, "token_str": text} for rank, text in enumerate(early)]
         special = _read_special(entries, first)
         ordinary = _read_ranks(content.get("vocab"), size - first)
         return imported_vocabulary(

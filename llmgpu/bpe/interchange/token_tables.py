@@ -182,6 +182,11 @@ def number_merges(pairs: Iterable[tuple[str, str]], ids: Mapping[str, int]) -> N
 
 def require_merging(vocabulary: Vocabulary, tool: str) -> None:
     """Raise VocabularyError unless the vocabulary merges, as `tool` does."""
+    if vocabulary.pieces is not None:
+        raise VocabularyError(
+            "a vocabulary of SentencePiece's kind can't be exported: use the file that it was "
+            "imported from"
+        )
     if vocabulary.match != "bpe":
         raise VocabularyError(
             f"a vocabulary with greedy matching can't be exported: {tool} applies merges and would "

@@ -39,6 +39,7 @@ from llmgpu.bpe.pretokens.custom_regex import (
     SplitsPattern,
 )
 from llmgpu.bpe.pretokens.names import ALIASES, PATTERNS
+from llmgpu.bpe.pretokens.neighbours import NeighboursPattern
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, check_version
 from llmgpu.cpu.library import CPattern
 from llmgpu.errors import LlmgpuError
@@ -179,6 +180,8 @@ def last_start(
 
 def make_c_pattern(pattern: Pattern) -> CPattern:
     """Return a pattern for the CPU engine; NumPy marks starts if the engine has no rule."""
+    if isinstance(pattern, NeighboursPattern):
+        return CPattern(pattern.kernel, pattern.bits)
     rule = "" if isinstance(pattern, HostPattern) else pattern.kernel
     digits, whole_at_end = (pattern.constants.get(name, 0) for name in ("DIGITS", "WHOLE_AT_END"))
     return make_rule(rule, pattern.unicode or DEFAULT_VERSION, digits, bool(whole_at_end))

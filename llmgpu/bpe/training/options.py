@@ -18,7 +18,7 @@ from llmgpu.bpe.vocabulary.building import byte_ranks, byte_vocabulary
 from llmgpu.bpe.vocabulary.recovery import listed_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import WordCounts
-from llmgpu.errors import InputError, LlmgpuError
+from llmgpu.errors import InputError, LlmgpuError, VocabularyError
 from llmgpu.input_files import number_of, quote
 
 MAX_VOCABULARY = 1 << 20
@@ -173,6 +173,8 @@ class TrainingOptions(DeclaredOptions):
         )
 
     def _check_seed(self, seed: Vocabulary) -> None:
+        if seed.pieces is not None:
+            raise VocabularyError("a vocabulary of SentencePiece's kind can't be extended")
         kept = seed.classes_version if seed.pattern == self.pattern else self.cut.unicode
         for what, own, given in (
             ("tie rule", seed.tie, self.tie),

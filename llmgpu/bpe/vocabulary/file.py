@@ -11,6 +11,9 @@
 - ``training`` also has ``normalized_tokens``, ``lstrip_tokens``, ``rstrip_tokens``,
   ``single_word_tokens``, ``whole_tokens``, ``prefix_ids`` and ``suffix_ids``, ids with commas
   between them, if there are any, and a chat template, see `llmgpu.bpe.vocabulary.chat`.
+- A vocabulary of SentencePiece's kind ends with ``piece_kinds`` (a byte for each id),
+  ``piece_ranks`` (a number for each id, or none) and ``piece_rules`` (JSON), see
+  `llmgpu.bpe.vocabulary.pieces`. Other files have none of the three.
 - There are no msgpack arrays, and only three maps of few entries. A reader that allows no more
   can't be made to allocate much more than the size of the file.
 - This module checks the form of the bytes. Vocabulary checks that the fields fit together.
@@ -41,6 +44,7 @@ UNICODE, NORMALIZED_TOKENS = "unicode", "normalized_tokens"
 ADDED_FLAGS = ("lstrip_tokens", "rstrip_tokens", "single_word_tokens", "whole_tokens")
 PREFIX_IDS, SUFFIX_IDS = "prefix_ids", "suffix_ids"
 MAX_TEXT_BYTES = 1 << 16  # of the expression and of each text in the training data
+MAX_NORMALIZER_BYTES = 1 << 20  # of pieces
 
 _MAPS = 3  # the file, the trie, the training data
 _MOST_BYTES = (1 << 32) - 1  # of a binary string in msgpack
@@ -64,6 +68,11 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "trie": (dict,),
     "training": (dict,),
     "fingerprint": (str,),
+}
+OPTIONAL: dict[str, tuple[type, ...]] = {
+    "piece_kinds": (bytes,),
+    "piece_ranks": (bytes,),
+    "piece_rules": (str,),
 }
 _TRIE_FIELDS: dict[str, tuple[type, ...]] = {
     "node_count": (int,),
@@ -173,9 +182,10 @@ def pack(fields: dict[str, Any], trie: Trie | SortedTokens, fingerprint: str) ->
         "training": dict(sorted(fields["training"].items())),
         "fingerprint": fingerprint,
     }
-    yield msgpack.Packer().pack_map_header(len(_FIELDS))
+    optional = [name for name in OPTIONAL if name in fields]
+    yield msgpack.Packer().pack_map_header(len(_FIELDS) + len(optional))
     # Entries have the order of _FIELDS.
-    for name in _FIELDS:
+    for name in [*_FIELDS, *optional]:
         yield msgpack.packb(name)
         if name == "token_data":
             yield from pack_data("token_data", len(tokens.data), [tokens.data])
@@ -219,11 +229,15 @@ def unpack(data: bytes) -> FileContent:
     Vocabulary and `validate_trie` check whether the parts are consistent.
     """
     check_header(data)
-    content = _unpack_msgpack(lambda limits: msgpack.unpackb(data, **limits), len(data))
-    _check_fields("the file", content, _FIELDS)
+    # The normalizer of pieces may hold a map of characters.
+    longest = MAX_NORMALIZER_BYTES if b"piece_rules" in data else MAX_TEXT_BYTES
+    content = _unpack_msgpack(lambda limits: msgpack.unpackb(data, **limits), len(data), longest)
+    has_pieces = isinstance(content, dict) and any(name in content for name in OPTIONAL)
+    _check_fields("the file", content, _FIELDS | OPTIONAL if has_pieces else _FIELDS)
     _check_fields("the trie", content["trie"], _TRIE_FIELDS)
     tokens = _unpack_tokens(content["token_lengths"], content["token_data"])
     fields = {name: content[name] for name in _SAME_IN_VOCABULARY}
+    fields |= {name: content[name] for name in OPTIONAL if has_pieces}
     fields["tokens"] = tokens
     fields["merges"] = _unpack_table("merges", content["merges"], 3)
     fields["special_tokens"] = _unpack_special_tokens(content["special_ids"], tokens)
@@ -260,8 +274,13 @@ def check_header(data: bytes) -> None:
         )
 
 
-def _unpack_msgpack(read: Callable[[dict[str, Any]], Any], size: int) -> Any:
-    """Run a msgpack reader with limits that keep it from allocating much more than `size`."""
+def _unpack_msgpack(
+    read: Callable[[dict[str, Any]], Any], size: int, longest: int = MAX_TEXT_BYTES
+) -> Any:
+    """Run a msgpack reader with limits that keep it from allocating much more than `size`.
+
+    longest: bytes of a string.
+    """
     maps = 0
 
     def make_map(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -275,7 +294,7 @@ def _unpack_msgpack(read: Callable[[dict[str, Any]], Any], size: int) -> Any:
     limits = {
         "object_pairs_hook": make_map,
         "strict_map_key": True,
-        "max_str_len": MAX_TEXT_BYTES,
+        "max_str_len": longest,
         "max_bin_len": size,
         "max_array_len": 0,
         "max_map_len": MAX_TRAINING_ENTRIES + 10,  # and rules and chat template

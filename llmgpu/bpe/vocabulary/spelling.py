@@ -78,8 +78,16 @@ def decode_stream(vocabulary: Vocabulary, ids: Iterable[int], errors: str) -> It
     At the end, yields the incomplete rest, too. Raises InputError for ids without a token.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    first: list[int] | None = []  # the ids so far, as long as they have no text
     for number in ids:
-        yield decoder.decode(vocabulary.decode([number]))
+        if first is None:
+            yield decoder.decode(vocabulary.decode([number]))
+            continue
+        first.append(number)
+        data = vocabulary.decode_document(first)
+        yield decoder.decode(data)
+        if data:
+            first = None
     rest = decoder.decode(b"", final=True)
     if rest:
         yield rest

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -40,6 +41,7 @@ from llmgpu.bpe.vocabulary.file import (
     ADDED_FLAGS,
     MAX_TRAINING_ENTRIES,
     NORMALIZED_TOKENS,
+    OPTIONAL,
     PREFIX_IDS,
     SUFFIX_IDS,
     UNICODE,
@@ -51,6 +53,8 @@ from llmgpu.bpe.vocabulary.file import (
     pack_ids,
     unpack,
 )
+from llmgpu.bpe.vocabulary.pieces import SPACE_MARK, UNKNOWN, USER, PieceRules, drop_spaces
+from llmgpu.bpe.vocabulary.symbols import PieceSymbols
 from llmgpu.bpe.vocabulary.trie import (
     NO_TOKEN,
     SortedTokens,
@@ -70,6 +74,7 @@ from llmgpu.text.normalizing import get_normalizer
 
 _DECODE_BLOCK = 1 << 16  # ids gathered at once: bounds the temporary arrays
 _FEW_NODES = 1 << 22  # of a trie that is made whole before it is written
+_USER = bytes([USER])
 
 
 _READABLE = (
@@ -107,6 +112,7 @@ class Vocabulary:
     prefix_ids, suffix_ids: ids before and after a text, added on request only; no part of the
         fingerprint.
     chat: how conversations become text, if the vocabulary says so; no part of the fingerprint.
+    pieces: the rules of a vocabulary of SentencePiece's kind; None for any other.
     """
 
     tokens: tuple[bytes, ...] | PackedTokens
@@ -129,6 +135,7 @@ class Vocabulary:
     prefix_ids: tuple[int, ...] = ()
     suffix_ids: tuple[int, ...] = ()
     chat: ChatTemplate | None = None
+    pieces: PieceRules | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -159,7 +166,25 @@ class Vocabulary:
     @cached_property
     def cut(self) -> Pattern:
         """The pattern with the character classes of its version; LlmgpuError if it is unknown."""
+        if self.piece_symbols is not None:
+            return self.piece_symbols.pattern
         return get_pattern(self.pattern, self.unicode)
+
+    @cached_property
+    def piece_symbols(self) -> PieceSymbols | None:
+        """The symbols of a vocabulary of SentencePiece's kind; None for any other."""
+        if self.pieces is None:
+            return None
+        others = self.pieces, self.unknown_token, self.ignore_merges
+        return PieceSymbols(tuple(self.tokens), self.merges, *others)
+
+    @cached_property
+    def always_allowed(self) -> tuple[str, ...]:
+        """The special tokens that are found in any text."""
+        kinds = b"" if self.pieces is None else self.pieces.kinds
+        return tuple(
+            text for text, number in self.special_tokens.items() if kinds[number:][:1] == _USER
+        )
 
     @property
     def classes_version(self) -> str | None:
@@ -193,6 +218,8 @@ class Vocabulary:
     @property
     def takes_whole_tokens(self) -> bool:
         """Whether a pre-token that is a token becomes this token without merging."""
+        if self.pieces is not None:
+            return self.ignore_merges
         return self.match == "greedy" or self.ignore_merges or len(self.merges) == 0
 
     @property
@@ -263,6 +290,8 @@ class Vocabulary:
             f"{name} {rule}" if name in ADDED_FLAGS else rule
             for name, rule in self._recorded.items()
         ]
+        if self.pieces is not None:
+            rules += [str(self.unknown_token), *map(repr, self.pieces.entries().values())]
         # Hash msgpack's list of these facts in pieces, so that gigabytes of tokens are not copied.
         digest = hashlib.sha256(msgpack.Packer().pack_array_header(len(decisive) + 1 + len(rules)))
         for entry in decisive:
@@ -275,7 +304,12 @@ class Vocabulary:
 
     @cached_property
     def missing_bytes(self) -> list[int]:
-        """The byte values that are not a token; special tokens do not count."""
+        """The byte values that are not a token; special tokens do not count.
+
+        None by pieces, where any text has ids.
+        """
+        if self.pieces is not None:
+            return []
         special = set(self.special_tokens.values())
         of_one_byte = np.flatnonzero(self.token_lengths == 1).tolist()
         starts = self.token_offsets[[i for i in of_one_byte if i not in special]]
@@ -298,6 +332,21 @@ class Vocabulary:
         blocks = range(0, len(numbers), _DECODE_BLOCK)
         return b"".join(self._spell(numbers[i : i + _DECODE_BLOCK], i) for i in blocks)
 
+    def decode_document(self, ids: ArrayLike) -> bytes:
+        """Return the bytes of the ids of a document, without the space that encoding puts first.
+
+        Raises InputError as `decode`.
+        """
+        data, pieces = self.decode(ids), self.pieces
+        if pieces is None or not pieces.decoder or not data.startswith(b" "):
+            return data
+        # Spaces are dropped up to the first token with something else.
+        begin = len(data) - len(data.lstrip(b" "))
+        numbers = _as_row(ids)[: begin + 1 + int((self.token_lengths == 0).any())]
+        tokens = [self.tokens[number] for number in numbers.tolist()]
+        keeps = [pieces.kinds[number] == UNKNOWN for number in numbers.tolist()]
+        return b"".join(drop_spaces(pieces.decoder, tokens, keeps)) + data[sum(map(len, tokens)) :]
+
     def to_bytes(self) -> bytes:
         """Return the bytes of the vocabulary file: the same for the same vocabulary."""
         return b"".join(self.packed())
@@ -308,6 +357,8 @@ class Vocabulary:
         chat = {} if self.chat is None else self.chat.entries()
         entries["training"] = self.training | self._recorded | self._around | chat
         entries["tokens"] = self._packed_tokens
+        if (pieces := entries.pop("pieces")) is not None:
+            entries |= pieces.entries()
         trie: Trie | SortedTokens | None = self.__dict__.get("trie")  # if it was compiled before
         if trie is None:
             trie = self.__dict__["trie"] = self._small_trie()
@@ -340,7 +391,8 @@ class Vocabulary:
             for rule in (NORMALIZED_TOKENS, *ADDED_FLAGS, PREFIX_IDS, SUFFIX_IDS):
                 content.fields[rule] = _take_ids(content.fields["training"], rule)
             chat = take_chat_template(content.fields["training"])
-            vocabulary = cls(**content.fields, unicode=unicode, chat=chat)
+            pieces = _take_pieces(content.fields)
+            vocabulary = cls(**content.fields, unicode=unicode, chat=chat, pieces=pieces)
             if vocabulary.fingerprint != content.fingerprint:
                 raise VocabularyError("damaged: its fingerprint does not match its content")
             if not _spells_each_token_once(content.trie, vocabulary):
@@ -413,6 +465,17 @@ def _take_ids(training: dict[str, int | float | str], name: str) -> tuple[int, .
     return tuple(map(int, text.split(",")))
 
 
+def _take_pieces(fields: dict[str, Any]) -> PieceRules | None:
+    """Take the rules of pieces out of a file's fields, and spell its special tokens by them."""
+    entries = {name: fields.pop(name) for name in OPTIONAL if name in fields}
+    if not entries:
+        return None
+    pieces = PieceRules.of_entries(entries)
+    special = fields["special_tokens"].items()
+    fields["special_tokens"] = {pieces.literal(number, text): number for text, number in special}
+    return pieces
+
+
 def _as_row(ids: ArrayLike) -> NDArray[np.integer]:
     """Return ids as integers (n,); InputError for anything else."""
     try:
@@ -435,6 +498,13 @@ def _check(vocabulary: Vocabulary) -> None:
     if not 0 < vocabulary.size < NO_TOKEN:
         raise VocabularyError(f"{vocabulary.size} tokens: use 1 to {NO_TOKEN - 1}")
     _check_rules(vocabulary)
+    if vocabulary.pieces is not None:
+        vocabulary.pieces.check(vocabulary.tokens, vocabulary.unknown_token)
+        if (vocabulary.pattern, vocabulary.match) != ("none", "bpe"):
+            raise VocabularyError(
+                "a vocabulary of SentencePiece's kind has the pattern none and merges; no other "
+                "rule is possible"
+            )
     check_pattern(vocabulary.pattern, vocabulary.expression)
     _check_special_tokens(vocabulary)
     _check_merges(vocabulary)
@@ -460,13 +530,17 @@ def _check_rules(vocabulary: Vocabulary) -> None:
 
 
 def _check_special_tokens(vocabulary: Vocabulary) -> None:
+    pieces = vocabulary.pieces
     for text, token in vocabulary.special_tokens.items():
         if not 0 <= token < vocabulary.size:
             raise VocabularyError(
                 f"special token {quote(text)} has id {token}, but there are {vocabulary.size} "
                 "tokens"
             )
-        if not text or vocabulary.tokens[token] != text.encode(errors="replace"):
+        spelled = text
+        if pieces is not None and token in pieces.marked:
+            spelled = text.replace(SPACE_MARK, " ")
+        if not text or vocabulary.tokens[token] != spelled.encode(errors="replace"):
             raise VocabularyError(f"special token {quote(text)} is not what id {token} spells")
     special = set(vocabulary.special_tokens.values())
     for name in (NORMALIZED_TOKENS, *ADDED_FLAGS):
@@ -482,8 +556,9 @@ def _check_merges(vocabulary: Vocabulary) -> None:
     merges = vocabulary.merges
     if merges.dtype != np.uint32 or merges.ndim != 2 or merges.shape[1] != 3:
         raise VocabularyError(f"merges must be uint32 (M, 3), not {merges.dtype} {merges.shape}")
+    pieces = vocabulary.pieces
     allowed = np.zeros(vocabulary.size, np.bool_)
-    allowed[vocabulary.ordinary_ids] = True
+    allowed[vocabulary.ordinary_ids if pieces is None else pieces.ids_of(*pieces.text_kinds)] = True
     if (merges >= vocabulary.size).any() or not allowed[merges].all():
         raise VocabularyError("a merge has an id that is special or not in the vocabulary")
     lengths = vocabulary.token_lengths[merges]

@@ -74,7 +74,7 @@ class TestRefused:
             (set_at("model", "type", 3), "model has no type"),
             (set_at("model", []), "model is not a JSON object"),
             (set_at("model", "dropout", 0.1), "dropout"),
-            (set_at("model", "byte_fallback", True), "byte_fallback"),
+            (set_at("model", "byte_fallback", True), "pre_tokenizer 'ByteLevel' is not supported"),
             (set_at("model", "fuse_unk", True), "fuse_unk"),
             (set_at("model", "continuing_subword_prefix", "##"), "continuing_subword_prefix"),
             (set_at("model", "end_of_word_suffix", "</w>"), "end_of_word_suffix"),
@@ -123,9 +123,8 @@ class TestRefused:
             ),
             (
                 set_at("pre_tokenizer", {"type": "Metaspace"}),
-                "SentencePiece vocabularies .* sentencepiece",
+                "decoder 'ByteLevel' is not supported",
             ),
-            (set_at("model", "byte_fallback", True), "SentencePiece vocabularies"),
             (
                 set_at("pre_tokenizer", sequence(SPLIT | {"behavior": "Contiguous"}, NO_REGEX)),
                 "must be Isolated",

@@ -1,0 +1,263 @@
+"""SentencePiece's tokenizer.model of type BPE: pieces with scores, and how text is normalized.
+
+The file is a message of protocol buffers; `_fields` reads the wire format. See
+`llmgpu.bpe.vocabulary.symbols` for the merges, and `llmgpu.text.charsmap` for the normalizer.
+
+- Control symbols become special tokens. SentencePiece finds none of them in text, and neither does
+  llmgpu unless a caller allows them. Text after an allowed token gets a dummy prefix of its own.
+- User-defined symbols are found in all texts, after the text is normalized.
+- SentencePiece takes a single character that is a control symbol, the unknown piece or a byte piece
+  for that piece. Such a model is refused, and so are pieces with a space in them, which no text
+  has once it is normalized.
+- Where SentencePiece puts U+FFFD for bytes that are not UTF-8, llmgpu keeps the bytes.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import math
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from llmgpu.bpe.interchange.token_tables import MAX_IDS
+from llmgpu.bpe.pretokens.pattern import get_pattern
+from llmgpu.bpe.vocabulary.pieces import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    SPACE_MARK,
+    UNKNOWN,
+    UNUSED,
+    USER,
+    PieceRules,
+)
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import VocabularyError
+from llmgpu.input_files import Note, naming, no_notes, quote, read_limited
+
+# SentencePiece numbers the kinds of pieces like this.
+_KINDS = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER, 5: UNUSED, 6: BYTE}
+_MODEL_TYPES = {1: "Unigram", 2: "BPE", 3: "Word", 4: "Char"}
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
+_START = re.compile(rb"\n.{1,3}\n", re.DOTALL)
+_UNKNOWN_SURFACE = " \u2047 "
+
+
+def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
+    """Whether the file begins with a piece, and there is no second file."""
+    return merges_path is None and _START.match(data[:5]) is not None
+
+
+def read(
+    path: str | Path,
+    merges_path: str | Path | None = None,
+    *,
+    pattern: str | None = None,
+    special_tokens: Mapping[str, int] | None = None,
+    note: Note = no_notes,
+) -> Vocabulary:
+    """Read a tokenizer.model, which holds everything; see `formats.Reader.read`."""
+    if merges_path is not None:
+        raise VocabularyError("a tokenizer.model has no merges; merges.txt is for gpt2")
+    if pattern is not None or special_tokens:
+        raise VocabularyError("a tokenizer.model has no pattern, and its own special tokens")
+    with naming(path):
+        return _read_model(read_limited(path))
+
+
+def _read_model(data: bytes) -> Vocabulary:
+    pieces: list[tuple[str, float, int]] = []
+    trainer: dict[int, int | bytes] = {}
+    normalizer: dict[int, int | bytes] = {}
+    for number, value in _fields(data):
+        if number == 1:
+            pieces.append(_read_piece(_message(value)))
+            if len(pieces) > MAX_IDS:
+                raise VocabularyError(f"more than {MAX_IDS} pieces")
+        elif number == 2:
+            trainer |= dict(_fields(_message(value)))
+        elif number == 3:
+            normalizer |= dict(_fields(_message(value)))
+        elif number == 5 and any(
+            field == 2 and mapped for field, mapped in _fields(_message(value))
+        ):
+            raise VocabularyError("the denormalizer of a model is not supported: use encode alone")
+    if not pieces:
+        raise VocabularyError("not a SentencePiece model: there are no pieces")
+    kind = trainer.get(3, 1)
+    if kind != 2:
+        name = _MODEL_TYPES.get(kind if isinstance(kind, int) else 0, quote(kind))
+        raise VocabularyError(
+            f"a SentencePiece model of type {name}; supported: BPE. Encode with the package "
+            "sentencepiece, and train on the ids as token files"
+        )
+    if not normalizer.get(5, 1):
+        raise VocabularyError("a model with escape_whitespaces off is not supported")
+    kinds = _check_pieces(pieces, has_bytes=bool(trainer.get(35, 0)))
+    return _make_vocabulary(pieces, kinds, trainer, normalizer)
+
+
+def _make_vocabulary(
+    pieces: list[tuple[str, float, int]],
+    kinds: bytes,
+    trainer: Mapping[int, int | bytes],
+    normalizer: Mapping[int, int | bytes],
+) -> Vocabulary:
+    surface = trainer.get(44, _UNKNOWN_SURFACE.encode())
+    special: dict[str, int] = {}
+    tokens: list[bytes] = []
+    for number, (text, _, kind) in enumerate(pieces):
+        if kind == UNKNOWN:
+            tokens.append(_message(surface))
+        elif kind == BYTE:
+            tokens.append(bytes([int(text[3:5], 16)]))
+        else:
+            spelled = text if kind == CONTROL else text.replace(SPACE_MARK, " ")
+            tokens.append(spelled.encode())
+            if kind in (CONTROL, USER) and special.setdefault(spelled, number) != number:
+                raise VocabularyError(f"two special pieces are spelled {quote(spelled)}")
+    levels = {
+        score: rank for rank, score in enumerate(sorted({p[1] for p in pieces}, reverse=True))
+    }
+    ranks = np.array([levels[score] for _, score, _ in pieces], "<u4").tobytes()
+    prefix, removes = bool(normalizer.get(3, 1)), bool(normalizer.get(4, 1))
+    symbols = tuple(number for number, kind in enumerate(kinds) if kind == USER)
+    cut = get_pattern("none")
+    vocabulary = Vocabulary(
+        tokens=tuple(tokens),
+        merges=np.empty((0, 3), np.uint32),
+        pattern=cut.name,
+        expression=cut.expression,
+        special_tokens=special,
+        match="bpe",
+        normalizer=_spell_normalizer(
+            _message(normalizer.get(2, b"")),
+            prefix=prefix,
+            removes=removes,
+            suffix=bool(trainer.get(24, 0)),
+            symbols=[pieces[number][0] for number in symbols],
+        ),
+        unknown_token=kinds.index(UNKNOWN),
+        normalized_tokens=symbols,
+        training={"imported_from": "sentencepiece"},
+        pieces=PieceRules(
+            kinds,
+            ranks,
+            fuses=BYTE not in kinds,
+            decoder="each" if removes else "first" if prefix else "",
+        ),
+    )
+    assert vocabulary.piece_symbols is not None
+    _ = vocabulary.piece_symbols.merges  # refuses unused pieces that depend on the text
+    return vocabulary
+
+
+def _spell_normalizer(
+    charsmap: bytes, *, prefix: bool, removes: bool, suffix: bool, symbols: list[str]
+) -> str:
+    """Return the normalizer as a vocabulary stores it; without a map the plain steps are faster."""
+    steps: list[dict[str, object]] = [{"prepend": " ", "type": "Prepend"}] if prefix else []
+    steps.append({"content": " ", "pattern": {"String": SPACE_MARK}, "type": "Replace"})
+    if charsmap or removes or suffix:
+        rules = {
+            "charsmap": binascii.b2a_base64(charsmap, newline=False).decode(),
+            "dummy_prefix": prefix,
+            "remove_extra_whitespaces": removes,
+            "suffix": suffix,
+            "symbols": symbols,
+            "type": "SentencePiece",
+        }
+        steps = [rules]
+    return json.dumps(steps, ensure_ascii=False, separators=(",", ":"))
+
+
+def _check_pieces(pieces: list[tuple[str, float, int]], *, has_bytes: bool) -> bytes:
+    """Return the kinds; VocabularyError for pieces that make ids of other texts than here."""
+    seen: set[str] = set()
+    for text, score, kind in pieces:
+        if not text or text in seen:
+            raise VocabularyError(f"the piece {quote(text)} is empty or a duplicate")
+        seen.add(text)
+        if math.isnan(score):
+            raise VocabularyError(f"the piece {quote(text)} has a score that is not a number")
+        if kind in (UNKNOWN, CONTROL, BYTE) and len(text) == 1:
+            raise VocabularyError(f"the piece {quote(text)} is a character, and no normal piece")
+        if kind in (NORMAL, UNUSED, USER) and " " in text:
+            raise VocabularyError(f"the piece {quote(text)} has a space, which no text has")
+        if kind == BYTE and not (has_bytes and _BYTE_PIECE.fullmatch(text)):
+            raise VocabularyError(f"the byte piece {quote(text)} is none, or byte_fallback is off")
+    kinds = bytes(kind for _, _, kind in pieces)
+    found, needed = (kinds.count(UNKNOWN), kinds.count(BYTE)), (1, 256 * has_bytes)
+    if found != needed:
+        raise VocabularyError(f"{found} unknown and byte pieces; {needed} are needed")
+    if has_bytes and (SPACE_MARK, NORMAL) not in {(text, kind) for text, _, kind in pieces}:
+        raise VocabularyError("a model with byte pieces and no piece U+2581 is not supported")
+    return kinds
+
+
+def _read_piece(data: bytes) -> tuple[str, float, int]:
+    text, score, kind = "", 0.0, NORMAL
+    for number, value in _fields(data):
+        if number == 1:
+            try:
+                text = _message(value).decode()
+            except UnicodeDecodeError as error:
+                raise VocabularyError(f"the piece {quote(value)} is not UTF-8") from error
+        elif number == 2:
+            if len(data := _message(value)) != 4:
+                raise VocabularyError(f"the score of the piece {quote(text)} is not a float")
+            (score,) = struct.unpack("<f", data)
+        elif number == 3:
+            if value not in _KINDS:
+                raise VocabularyError(
+                    f"the piece {quote(text)} has the unknown type {quote(value)}"
+                )
+            kind = _KINDS[value]
+    return text, score, kind
+
+
+def _message(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise VocabularyError("not a SentencePiece model: a number in place of a string")
+    return value
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield the numbers and values of a message's fields; VocabularyError if it is damaged.
+
+    A value is a whole number, or the bytes of a string, message or 32-bit number.
+    """
+    at = 0
+    while at < len(data):
+        key, at = _number(data, at)
+        wire, number = key & 7, key >> 3
+        if wire == 0:
+            value, at = _number(data, at)
+            yield number, value
+            continue
+        size = {1: 8, 5: 4}.get(wire)
+        if wire == 2:
+            size, at = _number(data, at)
+        if number == 0 or size is None or size > len(data) - at:
+            raise VocabularyError(f"not a SentencePiece model, or cut short: at byte {at}")
+        yield number, data[at : at + size]
+        at += size
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number of 7 bits a byte, the lowest first, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise VocabularyError(f"not a SentencePiece model, or cut short: at byte {at}")

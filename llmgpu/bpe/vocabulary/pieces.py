@@ -1,0 +1,134 @@
+"""The rules of vocabularies of SentencePiece's kind, whose tokens are made of characters.
+
+Such a vocabulary has the pattern ``none`` and matches by merges. Its tokens have a space where the
+model writes U+2581, and its normalizer makes the same of texts. Each id has a kind, numbered as in
+SentencePiece's files. See `llmgpu.bpe.vocabulary.symbols` for the way from text to ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llmgpu.errors import VocabularyError
+
+ABSENT, NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(7)
+SPACE_MARK = "\u2581"  # what models write for a space
+LONGEST_PIECE = 1024  # characters: all ways to cut a piece in two are tried
+DECODERS = ("", "first", "each", "token")
+_MOST_RANK = 1 << 31
+
+
+@dataclass(frozen=True)
+class PieceRules:
+    """The rules.
+
+    kinds: a byte for each id. User-defined tokens are found in all texts; other special tokens, of
+        kind CONTROL, only where a caller allows them.
+    ranks: little-endian 32-bit ranks by id. Two neighbours whose text is a token merge, the token
+        of the lowest rank first. Empty: only the vocabulary's merges are made, in their order.
+    fuses: unknown characters in a row become one id.
+    splits: no token goes past a space inside of a text; merges that make such tokens are not made.
+    decoder: which spaces at the start of a decoded text are dropped: none; the first; the first of
+        each token up to the first token with more text; or all of the first token ("token").
+    marked: ids of special tokens that texts spell with U+2581 for each space.
+    """
+
+    kinds: bytes
+    ranks: bytes = b""
+    fuses: bool = False
+    splits: bool = False
+    decoder: str = ""
+    marked: tuple[int, ...] = ()
+
+    def entries(self) -> dict[str, bytes | str]:
+        """Return the entries of a vocabulary file."""
+        rules = {name: getattr(self, name) for name in ("decoder", "fuses", "marked", "splits")}
+        return {
+            "piece_kinds": self.kinds,
+            "piece_ranks": self.ranks,
+            "piece_rules": json.dumps(rules, separators=(",", ":")),
+        }
+
+    @classmethod
+    def of_entries(cls, entries: Mapping[str, Any]) -> PieceRules:
+        """Return the rules in a vocabulary file; VocabularyError for damaged entries."""
+        try:
+            rules = json.loads(entries["piece_rules"])
+            marked = tuple(rules.pop("marked"))
+            made = cls(entries["piece_kinds"], entries["piece_ranks"], marked=marked, **rules)
+            if made.entries() != dict(entries):
+                raise ValueError
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise VocabularyError("damaged: piece_rules are not rules of pieces") from error
+        return made
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether there are tokens for single bytes."""
+        return bytes([BYTE]) in self.kinds
+
+    def ids_of(self, *kinds: int) -> list[int]:
+        """Return the ids of some kinds, ascending."""
+        every = np.frombuffer(self.kinds, np.uint8)
+        found: list[int] = np.flatnonzero(np.isin(every, kinds)).tolist()
+        return found
+
+    @property
+    def text_kinds(self) -> tuple[int, ...]:
+        """The kinds of tokens that are made by merging."""
+        return (NORMAL, UNUSED) if self.ranks else (NORMAL, UNUSED, USER)
+
+    def literal(self, token: int, text: str) -> str:
+        """Return the spelling of a special token in texts, by that of its bytes."""
+        return text.replace(" ", SPACE_MARK) if token in self.marked else text
+
+    def check(self, tokens: Sequence[bytes], unknown: int | None) -> None:
+        """Raise VocabularyError unless the rules fit the tokens."""
+        size = len(tokens)
+        if len(self.kinds) != size or max(self.kinds) > BYTE:
+            raise VocabularyError(f"{len(self.kinds)} kinds of pieces, 0 to {BYTE}, for {size} ids")
+        if self.ranks and (
+            len(self.ranks) != 4 * size or int(np.frombuffer(self.ranks, "<u4").max()) >= _MOST_RANK
+        ):
+            raise VocabularyError(f"the ranks of pieces are not {size} numbers below {_MOST_RANK}")
+        if self.decoder not in DECODERS:
+            raise VocabularyError(f"unknown decoder {self.decoder!r} of pieces")
+        if not all(type(number) is int and 0 <= number < size for number in self.marked):
+            raise VocabularyError("the marked pieces are not ids")
+        stand_for = [tokens[number] for number in self.ids_of(BYTE)]
+        if stand_for and sorted(stand_for) != [bytes([value]) for value in range(256)]:
+            raise VocabularyError("there are byte tokens, but not one for each of the 256 bytes")
+        if not stand_for and unknown is None:
+            raise VocabularyError("there are neither byte tokens nor an unknown token")
+        for number in self.ids_of(*self.text_kinds):
+            try:
+                length = len(tokens[number].decode())
+            except UnicodeDecodeError as error:
+                raise VocabularyError(f"the piece {number} is not UTF-8") from error
+            if not 0 < length <= LONGEST_PIECE:
+                raise VocabularyError(
+                    f"the piece {number} has {length} characters: 1 to {LONGEST_PIECE} are possible"
+                )
+
+
+def drop_spaces(decoder: str, tokens: Sequence[bytes], keeps: Sequence[bool]) -> list[bytes]:
+    """Return the tokens of a document's start without the spaces that a decoder drops.
+
+    keeps: tokens that are no text, and keep their spaces.
+    """
+    kept = list(tokens)
+    for number, token in enumerate(kept):
+        if keeps[number]:
+            break
+        if decoder == "token":
+            kept[number] = token.replace(b" ", b"")
+            break
+        kept[number] = token.removeprefix(b" ")
+        if kept[number] or decoder == "first":
+            break
+    return kept

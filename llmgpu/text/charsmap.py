@@ -1,0 +1,283 @@
+"""SentencePiece's normalizer: a map of strings, then the rules of white space.
+
+- From the left on, each user-defined symbol stays as it is, the longest first; else the longest
+  key of the map is replaced; else a character stays. U+2581 then counts as a space.
+- With `remove_extra_whitespaces`, runs of spaces become one, and a text neither begins nor ends
+  with spaces. No value of the map may have two spaces in a row: SentencePiece would keep them.
+- The dummy prefix, a space, comes before a text that is not empty or only spaces that are removed;
+  with `suffix` after the text. Spaces at the end are removed with a prefix that nothing follows.
+- The map is a double array (Darts): a 32-bit number of its bytes, its units, then the values, each
+  ended by a zero byte. Units are shared by many keys (226,640 keys in 46,080 units), so only the
+  first two characters of keys are read ahead.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from collections.abc import Sequence, Set
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.errors import VocabularyError
+from llmgpu.input_files import quote
+
+MOST_MAP_BYTES = 700_000  # SentencePiece's own maps have up to 300,000
+_MOST_KEY_BYTES = 32  # SentencePiece looks at 32 keys at a place, and so at all of these
+_MOST_VALUE_BYTES = 256
+_MOST_NODES = 1 << 16  # read ahead; SentencePiece's largest map has about 20,000
+_LABELS = np.arange(1, 256, dtype=np.uint32)
+_MARK = "\u2581"
+
+
+class CharsMap:
+    """A map of strings.
+
+    singles: the keys of one character. firsts, seconds: the characters that begin longer keys, and
+    the characters after them. has_double_spaces: a value has two spaces in a row.
+    """
+
+    def __init__(self, blob: bytes) -> None:
+        """Read a map; VocabularyError if it is damaged or too large."""
+        if len(blob) > MOST_MAP_BYTES:
+            raise VocabularyError(f"a charsmap of {len(blob)} bytes; the limit is {MOST_MAP_BYTES}")
+        size = int.from_bytes(blob[:4], "little")
+        if size % 4 or not 0 < size <= len(blob) - 4:
+            raise VocabularyError(f"the charsmap has no units: {size} of {len(blob)} bytes")
+        self._units, self._values = np.frombuffer(blob, "<u4", size // 4, 4), blob[4 + size :]
+        self.has_double_spaces = b"  " in self._values
+        if max(map(len, self._values.split(b"\0"))) > _MOST_VALUE_BYTES:
+            raise VocabularyError(f"the charsmap has values of over {_MOST_VALUE_BYTES} bytes")
+        self._list: list[int] = self._units.tolist()
+        self._nodes = 0  # that were read
+        self._alone: dict[str, tuple[int, str]] = {}  # of characters that begin no longer key
+        root = [(b"", int(_offsets(self._units[:1])[0]))]
+        characters = [*self._characters(root)]
+        self.singles = {text for text, _, is_key in characters if is_key}
+        self.firsts, self.seconds = set[str](), set[str]()
+        for text, base, _ in characters:
+            following = {each[0] for each in self._characters([(b"", base)])}
+            self.seconds |= following
+            self.firsts |= {text} if following else set()
+
+    def find(self, text: str, at: int) -> tuple[int, str]:
+        """Return the length of the longest key at a place, 0 if there is none, and its value."""
+        known = self._alone.get(text[at])
+        if known is None:
+            known = self._search(text, at)
+            if text[at] not in self.firsts:
+                self._alone[text[at]] = known
+        return known
+
+    def _search(self, text: str, at: int) -> tuple[int, str]:
+        data = text[at : at + _MOST_KEY_BYTES].encode(errors="surrogateescape")
+        data = data[:_MOST_KEY_BYTES]
+        units, place, leaf, length = self._list, 0, -1, 0
+        unit = units[0]
+        place ^= (unit >> 10) << ((unit & 512) >> 6)
+        for number, byte in enumerate(data, 1):
+            place ^= byte
+            if byte == 0 or place >= len(units) or units[place] & 0x800000FF != byte:
+                break
+            unit = units[place]
+            place ^= (unit >> 10) << ((unit & 512) >> 6)
+            if unit >> 8 & 1:
+                leaf, length = place, number
+        if leaf < 0:
+            return 0, ""
+        begin = units[leaf] & 0x7FFFFFFF if leaf < len(units) else len(self._values)
+        end = self._values.find(b"\0", begin)
+        try:
+            if end < 0:
+                raise ValueError
+            return len(data[:length].decode()), self._values[begin:end].decode()
+        except ValueError as error:
+            raise VocabularyError(f"the charsmap is damaged at {quote(data[:length])}") from error
+
+    def _characters(self, nodes: list[tuple[bytes, int]]) -> list[tuple[str, int, bool]]:
+        """Return the characters after nodes: their nodes, and whether a key ends there."""
+        found: list[tuple[str, int, bool]] = []
+        for _ in range(4):
+            following: list[tuple[bytes, int]] = []
+            for data, base in nodes:
+                places = base ^ _LABELS
+                places = places[places < len(self._units)]
+                here = self._units[places]
+                fits = here & np.uint32(0x800000FF) == (base ^ places)
+                here, places = here[fits], places[fits]
+                self._nodes += len(here)
+                if self._nodes > _MOST_NODES:
+                    raise VocabularyError(f"the charsmap has more than {_MOST_NODES} nodes")
+                after = (places ^ _offsets(here)).tolist()
+                for unit, node in zip(here.tolist(), after, strict=True):
+                    spelled = data + bytes([unit & 0xFF])
+                    try:
+                        found.append((spelled.decode(), node, bool(unit >> 8 & 1)))
+                    except UnicodeDecodeError:
+                        following.append((spelled, node))
+            nodes = following
+        if nodes:
+            raise VocabularyError("the charsmap is damaged: its keys are not UTF-8")
+        return found
+
+
+def _offsets(units: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    return (units >> np.uint32(10)) << ((units & np.uint32(1 << 9)) >> np.uint32(6))
+
+
+class SentencePieceRules:
+    """The rules of a model's normalizer.
+
+    charsmap: in base64; "" for none. symbols: user-defined symbols, as the model spells them.
+
+    Raises VocabularyError for a damaged map, and for a value with two spaces in a row if spaces are
+    removed.
+    """
+
+    def __init__(
+        self,
+        charsmap: str,
+        dummy_prefix: bool,
+        remove_extra_whitespaces: bool,
+        suffix: bool,
+        symbols: Sequence[str],
+    ) -> None:
+        try:
+            blob = binascii.a2b_base64(charsmap, strict_mode=True)
+        except ValueError as error:
+            raise VocabularyError("the charsmap is not base64") from error
+        self._charsmap = CharsMap(blob) if blob else None
+        if self._charsmap and remove_extra_whitespaces and self._charsmap.has_double_spaces:
+            raise VocabularyError("the charsmap makes two spaces in a row, which are not removed")
+        self.prefix = " " if dummy_prefix and not suffix else ""
+        self.suffix = " " if dummy_prefix and suffix else ""
+        self.removes = remove_extra_whitespaces
+        self._symbols = frozenset(symbols)
+        self._lengths = sorted({len(symbol) for symbol in symbols}, reverse=True)
+        self.longest = max([1, *self._lengths, _MOST_KEY_BYTES if blob else 1])
+
+    @cached_property
+    def _candidates(self) -> re.Pattern[str] | None:
+        """Matches wherever a string may begin that is replaced or kept; None if none may."""
+        single = {symbol for symbol in self._symbols if len(symbol) == 1}
+        longer = self._symbols - single
+        firsts, seconds = {symbol[0] for symbol in longer}, {symbol[1] for symbol in longer}
+        if self._charsmap:
+            single |= self._charsmap.singles
+            firsts |= self._charsmap.firsts
+            seconds |= self._charsmap.seconds
+        parts = [_any_of(single)] if single else []
+        if firsts:
+            parts.append(_any_of(firsts) + _any_of(seconds))
+        return re.compile("|".join(parts)) if parts else None
+
+    def map(self, text: str, limit: int) -> tuple[str, int, bool]:
+        """Map a text up to a limit; strings that begin before it may end after it.
+
+        Returns the mapped text, where it ends in `text`, and whether any of it is not a space.
+        """
+        parts: list[str] = []
+        at, has_more = 0, False
+        while at < limit:
+            match = self._candidates.search(text, at) if self._candidates else None
+            place = min(match.start(), limit) if match else limit
+            plain = text[at:place]
+            has_more = has_more or plain.strip(" ") != ""
+            parts.append(plain)
+            at = place
+            if at < limit:
+                length, value = self._find(text, at)
+                has_more = has_more or value != " "
+                parts.append(value)
+                at += length
+        return "".join(parts), at, has_more
+
+    def _find(self, text: str, at: int) -> tuple[int, str]:
+        """Return the length of the string at a place, and what becomes of it."""
+        for length in self._lengths:
+            if text[at : at + length] in self._symbols:
+                return length, text[at : at + length]
+        length, value = self._charsmap.find(text, at) if self._charsmap else (0, "")
+        return (length, value) if length else (1, text[at])
+
+
+def _any_of(characters: Set[str]) -> str:
+    """Return a class of a regular expression that has these characters.
+
+    And with one of them all beyond U+FFFF: `re` goes through those one by one, 14 us a character.
+    """
+    plain = [character for character in sorted(characters) if character < "\U00010000"]
+    beyond = "\U00010000-\U0010ffff" if len(plain) < len(characters) else ""
+    return "[" + "".join(map(re.escape, plain)) + beyond + "]"
+
+
+class SentencePiece:
+    """Normalizes a document; see `llmgpu.text.normalizing.Step`."""
+
+    held_blocks = 0
+
+    def __init__(self, rules: SentencePieceRules) -> None:
+        self._rules = rules
+        self._raw = ""
+        self._has_begun = False
+        self._has_more = False
+        self._was_space = rules.removes
+        self._spaces = ""  # held back: they may end the text
+
+    @property
+    def held(self) -> Sequence[str]:
+        """The text that is not decided."""
+        return [self._raw, self._spaces]
+
+    def count_bytes(self, text: str) -> int:
+        """See `Step.count_bytes`."""
+        return 0
+
+    def feed(self, text: str, final: bool) -> str:
+        """See `Step.feed`."""
+        rules = self._rules
+        raw = self._raw + text
+        limit = len(raw) if final else max(0, len(raw) - rules.longest + 1)
+        mapped, used, has_more = rules.map(raw, limit)
+        self._raw = raw[used:]
+        self._has_more |= has_more or (used > 0 and not rules.removes)
+        if rules.removes:
+            mapped = self._collapse(mapped)
+        mapped = mapped.replace(_MARK, " ")
+        if self._has_more and not self._has_begun:
+            mapped = rules.prefix + mapped
+            self._has_begun = True
+        if rules.removes:
+            mapped = self._spaces + mapped
+            kept = mapped.rstrip(" ")
+            self._spaces = mapped[len(kept) :]
+            mapped = kept
+        return mapped + rules.suffix if final and self._has_more else mapped
+
+    def _collapse(self, text: str) -> str:
+        """Make one of several spaces in a row, and none at the start of the document."""
+        if "  " in text:
+            text = re.sub("  +", " ", text)
+        if self._was_space:
+            text = text.removeprefix(" ")
+        if text:
+            self._was_space = text.endswith(" ")
+        return text
+
+
+def read_rules(given: dict[str, Any]) -> SentencePieceRules | None:
+    """Return the rules in a vocabulary's normalizer; None if there are other entries."""
+    match given:
+        case {
+            "charsmap": str(charsmap),
+            "dummy_prefix": bool(prefix),
+            "remove_extra_whitespaces": bool(removes),
+            "suffix": bool(suffix),
+            "symbols": list(symbols),
+            **rest,
+        } if not rest and all(isinstance(symbol, str) and symbol for symbol in symbols):
+            return SentencePieceRules(charsmap, prefix, removes, suffix, symbols)
+    return None
