@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,9 @@ from llmgpu.backend import NUMPY, Opening
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder, Expecting
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder, open_coder, prepare_coder
 from llmgpu.bpe.encoding.open import open_matching_encoder, prepare_vocabulary
-from llmgpu.bpe.encoding.special_encoding import DocumentEncoder, with_special_tokens
+from llmgpu.bpe.encoding.special_encoding import chosen_texts, ids_around, with_special_tokens
 from llmgpu.bpe.encoding.special_options import SpecialOptions
+from llmgpu.bpe.encoding.special_search import search_for
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.tokens.tokenizing import encode_corpus, known_bytes, suggesting_gpu
@@ -25,6 +26,35 @@ _MOST_KEPT = 16  # encoders with different options
 HOST_BYTES = 1 << 16  # up to here the CPU is done before a device has received the text
 MOST_AT_ONCE = 1 << 26  # bytes: longer text is encoded slice by slice, in little memory
 _log = logging.getLogger("llmgpu")
+
+
+class DocumentEncoder:
+    """Encodes whole documents that spell no special token."""
+
+    def __init__(
+        self,
+        encode: Callable[[bytes], NDArray[np.uint32] | None],
+        vocabulary: Vocabulary,
+        options: SpecialOptions,
+    ) -> None:
+        """Take a function that encodes a plain document, and a vocabulary without normalizer.
+
+        Raises VocabularyError for a token that the vocabulary does not have.
+        """
+        self._encode = encode
+        texts = [text.encode() for text in set().union(*chosen_texts(vocabulary, options))]
+        self._search = search_for(texts) if texts else None
+        around = ids_around(vocabulary, options)
+        self._before, self._after = (np.array(ids, np.uint32) for ids in around)
+
+    def encode(self, text: bytes) -> NDArray[np.uint32] | None:
+        """Return the ids of a document; None if `Encoder.encode` must find the ids."""
+        if self._search and self._search.pattern.search(text):
+            return None
+        ids = self._encode(text)
+        if ids is None or not (len(self._before) or len(self._after)):
+            return ids
+        return np.concatenate([self._before, ids, self._after])
 
 
 class ProcessEncoders:

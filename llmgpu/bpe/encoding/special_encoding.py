@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
@@ -147,35 +147,6 @@ def special_matches(
             between.append((position, end))
         segments = between
     return sorted(found)
-
-
-class DocumentEncoder:
-    """Encodes whole documents that spell no special token."""
-
-    def __init__(
-        self,
-        encode: Callable[[bytes], NDArray[np.uint32] | None],
-        vocabulary: Vocabulary,
-        options: SpecialOptions,
-    ) -> None:
-        """Take a function that encodes a plain document, and a vocabulary without normalizer.
-
-        Raises VocabularyError for a token that the vocabulary does not have.
-        """
-        self._encode = encode
-        texts = [text.encode() for text in set().union(*chosen_texts(vocabulary, options))]
-        self._search = search_for(texts) if texts else None
-        around = ids_around(vocabulary, options)
-        self._before, self._after = (np.array(ids, np.uint32) for ids in around)
-
-    def encode(self, text: bytes) -> NDArray[np.uint32] | None:
-        """Return the ids of a document; None if `Encoder.encode` must find the ids."""
-        if self._search and self._search.pattern.search(text):
-            return None
-        ids = self._encode(text)
-        if ids is None or not (len(self._before) or len(self._after)):
-            return ids
-        return np.concatenate([self._before, ids, self._after])
 
 
 def ids_around(vocabulary: Vocabulary, options: SpecialOptions) -> tuple[list[int], list[int]]:

@@ -21,7 +21,6 @@ from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import (
-    DocumentEncoder,
     token_id,
     with_special_tokens,
 )
@@ -34,6 +33,7 @@ from llmgpu.errors import InputError, VocabularyError
 from llmgpu.gpu import Device
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.text.documents import Piece
+from llmgpu.tokens.process_encoders import DocumentEncoder
 from tests.bpe.encoding.test_encoder_numpy import make_vocabulary
 from tests.bpe.vocabularies import build_vocabulary
 from tests.conftest import examples

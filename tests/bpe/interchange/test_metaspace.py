@@ -233,3 +233,20 @@ def test_missing_characters_need_a_token(tmp_path: Path) -> None:
     with pytest.raises(VocabularyError, match="neither byte tokens nor an unk_token"):
         Tokenizer.load(write(tmp_path, made))
     assert len(BYTES) == 256
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_tokens_that_swallow_white_space(seed: int, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    normalizer = draw.choice([steps(PREPEND, REPLACE), REPLACE, None])
+    pre = None if normalizer else metaspace(draw.choice(["always", "first", "never"]), split=False)
+    flags = {name: draw.random() < 0.5 for name in ("lstrip", "rstrip", "single_word")}
+    more = [added("<x>", **flags), added("<yy>", rstrip=True), added("zz", special=False)]
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content(seed, normalizer, pre, more=more)))
+    tokenizer, library = Tokenizer.load(path, "cpu"), tokenizers.Tokenizer.from_file(str(path))
+    parts = ["<x>", "<yy>", "zz", " ", "  ", "a", "b", "\n"]
+    for _ in range(100):
+        text = "".join(draw.choice(parts) for _ in range(draw.randint(0, 14)))
+        expected = library.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text, dtype=list, allowed_special="all") == expected, text
