@@ -25,7 +25,7 @@ from llmgpu.lm.ops.recording import (
 )
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
 
-FOUR = 4  # elements of a thread that computes in half precision
+FOUR = 4  # elements that a thread computes in half precision
 
 _SQRT_2_OVER_PI = np.float32(np.sqrt(2 / np.pi))
 _CUBIC = np.float32(0.044715)
@@ -36,8 +36,8 @@ class ActivationFunction:
     """A function of float32 numbers, and its slope.
 
     number: the value of ACTIVATION in lm/activations.wgsl. is_gated: whether the results are
-    multiplied by a second product. compute: writes the results for x to `out`. differentiate:
-    returns the results and the slopes.
+    multiplied by a second product. compute: called with x and an array for the results.
+    differentiate: called with x; returns the results and the slopes.
     """
 
     number: int
@@ -47,12 +47,12 @@ class ActivationFunction:
 
     @property
     def constants(self) -> dict[str, int]:
-        """The constant that chooses the function in kernels."""
+        """The constant that selects the function in kernels."""
         return {"ACTIVATION": self.number}
 
 
 def _sigmoid(x: FloatArray) -> FloatArray:
-    # By tanh, which does not overflow: sigmoid(x) = (1 + tanh(x / 2)) / 2.
+    # Compute sigmoid(x) = (1 + tanh(x / 2)) / 2: tanh does not overflow.
     result: FloatArray = np.float32(0.5) * x
     np.tanh(result, out=result)
     result += 1
@@ -84,7 +84,7 @@ def _gelu(x: FloatArray, out: FloatArray) -> None:
 
 def _gelu_slope(x: FloatArray) -> tuple[FloatArray, FloatArray]:
     t, half_x = _gelu_tanh(x), 0.5 * x
-    # x / 2 * (1 - t^2) * the slope of tanh's argument, in little memory
+    # The slope is (1 + t) / 2 + x / 2 * (1 - t^2) * (slope of tanh's argument). Arrays are reused.
     of_argument = x**2
     of_argument *= 3 * _CUBIC
     of_argument += 1
@@ -109,17 +109,18 @@ BY_NAME = {"swiglu": SWIGLU, "gelu": GELU}  # the names of `llmgpu.lm.config.ACT
 
 
 class ActivationOperations(Recorder):
-    """The activations of inner products: x alone, or the gate x and up of a gated activation.
+    """Activations of the inner products of feed-forward networks, on arrays.
 
-    Gate and up may lie side by side in one float16 tensor (N, R), the gate in its first and up in
-    its last columns; then all tensors are float16, and F and R are multiples of 4.
+    The inner products are x, or the gate x and up for a gated activation. Gate and up may lie side
+    by side in one float16 tensor (N, R), the gate in the first columns and up in the last. Then all
+    tensors are float16, and F and R are multiples of 4.
     """
 
     @recorded
     def activate(
         self, activation: ActivationFunction, inner: Sequence[Tensor], out: Tensor
     ) -> None:
-        """Out = f(x), or f(x) * up; all (N, F), each float32 or float16."""
+        """Write out = f(x), or f(x) * up; all (N, F), each float32 or float16."""
         x, *up = _columns(activation, inner, out.shape[1])
 
         def compute(rows: slice) -> None:
@@ -158,7 +159,7 @@ class ActivationOperations(Recorder):
 
 
 class GpuActivations(GpuRecorder, ActivationOperations):
-    """The operations as kernels."""
+    """Activations as kernels."""
 
     def activate(
         self, activation: ActivationFunction, inner: Sequence[Tensor], out: Tensor
@@ -191,7 +192,7 @@ class GpuActivations(GpuRecorder, ActivationOperations):
         out: Tensor,
         tensors: Mapping[str, Tensor],
     ) -> None:
-        """Dispatch a kernel of four elements a thread, whose products lie side by side."""
+        """Dispatch a kernel for gate and up side by side, with four elements a thread."""
         fours = out.size // FOUR
         sizes = dims(fours, out.shape[1] // FOUR, tensors["x"].shape[1] // FOUR)
         file, constants = f"lm/{kernel}.wgsl", activation.constants
@@ -231,6 +232,6 @@ def _columns(activation: ActivationFunction, inner: Sequence[Tensor], width: int
 
 
 def _named(inner: Sequence[Tensor], prefix: str = "") -> dict[str, Tensor]:
-    """Return inner products by their names in kernels."""
+    """Return inner products by the names of the kernels' bindings."""
     names = ("x",) if len(inner) == 1 else ("gate", "up")
     return {prefix + name: tensor for name, tensor in zip(names, inner, strict=True)}

@@ -1,7 +1,8 @@
 """Causal attention with grouped key/value heads.
 
-Scores are never stored whole: kernels keep running maxima and sums (T. Dao et al., FlashAttention,
-arXiv 2205.14135) and recompute probabilities in the backward pass; NumPy goes block by block.
+The scores of a sequence are never in memory all at once. Kernels keep running maxima and sums
+(T. Dao et al., FlashAttention, arXiv 2205.14135) and recompute probabilities in the backward pass.
+NumPy computes a block of queries at a time.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from llmgpu.lm.ops.tensor import (
     Tensor,
 )
 
-MAX_HEAD_DIM = 128  # of the kernels
+MAX_HEAD_DIM = 128  # widest head that the kernels support
 BLOCK_ROWS = 64  # queries or keys of a workgroup, as in lm/attention_tiles.wgsl
-COLUMNS = 64  # of a workgroup's gradients of keys and values
-SLOT_BYTES = 80  # of workgroup memory: 12.5 KiB with little of it, 22.5 KiB otherwise
+COLUMNS = 64  # columns of the gradients of keys and values that a workgroup computes
+SLOT_BYTES = 80  # workgroup memory for each slot of a tile: 12.5 or 22.5 KiB for all slots
 PARAMS = struct_dtype("lm/attention_sizes.wgsl", "AttentionParams")
-BLOCK_SCORES = 1 << 22  # scores in NumPy's memory at a time, unless one query a head has more
+BLOCK_SCORES = 1 << 22  # most scores in NumPy's memory at a time, unless a block is one query long
 
 
 def tile_constants(head_dim: int, limits: Mapping[str, int]) -> dict[str, int]:
-    """Return the constants of lm/attention_tiles.wgsl, by a device's limits."""
+    """Return the constants of lm/attention_tiles.wgsl that fit a device's limits."""
     memory = limits["max-compute-workgroup-storage-size"]
-    depths = {depth: BLOCK_ROWS // 2 * (depth + 1) for depth in (8, 4)}  # with their slots
+    depths = {depth: BLOCK_ROWS // 2 * (depth + 1) for depth in (8, 4)}  # slots by depth
     depth = next(depth for depth, slots in depths.items() if slots * SLOT_BYTES <= memory)
     return {"HEAD_QUADS": head_dim // 4, "DEPTH_QUADS": depth, "TILE_SLOTS": depths[depth]}
 
@@ -45,19 +46,19 @@ class AttentionOperations(Recorder):
     """Attention on arrays, a block of queries at a time."""
 
     def attends_in_half(self, head_dim: int) -> bool:
-        """Whether attention takes float16 tensors of heads of this width, on matrix units."""
+        """Whether matrix units compute attention of float16 tensors with heads of this width."""
         return False
 
     @recorded
     def attention(self, t: AttentionTensors, starts: Tensor, shape: AttentionShape) -> None:
         """Write `out`, and `log_sum_exp` for the backward pass.
 
-        starts: uint32 (N,), the first position of its sequence that a row attends to, up to its
-            own; none is less than that of the row before in the sequence.
-        The other tensors are all float32, or all float16 where `attends_in_half`.
+        starts: uint32 (N,), the first position of the sequence to which a row attends, at most the
+            row's own position. Starts never decrease within a sequence.
+        q, k, v and out are float32, or float16 if `attends_in_half`.
 
         Raises:
-            DeviceError: the kernels don't take heads of this width.
+            DeviceError: the kernels don't support heads of this width.
         """
         work = shape.batch * shape.heads * shape.seq**2
         self.over_rows(shape.batch, work, partial(self._attention, t, starts, shape))
@@ -84,12 +85,12 @@ class AttentionOperations(Recorder):
     def attention_backward(
         self, t: AttentionTensors, grad: AttentionGradients, starts: Tensor, shape: AttentionShape
     ) -> None:
-        """Write the gradients of q, k and v, float32, from the tensors of `attention`.
+        """Write the gradients of q, k and v, float32, after `attention` of the same tensors.
 
-        grad.out is of the type of the other tensors.
+        grad.out has the type of t.out.
 
         Raises:
-            DeviceError: the kernels don't take heads of this width.
+            DeviceError: the kernels don't support heads of this width.
         """
         work = shape.batch * shape.heads * shape.seq**2
         compute = partial(self._attention_backward, t, grad, starts, shape)
@@ -119,13 +120,15 @@ class AttentionOperations(Recorder):
             p -= sums[..., rows, :]
             np.exp(p, out=p)
             grad_out = grads[..., rows, :]
-            # A softmax has ds = p (dp - sum of p dp over the row); that sum is grad . out.
+            # The gradient of a softmax is ds = p (dp - delta), where delta, the sum of p dp over
+            # the row, equals grad_out . out.
             delta = (grad_out * outs[..., rows, :]).sum(-1, keepdims=True)
             ds = grad_out @ values[seen].swapaxes(-1, -2)
             ds -= delta
             ds *= p
             ds *= scale
-            # Queries are complete with their block; keys and values collect all blocks.
+            # A block completes the gradients of its queries. The gradients of keys and values are
+            # sums over all blocks.
             target_q[..., rows, :] = ds @ keys[seen]
             _add_group(target_k[seen], ds, queries[..., rows, :])
             _add_group(target_v[seen], p, grad_out)
@@ -163,7 +166,7 @@ class GpuAttention(GpuRecorder, AttentionOperations):
     def _units(
         self, t: AttentionTensors, shape: AttentionShape, *, gradients: bool
     ) -> AttentionUnits | None:
-        """Return the matrix units that take half-precision tensors; None for float32."""
+        """Return the matrix units for half-precision tensors, or None for float32 tensors."""
         if not t.q.is_half:
             return None
         units = attention_units(self.device, shape.head_dim, gradients=gradients)
@@ -182,7 +185,7 @@ class GpuAttention(GpuRecorder, AttentionOperations):
         units: AttentionUnits | None,
         **tensors: Tensor,
     ) -> None:
-        """Dispatch a kernel whose workgroups have a tile each, or its twin for matrix units."""
+        """Dispatch a kernel with one workgroup a tile, or the kernel's twin for matrix units."""
         params = attention_params(shape, shape.seq, groups)
         if units is None:
             constants = tile_constants(shape.head_dim, self.device.limits)
@@ -210,7 +213,7 @@ class GpuAttention(GpuRecorder, AttentionOperations):
 
 
 def check_width(shape: AttentionShape) -> None:
-    """Raise DeviceError if the kernels don't take heads of this width."""
+    """Raise DeviceError if the kernels don't support heads of this width."""
     if shape.head_dim % 4 or not 4 <= shape.head_dim <= MAX_HEAD_DIM:
         raise DeviceError(
             f"heads are {shape.head_dim} wide, but the kernels take multiples of 4 up to "
@@ -219,14 +222,14 @@ def check_width(shape: AttentionShape) -> None:
 
 
 def attention_params(shape: AttentionShape, seq: int, workgroups: int) -> NDArray[np.void]:
-    """Return the uniform of the kernels; seq: T, or rows of the cache."""
+    """Return the kernels' uniform. seq: T, or the number of rows of the cache."""
     scales = (shape.scale, shape.scale * np.log2(np.e))
-    starts = shape.batch * shape.seq * shape.heads  # in `delta`, after its own numbers
+    starts = shape.batch * shape.seq * shape.heads  # index of the starts in `delta`
     return np.array([(seq, shape.heads, shape.kv_heads, workgroups, *scales, starts)], PARAMS)
 
 
 def _by_head(x: Tensor, shape: AttentionShape) -> FloatArray:
-    """Return a view (B, K, H / K, T, D, or 1 for a number a head) of rows (N, H * D)."""
+    """Return a view (B, K, H / K, T, D) of rows (N, H * D); D is 1 for one number a head."""
     array = x.array.reshape(shape.batch, shape.seq, shape.kv_heads, shape.group, -1)
     return array.transpose(0, 2, 3, 1, 4)
 
@@ -243,7 +246,7 @@ def _by_sequence(starts: Tensor, shape: AttentionShape) -> NDArray[np.uint32]:
 
 
 def _blocks(shape: AttentionShape) -> Iterator[slice]:
-    """Yield slices of queries, few enough that their scores fit into memory."""
+    """Yield slices of queries with at most `BLOCK_SCORES` scores, or of one query."""
     rows = max(1, BLOCK_SCORES // max(1, shape.batch * shape.heads * shape.seq))
     for start in range(0, shape.seq, rows):
         yield slice(start, min(start + rows, shape.seq))
@@ -256,9 +259,10 @@ def _scores(
     firsts: NDArray[np.uint32],
     shape: AttentionShape,
 ) -> FloatArray:
-    """Return scaled scores of a block of queries and all keys to its end.
+    """Return scaled scores of a block of queries with all keys up to the block's end.
 
-    They are -inf for keys after a query, and before the one that `firsts` (B, T) has for it.
+    firsts: (B, T), the first key to which each query attends. Scores of earlier keys, and of keys
+    after the query, are -inf.
     """
     seen = keys[..., : rows.stop, :].swapaxes(-1, -2)
     scores: FloatArray = queries[..., rows, :] @ seen

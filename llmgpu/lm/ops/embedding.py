@@ -1,4 +1,4 @@
-"""Rows of a table for token ids, and the gradient of the table."""
+"""Operations of embedding tables: the lookup of rows by token ids, and the table's gradient."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Groups, Tensor
 
 VECTOR = 4  # elements of one load
 VECTORS_UNDER_WAY = 4  # loads that a thread of embed_lookup_rows issues before it stores
-SUBGROUP = 32  # least threads that share a row, where it is long enough
+SUBGROUP = 32  # least threads that share a row of at least so many vectors
 SLICE = 32  # sorted positions that one thread of embed_backward_grouped walks
 NO_TOKEN = 0xFFFFFFFF
 
@@ -27,13 +27,13 @@ Ids = NDArray[np.uint32]
 
 
 def group_tokens(tokens: Ids) -> tuple[Ids, Ids, Ids]:
-    """Sort positions by their token, as the grouped operations take them.
+    """Sort positions by token, as arguments of the grouped operations.
 
     tokens: (N,).
 
     Returns:
-        order: (N,) positions; equal tokens have theirs next to each other and ascending.
-        starts: (N + 1,) where in `order` each distinct token starts; N after the last.
+        order: (N,) positions, sorted by token; positions of equal tokens ascend.
+        starts: (N + 1,) index in `order` at which each distinct token starts; N after the last.
         rows: (N,) the distinct tokens, ascending; `NO_TOKEN` after the last.
     """
     count = len(tokens)
@@ -53,9 +53,9 @@ class EmbeddingOperations(Recorder):
 
     @recorded
     def embed_lookup(self, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor) -> None:
-        """Out = table[tokens], zeros for tokens >= V; (N,), (V, C), (N, C).
+        """Write out (N, C) = table[tokens], zeros for tokens >= V; tokens: (N,).
 
-        table: float32 or float16; several tensors are the parts of one table, in order.
+        table: (V, C), float32 or float16; a sequence has the parts of one table, in order.
         """
         for part, first in _parts(table):
             # Rows in this part; tokens of other parts fall outside of it.
@@ -64,17 +64,16 @@ class EmbeddingOperations(Recorder):
 
     @recorded
     def embed_backward_grouped(self, groups: Groups, grad_out: Tensor, grad_table: Tensor) -> None:
-        """Add each row of grad_out to the row of its token in grad_table, in a fixed order.
+        """Add each row of grad_out (N, C) to the row of its token in grad_table (V, C).
 
-        Gradients that are not finite count as 0, and tokens beyond the table are left out.
-
-        grad_out: (N, C). grad_table: (V, C).
+        The order of additions is fixed. Gradients that are not finite count as 0. Rows of tokens
+        beyond the table are left out.
         """
         _add_groups(groups, groups.rows.array, grad_out.array, grad_table.array)
 
     @recorded
     def embed_gradient_rows(self, groups: Groups, grad_out: Tensor, out: Tensor) -> None:
-        """Write the gradient of token rows[g] to row g of out, zeros after the last.
+        """Write the gradient of the g-th distinct token to row g of out, and zeros to later rows.
 
         grad_out: (N, C). out: (U, C), where U is N or the number of distinct tokens.
         """
@@ -84,10 +83,10 @@ class EmbeddingOperations(Recorder):
 
 
 class GpuEmbedding(GpuRecorder, EmbeddingOperations):
-    """The operations as kernels."""
+    """Lookups in tables and the gradients of tables, as kernels."""
 
     def embed_lookup(self, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor) -> None:
-        # Rows of whole vectors take a quarter of the loads, stores and index arithmetic.
+        # Rows of whole vectors need a quarter of the loads, stores and index arithmetic.
         if out.shape[-1] % VECTOR:
             self.embed_lookup_elements(tokens, table, out)
         else:
@@ -96,15 +95,15 @@ class GpuEmbedding(GpuRecorder, EmbeddingOperations):
     def embed_lookup_elements(
         self, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor
     ) -> None:
-        """Do `embed_lookup` with one thread per element."""
+        """Append `embed_lookup` with one thread per element."""
         self._look_up_parts("01_embed_lookup", workgroups(out.size), {}, tokens, table, out)
 
     def embed_lookup_rows(
         self, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor, lanes: int = 0
     ) -> None:
-        """Do `embed_lookup` with loads of 16 bytes.
+        """Append `embed_lookup` with loads of 16 bytes.
 
-        lanes: threads that share a row, a power of two up to 256; 0: as many as suit its length.
+        lanes: threads that share a row, a power of two up to 256; 0: `lanes_of_row`.
 
         Raises:
             ValueError: C is not a multiple of 4.
@@ -132,7 +131,10 @@ class GpuEmbedding(GpuRecorder, EmbeddingOperations):
         table: Tensor | Sequence[Tensor],
         out: Tensor,
     ) -> None:
-        """Dispatch a lookup for each part of a table; parts after the first keep other rows."""
+        """Dispatch a lookup for each part of a table.
+
+        The first part writes zeros for tokens of other parts; later parts leave such rows alone.
+        """
         for part, first in _parts(table):
             self.dispatch(
                 f"lm/{kernel}.wgsl",
@@ -157,16 +159,16 @@ class GpuEmbedding(GpuRecorder, EmbeddingOperations):
         constants = {"SLICE": SLICE, "COMPACT": int(compact)}
         count = workgroups(slices * width)
         inputs = {"order": groups.order, "grad_out": grad_out}
-        # The sums inside each slice first, then the sums of groups that a slice's end cuts.
+        # Compute the sums inside each slice, then join the sums of groups that slices cut.
         self.dispatch("lm/01_embed_backward_grouped.wgsl", count, constants, **inputs, **shared)
         self.dispatch("lm/01_embed_backward_join.wgsl", count, constants, **shared)
 
 
 def lanes_of_row(width: int) -> int:
-    """Return how many threads share a row of `width` elements, a multiple of 4.
+    """Return the number of threads that share a row of `width` elements, a multiple of 4.
 
-    A thread has up to four loads under way. A short row has no more threads than loads, a long one
-    up to a whole workgroup, and one in between at least a subgroup.
+    A thread has up to four loads under way. A short row gets a thread for each load, a longer row
+    at least a subgroup, and a very long row a whole workgroup. The number is a power of two.
     """
     vectors = width // VECTOR
     wanted = max(-(-vectors // VECTORS_UNDER_WAY), min(vectors, SUBGROUP), 1)
@@ -190,7 +192,7 @@ def copy_rows(
     """Copy table[rows] to out. Rows beyond the table become zeros, or stay with `keep`."""
     known = (rows >= 0) & (rows < len(table))
     if known.all() and table.dtype == out.dtype:
-        np.take(table, rows, axis=0, out=out, mode="clip")  # the one mode that makes no copy first
+        np.take(table, rows, axis=0, out=out, mode="clip")  # other modes copy to a buffer first
         return
     out[known] = table[rows[known]]
     if not keep:
@@ -198,11 +200,11 @@ def copy_rows(
 
 
 def _add_groups(groups: Groups, rows: Ids, grad_out: FloatArray, sums: FloatArray) -> None:
-    """Add the sum of each group g to row rows[g] of sums, where there is one."""
+    """Add the sum of each group g to row rows[g] of `sums`; skip groups beyond the last row."""
     order, starts = groups.order.array, groups.starts.array
     values: FloatArray = grad_out[order]
     values[~np.isfinite(values)] = 0
-    # One sum for each group, from its start to the next.
+    # Add up the values from the start of each group to the start of the next.
     count = int(np.count_nonzero(starts[:-1] < len(order)))
     totals = np.add.reduceat(values, starts[:count].astype(np.int64), axis=0)
     known = rows[:count] < len(sums)

@@ -1,7 +1,7 @@
 """Operations of generating: few new rows at a time, and a cache of keys and values.
 
-On a device, kernels for a few rows load each weight once. They compute a norm, its products and the
-next function at a time, so that a token needs few dispatches.
+On a device, kernels for a few rows load each weight once. One kernel computes a norm, the products
+of the norm's output and the function of these products, so that a token needs few dispatches.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ from llmgpu.lm.ops.tensor import (
     Tensor,
 )
 
-PARTS = 64  # of a row of logits, each of which a workgroup looks through
+PARTS = 64  # most parts of a row of logits; a workgroup searches each part
 HEADS = struct_dtype("lm/head_places.wgsl", "HeadParams")
 INNER = struct_dtype("lm/inner_params.wgsl", "InnerParams")
 LARGEST = struct_dtype("lm/13_find_largest.wgsl", "LargestParams")
 CHOICE = struct_dtype("lm/13_take_likeliest.wgsl", "ChoiceParams")
 DRAW = struct_dtype("lm/13_draw_largest.wgsl", "DrawParams")
-MOST_LARGEST = constant("lm/13_draw_largest.wgsl", "MOST")  # of the logits that ids are drawn from
+MOST_LARGEST = constant("lm/13_draw_largest.wgsl", "MOST")  # most logits that a draw considers
 
 
 class GenerationOperations(ActivationOperations, LayerOperations, ProductOperations):
     """The operations of generating, on arrays.
 
-    `heads_to_cache` and `feed_forward` are made of other operations, on a device, too, where there
-    are more than a few rows.
+    `heads_to_cache` and `feed_forward` are composed of other operations, except on a device with at
+    most `FEW_ROWS` rows, where each is one kernel.
     """
 
     def heads_to_cache(
         self, norm: Norm, epsilon: float, weight: Packed, rotation: Rotation, heads: HeadTensors
     ) -> None:
-        """Write queries, and keys and values to their rows of the cache, from a norm's input.
+        """Compute queries, keys and values of a norm's output; write keys and values to the cache.
 
-        weight: the matrices of queries, keys and values. rotation: at positions `NewRows.places`.
-        norm: out and inverse_rms are undefined afterwards.
+        weight: the matrices of queries, keys and values. rotation: with `NewRows.places` as
+        positions. norm: x is the input; out and inverse_rms are undefined afterwards.
         """
         self._rotate_to_cache(self._products(norm, epsilon, weight), weight, rotation, heads)
 
@@ -71,10 +71,10 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
         activation: ActivationFunction,
         out: Tensor,
     ) -> None:
-        """Write the activation (N, F) of the products of a norm and `weight`.
+        """Write to `out` (N, F) the activation of the products of a norm's output and `weight`.
 
-        weight: the matrices of gate and up, or the only one where the activation has no gate.
-        norm: out and inverse_rms are undefined afterwards.
+        weight: the matrices of gate and up, or of up alone if the activation has no gate.
+        norm: x is the input; out and inverse_rms are undefined afterwards.
         """
         products = self._products(norm, epsilon, weight)
         if activation.is_gated:
@@ -93,7 +93,7 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
     def _rotate_to_cache(
         self, products: Tensor, weight: Packed, rotation: Rotation, heads: HeadTensors
     ) -> None:
-        """Rotate the queries and keys among products, and fill the cache."""
+        """Rotate queries and keys of packed products; write keys and values to the cache."""
         positions, starts = rotation.positions.array
         kv_dim = heads.cache.shape[1] // 2
         widths = (heads.q.shape[1], kv_dim, kv_dim)
@@ -107,24 +107,27 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
 
     @recorded
     def cache_append(self, x: Tensor, cache: Tensor, places: Tensor, column: int) -> None:
-        """Copy rows x (N, K * D) to columns from `column` on of their rows of the cache."""
+        """Copy each row of x (N, K * D) to its row of the cache, from column `column` on.
+
+        places: see `NewRows`.
+        """
         cache.array[places.array.sum(0), column : column + x.shape[1]] = x.array
 
     @recorded
     def attention_cached(
         self, heads: HeadTensors, places: Tensor, out: Tensor, shape: AttentionShape
     ) -> None:
-        """Write out (N, H * D): a query attends to the rows of its sequence up to its own.
+        """Write out (N, H * D): a query attends to the cache rows of its sequence up to its own.
 
-        shape: only its heads count.
+        places: see `NewRows`. shape: `batch` and `seq` have no effect.
 
         Raises:
-            DeviceError: the kernels don't take heads of this width.
+            DeviceError: the kernels don't support heads of this width.
         """
         kept = heads.cache.array.reshape(-1, 2, shape.kv_heads, shape.head_dim)
         grouped = (-1, shape.kv_heads, shape.group, shape.head_dim)
         queries, target = (x.array.reshape(grouped) for x in (heads.q, out))
-        # Rows have different numbers of keys, so they are taken one by one.
+        # Rows attend to different numbers of keys, so compute row by row.
         for row, (position, start) in enumerate(places.array.T.tolist()):
             keys, values = kept[start : start + position + 1].swapaxes(0, 1)
             scores = queries[row] @ keys.transpose(1, 2, 0) * np.float32(shape.scale)
@@ -135,7 +138,7 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
     def _activate_packed(
         self, products: Tensor, weight: Packed, activation: ActivationFunction, out: Tensor
     ) -> None:
-        """Activate float32 products of gate and up that lie side by side."""
+        """Write the activation of float32 products of gate and up, packed in one tensor."""
         width = out.shape[1]
         inner = [
             Tensor(products.name, out.shape, products.dtype, products.array[:, k : k + width])
@@ -147,10 +150,10 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
     def take_likeliest(
         self, logits: Tensor, count: int, rows: NewRows, chosen: Tensor, step: int
     ) -> None:
-        """Make the likeliest of the first `count` ids the row's token, at its next position.
+        """Choose the likeliest of the first `count` ids as each row's token at the next position.
 
-        Of ids with equal logits the smallest is chosen. Row `step` of chosen, uint32 (steps, N),
-        gets the ids, too.
+        Of ids with equal logits the smallest is chosen. The ids are also written to row `step` of
+        chosen, uint32 (steps, N).
         """
         rows.tokens.array[...] = logits.array[:, :count].argmax(1)
         chosen.array[step] = rows.tokens.array
@@ -158,11 +161,12 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
 
     @recorded
     def find_largest(self, logits: Tensor, count: int, k: int, found: Tensor) -> None:
-        """Write the k ids below `count` with the largest logits of each row, and all equal to them.
+        """Write the ids below `count` whose logits are at least the k-th largest of their row.
 
-        logits: (N, V), V a multiple of 4.
-        found: uint32 (N, 1 + capacity, 2): how many there are and 0; id and inverted order of the
-        logit, see `logits_of`, of as many as there is room for, in no order; the rest has all bits.
+        Equal logits may make them more than k. logits: (N, V), V a multiple of 4.
+        found: uint32 (N, 1 + capacity, 2). The first pair of a row is the number of ids found and
+        0. Up to `capacity` pairs follow, in no order: an id, and the inverted order of its logit,
+        see `logits_of`. All bits of unused pairs are set.
         """
         found.array[...] = 0xFFFFFFFF
         for row, target in zip(logits.array[:, :count], found.array, strict=True):
@@ -174,12 +178,12 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
 
     @recorded
     def draw_largest(self, found: Tensor, draws: Tensor, rows: NewRows, step: int) -> None:
-        """Make one of the ids that `find_largest` found the row's token, at its next position.
+        """Draw each row's token at the next position from the ids of `find_largest`.
 
-        draws: (steps, N, 4), of which row `step` counts: the random number from 0 to 1, the factor
-            of logits, top_p, and k, up to `MOST_LARGEST`.
-        found: the id is written beside the number of ids found. `Sampler` draws the same id unless
-            rounding decides.
+        draws: (steps, N, 4); row `step` is used: a random number from 0 to 1, the factor of logits,
+            top_p, and k, up to `MOST_LARGEST`.
+        found: as `find_largest` writes it; the drawn id replaces the 0 of the first pair.
+            `Sampler` draws the same id, except for rounding.
         """
         for row, (uniform, inverse, top_p, k) in enumerate(draws.array[step].tolist()):
             count, capacity = int(found.array[row, 0, 0]), found.shape[1] - 1
@@ -200,21 +204,21 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
 
 
 def _order_of(logits: FloatArray) -> NDArray[np.uint32]:
-    """Return whole numbers in the order of float32 numbers, as lm/order.wgsl has them."""
-    bits = (logits + np.float32(0)).view(np.uint32)  # -0 is 0
+    """Return whole numbers that sort like float32 numbers, computed as in lm/order.wgsl."""
+    bits = (logits + np.float32(0)).view(np.uint32)  # adding 0 turns -0 into 0
     order = bits ^ np.where(bits >> 31, np.uint32(0xFFFFFFFF), np.uint32(0x80000000))
     return np.where(np.isnan(logits), np.uint32(0xFFFFFFFF), order)
 
 
 def logits_of(inverted: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """Return the logits of inverted orders, as `Operations.find_largest` writes them."""
+    """Return the logits that `Operations.find_largest` wrote as inverted orders."""
     order = ~inverted
     bits = order ^ np.where(order >> 31, np.uint32(0x80000000), np.uint32(0xFFFFFFFF))
     return bits.view(np.float32)
 
 
 class GpuGenerating(GpuRecorder, GenerationOperations):
-    """The operations as kernels."""
+    """The operations of generating, as kernels."""
 
     def heads_to_cache(
         self, norm: Norm, epsilon: float, weight: Packed, rotation: Rotation, heads: HeadTensors
@@ -252,7 +256,7 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
         bindings: Mapping[str, Tensor | AnyArray],
         constants: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Dispatch a kernel that makes `pairs` pairs of products of each normalised row."""
+        """Dispatch a kernel that computes `pairs` pairs of products of each normalised row."""
         rows, width = norm.x.shape
         row_threads = thread_count(-(-width // (FOUR * LOADS)), LEAST_ROW_THREADS)
         self.dispatch(
@@ -367,7 +371,7 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
 
 
 def _takes_few_rows(norm: Norm) -> bool:
-    """Whether kernels for a few rows take these; others have products with matrix kernels."""
+    """Whether the kernels for a few rows support a norm; if not, use matrix products."""
     return norm.x.shape[0] <= FEW_ROWS and not norm.out.is_half
 
 

@@ -1,4 +1,4 @@
-"""Row by row: norms, biases, and the rotation by positions.
+"""Operations on rows: norms, biases, and the rotation by positions.
 
 RMS norm: B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, arXiv 1910.07467. Rotation:
 J. Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, arXiv 2104.09864;
@@ -38,15 +38,15 @@ from llmgpu.lm.ops.tensor import (
 
 LEAST_THREADS = 64  # threads of a workgroup of the norm's backward kernel, which share its rows
 ROW_ELEMENTS = 8  # elements of a row for each thread of the norm, if the row is long enough
-BLOCK_ROWS = 8  # rows that a workgroup of the norm's backward kernel takes at once
-MAX_PARTIALS = 1024  # workgroups of that kernel: enough to fill a GPU
+BLOCK_ROWS = 8  # rows that a workgroup of the norm's backward kernel computes at a time
+MAX_PARTIALS = 1024  # most workgroups of the norm's backward kernel: enough to fill a GPU
 FOUR = 4  # elements, or pairs of elements, that a thread writes in half precision
 COLUMNS = 16  # columns that a workgroup adds up; the number fixes the order of sums
 HALF_COLUMNS = 4  # the same for norms in half precision: more workgroups share the rows
 
 
 def rotary_frequencies(head_dim: int, theta: float) -> NDArray[np.float64]:
-    """Return by how much each pair i turns a position, theta ** (-2 i / head_dim)."""
+    """Return the angle that pair i turns for each position, theta ** (-2 i / head_dim)."""
     frequencies: NDArray[np.float64] = theta ** (-np.arange(0, head_dim, 2) / head_dim)
     return frequencies
 
@@ -72,9 +72,9 @@ class LayerOperations(Recorder):
 
     @recorded
     def rms_norm(self, norm: Norm, epsilon: float) -> None:
-        """Out = x * r * weight with inverse_rms r = 1 / sqrt(mean(x^2) + epsilon).
+        """Write out = x * r * weight and inverse_rms, r = 1 / sqrt(mean(x^2) + epsilon).
 
-        Out may be float16: then the results are rounded as by `round_to_half`.
+        Results are rounded as by `round_to_half` if `out` is float16.
         """
 
         def compute(rows: slice) -> None:
@@ -100,11 +100,11 @@ class LayerOperations(Recorder):
 
         def compute(rows: slice) -> FloatArray:
             x_block, r = norm.x.array[rows], norm.inverse_rms.array[rows, None]
-            # The weight gets grad_out * x * r, summed over the rows.
+            # The gradient of the weight is grad_out * x * r, summed over the rows.
             gradient = grad_out.array[rows] * r
             for_weight: FloatArray = (gradient * x_block).sum(axis=0)
             gradient *= norm.weight.array
-            # The input: remove the part along the row, since the norm takes lengths away.
+            # The gradient of the input has no part along the row: the norm removes its length.
             mean = (gradient * x_block).mean(axis=1, keepdims=True)
             gradient -= x_block * (r * r * mean)
             grad_x.array[rows] += gradient
@@ -137,9 +137,9 @@ class LayerOperations(Recorder):
     def rotary(
         self, x: Tensor, rotation: Rotation, out: Tensor | None = None, *, inverse: bool = False
     ) -> None:
-        """Turn x (N, heads * D) by the angles of its rows, or back: in place, or into float16 out.
+        """Turn x (N, heads * D) by the angles of its rows, in place or into a float16 `out`.
 
-        D is a multiple of 8 where there is an `out`.
+        inverse: turn back. With `out`, D must be a multiple of 8.
         """
 
         def compute(rows: slice) -> None:
@@ -153,9 +153,10 @@ class LayerOperations(Recorder):
     def split_heads(
         self, x: Tensor, starts: Sequence[int], rotation: Rotation, heads: AttentionTensors
     ) -> None:
-        """Write q and k, turned by the angles of rows, and v, which x (N, R) has side by side.
+        """Split x (N, R) into q, k and v, and turn q and k by the angles of their rows.
 
-        All are float16. starts: their first columns in x, multiples of 4; D is one of 8.
+        All tensors are float16. starts: first columns of q, k and v in x, multiples of 4. D must be
+        a multiple of 8.
         """
         for tensor, columns in _columns(starts, heads):
             rows = as_single(x.array[:, columns])
@@ -181,7 +182,7 @@ class LayerOperations(Recorder):
 
 
 class GpuLayers(GpuRecorder, LayerOperations):
-    """The operations as kernels."""
+    """Norms, biases and rotations as kernels."""
 
     def rms_norm(self, norm: Norm, epsilon: float) -> None:
         rows, width = norm.x.shape
@@ -208,7 +209,7 @@ class GpuLayers(GpuRecorder, LayerOperations):
     ) -> None:
         rows, width = norm.x.shape
         blocks = -(-rows // BLOCK_ROWS)
-        # Each workgroup takes whole blocks of rows, and there are no more than MAX_PARTIALS.
+        # Each workgroup computes whole blocks of rows; there are at most MAX_PARTIALS workgroups.
         group_rows = max(-(-blocks // MAX_PARTIALS), 1) * BLOCK_ROWS
         groups = -(-rows // group_rows)
         partials = self.scratch("rms_norm_backward", (groups, width))
@@ -300,7 +301,7 @@ class GpuLayers(GpuRecorder, LayerOperations):
 def _columns(
     starts: Sequence[int], heads: AttentionTensors | AttentionGradients
 ) -> Iterator[tuple[Tensor, slice]]:
-    """Yield queries, keys and values with their columns where they lie side by side."""
+    """Yield queries, keys and values, each with its columns in the packed tensor."""
     for start, tensor in zip(starts, (heads.q, heads.k, heads.v), strict=True):
         yield tensor, slice(start, start + tensor.shape[1])
 

@@ -33,25 +33,25 @@ from llmgpu.lm.ops.recording import (
 )
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
-# A linear layer with few rows computes each output by several threads: up to this many rows, and
-# up to this many outputs unless there is only one row.
+# Several threads compute an output of a linear layer with at most FEW_ROWS rows and FEW_ELEMENTS
+# outputs, or with a single row.
 FEW_ROWS = 8
 FEW_ELEMENTS = 1 << 16
 FEW_ROWS_WORKGROUP_SIZE = 64
-FOUR = 4  # weights that a thread loads at once, if a row is a multiple of 4
+FOUR = 4  # weights that a thread loads at once, if the length of rows is a multiple of 4
 LOADS = 4  # loads of 4 weights by one thread, if a row is long enough
 LEAST_ROW_THREADS = 8
-ADD_NOTHING, ADD_RESIDUAL, ADD_TO_PRODUCT = range(3)  # as in the kernels
-PAIRS_FROM = 2048  # terms; for smaller sums or tiles, loading for two steps at once begins too late
-MAX_PARTIALS = 1 << 26  # floats of partial sums; a power of two, as is the memory made for them
+ADD_NOTHING, ADD_RESIDUAL, ADD_TO_PRODUCT = range(3)  # numbers of the same constants in kernels
+PAIRS_FROM = 2048  # least terms of sums whose kernels load two steps at once, which starts slowly
+MAX_PARTIALS = 1 << 26  # floats of partial sums; their memory is a power of two of floats
 
 
 @dataclass(frozen=True)
 class Product:
-    """A product of (rows, inner) and (inner, columns), either stored as it is or transposed.
+    """A product of (rows, inner) and (inner, columns); each factor may be stored transposed.
 
-    All three may be stacks of matrices, with one more dimension in front. name: the operation's.
-    residual: a matrix that is added to the product; accumulate: the product is added to `out`.
+    The factors and `out` may be stacks of matrices, with one more dimension in front. name: name of
+    the operation. residual: a matrix to add to the product. accumulate: add the product to `out`.
     """
 
     name: str
@@ -71,23 +71,23 @@ class Product:
 
     @property
     def stack(self) -> int:
-        """How many products there are."""
+        """Number of products."""
         return self.out.shape[0] if len(self.out.shape) == 3 else 1
 
 
 class ProductOperations(Recorder):
-    """Matrix products on arrays. All are made of `multiply_matrices`.
+    """Matrix products on arrays. All operations call `multiply_matrices`.
 
-    Factors are float32 or float16; sums are float32, on matrix units where the device has units
-    and both factors are float16. A result that nothing is added to may be float16: then it is
-    rounded as by `round_to_half`.
+    Factors are float32 or float16, and sums are float32. Matrix units compute products of two
+    float16 factors if the device has matrix units. `out` may be float16 if nothing is added to the
+    product: then the results are rounded as by `round_to_half`.
     """
 
     def linear(
         self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
     ) -> None:
-        """Out (N, O) = x (N, I) weight^T (+ residual); weight is (O, I)."""
-        # A kernel must not bind one buffer twice, so a residual in place is an accumulation.
+        """Write out (N, O) = x (N, I) weight^T (+ residual); weight is (O, I)."""
+        # A kernel can't bind one buffer twice. If the residual is `out`, accumulate instead.
         in_place = residual is out
         residual = None if in_place else residual
         product = Product("linear", x, weight, out, False, True, residual, in_place)
@@ -96,7 +96,7 @@ class ProductOperations(Recorder):
     def linear_backward_input(
         self, grad_out: Tensor, weight: Tensor, grad_x: Tensor, *, accumulate: bool
     ) -> None:
-        """Grad_x (N, I) = grad_out (N, O) weight; with `accumulate` it is added to grad_x."""
+        """Write grad_x (N, I) = grad_out (N, O) weight; `accumulate`: add it to grad_x instead."""
         name = "linear_backward_input"
         self.multiply_matrices(Product(name, grad_out, weight, grad_x, accumulate=accumulate))
 
@@ -117,10 +117,10 @@ class ProductOperations(Recorder):
     ) -> None:
         """Write the products (S, N, O) of S matrices (N, I) and S matrices (I, O).
 
-        Factors may be stored transposed, one of them at most.
+        One of the factors may be stored transposed.
         """
         name = "multiply"
-        if product.shape[0] == 1:  # a single product may be split, or have few rows
+        if product.shape[0] == 1:  # kernels for few rows and partial sums take no stacks
             tensors = left, right, product
             left, right, product = (each.reshaped(*each.shape[1:]) for each in tensors)
             name = "linear" if right_transposed else name
@@ -130,7 +130,7 @@ class ProductOperations(Recorder):
 
     @recorded
     def multiply_matrices(self, p: Product) -> None:
-        """Write a product, or add it to the matrix that is there."""
+        """Compute a `Product`."""
         left, right, out = as_single(p.left.array), as_single(p.right.array), p.out.array
         left = left.swapaxes(-1, -2) if p.left_transposed else left
         right = right.swapaxes(-1, -2) if p.right_transposed else right
@@ -154,7 +154,7 @@ class ProductOperations(Recorder):
 
 
 class GpuProducts(GpuRecorder, ProductOperations):
-    """The operation as kernels."""
+    """Matrix products as kernels."""
 
     def multiply_matrices(self, p: Product) -> None:
         rows = p.out.shape[-2]
@@ -186,7 +186,7 @@ class GpuProducts(GpuRecorder, ProductOperations):
         )
 
     def _tiling(self, p: Product, units: MatrixUnits | None) -> Tiling:
-        # The largest power of two of floats that the device can bind at once.
+        # The largest power of two whose number of floats the device can bind at once.
         bindable = 1 << (self.device.max_binding_bytes // 4).bit_length() - 1
         software = self.device.is_software
         rows, columns, inner = p.sizes
@@ -213,9 +213,9 @@ class GpuProducts(GpuRecorder, ProductOperations):
         if tiling.parts == 1:
             self._tiles(p, tiling, units)
             return
-        # Too few tiles to keep the device busy: each part of the inner sum is a product by itself,
-        # and the parts are added up in a fixed order. Their memory is a power of two, so that
-        # products of several sizes share it.
+        # There are too few tiles to keep the device busy. So each part of the inner dimension is a
+        # product by itself, and a second kernel adds up the parts in a fixed order. The memory of
+        # partial sums is a power of two of floats, so that products of several sizes share it.
         floats = 1 << (tiling.parts * rows * columns - 1).bit_length()
         partials = self.scratch("partial sums", (floats,))
         first = Tensor("partial sums", (rows, columns), partials.dtype, partials.data)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from llmgpu.lm.ops.recording import GpuRecorder, Recorder, dims, put, recorded, thread_count
 from llmgpu.lm.ops.tensor import Losses, Tensor
 
-LEAST_THREADS = 64  # of a workgroup, which has one row
-THREAD_LOGITS = 4  # that a thread reads at once
+LEAST_THREADS = 64  # least threads of a workgroup, which computes one row
+THREAD_LOGITS = 4  # logits that a thread reads at once
 
 
 class LossOperations(Recorder):
@@ -30,16 +30,16 @@ class LossOperations(Recorder):
         tokens: int | None = None,
         gradient: Tensor | None = None,
     ) -> None:
-        """Write the loss of each row, and the gradient of the logits in their place.
+        """Write the loss of each row, and overwrite the logits by their gradient.
 
         A logit that is NaN or infinite makes the loss and the gradient of its row NaN.
 
-        logits: (N, V), dLogits afterwards. tokens: how many columns stand for tokens, the first
-            ones (W); the others are not read, and their gradient is 0. All of them by default.
+        logits: (N, V). tokens: W, the number of columns that stand for tokens, the first columns of
+            V; all by default. Other columns are not read, and their gradient is 0.
         targets: uint32 (N,); the loss and the gradient of a row whose target is W or more are 0.
-        params: (4,), from `parameters`: factor of the gradients (1 / number of targets that count,
-            0 where there are none), label smoothing, weight of the z-loss, 1 / W.
-        gradient: float16 (N, V), where the gradient goes instead; the logits are undefined then.
+        params: (4,), from `parameters`: factor of the gradients (1 / number of valid targets, 0 if
+            there are none), label smoothing, weight of the z-loss, 1 / W.
+        gradient: float16 (N, V), receives the gradient instead; the logits are undefined then.
         """
 
         def compute(rows: slice) -> None:
@@ -55,9 +55,9 @@ class LossOperations(Recorder):
 
     @recorded
     def argmax(self, logits: Tensor, out: Tensor, tokens: int) -> None:
-        """Write the first of the columns with the largest of the first `tokens` logits of a row.
+        """Write the column of the largest of the first `tokens` logits of each row.
 
-        logits: (N, V). out: uint32 (N,).
+        Of equal logits the first column is written. logits: (N, V). out: uint32 (N,).
         """
 
         def compute(rows: slice) -> None:
@@ -72,7 +72,7 @@ class LossOperations(Recorder):
 
 
 class GpuLoss(GpuRecorder, LossOperations):
-    """The operations as kernels."""
+    """Cross-entropy and its sums, as kernels."""
 
     def cross_entropy(
         self,
@@ -121,7 +121,7 @@ def _cross_entropy(
     targets: NDArray[np.uint32],
     params: NDArray[np.float32],
 ) -> tuple[NDArray[np.float32], ...]:
-    """Return the parts of the losses of a block of rows; overwrite its logits by their gradient."""
+    """Return the parts of the losses of a block of rows; overwrite logits by their gradient."""
     counted = targets < logits.shape[1]
     is_bad = counted & ~np.isfinite(logits).all(axis=1)
     logits[is_bad | ~counted] = 0
@@ -132,16 +132,16 @@ def _cross_entropy(
     return parts
 
 
-@np.errstate(over="ignore")  # the distance of two logits may be infinite, and its exponential 0
+@np.errstate(over="ignore")  # the difference of two logits may overflow: its exponential is 0
 def _loss_and_gradient(
     logits: NDArray[np.float32],
     index: NDArray[np.uint32],
     params: NDArray[np.float32],
 ) -> tuple[NDArray[np.float32], ...]:
-    """Do the same for rows of finite logits whose targets, `index`, are tokens.
+    """Compute `_cross_entropy` of rows of finite logits whose targets, `index`, are tokens.
 
-    The kernel has the same formulas. Their terms do not cancel where logits are large, and 1 - p of
-    the target is the rest of the sum.
+    The kernel has the same formulas. No terms cancel if logits are large, and 1 - p of the target
+    is computed as the sum of all other probabilities.
     """
     inv_norm, alpha, beta, inv_vocabulary = params
     target = np.arange(len(logits)), index
@@ -154,18 +154,19 @@ def _loss_and_gradient(
         mean = logits.mean(axis=1, dtype=np.float64).astype(np.float32)
         smoothing = alpha * (logits[target] - mean)
     np.exp(logits, out=logits)
-    # Keep the target apart from the rest, whose share 1 - p is exact even if p is nearly 1.
+    # Sum up all exponentials but the target's in `rest`: rest / total is 1 - p, and is accurate
+    # even if p is nearly 1.
     target_part = logits[target]
     logits[target] = 0
     rest = logits.sum(axis=1)
     total = rest + target_part
     lse = largest + np.log(total)
     z_losses = beta * lse * lse
-    # Where the target is the largest, the others' sum may be too small for 1 + rest.
+    # If the target has the largest logit, `rest` may be too small to change 1 + rest.
     log_total = np.where(target_part == 1, np.log1p(rest), np.log(total))
     losses += log_total
 
-    # The gradient: p - q, plus the z-loss, everywhere; then the exact form at the target.
+    # The gradient is p - q, plus the z-loss; the target's entry is computed from `rest`.
     pull = 2 * beta * lse
     spread = alpha * inv_vocabulary
     logits *= ((1 + pull) / total)[:, None]

@@ -1,4 +1,4 @@
-"""Tiles of matrix products, and how a product is divided: tiles, parts of the inner sum.
+"""Tiles of matrix products, and the division of a product into tiles and parts of inner sums.
 
 The kernels are lm/03_matrix_product.wgsl and, on matrix units, lm/03_matrix_product_units.wgsl.
 """
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import product
 from math import gcd
 
-MAX_INNER = 8_192  # of one part: rounding errors of a running sum grow with its length
+MAX_INNER = 8_192  # terms of one part: rounding errors of a running sum grow with its length
 MAX_PARTS = 32
-PROCESSORS = 132  # of a large device; smaller ones lose little by more workgroups than they need
+PROCESSORS = 132  # processors of a large device; extra workgroups cost a smaller device little
 HALVES = 8  # half-precision numbers in a vector of 16 bytes
-SUMS = 4  # float32 numbers in one
+SUMS = 4  # float32 numbers in a vector of 16 bytes
 
 Unit = tuple[int, int, int]  # rows, columns and inner dimension of matrices that units multiply
 
@@ -24,7 +24,7 @@ Unit = tuple[int, int, int]  # rows, columns and inner dimension of matrices tha
 class AnyTile(ABC):
     """The block of a product that a workgroup computes.
 
-    rows, columns: of the block. inner: terms of its sums that are in workgroup memory at once.
+    rows, columns: size of the block. inner: terms of each sum that are in workgroup memory at once.
     """
 
     rows: int
@@ -38,16 +38,16 @@ class AnyTile(ABC):
 
     @property
     def resident(self) -> int:
-        """Workgroups that keep a processor busy."""
+        """Number of workgroups that keep a processor busy."""
         return 1
 
     @property
     @abstractmethod
     def term_cost(self) -> float:
-        """Time to add a term to each element, with 1 for 64 elements a thread and 128 threads."""
+        """Time to add a term to each element; unit: 64 elements a thread, 128 threads."""
 
     def count(self, rows: int, columns: int) -> int:
-        """Return how many tiles cover a product."""
+        """Return the number of tiles that cover a product."""
         return -(-rows // self.rows) * -(-columns // self.columns)
 
 
@@ -55,8 +55,8 @@ class AnyTile(ABC):
 class Tile(AnyTile):
     """A tile of float32 kernels.
 
-    thread_rows, thread_columns: the elements of each thread. These and the block's sizes are
-        multiples of 4, and so is the number of elements of a factor that a thread loads for a step.
+    thread_rows, thread_columns: size of each thread's block. All sizes of a tile are multiples of
+        4. A thread also loads a multiple of 4 elements of a factor for each step.
     """
 
     thread_rows: int
@@ -78,15 +78,15 @@ class Tile(AnyTile):
 
     @property
     def term_cost(self) -> float:
-        # Loads of workgroup memory take most of the time: one for `thread_rows` multiplications of
-        # the right factor, one for `thread_columns` of the left one.
+        # Most of the time is spent on loads of workgroup memory: an element of the right factor
+        # serves `thread_rows` multiplications, an element of the left factor `thread_columns`.
         loads = 1 / self.thread_rows + 1 / self.thread_columns
         return self.rows * self.columns * (0.3 + 2.8 * loads) / (64 * 128)
 
 
 @dataclass(frozen=True)
 class MatrixTile(AnyTile):
-    """A tile on matrix units; subgroup_rows, subgroup_columns: the block of a subgroup."""
+    """A tile on matrix units. subgroup_rows, subgroup_columns: size of a subgroup's block."""
 
     subgroup_rows: int
     subgroup_columns: int
@@ -113,14 +113,15 @@ class MatrixTile(AnyTile):
         return self.rows * self.columns * (0.21 + 6.2 * loads) / (128 * 128)
 
     def together(self, unit: Unit) -> int:
-        """Return how many of a subgroup's matrices of sums are stored at once: a cache line."""
+        """Return the number of adjacent sum matrices stored together, at most a cache line wide."""
         return gcd(max(32 // unit[1], 1), self.subgroup_columns // unit[1])
 
     def vectors(self, unit: Unit) -> tuple[int, int]:
-        """Return the most vectors of workgroup memory that each factor's part of a step takes.
+        """Return the sizes of workgroup memory for the left and right factor, in 16-byte vectors.
 
-        Sums go by way of the left part, and of the right one, too, if there is room. Lines of
-        factors have one vector more than their contents, and lines of sums two.
+        A step loads part of each factor there, transposed or not. Sums pass through the left
+        factor's memory, and through the right factor's memory, too, if they fit. Lines of factors
+        are padded by one vector, lines of sums by two.
         """
         sums = self.subgroups * unit[0] * (self.together(unit) * unit[1] // SUMS + 2)
         left, right = (
@@ -130,11 +131,11 @@ class MatrixTile(AnyTile):
         return max(left, sums), right
 
     def memory(self, unit: Unit) -> int:
-        """Return the bytes of workgroup memory that a kernel takes."""
+        """Return the size of a kernel's workgroup memory in bytes."""
         return 16 * sum(self.vectors(unit))
 
     def fits(self, unit: Unit, threads: int) -> bool:
-        """Whether it can be divided evenly among matrices of a unit, and copied by threads."""
+        """Whether the tile divides evenly into matrices of a unit, and its loads among threads."""
         rows, columns, inner = unit
         vectors = (self.rows * self.inner // HALVES, self.columns * self.inner // HALVES)
         return not (
@@ -152,9 +153,10 @@ SOFTWARE_TILES = (Tile(64, 64, 8, 4, 8), Tile(32, 32, 8, 4, 4))
 
 @dataclass(frozen=True)
 class Tiling:
-    """A tile, and how many terms of the inner dimension a workgroup adds: a multiple of its step.
+    """A tile, and the split of the inner dimension.
 
-    parts: workgroups that compute sums of the same elements; more than 1 leave partial sums.
+    inner: terms that a workgroup adds, a multiple of `tile.inner`. parts: number of workgroups for
+    each tile of the product; if more than 1, each leaves partial sums.
     """
 
     tile: AnyTile
@@ -167,10 +169,10 @@ def choose_tiling(
 ) -> Tiling:
     """Return the tile and the split of the inner dimension that are expected to be fastest.
 
-    processors: workgroups that run side by side. most: floats that partial sums may take.
+    processors: number of the device's processors. most: the most floats of partial sums.
     """
     most_parts = max(1, min(MAX_PARTS, most // (rows * columns), inner // 64))
-    # Long sums are split even where it costs time, for the sake of rounding errors.
+    # Split long sums even if that costs time: it makes rounding errors smaller.
     least_parts = min(most_parts, -(-inner // MAX_INNER))
 
     def cost(choice: tuple[AnyTile, int]) -> float:
@@ -178,19 +180,20 @@ def choose_tiling(
         return _cost(tile, parts, rows, columns, inner, processors)
 
     tile, parts = min(product(tiles, range(least_parts, most_parts + 1)), key=cost)
-    # Parts are whole steps of the tile, so there may be fewer of them than chosen.
+    # Parts are whole steps of the tile, so there may be fewer parts than chosen.
     part = -(-inner // (parts * tile.inner)) * tile.inner
     return Tiling(tile, part, -(-inner // part))
 
 
 def _cost(tile: AnyTile, parts: int, rows: int, columns: int, inner: int, processors: int) -> float:
-    """Return the time of a product, about in terms that a processor adds to a tile.
+    """Return an estimate of a product's time; unit: a processor adds one term to a tile.
 
-    The constants are measured: the time of a workgroup besides its terms, of a second kernel, and
-    of a partial sum's way to memory and back.
+    The constants are measured: 20 for the start and end of a workgroup, 60 for a second kernel, and
+    0.0064 for writing and reading a partial sum.
     """
     workgroups = tile.count(rows, columns) * parts
-    # Workgroups run in rounds; few of them can't keep a processor busy, nor can the last ones.
+    # Processors run workgroups in rounds. The last workgroups, if fewer than `resident`, and small
+    # workgroups leave a processor partly idle.
     last = -(-workgroups // processors) % tile.resident
     idle = 1 - last / tile.resident if last else 0
     rounds = max(-(-workgroups // processors) + idle, 128 / tile.threads)

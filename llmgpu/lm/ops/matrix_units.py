@@ -1,4 +1,4 @@
-"""The matrix units of a device that kernels use: one size of matrices, and tiles made of it."""
+"""The matrix units of a device: the size of matrices that kernels multiply, and their tiles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MATRIX_TILES = (
     MatrixTile(64, 64, 64, 32, 32),
     MatrixTile(32, 32, 32, 16, 16),
 )
-COLUMN_SET = 64  # columns of the gradients of keys and values that a workgroup sums up, at most
+COLUMN_SET = 64  # most columns of the gradients of keys and values that a workgroup sums up
 
 
 def _unit_settings(unit: Unit, lanes: int) -> dict[str, int]:
@@ -32,7 +32,7 @@ def _unit_settings(unit: Unit, lanes: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class MatrixUnits:
-    """Units for products of matrices; lanes: of a subgroup."""
+    """Matrix units for products of matrices. lanes: threads of a subgroup."""
 
     unit: Unit
     lanes: int
@@ -47,7 +47,10 @@ class MatrixUnits:
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """rows: own rows of a workgroup, `subgroup_rows` each subgroup. step: rows of the others."""
+    """A workgroup's rows (queries or keys), `subgroup_rows` for each subgroup.
+
+    step: rows that a workgroup loads at a time of the tensors on the other side of the scores.
+    """
 
     rows: int
     step: int
@@ -59,7 +62,7 @@ ATTENTION_TILES = (AttentionTile(64, 32, 16), AttentionTile(32, 32, 16))
 
 @dataclass(frozen=True)
 class AttentionUnits:
-    """Units for attention of heads `head_dim` wide; lanes: of a subgroup."""
+    """Matrix units for attention of heads `head_dim` wide. lanes: threads of a subgroup."""
 
     tile: AttentionTile
     unit: Unit
@@ -80,7 +83,7 @@ class AttentionUnits:
     def fits(self) -> bool:
         """Whether rows, steps and heads can be divided evenly among matrices and threads."""
         (rows, columns, inner), tile = self.unit, self.tile
-        # In the gradients' kernels some threads share a row of scores.
+        # In the kernels of gradients `row_threads` threads share a row of scores.
         row_threads = self.lanes // tile.subgroup_rows
         return not (
             tile.subgroup_rows % rows
@@ -98,7 +101,7 @@ class AttentionUnits:
 
     @property
     def column_sets(self) -> int:
-        """Workgroups that share the columns of the gradients of keys and values."""
+        """Number of workgroups among which the columns of keys' and values' gradients are split."""
         width, columns = self.head_dim, self.unit[1]
         even = (sets for sets in range(1, width + 1) if width % (sets * columns) == 0)
         return next(
@@ -112,7 +115,7 @@ class AttentionUnits:
         return {**vars(self.tile), **_unit_settings(self.unit, self.lanes), **heads}
 
     def memory(self, *, gradients: bool) -> int:
-        """Return the bytes of workgroup memory that the kernels take at most."""
+        """Return the most bytes of workgroup memory of a kernel."""
         tile = self.tile
         tiles = 2 * tile.step * (2 * self.head_dim + 16)
         scores = tile.rows * (4 * tile.step + 16)
@@ -123,7 +126,7 @@ class AttentionUnits:
 def matrix_units(device: Device) -> MatrixUnits | None:
     """Return the units that multiply half-precision matrices with float32 sums, or None.
 
-    Of the products that the device lists, the largest is taken that a tile can be made of.
+    The choice is the largest of the device's matrix sizes that divides a tile of `MATRIX_TILES`.
     """
     lanes = device.subgroup_size
 
@@ -138,9 +141,9 @@ def matrix_units(device: Device) -> MatrixUnits | None:
 
 
 def attention_units(device: Device, head_dim: int, *, gradients: bool) -> AttentionUnits | None:
-    """Return the units that compute attention, or its gradients; None if there are none.
+    """Return the matrix units that compute attention, or its gradients; None if none do.
 
-    Units are chosen as in `matrix_units`.
+    The choice is the largest of the device's matrix sizes that divides a tile of `ATTENTION_TILES`.
     """
     for unit, tile in product(_units(device), ATTENTION_TILES):
         made = AttentionUnits(tile, unit, device.subgroup_size, head_dim)
@@ -172,7 +175,7 @@ def _units(device: Device) -> list[Unit]:
 
 
 def _holds(device: Device, threads: int, memory: int) -> bool:
-    """Whether a workgroup can have so many threads and bytes of memory."""
+    """Whether the device's limits allow a workgroup of `threads` threads and `memory` bytes."""
     return (
         threads <= device.limits["max-compute-invocations-per-workgroup"]
         and memory <= device.limits["max-compute-workgroup-storage-size"]

@@ -1,8 +1,9 @@
 """The operations that models are made of, on each backend.
 
-`Operations` is all that the model, its training and its generation know of a backend. It computes
-with NumPy, and its methods declare the operations. `EngineOperations` calls the CPU engine, in C,
-for the operations that the engine has. `GpuOperations` has kernels for all of them.
+The model, its training and its generation reach a backend only through `Operations`. `Operations`
+computes with NumPy, and its methods declare the operations. `EngineOperations` calls the CPU
+engine, in C, for the operations that the engine has. `GpuOperations` has a kernel for each
+operation.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ from llmgpu.lm.ops.tensor import (
 if TYPE_CHECKING:
     from llmgpu.gpu import Device
 
-QUERIES = 64  # scores of so many queries are in memory at a time, as in products.c
-NORM_ROWS = 64  # rows whose part of a gradient is added up by itself, as in rows.c
+QUERIES = 64  # queries whose scores are in memory at a time, as in products.c
+NORM_ROWS = 64  # rows of one partial sum of a norm's gradient, as in rows.c
 
 P = ParamSpec("P")
-Call = tuple[Any, ...]  # an operation of the engine and its arguments, tensors as they are
+Call = tuple[Any, ...]  # name of an operation of the engine, then arguments: tensors, numbers, None
 
 
 class Operations(
-    GenerationOperations,  # before the families that it uses
+    GenerationOperations,  # before its bases, as Python's order of classes demands
     ActivationOperations,
     AttentionOperations,
     EmbeddingOperations,
@@ -66,9 +67,9 @@ class Operations(
 ):
     """Tensors, programs, and the operations that programs are made of.
 
-    Calling an operation computes nothing: it appends to the program being recorded, which `run`
-    carries out as often as wanted. Shape letters are those of `llmgpu.lm.ops`; numbers are float32
-    unless stated otherwise.
+    Calling an operation computes nothing: the call appends the operation to the program being
+    recorded, which `run` carries out any number of times. Shape letters are those of
+    `llmgpu.lm.ops`; numbers are float32 unless stated otherwise.
     """
 
 
@@ -89,9 +90,9 @@ class GpuOperations(
 def called_in_c(
     call_of: Callable[Concatenate[EngineOperations, P], Call | None],
 ) -> Callable[Concatenate[EngineOperations, P], None]:
-    """Make a function that returns a call of the engine an operation.
+    """Turn a function that returns a call of the engine into an operation.
 
-    The operation is left to NumPy where the function returns None.
+    NumPy computes the operation if the function returns None.
     """
 
     @wraps(call_of)
@@ -106,21 +107,21 @@ def called_in_c(
 
 
 class EngineOperations(Operations):
-    """The operations of the CPU engine, which must be there; NumPy computes all others.
+    """The operations of the CPU engine, which must be built; NumPy computes all other operations.
 
-    Results equal NumPy's within rounding, and have the same bits on any number of threads. Tensors
-    in half precision, and products without OpenBLAS, are left to NumPy.
+    Results equal NumPy's within rounding, and have the same bits on any number of threads. NumPy
+    computes with tensors in half precision, and computes products if OpenBLAS is missing.
     """
 
     def __init__(self, products: FixedProducts, *, openblas: bool = True) -> None:
-        """Start as many threads as the products have; openblas: multiply by it, if it is there."""
+        """Start as many threads as `products` has. openblas: use NumPy's OpenBLAS, if present."""
         super().__init__(products)
         self._threads = CThreads(products.threads)
         self._most_parts = products.parts
         self._sgemm = sgemm() if openblas else None
 
     def call(self, operation: str, *arguments: Any) -> None:
-        """Append a call of the engine; tensors are arguments as they are."""
+        """Append a call of the engine; arguments are tensors, numbers or None."""
         arrays = (each.array if isinstance(each, Tensor) else each for each in arguments)
         self.append(self._threads.bind(operation, *arrays))
 
@@ -171,7 +172,7 @@ class EngineOperations(Operations):
 
     @called_in_c
     def multiply_matrices(self, p: Product) -> Call | None:
-        # NumPy has a function of its own for the product of a single row.
+        # NumPy computes the product of a single row with another function of OpenBLAS.
         is_row = p.left.shape[0] == 1
         if self._sgemm is None or is_row or p.stack > 1 or not _are_single(p.left, p.right, p.out):
             return None
@@ -237,11 +238,11 @@ def _are_single(*tensors: Tensor) -> bool:
 def open_operations(
     device: Device | None, *, fixed_products: bool = False, in_c: bool | None = None
 ) -> Operations:
-    """Return the operations on a device, or on the CPU if there is none.
+    """Return the operations on a device, or on the CPU if `device` is None.
 
     fixed_products: whether NumPy's matrix products have the same bits with any number of threads.
-    in_c: whether the CPU engine, which must be there, computes what it can; None: with
-        `fixed_products` where it is in use.
+    in_c: whether the CPU engine computes the operations that it has; True if the engine is built.
+        None: use the engine if `fixed_products` is set and the engine is in use.
     """
     if device is not None:
         return GpuOperations(device)

@@ -1,12 +1,12 @@
 """Clipping all gradients together, and the step of one weight, which an optimizer implements.
 
-Gradients are clipped as one vector, without the host seeing their norm: the sums of squares of each
-tensor (`reduce_norm_sq`) make the norm and the scale (`finalize_grad_stats`), by which
-the updates multiply gradients. A norm or a loss that is not finite marks the step as bad. That
-step and all later ones then change nothing until the host clears the mark.
+Gradients are clipped as one vector, on the device, without waiting for the host. `reduce_norm_sq`
+sums the squares of each tensor. `finalize_grad_stats` computes the norm and the scale by which
+updates multiply gradients. A norm or a loss that is not finite marks the step as bad. A bad step
+and all later steps change nothing until the host clears the mark.
 
-An optimizer is a `WeightState`, which has the state of one weight and takes its steps, and a line
-in the table of `llmgpu.lm.optimizers`.
+An optimizer is a subclass of `WeightState`, which holds the state of one weight and computes its
+steps, and a line in the table of `llmgpu.lm.optimizers`.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from llmgpu.lm.ops.tensor import FloatArray, Tensor
 HYPER = struct_dtype("lm/hyper.wgsl", "Hyper")
 
 # Entries of `stats`, (4,) float32.
-CLIP_SCALE = 0  # factor of the gradients, which also takes back their scale; 0 in a bad step
-NORM = 1  # of all gradients together
+CLIP_SCALE = 0  # factor of the gradients, divided by the loss scale; 0 in a bad step
+NORM = 1  # norm of all gradients together
 BAD = 2  # 1 from the first bad step on
 LOSS = 3
 
 LOSS_PARTS = 3  # fields of `Losses`
 
 NORM_PARTIALS = 128  # sums into which the squares of one tensor are added
-NORMS_AT_ONCE = 7  # gradients of a kernel, which may have 8 storage buffers
-MIN_PIECE = 1 << 16  # squares in one of NumPy's sums, if there are that many
+NORMS_AT_ONCE = 7  # gradients in a dispatch: a kernel has 8 storage buffers, one for the sums
+MIN_PIECE = 1 << 16  # least number of squares in a sum on the CPU, if a gradient has so many
 CLIP_EPSILON = 1e-6
-NORM_EPSILON = 1e-12  # least norm that a matrix is divided by
+NORM_EPSILON = 1e-12  # least divisor of `scale_to_norm`
 NEWTON_SCHULZ = np.float32(3.4445), np.float32(-4.775), np.float32(2.0315)
 
 
 @dataclass(frozen=True)
 class WeightUpdate:
-    """The tensors of a step of one weight, beside the optimizer's state.
+    """The tensors of a step of one weight, without the optimizer's state.
 
-    parameter, gradient: of one shape, or the gradient has the rows that the state lists. The
-    gradient is yet to be multiplied by the clip scale.
+    parameter, gradient: equal shapes, unless the state lists the rows of the gradient. The gradient
+    is not clipped yet, see `clip_scale`.
     stats: written by `Operations.finalize_grad_stats`. hyper: of type `HYPER`.
     decays: whether weight decay applies. half_copy: the parameter in half precision, if any.
     """
@@ -65,13 +65,13 @@ class WeightUpdate:
 
     @property
     def clip_scale(self) -> FloatArray:
-        """The factor that clips gradients, () float32, on the host."""
+        """The factor that clips gradients, () float32; for tensors on the host."""
         scale: FloatArray = self.stats.array[CLIP_SCALE]
         return scale
 
     @property
     def bindings(self) -> dict[str, Tensor]:
-        """The tensors by their names in kernels."""
+        """The tensors by the names of the kernels' bindings."""
         bound = {
             "parameter": self.parameter,
             "gradient": self.gradient,
@@ -92,26 +92,26 @@ class WeightState(ABC):
     @property
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors of the state, for checkpoints; their names start with the weight's."""
+        """All tensors of the state, for checkpoints; each name starts with the weight's name."""
 
     @abstractmethod
     def compute(self, update: WeightUpdate) -> None:
-        """Take a step on arrays, in place; the caller updates the half-precision copy.
+        """Compute a step on arrays, in place; the caller updates the half-precision copy.
 
         Not called for a bad step.
         """
 
     def adamw_moments(self, update: WeightUpdate) -> tuple[Tensor, Tensor] | None:
-        """Return both moments if a step is AdamW's on all elements in float32; None otherwise."""
+        """Return both moments if the step is AdamW's, over all elements in float32; else None."""
         return None
 
     @abstractmethod
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
-        """Append the kernel that takes a step, and changes nothing if `stats` marks it as bad."""
+        """Append the kernel of a step, which changes nothing if `stats` marks the step as bad."""
 
 
 def piece_of_norm(grad: Tensor) -> int:
-    """Return the number of squares in a sum. A small gradient needs few sums; the others are 0."""
+    """Return the number of squares in a sum; a small gradient leaves most of its sums 0."""
     return max(-(-grad.size // NORM_PARTIALS), MIN_PIECE)
 
 
@@ -120,7 +120,10 @@ class UpdateOperations(Recorder):
 
     @recorded
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> None:
-        """Write NORM_PARTIALS sums, which add up to the sum of grad's squares, into row `index`."""
+        """Write NORM_PARTIALS sums of squares of grad into row `index` of partials.
+
+        The sums add up to the squared norm of grad.
+        """
         flat, sums = grad.array.reshape(-1), partials.array[index]
         piece = piece_of_norm(grad)
         sums[...] = 0
@@ -129,7 +132,7 @@ class UpdateOperations(Recorder):
                 sums[k] = np.square(flat[start : start + piece]).sum()
 
     def reduce_norms(self, grads: Sequence[Tensor], partials: Tensor) -> None:
-        """Write NORM_PARTIALS sums of the squares of each gradient, into rows from 0 on."""
+        """Call `reduce_norm_sq` for all gradients, gradient k with row k."""
         for index, grad in enumerate(grads):
             self.reduce_norm_sq(grad, partials, index)
 
@@ -142,8 +145,8 @@ class UpdateOperations(Recorder):
         A norm or a part of the loss that is not finite marks the step as bad. Every later step is
         bad, too, until the host clears the mark.
 
-        loss_sums: (3 * A, columns), sums of the parts of `Losses`, A rows each, added up.
-        The history's row is loss, norm, clip_scale, bad, label smoothing, z-loss, 0, 0.
+        loss_sums: (3 * A, columns): A rows for each part of `Losses`, to be added up.
+        The row of history is loss, norm, clip_scale, bad, label smoothing, z-loss, 0, 0.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             norm = np.sqrt(partials.array.sum()) * hyper.array["inverse_scale"]
@@ -151,7 +154,7 @@ class UpdateOperations(Recorder):
             loss, smoothing, z_loss = (part * hyper.array["inverse_count"] for part in sums)
             max_norm = float(hyper.array["max_norm"])
             scale = min(1.0, max_norm / (float(norm) + CLIP_EPSILON)) if max_norm > 0 else 1.0
-        # A bad step stays bad: everything after it was computed from its weights.
+        # Steps after a bad step are bad, too: the host repeats the bad step from the same weights.
         bad = stats.array[BAD] != 0 or not np.isfinite([norm, loss, smoothing, z_loss]).all()
         clip_scale = 0 if bad else scale
         stats.array[...] = clip_scale * hyper.array["inverse_scale"], norm, bad, loss
@@ -160,7 +163,7 @@ class UpdateOperations(Recorder):
 
     @recorded
     def update_weight(self, state: WeightState, update: WeightUpdate) -> None:
-        """Take an optimizer's step of one weight; nothing changes in a bad step."""
+        """Compute an optimizer's step of one weight; a bad step changes nothing."""
         if update.stats.array[BAD] == 0:
             state.compute(update)
             if update.half_copy is not None:
@@ -179,7 +182,7 @@ class UpdateOperations(Recorder):
 
     @recorded
     def newton_schulz(self, gram: Tensor, square: Tensor) -> None:
-        """Square = a I + b gram + c square, both (S, n, n); Muon's coefficients."""
+        """Write square = a I + b gram + c square, both (S, n, n), with Muon's a, b and c."""
         a, b, c = NEWTON_SCHULZ
         square.array[...] = b * gram.array + c * square.array
         side = np.arange(gram.shape[-1])
@@ -187,7 +190,7 @@ class UpdateOperations(Recorder):
 
 
 class GpuUpdates(GpuRecorder, UpdateOperations):
-    """The operations as kernels."""
+    """Norms of gradients and updates of weights, as kernels."""
 
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> None:
         self._norms(grad, partials, index, 1)
@@ -208,7 +211,7 @@ class GpuUpdates(GpuRecorder, UpdateOperations):
             )
 
     def _norms(self, grad: Tensor, partials: Tensor, index: int, count: int) -> None:
-        """Append the sums of a tensor, or of each of `count` matrices in a row."""
+        """Append the sums of `count` adjacent matrices of a tensor, into rows from `index` on."""
         self.dispatch(
             "lm/12_reduce_norm_sq.wgsl",
             count * NORM_PARTIALS,

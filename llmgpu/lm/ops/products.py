@@ -1,13 +1,14 @@
 """Matrix products and work on rows in NumPy whose bits do not depend on the number of threads.
 
-The threads of OpenBLAS wait for each other in a loop, which costs more than they give where other
-programs use the processors, and add some products in another order than one thread does. So
-`FixedProducts` divides a product into whole rows or columns, and OpenBLAS computes each part in one
-thread. With the kernels of `_ADD_ALIKE`, the order of the sums along the inner dimension does not
-depend on the number of rows and columns, so a product has as many parts as there are threads. Other
-kernels, such as Haswell's, add the last few rows of a product in another order. With these, the
-parts follow from the shape alone. Other libraries (MKL, Accelerate) keep their threads. The same
-threads compute work that is done row by row, while NumPy does not hold Python's lock.
+The threads of OpenBLAS wait for each other in a loop, which costs more than the threads save when
+other programs use the processors. Several threads also add some products in another order than one
+thread does. So `FixedProducts` divides a product into whole rows or columns, and OpenBLAS computes
+each part in one thread. With the kernels of `_ADD_ALIKE`, the order of the sums along the inner
+dimension does not depend on the number of rows and columns, so a product has as many parts as there
+are threads. Other kernels, such as Haswell's, add the last few rows of a product in another order,
+so the parts of a product follow from its shape alone. Other libraries (MKL, Accelerate) keep their
+threads. The threads of `FixedProducts` also compute operations on rows, while NumPy does not hold
+Python's lock.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from llmgpu.processors import usable_processors
 
 ALIGNMENT = 64  # rows or columns of a part: a multiple of OpenBLAS's blocks
 LEAST_PART = 1 << 24  # multiplications: below, a part costs less than handing it to a thread
-# Parts of a product at most, where they follow from its shape. In two threads, 8 parts take up to
-# 5 % longer than 2: each part packs a factor again.
+# The most parts of a product if parts follow from its shape. In two threads, 8 parts are up to 5 %
+# slower than 2: each part packs a factor again.
 PARTS = 8
-# OpenBLAS's kernels of which tests saw the same bits for any number of rows and columns.
+# OpenBLAS's kernels with the same bits for any number of rows and columns, as tests have shown.
 _ADD_ALIKE = {b"Sandybridge", b"SkylakeX"}
-_BUFFER_BYTES = 36 << 20  # that OpenBLAS takes for a thread, and some
-LEAST_ELEMENTS = 1 << 15  # the same of work on rows
-_claimed = [0]  # for how many threads OpenBLAS has its memory
+_BUFFER_BYTES = 36 << 20  # memory that OpenBLAS allocates for a thread, and some spare
+LEAST_ELEMENTS = 1 << 15  # elements of rows: below, a part costs less than handing it to a thread
+_claimed = [0]  # number of threads whose memory OpenBLAS has allocated
 
 T = TypeVar("T")
 
@@ -47,8 +48,8 @@ T = TypeVar("T")
 class _OpenBlas(NamedTuple):
     """Functions of NumPy's OpenBLAS.
 
-    They are its number of threads, whose processors' kernels run, how it was built, CBLAS's product
-    of matrices, and what takes the memory of a product and gives it back.
+    processor: name of the processor whose kernels run. config: settings of OpenBLAS's build. sgemm:
+    CBLAS's product of matrices. take_memory, give_back: allocate and free a product's memory.
     """
 
     get_threads: Callable[[], int]
@@ -62,8 +63,8 @@ class _OpenBlas(NamedTuple):
 
 @cache
 def _openblas() -> _OpenBlas | None:
-    # Looking up a name in an extension finds those of the libraries it was linked with, except on
-    # Windows.
+    # Looking up a name in an extension module also finds names of the libraries that the module was
+    # linked with, except on Windows.
     extension = Path(sys.modules["numpy.linalg._umath_linalg"].__file__ or "")
     beside = Path(np.__file__).parent.with_name("numpy.libs").glob("*openblas*")
     for path in (extension, *beside):
@@ -88,12 +89,15 @@ def _openblas() -> _OpenBlas | None:
 
 
 def has_fixed_products() -> bool:
-    """Whether `FixedProducts` can tell NumPy's library to use one thread."""
+    """Whether NumPy's library is OpenBLAS, so that `FixedProducts` can limit it to one thread."""
     return _openblas() is not None
 
 
 def sgemm() -> tuple[int, bool] | None:
-    """Return where CBLAS's product is, and whether its integers have 64 bits; None: unknown."""
+    """Return the address of CBLAS's product, and whether its integers have 64 bits.
+
+    None: NumPy's library is not OpenBLAS.
+    """
     blas = _openblas()
     if blas is None:
         return None
@@ -108,9 +112,10 @@ def _adds_alike() -> bool:
 
 
 def describe_products(*, fixed: bool) -> str:
-    """Name the library of NumPy's products and its kernels, on which their bits depend.
+    """Name the library and the kernels on which the bits of NumPy's products depend.
 
-    fixed: by `FixedProducts`; without, the number of threads counts, too.
+    fixed: whether `FixedProducts` computes the products. If not, bits also depend on the number of
+        threads, which is named, too.
     """
     library = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     described, blas = f"{library.get('name')} {library.get('version')}", _openblas()
@@ -123,13 +128,17 @@ def describe_products(*, fixed: bool) -> str:
 
 
 class FixedProducts:
-    """Products by threads of its own, as many as OpenBLAS would use; the same bits with any.
+    """Products in threads of this object; their bits do not depend on the number of threads.
 
-    parts: into how many parts a product is divided at most.
+    threads: number of threads. parts: the most parts of a product.
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        """Start no thread yet; None: as OPENBLAS_NUM_THREADS and the processors allow."""
+        """Start no thread yet.
+
+        threads: number of threads; None: the number that OPENBLAS_NUM_THREADS and the processors
+            allow.
+        """
         blas = _openblas()
         allowed = 1 if blas is None else min(blas.get_threads(), usable_processors())
         self.threads = threads or allowed
@@ -173,8 +182,8 @@ class FixedProducts:
     ) -> list[T]:
         """Call `compute` for all rows, a part in each thread; return the result of each part.
 
-        elements: how many numbers there are in all. compute: its results for a row must not depend
-            on the other rows. step: a part is a multiple of this many rows, but for the last.
+        elements: the number of elements in all rows. compute: the results for a row must not depend
+            on other rows. step: each part but the last has a multiple of this many rows.
         """
         parts = max(1, min(self.threads, elements // LEAST_ELEMENTS))
         step *= -(-rows // (parts * step))
@@ -184,7 +193,10 @@ class FixedProducts:
         )
 
     def _in_threads(self, work: Sequence[Callable[[], T]]) -> list[T]:
-        """Do a share of some work here and the rest in threads; return the results in order."""
+        """Call some functions, a share in each thread; return the results in order.
+
+        The calling thread works, too: share k has the functions k, k + threads, and so on.
+        """
 
         def do_share(first: int) -> list[T]:
             return [each() for each in work[first :: self.threads]]
@@ -196,9 +208,10 @@ class FixedProducts:
 
 
 def _claim_memory(threads: int) -> None:
-    """Let OpenBLAS take its memory if addresses are few: without, it ends the process.
+    """Let OpenBLAS allocate its memory in advance if the address space is limited.
 
-    Raises MemoryError if there are too few.
+    A product for which OpenBLAS finds no memory would end the process. Raises MemoryError if the
+    address space is too small.
     """
     blas = _openblas()
     if blas is None or threads <= _claimed[0] or not has_limited_address_space():
@@ -208,11 +221,11 @@ def _claim_memory(threads: int) -> None:
     except OSError as error:
         raise MemoryError from error
     taken = [ctypes.c_void_p(blas.take_memory(0)) for _ in range(threads)]
-    for memory in taken:  # which it keeps for the next products
+    for memory in taken:  # OpenBLAS keeps freed memory for later products
         blas.give_back(memory)
     _claimed[0] = threads
 
 
 def _quietly(work: Callable[[], T]) -> T:
-    with np.errstate(all="ignore"):  # each thread has its own
+    with np.errstate(all="ignore"):  # each thread has its own error state
         return work()

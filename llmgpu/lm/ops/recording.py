@@ -1,9 +1,10 @@
-"""Recording programs, and how work is divided.
+"""Recorders of programs, and functions that divide work.
 
-Calling an operation appends it to a program. `Recorder` appends functions on arrays; it is the base
-of `llmgpu.lm.ops.operations.Operations`. `GpuRecorder` overrides it and appends kernels bound to
-buffers, so that a program that runs a million times compiles and binds once. Both have the
-operations that take any tensor: zeros, and conversions between single and half precision.
+Calling an operation appends the operation to a program. `Recorder`, the base of
+`llmgpu.lm.ops.operations.Operations`, appends functions on arrays. `GpuRecorder` appends kernels
+bound to buffers instead, so a program that runs a million times compiles and binds once. Both
+classes have the operations for tensors of any shape: zeros, scaling, and conversions between single
+and half precision.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, AnyArray, FloatArray, Packed, 
 if TYPE_CHECKING:
     from llmgpu.gpu import BoundKernel, Buffer, Commands, Device, Download, Staging
 
-WORKGROUP_SIZE = 256  # threads of a workgroup where a kernel is not given another number
+WORKGROUP_SIZE = 256  # threads of a workgroup, unless a kernel has a number of its own
 LARGEST_HALF = np.float32(65504)
-BLOCK_ELEMENTS = 1 << 18  # of a block of rows: temporary arrays stay small, and in the cache
-STAGED = 5  # uploads whose memory the device may still read
+BLOCK_ELEMENTS = 1 << 18  # elements of a block of rows: temporary arrays fit in the cache
+STAGED = 5  # staging buffers for uploads: the host fills one while the device still reads others
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,7 +50,7 @@ class Program:
 def recorded(
     compute: Callable[Concatenate[AnyRecorder, P], None],
 ) -> Callable[Concatenate[AnyRecorder, P], None]:
-    """Make a function that computes on arrays an operation, which records the call instead."""
+    """Turn a function that computes on arrays into an operation, which records the call."""
 
     @wraps(compute)
     def record(self: AnyRecorder, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -59,13 +60,13 @@ def recorded(
 
 
 class Transfers:
-    """Moves many float32 tensors at a time to and from the host, end to end as (n,) arrays.
+    """Copies float32 tensors to and from the host, many at a time, end to end in an (n,) array.
 
-    These are copies of arrays, see `GpuTransfers`.
+    This class copies arrays; `GpuTransfers` copies memory of a device.
     """
 
     def start_reading(self, tensors: Sequence[Tensor]) -> Callable[[FloatArray], None]:
-        """Start a copy of tensors, after everything that was run.
+        """Start a copy of tensors, after all programs that were run before.
 
         Returns a function that waits for the numbers and writes them to an (n,) array.
         """
@@ -73,9 +74,10 @@ class Transfers:
         return lambda out: np.copyto(out, values)
 
     def start_writing(self, tensors: Sequence[Tensor]) -> tuple[FloatArray, Callable[[], None]]:
-        """Return an (n,) array to fill, and a function that writes it, before all later programs.
+        """Return an (n,) array, and a function that writes the array's numbers to the tensors.
 
-        The array may be slow to read. Call the function before starting with the next but one.
+        Programs that run later see these numbers. The array may be slow to read. Call the function
+        before the second call of `start_writing` after this one.
         """
         values = np.empty(sum(tensor.size for tensor in tensors), np.float32)
 
@@ -92,11 +94,11 @@ class Transfers:
 class Recorder:
     """Tensors, and programs of functions on arrays.
 
-    nbytes: bytes of all tensors made so far. products: computes the matrix products; None: NumPy's
-    library. stack_elements: how many numbers of matrices it is best to compute with at once; 0: of
-    one matrix. has_half_precision: whether float16 tensors can be computed with. is_asynchronous:
-    whether `run` returns before its program has been carried out. max_tensor_bytes: size of the
-    largest tensor that can be made.
+    nbytes: bytes of all tensors made so far. products: computes matrix products; None: NumPy's
+    library does. stack_elements: best size of a stack of matrices that one operation computes with,
+    in numbers; 0: one matrix. has_half_precision: whether operations accept float16 tensors.
+    is_asynchronous: whether `run` returns before the program's end. max_tensor_bytes: size of the
+    largest possible tensor.
     """
 
     stack_elements = 0
@@ -123,10 +125,10 @@ class Recorder:
     ) -> Tensor:
         """Make a tensor of zeros.
 
-        uniform: it is small, and the host writes it between runs.
+        uniform: for small tensors that the host writes between runs.
 
         Raises:
-            DeviceError: the device can't hold or bind that much.
+            DeviceError: the device can't allocate or bind a tensor of this size.
         """
         tensor = self._allocate(Tensor(name, shape, np.dtype(dtype), None), uniform=uniform)
         self.nbytes += tensor.nbytes
@@ -141,9 +143,9 @@ class Recorder:
     def packed(
         self, name: str, shapes: Mapping[str, tuple[int, ...]], dtype: DTypeLike
     ) -> tuple[Packed, list[Tensor]]:
-        """Make matrices (rows, C) of these shapes, by name, in one tensor; return it and them.
+        """Make matrices (rows, C) in one tensor; return the whole and a tensor for each matrix.
 
-        Starts are the same for all types of elements.
+        shapes: by the matrices' names. Starts do not depend on `dtype`.
         """
         width = next(iter(shapes.values()))[1]
         multiple = PACKED_ELEMENTS // math.gcd(width, PACKED_ELEMENTS)
@@ -159,13 +161,13 @@ class Recorder:
         return Packed(tensor, tuple(starts)), parts
 
     def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
-        """Return a tensor of this name, shape and type with memory."""
+        """Return the tensor with `data` of zeros."""
         return replace(tensor, data=np.zeros(tensor.shape, tensor.dtype))
 
     def scratch(self, role: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
-        """Return memory that an operation may use until the next one starts.
+        """Return memory that an operation may use until the next operation starts.
 
-        All operations that ask for the same role and shape share it; its contents are undefined.
+        All operations share the memory of a role and shape; its contents are undefined.
         """
         key = (role, shape)
         if key not in self._scratch:
@@ -173,29 +175,29 @@ class Recorder:
         return self._scratch[key]
 
     def write(self, tensor: Tensor, array: AnyArray) -> None:
-        """Copy an array of the tensor's size into it, before anything that runs later."""
+        """Copy an array to a tensor of the same size; programs that run later see its numbers."""
         tensor.array[...] = np.asarray(array, tensor.dtype).reshape(tensor.shape)
 
     def write_computed(
         self, tensors: Sequence[Tensor], compute: Callable[[], Iterable[AnyArray]]
     ) -> None:
-        """Fill tensors with computed arrays, one each.
+        """Fill each tensor with an array of `compute`.
 
-        They are not computed where only the memory of tensors is counted.
+        A recorder that only counts the memory of tensors does not call `compute`.
         """
         for tensor, array in zip(tensors, compute(), strict=True):
             self.write(tensor, array)
 
     def begin_read(self, tensor: Tensor) -> Callable[[], AnyArray]:
-        """Start a copy of a tensor, after everything that was run.
+        """Start a copy of a tensor, after all programs that were run before.
 
-        Returns a function that waits for the copy and returns it.
+        Returns a function that waits for the copy and returns it as an array.
         """
         copied = tensor.array.copy()
         return lambda: copied
 
     def read(self, tensor: Tensor) -> AnyArray:
-        """Return a copy of a tensor, after everything that was run."""
+        """Return a copy of a tensor, after all programs that were run before."""
         return self.begin_read(tensor)()
 
     def open_transfers(self, numbers: int) -> Transfers:
@@ -206,7 +208,7 @@ class Recorder:
 
     @contextmanager
     def record(self, name: str) -> Iterator[Program]:
-        """Append the operations called in the block to a new program, which the block is given."""
+        """Yield a new program; operations called inside the block are appended to it."""
         outer, self._program = self._program, Program(name)
         try:
             yield self._program
@@ -224,29 +226,29 @@ class Recorder:
         self._program.steps.append(step)
 
     def prepare(self, program: Program) -> None:
-        """Prepare the next run of a program while the device is at work."""
+        """Prepare the next run of a program in advance, while the device computes."""
 
     def run(self, program: Program) -> None:
-        """Carry out a program, or start it on a device without waiting for its end."""
-        # Numbers that are tiny or not finite go through without a warning, as on a GPU.
+        """Run a program. A device only starts the program: `run` does not wait for its end."""
+        # NumPy must not warn of numbers that are tiny or not finite, since a GPU doesn't, either.
         threads = nullcontext() if self.products is None else self.products.one_blas_thread()
         with np.errstate(all="ignore"), threads:
             for step in program.steps:
                 step()
 
     def wait_for_runs(self, ahead: int) -> None:
-        """Return once no more than `ahead` of the programs that were run are unfinished."""
+        """Wait until at most `ahead` of the programs that were run are unfinished."""
 
     def over_rows(
         self, rows: int, elements: int, compute: Callable[[slice], T], step: int = 1
     ) -> list[T]:
-        """Compute rows in threads, if there are any; see `FixedProducts.over_rows`."""
+        """Compute rows in the threads of `products`, if any; see `FixedProducts.over_rows`."""
         if self.products is None:
             return [compute(slice(0, rows))]
         return self.products.over_rows(rows, elements, compute, step)
 
     def over_blocks(self, compute: Callable[[slice], T], rows: int, width: int) -> list[T]:
-        """Compute the blocks of `row_blocks` in threads; return the results in their order."""
+        """Compute the blocks of `row_blocks` in threads; return the results in order of blocks."""
 
         def compute_part(part: slice) -> list[T]:
             return [
@@ -293,23 +295,23 @@ class Recorder:
 
     @recorded
     def scale(self, x: Tensor, out: Tensor, factor: float) -> None:
-        """Out = factor * x; any shape, the same for both."""
+        """Write out = factor * x, two float32 tensors of one shape."""
         np.multiply(x.array, np.float32(factor), out=out.array)
 
 
 class GpuTransfers(Transfers):
-    """Copies through staging memory that the device and the host have in turns, and that is kept.
+    """Copies through staging memory, which the device and the host use in turns.
 
-    Each transfer is queued among the programs that were run.
+    Staging memory is reused. A copy runs after all programs that were run before.
     """
 
     def __init__(self, device: Device, numbers: int) -> None:
-        """Allocate nothing yet; numbers: how many a transfer has at most."""
+        """Allocate nothing yet. numbers: the most numbers of a transfer."""
         self._device = device
         self._nbytes = 4 * numbers
         self._idle: list[Download] = []
         self._staged: deque[Staging] = deque()  # in the order in which the device reads them
-        self._stagings = 0  # staged, or being filled
+        self._stagings = 0  # number of `_staged`, and of `Staging` objects being filled
 
     def start_reading(self, tensors: Sequence[Tensor]) -> Callable[[FloatArray], None]:
         from llmgpu.gpu import Download
@@ -345,7 +347,7 @@ class GpuTransfers(Transfers):
 
 
 class GpuRecorder(Recorder):
-    """Programs of bound kernels with their numbers of workgroups."""
+    """Tensors on a device, and programs of bound kernels."""
 
     stack_elements = 1 << 25  # 128 MiB: enough to keep a large device busy
     is_asynchronous = True
@@ -358,8 +360,8 @@ class GpuRecorder(Recorder):
         self.max_tensor_bytes = device.max_binding_bytes
         self._uniforms: dict[bytes, Buffer] = {}
         self._runs: deque[object] = deque()
-        self._commands: Commands  # being recorded
-        self._prepared: dict[int, tuple[Program, Commands]] = {}  # by the programs' identities
+        self._commands: Commands  # to which steps append dispatches
+        self._prepared: dict[int, tuple[Program, Commands]] = {}  # keys: `id` of programs
 
     def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
         create = self.device.create_uniform if uniform else self.device.create_buffer
@@ -384,9 +386,9 @@ class GpuRecorder(Recorder):
         /,
         **bindings: Tensor | AnyArray,
     ) -> None:
-        """Append `groups` workgroups of the kernel in a file below wgsl/, unless there are none.
+        """Append `groups` workgroups of the kernel in a file of wgsl/; 0 workgroups: do nothing.
 
-        bindings: a tensor, or an array that is written to a uniform now and never changes.
+        bindings: tensors, or arrays that this call copies to uniforms.
         """
         if not groups:
             return
@@ -398,14 +400,15 @@ class GpuRecorder(Recorder):
         self.append_bound(kernel.bind(**buffers), groups)
 
     def prepare(self, program: Program) -> None:
-        # Timed commands are submitted part by part as they are recorded.
+        # A device that times kernels submits commands while they are recorded, so not in advance.
         if not self.device.timing and id(program) not in self._prepared:
             self._prepared[id(program)] = program, self._commands_of(program)
 
     def through_single(self, outs: Mapping[str, Tensor], record: Callable[..., None]) -> None:
-        """Call `record` with float32 tensors, by name, and round results into float16 tensors.
+        """Record an operation of float32 kernels whose results may be float16.
 
-        Scratch memory takes the place of float16 tensors meanwhile.
+        record: called with `outs`, in which float32 scratch memory replaces float16 tensors.
+        Afterwards the scratch memory is rounded into the float16 tensors.
         """
         singles = {
             name: self.scratch(f"{name} in float32", out.shape) if out.is_half else out
@@ -417,7 +420,7 @@ class GpuRecorder(Recorder):
                 self.round_to_half(singles[name], out)
 
     def single(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a tensor in float32: itself, or a copy in scratch memory, which is recorded."""
+        """Return a float32 tensor itself, or scratch memory with a copy of a float16 tensor."""
         if not tensor.is_half:
             return tensor
         copy = self.scratch(f"{name} in float32", tensor.shape)
@@ -433,7 +436,7 @@ class GpuRecorder(Recorder):
         self._commands = commands = self.device.record()
         for step in program.steps:
             step()
-        del self._commands  # it keeps all that it names in memory
+        del self._commands  # would keep the memory of all bound buffers
         return commands
 
     def wait_for_runs(self, ahead: int) -> None:
@@ -441,7 +444,8 @@ class GpuRecorder(Recorder):
             self.device.wait(self._runs.popleft())
 
     def fill_zero(self, tensor: Tensor) -> None:
-        # A tensor of small elements may end inside a 4-byte word, whose rest is kept.
+        # A tensor of small elements may end inside a 4-byte word. `kept` masks the word's bytes
+        # after that end, which stay as they are.
         words, rest = -(-tensor.nbytes // 4), tensor.nbytes % 4
         kept = 0xFFFFFFFF << 8 * rest & 0xFFFFFFFF if rest else 0
         self.dispatch(
@@ -481,7 +485,7 @@ class GpuRecorder(Recorder):
         self.append(lambda: self._commands.dispatch(kernel, groups))
 
     def _uniform(self, values: AnyArray) -> Buffer:
-        """Return a uniform with these contents, the same for all that ask for equal ones."""
+        """Return a uniform with these contents; equal contents share one uniform."""
         content = np.ascontiguousarray(values).tobytes()
         if content not in self._uniforms:
             self._uniforms[content] = self.device.create_uniform("parameters", len(content))
@@ -490,34 +494,34 @@ class GpuRecorder(Recorder):
 
 
 def as_single(array: AnyArray) -> FloatArray:
-    """Return an array in float32: itself, or a copy."""
+    """Return a float32 array itself, or a float32 copy of another array."""
     return array.astype(np.float32, copy=False)
 
 
 def single_of(array: AnyArray) -> FloatArray:
-    """Return float32 memory for numbers that `put` then writes to an array, or the array."""
+    """Return a float32 array itself, or new float32 memory, which `put` rounds into the array."""
     return array if array.dtype == np.float32 else np.empty(array.shape, np.float32)
 
 
 def put(values: FloatArray, array: AnyArray) -> None:
-    """Round the memory that `single_of` returned into the array, unless it is the array."""
+    """Round `values` into the array, unless `single_of` returned the array itself."""
     if values is not array:
         np.copyto(array, values, casting="same_kind")
 
 
 def saturate_to_half(source: FloatArray, out: AnyArray) -> None:
-    """Write the nearest half-precision numbers of up to `LARGEST_HALF` in size; NaN stays NaN."""
+    """Round to half precision, limited to `LARGEST_HALF` in size; NaN stays NaN."""
     # NumPy's clip keeps NaN.
     np.copyto(out, np.clip(source, -LARGEST_HALF, LARGEST_HALF), casting="same_kind")
 
 
 def dims(*values: int) -> NDArray[np.uint32]:
-    """Return whole numbers as a kernel's uniform takes them, padded to a multiple of four."""
+    """Return the contents of a uniform: whole numbers, padded to a multiple of four."""
     return np.array([*values, *[0] * (-len(values) % 4)], np.uint32)
 
 
 def workgroups(threads: int) -> int:
-    """Return how many workgroups of `WORKGROUP_SIZE` threads have this many threads."""
+    """Return the number of workgroups of `WORKGROUP_SIZE` threads for this many threads."""
     return -(-threads // WORKGROUP_SIZE)
 
 
@@ -530,12 +534,15 @@ def thread_count(items: int, least: int = 1) -> int:
 
 
 def row_blocks(rows: int, width: int) -> Iterator[slice]:
-    """Yield slices of one row or more that together are all rows of a (rows, width) array."""
+    """Yield slices of one row or more, which cover the rows of a (rows, width) array in order.
+
+    The last slice may reach beyond the array.
+    """
     step = block_rows(width)
     for start in range(0, rows, step):
         yield slice(start, start + step)
 
 
 def block_rows(width: int) -> int:
-    """Return how many rows of `width` elements a block has."""
+    """Return the number of rows of `width` elements in a block."""
     return max(BLOCK_ELEMENTS // max(width, 1), 1)

@@ -1,6 +1,6 @@
-"""Tensors, a name, a shape and a type over an array or over memory of a device; groups of tensors.
+"""Tensors, and groups of tensors that are arguments of one operation.
 
-The groups are arguments that operations take together.
+A tensor is a name, a shape and a type over an array or over memory of a device.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from llmgpu.gpu import Buffer
 
-AnyArray: TypeAlias = NDArray[Any]  # of any of the types that a tensor's elements have
+AnyArray: TypeAlias = NDArray[Any]  # an array of float32, float16, uint32 or uint8
 FloatArray: TypeAlias = NDArray[np.float32]
 
-PACKED_ELEMENTS = 128  # a multiple of which packed matrices start at: 256 bytes in half precision
+PACKED_ELEMENTS = 128  # packed matrices start at multiples of this: 256 bytes in half precision
 
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
     """An argument of an operation.
 
-    name: for messages and checkpoints.
+    name: name in messages and checkpoints.
     shape, dtype: float32, float16, uint32 or uint8; C order.
-    data: an array of that shape (NumPy) or a buffer (GPU).
+    data: an array of the same shape (NumPy), or a buffer (GPU).
     """
 
     name: str
@@ -37,12 +37,12 @@ class Tensor:
 
     @property
     def array(self) -> AnyArray:
-        """The array of a tensor on the host."""
+        """`data` of a tensor on the host."""
         return cast("AnyArray", self.data)
 
     @property
     def buffer(self) -> Buffer:
-        """The memory of a tensor on a device."""
+        """`data` of a tensor on a device."""
         return cast("Buffer", self.data)
 
     @property
@@ -52,7 +52,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the elements take."""
+        """Size of the elements in bytes."""
         return self.size * self.dtype.itemsize
 
     @property
@@ -64,7 +64,7 @@ class Tensor:
         """Return rows start to stop - 1 of the first dimension, over the same memory.
 
         Raises:
-            ValueError: the tensor has fewer rows, or on a device the first one doesn't start at a
+            ValueError: the tensor has fewer rows, or on a device row `start` doesn't begin at a
                 multiple of 256 bytes.
         """
         if not 0 <= start <= stop <= self.shape[0]:
@@ -76,7 +76,7 @@ class Tensor:
         return replace(self, shape=shape, data=self.buffer.view(start * row, (stop - start) * row))
 
     def reshaped(self, *shape: int) -> Tensor:
-        """Return the same elements, in C order, in another shape of as many."""
+        """Return the same elements, in C order, in another shape of the same size."""
         data = self.data.reshape(shape) if isinstance(self.data, np.ndarray) else self.data
         return replace(self, shape=shape, data=data)
 
@@ -84,7 +84,7 @@ class Tensor:
         """Return elements start to stop - 1 in C order, over the same memory.
 
         Raises:
-            ValueError: the tensor has fewer elements, or on a device the first one doesn't start at
+            ValueError: the tensor has fewer elements, or on a device element `start` doesn't lie at
                 a multiple of 256 bytes.
         """
         return self.reshaped(self.size).rows(start, stop)
@@ -94,7 +94,7 @@ class Tensor:
 class Packed:
     """Matrices of one width in one tensor (rows, C), matrix i from row starts[i] on.
 
-    Rows of zeros between them make each start where a device can bind it.
+    Rows of zeros between matrices align each start, so that a device can bind each matrix.
     """
 
     tensor: Tensor
@@ -103,7 +103,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Groups:
-    """Equal tokens next to each other, as `group_tokens` returns them; all uint32.
+    """Positions grouped by token, as `group_tokens` returns them; all uint32.
 
     order: (N,). starts: (N + 1,). rows: (N,).
     """
@@ -117,8 +117,8 @@ class Groups:
 class Losses:
     """The parts of the loss of each row, all (N,).
 
-    cross_entropy: of the target alone. smoothing: added by label smoothing. z_loss: added by the
-    penalty on the log-sum-exp.
+    cross_entropy: negative logarithm of the target's probability. smoothing: added by label
+    smoothing. z_loss: added by the penalty on the log-sum-exp.
     """
 
     cross_entropy: Tensor
@@ -139,7 +139,7 @@ class Losses:
 class HeadTensors:
     """Queries of new rows, and a cache of keys and values.
 
-    q: (N, H * D). cache: (L, 2 * K * D), in each row a token's keys, then its values.
+    q: (N, H * D). cache: (L, 2 * K * D); a row has the keys of a token, then the token's values.
     """
 
     q: Tensor
@@ -150,8 +150,8 @@ class HeadTensors:
 class NewRows:
     """New tokens of sequences in a cache.
 
-    tokens: uint32 (N,). places: uint32 (2, N), their positions, and the rows of the cache where
-    their sequences start. idle: the start of rows without a token.
+    tokens: uint32 (N,). places: uint32 (2, N), the tokens' positions, and the cache rows at which
+    the tokens' sequences start. idle: value of the start for rows without a token.
     """
 
     tokens: Tensor
@@ -174,7 +174,7 @@ class AttentionShape:
 
     @property
     def group(self) -> int:
-        """Heads that share a key/value head."""
+        """Number of query heads that share a key/value head."""
         return self.heads // self.kv_heads
 
     @property
@@ -185,7 +185,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class AttentionTensors:
-    """The tensors of attention; rows are the tokens of B sequences, one after the other.
+    """The tensors of attention. Rows are the tokens of B sequences, one sequence after the other.
 
     q, out: (N, H * D). k, v: (N, K * D). log_sum_exp: (N, H), written for the backward pass.
     """
@@ -199,7 +199,7 @@ class AttentionTensors:
 
 @dataclass(frozen=True)
 class AttentionGradients:
-    """Gradients of the tensors of these names: that of `out` is read, the others are written."""
+    """Gradients of `AttentionTensors`. Operations read `out`, and write q, k and v."""
 
     q: Tensor
     k: Tensor
@@ -219,9 +219,10 @@ class Norm:
 
 @dataclass(frozen=True)
 class Rotation:
-    """The angles of rows, at positions uint32 (N,).
+    """The angles by which rotary embedding turns rows.
 
-    cosines, sines: (positions, D/2), as `rotary_tables` makes them.
+    cosines, sines: (number of positions, D/2), see `rotary_tables`. positions: uint32 (N,), the
+    position of each row.
     """
 
     cosines: Tensor
@@ -231,5 +232,5 @@ class Rotation:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The tables and positions, by their names in kernels."""
+        """The tables and positions, by the names of the kernels' bindings."""
         return {"cosines": self.cosines, "sines": self.sines, "positions": self.positions}
