@@ -1,17 +1,18 @@
-"""Low-rank adapters: training a model by a small change to each of its matrices.
+"""Low-rank adapters: training a model by small changes to matrices.
 
-A matrix W (O, I) of the model is not changed. Training changes the factors A (R, I) and B (O, R),
-and the model computes with W' = W + (alpha / R) B A (E. Hu et al., LoRA, arXiv 2106.09685; names as
-in the library peft). A begins as uniform random numbers of up to 1 / sqrt(I), B as zeros.
+Training leaves a matrix W (O, I) of the model as it is. It changes the factors A (R, I) and
+B (O, R), and the model computes with W' = W + (alpha / R) B A (E. Hu et al., LoRA, arXiv
+2106.09685; names as in the library peft). A starts as uniform random numbers between -1 / sqrt(I)
+and 1 / sqrt(I), B as zeros.
 
 W' is computed once a step, so the forward and backward passes know nothing of adapters. The
-backward pass leaves the gradient of W', from which the gradients of both factors follow:
+backward pass computes the gradient of W', from which the gradients of both factors follow:
 
     dB = (alpha / R) dW' A^T,  dA = (alpha / R) B^T dW'
 
-These are computed layer by layer, and all layers share the memory of dW'. The gradients of other
-weights go to shared memory, too, and nothing reads them. Tables have no gradient. A is stored
-transposed, as the products here take it.
+Both gradients are computed layer by layer, and all layers share the memory of dW'. The gradients of
+other weights are written to shared memory, too, and never read. Tables have no gradient. A is
+stored transposed, so that `Operations.linear` can multiply B by A.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from llmgpu.lm.model import Model, make_weights
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.options import TrainOptions
 
-_STREAM = 1 << 32  # number of the first random stream of A, above the numbers of weights' streams
+_STREAM = 1 << 32  # number of the first A's random stream, above the numbers of weights' streams
 
 
 @dataclass(frozen=True)
@@ -49,16 +50,16 @@ class Adapter:
 class Adapters:
     """The adapters of a model, by weight name.
 
-    gradients, packed_gradients: tensors that the backward pass adds to, see `LossGraph`. trained:
-    the factors, by their description as weights.
+    gradients, packed_gradients: tensors to which the backward pass adds, see `LossGraph`. trained:
+    the factors, by their `Weight`.
     """
 
     def __init__(self, model: Model, options: TrainOptions) -> None:
-        """Make all tensors."""
+        """Make the factors of all adapted matrices, and shared memory for gradients."""
         ops, rank = model.operations, options.lora_rank
         self._model, self._options = model, options
         self._factor = options.lora_alpha / rank
-        # The factors of each adapted matrix, and the matrix without them.
+        # Make the factors of each adapted matrix, and a copy of the matrix.
         self.adapters: dict[str, Adapter] = {}
         for weight in adapted_weights(model.config, options.targets):
             name, (outputs, inputs) = weight.name.removesuffix(".weight"), weight.shape
@@ -67,7 +68,7 @@ class Adapters:
                 ops.tensor(f"{name}.lora_A.weight", (inputs, rank)),
                 ops.tensor(f"{name}.lora_B.weight", (outputs, rank)),
             )
-        # Layers share the memory of their gradients.
+        # Make one gradient for each role, which all layers share.
         weights = [weight for weight in model.config.weights() if not weight.is_table]
         first = {_role(weight.name): weight for weight in reversed(weights)}
         made, packed = make_weights(
@@ -86,7 +87,7 @@ class Adapters:
         }
 
     def initialise(self, seed: int) -> None:
-        """Draw the initial values of each A from a random stream of its own; B is zeros."""
+        """Draw the initial values of each A from its own random stream; B stays zeros."""
         for number, adapter in enumerate(self.adapters.values()):
             stream = np.random.Generator(np.random.Philox(key=[seed, _STREAM + number]))
             inputs = adapter.a.shape[0]
@@ -94,7 +95,7 @@ class Adapters:
             self._model.operations.write(adapter.a, drawn / np.float32(math.sqrt(inputs)))
 
     def load(self, values: Callable[[str], AnyArray]) -> None:
-        """Write the matrices W; values: returns one by the name of the model's weight."""
+        """Write the matrices W; values: returns a matrix by the name of the model's weight."""
         for name, adapter in self.adapters.items():
             self._model.operations.write(adapter.base, values(name))
 
@@ -105,7 +106,7 @@ class Adapters:
         self._model.operations.run(program)
 
     def record_merge(self) -> None:
-        """Record a program that writes W' of all adapters into the model."""
+        """Record operations that write W' of all adapters into the model."""
         ops, model = self._model.operations, self._model
         for name, adapter in self.adapters.items():
             ops.linear(self._scaled(adapter.b), adapter.a, model.weights[name], adapter.base)
@@ -115,8 +116,8 @@ class Adapters:
     def record_gradients(self, start: str, gradients: Mapping[str, Tensor]) -> None:
         """Record the gradients of the factors of some matrices.
 
-        start: prefix of the names of these matrices, whose gradients are final. gradients: by the
-        names of the factors; the results are added to them.
+        start: prefix of the names of these matrices; their gradients must be complete. gradients:
+        by the names of the factors; the operations add to these tensors.
         """
         ops = self._model.operations
         for name, adapter in self.adapters.items():
@@ -125,7 +126,7 @@ class Adapters:
                 of_a, of_b = gradients[adapter.a.name], gradients[adapter.b.name]
                 ops.linear_backward_input(whole, self._scaled(adapter.a), of_b, accumulate=True)
                 ops.linear_backward_weight(whole, self._scaled(adapter.b), of_a)
-                ops.fill_zero(whole)  # the layer below adds its gradient to it
+                ops.fill_zero(whole)  # the layer below adds its gradient to the same memory
 
     def _scaled(self, tensor: Tensor) -> Tensor:
         """Record the scaling of a factor by alpha / R; return the result."""
@@ -134,7 +135,7 @@ class Adapters:
         return scaled
 
     def files(self, source: Callable[[Tensor], TensorSource], base: str) -> AdapterFiles:
-        """Return the files for peft; source: reads a tensor later; base: folder of the model."""
+        """Return the files for peft. source: makes a `TensorSource`. base: folder of the model."""
         tensors = {}
         for name, adapter in self.adapters.items():
             prefix = f"base_model.model.{name.removesuffix('.weight')}"

@@ -1,4 +1,4 @@
-"""The sizes of a model, the shapes of its weights, and what a training step costs.
+"""The sizes of a model, the shapes of its weights, and the operations of a training step.
 
 The names of the weights are those of Hugging Face's Llama, so that a checkpoint needs no table of
 names.
@@ -16,25 +16,25 @@ from llmgpu.option_fields import MODEL, option
 
 Activation = Literal["swiglu", "gelu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
-UNGATED: tuple[Activation, ...] = ("gelu",)  # of feed-forward networks without a gate
+UNGATED: tuple[Activation, ...] = ("gelu",)  # activations of networks without a gate
 RopeScalingKind = Literal["linear", "llama3"]
 ROPE_SCALINGS: tuple[RopeScalingKind, ...] = get_args(RopeScalingKind)
 
 HEAD_DIM_MULTIPLE = 4  # attention reads head rows 16 bytes at a time
-SHORT_CONTEXT = 2048  # tokens; the keys and values of so many take little memory
+SHORT_CONTEXT = 2048  # number of tokens whose keys and values need little memory
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 OUTPUT = "lm_head.weight"
-VOCAB_MULTIPLE = 64  # the embedding table is padded to a multiple of so many rows
+VOCAB_MULTIPLE = 64  # tables are padded with rows to a multiple of this
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight: its name, its shape, and how it is initialised and decayed.
+    """The name and the shape of a weight, its initial values and its decay.
 
-    deviation: standard deviation of its random initial values; None: all values are 1.
-    decays: whether weight decay applies (matrices yes, norms no).
-    unused_rows: number of rows at the end of a table that stand for no token; they are zeros.
+    deviation: standard deviation of the random initial values; 0: zeros; None: ones.
+    decays: whether weight decay applies. It applies to matrices, not to norms and biases.
+    unused_rows: number of rows at the end of a table that stand for no token; these rows are zeros.
     """
 
     name: str
@@ -50,17 +50,17 @@ class Weight:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether it is a matrix inside a layer."""
+        """Whether the weight is a matrix inside a layer."""
         return self.decays and self.name.startswith("model.layers.")
 
     @property
     def is_table(self) -> bool:
-        """Whether it has a row for each id: the embedding table or the output layer."""
+        """Whether the weight is the embedding table or the output layer, with a row for each id."""
         return self.decays and not self.is_hidden
 
     @property
     def is_residual(self) -> bool:
-        """Whether it is a matrix that writes into the residual stream."""
+        """Whether the weight is a matrix that writes into the residual stream."""
         return self.name.endswith((".o_proj.weight", ".down_proj.weight"))
 
     @property
@@ -71,7 +71,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary positions are stretched for sequences longer than those of the first training.
+    """The stretching of rotary positions, for longer sequences than in the first training.
 
     kind: "linear" divides all frequencies by `factor`. "llama3" divides frequencies that turn fewer
     than `low_freq_factor` times in `original_seq_len` tokens, keeps frequencies that turn more than
@@ -86,7 +86,7 @@ class RopeScaling:
     original_seq_len: int = 8192
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
+        """Raise InputError for an unknown kind, and for numbers out of range."""
         if self.kind not in ROPE_SCALINGS:
             known = ", ".join(ROPE_SCALINGS)
             raise InputError(f"the kind of rope_scaling is {self.kind}; use one of {known}")
@@ -108,13 +108,13 @@ class RopeScaling:
 class ModelConfig:
     """Sizes of a Llama-style model.
 
-    vocab_size: ids of the tokenizer. dim: width of the residual stream (C). layers: blocks.
-    heads, kv_heads: query heads (H) and key/value heads (K). ffn_dim: width inside the feed-forward
-    network (F). seq_len: longest sequence (T). tied: whether the output layer is the embedding
-    table. activation: "swiglu", or "gelu" for a network without gate. head_width: numbers of a head
-    where that is not dim / heads. qkv_bias: whether queries, keys and values have a bias (Qwen2).
-    qk_norm: whether each head of queries and keys has an RMS norm (Qwen3). max_positions: the
-    longest sequence that the model was made for, where it is trained on shorter ones.
+    vocab_size: number of the tokenizer's ids. dim: width of the residual stream (C). layers: number
+    of layers. heads, kv_heads: number of query heads (H) and of key/value heads (K). ffn_dim: width
+    inside the feed-forward network (F). seq_len: longest sequence (T). tied: whether the output
+    layer is the embedding table. activation: "swiglu", or "gelu" for a network without gate.
+    head_width: width of a head (D); None: dim / heads. qkv_bias: whether queries, keys and values
+    have a bias (Qwen2). qk_norm: whether each head of queries and keys has an RMS norm (Qwen3).
+    max_positions: the longest sequence that the model supports; None: seq_len.
     """
 
     section: ClassVar[str] = MODEL
@@ -143,7 +143,7 @@ class ModelConfig:
     max_positions: int | None = None
 
     def __post_init__(self) -> None:
-        """Check that the sizes fit together."""
+        """Raise InputError for sizes that are too small or do not fit together."""
         for name in ("vocab_size", "dim", "layers", "heads", "kv_heads", "ffn_dim", "seq_len"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1")
@@ -166,9 +166,9 @@ class ModelConfig:
             )
 
     def generating(self, tokens: int) -> ModelConfig:
-        """Return the sizes for texts of `tokens` tokens, so that caches have no room for more.
+        """Return the sizes with a `seq_len` for texts of `tokens` tokens, to keep caches small.
 
-        A model whose longest sequence is short keeps that length.
+        `seq_len` becomes at least `SHORT_CONTEXT`, and at most the model's longest sequence.
         """
         longest = self.max_positions or self.seq_len
         return replace(self, seq_len=min(longest, max(tokens, SHORT_CONTEXT)))
@@ -204,12 +204,12 @@ class ModelConfig:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     def weights(self) -> Iterator[Weight]:
-        """All weights in the order of a forward pass.
+        """Yield all weights in the order of a forward pass.
 
         Matrices are (outputs, inputs). Initial values are normal with deviation 0.02. The two
-        projections that write into the residual stream have 0.02 / sqrt(2 * layers), so that its
-        variance does not grow with depth (GPT-2, section 2.3); norms start as ones, biases as
-        zeros.
+        projections that write into the residual stream have 0.02 / sqrt(2 * layers), so that the
+        variance of the stream does not grow with depth (GPT-2, section 2.3). Norms start as ones,
+        biases as zeros.
         """
         table = (self.padded_vocab_size, self.dim)
         unused = self.padded_vocab_size - self.vocab_size
@@ -246,7 +246,7 @@ class ModelConfig:
         return self._sum_of_sizes(matrices_only=False)
 
     def _sum_of_sizes(self, *, matrices_only: bool) -> int:
-        """Return the number of elements of all weights, quickly for any number of layers."""
+        """Return the number of elements of all weights, in equal time for any number of layers."""
         one, two = (
             sum(
                 weight.size
@@ -258,19 +258,19 @@ class ModelConfig:
         return one + (self.layers - 1) * (two - one)
 
     def training_operations(self, tokens: int) -> int:
-        """Additions and multiplications of forward and backward over `tokens` tokens.
+        """Return the additions and multiplications of both passes over `tokens` tokens.
 
-        Six for each parameter of a matrix, and 12 * layers * query_dim * seq_len for attention, of
-        which a causal mask needs half.
+        A token costs six operations for each parameter of a matrix. Attention costs 12 * layers *
+        query_dim * seq_len for a token, half of which a causal mask saves.
         """
         matrices = self._sum_of_sizes(matrices_only=True)
         if not self.tied:
-            matrices -= self.padded_vocab_size * self.dim  # looked up, not multiplied
+            matrices -= self.padded_vocab_size * self.dim  # the embedding table is only looked up
         return tokens * (6 * matrices + 6 * self.layers * self.query_dim * self.seq_len)
 
 
-# Presets, all of the Llama kind; gpt2 has GPT-2 small's sizes (12 layers, 768 wide), with a gated
-# network of two thirds the width for the same number of parameters.
+# Presets, all of the Llama kind. gpt2 has the sizes of GPT-2 small (12 layers, 768 wide), but a
+# gated network of two thirds the width, with the same number of parameters.
 PRESETS: dict[str, ModelConfig] = {
     "tiny": ModelConfig(
         vocab_size=1, dim=128, layers=4, heads=4, kv_heads=4, ffn_dim=384, seq_len=128
@@ -285,9 +285,10 @@ PRESETS: dict[str, ModelConfig] = {
 
 
 def preset(name: str, vocab_size: int, **sizes: object) -> ModelConfig:
-    """Return a preset for a vocabulary; those of `sizes` that are not None replace its own.
+    """Return a preset for a vocabulary, with some sizes replaced.
 
-    kv_heads follows heads where only heads is given.
+    sizes: by the names of `ModelConfig`; None keeps the preset's size. If only heads is given,
+    kv_heads is set to the same number.
     """
     given = {key: value for key, value in sizes.items() if value is not None}
     if "heads" in given:

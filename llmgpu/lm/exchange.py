@@ -1,9 +1,9 @@
-"""Adding up the gradients of all workers while the backward pass computes further ones.
+"""Adding up the gradients of all workers while the backward pass computes further gradients.
 
-The last batch of a step runs in stages. After each stage some gradients are final. They are cut
-into buckets; each bucket is read, added up over the workers in the order of their numbers, and
-written back. Threads add up a bucket while the next one is read. The device has the copies of a few
-buckets queued meanwhile, so it seldom waits.
+The last batch of a step runs in stages. Each stage completes some gradients, which are cut into
+buckets. Each bucket is read, added up over the workers in the order of their numbers, and written
+back. Threads add up a bucket while the next bucket is read. A few copies of buckets are queued on
+the device, so the device seldom waits.
 
 With local steps the workers add up weights at the end of a round instead, see `LocalSteps`.
 """
@@ -27,25 +27,26 @@ from llmgpu.lm.options import TrainOptions
 from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
 
-BUCKET = 1 << 23  # numbers
-AHEAD = 3  # buckets that the device copies for the host while one is read
-_SLOTS = 3  # buckets in a worker's memory for the others
+BUCKET = 1 << 23  # most numbers of a bucket
+AHEAD = 3  # buckets that the device copies for the host while the host reads another bucket
+_SLOTS = 3  # slots of a bucket each in the memory that a worker shares
 _START = 64  # parts of a tensor start at multiples of this many numbers, 256 bytes
-_BLOCK = 1 << 16  # numbers added up at a time; they fit in a cache
+_BLOCK = 1 << 16  # numbers added up at a time, few enough for a processor's cache
 _TOKEN = 16  # random bytes by which a worker recognises another worker's memory
 _MOST_THREADS = 8  # more threads add up no faster: memory is the limit
 
 Fill = Callable[[FloatArray], None]
 Write = Callable[[], None]
-# Adds up an array of all workers. Arguments: the length of the float32 arrays, and a function that
-# fills an array with this worker's numbers. Returns a function that fills an array with the sums;
-# it may run in another thread, but before the call of `Sums` after the next.
+# Adds up an array over all workers. Arguments: the length of the float32 arrays, and a function
+# that fills an array with this worker's numbers. Returns a function that fills an array with the
+# sums. This function may run in another thread, but must end before the second call of `Sums` after
+# this call.
 Sums = Callable[[int, Fill], Fill]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a step: a program, and the tensors that are final after it."""
+    """A part of a step: a program, and the tensors that the program completes."""
 
     program: Program
     tensors: Sequence[Tensor]
@@ -57,9 +58,9 @@ class Exchange:
     def __init__(
         self, operations: Operations, open_sums: Callable[[], Sums], stages: Sequence[Stage]
     ) -> None:
-        """Prepare for the stages; each tensor is in one of them.
+        """Divide the tensors of stages into buckets; each tensor is in only one stage.
 
-        open_sums: called before the first sum, when all workers have reached it.
+        open_sums: called once on every worker, before the first sum.
         """
         self._operations = operations
         self._open_sums = cache(open_sums)
@@ -68,19 +69,20 @@ class Exchange:
         self._transfers = operations.open_transfers(max(sizes))
 
     def finish(self) -> int:
-        """Run all stages but the first, which has run already; return their number.
+        """Run the stages after the first, and replace all tensors by sums.
 
-        Programs that run later see the sums.
+        The caller has run the first stage. Programs that run later see the sums. Returns the number
+        of stages that were run.
         """
         for write in in_order(self._begun_sums(), _fill, 2, threads=1):
             write()
         return len(self._stages) - 1
 
     def _begun_sums(self) -> Iterator[tuple[Fill, FloatArray, Write]]:
-        """Run the stages; yield three things for each bucket once it is read.
+        """Run the stages; after each bucket is read, yield (fill, array, write).
 
-        These are a function that fills an array with the sums, the array, float32 (n,), and a
-        function that writes the array to the tensors of the bucket.
+        fill: writes the sums to the array, float32 (n,). write: copies the array to the tensors of
+        the bucket.
         """
         pending: deque[tuple[list[Tensor], Fill]] = deque()
         for number, (program, given) in enumerate(self._stages):
@@ -105,7 +107,7 @@ def _fill(sums: tuple[Fill, FloatArray, Write]) -> Write:
 
 
 def exchange_memory(parameters: int) -> int:
-    """Return an upper bound of the bytes that a worker needs to add up this many gradients."""
+    """Return an upper bound of a worker's memory for adding up gradients, in bytes."""
     return (_SLOTS + AHEAD + 1 + STAGED) * 4 * min(BUCKET, parameters + BUCKET // 8)
 
 
@@ -114,7 +116,7 @@ def _size(bucket: Sequence[Tensor]) -> int:
 
 
 def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield tensors or parts of them, in order, in lists of up to `BUCKET` numbers."""
+    """Yield tensors, or parts of tensors, in order, in lists of up to `BUCKET` numbers."""
     bucket: list[Tensor] = []
     room = BUCKET
     for tensor in tensors:
@@ -135,14 +137,15 @@ def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 class SharedSums:
-    """Sums of workers of one machine, through shared memory.
+    """Sums over workers of one machine, through shared memory.
 
-    A worker writes to three slots in turns. A worker that waits for the second slot has read the
-    first one, and no worker writes to the first slot again before all have waited for the second.
+    A worker writes to its three slots in turns. All workers wait for each other once for each slot
+    that they read. No worker writes to the first slot again before all workers have waited for the
+    second, and a worker that waits for the second slot has finished reading the first.
     """
 
     def __init__(self, communicator: Any, memory: Sequence[mmap.mmap]) -> None:
-        """Take the memory of all workers, by number, as `share_memory` returns it."""
+        """Use the memory of all workers, by number, as `share_memory` returns it."""
         self._communicator = communicator
         arrays = [np.frombuffer(each, np.float32, _SLOTS * BUCKET, _TOKEN) for each in memory]
         self._slots = deque(zip(*(array.reshape(_SLOTS, BUCKET) for array in arrays), strict=True))
@@ -150,7 +153,7 @@ class SharedSums:
         self._scratch = [np.empty(_BLOCK, np.float32) for _ in range(threads)]
 
     def __call__(self, count: int, read: Fill) -> Fill:
-        """Write to a slot; the returned function waits until all workers have written to it."""
+        """Write to a slot; the returned function waits for all workers, and adds up their slots."""
         slot = self._slots[0]
         self._slots.rotate(-1)
         read(slot[self._communicator.rank][:count])
@@ -166,9 +169,10 @@ class SharedSums:
 
 
 def _add(given: Sequence[FloatArray], out: FloatArray, job: tuple[slice, FloatArray]) -> None:
-    """Write the sums of a part of arrays.
+    """Write the sums of a part of `given` to `out`.
 
-    job: the part, and an array that collects a block of sums, since `out` may be slow to read.
+    job: the part, and an array in which a block of sums is collected, since `out` may be slow to
+    read.
     """
     part, total = job
     for first in range(part.start, part.stop, _BLOCK):
@@ -180,9 +184,10 @@ def _add(given: Sequence[FloatArray], out: FloatArray, job: tuple[slice, FloatAr
 
 
 def collective_sums(communicator: Any, count: int, read: Fill) -> Fill:
-    """Add up an array of workers of several machines: each worker adds up its own range.
+    """Add up an array over workers of several machines; each worker adds up one range of it.
 
-    A worker sends about twice the size of the gradients, for any number of workers.
+    A worker sends about twice the size of the array, for any number of workers. Arguments and
+    result are those of `Sums`.
     """
     workers = communicator.size
     given = np.zeros((workers, -(-count // workers)), np.float32)
@@ -201,12 +206,12 @@ def collective_sums(communicator: Any, count: int, read: Fill) -> Fill:
 
 
 def open_sums(communicator: Any, *, one_machine: bool) -> Sums:
-    """Return the `Sums` of an MPI communicator; all of its workers have to call this.
+    """Return the `Sums` of an MPI communicator; all its workers must call this function.
 
-    communicator: None for a worker that is alone.
+    communicator: None for a single worker.
     """
     if communicator is None:
-        return lambda count, read: read  # the sum is the array itself
+        return lambda count, read: read  # the sum is this worker's array itself
     memory = share_memory(communicator) if one_machine else None
     if memory is None:
         return partial(collective_sums, communicator)
@@ -219,19 +224,21 @@ def share_memory(communicator: Any) -> list[mmap.mmap] | None:
     The memory has no name in a file system, so a worker that dies leaves nothing behind.
     """
     nbytes = _TOKEN + _SLOTS * 4 * BUCKET
+    # Allocate this worker's memory; random bytes at its start identify it.
     token = os.urandom(_TOKEN)
     try:
-        descriptor = os.memfd_create("llmgpu gradients")  # only Linux has it
+        descriptor = os.memfd_create("llmgpu gradients")  # only on Linux
         os.ftruncate(descriptor, nbytes)
         os.pwrite(descriptor, token, 0)
     except (AttributeError, OSError):
         descriptor = -1
+    # Map the memory of all workers. Sharing is possible only if every worker can map all.
     memory = []
     for process, number, expected in communicator.allgather((os.getpid(), descriptor, token)):
         try:
             with open(f"/proc/{process}/fd/{number}", "r+b") as file:
                 memory.append(mmap.mmap(file.fileno(), nbytes))
-            if memory[-1][:_TOKEN] != expected:  # a process of another container has that number
+            if memory[-1][:_TOKEN] != expected:  # another process has that number in this container
                 memory = []
                 break
         except (OSError, ValueError):
@@ -244,16 +251,16 @@ def share_memory(communicator: Any) -> list[mmap.mmap] | None:
 
 
 class LocalSteps:
-    """Rounds of steps that workers take separately, and the outer step that ends each.
+    """Rounds of steps that workers take separately; an outer step ends each round.
 
-    A worker updates its weights with the gradients of its own batches alone. At the end of a round
-    the weights that it began with, less the mean of the workers' weights, are the gradient of an
-    outer optimizer, SGD with Nesterov's momentum. All workers begin the next round with the weights
-    that this step gives (DiLoCo, A. Douillard et al., arXiv 2311.08105). The moments of the inner
-    optimizer become their means over the workers, as in Local Adam (Z. Cheng and M. Glasgow, arXiv
-    2409.13155). So all workers are alike after a round, and a checkpoint holds all of their state.
+    A worker updates its weights with the gradients of its own batches alone. At the end of a round,
+    the weights at the begin of the round minus the mean of all workers' weights are the gradient of
+    an outer optimizer, SGD with Nesterov's momentum. All workers begin the next round with the
+    weights after this outer step (DiLoCo, A. Douillard et al., arXiv 2311.08105). The moments of
+    the inner optimizer are averaged over the workers, as in Local Adam (Z. Cheng and M. Glasgow,
+    arXiv 2409.13155). So all workers have equal states after a round, and a checkpoint is complete.
 
-    momenta: of the outer optimizer, zeros at first, a tensor for each weight.
+    momenta: the momentum of the outer optimizer, a tensor for each weight, zeros at first.
     """
 
     def __init__(
@@ -265,7 +272,7 @@ class LocalSteps:
         weights: Sequence[Tensor],
         moments: Sequence[Tensor],
     ) -> None:
-        """Prepare for rounds.
+        """Make the outer optimizer's state.
 
         workers: number of workers. open_sums: called at the end of the first round. weights,
         moments: tensors of the model and of the inner optimizer.
@@ -281,13 +288,13 @@ class LocalSteps:
         self._start: FloatArray | None = None
 
     def begin(self) -> None:
-        """Keep the weights before the first step, which are equal on all workers."""
+        """Copy the weights before this object's first round; all workers have equal weights."""
         if self._start is None:
             pieces = [self._read(bucket) for bucket in buckets(self._weights)]
             self._start = np.concatenate(pieces)
 
     def end_round(self) -> None:
-        """Take the outer step and average the moments; all workers have to call this."""
+        """Compute the outer step and average the moments; all workers must call this method."""
         assert self._start is not None, "a round has begun"
         rate = np.float32(self._options.outer_learning_rate)
         decay = np.float32(self._options.outer_momentum)
@@ -320,5 +327,5 @@ class LocalSteps:
 
 
 def local_memory(parameters: int) -> int:
-    """Return an upper bound of the host memory in bytes that rounds take beside `Sums`."""
+    """Return an upper bound of the host memory for rounds without `Sums`, in bytes."""
     return 4 * parameters + 6 * 4 * BUCKET

@@ -1,7 +1,7 @@
 """Loss and gradients of a batch: the forward pass and the backward pass.
 
-The logits of all rows would often be the largest tensor by far, so the output layer, the loss and
-their gradients are taken in blocks of rows. Shape letters are those of `llmgpu.lm.ops`.
+The logits of all rows would often be the largest tensor by far. So the output layer, the loss and
+their gradients are computed in blocks of rows. Shape letters are those of `llmgpu.lm.ops`.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ from llmgpu.lm.ops.tensor import (
     Tensor,
 )
 
-LOGITS_BYTES = 2_000_000_000  # of one block of rows, where a tensor may be as large
-MIXED_LOGITS_BYTES = 500_000_000  # where their gradient in half precision takes memory, too
-ROW_ALIGNMENT = 64  # float32 rows of one number: a block of so many starts at a multiple of 256 B
+LOGITS_BYTES = 2_000_000_000  # most bytes of a block's logits, within the device's limit
+MIXED_LOGITS_BYTES = 500_000_000  # the same for mixed models, which also store a float16 gradient
+ROW_ALIGNMENT = 64  # block starts are multiples of this: 256 bytes even in float32 tensors (N,)
 
 
 class LossGraph:
     """The loss of a batch of B sequences of T tokens.
 
-    With `gradients` (by weight name) the loss's gradients can be added to them. Gradients of tables
-    may be left out, since no other gradient follows from them. The host calls `write_batch` for
-    each batch and `write_loss_params` before each step.
+    gradients: by weight name; `record_gradients` adds the loss's gradients to these tensors.
+    Gradients of tables may be left out, since no other gradient follows from them. None: only
+    losses can be recorded. The host calls `write_batch` for each batch, and `write_loss_params`
+    before each step.
 
-    separator: attention does not reach back beyond this id; None: to the first token of the
-    sequence. recompute: only the outputs of layers are kept; the backward pass computes their other
-    tensors again. logits_bytes: of one block of rows. losses: of the last run, (N,) each.
-    likeliest: with `find_likeliest`, the most probable id of each row, uint32 (N,).
+    separator: attention does not reach back beyond this id; None: attention reaches back to the
+    first token of the sequence. recompute: keep only the outputs of layers; the backward pass
+    computes the other tensors of layers again. logits_bytes: most bytes of a block's logits.
+    losses: losses of the last run, (N,) each. likeliest: with `find_likeliest`, the most probable
+    id of each row, uint32 (N,).
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class LossGraph:
         find_likeliest: bool = False,
         recompute: bool = False,
     ) -> None:
-        """Make the activations of all layers, or of only one if there are no gradients to find."""
+        """Make all tensors; without gradients all layers share the activations of one layer."""
         self.model = model
         self._separator, self._recompute = separator, recompute
         self.rows = batch * seq
@@ -86,11 +88,11 @@ class LossGraph:
         if logits_bytes is None:
             logits_bytes = MIXED_LOGITS_BYTES if model.mixed else LOGITS_BYTES
         self.block_rows = logits_block_rows(ops, config, self.rows, logits_bytes)
-        if model.mixed:  # blocks of a size, none too small to keep a device busy
+        if model.mixed:  # blocks of equal size: a small last block would leave the device idle
             blocks = -(-self.rows // self.block_rows)
             self.block_rows = -(-self.rows // (blocks * ROW_ALIGNMENT)) * ROW_ALIGNMENT
         self.logits = ops.tensor("logits", (self.block_rows, config.padded_vocab_size))
-        # The operand of products; in float32 the gradient takes the place of the logits.
+        # The gradient of logits is an operand of products. In float32 it overwrites the logits.
         self._logits_gradient = self.logits
         self.likeliest = self._ids("likeliest tokens") if find_likeliest else None
         if gradients is not None and model.mixed:
@@ -107,10 +109,11 @@ class LossGraph:
         return self.model.operations.tensor(name, (self.rows,), np.uint32)
 
     def _make_layers(self, *, keep_all: bool) -> None:
-        """Make the layers, and the residual stream (N, C) before each and after the last."""
+        """Make the layers, and the residual stream (N, C) before and after each layer."""
         model, count = self.model, self.model.config.layers
         make = partial(Layer, model, self.rows, mixed=model.mixed)
-        # A layer reads its input for the last time before it writes its output.
+        # Without gradients one tensor is enough: a layer writes its output after its last read of
+        # the input.
         self._streams = (count + 1) * [self.embedded]
         if keep_all:
             shape = self.embedded.shape
@@ -129,7 +132,7 @@ class LossGraph:
     ) -> None:
         """Write ids and targets, both (B, T) and checked, for the next run.
 
-        rows: ids, ascending, whose rows the gradient of the embedding table has; None: all.
+        rows: ascending ids; the gradient of the embedding table has a row for each. None: all ids.
         """
         ops = self.model.operations
         ops.write(self.tokens, tokens)
@@ -147,7 +150,7 @@ class LossGraph:
     def write_loss_params(
         self, count: int, label_smoothing: float, z_loss: float, scale: float = 1.0
     ) -> None:
-        """Write the weights of the loss's parts for a step of `count` targets that count.
+        """Write the weights of the loss's parts for a step of `count` valid targets.
 
         scale: factor of all gradients.
         """
@@ -162,15 +165,16 @@ class LossGraph:
             self._record_block_loss(start, stop)
 
     def record_gradients(self, final: Callable[[str], None] = lambda start: None) -> None:
-        """Record both passes: write `losses`, and add the gradients to the tensors given.
+        """Record both passes: write `losses`, and add to the gradients of weights.
 
-        final: called with how the names of weights start whose gradients nothing changes that is
-            recorded later.
+        final: called with a prefix of weights' names when the gradients of these weights are
+            complete: no operation recorded later changes them.
         """
         self._record_forward()
         assert self._gradients is not None
         ops, model, inside = self.model.operations, self.model, self._inside
-        # A tied table gets gradients from both ends: as output layer here, as embedding below.
+        # The gradient of a tied table has two parts: of the output layer here, of the embedding
+        # below.
         head = self._gradients.get(EMBEDDING if model.config.tied else OUTPUT)
         for start, stop in self._blocks():
             logits = self._record_block_loss(start, stop)
@@ -180,20 +184,21 @@ class LossGraph:
             ops.linear_backward_input(logits, model.output_weight, gradient, accumulate=False)
         if not model.config.tied:
             final(OUTPUT)
-        # Backward norms add to the gradient of their input: the residual stream collects them.
+        # Norms add to the gradient of their input, so `inside.residual` collects all gradients of
+        # the residual stream.
         ops.fill_zero(inside.residual)
         ops.rms_norm_backward(
             self._final_norm(), inside.normed, inside.residual, self._gradients[FINAL_NORM]
         )
-        # Backwards through the layers, each of which leaves its part in the residual gradient.
+        # Go backwards through the layers. Each layer adds its part to `inside.residual`.
         last = model.config.layers - 1
         for k in reversed(range(model.config.layers)):
-            if self._recompute and k < last:  # the last layer's tensors are still there
+            if self._recompute and k < last:  # the last layer's tensors are still in memory
                 self._record_layer(k, again=True)
             weights, gradients, x = model.layers[k], self._of_weights[k], self._streams[k]
             self._layers[k].record_backward(weights, gradients, inside, x, self._sequences)
             final(f"model.layers.{k}.")
-        # The residual gradient is now that of the embedding's output.
+        # `inside.residual` has become the gradient of the embedding's output.
         if EMBEDDING in self._gradients:
             table = self._gradients[EMBEDDING]
             ops.embed_backward_grouped(self.groups, inside.residual, table)
@@ -239,7 +244,10 @@ class LossGraph:
 def logits_block_rows(
     operations: Operations, config: ModelConfig, rows: int, most_bytes: int
 ) -> int:
-    """Return how many rows' logits are held at a time, in up to `most_bytes` bytes."""
+    """Return the number of rows in a block whose logits take up to `most_bytes` bytes.
+
+    A block has at least `ROW_ALIGNMENT` rows, or all rows.
+    """
     fitting = min(most_bytes, operations.max_tensor_bytes) // (4 * config.padded_vocab_size)
     if fitting >= rows:
         return rows

@@ -1,13 +1,13 @@
-"""A layer's forward and backward pass.
+"""The forward and the backward pass of a layer.
 
 ::
 
     x -> norm -> heads -> attention -> + -> norm -> inner products -> activation -> +
 
-The heads are queries, keys and values; the inner products are gate and up, or up alone in a network
-without gate. The operands of products are weights, activations, and the gradients of products:
-float32, or in a mixed model float16. The residual stream and the scales of norms are float32 in
-both. Shape letters are those of `llmgpu.lm.ops`.
+The heads are queries, keys and values. The inner products are gate and up, or up alone in a network
+without gate. The operands of products are weights, activations, and the gradients of products. In a
+mixed model operands are float16, otherwise float32. The residual stream and the scales of norms are
+always float32. Shape letters are those of `llmgpu.lm.ops`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROLES = ("queries", "keys", "values")
 
 @dataclass(frozen=True)
 class Sequences:
-    """The sequences whose tokens are the rows, as heads and attention see them.
+    """The sequences of a batch, whose tokens are the rows of tensors: positions and attention.
 
     rotation: the angles of the rows. starts, shape: see `Operations.attention`.
     """
@@ -47,12 +47,12 @@ class Sequences:
         self.operations.attention(heads, self.starts, self.shape)
 
     def attend_backward(self, heads: AttentionTensors, gradients: AttentionGradients) -> None:
-        """Record its gradients."""
+        """Record the gradients of attention."""
         self.operations.attention_backward(heads, gradients, self.starts, self.shape)
 
 
 class RowTensors:
-    """Makes tensors of `rows` rows in a model's memory, whose names begin alike.
+    """Makes tensors of `rows` rows on a model's backend, with names that start with `prefix`.
 
     mixed: operands of products are float16.
     """
@@ -66,12 +66,12 @@ class RowTensors:
         return self._operations.tensor(f"{self._prefix} {role}", (self._rows, *widths))
 
     def operand(self, role: str, width: int) -> Tensor:
-        """Make a tensor (rows, width) that products take."""
+        """Make an operand of products, (rows, width)."""
         name, dtype = f"{self._prefix} {role}", np.float16 if self.mixed else np.float32
         return self._operations.tensor(name, (self._rows, width), dtype)
 
     def operand_of(self, tensor: Tensor) -> Tensor:
-        """Return a tensor that products take for another: itself, or one for its rounding."""
+        """Return a tensor itself, or in a mixed model a float16 tensor for its rounding."""
         if tensor.is_half or not self.mixed:
             return tensor
         return self._operations.tensor(f"{tensor.name} in half", tensor.shape, np.float16)
@@ -79,13 +79,13 @@ class RowTensors:
 
 @dataclass(frozen=True)
 class HeadNorm:
-    """The tensors that the norm of each head of queries, or of keys, keeps for its gradient."""
+    """Tensors that the backward pass of the norms of query heads, or of key heads, reads."""
 
     x: Tensor  # (N, heads*D) before the norm
     inverse_rms: Tensor  # (N, heads)
 
     def of(self, weight: Tensor, out: Tensor) -> Norm:
-        """Return the norm of rows of one head each, by a weight (D,), into `out` (N, heads*D)."""
+        """Return the norm of single heads by a weight (D,), into `out` (N, heads*D)."""
         width = weight.shape[0]
         rows = out.size // width
         x, out = (tensor.reshaped(rows, width) for tensor in (self.x, out))
@@ -96,24 +96,24 @@ class HeadNorm:
 class LayerGradients:
     """Gradients inside a layer, in memory that all layers share.
 
-    An operand is a gradient as products take it: rounded to float16 in half precision.
+    The operand of a gradient is float16 in a mixed model, otherwise the gradient itself.
     """
 
     residual: Tensor  # (N, C), float32
     residual_operand: Tensor  # (N, C)
-    normed: Tensor  # (N, C) of a norm's output, float32
+    normed: Tensor  # gradient of a norm's output, (N, C), float32
     attention: AttentionGradients  # q, k and v are float32
-    heads: tuple[Tensor, ...]  # operands of queries, keys and values, or of all side by side
-    before_norms: tuple[Tensor, ...]  # of queries and keys before their norms, if there are any
+    heads: tuple[Tensor, ...]  # operands of queries, keys and values, or one operand of all three
+    before_norms: tuple[Tensor, ...]  # queries and keys before head norms; () without head norms
     activated: Tensor  # (N, F)
-    inner: tuple[Tensor, ...]  # (N, F) of gate and up, or of up, or (N, R) of both side by side
+    inner: tuple[Tensor, ...]  # gate and up or up alone, each (N, F), or both in one (N, R)
 
 
 class SeparateHeads:
     """Queries, keys and values by a product each, with biases and norms of heads, if any."""
 
     def __init__(self, model: Model, new: RowTensors, heads: AttentionTensors) -> None:
-        """Make the tensors before positions enter; heads: the tensors of attention."""
+        """Make the tensors of queries and keys before the rotation; heads: outputs of this part."""
         self._ops, self._config, self._heads = model.operations, model.config, heads
         self._products: tuple[Tensor, ...] = heads.q, heads.k, heads.v  # float32
         if heads.q.is_half:
@@ -131,7 +131,7 @@ class SeparateHeads:
             )
 
     def record(self, w: LayerWeights, x: Tensor, rotation: Rotation) -> None:
-        """Record queries and keys, with their positions, and values of a norm's output (N, C)."""
+        """Record rotated queries and keys, and values; x: a norm's output (N, C)."""
         ops, heads = self._ops, self._heads
         for k, (matrix, out) in enumerate(zip(w.heads, self._products, strict=True)):
             norm = self._norms[k] if k < len(self._norms) else None
@@ -141,7 +141,7 @@ class SeparateHeads:
                 ops.add_bias(product, w.biases[k])
             if norm is not None:
                 ops.rms_norm(norm.of(w.head_norms[k], out), self._config.norm_epsilon)
-        # Positions enter by rotating queries and keys; values stay.
+        # Rotate queries and keys by their positions, but not values.
         query, key, value = self._products
         for single, rotated in ((query, heads.q), (key, heads.k)):
             ops.rotary(single, rotation, None if rotated is single else rotated)
@@ -150,22 +150,23 @@ class SeparateHeads:
     def record_backward(
         self, w: LayerWeights, d: LayerWeights, g: LayerGradients, x: Tensor, rotation: Rotation
     ) -> None:
-        """Record the gradients of weights, and that of the norm's output, `g.normed`."""
+        """Record the gradients of weights, and the gradient of the norm's output, `g.normed`."""
         ops = self._ops
-        # Back from each head to the product that it comes from.
+        # Undo the rotation, the norm and the bias of queries, keys and values.
         for k, gradient in enumerate((g.attention.q, g.attention.k, g.attention.v)):
             of_product = gradient
             if k < 2:
                 ops.rotary(gradient, rotation, inverse=True)
             if k < len(self._norms):
                 of_product = g.before_norms[k]
-                ops.fill_zero(of_product)  # backward norms add to it
-                norm = self._norms[k].of(w.head_norms[k], gradient)  # and read no output
+                ops.fill_zero(of_product)  # `rms_norm_backward` adds to this gradient
+                norm = self._norms[k].of(w.head_norms[k], gradient)  # `out` is the gradient here
                 grad_x = of_product.reshaped(*norm.x.shape)
                 ops.rms_norm_backward(norm, norm.out, grad_x, d.head_norms[k])
             if d.biases:
                 ops.bias_backward(of_product, d.biases[k])
             round_operand(ops, of_product, g.heads[k])
+        # Compute the gradients of the matrices and of their common input.
         for k, operand in enumerate(g.heads):
             ops.linear_backward_weight(operand, x, d.heads[k])
             ops.linear_backward_input(operand, w.heads[k], g.normed, accumulate=k > 0)
@@ -174,7 +175,8 @@ class SeparateHeads:
 class PackedHeads:
     """Queries, keys and values by one product, side by side in half precision.
 
-    There are neither biases nor norms of heads. See `SeparateHeads` for the functions.
+    Only for models with neither biases nor norms of heads. The methods are those of
+    `SeparateHeads`.
     """
 
     def __init__(self, model: Model, heads: AttentionTensors) -> None:
@@ -198,18 +200,18 @@ class PackedHeads:
 
 
 class Layer:
-    """The tensors of a layer that are kept for the backward pass, and its two passes.
+    """The forward and backward pass of a layer, and the tensors that the backward pass reads.
 
-    With half-precision operands all layers share the activation, which the backward pass computes
-    again.
+    With half-precision operands all layers share the memory of the activation, which the backward
+    pass computes again.
     """
 
     def __init__(self, model: Model, rows: int, name: str, *, mixed: bool) -> None:
-        """Make the tensors, whose names begin with `name`; mixed: operands are float16."""
+        """Make the tensors. name: prefix of their names. mixed: operands are float16."""
         new, config = RowTensors(model, rows, name, mixed=mixed), model.config
         self._ops, self._activation = model.operations, model.activation
         self._epsilon, self._mixed = config.norm_epsilon, mixed
-        # Attention takes half precision where the device has matrix units for it.
+        # Attention reads half precision if the device has matrix units for such heads.
         in_half = mixed and model.operations.attends_in_half(config.head_dim)
         head = new.operand if in_half else new.single
         self.attention = AttentionTensors(
@@ -241,15 +243,16 @@ class Layer:
     ) -> None:
         """Record the forward pass from `x` (N, C) to `out`, which may be the same tensor.
 
-        again: `out` is there already; the tensors that the backward pass reads are wanted.
+        again: compute only the tensors that the backward pass reads, and leave `out` as it is.
         """
         ops = self._ops
+        # Attention adds to the residual stream.
         ops.rms_norm(self._attention_norm(w, x), self._epsilon)
         self._heads.record(w, self._attention_normed, rows.rotation)
         rows.attend(self.attention)
         attended = round_operand(ops, self.attention.out, self._attended)
         ops.linear(attended, w.attention_out, self._middle, residual=x)
-        # The feed-forward network, which adds to the residual stream again.
+        # The feed-forward network adds to the residual stream, too.
         ops.rms_norm(self._ffn_norm(w), self._epsilon)
         for weight, product in reversed([*zip(self._inner_of(w), self._inner, strict=True)]):
             ops.linear(self._ffn_normed, weight, product)
@@ -261,11 +264,13 @@ class Layer:
     def record_backward(
         self, w: LayerWeights, d: LayerWeights, g: LayerGradients, x: Tensor, rows: Sequences
     ) -> None:
-        """Record the backward pass from the layer's output to `x` (N, C), over `g.residual`.
+        """Record the backward pass from the layer's output to its input `x` (N, C).
 
-        d: the gradients of the weights; the batch's gradients are added to them.
+        g: `g.residual` is the gradient of the output, and becomes the gradient of x. d: gradients
+        of the weights; the pass adds to them.
         """
         ops = self._ops
+        # From the layer's output to the residual stream after attention.
         residual = round_operand(ops, g.residual, g.residual_operand)
         if self._mixed:
             ops.activate(self._activation, self._inner, self._activated)
@@ -274,12 +279,12 @@ class Layer:
         ops.activate_backward(self._activation, self._inner, g.activated, g.inner)
         for gradient, of_weight in zip(g.inner, self._inner_of(d), strict=True):
             ops.linear_backward_weight(gradient, self._ffn_normed, of_weight)
-        # Up comes first: the order of the sum fixes its bits.
+        # Start with up: the order of the sum fixes its bits.
         backwards = reversed([*zip(g.inner, self._inner_of(w), strict=True)])
         for k, (gradient, weight) in enumerate(backwards):
             ops.linear_backward_input(gradient, weight, g.normed, accumulate=k > 0)
         ops.rms_norm_backward(self._ffn_norm(w), g.normed, g.residual, d.ffn_norm)
-        # From the middle of the layer to its input.
+        # From the residual stream after attention to the layer's input.
         residual = round_operand(ops, g.residual, g.residual_operand)
         ops.linear_backward_weight(residual, self._attended, d.attention_out)
         ops.linear_backward_input(residual, w.attention_out, g.attention.out, accumulate=False)
@@ -305,6 +310,7 @@ def make_gradients(model: Model, rows: int) -> LayerGradients:
     """Make the gradients inside the layers of a model."""
     new, config = RowTensors(model, rows, "gradient of", mixed=model.mixed), model.config
     in_half = model.mixed and model.operations.attends_in_half(config.head_dim)
+    # The gradients that attention writes, and the inputs of head norms.
     residual = new.single("the residual stream", config.dim)
     attention = AttentionGradients(
         q=new.single("queries", config.query_dim),
@@ -316,6 +322,7 @@ def make_gradients(model: Model, rows: int) -> LayerGradients:
     before_norms = tuple(
         new.single(f"{role} before their norm", width) for role, width in widths if config.qk_norm
     )
+    # The operands of queries, keys and values: one side by side, or an operand of each.
     if in_half and config.has_plain_heads:
         width = model.layers[0].packed_heads.tensor.shape[0]
         heads: tuple[Tensor, ...] = (new.operand("queries, keys and values", width),)
@@ -336,9 +343,9 @@ def make_gradients(model: Model, rows: int) -> LayerGradients:
 
 
 def _inner(model: Model, new: RowTensors, gate: str) -> tuple[Tensor, ...]:
-    """Make gate and up, or up alone; in float16 side by side where `activate` takes them so.
+    """Make gate and up, or up alone; in float16 gate and up are one tensor if `activate` allows.
 
-    gate: its name.
+    gate: name of the gate's tensor.
     """
     config = model.config
     if new.mixed and config.is_gated and config.ffn_dim % 4 == 0:
@@ -348,7 +355,7 @@ def _inner(model: Model, new: RowTensors, gate: str) -> tuple[Tensor, ...]:
 
 
 def round_operand(operations: Operations, single: Tensor, operand: Tensor) -> Tensor:
-    """Record the rounding of a tensor, unless a product takes it as it is; return the operand."""
+    """Record the rounding of a tensor, unless the tensor is its own operand; return the operand."""
     if operand is not single:
         operations.round_to_half(single, operand)
     return operand

@@ -1,4 +1,4 @@
-"""The model: its weights in memory. Their passes are in `llmgpu.lm.layers`.
+"""The weights of a model in memory. The passes of layers are in `llmgpu.lm.layers`.
 
 ::
 
@@ -36,21 +36,21 @@ from llmgpu.lm.options import Initialisation, Precision
 from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
 
-DRAWN_AHEAD = 8  # weights drawn at a time at most, which are in memory together
+DRAWN_AHEAD = 8  # most weights drawn at a time; these are in memory together
 PACKED = ("self_attn", "mlp")  # parts of a layer whose matrices with the same input are adjacent
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """The tensors of one layer by their role: weights as products read them, or gradients."""
+    """The tensors of one layer by role: operands of products, or gradients of weights."""
 
     attention_norm: Tensor  # (C,)
-    heads: tuple[Tensor, ...]  # of queries (H*D, C), keys and values (K*D, C)
-    biases: tuple[Tensor, ...]  # of queries, keys and values, if the model has them
-    head_norms: tuple[Tensor, ...]  # (D,) of queries and keys, if the model has them
+    heads: tuple[Tensor, ...]  # matrices of queries (H*D, C), keys and values (K*D, C)
+    biases: tuple[Tensor, ...]  # biases of queries, keys and values; () for a model without biases
+    head_norms: tuple[Tensor, ...]  # (D,) for queries and keys; () for a model without head norms
     attention_out: Tensor  # (C, H*D)
     ffn_norm: Tensor  # (C,)
-    inner: tuple[Tensor, ...]  # (F, C) of gate and up, or of up alone
+    inner: tuple[Tensor, ...]  # matrices (F, C) of gate and up, or of up alone
     down: Tensor  # (C, F)
     packed: Mapping[str, Packed]  # `heads` as one matrix under "self_attn", `inner` under "mlp"
 
@@ -58,7 +58,7 @@ class LayerWeights:
     def of(
         cls, tensors: Mapping[str, Tensor], packed: Mapping[str, Packed], layer: int
     ) -> LayerWeights:
-        """Pick a layer's tensors from all of them, by Hugging Face's names."""
+        """Select a layer's tensors from the tensors of a model, by Hugging Face's names."""
         prefix = f"model.layers.{layer}"
         attention, ffn = f"{prefix}.self_attn", f"{prefix}.mlp"
 
@@ -79,23 +79,22 @@ class LayerWeights:
 
     @property
     def packed_heads(self) -> Packed:
-        """The matrices of `heads`, in one."""
+        """The matrices of `heads`, packed into one."""
         return self.packed["self_attn"]
 
     @property
     def packed_inner(self) -> Packed:
-        """The matrices of `inner`, in one."""
+        """The matrices of `inner`, packed into one."""
         return self.packed["mlp"]
 
 
 class Model:
     """Weights in the memory of a backend.
 
-    weights: float32, by name. half_copies: half-precision copies of the matrices, if the model
-    computes with them. working: the operands of products: the half-precision copy of a weight if
-    it has one.
-    layers: the same by layer and role. mixed: products take half-precision activations and
-    gradients, too. activation: of the feed-forward networks.
+    weights: float32, by name. half_copies: half-precision copies of the matrices, by name; empty if
+    products read float32. working: the operand of each weight: the half-precision copy, or else the
+    weight. layers: the operands by layer and role. mixed: activations and gradients in products are
+    half precision, too. activation: the function of the feed-forward networks.
     """
 
     def __init__(
@@ -108,8 +107,10 @@ class Model:
     ) -> None:
         """Make all weights, zeros at first.
 
+        half: make half-precision copies.
+
         Raises:
-            DeviceError: half precision on a device without it, or no memory left.
+            DeviceError: the device has no half precision, or too little memory.
         """
         if half and not operations.has_half_precision:
             raise DeviceError(
@@ -125,7 +126,7 @@ class Model:
         self.working = {**self.weights, **self.half_copies}
         packed |= packed_halves
         self.layers = [LayerWeights.of(self.working, packed, k) for k in range(config.layers)]
-        positions = config.seq_len + 1  # one more for rows that are not in use
+        positions = config.seq_len + 1  # the last position is for rows that are not in use
         self._cosines = operations.tensor("cosines", (positions, config.head_dim // 2))
         self._sines = operations.tensor("sines", (positions, config.head_dim // 2))
         operations.write_computed(
@@ -135,11 +136,11 @@ class Model:
 
     @property
     def output_weight(self) -> Tensor:
-        """The output layer's matrix, (V, C); the embedding table where the two are tied."""
+        """The output layer's matrix, (V, C); in a tied model the embedding table."""
         return self.working[EMBEDDING if self.config.tied else OUTPUT]
 
     def initialise(self, seed: int, initialisation: Initialisation = "normal") -> None:
-        """Draw the weights: the same on every backend, each weight from its own random stream."""
+        """Draw each weight from its own random stream; all backends get the same weights."""
         numbered = {weight.name: (k, weight) for k, weight in enumerate(self.config.weights())}
 
         def draw(name: str) -> NDArray[np.float32]:
@@ -150,9 +151,9 @@ class Model:
         self.load(lambda name: next(drawn))
 
     def load(self, values: Callable[[str], AnyArray]) -> None:
-        """Write all weights, which `values` returns by name, and their copies.
+        """Write all weights, and update the half-precision copies.
 
-        Tables may lack the rows that stand for no token, which then are zeros.
+        values: returns a weight by name. Missing rows at the end of a table become zeros.
         """
         for name, tensor in self.weights.items():
             array = values(name)
@@ -182,10 +183,10 @@ class Model:
 def make_weights(
     operations: Operations, weights: Iterable[Weight], dtype: DTypeLike, label: str = "{}"
 ) -> tuple[dict[str, Tensor], dict[str, Packed]]:
-    """Make tensors by name; matrices of a layer with the same input are adjacent in memory.
+    """Make a tensor for each weight; matrices of a layer with the same input are packed.
 
-    label: makes a tensor's name from the name of its weight. Returns also the adjacent matrices in
-    one, by the prefix of their names: "model.layers.0.mlp".
+    label: format of a tensor's name, with {} for the weight's name. Returns the tensors by weight
+    name, and the packed matrices by the prefix of their names, such as "model.layers.0.mlp".
     """
     tensors, packed = {}, {}
     for (prefix, is_packed), members in groupby(weights, _pack_of):
@@ -200,7 +201,7 @@ def make_weights(
 
 
 def _pack_of(weight: Weight) -> tuple[str, bool]:
-    """Return the prefix that a weight is packed under and True, or its own name and False."""
+    """Return the prefix of a packed weight's name and True, or another weight's name and False."""
     prefix, _, role = weight.name.removesuffix(".weight").rpartition(".")
     is_packed = role in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
     return (prefix, True) if is_packed else (weight.name, False)
@@ -214,7 +215,8 @@ def scaled_frequencies(config: ModelConfig) -> NDArray[np.float64]:
         return frequencies
     if scaling.kind == "linear":
         return frequencies / scaling.factor
-    # Pairs that turn often within the original length keep their frequencies; others get slower.
+    # Pairs that turn often within the original length keep their frequencies. Other pairs turn
+    # more slowly.
     turns = frequencies * scaling.original_seq_len / (2 * np.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = np.clip((turns - low) / (high - low), 0, 1)
@@ -224,11 +226,12 @@ def scaled_frequencies(config: ModelConfig) -> NDArray[np.float64]:
 def initial_values(
     seed: int, index: int, weight: Weight, initialisation: Initialisation = "normal"
 ) -> NDArray[np.float32]:
-    """Return the first values of weight number `index`: normal, or all ones; unused rows are 0.
+    """Return the initial values of weight number `index`: random, zeros or ones; see `Weight`.
 
-    initialisation: "normal" draws them with the weight's deviation. With "fan-in" a matrix inside
+    initialisation: "normal" draws values with the weight's deviation. With "fan-in" a matrix inside
     a layer has the deviation 1 / sqrt(inputs), and matrices that write into the residual stream are
     zeros: at first a layer changes nothing, and activations have the same size at any width.
+    Unused rows are zeros.
     """
     if not weight.deviation:
         return np.full(weight.shape, weight.deviation is None, np.float32)
@@ -245,9 +248,10 @@ def initial_values(
 def load_model(
     saved: SavedModel, backend: Backend, tokens: int, precision: Precision = "f32"
 ) -> Model:
-    """Return a model with its weights, for sequences of up to `tokens` tokens.
+    """Load a saved model onto a backend, for texts of about `tokens` tokens.
 
-    precision: of the matrices, and with "f16", where there are matrix units, of activations.
+    tokens: see `ModelConfig.generating`. precision: "f16" rounds matrices to half precision, and on
+    matrix units also activations.
 
     Raises CheckpointError for weights that are not finite, DeviceError as `Model`.
     """

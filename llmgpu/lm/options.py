@@ -30,10 +30,10 @@ LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 DRIVER_NAMES: tuple[DriverName, ...] = get_args(DriverName)
 
 
-F16_VERSION = 3  # of the arithmetic of `TrainOptions.is_mixed`
+F16_VERSION = 3  # see `TrainOptions.f16_version`
 
 
-# The keys that stored options begin with, in their order in files. Later fields follow.
+# The first keys of stored options, in their order in files. Other fields follow.
 _STORED_FIRST = (
     *("batch_size", "grad_accum", "steps", "learning_rate", "min_learning_rate", "warmup_steps"),
     *("schedule", "decay_steps", "initialisation", "beta1", "beta2", "epsilon", "weight_decay"),
@@ -47,39 +47,40 @@ _STORED_FIRST = (
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Everything that decides what a run computes: equal options and tokens make equal runs.
+    """The options that decide the results of a run: equal options and tokens make equal runs.
 
-    batch_size: sequences at a time. grad_accum: batches per step. steps: optimizer steps in all.
-    learning_rate rises over warmup_steps and falls to min_learning_rate: by a cosine over all other
-    steps, or with schedule "wsd" over the last decay_steps alone (warm-up, stable, decay).
-    table_rate: times it, the learning rate of the embedding table and of the output layer.
-    initialisation: of the matrices inside layers, see `llmgpu.lm.model.initial_values`.
-    weight_decay: on matrices only. grad_clip: global norm that gradients are clipped to; 0 disables
+    batch_size: sequences of a batch. grad_accum: batches of a step. steps: number of optimizer
+    steps. learning_rate: the peak, after warmup_steps. The rate falls to min_learning_rate: by a
+    cosine over all other steps, or with schedule "wsd" (warm-up, stable, decay) over the last
+    decay_steps. table_rate: multiple of learning_rate for the embedding table and the output layer.
+    initialisation: see `llmgpu.lm.model.initial_values`.
+    weight_decay: applies to matrices only. grad_clip: largest global norm of gradients; 0 disables
     clipping. precision: "f16" rounds the factors of matrix products to half precision and scales
     the loss, so that small gradients are not lost; sums, weights and moments are float32.
-    optimizer: a name of `OPTIMIZERS`. sparse_embedding: update only the embedding rows of ids that
-    came up (not with a tied table). evaluation_fraction: of the text, held out of training, from
-    up to evaluation_parts places.
-    evaluation_batches: the most that an evaluation takes. driver: the WebGPU driver that a GPU is
-    reached by; another gives other roundings.
+    optimizer: a name of `OPTIMIZERS`. sparse_embedding: update only the embedding rows of ids in
+    the step's batches (not with a tied table). evaluation_fraction: share of the text to hold out
+    of training, in up to evaluation_parts places.
+    evaluation_batches: the most batches of an evaluation. driver: the WebGPU driver; drivers differ
+    in rounding.
 
     document_mask: attention does not reach back beyond the token between documents, if any.
 
-    recompute: activations inside layers are computed again in the backward pass, to the same bits,
-    and not kept.
+    recompute: do not store activations inside layers; the backward pass computes them again, to the
+    same bits.
 
-    lora_rank: the rank of adapters that are trained in place of the model's weights, 0: none.
-    lora_alpha: they count lora_alpha / lora_rank times. lora_targets: the matrices that have one,
-    from `LORA_TARGETS`, with commas between them.
+    lora_rank: the rank of adapters that are trained in place of the model's weights; 0: no
+    adapters. lora_alpha: adapters are scaled by lora_alpha / lora_rank. lora_targets: the adapted
+    matrices, names from `LORA_TARGETS` with commas between them.
 
-    sync_every: steps that each worker takes with its own batches alone, before their weights are
-    brought together by a step of outer_learning_rate and outer_momentum, see
+    sync_every: number of steps that each worker takes with its own batches alone, before an outer
+    step, with outer_learning_rate and outer_momentum, makes the workers' weights equal, see
     `llmgpu.lm.exchange.LocalSteps`; 0: workers add up their gradients in every step.
 
-    corpus_weights: shares in which sequences are drawn from several corpora, with commas between
-    them; none where all is one corpus.
+    corpus_weights: shares of sequences to draw from each corpus, with commas between the shares;
+    empty for a single corpus.
 
-    f16_version: which numbers are rounded to half precision, and in which order sums are made.
+    f16_version: version of the arithmetic in half precision: the numbers that are rounded, and the
+    order of sums.
     """
 
     section: ClassVar[str] = OPTIMIZER
@@ -179,7 +180,7 @@ class TrainOptions:
     f16_version: int = F16_VERSION
 
     def __post_init__(self) -> None:
-        """Check each value, and that they fit together."""
+        """Raise InputError for invalid values, and for values that do not fit together."""
         self._check_types()
         if not 0 <= self.seed < 1 << 63:
             raise InputError(f"--seed is {self.seed}, but must be from 0 to 2^63 - 1")
@@ -203,7 +204,6 @@ class TrainOptions:
             )
 
     def _check_rounds(self) -> None:
-        """Check the options of local steps."""
         if self.sync_every and OPTIMIZERS[self.optimizer].keeps_codes:
             able = " or ".join(name for name, each in OPTIMIZERS.items() if not each.keeps_codes)
             raise InputError(f"--sync-every needs --optimizer {able}, not {self.optimizer}")
@@ -212,7 +212,6 @@ class TrainOptions:
                 raise InputError(f"{flag_of(name, TrainOptions)} needs --sync-every, such as 50")
 
     def _check_lora(self) -> None:
-        """Check the options of adapters."""
         for name in self.targets:
             if name not in LORA_TARGETS:
                 known = ", ".join(LORA_TARGETS)
@@ -227,7 +226,6 @@ class TrainOptions:
                 raise InputError(f"{name} can't be combined with --lora-rank")
 
     def _check_weights(self) -> None:
-        """Check the weights of corpora."""
         for text in self.corpus_weights.split(",") if self.corpus_weights else ():
             try:
                 weight = float(text)
@@ -239,13 +237,13 @@ class TrainOptions:
                 )
 
     def stored(self) -> dict[str, Any]:
-        """Return the values by name, as the files of a run hold them."""
+        """Return the values by name, in the order of a run's files."""
         first = {name: getattr(self, name) for name in _STORED_FIRST}
         return first | asdict(self)
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The weights of corpora; one if all is one corpus."""
+        """The weights of corpora; (1.0,) for a single corpus."""
         return tuple(map(float, self.corpus_weights.split(","))) if self.corpus_weights else (1.0,)
 
     @property
@@ -254,7 +252,7 @@ class TrainOptions:
         return tuple(name.strip() for name in self.lora_targets.split(","))
 
     def _check_types(self) -> None:
-        """Check types, which a stored run may have wrong, and that numbers are finite."""
+        """Check types, which may be wrong in a stored run, and that numbers are finite and >= 0."""
         for field in fields(self):
             value, kind = getattr(self, field.name), type(field.default)
             fitting = (int, float) if kind is float else kind
@@ -268,17 +266,17 @@ class TrainOptions:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether products take half-precision factors, and the loss is scaled."""
+        """Whether products read half-precision factors, and the loss is scaled."""
         return self.precision == "f16"
 
     @property
     def sequences(self) -> int:
-        """Sequences that a step takes."""
+        """Number of sequences in a step."""
         return self.batch_size * self.grad_accum
 
     @property
     def stable_end(self) -> int:
-        """The first step of the decay; with a cosine that of all steps after the warm-up."""
+        """The first step of the decay; a cosine decays from the end of the warm-up on."""
         if self.schedule == "wsd":
             return max(self.warmup_steps, self.steps - self.decay_steps)
         return self.warmup_steps
@@ -287,15 +285,15 @@ class TrainOptions:
         """Whether all workers have the same weights after `step` steps."""
         if not self.sync_every:
             return True
-        # A run of more steps may continue from where the decay begins.
+        # A run of more steps may continue from the begin of the decay.
         begins_decay = self.schedule == "wsd" and step == self.stable_end
         return not step % self.sync_every or begins_decay or step == self.steps
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, 0 for the first: linear warm-up, then the schedule.
 
-        The decay of "wsd" is 1 - sqrt of what is done of it (A. Haegele et al., arXiv 2405.18392).
-        Step `steps`, and where that is in the warm-up the first step after it, has the minimum.
+        The decay of "wsd" is 1 - sqrt(finished share of the decay) (A. Haegele et al., arXiv
+        2405.18392). Steps from `steps` on have the minimum, unless they are in the warm-up.
         """
         peak, minimum, warmup = self.learning_rate, self.min_learning_rate, self.warmup_steps
         if step < warmup:
@@ -308,7 +306,7 @@ class TrainOptions:
         if self.schedule == "wsd":
             height = 1 - math.sqrt(progress)
         else:
-            height = (1 + math.cos(math.pi * progress)) / 2  # of the cosine, from 1 down to 0
+            height = (1 + math.cos(math.pi * progress)) / 2  # falls from 1 to 0
         return minimum + (peak - minimum) * height
 
 
@@ -316,8 +314,8 @@ class TrainOptions:
 class Intervals:
     """Numbers of steps between two lines of the log, evaluations, checkpoints and samples.
 
-    keep: how many of the newest checkpoints are kept. sample: 0 for no samples. peak_teraflops:
-    what the device can do, for the share of it that is logged; 0 if unknown.
+    keep: number of newest checkpoints to keep. sample: 0 for no samples. peak_teraflops: peak speed
+    of the device, of which the log has the share in use; 0 if unknown.
     """
 
     section: ClassVar[str] = OUTPUT
@@ -336,7 +334,7 @@ class Intervals:
     # fmt: on
 
     def check(self, options: TrainOptions) -> None:
-        """Raise InputError for no real speed, or steps at which the workers' weights differ."""
+        """Raise InputError if the peak speed is not finite, or for an interval inside a round."""
         if not math.isfinite(self.peak_teraflops):
             raise InputError(f"--peak-tflops is {self.peak_teraflops}, but must be finite")
         for name in ("evaluation", "save", "sample"):
@@ -350,18 +348,19 @@ class Intervals:
                 )
 
     def unread_steps(self, steps: int) -> int:
-        """Return the largest number of steps whose results are read at once."""
+        """Return the most steps whose results wait on the device to be read together."""
         return min(self.log, self.evaluation, self.save, steps)
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How ids are sampled.
+    """The options of sampling ids.
 
-    temperature: divides the logits; 0 always takes the most likely id. top_k: sample from this many
-    of the most likely ids, or from all if 0. top_p: sample from the most likely ids that together
-    have at least this probability (A. Holtzman et al., arXiv 1904.09751). repetition_penalty: see
-    `llmgpu.lm.generating.sampling`; 1 for none. log_probabilities: whether to keep those of ids.
+    temperature: divides the logits; 0 always chooses the most likely id. top_k: sample from this
+    many of the most likely ids; 0: from all ids. top_p: sample from the most likely ids whose
+    probabilities add up to at least this (A. Holtzman et al., arXiv 1904.09751).
+    repetition_penalty: see `llmgpu.lm.generating.sampling`; 1: no penalty. log_probabilities:
+    whether to store the log-probabilities of drawn ids.
     """
 
     # fmt: off
@@ -383,7 +382,7 @@ class SamplingOptions:
     # fmt: on
 
     def __post_init__(self) -> None:
-        """Check each value."""
+        """Raise InputError for a value out of range."""
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise InputError(f"--temperature is {self.temperature}, but must be 0 or more")
         if self.top_k < 0:

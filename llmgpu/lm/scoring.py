@@ -1,10 +1,10 @@
 """The likelihood of texts: the log-likelihood of each id after the ids before it.
 
-A text longer than a window is scored in overlapping windows. Each window begins `stride` ids after
-the previous one and scores only ids that no earlier window has scored. So every id beyond the first
-window has at least `window - stride` ids of context.
+A text longer than a window is scored in overlapping windows. Each window begins up to `stride` ids
+after the previous window, and scores only ids that no earlier window has scored. So every id beyond
+the first window has at least `window - stride` ids of context.
 
-Windows of several texts are run together; windows of similar lengths form a batch.
+Windows of several texts are scored together; windows of similar lengths form a batch.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from llmgpu.text.corpus import Corpus
 from llmgpu.tokens.tokenizing import encode_corpus
 
 BATCH_IDS = 1024  # ids of a batch, or the ids of one window if a window is longer
-SHORTEST = 16  # least length of a batch's sequences; longer ones are powers of two, or the window
-LOGITS_BYTES = 1 << 27  # of a block of a batch's rows
-TOGETHER = 1 << 16  # texts of so many ids in all are put into batches together
+SHORTEST = 16  # least length of a batch's sequences; other lengths: powers of two, the window
+LOGITS_BYTES = 1 << 27  # most bytes of the logits of a block of rows
+TOGETHER = 1 << 16  # texts are collected up to this many ids, and then divided into batches
 
 
 @dataclass(frozen=True)
 class Request:
-    """A text to be scored: each id from number `first` on, after all ids before it.
+    """A text to be scored.
 
-    ids: uint32 (n,). first: 1 or more.
+    ids: uint32 (n,). first: index of the first id to score, 1 or more.
     """
 
     ids: NDArray[np.uint32]
@@ -45,10 +45,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Score:
-    """The scores of the ids of a request from number `first` on, (n - first,).
+    """The scores of the ids of a request from index `first` on, (n - first,).
 
-    log_likelihoods: natural logarithms of probabilities. likeliest: whether no other id was more
-    probable.
+    log_likelihoods: natural logarithms of the ids' probabilities. likeliest: whether an id was the
+    most probable.
     """
 
     log_likelihoods: NDArray[np.float32]
@@ -57,7 +57,11 @@ class Score:
 
 @dataclass(frozen=True)
 class Document:
-    """A document of a corpus: its file, its number among the documents of all files, its ids."""
+    """A document of a corpus.
+
+    path: file of the document. number: number among the documents of all files, from 0. ids: uint32
+    (n,).
+    """
 
     path: str
     number: int
@@ -65,7 +69,7 @@ class Document:
 
 
 def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield windows over `count` targets: begin, end, and the first target that is scored."""
+    """Yield windows over `count` targets: begin, end, and the first target to score."""
     end = scored = min(count, window)
     if count > 0:
         yield 0, end, 0
@@ -76,10 +80,16 @@ def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, in
 
 
 class Scorer:
-    """Scores ids with a model. window: most ids of a window; stride: ids between their begins."""
+    """Scores ids with a model.
+
+    window: most targets of a window. stride: most targets from a window's begin to the next.
+    """
 
     def __init__(self, model: Model, window: int, stride: int) -> None:
-        """Raise InputError for a window or a stride that the model can't have."""
+        """Raise InputError if the window is too long for the model, or the stride for the window.
+
+        Both must be at least 1.
+        """
         longest = model.config.seq_len
         if not 1 <= window <= longest:
             raise InputError(
@@ -111,13 +121,14 @@ class Scorer:
             Score(np.zeros(count, np.float32), np.zeros(count, np.bool_))
             for count in (max(0, len(request.ids) - request.first) for request in requests)
         ]
-        # Windows by the length of their batch's sequences: (number of the request, window).
+        # Windows by the length of sequences in a batch: (number of the request, window).
         pieces: dict[int, list[tuple[int, tuple[int, int, int]]]] = {}
         for number, request in enumerate(requests):
             for begin, end, scored in windows(len(request.ids) - 1, self.window, self.stride):
                 if end >= request.first:
                     piece = begin, end, max(scored, request.first - 1)
                     pieces.setdefault(self._length(end - begin), []).append((number, piece))
+        # Run the windows of each length in batches.
         for length, alike in pieces.items():
             size = max(1, BATCH_IDS // length)
             for start in range(0, len(alike), size):
@@ -150,10 +161,11 @@ class Scorer:
     ) -> None:
         """Run one batch of windows and write the results to the scores of their requests.
 
-        found: the scores, by request. pieces: (number of the request, window) for each row.
+        found: the scores, by request. pieces: (number of the request, window) for each sequence.
         """
         graph, program = self._graph(length)
         operations = self._model.operations
+        # Fill the batch: a row for each window; targets that are not scored are ignored.
         shape = (graph.rows // length, length)
         tokens = np.zeros(shape, np.uint32)
         targets = np.full(shape, IGNORED_TARGET, np.uint32)
@@ -166,8 +178,9 @@ class Scorer:
         losses = operations.read(graph.losses.cross_entropy).reshape(shape)
         if not np.isfinite(losses).all():
             raise TrainingError("the model's logits are not finite: its weights are too large")
-        assert graph.likeliest is not None  # `_graph` asks for it
+        assert graph.likeliest is not None  # since `_graph` sets `find_likeliest`
         likeliest = operations.read(graph.likeliest).reshape(shape)
+        # Copy the results of each window to its request's scores.
         for row, (number, (begin, end, scored)) in enumerate(pieces):
             inside = slice(scored - begin, end - begin)
             first = requests[number].first - 1
@@ -177,9 +190,9 @@ class Scorer:
 
 
 def read_documents(encoder: Encoder, text: Corpus) -> Iterator[Document]:
-    """Yield the documents of a corpus, each as soon as all its ids are known."""
+    """Yield the documents of a corpus, each as soon as all ids of the document are known."""
     held: list[NDArray[np.uint32]] = []
-    begun = 0  # documents
+    begun = 0  # number of documents begun
     for piece in encode_corpus(encoder, text):
         borders = [0, *map(int, piece.document_starts), len(piece.ids)]
         for index, (start, stop) in enumerate(pairwise(borders)):

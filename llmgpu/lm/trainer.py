@@ -1,7 +1,7 @@
-"""Training steps on one backend: model, loss, gradients and updates put together.
+"""Training steps on one backend, composed of model, loss, gradients and updates.
 
-A step is some batches, each adding its gradients to the same tensors, and one update. Everything a
-step does on the device is recorded once.
+A step consists of batches, whose gradients are added up in the same tensors, and one update. All
+programs of a step are recorded once.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import Updates
 from llmgpu.lm.workers import ALONE, Workers
 
-# Steps that the device may have in hand while the host prepares the next. With a scaled loss it is
-# the one before, whose overflow changes the scale.
+# Steps that may be queued on the device while the host prepares the next step. With a scaled loss
+# the host waits for the previous step, whose overflow changes the scale.
 QUEUED_STEPS = 2
-LEAST_STAGE = 1 << 20  # numbers whose sums over workers are worth a submission of their own
+LEAST_STAGE = 1 << 20  # least number of gradient elements that are worth a separate submission
 
 
 @dataclass(frozen=True)
 class StepResult:
     """Results of a step.
 
-    loss, smoothing_loss, z_loss: means of the parts of the loss over its targets. grad_norm: norm
-    of the gradients before clipping. is_skipped: its gradients overflowed at the scale they had,
-    so that it changed nothing; is_bad: it changed nothing for another reason, nor does any after
-    it.
+    loss, smoothing_loss, z_loss: means of the parts of the loss over the step's targets. grad_norm:
+    norm of the gradients before clipping. is_skipped: the step changed nothing, because gradients
+    overflowed at their scale. is_bad: the step changed nothing for another reason, and later steps
+    change nothing, either.
     """
 
     loss: float
@@ -55,7 +55,7 @@ class StepResult:
 class Trainer:
     """A model being trained.
 
-    step: how many steps are done. slots: how many steps' results are kept on the device.
+    step: number of steps done. slots: number of steps whose results stay on the device.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Trainer:
     ) -> None:
         """Make all tensors and record the programs; the weights are still zeros.
 
-        workers: the processes that train the model; all take every step. separator: see
-            `LossGraph`.
+        workers: the processes that train the model; all workers take part in every step.
+        separator: see `LossGraph`.
 
         Raises:
             DeviceError: the device has too little memory, or lacks half precision.
@@ -96,8 +96,8 @@ class Trainer:
             recompute=options.recompute,
         )
         self._local = self._open_local_steps() if options.sync_every else None
-        self._skipped: set[int] = set()  # of the last `slots` steps
-        self._unfinished: int | None = None  # a step whose overflow has not been looked for
+        self._skipped: set[int] = set()  # skipped steps among the last `slots` steps
+        self._unfinished: int | None = None  # a step not yet checked for overflow
         self._record_programs()
 
     def _open_local_steps(self) -> LocalSteps:
@@ -115,9 +115,10 @@ class Trainer:
         alone = self._workers.count == 1 or self._local is not None
         with self._ops.record("clear") as clear:
             self.updates.record_clear()
-            if not alone:  # this worker writes the sums of its own batches
+            if not alone:  # workers write the rows of their own batches, and add up all rows
                 self._ops.fill_zero(self.updates.loss_sums)
-        ends: list[tuple[str, int]] = []  # of the gradients of weights whose names start so
+        # Prefixes of weights' names, each with the number of steps that complete their gradients.
+        ends: list[tuple[str, int]] = []
         with self._ops.record("gradients") as gradients:
 
             def end(start: str) -> None:
@@ -126,7 +127,8 @@ class Trainer:
                 ends.append((start, len(gradients.steps)))
 
             self.graph.record_gradients(end)
-        self._batch_programs = {}  # of this worker's batches, by their number in the step
+        # Make a program for each of this worker's batches, by the batch's number in the step.
+        self._batch_programs = {}
         for index in self._workers.own(self.options.grad_accum):
             with self._ops.record("sums of losses") as sums:
                 for part, losses in enumerate(self.graph.losses.parts):
@@ -138,8 +140,8 @@ class Trainer:
             self.updates.record_update()
             if self.adapters is not None:
                 self.adapters.record_merge()
-        # A step of one batch is one submission, unless workers add up their gradients before the
-        # update.
+        # Join programs: a step of one batch is one submission, unless workers add up gradients
+        # before the update.
         first, *_, last = 2 * list(self._batch_programs.values())
         first.steps = clear.steps + first.steps
         self._exchange: Exchange | None = None
@@ -154,9 +156,10 @@ class Trainer:
             self.graph.record_losses()
 
     def _stages(self, program: Program, ends: Iterable[tuple[str, int]]) -> list[Stage]:
-        """Cut the program of the last batch where gradients become final.
+        """Cut the program of the last batch into stages that complete gradients.
 
-        ends: how names of weights start, and the number of steps that make their gradients final.
+        ends: prefixes of weights' names, each with the number of steps that complete the gradients
+        of these weights.
         """
         left = dict(self.updates.gradients)
         stages: list[Stage] = []
@@ -170,43 +173,44 @@ class Trainer:
         return [*stages, Stage(Program("last stage of gradients", program.steps[done:]), rest)]
 
     def take_step(self, batches: Sequence[Batch], learning_rate: float) -> None:
-        """Start one step on `grad_accum` batches; `results` returns its results."""
+        """Start one step on `grad_accum` batches; `results` returns the results later."""
         if self._local is not None:
             self._local.begin()
         counted = batches if self._local is None else [batches[k] for k in self._batch_programs]
-        # All that does not depend on the step before is done while the device is at that.
+        # Do the work that doesn't depend on the previous step while the device still runs it.
         rows = self.updates.write_rows(counted)
         first = next(iter(self._batch_programs))
         self.graph.write_batch(*batches[first], rows)
         self._ops.prepare(self._batch_programs[first])
         self._finish_step()
-        # The loss is the mean over the targets of all batches that gradients are summed over.
+        # The loss is the mean over the targets of all batches whose gradients are added up.
         tokens = self.model.config.vocab_size
         count = sum(int(np.count_nonzero(targets < tokens)) for _, targets in counted)
         self.graph.write_loss_params(
             count, self.options.label_smoothing, self.options.z_loss, self.updates.scale
         )
         self.updates.write_step(self.step, learning_rate, count)
+        # Run the batches, add up gradients over the workers, and update the weights.
         for index, program in self._batch_programs.items():
             if index != first:
                 self.graph.write_batch(*batches[index], rows)
             self._ops.run(program)
         runs = len(self._batch_programs)
         if self._exchange is not None:
-            # The device would wait for them once the sums are there.
+            # Prepare programs before the sums arrive: the device would wait for them afterwards.
             self._ops.prepare(self._update)
             self._ops.prepare(self._batch_programs[first])
             runs += self._exchange.finish() + 1
             self._ops.run(self._update)
-        # Let the device work while the host reads the next batches, but not far ahead.
+        # Keep a few steps queued: the device computes them while the host reads the next batches.
         self._ops.wait_for_runs(QUEUED_STEPS * runs)
         self._unfinished = self.step
         self.step += 1
 
     def end_round(self) -> None:
-        """Make the weights and the optimizer's state of all workers the same; all call it.
+        """Make weights and optimizer's state equal on all workers; all must call this method.
 
-        It is for `TrainOptions.sync_every`, after steps that end a round.
+        Call this after a step that ends a round, see `TrainOptions.ends_round`.
         """
         self._finish_step()
         assert self._local is not None, "the options have rounds"
@@ -220,7 +224,7 @@ class Trainer:
             self.adapters.merge()
 
     def _finish_step(self) -> None:
-        """Wait for the last step if its loss was scaled, and choose the scale of the next."""
+        """Wait for the last step if the loss is scaled, and choose the next step's scale."""
         scaling, step = self.updates.loss_scaling, self._unfinished
         self._unfinished = None
         if scaling is None or step is None:
@@ -232,14 +236,14 @@ class Trainer:
         self._skipped.discard(step - self.slots)
 
     def load(self, values: Callable[[str], AnyArray]) -> None:
-        """Write the weights that training begins with, by name, and the first adapters."""
+        """Write the initial weights and adapters; values: returns a weight by name."""
         self.model.load(values)
         if self.adapters is not None:
             self.adapters.load(values)
             self.adapters.initialise(self.options.seed)
 
     def state_tensors(self) -> Iterator[Tensor]:
-        """Yield all tensors that a checkpoint has beside the model; each has its own name."""
+        """Yield all tensors of a checkpoint but the model's; each has its own name."""
         yield from self.updates.state_tensors()
         if self._local is not None:
             yield from self._local.momenta
@@ -289,9 +293,10 @@ class Trainer:
         )
 
     def explain_bad_step(self, step: int, batches: Sequence[Batch]) -> TrainingError:
-        """Repeat a bad step, and return an error that names what was not finite.
+        """Repeat a bad step; return an error that names the gradients that are not finite.
 
-        step: from 0; the weights have not changed since. batches: the batches of the step.
+        step: number of the step, from 0; the weights are still those of the step. batches: the
+        batches of the step.
         """
         self._finish_step()
         self._ops.write(self.updates.stats, np.zeros(4, np.float32))
@@ -309,6 +314,6 @@ class Trainer:
         )
 
     def source(self, tensor: Tensor) -> TensorSource:
-        """Return a tensor as `write_tensors` takes it."""
+        """Return a `TensorSource` that reads a tensor when it is written to a file."""
         self._finish_step()
         return TensorSource(tensor.dtype, tensor.shape, lambda: self._ops.read(tensor))

@@ -1,8 +1,9 @@
-"""Changing the weights: gradients, clipping by their global norm, and the optimizer's state.
+"""Updates of weights: gradients, clipping by their global norm, and the optimizer's state.
 
-The norm and the factor that clips never leave the device. Each step leaves a row in `history`,
-which the host reads now and then. A step whose loss or norm is not finite is marked as bad and
-changes nothing. Later steps change nothing, either, until the host clears the mark.
+A step uses the norm and the clip scale on the device, without waiting for the host. Each step
+writes a row of `history`, which the host reads now and then. A step whose loss or norm is not
+finite is marked as bad and changes nothing. Later steps change nothing, either, until the host
+clears the mark.
 
 The loss is scaled so that half-precision gradients neither vanish nor overflow: all gradients are
 multiplied by a power of two, and the optimizer divides by it. A step whose gradients overflow
@@ -35,20 +36,20 @@ from llmgpu.lm.options import TrainOptions
 SUM_WIDTH = 64  # columns of the sums of losses, so that each row starts at a multiple of 256 bytes
 FIRST_SCALE = 2.0**16
 LARGEST_SCALE = 2.0**24
-GROWTH_STEPS = 2_000  # without an overflow, after which the scale doubles
+GROWTH_STEPS = 2_000  # steps without overflow after which the scale doubles
 
 
 class Updates:
     """Gradients of a model's weights, and the optimizer's state.
 
-    trained: the tensors that are updated. gradients, states: by weight name. stats: results of the
-    last step, see `finalize_grad_stats`.
+    trained: the tensors to update, by `Weight`. gradients, states: by weight name. stats: results
+    of the last step, see `Operations.finalize_grad_stats`.
     rows: with sparse updates, the rows of the embedding table that a step updates; the gradient of
-    the table has these rows alone.
-    history: (slots, 8) as `Operations.finalize_grad_stats` writes it; row step % slots.
-    loss_scaling: with half-precision gradients.
-    loss_sums: (3 * grad_accum, SUM_WIDTH), column 0 has the sums of the batches' losses, then of
-    label smoothing and of z-losses.
+    the table has only these rows.
+    history: (slots, 8), see `Operations.finalize_grad_stats`; a step writes row step % slots.
+    loss_scaling: None unless gradients are half precision.
+    loss_sums: (3 * grad_accum, SUM_WIDTH); column 0 has the sums of the batches' cross-entropies,
+    then the sums of label smoothing, then of z-losses.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Updates:
         slots: int,
         trained: Mapping[Weight, Tensor] | None = None,
     ) -> None:
-        """Make all tensors; trained: the tensors to update, all weights of the model by default."""
+        """Make all tensors. trained: tensors to update; default: all weights of the model."""
         ops = model.operations
         self._model = model
         if trained is None:
@@ -99,13 +100,13 @@ class Updates:
 
     @property
     def scale(self) -> float:
-        """The factor of the gradients of the next step."""
+        """The loss scale of the next step; 1 if the loss is not scaled."""
         return 1.0 if self.loss_scaling is None else self.loss_scaling.scale
 
     def write_rows(self, batches: Sequence[Batch]) -> NDArray[np.uint32] | None:
-        """Write which rows a step's batches look up.
+        """Write the rows of the embedding table that a step's batches look up.
 
-        Returns the ids whose rows the gradient of the embedding table has, ascending; None: all.
+        Returns these rows, ascending; None if the gradient of the table has all rows.
         """
         if self.rows is None:
             return None
@@ -126,7 +127,7 @@ class Updates:
         self._model.operations.write(self._table_hyper, hyper)
 
     def record_clear(self) -> None:
-        """Record that all gradients become zero."""
+        """Record zeros for all gradients."""
         for gradient in self.gradients.values():
             self._model.operations.fill_zero(gradient)
 
@@ -151,7 +152,7 @@ class Updates:
         self._optimizer.record(ops, steps)
 
     def bad_tensors(self) -> list[str]:
-        """Return the weights whose gradients' norms were not finite in the last step."""
+        """Return the names of weights whose gradients were not finite in the last step."""
         partials = self._model.operations.read(self.partials)
         sums = zip(self.gradients, partials, strict=True)
         return [name for name, squares in sums if not np.isfinite(squares).all()]
@@ -164,7 +165,7 @@ class Updates:
             yield self.loss_scaling.tensor
 
     def take_over(self, values: Mapping[str, AnyArray]) -> None:
-        """Take over the host's part of the state that a checkpoint has, by the tensors' names."""
+        """Restore the host's part of the state; values: a checkpoint's tensors by name."""
         if self.loss_scaling is not None:
             self.loss_scaling.load(values[self.loss_scaling.tensor.name])
 
@@ -172,28 +173,31 @@ class Updates:
 class LossScaling:
     """The scale of a run's loss.
 
-    scale: of the next step. good_steps: since the last change. skipped: steps since the beginning
-    that overflowed. tensor: (4,), the same for checkpoints.
+    scale: scale of the next step. good_steps: steps since the last change of the scale. skipped:
+    steps of the run that overflowed. tensor: (4,), the three numbers and 0, for checkpoints.
     """
 
     def __init__(self, operations: Operations) -> None:
-        """Start with a scale that is soon lowered if it is too large."""
+        """Start with a large scale; overflows lower it within a few steps."""
         self._operations = operations
         self.tensor = operations.tensor("loss scaling", (4,))
         self.scale, self.good_steps, self.skipped = FIRST_SCALE, 0, 0
 
     def load(self, values: AnyArray) -> None:
-        """Take over the contents of `tensor` in a checkpoint."""
+        """Restore the state from the contents of `tensor` in a checkpoint."""
         scale, good_steps, skipped, _ = values.tolist()
         self.scale, self.good_steps, self.skipped = scale, int(good_steps), int(skipped)
 
     def take_lowest(self, others: Iterable[AnyArray]) -> None:
-        """Take over the `tensor` of the worker with the lowest scale, the first of these."""
+        """Load the state of the worker with the lowest scale; of equal scales the first worker's.
+
+        others: the contents of `tensor` of all workers.
+        """
         self.load(min(others, key=lambda values: float(values[0])))
         self._write()
 
     def end_step(self, *, overflowed: bool) -> bool:
-        """Choose the next step's scale; return False for an overflow that no scale prevents."""
+        """Choose the next step's scale; return False if a step overflowed at scale 1."""
         if overflowed:
             if self.scale <= 1:
                 return False
@@ -213,10 +217,10 @@ class LossScaling:
 def hyper_parameters(
     options: TrainOptions, step: int, learning_rate: float, inverse_count: float, slot: int
 ) -> NDArray[np.void]:
-    """Return the contents of the `hyper` tensor, () of type `HYPER`, in a step.
+    """Return the contents of the `hyper` tensor for a step: () of type `HYPER`.
 
     step: 0 for the first.
-    inverse_count: 1 / number of targets that the step's losses are summed over.
+    inverse_count: 1 / number of valid targets of the step.
     slot: row of the history that the step writes.
     """
     hyper: NDArray[np.void] = np.zeros((), HYPER)
@@ -229,6 +233,6 @@ def hyper_parameters(
     hyper["bias_correction2"] = 1 - options.beta2 ** (step + 1)
     hyper["max_norm"] = options.grad_clip
     hyper["inverse_count"] = inverse_count
-    hyper["inverse_scale"] = 1  # of the factor of the gradients
+    hyper["inverse_scale"] = 1  # 1 / loss scale; the caller replaces it if the loss is scaled
     hyper["slot"] = slot
     return hyper

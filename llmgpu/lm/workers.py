@@ -1,10 +1,10 @@
 """Workers: processes that train one model together, started by ``mpiexec -n N llmgpu train ...``.
 
-Each worker has the whole model on a device of its own. The workers share out the batches of a step,
-add up their gradients, and all make the same update, so their weights stay equal. Only the first
-worker writes files and reports.
+Each worker has the whole model on its own device. The workers divide the batches of a step among
+themselves, add up their gradients, and all apply the same update. So their weights stay equal. Only
+the first worker writes files and reports.
 
-Sums are the same bits run after run, since gradients are added up in the order of the workers.
+Gradients are added up in the order of the workers, so sums have the same bits in every run.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from llmgpu.lm.exchange import Sums, open_sums
 from llmgpu.processors import usable_processors
 
 T = TypeVar("T")
-# Variables with the number of processes, of Open MPI, MPICH or Intel MPI, and MVAPICH.
+# Environment variables with the number of processes, set by Open MPI, by MPICH or Intel MPI, and by
+# MVAPICH.
 _COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 class Workers:
     """The processes that train a model together, seen from one of them.
 
-    number: of this process, from 0. count: number of processes. local_number, local_count: the same
-    among the processes of this machine.
+    number: the number of this process, from 0. count: number of processes. local_number,
+    local_count: the same among the processes of this machine.
     """
 
     def __init__(self, communicator: Any = None) -> None:
-        """Take an MPI communicator; None for a single worker."""
+        """Join the processes of an MPI communicator; None: this process is the only worker."""
         self._mpi = communicator
         self.number: int = 0 if communicator is None else communicator.rank
         self.count: int = 1 if communicator is None else communicator.size
@@ -52,7 +53,7 @@ class Workers:
         return range(self.number, batches, self.count)
 
     def check(self, grad_accum: int) -> None:
-        """Raise InputError unless all workers get equally many batches of a step."""
+        """Raise InputError unless the batches of a step can be shared out evenly."""
         if grad_accum % self.count:
             raise InputError(
                 f"--grad-accum is {grad_accum}, which {self.count} workers can't share: use a "
@@ -60,9 +61,9 @@ class Workers:
             )
 
     def device(self, wanted: str, adapters: int) -> str:
-        """Return the value of ``--device`` for this worker: each worker of a machine gets a GPU.
+        """Return the value of ``--device`` for this worker: workers of a machine use separate GPUs.
 
-        wanted: the value given. adapters: number of GPUs of this machine.
+        wanted: the user's value. adapters: number of GPUs of this machine.
 
         Raises InputError if the machine has fewer GPUs than workers.
         """
@@ -78,7 +79,7 @@ class Workers:
         return f"gpu:{self.local_number}"
 
     def wait(self) -> None:
-        """Wait until all workers have called this."""
+        """Wait until all workers have called this method."""
         if self._mpi is not None:
             self._mpi.Barrier()
 
@@ -92,12 +93,12 @@ class Workers:
             self.wait()
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all workers, by number; all workers have to call this."""
+        """Return the values of all workers, by number; all workers must call this method."""
         values: list[T] = [value] if self._mpi is None else self._mpi.allgather(value)
         return values
 
     def require_same(self, what: str, value: str) -> None:
-        """Raise InputError unless all workers pass equal values; all workers have to call this."""
+        """Raise InputError unless all workers pass equal values; all must call this method."""
         values = self.gather(value)
         if len(set(values)) > 1:
             raise InputError(
@@ -106,15 +107,15 @@ class Workers:
             )
 
     def open_sums(self) -> Sums:
-        """Return the `Sums` over all workers; all workers have to call this."""
+        """Return the `Sums` over all workers; all workers must call this method."""
         return open_sums(self._mpi, one_machine=self.local_count == self.count)
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """Continue after the block only if no worker has failed in it.
+        """Continue after the block only if no worker has failed in the block.
 
-        If one has, the first worker raises its own error, or else InputError with the error of the
-        failed worker. All others raise SystemExit and print nothing.
+        After a failure the first worker raises its own error, or else InputError with the error of
+        the failed worker. All other workers raise SystemExit and print nothing.
         """
         if self._mpi is None:
             yield
@@ -134,7 +135,7 @@ class Workers:
 
     @contextmanager
     def together(self, say: Callable[[str], None]) -> Iterator[None]:
-        """End all workers if one fails in the block; `say` gets a line about the failure."""
+        """End all workers if one fails in the block; call `say` with a line about the failure."""
         try:
             yield
         except BaseException as error:
@@ -151,7 +152,7 @@ ALONE = Workers()
 def start_workers(environment: Mapping[str, str] = os.environ) -> Workers:
     """Return the workers that mpiexec started with this process, or `ALONE`.
 
-    Raises InputError if there are several, and the package for it is missing.
+    Raises InputError if mpiexec started several processes, but mpi4py is missing.
     """
     counts = [environment[name] for name in _COUNTS if name in environment]
     if not any(count.isdigit() and int(count) > 1 for count in counts):
@@ -173,6 +174,6 @@ def _take_processors() -> None:
     Open MPI binds each of two workers to one processor. The threads that feed a worker's device
     could not run side by side there.
     """
-    with suppress(AttributeError, OSError):  # only Linux has it
+    with suppress(AttributeError, OSError):  # only Linux has `sched_setaffinity`
         if usable_processors() == 1:
             os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))

@@ -1,1 +1,1 @@
-"""Checkpoints, which Hugging Face transformers opens: folders of safetensors and JSON."""
+"""Checkpoints: folders of safetensors and JSON files, which Hugging Face transformers can open."""

@@ -1,16 +1,16 @@
-"""Checkpoints of a model being trained, which runs resume from and other tools open.
+"""Checkpoints of a model in training: runs resume from checkpoints, and other tools open them.
 
 - config.json, model.safetensors, generation_config.json, tokenizer.json, tokenizer_config.json: the
-  model and its tokenizer as Hugging Face's libraries read them. A vocabulary that tokenizer.json
-  can't hold gets no tokenizer files and a note.
-- adapter: with low-rank adapters, a folder that the library peft opens; model.safetensors has the
-  weights with the adapters merged.
-- vocabulary.bin, optimizer.safetensors, training.json: the rest of the state of a run.
-  training.json has the SHA-256 of all files that are read again, and of itself.
-- Each checkpoint is a folder named after its step. It is written under a temporary name, synced and
-  renamed, so a folder with such a name is complete, even after a kill or a power cut. Old
-  checkpoints are renamed before they are removed, for the same reason. Temporary folders of killed
-  runs are removed when the next run starts.
+  model and its tokenizer in the formats of Hugging Face's libraries. If tokenizer.json can't hold
+  the vocabulary, the checkpoint has no tokenizer files, and the user gets a note.
+- adapter: with low-rank adapters, a folder for the library peft; model.safetensors has the weights
+  with the adapters merged.
+- vocabulary.bin, optimizer.safetensors, training.json: the other state of a run. training.json has
+  the SHA-256 of all files that a resumed run reads, and of its own content.
+- Each checkpoint is a folder named after its step. The folder is written under a temporary name,
+  synced and renamed, so a folder with the name of a step is complete, even after a kill or a power
+  cut. Old checkpoints are renamed before they are removed, for the same reason. The next run
+  removes temporary folders of killed runs.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _STATE_TYPES = {
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The progress of a run, and its options.
+    """The progress and the options of a run.
 
     step: optimizer steps done. tokens_seen: tokens of all batches so far. sequence_position: number
     of the first sequence that no batch has used. random_state, options: JSON objects that only the
@@ -106,13 +106,13 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class AdapterFiles:
-    """Tensors by the names of the library peft, and the content of its adapter_config.json."""
+    """Adapters for the library peft: tensors by peft's names, content of adapter_config.json."""
 
     tensors: Mapping[str, TensorSource]
     config: dict[str, Any]
 
     def write(self, folder: Path) -> None:
-        """Write a new folder; OutputError if that can't be done."""
+        """Write a new folder; raise OutputError if the folder can't be written."""
         with output_errors(str(folder)):
             folder.mkdir()
         write_tensors(folder / "adapter_model.safetensors", self.tensors, {"format": "pt"})
@@ -121,13 +121,13 @@ class AdapterFiles:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Checkpoint(SavedModel):
-    """A checkpoint: a model with the state of the optimizer and of its run."""
+    """A checkpoint: a model, the state of its optimizer, and the state of its run."""
 
     optimizer: TensorFile
     state: TrainingState
 
     def require_vocabulary(self, vocabulary: Vocabulary, source: str | Path) -> None:
-        """Raise CheckpointError unless a vocabulary gives the model's ids, by its match rule.
+        """Raise CheckpointError unless a vocabulary is the model's, apart from the match rule.
 
         source: the file of the vocabulary, which the error names.
         """
@@ -159,17 +159,17 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint of a step, then remove all but the `keep` newest; return its folder.
 
-    spare: step of a checkpoint that is never removed. adapter: written to a folder in the
-    checkpoint. stop_ids: tokens after which a text is complete, beside `eos_id`. card: text of
-    README.md. unchanging: contents of the files that are the same in all checkpoints of a run, by
-    name; an empty map receives the contents of this checkpoint, which later calls write again.
+    spare: step of a checkpoint that is never removed. adapter: written to the folder "adapter".
+    stop_ids: tokens after which a text is complete, in addition to `eos_id`. card: text of
+    README.md. unchanging: by name, the contents of files that are equal in all checkpoints of a
+    run. An empty map receives the contents from this checkpoint; later calls write them.
 
-    weights: all of `config.weights()`, float32. optimizer: any tensors. Tensors are read one after
-    the other, so only one of them is in memory. Rows of tables that stand for no token are left
-    out. note: called with a line about each part of the checkpoint that other tools can't use.
+    weights: all of `config.weights()`, float32. optimizer: any tensors. Tensors are read one by
+    one, so only one tensor is in memory. Rows of tables that stand for no token are left out. note:
+    called with a line about each part of the checkpoint that other tools can't use.
 
-    Raises OutputError if it can't be written, or the step already has a checkpoint; nothing
-    has changed then.
+    Raises OutputError if the checkpoint can't be written, or if the step already has a checkpoint;
+    nothing has changed then.
     """
     if model_type(config) is None:
         note("without a gate it is not a Llama model: other libraries can't open its checkpoint")
@@ -198,7 +198,7 @@ def save_checkpoint(
 def _without_unused_rows(
     config: ModelConfig, weights: Mapping[str, TensorSource]
 ) -> dict[str, TensorSource]:
-    """Return the weights to write; tables have a row for each token."""
+    """Return the weights to write; each row of their tables stands for a token."""
 
     def without(source: TensorSource, shape: tuple[int, ...]) -> TensorSource:
         return replace(source, shape=shape, read=lambda: source.read()[: shape[0]])
@@ -238,7 +238,7 @@ def _write_bytes(path: Path, content: bytes) -> None:
 
 
 def _write_tokenizer(path: Path, vocabulary: Vocabulary, note: Note) -> bool:
-    """Write tokenizer.json; if it can't hold the vocabulary, call `note` and return False."""
+    """Write tokenizer.json; call `note` and return False if it can't hold the vocabulary."""
     try:
         # The chat template is in tokenizer_config.json.
         tokenizer_json.write(replace(vocabulary, chat=None), path, note=note)
@@ -251,7 +251,7 @@ def _write_tokenizer(path: Path, vocabulary: Vocabulary, note: Note) -> bool:
 def _write_training(
     folder: Path, vocabulary: Vocabulary, state: TrainingState, written: Mapping[str, str]
 ) -> None:
-    """Write training.json; written: the SHA-256 of some files, which are not read again."""
+    """Write training.json; written: SHA-256 of the files that are hashed already, by name."""
     with output_errors(str(folder)):
         hashes = {name: written.get(name) or _hash_file(folder / name) for name in _READ_AGAIN}
     content = {
@@ -270,7 +270,7 @@ def _hash_file(path: Path) -> str:
 
 
 def _hash_json(content: dict[str, Any]) -> str:
-    """Return the SHA-256 of `content` as JSON gives it back."""
+    """Return the SHA-256 of `content` after a round trip through JSON."""
     read_back = json.loads(json.dumps(content))
     return hashlib.sha256(json.dumps(read_back, sort_keys=True).encode()).hexdigest()
 
@@ -278,7 +278,7 @@ def _hash_json(content: dict[str, Any]) -> str:
 def open_model(path: str | Path, note: Note = no_notes) -> SavedModel:
     """Open the model in a run folder, in a checkpoint or in a Hugging Face model folder.
 
-    note: called with each part of a Hugging Face tokenizer that is not applied here.
+    note: called with each part of a Hugging Face tokenizer that has no effect here.
 
     Raises CheckpointError and VocabularyError, with the file, for a model that can't be used.
     """
@@ -289,7 +289,7 @@ def open_model(path: str | Path, note: Note = no_notes) -> SavedModel:
 
 
 def export_outputs(folder: str | Path) -> list[Output]:
-    """Return the files that `export_model` writes; those of the model are not replaced unasked."""
+    """Return the files that `export_model` writes; without `force` no model file is replaced."""
     own = {CONFIG: TEXT, GENERATION_CONFIG: TEXT, WEIGHTS: "a file of weights"}
     files = [Output(str(Path(folder) / name), kind, is_chosen=False) for name, kind in own.items()]
     return [*files, *tokenizer_json.outputs(os.path.join(folder, ""))]
@@ -302,8 +302,8 @@ def export_model(
 
     note: called with each part of the vocabulary that other tools can't use.
 
-    Raises CheckpointError for a model that is not one of transformers, VocabularyError for a
-    vocabulary that a tokenizer.json can't hold, OutputError for files that can't be written.
+    Raises CheckpointError for a model that transformers can't open, VocabularyError for a
+    vocabulary that tokenizer.json can't hold, OutputError for files that can't be written.
     """
     config, folder = model.config, Path(folder)
     if model_type(config) is None:
@@ -312,7 +312,8 @@ def export_model(
             "it"
         )
     check_outputs(export_outputs(folder), force=force)
-    # The tokenizer may be refused, so it is written first, and its settings again with the model's.
+    # Write the tokenizer first: its vocabulary may be refused. Then write tokenizer_config.json
+    # again, with the entries that depend on the model.
     tokenizer_json.write(model.vocabulary, os.path.join(folder, ""), note=note, force=force)
     described = describe_tokenizer(config, model.vocabulary, model.eos_id)
     _write_json(folder / TOKENIZER_CONFIG, described)
@@ -321,6 +322,7 @@ def export_model(
     def source(name: str, shape: tuple[int, ...]) -> TensorSource:
         return TensorSource(np.dtype("<f4"), shape, lambda: model.weights[name][: shape[0]])
 
+    # Write the weights, then the description of the model.
     sources = {name: source(name, shape) for name, shape in shapes.items()}
     write_tensors(folder / WEIGHTS, sources, {"format": "pt"})
     _write_json(folder / CONFIG, describe_model(config, eos_id=model.eos_id))
@@ -333,9 +335,10 @@ def _is_step(folder: Path) -> bool:
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Read and validate a checkpoint; path: its folder, or a run folder for the newest one.
+    """Read and validate a checkpoint.
 
-    If the newest checkpoint is damaged, the error names the previous one, which is not used.
+    path: folder of the checkpoint, or a run folder, whose newest checkpoint is read. If the newest
+    checkpoint is damaged, the error names the previous checkpoint, but does not use it.
 
     Raises CheckpointError, with the file, for files that are missing, damaged, of another version
     or inconsistent.
@@ -416,7 +419,7 @@ def step_folder_name(step: int) -> str:
 
 
 def list_checkpoints(run_folder: str | Path) -> dict[int, Path]:
-    """Return the checkpoint folders of a run by step, ascending; nothing without a run folder."""
+    """Return the checkpoint folders of a run by step, ascending; {} without a run folder."""
     folder = Path(run_folder)
     if not folder.is_dir():
         return {}
@@ -425,10 +428,10 @@ def list_checkpoints(run_folder: str | Path) -> dict[int, Path]:
 
 
 def prepare_step_folders(run_folder: str | Path, step: int = 0) -> None:
-    """Prepare the folder of a run that starts after `step`: make it, remove temporary folders.
+    """Make the folder of a run that starts after `step`, and remove temporary folders inside.
 
-    Raises OutputError if that fails, or if the folder has checkpoints of later steps, which would
-    be mixed with the checkpoints of this run.
+    Raises OutputError if the folder can't be written, or has checkpoints of later steps, which
+    would be mixed with the checkpoints of this run.
     """
     folder = Path(run_folder)
     with output_errors(str(folder)):
@@ -447,10 +450,10 @@ def prepare_step_folders(run_folder: str | Path, step: int = 0) -> None:
 
 @contextmanager
 def new_checkpoint(run_folder: str | Path, step: int) -> Iterator[Path]:
-    """Yield a temporary folder for a checkpoint; it gets the step's name when the block ends.
+    """Yield a temporary folder for a checkpoint; rename the folder when the block ends.
 
-    An exception in the block removes the folder. Raises OutputError if the step already has a
-    checkpoint, or if the folder can't be written.
+    The new name is `step_folder_name(step)`. An exception in the block removes the folder. Raises
+    OutputError if the step already has a checkpoint, or if the folder can't be written.
     """
     target = Path(run_folder) / step_folder_name(step)
     if os.path.lexists(target):
@@ -474,9 +477,9 @@ def new_checkpoint(run_folder: str | Path, step: int) -> Iterator[Path]:
 def set_aside_checkpoints(run_folder: str | Path, step: int) -> dict[Path, Path]:
     """Rename a run's checkpoints after `step` to ``decayed-...``; return new paths by old paths.
 
-    Renamed checkpoints can be loaded by their paths, but no longer belong to the run.
+    Renamed checkpoints can be loaded by their paths, but do not belong to the run.
 
-    Raises OutputError if that fails, or if a new path exists.
+    Raises OutputError if a folder can't be renamed, or if a new path exists.
     """
     renamed = {}
     for each, path in list_checkpoints(run_folder).items():
@@ -491,9 +494,10 @@ def set_aside_checkpoints(run_folder: str | Path, step: int) -> dict[Path, Path]
 
 
 def remove_old_checkpoints(run_folder: str | Path, keep: int, spare: int | None = None) -> None:
-    """Remove all but the `keep` newest checkpoints of a run; OutputError if that fails.
+    """Remove all but the `keep` newest checkpoints of a run.
 
-    spare: step of a checkpoint that is kept in any case.
+    spare: step of a checkpoint that is never removed. Raises OutputError if a checkpoint can't be
+    removed.
     """
     steps = list_checkpoints(run_folder)
     for path in [path for step, path in steps.items() if step != spare][:-keep]:

@@ -1,13 +1,14 @@
-"""A trained model as a GGUF file, which llama.cpp runs: weights, sizes and vocabulary in one.
+"""Export of a trained model to a GGUF file for llama.cpp, with weights, sizes and vocabulary.
 
-- The architecture is llama, qwen2 or qwen3. For llama, the rotary embedding of llama.cpp turns
-  neighbouring numbers of a head; Hugging Face's and ours turn the first half with the second. So
-  the rows of llama's query and key matrices are reordered: row i of the first half of a head comes
-  before row i of the second half. For qwen2 and qwen3 llama.cpp turns halves, too.
+- The architecture is llama, qwen2 or qwen3. For llama, the rotary embedding of llama.cpp rotates
+  pairs of neighbouring numbers of a head. Hugging Face and llmgpu rotate a number of the first half
+  with a number of the second half. So the rows of llama's query and key matrices are reordered: row
+  i of the first half of a head comes before row i of the second half. For qwen2 and qwen3 llama.cpp
+  rotates halves, too.
 - Positions stretched as in Llama 3 are a tensor with the divisor of each frequency.
 - Norms stay float32. With q8_0 (blocks of 32 numbers with one scale), matrices whose rows can't be
   divided into blocks become float16.
-- One tensor at a time is converted.
+- Tensors are converted one by one, to save memory.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.layers import rotary_frequencies
 
-_BLOCK = 32  # numbers of q8_0 with one scale
-_LLAMA, _LLAMA3 = "llama", "llama3"  # an architecture, a way of stretching positions
+_BLOCK = 32  # numbers in a block of q8_0
+_LLAMA, _LLAMA3 = "llama", "llama3"  # an architecture, and a kind of `RopeScaling`
 
 
 def write_model(
@@ -40,16 +41,16 @@ def write_model(
     note: Note = no_notes,
     force: bool = False,
 ) -> None:
-    """Write a model and its vocabulary; force: replace even a file of another kind.
+    """Write a model and its vocabulary to a GGUF file.
 
     weights: a name in `formats.WEIGHT_TYPES`. note: called with the kinds of texts that get other
-    ids in llama.cpp.
+    ids in llama.cpp. force: replace even a file of another kind.
 
-    Raises CheckpointError for a model that is not a Llama and weights too large for their type,
-    VocabularyError where llama.cpp can't give the same ids, OutputError for a file that can't be
+    Raises CheckpointError for a model that llama.cpp can't run, and for weights too large for their
+    type; VocabularyError if llama.cpp can't give the same ids; OutputError for a file that can't be
     written.
     """
-    # Describe sizes and vocabulary, before the file is opened.
+    # Describe the vocabulary before the file is opened: some vocabularies are refused.
     config = model.config
     architecture = _architecture(config)
     described = gguf.describe(
@@ -76,7 +77,7 @@ def write_model(
             size = math.prod(package.quant_shape_to_byte_shape(shape, kind))
             theirs = names.get_name(name, try_suffixes=(".weight", ".bias")) or name
             writer.add_tensor_info(theirs, shape, np.dtype(np.float32), size, raw_dtype=kind)
-        # Write the header, then one tensor after the other in the same order.
+        # Write the header, then the tensors in the order of `shapes`.
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -88,7 +89,10 @@ def write_model(
 
 
 def _architecture(config: ModelConfig) -> str:
-    """Return llama.cpp's name of the architecture; CheckpointError if llama.cpp can't run it."""
+    """Return llama.cpp's name of the architecture.
+
+    Raises CheckpointError for a model that llama.cpp can't run.
+    """
     kind = model_type(config)
     if kind is None:
         raise CheckpointError("llama.cpp can't run a model without a gate: it is not a Llama")
@@ -101,7 +105,7 @@ def _architecture(config: ModelConfig) -> str:
 
 
 def _frequency_divisors(config: ModelConfig) -> dict[str, NDArray[np.float32]]:
-    """Return the tensor with the divisors of the frequencies by its name; {} without Llama 3's."""
+    """Return the tensor of frequency divisors by name; {} unless the scaling is Llama 3's."""
     if config.rope_scaling is None or config.rope_scaling.kind != _LLAMA3:
         return {}
     plain = rotary_frequencies(config.head_dim, config.rope_theta)

@@ -1,9 +1,9 @@
-"""A model as Hugging Face describes it: config.json, the files about its tokenizer, the model card.
+"""The description of a model in Hugging Face's files: config.json, tokenizer files, model card.
 
 - A model with a SwiGLU network is a Llama; with biases of queries, keys and values it is a Qwen2,
   with norms of heads a Qwen3. Mistral without a sliding window is a Llama by another name. The
   libraries have no such model without a gate, so a model with GeLU gets the type "llmgpu".
-- A config.json with a feature that the models here lack is refused; the error names key and value.
+- A config.json with a feature that models of llmgpu lack is refused; the error names key and value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmgpu.lm.config import ModelConfig, RopeScaling
 from llmgpu.lm.runs.records import StepRecord
 from llmgpu.version import __version__
 
-OWN_KEY = "llmgpu"  # in config.json, and the type of models that no other library has
+OWN_KEY = "llmgpu"  # key in config.json, and model type of models that other libraries lack
 
 _ACTIVATIONS = {"swiglu": "silu", "gelu": "gelu_pytorch_tanh"}
 _SIZES = {
@@ -44,13 +44,13 @@ _SCALING_NUMBERS = {
 }
 _LARGEST = float(np.finfo(np.float32).max)
 _MOST = 2**53  # largest whole number accepted: a float64 holds all smaller ones exactly
-_SHOWN = 60  # characters of a value in a message
-_LISTED = 10  # names of files in a model card
+_SHOWN = 60  # most characters of a value in a message
+_LISTED = 10  # most names of files in a model card
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A model type of transformers: its class, and its differences from Llama."""
+    """A model type of transformers: the class, and the differences from Llama."""
 
     architecture: str
     qkv_bias: bool = False
@@ -63,7 +63,8 @@ _KINDS = {
     "qwen2": _Kind("Qwen2ForCausalLM", qkv_bias=True),
     "qwen3": _Kind("Qwen3ForCausalLM", qk_norm=True),
 }
-# Keys of config.json of features that models here lack, with the values that turn them off.
+# Keys of config.json for features that models of llmgpu lack, with the values that turn the
+# features off.
 _HARMLESS: dict[str, tuple[object, ...]] = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
@@ -73,11 +74,11 @@ _HARMLESS: dict[str, tuple[object, ...]] = {
     "quantization_config": (None,),
     "auto_map": (None,),
 }
-_QWEN3_HEAD_DIM = 128  # default of config.json
+_QWEN3_HEAD_DIM = 128  # width of heads if config.json lacks head_dim
 
 
 def model_type(config: ModelConfig) -> str | None:
-    """Return the model type of transformers, None if it has no such model."""
+    """Return the model type of transformers; None if transformers has no such model."""
     if not config.is_gated:
         return None
     wanted = (config.qkv_bias, config.qk_norm)
@@ -89,6 +90,7 @@ def model_type(config: ModelConfig) -> str | None:
 
 def describe_model(config: ModelConfig, *, eos_id: int | None = None) -> dict[str, Any]:
     """Return the content of config.json."""
+    # Entries of llmgpu's own: vocab_size, and seq_len if the model supports longer sequences.
     kind = model_type(config)
     scaling = _describe_scaling(config.rope_scaling)
     own = {"vocab_size": config.vocab_size}
@@ -108,7 +110,7 @@ def describe_model(config: ModelConfig, *, eos_id: int | None = None) -> dict[st
             **(scaling or {"rope_type": "default"}),
             "rope_theta": config.rope_theta,
         },
-        "rope_theta": config.rope_theta,  # where versions before 5 look
+        "rope_theta": config.rope_theta,  # read by transformers before version 5
         "rope_scaling": scaling,
         "attention_bias": False,
         "attention_dropout": 0.0,
@@ -117,7 +119,7 @@ def describe_model(config: ModelConfig, *, eos_id: int | None = None) -> dict[st
         "eos_token_id": eos_id,
         "pad_token_id": None,
         "dtype": "float32",
-        "torch_dtype": "float32",  # where versions before 5 look
+        "torch_dtype": "float32",  # read by transformers before version 5
         OWN_KEY: own,
     }
 
@@ -137,7 +139,7 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
 
     Raises CheckpointError for an entry that is missing, of the wrong type or not supported.
     """
-    # Our own checkpoints repeat some entries under a key of ours.
+    # Checkpoints of llmgpu have some entries under OWN_KEY, too.
     own = _get(content, OWN_KEY, dict) if OWN_KEY in content else content
     name = _get(content, "model_type", str)
     activation = _read_activation(name, content)
@@ -181,7 +183,7 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
 
 
 def _refuse_unsupported(name: str, content: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for the first entry with a feature that models here lack."""
+    """Raise CheckpointError for the first entry with a feature that models of llmgpu lack."""
     allowed = dict(_HARMLESS)
     if not content.get("use_sliding_window", True):  # Qwen's switch
         allowed["sliding_window"] = (content.get("sliding_window"),)
@@ -203,7 +205,7 @@ def _refuse_unsupported(name: str, content: Mapping[str, Any]) -> None:
 
 
 def _read_head_width(name: str, content: Mapping[str, Any], dim: int, heads: int) -> int | None:
-    """Return the width of a head, None if it is dim / heads."""
+    """Return the width of a head; None if the width is dim / heads."""
     if content.get("head_dim") is not None:
         width = int(_get(content, "head_dim", int))
     elif name == "qwen3":
@@ -222,7 +224,7 @@ def _read_activation(name: str, content: Mapping[str, Any]) -> str:
 
 
 def _read_rope(content: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """Return theta and the scaling; transformers before version 5 stores them separately."""
+    """Return theta and the scaling of rotary positions."""
     # transformers 5 writes rope_parameters; earlier versions write rope_theta and rope_scaling.
     where = "rope_parameters"
     if content.get(where) is not None:
@@ -254,7 +256,7 @@ def _read_rope(content: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
 
 
 def _get(content: Mapping[str, Any], name: str, kind: type) -> Any:
-    """Return an entry of exactly this type; a float may be a whole number."""
+    """Return an entry of type `kind`; a float may be written as a whole number."""
     if name not in content:
         raise CheckpointError(f"{name} is missing")
     value: Any = content[name]
@@ -271,15 +273,15 @@ def _get(content: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def _show(value: object) -> str:
-    """Return a value for a message, cut short if it is long."""
+    """Return a value for a message; a long value is cut short."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def read_token_ids(content: Mapping[str, Any], name: str, ids: int) -> tuple[int, ...]:
-    """Return the ids of bos_token_id or eos_token_id, an entry with none, one or a list of ids.
+    """Return the ids of bos_token_id or eos_token_id: an entry with null, an id or a list of ids.
 
-    ids: number of ids of the model; CheckpointError for larger ones.
+    ids: number of the model's ids. Raises CheckpointError for an id that is not below `ids`.
     """
     found = content.get(name)
     numbers = found if isinstance(found, list) else [] if found is None else [found]
@@ -292,13 +294,13 @@ def read_token_ids(content: Mapping[str, Any], name: str, ids: int) -> tuple[int
 def describe_generation(eos_id: int | None, stop_ids: Iterable[int] = ()) -> dict[str, Any]:
     """Return the content of generation_config.json.
 
-    stop_ids: tokens after which a text is complete, beside `eos_id`.
+    stop_ids: tokens after which a text is complete, in addition to `eos_id`.
     """
     stops = sorted({*stop_ids, *(() if eos_id is None else (eos_id,))})
     return {
         "bos_token_id": None,
         "eos_token_id": stops if len(stops) > 1 else next(iter(stops), None),
-        "pad_token_id": eos_id,  # fills up batches if no other token is chosen for that
+        "pad_token_id": eos_id,  # the token that fills up batches by default
         "do_sample": True,
     }
 
@@ -308,8 +310,8 @@ def describe_tokenizer(
 ) -> dict[str, Any]:
     """Return the content of tokenizer_config.json.
 
-    Only special tokens have a text to name them by. The padding token is the one that the
-    vocabulary's chat template names, or else the token at the end of a text.
+    An entry needs a special token, whose text is its value. The padding token is the padding token
+    of the vocabulary's chat template, or else the token at the end of a text.
     """
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
     end = {} if eos_id not in texts else {"eos_token": texts[eos_id]}
@@ -329,7 +331,7 @@ class Origin:
 
 
 def model_card(config: ModelConfig, origin: Origin, last: StepRecord) -> str:
-    """Return the README.md of a checkpoint; last: the record of its step."""
+    """Return the README.md of a checkpoint; last: the record of the checkpoint's step."""
     # Collect the rows of the table, the initial model and the files.
     numbers = [
         ("steps", f"{last.step:,}"),

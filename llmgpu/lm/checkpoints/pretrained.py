@@ -1,9 +1,9 @@
-"""Models trained elsewhere: folders of config.json, safetensors and a tokenizer.
+"""Models of other tools: folders with config.json, safetensors files and a tokenizer.
 
-These are checkpoints of Hugging Face's Llama and its relatives, see `huggingface.read_model`. The
-folder comes from an unknown source. So all files are validated before the model takes memory, and
-links out of the folder are refused. Weights stay in mapped files; a weight is widened to float32
-when it is asked for.
+Such a folder is a checkpoint of Hugging Face's Llama or a relative, see `huggingface.read_model`.
+The folder may come from anywhere. So all files are validated before the model's memory is
+allocated, and links out of the folder are refused. Weights stay in mapped files; reading a weight
+widens it to float32.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _TOKENIZER_FILES = (
     "merges.txt",
     "tekken.json",
 )
-_COMPUTED = ".rotary_emb.inv_freq"  # ends names of tensors that old transformers stored
+_COMPUTED = ".rotary_emb.inv_freq"  # end of names of tensors that old transformers stored
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SavedModel:
-    """A model in a folder, to be run or trained further.
+    """A model in a folder.
 
-    config: its vocab_size may be larger than the vocabulary; the other rows of the tables stand for
+    config: vocab_size may be larger than the vocabulary; the last rows of the tables then stand for
     no token. weights: float32 by name; tables have vocab_size rows. bos_id, eos_id: tokens at the
     beginning and the end of a text, if any. stop_ids: tokens after which a text is complete.
     """
@@ -62,10 +62,10 @@ class SavedModel:
 
 
 class WeightFiles(Mapping[str, NDArray[np.float32]]):
-    """Weights in safetensors files, by name; a weight is read and widened when asked for."""
+    """Weights in safetensors files, by name; each access reads and widens a weight."""
 
     def __init__(self, folder: Path) -> None:
-        """Map the weight files of a folder; CheckpointError for a file that can't be used."""
+        """Map the weight files of a folder; raise CheckpointError for files that can't be used."""
         self.folder = folder
         self._tensors: dict[str, NDArray[Any]] = {}
         self._paths: dict[str, Path] = {}
@@ -78,7 +78,7 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
                 self._paths[name] = path
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
-        """Return a weight; CheckpointError if it has numbers that are not finite."""
+        """Return a weight; raise CheckpointError for numbers that are not finite."""
         values = as_float32(self._tensors[name])
         if not np.isfinite(values).all():
             raise CheckpointError(
@@ -87,7 +87,7 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
         return values
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
+        """Iterate over the names of weights."""
         return iter(self._tensors)
 
     def __len__(self) -> int:
@@ -95,11 +95,11 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
         return len(self._tensors)
 
     def require(self, config: ModelConfig) -> None:
-        """Raise CheckpointError for the first weight that is missing, unexpected or of other shape.
+        """Raise CheckpointError for a weight that is missing, unexpected or of another shape.
 
-        The output layer of a tied model is ignored: the embedding table takes its place.
+        The output layer of a tied model is ignored: the embedding table replaces it.
         """
-        if config.layers > len(self):  # before a name is made for each
+        if config.layers > len(self):  # before `config.weights` makes names for all layers
             raise CheckpointError(
                 f"{self.folder}: {len(self)} tensors are too few for {config.layers} layers"
             )
@@ -120,7 +120,7 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
 
 
 def has_model(path: str | Path) -> bool:
-    """Whether a folder has the files of a model, not only a tokenizer."""
+    """Whether a folder has config.json and weights, not only a tokenizer."""
     folder = Path(path)
     weights = any(os.path.lexists(folder / name) for name in (WEIGHTS, INDEX))
     return weights and os.path.lexists(folder / CONFIG)
@@ -129,7 +129,7 @@ def has_model(path: str | Path) -> bool:
 def open_pretrained(path: str | Path, note: Note = no_notes) -> SavedModel:
     """Open the folder of a model that Hugging Face's libraries saved.
 
-    note: called with each part of its tokenizer that is not applied here.
+    note: called with each part of the tokenizer that has no effect here.
 
     Raises CheckpointError, with the file, for files that are missing, damaged or not supported,
     VocabularyError for a tokenizer that can't be read exactly.
@@ -149,7 +149,10 @@ def open_pretrained(path: str | Path, note: Note = no_notes) -> SavedModel:
 
 
 def read_model_files(folder: Path) -> dict[str, Any]:
-    """Return the fields of a `SavedModel` but its vocabulary; CheckpointError names the file."""
+    """Return the fields of a `SavedModel`, without the vocabulary.
+
+    Raises CheckpointError, with the file, for files that can't be used.
+    """
     content = read_object(folder / CONFIG)
     with naming(folder / CONFIG):
         config = read_model(content)
@@ -175,7 +178,7 @@ def read_model_files(folder: Path) -> dict[str, Any]:
 
 
 def _weight_files(folder: Path) -> dict[Path, list[str]]:
-    """Return the weight files, each with the names of its tensors; an empty list: all tensors."""
+    """Return the weight files, each with the names of its tensors; an empty list means all."""
     if not os.path.lexists(folder / INDEX):
         if not os.path.lexists(folder / WEIGHTS):
             raise CheckpointError(
@@ -205,9 +208,9 @@ def _weight_files(folder: Path) -> dict[Path, list[str]]:
 def _inside(folder: Path, name: str) -> Path:
     """Return the path of a file of the folder.
 
-    A link may lead to another place in the folder. If the folder is a snapshot of Hugging Face's
-    cache, a link may lead to the blobs beside it. Raises CheckpointError for other links, and if
-    the file does not exist.
+    A link may lead to another place in the folder. If the folder is a snapshot in Hugging Face's
+    cache, a link may also lead to the blobs of the same model. Raises CheckpointError for other
+    links, and if the file does not exist.
     """
     path, home = folder / name, folder.resolve()
     with naming(path):
@@ -223,7 +226,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; CheckpointError, with the file, for other content."""
+    """Return the JSON object in a file; raise CheckpointError, with the path, for other content."""
     with naming(path):
         content = parse_json(read_limited(path, "model description"))
         if not isinstance(content, dict):
@@ -233,7 +236,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turn an error of the block into a CheckpointError that names the file."""
+    """Turn an error of the block into a CheckpointError that names `path`."""
     try:
         yield
     except (CheckpointError, VocabularyError) as error:

@@ -1,12 +1,12 @@
 """The safetensors format: named tensors in one file that can be mapped into memory.
 
-- 8 bytes: length of the header, little-endian. The header: a JSON map from name to dtype, shape and
-  data_offsets (begin and end, counted from the header's end), and ``__metadata__`` (texts by name).
-  Then the tensors, little-endian, rows first, without gaps.
-- Files are byte for byte those of the safetensors library: ordered by dtype, large items first,
-  then by name; the header is padded with spaces to a multiple of 8, so that every tensor is
-  aligned.
-- A file that is read is validated as a whole before any tensor is used.
+- A file starts with the length of the header: 8 bytes, little-endian. The header is a JSON map from
+  name to dtype, shape and data_offsets (begin and end, counted from the header's end), and
+  ``__metadata__`` (texts by name). The tensors follow, little-endian, in C order, without gaps.
+- Written files equal the files of the safetensors library byte for byte. Tensors are ordered by
+  dtype, as in `_DTYPES`, then by name. The header is padded with spaces to a multiple of 8, so that
+  every tensor is aligned.
+- `read_tensors` validates a whole file before any tensor is used.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from llmgpu.errors import CheckpointError, VocabularyError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import parse_json, quote
 
-MAX_HEADER_BYTES = 1 << 24  # more than 100 000 tensors need
+MAX_HEADER_BYTES = 1 << 24  # enough for more than 100 000 tensors
 METADATA = "__metadata__"
 
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
 _MAX_DIMENSIONS = 7
 _MAX_NUMBER = 1 << 48
-_CHUNK = 1 << 24  # bytes of a tensor written at a time
+_CHUNK = 1 << 24  # bytes of a tensor that are written at a time
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
@@ -42,11 +42,11 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "U8": np.dtype("u1"),
 }
-# Only read. NumPy has no bfloat16, so a record with one field holds the bits.
+# bfloat16 is only read, not written. NumPy lacks the type, so a record with one field has the bits.
 BFLOAT16 = np.dtype([("bits", "<u2")])
 _READ_DTYPES = _DTYPES | {"BF16": BFLOAT16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES.values())}  # of the data in a file
+_RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES.values())}  # order of tensors in a file
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TensorSource:
     """A tensor to be written.
 
     dtype: float32, float16, uint32 or uint8. read: returns the array, of exactly this dtype and
-    shape; called when the tensor is written. No copy is kept.
+    shape; called when the tensor is written.
     """
 
     dtype: np.dtype[Any]
@@ -67,12 +67,12 @@ class TensorSource:
         return cls(array.dtype, array.shape, lambda: array)
 
     def copied(self) -> TensorSource:
-        """Read the tensor; return the source of the copy in memory."""
+        """Read the tensor now; return a source of the array in memory."""
         return TensorSource.of(self.read())
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its data."""
+        """Size of the tensor's data in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -80,7 +80,7 @@ class TensorSource:
 class TensorFile:
     """The tensors of a file by name, in the order of their data.
 
-    The tensors are mapped from the file and read-only; the system loads pages when they are used.
+    The tensors are mapped from the file and read-only; the system loads pages on their first use.
     """
 
     path: str
@@ -112,10 +112,10 @@ def write_tensors(
 ) -> str:
     """Write a file whole or not at all, one tensor at a time; return its SHA-256.
 
-    Equal tensors and metadata give equal bytes, in any order.
+    The order of `sources` and `metadata` does not change the bytes of the file.
 
-    Raises OutputError if the file can't be written, ValueError for an array that is not of the
-    dtype and shape of its source, or of an unsupported dtype.
+    Raises OutputError if the file can't be written, ValueError for a dtype that is not supported,
+    and for an array without the dtype and shape of its source.
     """
     for name, source in sources.items():
         if name == METADATA or source.dtype not in _RANKS:
@@ -166,7 +166,7 @@ def _chunks(array: NDArray[Any]) -> Iterable[memoryview]:
 
 
 def read_tensors(path: str | Path) -> TensorFile:
-    """Map a file into memory; CheckpointError, with the file's name, if it is not valid."""
+    """Map a file into memory; raise CheckpointError, with the path, if it is invalid."""
     try:
         content, data = _open(path)
         _check_metadata(content.pop(METADATA, {}))
@@ -208,7 +208,7 @@ def _check_metadata(content: object) -> None:
 def _map_tensors(content: dict[str, Any], data: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
     """Return the tensors as views of `data`, uint8 (bytes,).
 
-    Raises CheckpointError unless they cover the data without gaps and overlaps.
+    Raises CheckpointError unless the tensors cover the data without gaps and overlaps.
     """
     entries = sorted((_read_entry(name, entry), name) for name, entry in content.items())
     tensors: dict[str, NDArray[Any]] = {}
@@ -231,7 +231,7 @@ def _map_tensors(content: dict[str, Any], data: NDArray[np.uint8]) -> dict[str, 
 
 
 def _read_entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...]]:
-    """Return begin, end, dtype and shape of a tensor, checked against each other."""
+    """Return begin, end, dtype and shape of a tensor; check that they fit together."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"damaged: tensor {quote(name)} needs dtype, shape and data_offsets")
     kind = entry["dtype"]
@@ -269,7 +269,7 @@ def as_float32(tensor: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _read_numbers(name: str, what: str, content: object) -> tuple[int, ...]:
-    """Return a short list of whole numbers, none negative or beyond the size of any file."""
+    """Return a list of at most 7 whole numbers, from 0 to 2^48 - 1; CheckpointError for others."""
     if not isinstance(content, list) or len(content) > _MAX_DIMENSIONS:
         raise CheckpointError(f"damaged: {what} of tensor {quote(name)} is not a list of numbers")
     for number in content:

@@ -1,1 +1,1 @@
-"""What a model is trained on: inputs as one row of token ids, and batches cut from it."""
+"""The data of training: inputs as one row of token ids, and batches cut from this row."""

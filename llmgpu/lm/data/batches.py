@@ -1,16 +1,19 @@
 """Batches of sequences for training and evaluation, cut from one long row of tokens.
 
-- A sequence is seq_len + 1 tokens: the model reads the first seq_len and predicts the last seq_len.
-  The next sequence starts with the token that this one ends with.
-- Some sequences are for evaluation only. They are taken from several parts of the row, a block at
-  the end of each part, because texts are often sorted by origin; or from another row. Where the
-  token between documents is near, a block begins at one, and training continues after one.
-- Each epoch cuts the rest at other borders and takes the sequences in another order: it starts at a
-  random token, less than seq_len from the first. Up to seq_len tokens at the ends are left out.
-- Ids that a loss mask leaves out are read, and not predicted: their targets are ignored.
-- Order and borders depend on seed and epoch alone, so a resumed run only needs the number of
-  sequences taken so far.
-- Several corpora with weights are cut and ordered apart, each in its own epochs, see `Mixture`.
+- A sequence has seq_len + 1 tokens: the model reads the first seq_len tokens and predicts the last
+  seq_len tokens. The last token of a sequence is the first token of the next sequence.
+- Some sequences are for evaluation only: a block at the end of each of several parts of the row,
+  because texts are often sorted by origin, or sequences of another row. If a token between
+  documents is near, a block begins at this token. If another is near the block's end, training
+  continues after it.
+- Each epoch cuts the training tokens at other borders and orders the sequences anew. An epoch
+  starts at a random token, less than seq_len tokens from the first. Up to seq_len tokens at the
+  ends are left out.
+- The model reads ids that a loss mask excludes, but does not predict them: their targets are
+  ignored.
+- Order and borders depend only on seed and epoch, so a resumed run only needs the number of
+  sequences used so far.
+- Each of several corpora with weights is cut and ordered alone, in its own epochs, see `Mixture`.
 """
 
 from __future__ import annotations
@@ -28,41 +31,43 @@ from llmgpu.lm.data.token_source import TokenSource, check_ids
 from llmgpu.lm.options import TrainOptions
 
 IGNORED_TARGET = 0xFFFFFFFF  # above all ids: the loss ignores it
-SEARCHED_SEQUENCES = 8  # sequences around the intended border that are searched for a separator
-LEAST_PART = 64  # sequences of a part, so that blocks and searches fit
-ROUNDS = 8  # of the Feistel network
+SEARCHED_SEQUENCES = 8  # length of the search for a separator near a border, in sequences
+LEAST_PART = 64  # least sequences of a part, so that its block and the searches fit
+ROUNDS = 8  # rounds of the Feistel network
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-_WHOLE_WEIGHT = 1 << 20  # weights are fractions of it, so that shares are exact in int64
+_WHOLE_WEIGHT = 1 << 20  # sum of all weights as whole numbers, so that shares are exact in int64
 
 Batch = tuple[NDArray[np.uint32], NDArray[np.uint32]]  # tokens (B, T), targets (B, T)
 
 
 class Mixture:
-    """Draws sequences from corpora in the shares of their weights, each above 0.
+    """Assigns sequences to corpora in proportion to weights.
 
-    The number of a sequence decides its corpus, so a resumed run needs nothing but the number of
-    sequences taken. Of the first n sequences floor(n * weight) are from the first corpus; the
-    others are shared out among the remaining corpora in the same way. So shares are as exact as
-    whole sequences can be, all along the run.
+    The number of a sequence decides its corpus, so a resumed run needs only the number of sequences
+    used so far. Of the first n sequences floor(n * weight) are from the first corpus. The other
+    sequences are divided among the remaining corpora in the same way. So the shares are exact, up
+    to whole sequences, all along the run.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
-        """Take the weights, in any unit."""
+        """Compute shares from weights above 0, in any unit."""
         total = sum(weights)
         self._shares = [max(1, round(weight / total * _WHOLE_WEIGHT)) for weight in weights]
 
     def places(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the corpus of each sequence (n,), and its number among those of that corpus.
+        """Return the corpus of each sequence, and the sequence's number in this corpus, both (n,).
 
-        numbers: of sequences, from 0, below 2^43.
+        numbers: numbers of sequences in the run, from 0, below 2^43.
         """
         corpora = np.full(len(numbers), len(self._shares) - 1, np.int64)
         left, open_ = numbers.copy(), np.ones(len(numbers), np.bool_)
         places = numbers.copy()
         whole = sum(self._shares)
         for corpus, share in enumerate(self._shares[:-1]):
+            # A sequence belongs to this corpus if it raises the whole part of the corpus's share.
+            # Other sequences are numbered anew, for the remaining corpora.
             before, after = left * share // whole, (left + 1) * share // whole
             taken = open_ & (after > before)
             corpora[taken], places[taken] = corpus, before[taken]
@@ -77,8 +82,8 @@ class Mixture:
 class _Corpus:
     """The training sequences of a corpus.
 
-    number: of the corpus. begin, size: first token and number of tokens in the row of all training
-    tokens. seq_len: tokens of a sequence.
+    number: number of the corpus. begin, size: first token, and number of tokens, of the corpus in
+    the row of all training tokens. seq_len: number of tokens in a sequence.
     """
 
     number: int
@@ -92,13 +97,13 @@ class _Corpus:
         return max(1, (self.size - self.seq_len) // self.seq_len)
 
     def starts(self, places: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-        """Return the first tokens of sequences in the row of training tokens: int64 (n,).
+        """Return the positions of sequences in the row of all training tokens: int64 (n,).
 
-        places: numbers of the sequences, counted from the first epoch on, (n,).
+        places: (n,), numbers of the sequences in the corpus, counted from the first epoch on.
         """
         epochs, indices = np.divmod(places, self.sequences)
         starts = np.empty(len(places), np.int64)
-        # A batch may reach into the next epoch, whose order is another one.
+        # A batch may reach into the next epoch, which has another order.
         for epoch in np.unique(epochs).tolist():
             of_epoch = epochs == epoch
             # The raw numbers of Philox are the same with every version of NumPy.
@@ -114,7 +119,8 @@ class _Corpus:
 class Batches:
     """The batches of a run.
 
-    training_sequences: number in an epoch, of all corpora. evaluation_sequences: number held out.
+    training_sequences: number of sequences in an epoch, over all corpora. evaluation_sequences:
+    number of sequences for evaluation.
     """
 
     def __init__(
@@ -127,10 +133,11 @@ class Batches:
     ) -> None:
         """Divide the tokens.
 
-        options: sequences of a batch (B), seed, weights of the corpora of `source`, and the
-            fraction of all sequences that is held out, at least one; 0 for none.
+        options: give the sequences of a batch (B), the seed, the weights of the corpora of
+            `source`, and the fraction of sequences to hold out of each corpus: at least one
+            sequence, unless the fraction is 0.
         seq_len: tokens of a sequence (T). separator: id between documents, if any.
-        evaluation_source: what to evaluate on instead of a fraction of `source`.
+        evaluation_source: tokens to evaluate on instead of a fraction of `source`.
 
         Raises InputError for too few tokens.
         """
@@ -157,10 +164,10 @@ class Batches:
             self._corpora.append(_Corpus(len(self._corpora), before, size, seq_len))
             trained += left
             evaluated.append(begin + evaluation)
-        # Ranges without the sequences held out are one row.
+        # Join all training ranges into one row.
         self._training = source.joined(trained)
         self._evaluated, self._evaluation_starts = source, np.concatenate(evaluated)
-        # Sequences of another source are cut from its begin.
+        # Cut the sequences of an evaluation source, from its first token on.
         if evaluation_source is not None:
             count = (len(evaluation_source) - 1) // seq_len
             if count < 1:
@@ -184,10 +191,10 @@ class Batches:
         return self._read(self._training, starts)
 
     def evaluation(self, limit: int | None = None) -> Iterator[Batch]:
-        """Yield the sequences held out, in order: tokens and targets, uint32 (B, T).
+        """Yield the batches for evaluation, in order: tokens and targets, uint32 (B, T).
 
-        limit: number of sequences at most, evenly spread; None for all. In a last batch that is not
-        full, the remaining tokens are 0 and the remaining targets IGNORED_TARGET.
+        limit: most sequences, evenly spread; None: all. In a last batch that is not full, the other
+        tokens are 0 and the other targets are IGNORED_TARGET.
         """
         every = self.evaluation_sequences
         count = every if limit is None else min(limit, every)
@@ -214,10 +221,11 @@ class Batches:
 
 
 def document_starts(tokens: NDArray[np.uint32], separator: int) -> NDArray[np.uint32]:
-    """Return the position in its sequence where each token's document begins: uint32 (B, T).
+    """Return for each token the position at which its document begins: uint32 (B, T).
 
-    A document begins with the separator before it, which the model reads to predict its first
-    token. Tokens before the first separator of a sequence have position 0.
+    Positions count from the first token of the sequence. A document begins with the separator
+    before it, from which the model predicts the document's first token. Tokens before the first
+    separator of a sequence get position 0.
     """
     positions = np.arange(tokens.shape[1], dtype=np.uint32)
     begins = np.where(tokens == separator, positions, np.uint32(0))
@@ -237,31 +245,33 @@ def token_bytes(vocabulary: Vocabulary) -> NDArray[np.uint32]:
 def divide(
     source: TokenSource, seq_len: int, held_out: int, parts: int, separator: int | None
 ) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:
-    """Hold out sequences of a source of more than seq_len * held_out tokens.
+    """Divide a source of more than seq_len * held_out tokens into training and evaluation.
 
-    Returns the ranges of training tokens, ascending, and the first tokens of the sequences held
-    out, int64 (held_out,).
+    Returns the ranges of training tokens, ascending, and the positions of the sequences for
+    evaluation, int64 (held_out,).
 
-    held_out: number of sequences. parts: the most parts of the text; sequences are held out at the
-    end of each part. separator: id between documents, if any.
+    held_out: number of sequences for evaluation. parts: the most parts of the source; the end of
+    each part is for evaluation. separator: id between documents, if any.
     """
     size = len(source)
     parts = max(1, min(parts, held_out, size // (LEAST_PART * seq_len)))
     training: list[tuple[int, int]] = []
     evaluation = []
-    resumed = 0
+    resumed = 0  # position at which training continues after the previous block
     for part in range(parts):
         end = (part + 1) * size // parts
         sequences = held_out // parts + (part < held_out % parts)
-        # The last target of a sequence is the token after the sequence.
+        # The block of this part ends at the part's end, with the last target of its last sequence.
+        # Begin the block at a separator, if one is near.
         begin = end - sequences * seq_len - 1
         if parts > 1 and separator is not None and sequences:
             least = max(resumed + seq_len, begin - SEARCHED_SEQUENCES * seq_len)
             begin = _last(source, separator, least, begin)
-        # The token at `begin` is only read in evaluation, so training may predict it.
+        # Evaluation reads the token at `begin` but does not predict it, so training may predict it.
         training.append((resumed, max(resumed, begin + 1)))
         evaluation.append(begin + seq_len * np.arange(sequences, dtype=np.int64))
         resumed = begin + sequences * seq_len + 1
+        # Continue training after a separator, if one is near.
         if part < parts - 1 and separator is not None:
             found = _first(source, separator, resumed, end + SEARCHED_SEQUENCES * seq_len)
             resumed = resumed if found is None else found + 1
@@ -271,7 +281,7 @@ def divide(
 
 
 def _last(source: TokenSource, separator: int, least: int, begin: int) -> int:
-    """Return the last place of the separator from `least` to `begin`; `begin` without one."""
+    """Return the position of the last separator from `least` to `begin`, or else `begin`."""
     if least > begin:
         return begin
     found = np.flatnonzero(source.read(least, begin - least + 1) == separator)
@@ -279,7 +289,7 @@ def _last(source: TokenSource, separator: int, least: int, begin: int) -> int:
 
 
 def _first(source: TokenSource, separator: int, begin: int, end: int) -> int | None:
-    """Return the first place of the separator in [begin, end); None without one."""
+    """Return the position of the first separator in [begin, end); None without a separator."""
     found = np.flatnonzero(source.read(begin, end - begin) == separator)
     return begin + int(found[0]) if len(found) else None
 
@@ -297,21 +307,20 @@ def _too_short(tokens: int, seq_len: int, held_out: int) -> InputError:
 
 
 def permute(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the images of `indices` (n,) in [0, size): int64 (n,), also in [0, size).
+    """Return the images of `indices` (n,) under a random permutation of [0, size): int64 (n,).
 
-    This random permutation needs no memory for any size. A Feistel network permutes the numbers of
-    k bits: each round adds a hash of one half of the bits to the other half, which can be undone. A
-    number that leaves [0, size) goes through the network again until it is back in range (cycle
-    walking). It always comes back, because a permutation moves every number along a cycle that
-    contains the number itself.
+    The permutation needs no memory for any size. A Feistel network permutes the numbers of k bits:
+    each round XORs a hash of one half of the bits into the other half, which can be undone. A
+    number that leaves [0, size) goes through the network again until the result is in range (cycle
+    walking). A result in range is always reached, because a permutation moves every number along a
+    cycle that contains the number itself.
 
-    keys: uint64 (ROUNDS,), random; they choose the permutation. Different indices have different
-    images.
+    keys: uint64 (ROUNDS,), random numbers that select the permutation.
     """
     bits = (size - 1).bit_length()
     values = indices.astype(np.uint64)
     outside = np.ones(len(values), np.bool_)
-    while outside.any():  # each pass leaves less than half outside, as 2^bits < 2 * size
+    while outside.any():  # less than half of the numbers of k bits are outside: 2^bits < 2 * size
         values[outside] = _permute_bits(values[outside], bits, keys)
         outside = values >= size
     return values.astype(np.int64)

@@ -1,13 +1,13 @@
 """The input of a training run: token files, or texts that are tokenized first.
 
 - A file whose name ends in ``.bin`` is a token file. A manifest (``OUT.json`` of ``llmgpu tokenize
-  --shard-tokens``) stands for the shards that it lists. Folders and globs may hold both, and side
-  files; each token file is used once, where it is first named.
+  --shard-tokens``) stands for the shards in its list. Folders and globs may contain token files,
+  manifests and side files. Each token file is used once, in the place where it is first named.
 - All other files are text. A corpus of token files and text is refused, because the order would be
   ambiguous.
 - Text is tokenized into shards in the run folder. Shards of the same text and vocabulary are used
   again, and interrupted tokenizing is resumed.
-- Several corpora with weights are one row of tokens, one corpus after the other.
+- Several corpora with weights become one row of tokens, one corpus after the other.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from llmgpu.tokens.tokenizing import encode_into, encoding_key, require_rereadab
 SHARD_TOKENS = 1 << 24  # a killed run loses at most the work on one shard
 
 _SHARDS = "tokens.bin"
-_MADE_FROM = "made-from.json"  # resume key of the shards, written after the last one
+_MADE_FROM = "made-from.json"  # resume key of the shards, written after the last shard
 
 
 def default_separator(vocabulary: Vocabulary) -> int | None:
-    """Return the id of the special token with a usual end-of-text name, None without one."""
+    """Return the id of the special token with a usual end-of-text name; None: no such token."""
     text = find_end_of_text(vocabulary.special_tokens)
     return None if text is None else vocabulary.special_tokens[text]
 
@@ -69,33 +69,36 @@ def open_tokens(
     dtype: str | None = None,
     told: Callable[[Corpus], None] = lambda text: None,
 ) -> TokenSource:
-    """Open the tokens of one or more corpora; each consists of token files, or of texts.
+    """Open the tokens of one or more corpora; a corpus consists of token files, or of texts.
 
-    corpora: for each corpus its token files and manifests, or its texts as `Corpus` takes them
-        (files, folders, globs, "-"); names, or resolved sources.
-    vocabulary_name: name of the vocabulary in errors. dtype: of the numbers in token files of other
-    tools that do not record it. told: called with each text after reading, to report omissions.
+    corpora: for each corpus the names, or the resolved sources, of token files and manifests, or of
+        texts (files, folders, globs, "-").
+    vocabulary_name: name of the vocabulary in errors. dtype: type of ids in token files of other
+    tools that do not record the type. told: called with each text after reading, to report
+    omissions.
 
-    The other arguments are for texts. folder: receives the shards, with several corpora in folders
-    "0", "1" and so on; made if needed. backend: encodes. reading: how to read text. separator: id
-    or text of the token after each document, or None. resume: the tokens in the folder must be of
-    these texts; without it, tokens of other texts are replaced. shard_tokens: length of the shards.
-    progress: phases "tokenizing" (in bytes) and "checking tokens" (in ids).
+    The other arguments are for texts. folder: receives the shards, for several corpora in folders
+    "0", "1" and so on; made if needed. backend: encodes the texts. reading: options of reading.
+    separator: id or text of the token after each document, or None. resume: whether tokens of other
+    texts in the folder are an error; if False, they are replaced. shard_tokens: length of the
+    shards. progress: phases "tokenizing" (in bytes) and "checking tokens" (in ids).
 
     Raises InputError for inputs that are missing, damaged, mixed or have ids beyond the vocabulary,
-    for a file in two corpora, and for texts that are not those of the run that is resumed;
-    VocabularyError for token files of another vocabulary and for a separator that it doesn't have;
+    for a file in two corpora, and for texts other than the texts of a resumed run; VocabularyError
+    for token files of another vocabulary and for a separator that is not in the vocabulary;
     OutputError for a folder that can't be written.
     """
     reading = reading or CorpusOptions()
-    if reading.chat is not None:  # its template has the tokens between conversations
+    if reading.chat is not None:  # the chat template has the tokens between conversations
         special = CHAT_TOKENS
     else:
         eos = None if separator is None else token_id(vocabulary, separator)
         special = SpecialOptions(eos=eos)
+    # Tell token files from texts.
     resolved = [resolve_sources(each, Selection(may_be_tokens=True)) for each in corpora]
     named = [_token_files(sources) for sources in resolved]
     _require_apart(resolved, named)
+    # Tokenize the texts, then open all token files.
     paths: list[list[str]] = []
     for number, (sources, files) in enumerate(zip(resolved, named, strict=True)):
         if files is None:
@@ -112,7 +115,10 @@ def open_tokens(
 
 
 def _require_apart(corpora: Sequence[Sources], named: Sequence[list[str] | None]) -> None:
-    """Raise InputError for a file in two corpora; named: token files of each, None for texts."""
+    """Raise InputError for a file in two corpora.
+
+    named: the token files of each corpus; None for a corpus of texts.
+    """
     owners: dict[str, int] = {}
     for number, (sources, files) in enumerate(zip(corpora, named, strict=True)):
         for path in [text.path for text in sources.files] if files is None else files:
@@ -121,7 +127,7 @@ def _require_apart(corpora: Sequence[Sources], named: Sequence[list[str] | None]
 
 
 class _Texts:
-    """The texts of a corpus, and the folder with their tokens; names: of its shards."""
+    """The texts of a corpus, and the folder with their tokens. names: names of the shards."""
 
     def __init__(
         self,
@@ -163,14 +169,14 @@ class _Texts:
         self, backend: Backend, shard_tokens: int, resume: bool, progress: Progress
     ) -> Corpus:
         """Write the shards and their resume key; return the corpus, read to its end."""
-        # The resume key is removed first: without it the shards count as unfinished.
+        # Remove the resume key first: without the key the shards count as unfinished.
         with output_errors(str(self._folder)):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._made_from.unlink(missing_ok=True)
         resume = resume and os.path.exists(self.names.progress)
         if resume:
             require_rereadable(self._inputs)
-        # Encode the texts; conversations get a mask of the ids that count in the loss.
+        # Encode the texts. For conversations, also write masks of the ids that count in the loss.
         encoder = open_encoder(self._vocabulary, backend, special=self._special)
         chat = self._reading.chat
         filters = []
@@ -214,9 +220,10 @@ def are_tokens(inputs: Sources) -> bool:
 
 
 def _token_files(inputs: Sources) -> list[str] | None:
-    """Return the ``bin`` files of a corpus, each once; None if all files are text.
+    """Return the ``bin`` files of a corpus, each file once; None if all files are text.
 
-    Raises InputError for token files beside text, and for files of ids without a vocabulary.
+    Raises InputError for token files together with text, and for files of ids that do not record
+    their vocabulary.
     """
     found = [source.path for source in inputs.files]
     named = [
@@ -239,7 +246,10 @@ def _token_files(inputs: Sources) -> list[str] | None:
 
 
 def _named_token_files(path: str) -> list[str] | None:
-    """Return the token files that a file is, lists or describes; None if it is text."""
+    """Return the token files for a ``bin`` file, a mask, a side file or a manifest.
+
+    None for a file of text. Raises InputError for other arrays, and for unfinished tokens.
+    """
     suffix = os.path.splitext(path)[1].lower()
     if path == STANDARD_INPUT or suffix not in (".bin", ".npy", ".json"):
         return None

@@ -1,7 +1,7 @@
-"""Token files as one long row of ids; only the ids that are asked for are read.
+"""Token files as one long row of ids, read in ranges.
 
-A file is opened for each read, which takes microseconds. Mapped files would be faster, but if a
-file were cut short while it is mapped, a signal would end the process without a message.
+Each read opens its file, which takes microseconds. Mapped files would be faster, but a mapped file
+that is cut short ends the process by a signal, without a message.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from llmgpu.progress import Progress, no_progress
 from llmgpu.tokens.bin import BinFile, describe_bin_file, mask_path, matched_as
 from llmgpu.tokens.npy import HEADER_BYTES
 
-_SCANNED_IDS = 1 << 22  # checked at a time
-_NAMED_IDS = 5  # invalid ids that a message names
+_SCANNED_IDS = 1 << 22  # ids checked at a time
+_NAMED_IDS = 5  # most invalid ids that a message names
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """`count` ids of a file from `begin` on."""
+    """The `count` ids of a file from number `begin` on."""
 
     file: BinFile
     begin: int
@@ -37,16 +37,16 @@ class _Piece:
 
 
 class TokenSource:
-    """The ids of token files, or of ranges of them, end to end.
+    """The ids of token files, or of ranges of token files, end to end.
 
-    vocabulary: the one that all files were made with, by its match rule. checksum, mask_checksum:
-    CRC-32 of all ids, and of whether each counts in the loss; 0 before `check_ids`. They do not
-    depend on how ids are divided into files. corpora: number of ids of each corpus, in order, if
-    there are several. has_mask: whether a file has ids that do not count in the loss.
+    vocabulary: the vocabulary of all files, with their match rule. checksum, mask_checksum: CRC-32
+    of all ids, and of the loss mask; 0 before `check_ids`. Checksums do not depend on the division
+    of ids into files. corpora: number of ids of each corpus, in order; empty for a single corpus.
+    has_mask: whether a file has a loss mask.
     """
 
     def __init__(self, pieces: Sequence[_Piece], vocabulary: Vocabulary) -> None:
-        """Take pieces of files made with `vocabulary`; `open_token_files` checks that."""
+        """Join pieces of files of a vocabulary, which `open_token_files` has checked."""
         self._pieces = [piece for piece in pieces if piece.count]
         self._ends = np.cumsum([piece.count for piece in self._pieces], dtype=np.int64)
         self.vocabulary = vocabulary
@@ -59,17 +59,17 @@ class TokenSource:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def count_in(self, paths: Collection[str]) -> int:
-        """Return the number of ids in the files of some paths."""
+        """Return the number of ids in the files with these paths."""
         return sum(piece.count for piece in self._pieces if piece.file.path in paths)
 
     @property
     def folders(self) -> set[Path]:
-        """The folders that the files are in."""
+        """The folders of the files."""
         return {Path(piece.file.path).parent for piece in self._pieces}
 
     @property
     def foreign_files(self) -> list[str]:
-        """The files that don't record the vocabulary of their ids."""
+        """The paths of files that do not record the vocabulary of their ids."""
         return [piece.file.path for piece in self._pieces if not piece.file.fingerprint]
 
     def joined(self, ranges: Iterable[tuple[int, int]]) -> TokenSource:
@@ -91,7 +91,7 @@ class TokenSource:
     def read(self, start: int, count: int) -> NDArray[np.uint32]:
         """Return the ids [start, start + count): uint32 (count,).
 
-        Raises IndexError unless all of them are there, InputError if a file can't be read any more.
+        Raises IndexError for a range beyond the row, InputError if a file can't be read any more.
         """
         pieces = [_read_ids(piece) for piece in self._between(start, start + count)]
         return np.concatenate([np.empty(0, np.uint32), *pieces], dtype=np.uint32)
@@ -99,15 +99,15 @@ class TokenSource:
     def read_mask(self, start: int, count: int) -> NDArray[np.bool_]:
         """Return whether each id of [start, start + count) counts in the loss: bool (count,).
 
-        Raises errors as `read`.
+        Raises the errors of `read`.
         """
         pieces = [_read_mask(piece) for piece in self._between(start, start + count)]
         return np.concatenate([np.empty(0, np.bool_), *pieces])
 
     def check_ids(self, progress: Progress = no_progress) -> None:
-        """Check all ids and compute the checksums: CRC-32 of the ids as uint32, and of the masks.
+        """Check all ids and compute `checksum` and `mask_checksum`.
 
-        Raises InputError for the first id that is beyond the vocabulary, and if none counts.
+        Raises InputError for the first id beyond the vocabulary, and if no id counts in the loss.
 
         progress: called with the number of ids checked, phase "checking tokens".
         """
@@ -148,13 +148,13 @@ def open_token_files(
     progress: Progress = no_progress,
     dtype: str | None = None,
 ) -> TokenSource:
-    """Open ``bin`` files that were made with a vocabulary, and check their ids once.
+    """Open ``bin`` files of a vocabulary, and check all ids once.
 
     vocabulary_name: name of the vocabulary in errors. progress: see `TokenSource.check_ids`. dtype:
-    of numbers, see `describe_bin_file`.
+    type of ids in files that do not record it, see `describe_bin_file`.
 
-    Raises InputError for a file that is missing, damaged or cut short, or has an id that is beyond
-    the vocabulary; VocabularyError for one that was made with another vocabulary.
+    Raises InputError for a file that is missing, damaged or cut short, or has an id beyond the
+    vocabulary; VocabularyError for a file of another vocabulary.
     """
     files = [describe_bin_file(path, dtype, may_be_foreign=True) for path in paths]
     rules = {}
@@ -189,7 +189,7 @@ def _read_numbers(
 ) -> NDArray[np.integer]:
     """Return the numbers of a piece: (count,).
 
-    path: the file of ids or of the mask. offset: bytes before its first number.
+    path: the file of ids or of the mask. offset: bytes before the first number of the file.
     """
     width = dtype.itemsize
     with input_errors(path), open(path, "rb", buffering=0) as stream:
@@ -204,8 +204,8 @@ def check_ids(ids: ArrayLike, vocab_size: int) -> NDArray[np.uint32]:
     """Return ids of any shape and any integer type as uint32.
 
     Raises:
-        InputError: they are not integers, or some are negative or not below `vocab_size`; the
-            message names the first of them with their positions.
+        InputError: the ids are not integers, or some ids are negative or not below `vocab_size`;
+            the message names the first invalid ids with their positions.
     """
     numbers = np.asarray(ids)
     if numbers.size == 0:

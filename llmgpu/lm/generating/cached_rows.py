@@ -1,4 +1,4 @@
-"""Forward passes over new tokens of several sequences, whose keys and values are kept (a cache)."""
+"""Forward passes over new tokens of several sequences, with a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from llmgpu.lm.ops.linear import FEW_ROWS
 from llmgpu.lm.ops.recording import Program
 from llmgpu.lm.ops.tensor import AnyArray, AttentionTensors, HeadTensors, NewRows, Norm, Tensor
 
-MAX_STEPS = 16  # in a submission
-TIES = 55  # room for so many ids beside the k largest, whose logits are equal
-PAIRS = 32  # pairs of 8 bytes: 256 bytes, the offsets at which a device can bind
+MAX_STEPS = 16  # most steps of a submission
+TIES = 55  # room for ids beyond k whose logits equal the k-th largest
+PAIRS = 32  # pairs of 8 bytes in 256 bytes: a device binds memory at multiples of 256 bytes
 
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest logits of a step's rows, and the ids drawn from them on the device.
+    """The largest logits of a step's rows, and the ids that the device drew from these logits.
 
-    drawn: ids (rows,). ids, logits: the k largest logits of each row, descending, (rows, k); of
-    equal logits the smallest ids. decides: (rows,), whether these logits decide the drawn id.
-    They do not if there was no room for all equal logits, or if a logit is NaN.
+    drawn: (rows,), ids. ids, logits: (rows, k), the k largest logits of each row, descending; of
+    equal logits the smallest ids. decides: (rows,), whether these logits decide the draw; False if
+    there was no room for all equal logits, or if a logit is NaN.
     """
 
     drawn: AnyArray
@@ -38,12 +38,12 @@ class Largest:
 
 @dataclass(frozen=True)
 class _CachedSequences(Sequences):
-    """New rows of sequences; starts: `NewRows.places`. cache: keys and values of a layer."""
+    """New rows of sequences. starts: `NewRows.places`. cache: keys and values of a layer."""
 
     cache: Tensor
 
     def attend(self, heads: AttentionTensors) -> None:
-        """Record that keys and values are added to the cache, and attention over it."""
+        """Record the copy of keys and values to the cache, and attention over the cache."""
         for x, column in ((heads.k, 0), (heads.v, heads.k.shape[1])):
             self.operations.cache_append(x, self.cache, self.starts, column)
         cached = HeadTensors(heads.q, self.cache)
@@ -53,14 +53,14 @@ class _CachedSequences(Sequences):
 class CachedRows:
     """A forward pass over `rows` new tokens, each of any sequence and at any position.
 
-    With a mixed model, products of more rows than a few take half-precision operands.
+    In a mixed model, products of more than `FEW_ROWS` rows read half-precision operands.
     """
 
     def __init__(self, model: Model, caches: Sequence[Tensor], rows: int, ids: int) -> None:
-        """Record the pass; `caches` are each layer's keys and values, (L, 2 * K * D).
+        """Record the pass.
 
-        The last row of a cache is that of rows that are not in use. ids: how many of the model's
-        first ids stand for tokens.
+        caches: keys and values of each layer, (L, 2 * K * D); unused rows of the pass write to the
+        last row of a cache. ids: the first `ids` ids of the model stand for tokens.
         """
         self._model, self._ops = model, model.operations
         self.rows, self._ids = rows, ids
@@ -71,16 +71,16 @@ class CachedRows:
             ops.tensor("places", (2, rows), np.uint32),
             idle,
         )
-        # With biases or norms of heads, products and rotation can't be one kernel.
+        # Models with biases or norms of heads use the float32 tensors of `Layer`.
         self._is_half = model.mixed and config.has_plain_heads and rows > FEW_ROWS
-        # Tensors of one pass, which all layers share.
+        # Make the tensors of a pass, which all layers share.
         self._shape = model.attention_shape(1, config.seq_len)
         self._x = ops.tensor("residual", (rows, config.dim))
         self._inverse_rms = ops.tensor("norm's scale", (rows,))
         self._normed = self._operand("norm", config.dim)
         self.logits = ops.tensor("logits", (rows, config.padded_vocab_size))
         self._chosen = ops.tensor("chosen ids", (MAX_STEPS, rows), np.uint32)
-        # The layers alone fill the cache; a step also needs the logits.
+        # Record two programs: `_layers` fills the cache, `_to_logits` also computes the logits.
         with ops.record("keys and values") as self._layers:
             ops.embed_lookup(self._new.tokens, model.working[EMBEDDING], self._x)
             if config.has_plain_heads:
@@ -92,11 +92,11 @@ class CachedRows:
             ops.linear(self._normed, model.output_weight, self.logits)
         self._to_logits = Program("to logits", self._layers.steps + output.steps)
         self._draws = ops.tensor("draws", (MAX_STEPS, rows, 4))
-        self._found: dict[int, Tensor] = {}  # by how many are wanted
+        self._found: dict[int, Tensor] = {}  # results of `find_largest`, by k
         self._programs: dict[tuple[object, ...], Program] = {}
 
     def _operand(self, name: str, width: int) -> Tensor:
-        """Make a tensor that is an operand of products."""
+        """Make an operand of products, (rows, width)."""
         kind = np.float16 if self._is_half else np.float32
         return self._ops.tensor(name, (self.rows, width), kind)
 
@@ -135,7 +135,10 @@ class CachedRows:
             layer.record(weights, self._x, self._x, rows)
 
     def write(self, tokens: Sequence[int], positions: Sequence[int], starts: Sequence[int]) -> None:
-        """Set the first rows: ids, positions, and the cache rows where their sequences start."""
+        """Set the first rows of the next pass; other rows are not used.
+
+        starts: for each token, the cache row at which its sequence starts.
+        """
         ids = np.zeros(self.rows, np.uint32)
         ids[: len(tokens)] = tokens
         places = np.zeros((2, self.rows), np.uint32)
@@ -151,7 +154,7 @@ class CachedRows:
     def find_logits(self) -> NDArray[np.float32]:
         """Add the rows to the cache; return the logits of each row's next id, (rows, tokens)."""
         self._ops.run(self._to_logits)
-        # The next ones are recorded while the device is at work.
+        # Prepare the next run while the device computes.
         self._ops.prepare(self._to_logits)
         logits: NDArray[np.float32] = self._ops.read(self.logits)
         return logits[:, : self._ids]
@@ -159,9 +162,9 @@ class CachedRows:
     def take_drawn(self, k: int, draws: AnyArray) -> Callable[[], list[Largest]]:
         """Start `len(draws)` steps: each adds the rows to the cache and draws the next ids.
 
-        k: number of largest logits that are found. draws: float32 (steps, rows, 4), as
-        `Operations.draw_largest` takes them.
-        Returns a function that waits for the steps and returns the result of each.
+        k: number of largest logits to find. draws: float32 (steps, rows, 4), see
+        `Operations.draw_largest`.
+        Returns a function that waits for the steps and returns the result of each step.
         """
         found = self._found_of(k)
 
@@ -180,14 +183,14 @@ class CachedRows:
 
     def _found_of(self, k: int) -> Tensor:
         if k not in self._found:
-            # The pairs of each step start at an offset where a device can bind them.
+            # Each step starts at a multiple of 256 bytes, where a device can bind its pairs.
             pairs = -(-(1 + k + TIES) // PAIRS) * PAIRS
             shape = (MAX_STEPS, self.rows, pairs, 2)
             self._found[k] = self._ops.tensor("largest logits", shape, np.uint32)
         return self._found[k]
 
     def take_likeliest(self, steps: int) -> Callable[[], AnyArray]:
-        """Start `steps` steps: each adds the rows to the cache and takes the likeliest next ids.
+        """Start `steps` steps: each adds the rows to the cache and chooses the likeliest next ids.
 
         Returns a function that waits for the steps and returns the ids, uint32 (steps, rows).
         """
@@ -202,7 +205,7 @@ class CachedRows:
     def _run_steps(
         self, kind: tuple[object, ...], steps: int, record: Callable[[int], None]
     ) -> None:
-        """Run `steps` passes to the logits, each followed by the operations of `record(step)`."""
+        """Run `steps` passes; the operations of `record(step)` follow each pass."""
         key = (*kind, steps)
         if key not in self._programs:
             joined = []
@@ -215,8 +218,9 @@ class CachedRows:
 
 
 def _largest_of(pairs: AnyArray, k: int) -> Largest:
-    """Decode the pairs (rows, 1 + capacity, 2) that the kernels wrote for each row's logits."""
+    """Decode the pairs (rows, 1 + capacity, 2) of `find_largest` and `draw_largest`."""
     drawn = pairs[:, 0, 1]
+    # As 64-bit numbers the pairs sort by inverted order, then by id.
     ascending = np.sort(np.ascontiguousarray(pairs).view("<u8")[:, 1:, 0], axis=1)[:, :k]
     inverted = (ascending >> np.uint64(32)).astype(np.uint32)
     ids = (ascending & np.uint64(0xFFFFFFFF)).astype(np.int64)

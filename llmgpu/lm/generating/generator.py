@@ -1,14 +1,14 @@
 """Continuing sequences of ids with a trained model, one id at a time for a whole batch.
 
-Keys and values of all ids so far are kept in a cache, so a new id costs one row. A prompt is run in
-blocks of rows. When a sequence reaches the longest length of the model, the cache is filled again
-from the last half of its ids, and generation continues.
+A cache holds the keys and values of all ids, so a new id costs one row. A prompt runs in blocks of
+rows. When a sequence reaches the longest length of the model, the cache is filled again from the
+last half of the sequence's ids, and generation continues.
 
 The device chooses ids several steps before the host has read them. The host repeats each random
-draw in float64 from the largest logits. The host's id counts: if the device drew another id, its
-later steps are dropped. Where the largest logits do not decide, the host reads all logits.
+draw in float64 from the largest logits. The host's id counts: if the device drew another id, the
+device's later steps are dropped. If the largest logits do not decide, the host reads all logits.
 
-A `Continuation` is a prompt with the ids that follow it, up to the first of some strings.
+A `Continuation` is a request whose text ends before the first of some strings.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from llmgpu.lm.model import Model
 from llmgpu.lm.ops.generating import MOST_LARGEST
 
 PROMPT_ROWS = 64  # ids of prompts in a block
-AHEAD = 2  # submissions of steps that the device has queued
+AHEAD = 2  # most submissions of steps that are queued on the device
 STEPS_SECONDS = 0.02  # target duration of a submission
 
 T = TypeVar("T")
@@ -40,8 +40,8 @@ T = TypeVar("T")
 class Request:
     """A prompt to be continued by up to `count` ids that `sampler` draws.
 
-    stops: ids that end the sequence and do not belong to it. ends: called with each new id; returns
-    whether it is the last one.
+    stops: ids that end the sequence without becoming part of it. ends: called with each new id;
+    returns whether this id is the last.
     """
 
     prompt: Sequence[int]
@@ -53,9 +53,10 @@ class Request:
 
 @dataclass
 class _Sequence:
-    """A request that is being continued: its row in a step, and its ids so far.
+    """The state of a request in the batch.
 
-    done: number of ids whose keys and values are in the cache. left: number of ids still wanted.
+    number: number of the request. row: row in each step. ids: the prompt and all new ids. left:
+    number of ids still to generate. done: number of ids whose keys and values are in the cache.
     """
 
     number: int
@@ -66,9 +67,9 @@ class _Sequence:
     done: int = 0
 
     def add(self, token: int) -> bool:
-        """Add the id that a step chose after all others, whose rows are in the cache now.
+        """Add the id that a step chose; the step has added all earlier ids to the cache.
 
-        Returns True; for an id of `stops`, ends the sequence and returns False.
+        Returns False for an id of `stops`, which ends the sequence and is not added.
         """
         self.done = len(self.ids)
         if token in self.request.stops:
@@ -83,12 +84,12 @@ class Generator:
     """Continues sequences with a model."""
 
     def __init__(self, model: Model, ids: int | None = None, sequences: int = 1) -> None:
-        """Make the caches, and record a pass over a block of prompts and a step.
+        """Make the caches, and record the passes of prompts and of steps.
 
-        ids: number of the model's ids that stand for tokens, the first ones; all by default.
-        sequences: number of sequences in a batch.
+        ids: the first `ids` ids of the model stand for tokens; default: all ids. sequences: number
+        of sequences in a batch.
 
-        Raises DeviceError if their keys and values are more than the device can bind.
+        Raises DeviceError if the device can't bind the keys and values of a layer.
         """
         config = model.config
         self._config = config
@@ -111,13 +112,13 @@ class Generator:
         self._block = self._step
         if rows != sequences:
             self._block = CachedRows(model, caches, rows, self._ids)
-        # Queued steps gain nothing if the host itself computes them.
+        # Queueing steps saves no time if the host itself computes them.
         self._ahead_most = AHEAD if model.operations.is_asynchronous else 1
-        self._steps = 1  # of the next submission
-        self._needs_all = False  # the next step needs all logits on the host
+        self._steps = 1  # number of steps of the next submission
+        self._needs_all = False  # whether the next step needs all logits on the host
 
     def generate(self, prompt: Sequence[int], count: int, sampler: Sampler) -> Iterator[int]:
-        """Yield the `count` ids after `prompt`; `sampler` draws each from the model's logits.
+        """Yield the `count` ids after `prompt`; `sampler` draws each id from the model's logits.
 
         Raises:
             InputError: the prompt is empty or has an id beyond the vocabulary.
@@ -127,10 +128,10 @@ class Generator:
                 yield token
 
     def continue_all(self, requests: Iterable[Request]) -> Iterator[tuple[int, int | None]]:
-        """Yield (number of the request, id) for each new id, and (number, None) after the last one.
+        """Yield (number of the request, id) for each new id, and (number, None) after the last id.
 
-        The next request is taken from `requests` when the batch has room for it. The ids of a
-        request do not depend on other requests, and on the size of the batch only within rounding.
+        `requests` is iterated only as the batch has room. The ids of a request do not depend on
+        other requests; they depend on the size of the batch only by rounding.
 
         Raises:
             InputError: a prompt is empty or has an id beyond the vocabulary.
@@ -138,11 +139,13 @@ class Generator:
         waiting = enumerate(requests)
         working: list[_Sequence] = []
         while True:
+            # Replace finished sequences by new requests.
             yield from ((s.number, None) for s in working if not s.left)
             working = [s for s in working if s.left]
             yield from self._admit(waiting, working)
             if not working:
                 return
+            # Fill the cache, then generate ids until a sequence ends or is full.
             for sequence in working:
                 self._restart_if_full(sequence)
             self._take_in(working)
@@ -158,7 +161,7 @@ class Generator:
     def _admit(
         self, waiting: Iterator[tuple[int, Request]], working: list[_Sequence]
     ) -> Iterator[tuple[int, None]]:
-        """Activate requests while there is room; yield those that ask for no ids."""
+        """Add requests to `working` while the batch has room; end requests for no ids at once."""
         free = sorted(set(range(self._sequences)) - {s.row for s in working})
         while free:
             number, request = next(waiting, (None, None))
@@ -172,7 +175,7 @@ class Generator:
             working.append(_Sequence(number, row, request, ids, request.count))
 
     def _restart_if_full(self, sequence: _Sequence) -> None:
-        """Shorten a sequence that is too long to its last half, which gets new positions."""
+        """Shorten a sequence that is too long to its last half, at positions from 0 on."""
         length = self._config.seq_len
         if len(sequence.ids) > length:
             sequence.ids, sequence.done = sequence.ids[-max(1, length // 2) :], 0
@@ -207,9 +210,9 @@ class Generator:
                 yield s.number, token
 
     def _largest_wanted(self, working: Sequence[_Sequence]) -> int | None:
-        """Return how many of the largest logits decide the draws of all sequences.
+        """Return the number of largest logits that decide the draws of all sequences.
 
-        None if the device can't find so many.
+        None if the device can't find so many logits.
         """
         wanted = [s.request.sampler.largest_wanted(self._ids) for s in working]
         most = max(MOST_LARGEST + 1 if k is None else k for k in wanted)
@@ -218,11 +221,11 @@ class Generator:
     def _drawn_ahead(self, working: Sequence[_Sequence], k: int) -> Iterator[tuple[int, int]]:
         """Yield the ids of step after step, drawn from the k largest logits.
 
-        The id that the sampler draws counts. If the device drew another one, its later steps for
-        that sequence are dropped. At a step where the largest logits do not decide, all later steps
-        are dropped, and `_drawn` makes the next ids.
+        The id that the sampler draws counts. If the device drew another id, the device's later
+        steps for that sequence are dropped. If the largest logits of a step do not decide, all
+        later steps are dropped, and `_drawn` draws the next ids.
         """
-        given = 0
+        given = 0  # number of draws passed to the device and not yet repeated on the host
 
         def start(steps: int) -> Callable[[], list[Largest]]:
             nonlocal given
@@ -232,6 +235,7 @@ class Generator:
             given += steps
             return self._step.take_drawn(k, draws)
 
+        # `following` are the sequences for which host and device have drawn the same ids so far.
         following = list(working)
         for found in self._ahead(working, start, lambda: len(following) == len(working)):
             given -= 1
@@ -251,7 +255,7 @@ class Generator:
         ):
             chosen = ids.tolist()
             for s in working:
-                # Steps queued before a sequence ended go on with the other sequences.
+                # Queued steps may continue a sequence after its end: skip these ids.
                 if s.left and s.add(chosen[s.row]):
                     yield s.number, s.ids[-1]
 
@@ -264,7 +268,7 @@ class Generator:
         """Yield the results of steps; a few submissions are queued while the host reads results.
 
         start: submits a number of steps; returns a function that waits for their results.
-        is_wanted: called after each submission; whether further steps are wanted.
+        is_wanted: called after the results of each submission; returns whether to submit more.
         """
         self._write_last(working)
         room = min(min(s.left, self._config.seq_len - len(s.ids) + 1) for s in working)
@@ -301,10 +305,10 @@ class Generator:
 
 
 class StopStrings:
-    """The bytes of a growing text, up to the first of some stop strings.
+    """The bytes of a growing text, up to the first stop string.
 
-    found: whether a stop string has come; nothing may be added then. data: all bytes added before
-    the stop string.
+    found: whether the text has reached a stop string; then no more bytes may be added. data: all
+    bytes before the stop string.
     """
 
     def __init__(self, stops: Sequence[bytes] = ()) -> None:
@@ -326,9 +330,9 @@ class StopStrings:
         return self.found
 
     def take(self, *, last: bool = False) -> bytes:
-        """Return the bytes since the last call, without those that may begin a stop string.
+        """Return the bytes since the last call, without an end that may begin a stop string.
 
-        last: nothing will be added, so all bytes are returned.
+        last: no more bytes will be added, so return all bytes.
         """
         end = len(self.data)
         if not (last or self.found):
@@ -345,7 +349,7 @@ class StopStrings:
 
 @dataclass(frozen=True)
 class Ends:
-    """Where a continuation ends: after `count` ids, or before one of some ids or texts."""
+    """The ends of a continuation: after `count` ids, or before one of `ids` or of `texts`."""
 
     count: int
     ids: frozenset[int]
@@ -353,7 +357,7 @@ class Ends:
 
 
 class Continuation(Request):
-    """A request for a text; ids: the ids after the prompt. text: the bytes of these ids."""
+    """A request for a text. ids: the new ids after the prompt. text: the bytes of these ids."""
 
     def __init__(
         self, vocabulary: Vocabulary, prompt: list[int], sampler: Sampler, ends: Ends
@@ -371,7 +375,7 @@ class Continuation(Request):
         return self.text.add(self._vocabulary.tokens[token])
 
     def describe(self) -> dict[str, Any]:
-        """Return the text, its ids and the reason for its end, for the output."""
+        """Return the text, the ids and the reason for the end, for JSON output."""
         is_full = len(self.ids) >= self.count and not self.text.found
         found: dict[str, Any] = {
             "text": self.text.data.decode("utf-8", "replace"),

@@ -1,4 +1,4 @@
-"""Sampling an id from logits: temperature, top-k, top-p, and a seed that repeats the choice.
+"""Sampling an id from logits, with temperature, top-k, top-p and a seed.
 
 A repetition penalty makes ids that occurred before less likely: it divides logits above 0, and
 multiplies logits below 0 (N. S. Keskar et al., CTRL, arXiv 1909.05858).
@@ -15,21 +15,21 @@ from numpy.typing import NDArray
 
 from llmgpu.lm.options import SamplingOptions
 
-LARGEST_FACTOR = 3e38  # of logits, in float32
+LARGEST_FACTOR = 3e38  # largest factor of logits, within float32
 
 
 class Sampler:
     """Draws ids; samplers with equal options draw equal ids from equal logits.
 
-    log_probabilities: of the drawn ids by the unchanged logits, in nats; empty unless the options
-    ask for them.
+    log_probabilities: log-probability in nats of each drawn id, by the unchanged logits; empty
+    unless the option of this name is set.
     """
 
     def __init__(self, options: SamplingOptions) -> None:
         """Start from the seed."""
         self._options = options
         self._random = np.random.Generator(np.random.Philox(options.seed))
-        self._uniform: deque[float] = deque()  # drawn ahead, not yet used
+        self._uniform: deque[float] = deque()  # random numbers of `draws_ahead` for later draws
         self._seen: set[int] = set()
         self.log_probabilities: list[float] = []
 
@@ -39,7 +39,10 @@ class Sampler:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest id is always taken; of equally likely ids the smallest."""
+        """Whether the sampler always chooses the likeliest id; of equally likely ids the smallest.
+
+        False with log-probabilities or a repetition penalty, which need all logits on the host.
+        """
         options = self._options
         return not (options.temperature or options.log_probabilities) and (
             options.repetition_penalty == 1
@@ -63,7 +66,7 @@ class Sampler:
         return int(ids[self._pick(probabilities)])
 
     def largest_wanted(self, count: int) -> int | None:
-        """Return how many of the largest of `count` logits decide the draw; None if all do."""
+        """Return the number of largest logits, of `count`, that decide the draw; None: all."""
         options = self._options
         if self.is_greedy:
             return 1
@@ -74,8 +77,8 @@ class Sampler:
     def draw_largest(self, ids: NDArray[np.int64], logits: NDArray[np.float32]) -> int:
         """Return the id that `draw` would return for all logits.
 
-        logits: the largest ones, in descending order, at least `largest_wanted` of them. ids: of
-            these logits; of equal logits the smallest first.
+        logits: the largest logits, at least `largest_wanted` of them, in descending order. ids: the
+            ids of these logits; of equal logits the smallest id first.
         """
         if self.is_greedy:
             return int(ids[0])
@@ -83,7 +86,7 @@ class Sampler:
         return int(ids[self._pick(probabilities)])
 
     def _pick(self, probabilities: NDArray[np.float64]) -> int:
-        # The method of NumPy's `choice`, without its checks, which take longer than the draw.
+        # Draw as NumPy's `choice` does, without its checks, which are slower than the draw.
         ends = np.cumsum(probabilities)
         ends /= ends[-1]
         return int(np.searchsorted(ends, self._next_uniform(), side="right"))
@@ -94,7 +97,8 @@ class Sampler:
     def draws_ahead(self, skip: int, count: int) -> NDArray[np.float64]:
         """Return the parameters of `count` draws on the device, after the next `skip` draws.
 
-        These are (count, 4): a random number from 0 to 1, the factor of logits, top_p and top_k.
+        The result is (count, 4): a random number from 0 to 1, the factor of logits, top_p and
+        top_k for each draw. Later draws on the host use the same random numbers.
         """
         options, missing = self._options, skip + count - len(self._uniform)
         draws = np.ones((count, 4))
@@ -124,7 +128,7 @@ class Sampler:
         Equally likely ids are in ascending order.
         """
         top_k, negated = self._options.top_k, -logits
-        # Top-k: only the k largest logits are sorted. Ids are found after top-p, for fewer logits.
+        # Top-k: sort only the k largest logits. Look up ids after top-p, when fewer are left.
         values = negated
         if 0 < top_k < len(negated):
             values = np.partition(negated, top_k - 1)[:top_k]
@@ -153,8 +157,11 @@ class Sampler:
 
 
 def _smallest(numbers: NDArray[np.float32], ascending: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Return the places of the smallest numbers, given in `ascending`; of equal ones the first."""
-    # NaN comes last, and no number compares as greater than NaN.
+    """Return the indices of the smallest numbers, which are `ascending`.
+
+    Of equal numbers the first indices are returned.
+    """
+    # NaN sorts last, and no number compares as greater than NaN.
     some = np.flatnonzero(~(numbers > ascending[-1]))
     order: NDArray[np.int64] = np.argsort(numbers[some], kind="stable")
     return some[order[: len(ascending)]]

@@ -1,7 +1,8 @@
 """The optimizers, by name.
 
-To add one, write a module with its `WeightState`, the kernel that this names, and add a line to the
-table: --help, options, the memory sum, checkpoints and error messages follow from it.
+To add an optimizer, write a module with a `WeightState` and an `Optimizer`, write the kernels, and
+add a line to the table. Options and their help, the computed memory, checkpoints and error messages
+follow from the table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The type of optimizers, and AdamW: moments in float32 of a whole weight or of some rows.
+"""The type of optimizers, and AdamW with float32 moments, for whole weights or for rows of tables.
 
-I. Loshchilov, F. Hutter, Decoupled Weight Decay Regularization, arXiv 1711.05101. Where only some
-rows are updated, the others keep their moments as they are, as in torch's SparseAdam.
+I. Loshchilov, F. Hutter, Decoupled Weight Decay Regularization, arXiv 1711.05101. A step that
+updates only some rows leaves the moments of other rows as they are, as torch's SparseAdam does.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from llmgpu.lm.ops.optimizer import WeightState, WeightUpdate
 from llmgpu.lm.ops.recording import GpuRecorder, dims, workgroups
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
 
-PIECE = 1 << 16  # elements that NumPy works on at a time, so that they stay in the cache
+PIECE = 1 << 16  # elements that NumPy updates at a time, few enough for a processor's cache
 
-Steps = Sequence[tuple[WeightState, WeightUpdate]]  # of all weights
+Steps = Sequence[tuple[WeightState, WeightUpdate]]  # a step of each weight
 
 
 def update_each(operations: Operations, steps: Steps) -> None:
@@ -32,12 +32,11 @@ def update_each(operations: Operations, steps: Steps) -> None:
 class Optimizer:
     """An optimizer, an entry of `llmgpu.lm.optimizers`.
 
-    name: a value of --optimizer, also stored in checkpoints.
-    make: makes the state of a weight. make_rows: makes the state of a table of which a step updates
-    only listed rows; the list is uint32, and numbers beyond the table are skipped. None: every step
-    updates all rows. make_hidden: makes the state of a matrix inside a layer; None: `make` does.
-    record: records the steps of all weights.
-    keeps_codes: some moments are not float32.
+    name: a value of --optimizer, also stored in checkpoints. make: makes the state of a weight.
+    make_rows: makes the state of a table whose steps update only the rows in a list (uint32;
+    numbers beyond the table are skipped); None: the optimizer can't update single rows.
+    make_hidden: makes the state of a matrix inside a layer; None: `make` does. record: records the
+    steps of all weights. keeps_codes: whether some moments are stored as 8-bit codes.
     """
 
     name: str
@@ -59,7 +58,7 @@ def adamw(
 ) -> None:
     """Update a parameter and its moments in place.
 
-    g: the clipped gradient; it is overwritten. hyper: of type `llmgpu.lm.ops.weight_state.HYPER`.
+    g: the clipped gradient, which is overwritten. hyper: of type `llmgpu.lm.ops.optimizer.HYPER`.
     """
     values = {name: float(hyper[name]) for name in hyper.dtype.names or ()}
     # first += (1 - beta1) (g - first)
@@ -84,7 +83,7 @@ def adamw(
 
 @dataclass(frozen=True)
 class Moments(WeightState):
-    """Mean of gradients and mean of their squares, in float32 and of the weight's shape."""
+    """Running means of gradients and of squared gradients, float32, of the weight's shape."""
 
     first: Tensor
     second: Tensor
@@ -109,11 +108,11 @@ class Moments(WeightState):
             adamw(p, g * update.clip_scale, m, v, update.hyper.array, decays=update.decays)
 
     def adamw_moments(self, update: WeightUpdate) -> tuple[Tensor, Tensor] | None:
-        """Return both, unless there is a half-precision copy to write."""
+        """Return both moments, or None if a half-precision copy must be written."""
         return (self.first, self.second) if update.half_copy is None else None
 
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
-        """Append the kernel that updates four elements a thread."""
+        """Append the kernel of a step; each thread updates four elements."""
         size = update.parameter.size
         operations.dispatch(
             "lm/12_adamw_update.wgsl",
@@ -128,10 +127,10 @@ class Moments(WeightState):
 
 @dataclass(frozen=True)
 class RowMoments(Moments):
-    """Moments of a table (V, C); a step changes the moments and parameters of `rows` only.
+    """Moments of a table (V, C); a step changes only the moments and parameters of listed rows.
 
-    rows: uint32 (U,), distinct row numbers, and 0xffffffff in entries that are not in use. The
-    gradient is (U, C), a row for each entry.
+    rows: uint32 (U,), distinct numbers of rows, and 0xffffffff in unused entries. The gradient is
+    (U, C), a row for each entry.
     """
 
     rows: Tensor
@@ -158,10 +157,10 @@ class RowMoments(Moments):
                 tensor.array[some] = rows
 
     def adamw_moments(self, update: WeightUpdate) -> None:
-        """Return None: only some rows change."""
+        """Return None: a step changes only some rows."""
 
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
-        """Append the kernel that updates an element of a listed row a thread."""
+        """Append the kernel of a step; each thread updates an element of a listed row."""
         height, width = update.parameter.shape
         threads = self.rows.size * width
         operations.dispatch(

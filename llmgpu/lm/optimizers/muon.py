@@ -1,10 +1,10 @@
 """Muon: the step of a hidden matrix is orthogonal; other weights take AdamW's steps.
 
-The momentum of a matrix is brought near the orthogonal matrix next to it, one whose singular values
-are all 1, by five Newton-Schulz iterations, which are matrix products: x -> (A + B x x^T +
-C (x x^T)^2) x. K. Jordan et al., https://kellerjordan.github.io/posts/muon. Steps are scaled to the
-size of AdamW's, so that all weights take one learning rate and one weight decay (J. Liu et al.,
-arXiv 2502.16982).
+The direction of a step approximates the orthogonal matrix nearest to the momentum: all singular
+values of the direction are about 1. Five Newton-Schulz iterations compute the direction by matrix
+products: x -> (A + B x x^T + C (x x^T)^2) x. K. Jordan et al.,
+https://kellerjordan.github.io/posts/muon. Steps are scaled to the size of AdamW's steps, so that
+one learning rate and one weight decay suit all weights (J. Liu et al., arXiv 2502.16982).
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, Tensor
 from llmgpu.lm.optimizers.adamw import Moments, Optimizer, RowMoments, Steps
 
 MOMENTUM = 0.95
-UPDATE_RMS = 0.2  # about that of the elements of AdamW's steps
+UPDATE_RMS = 0.2  # root mean square of a step's elements, about that of AdamW's steps
 ITERATIONS = 5
 
 
 @dataclass(frozen=True)
 class Momentum(WeightState):
-    """Mean of a matrix's gradients, in float32; a step writes it and `direction`.
+    """Running mean of a matrix's gradients, float32; a step updates `momentum`.
 
-    direction: of a step, not yet orthogonal; given where the step is recorded.
+    direction: the step writes here the direction that is to become orthogonal. None until the step
+    is recorded.
     """
 
     momentum: Tensor
@@ -48,7 +49,7 @@ class Momentum(WeightState):
         return (self.momentum,)
 
     def compute(self, update: WeightUpdate) -> None:
-        """Update all elements."""
+        """Update the momentum and write the direction."""
         assert self.direction is not None
         momentum = self.momentum.array
         gradient = update.gradient.array * update.clip_scale
@@ -57,7 +58,7 @@ class Momentum(WeightState):
         self.direction.array[...] = gradient
 
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
-        """Append the kernel that updates four elements a thread."""
+        """Append the kernel of `compute`; each thread updates four elements."""
         assert self.direction is not None
         size = update.gradient.size
         operations.dispatch(
@@ -79,11 +80,11 @@ class OrthogonalStep(WeightState):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """None: the direction is not kept."""
+        """No tensors: the direction is scratch memory."""
         return ()
 
     def compute(self, update: WeightUpdate) -> None:
-        """Update all elements."""
+        """Update the matrix."""
         parameter, rate = update.parameter.array, float(update.hyper.array["learning_rate"])
         if update.decays:
             parameter *= 1 - rate * float(update.hyper.array["weight_decay"])
@@ -91,7 +92,7 @@ class OrthogonalStep(WeightState):
         parameter -= np.float32(size) * self.direction.array
 
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
-        """Append the kernel that updates four elements a thread."""
+        """Append the kernel of a step; each thread updates four elements."""
         parameter = update.parameter
         bindings = {**update.bindings, "direction": self.direction}
         del bindings["gradient"]
@@ -107,11 +108,11 @@ class OrthogonalStep(WeightState):
 def record_orthogonal(
     operations: Operations, matrices: Tensor, *, half: bool = False, memory: int = 0
 ) -> Tensor:
-    """Record that matrices (S, rows, columns) become nearly orthogonal; return the results.
+    """Record operations that make S matrices nearly orthogonal; return the results.
 
-    The matrices are overwritten. Singular values below about 1e-3 of the largest stay below 1.
-    half: the factors of products are rounded to half precision, as in the model.
-    memory: size of the scratch memory in numbers; stacks that name the same size share it.
+    matrices: (S, rows, columns), overwritten. Singular values below about 1e-3 of the largest stay
+    below 1. half: round the factors of products to half precision, as in the model. memory: size of
+    the scratch memory in numbers; stacks with the same size share scratch memory.
     """
 
     def scratch(role: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
@@ -128,9 +129,10 @@ def record_orthogonal(
     side, is_wide = min(rows, columns), rows <= columns
     gram, square = (scratch(role, (count, side, side)) for role in ("grams", "squares of grams"))
     x, other = matrices, scratch("next directions", matrices.shape)
-    operations.scale_to_norm(x)
+    operations.scale_to_norm(x)  # so that no singular value is above 1, as the iteration demands
     for _ in range(ITERATIONS):
-        # The smaller of the two products of a matrix and its transpose, and the polynomial of it.
+        # Compute the smaller of x x^T and x^T x, its square, and the polynomial of both; multiply x
+        # by the polynomial.
         own = factor(x, "directions")
         operations.multiply(own, own, gram, left_transposed=not is_wide, right_transposed=is_wide)
         of_gram = factor(gram, "grams")
@@ -153,7 +155,7 @@ HiddenStep = tuple[Momentum, WeightUpdate]
 
 
 def _record(operations: Operations, steps: Steps) -> None:
-    """Record the steps of all weights, of several matrices of one shape at once."""
+    """Record the steps of all weights; hidden matrices of one shape are stacked."""
     by_shape: dict[tuple[int, ...], list[HiddenStep]] = {}
     for state, update in steps:
         if isinstance(state, Momentum):
@@ -168,16 +170,17 @@ def _record(operations: Operations, steps: Steps) -> None:
 
 
 def _stacks(steps: Sequence[HiddenStep], elements: int) -> Iterator[Sequence[HiddenStep]]:
-    """Yield steps of matrices of one shape, up to `elements` numbers or one matrix at a time."""
+    """Yield steps of matrices of one shape, of up to `elements` numbers or one matrix at a time."""
     size = steps[0][1].parameter.size
-    # A device can bind a matrix of a stack only where it starts at a multiple.
+    # A device can bind a single matrix of a stack only at a multiple of PACKED_ELEMENTS.
     most = 1 if size % PACKED_ELEMENTS else max(1, elements // size)
-    count = -(-len(steps) // -(-len(steps) // most))  # about as many in each
+    count = -(-len(steps) // -(-len(steps) // most))  # so that stacks have similar sizes
     for start in range(0, len(steps), count):
         yield steps[start : start + count]
 
 
 def _record_stack(operations: Operations, stack: Sequence[HiddenStep], memory: int) -> None:
+    """Record directions of all matrices into one stack, their orthogonal matrices, and updates."""
     shape, half = stack[0][1].parameter.shape, stack[0][1].half_copy is not None
     directions = _scratch(operations, "directions", (len(stack), *shape), memory, np.float32)
     for k, (state, update) in enumerate(stack):

@@ -1,1 +1,1 @@
-"""A training run: its settings, its folder, its log and picture, from first to last step."""
+"""Training runs from first to last step: settings, run folder, log and chart of the losses."""

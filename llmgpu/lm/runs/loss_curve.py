@@ -1,9 +1,9 @@
-"""The losses of a training run as a chart: a self-contained SVG, for light and dark backgrounds.
+"""A chart of a training run's losses: a self-contained SVG, for light and dark backgrounds.
 
-- Training losses as a thin line, with their moving average over it; validation losses as points.
-  Both are cross-entropies.
-- The axis is logarithmic where losses are far apart. Losses that are NaN or too large to draw are
-  left out.
+- Training losses are a thin line, with their moving average as a thick line. Validation losses are
+  points on a dashed line. All losses are cross-entropies.
+- The axis of losses is logarithmic if losses are far apart. Losses that are NaN or too large to
+  draw are left out.
 - In a long run each point of a line is the mean of several records.
 """
 
@@ -22,25 +22,25 @@ from llmgpu.files import atomic_output
 from llmgpu.lm.runs.records import StepRecord
 
 WIDTH, HEIGHT = 860, 480
-MOST_POINTS = 1_000  # of a line: more can't be told apart
+MOST_POINTS = 1_000  # most points of a line: more points can't be told apart
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 836, 92, 424  # of the area with the lines
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 836, 92, 424  # edges of the area with the lines
 _LARGEST = 1e30
-_SMOOTHED_PART = 0.02  # of the points, averaged from either side into one of the smoothed line
-_LEAST_SMOOTHED = 10  # points; the average of fewer says nothing
+_SMOOTHED_PART = 0.02  # share of all points averaged on either side of a smoothed point
+_LEAST_SMOOTHED = 10  # least points of a smoothed line
 
 Points = NDArray[np.float64]  # (n, 2): step, loss
 
 
 def write_loss_curve(path: str | Path, records: Sequence[StepRecord], title: str) -> None:
-    """Write the chart of a run, whole or not at all; OutputError if that fails."""
+    """Write the chart of a run, whole or not at all; raise OutputError if writing fails."""
     with atomic_output(path) as file:
         file.write(draw_loss_curve(records, title).encode())
 
 
 def draw_loss_curve(records: Sequence[StepRecord], title: str) -> str:
-    """Return the losses of `records` as the text of an SVG; title: any text."""
-    # Colours are written out in each rule: many viewers know no variables of CSS.
+    """Return a chart of the losses of `records` as the text of an SVG; title: any text."""
+    # The style writes out colours in each rule: many viewers lack variables of CSS.
     style = (resources.files(__package__) / "loss_curve.css").read_text(encoding="utf-8")
     training = _points([(record.step, record.loss) for record in records])
     validation = _points([(record.step, record.validation_loss) for record in records])
@@ -66,9 +66,9 @@ def draw_loss_curve(records: Sequence[StepRecord], title: str) -> str:
 
 
 def plot_losses(records: Sequence[StepRecord], columns: int = 72, rows: int = 18) -> str:
-    """Return the losses of `records` in plain characters, for a terminal.
+    """Return a chart of the losses of `records` in plain characters, for a terminal.
 
-    columns, rows: of the area with the marks, "." for training and "o" for validation.
+    columns, rows: size of the area with marks: "." for training, "o" for validation.
     """
     losses = {
         "training": _points([(record.step, record.loss) for record in records]),
@@ -79,12 +79,12 @@ def plot_losses(records: Sequence[StepRecord], columns: int = 72, rows: int = 18
         return "no losses yet"
     x = step_axis(int(everything[:, 0].max()), 0, columns - 1)
     y = value_axis(everything[:, 1], rows - 1, 0)
-    # Marks by row and column; those of validation come last, so they stay visible.
+    # Place marks by row and column. Marks of validation come last, so that they stay visible.
     area = [[" "] * columns for _ in range(rows)]
     for mark, points in zip(".o", losses.values(), strict=True):
         for across, down in zip(x.place(points[:, 0]), y.place(points[:, 1]), strict=True):
             area[round(down)][round(across)] = mark
-    # Labels of both axes; each number across ends below its tick.
+    # Add the labels of both axes. A number on the axis of steps ends below its tick.
     labels = {round(at): label for at, label in y.marks()}
     lines = [f"{labels.get(n, ''):>9} |{''.join(row)}".rstrip() for n, row in enumerate(area)]
     steps = ""
@@ -96,17 +96,17 @@ def plot_losses(records: Sequence[StepRecord], columns: int = 72, rows: int = 18
 
 
 def _points(values: Sequence[tuple[int, float | None]]) -> Points:
-    """Return the values that can be drawn, (n, 2)."""
+    """Return the values that can be drawn; leave out None, NaN and very large losses."""
     known = [(step, loss) for step, loss in values if loss is not None and abs(loss) < _LARGEST]
     return np.array(known, np.float64).reshape(-1, 2)
 
 
 def _thin(points: Points) -> Points:
-    """Return at most MOST_POINTS points, of longer lines the means of neighbours."""
+    """Return at most MOST_POINTS points: the points, or means of neighbouring points."""
     every = -(-len(points) // MOST_POINTS)
     if every <= 1:
         return points
-    # Means of runs of neighbours, the last of which may be shorter.
+    # Average groups of `every` neighbours; the last group may be smaller.
     firsts = np.arange(0, len(points), every)
     counts = np.diff(np.append(firsts, len(points)))
     means: Points = np.add.reduceat(points, firsts) / counts[:, None]
@@ -114,7 +114,7 @@ def _thin(points: Points) -> Points:
 
 
 def _smooth(points: Points) -> Points:
-    """Return the means of each point and its neighbours, equally many on both sides.
+    """Return the mean of each point and its neighbours, equally many on both sides.
 
     Means of earlier points alone would be too high while the loss falls.
     """
@@ -122,7 +122,7 @@ def _smooth(points: Points) -> Points:
     most = max(1, round(_SMOOTHED_PART * len(points)))
     smoothed = points.copy()
     for index in range(len(points)):
-        # Equally many points on either side, fewer near the ends.
+        # Near the ends of the line, fewer neighbours are averaged on both sides.
         sides = min(most, index, last - index)
         smoothed[index, 1] = losses[index - sides : index + sides + 1].mean()
     return smoothed
@@ -133,7 +133,7 @@ def _chart(training: Points, validation: Points, everything: Points) -> list[str
     x = step_axis(int(everything[:, 0].max()), _LEFT, _RIGHT)
     y = value_axis(everything[:, 1], _BOTTOM, _TOP)
     parts = [*_horizontal_axis(x), *_vertical_axis(y)]
-    names = {}  # by the look of what is drawn
+    names = {}  # names for the legend, by the class of the line
     if len(training) >= _LEAST_SMOOTHED:
         names = {"thin": "training", "strong": "smoothed"}
         parts.append(_line("thin", training, x, y))
@@ -188,7 +188,7 @@ def _dots(kind: str, points: Points, x: Axis, y: Axis) -> str:
 def _legend(names: Mapping[str, str]) -> list[str]:
     """Return the legend: a sample of each line with its name, in a row above the chart.
 
-    names: by the look of the line.
+    names: by the class of the line in the style.
     """
     parts = []
     for index, (kind, name) in enumerate(names.items()):

@@ -1,11 +1,11 @@
-"""The memory of a training run, computed before any of it is allocated.
+"""The memory of a training run, computed before the run allocates memory.
 
-The backend of the run records the run's programs over tensors that have shapes but no memory, and
-adds up the sizes of all tensors, scratch memory included. A sum that is too large ends the
-recording at once, so recording is quick for any sizes.
+The programs of the run are recorded over tensors that have shapes but no memory. The sizes of all
+tensors are added up, scratch memory included. A sum that is too large ends the recording at once,
+so recording is quick for any sizes.
 
-Beside tensors, a process needs memory for tokenizing the text, for temporary arrays of operations,
-and for copies of weights on their way to a device or a file.
+A process also needs memory for tokenizing the text, for temporary arrays of operations, and for
+copies of weights on their way to a device or a file.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from llmgpu.processors import usable_processors
 SMALLER = "use a smaller --batch-size (and --grad-accum), --seq-len or model"
 LAYER_BYTES = 64 << 10  # Python objects of a layer: its tensors and recorded operations
 NUMPY_BYTES = 64 << 20  # for reading and checking tokens, and for the libraries at work
-SAVED_BYTES = 16  # of each weight in a checkpoint: itself, two moments, a momentum of rounds
+SAVED_BYTES = 16  # four float32 in checkpoints: weight, two moments, momentum of --sync-every
 COPIES_SHARE = 0.5  # the share of the free memory that copies for a checkpoint may take
 GPU_BYTES = 256 << 20  # for the driver, compiled kernels and staging memory
-# Upper bounds of temporary arrays that exist at the same time: copies of a weight, of the attention
-# scores of a block, of the widest activation, and of a piece of an optimizer's weight.
+# Upper bounds of the number of temporary arrays that exist at the same time: copies of a weight, of
+# the attention scores of a block, of the widest activation, of the piece that an optimizer updates.
 _WEIGHT_COPIES, _SCORE_COPIES, _ACTIVATION_COPIES, _OPTIMIZER_COPIES = 2, 5, 6, 8
 
 
 class _Measuring(Operations):
-    """Operations on tensors without memory; adds up their sizes and can't run programs."""
+    """Operations on tensors without memory: `nbytes` grows, but programs can't run."""
 
     largest = Tensor("nothing", (0,), np.dtype(np.float32), None)
     backend: Backend
-    free: int | None  # bytes on the host
+    free: int | None  # free bytes on the host; None: unknown
 
     def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
         self.largest = max(self.largest, tensor, key=lambda each: each.nbytes)
         if self.backend.is_software:
             require_free(self.nbytes + tensor.nbytes, self.free, "at least ")
-        elif tensor.nbytes > sys.maxsize:  # NumPy has no arrays of so many bytes
+        elif tensor.nbytes > sys.maxsize:  # NumPy can't make an array of this size
             self.require_bindable()
         # All elements share the memory of one number.
         return replace(tensor, data=np.broadcast_to(np.zeros((), tensor.dtype), tensor.shape))
 
     @contextmanager
     def record(self, name: str) -> Iterator[Program]:
-        """Record a program; DeviceError if a tensor is already too large for the device."""
+        """Record a program; raise DeviceError if a tensor is too large for the device."""
         self.require_bindable()
         with super().record(name) as program:
             yield program
@@ -83,7 +83,7 @@ class _Measuring(Operations):
 
 
 class _MeasuringGpu(_Measuring, GpuOperations):
-    """Records programs without kernels, so none is compiled or bound."""
+    """Records programs without kernels, so that no kernel is compiled or bound."""
 
     def dispatch(self, *call: object, **bindings: object) -> None:
         pass
@@ -93,23 +93,23 @@ def training_memory(settings: RunSettings, backend: Backend, slots: int) -> int:
     """Return the bytes of all tensors of a training run on a backend; `slots`: see `Trainer`.
 
     Raises:
-        DeviceError: a tensor is larger than the device can bind; or, if the CPU computes, all of
-            them take more memory than is free.
+        DeviceError: a tensor is larger than the device can bind; or the CPU computes, and all
+            tensors together are larger than the free memory.
     """
     device, free = backend.device, free_memory()
-    # Recording 100,000 layers takes 30 s, so a model that is far too large is refused before that.
+    # Recording 100,000 layers takes 30 s, so refuse a model that is far too large before recording.
     require_layers(settings.config, is_software=backend.is_software)
     operations = _Measuring() if device is None else _MeasuringGpu(device)
     operations.backend, operations.free = backend, free
     Trainer(operations, settings.config, settings.options, slots)
-    operations.require_bindable()  # also tensors made while programs were recorded
+    operations.require_bindable()  # checks the tensors made while programs were recorded, too
     return operations.nbytes
 
 
 def require_layers(config: ModelConfig, *, is_software: bool) -> None:
-    """Raise DeviceError if the layers' objects alone, or with the weights, take too much memory.
+    """Raise DeviceError if the Python objects of layers exceed the free memory.
 
-    is_software: the weights are in the memory of the host.
+    is_software: whether the host's memory also holds the weights; these are counted, too.
     """
     held = 4 * config.parameters if is_software else 0
     require_free(LAYER_BYTES * config.layers + held, free_memory(), "at least ")
@@ -118,12 +118,12 @@ def require_layers(config: ModelConfig, *, is_software: bool) -> None:
 def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> int:
     """Return an upper bound of the host memory of the process in bytes, CPU tensors included.
 
-    tensor_bytes: what `training_memory` returned.
+    tensor_bytes: result of `training_memory`.
     """
     config, options = settings.config, settings.options
     rows = options.batch_size * config.seq_len
     largest = max(weight.size for weight in config.weights())
-    # Several weights are drawn at a time. They are loaded and uploaded one after the other.
+    # Several weights are drawn at a time, but only one weight at a time is loaded or uploaded.
     sizes = (weight.size for weight in config.weights())
     drawn = sum(nlargest(min(DRAWN_AHEAD, usable_processors()), sizes))
     temporary = 4 * max(_WEIGHT_COPIES * largest, largest + drawn)
@@ -140,14 +140,14 @@ def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> i
         needed = NUMPY_BYTES + temporary + tensor_bytes
     else:
         needed = GPU_BYTES + temporary + (tensor_bytes if backend.is_software else 0)
-    # Copies of a checkpoint's tensors, if there is room for them.
+    # Add the copies of a checkpoint's tensors, if there is room.
     copies = SAVED_BYTES * config.parameters
     free = free_memory()
     return needed + (copies if has_room_for_copies(copies, free and free - needed) else 0)
 
 
 def has_room_for_copies(nbytes: int, free: int | None) -> bool:
-    """Whether `free` bytes are enough to copy a checkpoint of `nbytes` and train on meanwhile."""
+    """Whether copies of `nbytes` fit into `COPIES_SHARE` of the free memory; None: unknown."""
     return free is None or nbytes <= COPIES_SHARE * free
 
 

@@ -1,10 +1,11 @@
-"""The log of a training run: JSON lines, first the facts of the run, then its records.
+"""The log of a training run: JSON lines with the facts of the run, then with its records.
 
-- A line is written in one piece and flushed. An incomplete last line, left by a kill, is ignored.
+- A line is written in one piece and flushed. An incomplete last line, left by a killed run, is
+  ignored.
 - Numbers that JSON can't hold, such as a loss that is NaN, are null.
 - Bits per byte can be compared between vocabularies, the loss per token can't. Bits per byte leave
   out the losses of special tokens, which stand for no text.
-- A run that resumes from a checkpoint cuts off the records of later steps and takes these again.
+- A run that resumes from a checkpoint cuts off the records of later steps and repeats these steps.
 """
 
 from __future__ import annotations
@@ -41,10 +42,13 @@ class EvaluationTotals:
         """Start with no targets; token_bytes: bytes of text of each id, (vocabulary size,)."""
         self._token_bytes = token_bytes
         self.targets = self.text_bytes = 0
-        self._nats = self._text_nats = 0.0  # of all targets, and of targets with text
+        self._nats = self._text_nats = 0.0  # losses of all targets, and of targets with text
 
     def add(self, losses: NDArray[np.floating], targets: NDArray[np.uint32]) -> None:
-        """Add losses in nats, any shape; targets beyond the vocabulary are left out."""
+        """Add losses in nats and their targets, both of one shape.
+
+        Losses of targets beyond the vocabulary are left out.
+        """
         counts = targets.ravel() < len(self._token_bytes)
         nats = losses.ravel()[counts].astype(np.float64)
         sizes = self._token_bytes[targets.ravel()[counts]]
@@ -65,7 +69,7 @@ class EvaluationTotals:
 
 
 def bits_per_byte(nats: float, text_bytes: int) -> float | None:
-    """Return the bits per byte of a text with a loss of `nats` in all; None without text."""
+    """Return the bits per byte of a text with a total loss of `nats`; None without text."""
     return nats / (math.log(2) * text_bytes) if text_bytes else None
 
 
@@ -81,16 +85,15 @@ def perplexity(loss: float) -> float:
 class StepRecord:
     """The state of a run at a step.
 
-    step: steps done. loss: mean cross-entropy of the training since the last record, in nats a
-    token. smoothing_loss, z_loss: what label smoothing and z-loss add to it. learning_rate,
-    grad_norm: of this step.
-    tokens: trained on so far. tokens_per_second: since the last record. teraflops: 10^12 operations
-    of the model a second, see `ModelConfig.training_operations`; mfu: their share of what the
-    device can do. seconds: of training so far. validation_loss, bits_per_byte: where evaluated.
-    loss_scale: of the next step; skipped_steps: since the beginning, whose gradients overflowed at
-    their scale; both None where the loss is not scaled. start_seconds, data_seconds,
-    evaluation_seconds, saving_seconds: time so far that went into other things than steps, see
-    `Spent`; None in logs of earlier versions.
+    step: number of steps done. loss: mean cross-entropy of training targets since the last record,
+    in nats a token. smoothing_loss, z_loss: the parts of the loss added by label smoothing and by
+    the z-loss. learning_rate, grad_norm: values of this step. tokens: number of tokens trained on.
+    tokens_per_second: speed since the last record. teraflops: 10^12 operations a second, see
+    `ModelConfig.training_operations`. mfu: teraflops divided by the device's peak. seconds:
+    duration of training, earlier processes included. validation_loss, bits_per_byte: None without
+    an evaluation at this step. loss_scale: scale of the next step. skipped_steps: number of steps
+    of the run whose gradients overflowed. Both are None if the loss is not scaled. start_seconds,
+    data_seconds, evaluation_seconds, saving_seconds: see `Spent`; None in logs of earlier versions.
     """
 
     step: int
@@ -128,17 +131,18 @@ class StepRecord:
                 continue
             if name in _WHOLE_NUMBERS:
                 found[name] = int(value)
-            else:  # it may be a NumPy number
+            else:  # `value` may be a NumPy number
                 found[name] = float(value) if math.isfinite(value) else None
         return found
 
 
 @dataclass
 class Spent:
-    """Seconds of a run that went into other things than steps.
+    """Seconds of a run that were not spent on steps.
 
-    start: before the first step of each process. data: reading batches. evaluation: held-out
-    batches, samples and the curve. saving: copying tensors, and waiting for checkpoints.
+    start: from the start of each process to its first step. data: reading batches. evaluation:
+    held-out batches, samples and the loss curve. saving: copying tensors, and waiting for
+    checkpoints.
     """
 
     start: float = 0.0
@@ -148,7 +152,7 @@ class Spent:
 
     @classmethod
     def until(cls, record: StepRecord) -> Self:
-        """Return the seconds up to a record; 0 where the log does not have them."""
+        """Return the seconds up to a record; 0 for fields that the record lacks."""
         return cls(*(getattr(record, f"{each.name}_seconds") or 0.0 for each in fields(cls)))
 
     @contextmanager
@@ -181,7 +185,7 @@ class RunLog(Closing):
     """A log that is being written; a context manager."""
 
     def __init__(self, path: str | Path, stream: BinaryIO) -> None:
-        """Take a stream from `begin` or `resume`."""
+        """Write to an open stream; see `begin` and `resume`."""
         self._path = str(path)
         self._stream = stream
 
@@ -189,7 +193,7 @@ class RunLog(Closing):
     def begin(cls, path: str | Path, facts: Mapping[str, Any]) -> Self:
         """Start a new log, which replaces an existing one.
 
-        facts: describe the run, as a JSON object. Raises OutputError if it can't be written.
+        facts: description of the run, for JSON. Raises OutputError if the log can't be written.
         """
         with output_errors(str(path)):
             log = cls(path, open(path, "wb"))  # noqa: SIM115 (closed by `close`)
@@ -201,7 +205,7 @@ class RunLog(Closing):
         """Continue a log after the record of `step`; cut off later records.
 
         Raises InputError if the log can't be read or is damaged before that record, OutputError if
-        it can't be written.
+        the log can't be written.
         """
         _, lines = _read_lines(path)
         length = len(lines[0]) + 1
@@ -217,7 +221,7 @@ class RunLog(Closing):
         return cls(path, stream)
 
     def append(self, record: StepRecord) -> None:
-        """Write a record; OutputError if that fails."""
+        """Write a record; raise OutputError if the file can't be written."""
         self._write(record.to_json())
 
     def close(self) -> None:
@@ -234,14 +238,14 @@ class RunLog(Closing):
 def read_log(path: str | Path) -> LogContent:
     """Read a log; an incomplete last line is left out.
 
-    Raises InputError, with file and line, if it can't be read or a line is not a record.
+    Raises InputError, with file and line, if the log can't be read or a line is not a record.
     """
     facts, lines = _read_lines(path)
     return LogContent(facts, [_read_record(lines[i], path, i) for i in range(1, len(lines))])
 
 
 def _read_lines(path: str | Path) -> tuple[dict[str, Any], list[bytes]]:
-    """Return the facts of the run and all complete lines, of which the first has the facts."""
+    """Return the facts of the run, and all complete lines, the line of the facts included."""
     with input_errors(f"the log {path}"):
         lines = read_whole(path, "training log").split(b"\n")[:-1]
     if not lines:
@@ -263,7 +267,7 @@ def _read_record(line: bytes, path: str | Path, index: int) -> StepRecord:
 
 
 def _number(name: str, value: object, where: str) -> Any:
-    """Return a field's number, nan for null; InputError if it is not a number."""
+    """Return a field's number, NaN for null; raise InputError for other values."""
     if type(value) is int and -_TOO_LARGE < value < _TOO_LARGE:
         return value
     if name not in _WHOLE_NUMBERS:

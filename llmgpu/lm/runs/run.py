@@ -1,7 +1,7 @@
-"""A training run from its first step, or from a checkpoint, to its last.
+"""A training run from its first step, or from a checkpoint, to its last step.
 
-`TrainOptions` and the number of sequences taken decide everything that is computed, so a run that
-is resumed from a checkpoint on the same device gets the same weights as an uninterrupted one.
+`TrainOptions` and the position in the tokens decide all results. So a run that is resumed from a
+checkpoint on the same device gets the same weights as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -67,17 +67,17 @@ SAMPLE_TOKENS = 64
 _STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM]
 if sys.platform != "win32":
     _STOP_SIGNALS.append(signal.SIGHUP)
-# Names of the engine that computes on the CPU, as the log records them.
+# Names in the log for the engine that computes on the CPU.
 _IN_NUMPY, _IN_C = "NumPy", f"C (arithmetic {ARITHMETIC})"
-_RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # of the last record
+_RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # fields of the summary
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Where and how a run computes, which its bits depend on beside its options.
+    """The hardware and libraries on which the bits of a run depend.
 
-    in_c: the CPU engine computes. fixed_products: matrix products have the same bits with any
-    number of threads, in NumPy.
+    in_c: whether the CPU engine computes. fixed_products: whether NumPy's matrix products have the
+    same bits with any number of threads.
     """
 
     backend: Backend
@@ -86,16 +86,16 @@ class Arithmetic:
 
     @classmethod
     def choose(cls, backend: Backend, begun: Mapping[str, Any] | None) -> Arithmetic:
-        """Choose where a run computes; begun: the facts of its log if the run is resumed.
+        """Choose the arithmetic of a run; begun: the facts of its log if the run is resumed.
 
-        Raises CheckpointError for facts of an unreleased version, which do not record it.
+        Raises CheckpointError if the facts, of an unreleased version, lack the arithmetic.
         """
         is_on_cpu = backend.device is None
         in_c = is_on_cpu and library() is not None
         if begun is None:
             return cls(backend, in_c, is_on_cpu and has_fixed_products())
         missing = {"fixed_products"} - begun.keys()
-        if "engine" in begun or "products" in begun:  # it began on the CPU
+        if "engine" in begun or "products" in begun:  # the run began on the CPU
             missing |= {"engine", "products"} - begun.keys()
         if missing:
             raise CheckpointError(
@@ -107,7 +107,7 @@ class Arithmetic:
         return cls(backend, in_c, bool(begun["fixed_products"]))
 
     def open_operations(self) -> Operations:
-        """Open the operations."""
+        """Open the operations with this arithmetic."""
         device, fixed = self.backend.device, self.fixed_products
         return open_operations(device, fixed_products=fixed, in_c=self.in_c)
 
@@ -120,7 +120,10 @@ class Arithmetic:
         return device | {"engine": _IN_C if self.in_c else _IN_NUMPY, "products": products}
 
     def changes(self, begun: Mapping[str, Any]) -> Iterator[str]:
-        """Yield why a resumed run may differ from an uninterrupted one; begun: facts of its log."""
+        """Yield a note for each fact that may change the bits of a resumed run.
+
+        begun: the facts of the run's log.
+        """
         begun = {"engine": _IN_NUMPY, "products": "not recorded"} | dict(begun)
         for name, now in self.facts().items():
             if (before := begun.get(name)) != now:
@@ -134,27 +137,27 @@ class RunListener(Protocol):
     """Receives the progress of a run."""
 
     def on_record(self, record: StepRecord, seconds_left: float) -> None:
-        """Called with each record of the log, and the seconds left at the pace so far."""
+        """Receive each record of the log, and the seconds left at the pace so far."""
 
     def on_first_step(self, step: int, loss: float) -> None:
-        """Called with the first step of this process and its loss, unless a record has them."""
+        """Receive the first step of this process and its loss, unless the step has a record."""
 
     def on_step(self, step: int) -> None:
-        """Called with the number of steps done, after each."""
+        """Receive the number of steps done, after each step."""
 
     def note(self, text: str) -> None:
-        """Called with a line for the user, such as how to resume the run."""
+        """Receive a line for the user, such as the command that resumes the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """Everything that a run computes with.
+    """The settings and inputs of a run.
 
     source: tokens to train on. evaluation_source: tokens to evaluate on instead of a part of
-    `source`. eos_id: token between documents. checkpoint: the one that the run resumes from. init:
-    the model whose weights a new run begins with. origin: data and command, for the model card.
-    needed_bytes: what `training_memory` returned. begun: when the command began, by
-    `time.perf_counter`.
+    `source`. eos_id: token between documents. checkpoint: the checkpoint to resume from; None for a
+    new run. init: the model whose weights a new run begins with. origin: data and command, for the
+    model card. needed_bytes: result of `training_memory`. begun: time at which the command began,
+    by `time.perf_counter`.
     """
 
     settings: RunSettings
@@ -182,17 +185,17 @@ class RunPlan:
 
 
 class TrainingRun:
-    """A run in its folder, which is locked for it."""
+    """A run in a locked run folder."""
 
     def __init__(
         self, folder: RunFolder, plan: RunPlan, listener: RunListener, workers: Workers = ALONE
     ) -> None:
-        """Make everything that a run needs in memory; start its log or resume it.
+        """Make the trainer with its weights, and start or continue the log.
 
         Raises:
             InputError: too little text, or other tokens than before. DeviceError: too little
-                memory. CheckpointError: the checkpoint does not fit. OutputError: the folder can't
-                be written.
+                memory. CheckpointError: the checkpoint does not belong to this model, these options
+                or this log. OutputError: the folder can't be written.
         """
         self._folder, self._plan, self._listener, self._workers = folder, plan, listener, workers
         self._options, config = plan.settings.options, plan.settings.config
@@ -203,7 +206,7 @@ class TrainingRun:
         self._token_bytes = token_bytes(self._vocabulary)
         if workers.is_first:
             prepare_step_folders(folder.path, 0 if checkpoint is None else checkpoint.state.step)
-        # A resumed run computes as its log says, so that its bits stay the same.
+        # A resumed run keeps the arithmetic of its log, so that its bits stay the same.
         self._begun = None if checkpoint is None else read_log(folder.log)
         begun = {} if self._begun is None else self._begun.facts
         self._arithmetic = Arithmetic.choose(plan.backend, begun if checkpoint else None)
@@ -218,11 +221,11 @@ class TrainingRun:
         self._stop_ids = stops | end_of_reply(self._vocabulary.special_tokens)
         # Load, copy or draw the weights.
         self._trainer = self._open_trainer(config)
-        self._seconds = 0.0  # of training in earlier processes
+        self._seconds = 0.0  # duration of training in earlier processes
         self._spent = Spent()
-        self._saved_step = -1  # of the newest checkpoint, which may still be being written
+        self._saved_step = -1  # step of the newest checkpoint, which may be incomplete yet
         self._saving = Background()
-        self._unchanging: dict[str, bytes] = {}  # files that all checkpoints of the run have
+        self._unchanging: dict[str, bytes] = {}  # files that are equal in all checkpoints
         self._notes_of_saving: deque[str] = deque()
         self._last: StepRecord
         if checkpoint is not None:
@@ -320,22 +323,22 @@ class TrainingRun:
         return RunLog.resume(self._folder.log, step)
 
     def run(self) -> dict[str, Any]:
-        """Train to the last step; return a summary on the first worker, an empty one on others.
+        """Train to the last step; return a summary on the first worker, {} on other workers.
 
-        Ctrl-C, SIGTERM or SIGHUP finishes the current step, writes a checkpoint, notes how to
-        resume and raises KeyboardInterrupt with the signal's number.
+        After Ctrl-C, SIGTERM or SIGHUP the run finishes the current step, writes a checkpoint,
+        notes the command that resumes it, and raises KeyboardInterrupt with the signal's number.
 
         Raises:
             TrainingError: a loss or a gradient is not finite; checkpoints are left as they are.
         """
-        # All workers need equal bits, so they need the same kernels.
+        # All workers must compute equal bits, so they need the same kernels.
         computed = f"{self._arithmetic.backend.driver} in {self._options.precision}"
         self._workers.require_same("WebGPU drivers and precisions", computed)
         self._started = time.perf_counter()
         self._first_step = self._logged_step = self._trainer.step
-        # (time, step): begin of the measurement of the next rate, and of the pace.
+        # (time, step) from which the next rate is measured, and from which the pace is measured.
         self._measured = self._paced = self._started, self._first_step
-        number = 0  # of the signal that stops the run
+        number = 0  # number of the signal that stops the run
         log = self._log if self._workers.is_first else nullcontext()
         with log, self._saving, stop_requests() as stop:
             while self._trainer.step < self._options.steps and not number:
@@ -354,9 +357,10 @@ class TrainingRun:
                     self._trainer.end_round()
                 self._do_what_is_due(last=self._trainer.step == self._options.steps)
                 self._saving.check()
-                # Asked after a step, so that a checkpoint has at least one step.
+                # Look for a stop signal after a step, so that a checkpoint has at least one step.
                 if ends_round:
                     number = max(self._workers.gather(stop[0] if stop else 0))
+            # After the last step, or a signal, write a checkpoint and wait until it is complete.
             if self._saved_step != self._trainer.step:
                 self._save()
             with self._spent.on("saving"):
@@ -382,7 +386,7 @@ class TrainingRun:
         return self._options.stable_end if self._options.schedule == "wsd" else None
 
     def _position(self, step: int) -> int:
-        """Number of sequences in `step` steps."""
+        """The number of sequences in `step` steps."""
         return step * self._options.sequences
 
     def _step_batches(self, step: int) -> list[Batch]:
@@ -399,7 +403,7 @@ class TrainingRun:
             self._write_record(evaluate=evaluate)
         elif step == self._first_step + 1:
             self._listener.on_first_step(step, self._trainer.results(1)[0].loss)
-        # With the schedule "wsd" a run of more steps continues from the begin of the decay.
+        # Save at the begin of the decay, too: with "wsd" a run of more steps continues from there.
         if step % self._plan.intervals.save == 0 or step == self._decay_start:
             self._save()
         if self._samples is not None and (last or step % self._plan.intervals.sample == 0):
@@ -408,7 +412,7 @@ class TrainingRun:
             self._measured = time.perf_counter(), step
 
     def _check_steps(self) -> list[StepResult]:
-        """Return the results since the last record; repeat a bad step to raise its reason."""
+        """Return the results since the last record; raise TrainingError for a bad step."""
         trainer = self._trainer
         count = trainer.step - self._logged_step
         results = trainer.results(count)
@@ -422,12 +426,12 @@ class TrainingRun:
         results = self._check_steps()
         trainer = self._trainer
         loss = _mean_loss(results)
-        if self._options.sync_every:  # each worker knows the loss of its own batches
+        if self._options.sync_every:  # a worker's loss is the loss of its own batches
             loss = float(np.mean(self._workers.gather(loss)))
         if not self._workers.is_first:
             self._logged_step = trainer.step
             return
-        # Evaluate and log; the rate is measured since the last mark.
+        # Evaluate and write a record. The rate is measured from `_measured` to here.
         now = time.perf_counter()
         (before, measured_step), self._measured = self._measured, (now, trainer.step)
         totals = None
@@ -457,7 +461,7 @@ class TrainingRun:
         )
         self._logged_step = trainer.step
         self._log.append(record)
-        # Seconds per step, evaluations and checkpoints included.
+        # The pace in seconds per step includes evaluations and checkpoints.
         begun, paced_step = self._paced
         pace = (now - begun) / (trainer.step - paced_step)
         self._listener.on_record(record, pace * (self._options.steps - trainer.step))
@@ -466,7 +470,7 @@ class TrainingRun:
             with self._spent.on("evaluation"):
                 records = read_log(self._folder.log).records
                 write_loss_curve(self._folder.loss_curve, records, self._folder.path.name)
-            self._measured = time.perf_counter(), trainer.step  # the rate leaves evaluating out
+            self._measured = time.perf_counter(), trainer.step  # the next rate excludes evaluation
         self._last = record
 
     def _evaluate(self) -> EvaluationTotals:
@@ -488,7 +492,7 @@ class TrainingRun:
         if self._workers.is_first:
             with self._spent.on("saving"):
                 self._write_checkpoint()
-            self._measured = time.perf_counter(), trainer.step  # the rate leaves saving out
+            self._measured = time.perf_counter(), trainer.step  # the next rate excludes saving
 
     def _write_checkpoint(self) -> None:
         """Write a checkpoint in a thread, from copies of the tensors, while steps go on.
@@ -510,7 +514,7 @@ class TrainingRun:
             step=trainer.step,
             tokens_seen=self._tokens(trainer.step),
             sequence_position=self._position(trainer.step),
-            random_state={},  # order and initial weights depend on the seed alone
+            random_state={},  # the order of sequences depends only on the seed
             options=self._options.stored(),
         )
         card = None
@@ -545,7 +549,7 @@ class TrainingRun:
 
     def _summary(self) -> dict[str, Any]:
         last, spent = self._last, asdict(self._spent)
-        # The first record comes before the end of the last save, and `seconds` without the start.
+        # All seconds of the command, unlike `last.seconds`: with the start and the last checkpoint.
         seconds = time.perf_counter() - self._plan.begun
         tokens = self._tokens(last.step - self._first_step)
         logged = last.to_json()  # numbers that JSON can't hold are None
@@ -564,21 +568,21 @@ class TrainingRun:
 
 
 def _mean_loss(results: Sequence[StepResult]) -> float:
-    """Return the mean loss of the steps that were not skipped, or of all steps if all were."""
+    """Return the mean loss of the steps that were not skipped; of all steps if all were skipped."""
     taken = [result.loss for result in results if not result.is_skipped]
     return float(np.mean(taken or [result.loss for result in results]))
 
 
 class Samples:
-    """Texts that a model writes while it is trained: JSON lines of step and text."""
+    """Texts that a model generates during its training: a file of JSON lines, step and text."""
 
     def __init__(
         self, path: Path, model: Model, vocabulary: Vocabulary, first: int | None, step: int
     ) -> None:
-        """Make the generator, and remove samples of steps after `step`, which are taken again.
+        """Make the generator, and remove samples of steps after `step`, which the run repeats.
 
-        first: the id that samples begin with; None: a line end. Raises OutputError if the file
-        can't be written.
+        first: the first id of samples, which also ends a sample; None: samples begin with a line
+        end. Raises OutputError if the file can't be written.
         """
         self._path, self._vocabulary = path, vocabulary
         self._prompt = [vocabulary.tokens.index(b"\n") if first is None else first]
@@ -592,7 +596,10 @@ class Samples:
                 file.writelines(line for line in whole if json.loads(line)["step"] <= step)
 
     def take(self, step: int) -> str:
-        """Generate a text, add it to the file and return it; OutputError if that fails."""
+        """Generate a text, append the text to the file and return it.
+
+        Raises OutputError if the file can't be written.
+        """
         ids = []
         sampler = Sampler(SamplingOptions())
         for token in self._generator.generate(self._prompt, SAMPLE_TOKENS, sampler):
@@ -608,18 +615,18 @@ class Samples:
 
 @contextmanager
 def stop_requests() -> Iterator[list[int]]:
-    """Yield a list that receives the numbers of signals which ask the run to stop.
+    """Yield a list that receives the numbers of stop signals.
 
     The signals are SIGINT (Ctrl-C), SIGTERM, which schedulers send before they end a job, and
-    SIGHUP. Ignored signals stay ignored. After the first signal the former handlers are back, so a
-    second one acts at once. Outside the main thread the list stays empty.
+    SIGHUP. Ignored signals stay ignored. A second signal restores the former handlers and acts at
+    once. Outside the main thread the list stays empty.
     """
     asked: list[int] = []
     former: dict[signal.Signals, Any] = {}
 
     def restore() -> None:
         for number, handler in former.items():
-            if handler is not None:  # None: not set from Python, can't be restored
+            if handler is not None:  # None: a handler of C code, which Python can't restore
                 signal.signal(number, handler)
 
     def note(number: int, frame: FrameType | None) -> None:

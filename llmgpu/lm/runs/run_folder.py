@@ -1,8 +1,8 @@
-"""The folder of a training run, which only one run at a time may write.
+"""The folder of a training run; only one run at a time may write to the folder.
 
 - The file ``run.lock`` marks a run folder. A run locks this file while it writes to the folder, see
   `llmgpu.locks`. The file stays after the run, unless the run wrote nothing else.
-- Nothing is ever removed from a folder without that file.
+- Nothing is ever removed from a folder without ``run.lock``.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class RunFolder(Closing):
     """
 
     def __init__(self, path: Path, lock: FileLock | None = None, *, is_new: bool = False) -> None:
-        """Take a folder and its lock from `open_run_folder`; no lock: the folder is only read.
+        """Make the object for a folder; `open_run_folder` locks the folder first.
 
-        is_new: whether the folder was made for this run.
+        lock: None if the folder is only read. is_new: whether the folder was made for this run.
         """
         self.path = path
         self.log = path / "log.jsonl"
@@ -67,7 +67,7 @@ class RunFolder(Closing):
     def remove(self, patterns: Sequence[str], kept: Collection[Path] = ()) -> None:
         """Remove files and folders of the earlier run that match glob patterns.
 
-        kept: folders whose files stay; folders inside them are removed unless they are kept, too.
+        kept: folders whose files stay; a folder inside a kept folder is removed unless in `kept`.
         """
         with output_errors(str(self.path)):
             for pattern in patterns:
@@ -88,7 +88,7 @@ def _remove(path: Path, kept: Collection[Path]) -> None:
 
 
 def describe_run(path: str | Path) -> dict[str, Any]:
-    """Return the facts of a run and its last record from its log, by readable names.
+    """Return the facts and the last record of a run's log, by readable names.
 
     Raises InputError, with file and line, if the log can't be read.
     """
@@ -104,14 +104,14 @@ def describe_run(path: str | Path) -> dict[str, Any]:
 
 
 def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = False) -> RunFolder:
-    """Make the folder of a new run, or open that of an earlier one, and lock it.
+    """Make the folder of a new run, or open the folder of an earlier run, and lock the folder.
 
-    resume: continue the run of the folder. force: open a folder with a run, which the caller
-    removes after all checks of the new run. A run that ended before its log was started has only
-    tokens and options, which a new run may use.
+    resume: continue the run of the folder. force: allow a folder with a run; the caller removes the
+    run's files after all checks of the new run. An earlier run that ended before its log was begun
+    left only tokens and options; a new run may use both.
 
     Raises InputError if there is no run to resume; OutputError if the folder has a run and neither
-    `resume` nor `force` is set, if it has other files, if another process has locked it, or if it
+    `resume` nor `force` is set, if the folder has other files, is locked by another process, or
     can't be written.
     """
     require_name(path)
@@ -138,7 +138,7 @@ def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = Fal
 
 
 def _check_free(folder: Path, may_have_run: bool) -> None:
-    """Raise OutputError if the folder has a run, unless it may have one."""
+    """Raise OutputError if the folder has a run, unless `may_have_run` is set."""
     with output_errors(str(folder)):
         names = set(os.listdir(folder))
     if not may_have_run and not names <= _BEFORE_THE_LOG:

@@ -1,4 +1,4 @@
-"""The settings of a run, from the options given or from the checkpoint that it resumes from."""
+"""The settings of a run, from the user's options or from the checkpoint that the run resumes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmgpu.lm.options import (
 )
 from llmgpu.option_fields import flag_of, own_options
 
-# Options that every run of the first commits stored, and the only values that this llmgpu computes.
+# Options in the checkpoints of early unreleased versions, with the only values supported here.
 _FIXED_OPTIONS = {
     "padded_loss": False,
     "dense_gradient": False,
@@ -30,21 +30,22 @@ _FIXED_OPTIONS = {
 MAY_CHANGE = {name for name, one in own_options(TrainOptions).items() if one.may_change}
 # Learning rates for a trained model: low, as its weights are good already; adapters start from 0.
 FINE_TUNING_RATE, ADAPTER_RATE = 2e-5, 2e-4
-FINE_TUNING_LENGTH = 1024  # default of --seq-len where the model's longest sequence is longer
-# The default learning rate. The best for widths of 64 and 128, of AdamW and Muon, was about
-# 1 / width (docs/recipes.md); half of it loses 1 % and leaves room.
+FINE_TUNING_LENGTH = 1024  # most tokens of a sequence with --init, unless --seq-len is set
+# The default learning rate times the width. With AdamW and Muon, for widths of 64 and 128, the best
+# rate was about 1 / width (docs/recipes.md). Half that rate costs 1 % and is safer.
 RATE_TIMES_WIDTH = 0.5
 LARGEST_RATE = 1e-2
 MUON_TABLE_RATE = 10.0  # the best of 1, 3 and 10 for widths of 128 and 384
-# Operations of a batch from which half precision is the default on matrix units. On an H200 it took
-# 1.4 times as long as float32 for a batch of 1e10, and half as long for one of 7e11.
+# Operations of a batch from which half precision is the default on matrix units. On an H200, half
+# precision was 1.4 times as slow as float32 for a batch of 1e10 operations, and twice as fast for a
+# batch of 7e11.
 HALF_FROM = 1e11
-DECAY_SHARE = 5  # of all steps, the part that the decay of the schedule "wsd" takes
+DECAY_SHARE = 5  # the decay of the schedule "wsd" is a fifth of all steps
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The sizes of the model, and how it is trained."""
+    """The sizes of the model, and the options of its training."""
 
     config: ModelConfig
     options: TrainOptions
@@ -62,10 +63,9 @@ def new_settings(
     """Return the settings of a new run.
 
     asked: "preset", and values that replace the preset's sizes and the options' defaults, by the
-    names of `ModelConfig` and `TrainOptions`; None replaces nothing. model: the one whose weights
-    the run begins with, instead of a preset; only its `seq_len` may be replaced. backend: trains
-    the model; if it has matrix units, the precision of all but small models is f16 unless another
-    one is asked for.
+    names of `ModelConfig` and `TrainOptions`; None replaces nothing. model: sizes of the model
+    whose weights the run begins with, instead of a preset; only `seq_len` may be replaced. backend:
+    trains the model. On matrix units the default precision of all but small models is f16.
 
     Raises:
         InputError: sizes or options are not valid.
@@ -93,13 +93,16 @@ def new_settings(
 
 
 def gains_by_halves(settings: RunSettings) -> bool:
-    """Whether a batch is so large that half precision is faster, on matrix units."""
+    """Whether a batch is so large that matrix units are faster than float32."""
     config, options = settings.config, settings.options
     return config.training_operations(options.batch_size * config.seq_len) >= HALF_FROM
 
 
 def _shortened(model: ModelConfig, sizes: Mapping[str, Any]) -> ModelConfig:
-    """Return a model for training on sequences of the length asked for."""
+    """Return the sizes of a trained model with the `seq_len` of `sizes`, or the default length.
+
+    Raises InputError if `sizes` has other sizes.
+    """
     for name, value in sizes.items():
         if name != "seq_len" and value is not None:
             flag = flag_of(name, ModelConfig)
@@ -116,9 +119,9 @@ def _shortened(model: ModelConfig, sizes: Mapping[str, Any]) -> ModelConfig:
 def _with_defaults(
     asked: Mapping[str, Any], preset: str, config: ModelConfig, *, is_new: bool
 ) -> dict[str, Any]:
-    """Return the options that are given, and defaults that follow from the others.
+    """Return the options in `asked`, and defaults that follow from other options.
 
-    preset: "" for none. is_new: the run begins with new weights.
+    preset: "" for none. is_new: whether the run begins with new weights.
     """
     declared = own_options(TrainOptions)
     made = {
@@ -146,7 +149,7 @@ def _with_defaults(
 
 
 def _check_together(options: TrainOptions) -> None:
-    """Raise InputError for options that are valid one by one but make no sense together."""
+    """Raise InputError for options that are valid alone, but not together."""
     taken = options.warmup_steps + options.decay_steps
     if taken > options.steps:
         decay = f" and a decay of {options.decay_steps}" if options.decay_steps else ""
@@ -162,10 +165,11 @@ def _check_together(options: TrainOptions) -> None:
 
 
 def step_to_resume_from(checkpoint: Checkpoint, steps: int | None) -> int:
-    """Return the step of a run whose checkpoint continues it to `steps` steps; None: as before.
+    """Return the step of the checkpoint from which a run is continued.
 
-    checkpoint: the newest. With the schedule "wsd" a run of more steps would not have begun its
-    decay where this one did, so it continues from the last step before that.
+    checkpoint: the newest checkpoint. steps: the new number of steps; None: unchanged. With the
+    schedule "wsd" a run of more steps begins its decay later. So such a run is continued from the
+    checkpoint before the old decay.
     """
     options, step = _stored_options(checkpoint), checkpoint.state.step
     if options.schedule == "wsd" and steps is not None and steps > options.steps:
@@ -174,7 +178,7 @@ def step_to_resume_from(checkpoint: Checkpoint, steps: int | None) -> int:
 
 
 def explain_schedule(checkpoint: Checkpoint, options: TrainOptions) -> str | None:
-    """Return what another number of steps does to the learning rate; None if it does nothing."""
+    """Return a note on the learning rate after a change of --steps; None without an effect."""
     before, step = _stored_options(checkpoint), checkpoint.state.step
     if step in (0, options.steps) or before.rate(step - 1) == options.rate(step - 1):
         return None
@@ -189,17 +193,16 @@ def explain_schedule(checkpoint: Checkpoint, options: TrainOptions) -> str | Non
 def resumed_settings(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> RunSettings:
     """Return the settings with which a checkpoint's run is resumed.
 
-    asked: the options given explicitly. The number of steps and of evaluation batches may change;
-    everything else must be as it was, so that the run stays the same.
+    asked: the user's options. Only the options in `MAY_CHANGE` may differ from the stored options,
+    so that the run stays the same.
 
     Raises:
-        InputError: another option differs. CheckpointError: options that are missing, or not known
-            here.
+        InputError: another option differs. CheckpointError: a stored option is missing or unknown.
     """
     options = _stored_options(checkpoint)
     wanted, config = dict(asked), checkpoint.config
     name = wanted.pop("preset", None)
-    if name is not None:  # its sizes, besides those given, must be those of the run, too
+    if name is not None:  # the preset's sizes must equal the run's sizes, too
         sizes = {key: value for key, value in asked.items() if hasattr(config, key)}
         wanted = asdict(preset(name, config.vocab_size, **sizes)) | wanted
     before = asdict(config) | asdict(options)
