@@ -1,12 +1,12 @@
 """Models of llmgpu in EleutherAI's lm-evaluation-harness, as ``--model llmgpu``.
 
-lm_eval knows the models of its own package and those of modules that a program imported before. So
-``python -m llmgpu.lm_eval`` is lm_eval's command with this module imported::
+lm_eval finds the models of its own package and of modules that have been imported. So
+``python -m llmgpu.lm_eval`` imports this module and runs lm_eval's command::
 
     python -m llmgpu.lm_eval run --model llmgpu --model_args path=FOLDER --tasks arc_easy
 
-Texts are encoded and cut into windows as lm_eval does it for models of transformers, so that a
-model has the same numbers in both.
+Texts are encoded and cut into windows as lm_eval does for models of transformers, so that a model
+gets the same results in both libraries.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from llmgpu.lm.options import SamplingOptions
 from llmgpu.lm.scoring import Request, Score, Scorer
 from llmgpu.tokenizer import Tokenizer
 
-_MOST_NEW = 256  # ids of a continuation, unless a task says otherwise
-_ANY_DEVICE = "cuda:0"  # what lm_eval's command passes without --device
-_TOGETHER = 8  # continuations, with --batch_size auto
+_MOST_NEW = 256  # most ids of a continuation, unless a task sets another limit
+_ANY_DEVICE = "cuda:0"  # the device that lm_eval's command passes without --device
+_TOGETHER = 8  # continuations in a batch, with --batch_size auto
 
 
 @register_model("llmgpu")
@@ -59,13 +59,13 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
     ) -> None:
         """Load the model in the folder `path`.
 
-        device: as for --device of llmgpu, or "cuda:0", which lm_eval passes by default, for "auto".
-        batch_size: continuations that are generated at a time; the batches of what is scored follow
-        from lengths. max_length: ids that the model sees at a time, by default its longest
-        sequence, up to 2048. max_batch_size is not used.
+        device: a value of llmgpu's --device; "cuda:0", lm_eval's default, means "auto". batch_size:
+        continuations to generate at a time; `Scorer` chooses the batches of scoring. max_length:
+        most ids that the model sees at a time; default: the model's longest sequence, but at most
+        2048. max_batch_size: ignored.
 
-        Raises CheckpointError, VocabularyError and DeviceError for what can't be opened, InputError
-        for a max_length that the model can't have.
+        Raises CheckpointError for a model, VocabularyError for a tokenizer and DeviceError for a
+        device that can't be used, InputError for a max_length beyond the model's longest sequence.
         """
         super().__init__()
         self._saved = open_model(path)
@@ -79,7 +79,7 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def eot_token_id(self) -> int:
-        """The id that ends a text; InputError if the model has none."""
+        """The id that ends a text; raises InputError if the model has no such id."""
         separator = default_separator(self._saved.vocabulary)
         found = next((x for x in (self._saved.eos_id, separator) if x is not None), None)
         if found is None:
@@ -88,7 +88,7 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """The id that texts without a context are scored after."""
+        """The id that stands before texts without a context."""
         first = self._saved.bos_id
         return self.eot_token_id if first is None else first
 
@@ -97,8 +97,8 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
     ) -> list[int]:
         """Return the ids of a text, in which all special tokens are allowed.
 
-        add_special_tokens: put the tokenizer's own around it; by default where it does not begin
-        with the one that comes first.
+        add_special_tokens: add the special tokens that the tokenizer puts around a text. Default:
+        add them unless the text begins with the text of `prefix_token_id`.
         """
         if add_special_tokens is None:
             first = self._saved.vocabulary.tokens[self.prefix_token_id].decode(errors="replace")
@@ -114,7 +114,10 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
         disable_tqdm: bool = False,
         **unused: Any,
     ) -> list[tuple[float, bool]]:
-        """Return for each continuation (after a context) its log-likelihood, and if it's greedy."""
+        """Score continuations, each after a context.
+
+        Returns for each continuation its log-likelihood, and whether all its ids are the likeliest.
+        """
         asked = []
         for _, context, continuation in requests:
             kept = max(self.max_length, len(continuation)) + 1
@@ -128,7 +131,7 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """Return the log-likelihood of each text, in windows that do not score an id twice."""
+        """Return the log-likelihood of each text; windows of a text score each id once."""
         texts = [[self.prefix_token_id, *self.tok_encode(each.args[0])] for each in requests]
         asked = [Request(np.array(ids, np.uint32)) for ids in texts]
         return [_sum(score) for score in self._scores(asked, disable_tqdm)]
@@ -137,7 +140,7 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
         return tqdm(self._scorer.scores(asked), "Scoring", len(asked), disable=is_quiet)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return what follows each context, up to one of its strings or the end of the text."""
+        """Return a continuation of each context, up to a stop string or the end of the text."""
         made = [self._continuation(*each.args) for each in requests]
         size = min(self._batch_size, max(1, len(made)))
         generator = Generator(self._model, self._saved.vocabulary.size, size)
@@ -148,7 +151,10 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
         return [each.text.data.decode("utf-8", "replace") for each in made]
 
     def _continuation(self, context: str, wanted: Mapping[str, Any]) -> Continuation:
-        """Return a context to be continued; InputError if the model sees too little at a time."""
+        """Return the request to continue a context.
+
+        Raises InputError unless `max_length` leaves room for a context before max_gen_toks ids.
+        """
         options = normalize_gen_kwargs(dict(wanted), _MOST_NEW)
         count = int(options["max_gen_toks"])
         if count >= self.max_length:
@@ -171,18 +177,18 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """The name of the tokenizer, for caches of requests."""
+        """The fingerprint of the vocabulary, by which lm_eval caches requests."""
         return self._saved.vocabulary.fingerprint
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Return the source of the model's chat template, if it has one."""
+        """Return the source of the model's chat template; None without a template."""
         chat = self._saved.vocabulary.chat
         return chat.source if chat_template and chat else None
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Return the text of a conversation; errors as `Tokenizer.render_chat_template`."""
+        """Return the text of a conversation; errors: see `Tokenizer.render_chat_template`."""
         return self.tokenizer.render_chat_template(
             chat_history, add_generation_prompt=add_generation_prompt
         )
