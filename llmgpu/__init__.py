@@ -23,7 +23,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import the Python API on demand, which keeps the command line quick to start."""
+    """Import the Python API at the first use of a name, so that the command line starts quickly."""
     if name in __all__:
         from llmgpu import tokenizer
 
@@ -36,5 +36,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """List the Python API, and nothing else."""
+    """List the names of the Python API, and no others."""
     return sorted(__all__)

@@ -1,6 +1,6 @@
 """Run the command line with ``python -m llmgpu``, or as the script ``llmgpu``."""
 
-# Only modules that Python has at hand come before the handler: `signal` takes milliseconds.
+# Imports before the handler is set must be quick: the import of `signal` would take milliseconds.
 import _signal  # type: ignore[import-not-found]
 import os
 import sys
@@ -41,16 +41,14 @@ def main() -> None:
 
     from llmgpu.processors import set_blas_variables
 
-    if (
-        os.name == "posix"
-    ):  # on Windows faulthandler also reports errors that drivers raise and handle
-        with suppress(
-            AttributeError, OSError, RuntimeError, ValueError
-        ):  # stderr is missing or closed
-            faulthandler.enable()  # a driver that crashes should not do so in silence
+    # Report crashes of drivers. On Windows, faulthandler also reports errors that drivers handle.
+    if os.name == "posix":
+        # The errors of a missing or closed stderr.
+        with suppress(AttributeError, OSError, RuntimeError, ValueError):
+            faulthandler.enable()
     set_blas_variables()
     codes: list[int] = []
-    atexit.register(_end_at_once, codes)  # registered first, called last
+    atexit.register(_end_at_once, codes)  # registered first, so called last
     from llmgpu.cli import main as run
 
     try:

@@ -21,16 +21,17 @@ BYTE_UNITS = {
     "TIB": 1 << 40,
 }
 BYTE_EXAMPLES = "4096, 100MB or 2GiB"
-_MOST_DIGITS = 18  # of a number: more than there are bytes or tokens anywhere
+_MOST_DIGITS = 18  # before the point, and after the point; no text has 10**18 bytes or tokens
 
 
 def parse_amount(text: str, units: Mapping[str, int], name: str, one: str, examples: str) -> int:
     """Return the number spelled by a text; a fraction of a unit is rounded down.
 
-    units: size of each unit, by its name in capitals. name, one, examples: words of the message for
-    the number, for 1 of it, and for good spellings.
+    units: size of each unit, by the unit's name in capitals. name, one, examples: words of
+    messages: the kind of amount ("size"), the smallest unit ("byte") and good spellings.
 
-    Raises InputError for any other text, for less than 1, and for a fraction without a unit.
+    Raises InputError for a text that is not a number with a known unit, for an amount below 1, and
+    for a fraction of the smallest unit.
     """
     number = rf"-?(\d{{1,{_MOST_DIGITS}}}(?:\.\d{{1,{_MOST_DIGITS}}})?)"
     match = re.fullmatch(rf"\s*{number}\s*([A-Za-z]*)\s*", text, re.ASCII)
@@ -47,5 +48,8 @@ def parse_amount(text: str, units: Mapping[str, int], name: str, one: str, examp
 
 
 def parse_bytes(text: str) -> int:
-    """Return a number of bytes; powers of 1000 for 100MB, of 1024 for 2GiB. Raises InputError."""
+    """Return the number of bytes that a text spells: 1 MB is 10**6 bytes, 1 MiB is 2**20.
+
+    Raises InputError for any other text.
+    """
     return parse_amount(text, BYTE_UNITS, "size", "byte", BYTE_EXAMPLES)

@@ -1,8 +1,8 @@
-"""Choosing where to compute: a GPU adapter, a software adapter, or the CPU; and by which driver.
+"""The choice of a backend (a GPU adapter, a software adapter or the CPU) and of a WebGPU driver.
 
-Only this module knows what ``--device`` means. It loads a WebGPU driver only when an adapter may be
-used: the one that LLMGPU_DRIVER names, or Dawn where a command gains by matrix units and Dawn is
-installed and lists them, or else wgpu.
+Only this module interprets ``--device``. A driver is loaded only when an adapter may be used.
+LLMGPU_DRIVER names the driver. If the variable is empty, Dawn is loaded for commands that gain by
+matrix units, provided that Dawn is installed and lists them, and wgpu in all other cases.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from llmgpu.gpu import AdapterInfo, Device
 
 
-# Bytes of text from which ``auto`` opens an adapter: opening takes as long as the CPU would.
+# Bytes of text from which ``auto`` opens an adapter to train a vocabulary: the CPU trains on less
+# text before an adapter is open.
 TRAINING_FROM = 32_000_000
-# The same for encoding with a GPU that is open; see `encodes_on_gpu`.
+# Bytes of text from which an open GPU encodes sooner than the CPU; see `encodes_on_gpu`.
 ENCODING_FROM_OPENED = 1 << 20
 
 _log = logging.getLogger("llmgpu")
@@ -42,13 +43,13 @@ _GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/dri/renderD*", "/dev/dxg")
 
 @dataclass(frozen=True)
 class Backend:
-    """Where to compute.
+    """A place of computation: a device or the CPU.
 
     device: None stands for the CPU.
     description: one line for messages.
-    is_optional: ``auto`` chose the device to encode text; where the device fails, the CPU encodes.
-    encoders: encoders that later commands use again, by what they were opened for; None: encoders
-        are not kept.
+    is_optional: ``auto`` chose the device to encode text; if the device fails, the CPU encodes.
+    encoders: encoders that later commands use again, by the arguments of their opening; None:
+        encoders are not kept.
     """
 
     device: Device | None
@@ -63,7 +64,7 @@ class Backend:
 
     @property
     def driver(self) -> str:
-        """The name of the WebGPU driver, wgpu also where there is no device."""
+        """The name of the WebGPU driver; without a device, wgpu."""
         return "wgpu" if self.device is None else self.device.webgpu.name
 
 
@@ -82,15 +83,15 @@ def select_backend(
 ) -> Backend:
     """Return the backend for ``auto``, ``cpu``, ``gpu`` or part of an adapter's name.
 
-    auto: a hardware adapter, or else NumPy, which is faster than a software adapter.
-    matrices: take Dawn for its matrix units, if it is installed and lists them.
+    wanted: ``auto`` opens a hardware adapter, or else chooses NumPy: software adapters are slower.
+    matrices: use Dawn for its matrix units, if Dawn is installed and lists them.
     driver: the driver of a run to be resumed, unless LLMGPU_DRIVER names one.
     note: called if Dawn should be used and can't be; by default the log. wgpu replaces Dawn, except
         for a run to be resumed.
-    only_discrete: ``auto`` takes a discrete GPU or NumPy.
-    check: called before an adapter is opened, with whether it is software; it may raise.
+    only_discrete: ``auto`` opens only a discrete GPU.
+    check: called before an adapter is opened, with whether the adapter is software; may raise.
 
-    DeviceError if nothing matches (the message lists the adapters), or it can't be opened.
+    DeviceError if no adapter matches (the message lists all), or if the adapter can't be opened.
     """
     if not isinstance(wanted, str):
         raise TypeError(f"a device is named by a str such as gpu, not {type(wanted).__name__}")
@@ -143,12 +144,12 @@ def _open(
 ) -> Backend | None:
     """Open an adapter of a driver, maybe only one with matrix units; return None if there is none.
 
-    NumPy, which `Device` needs, may be imported by another thread meanwhile.
+    Another thread may import NumPy meanwhile. `Device` needs NumPy, so its import comes last.
     """
     from llmgpu.gpu import OpenedAdapter, list_adapters, load_driver, select_adapter
 
     webgpu = load_driver(driver)
-    if wanted == "auto" and not webgpu.is_usable():  # forked: without adapters
+    if wanted == "auto" and not webgpu.is_usable():  # a forked process can't use adapters
         return None
     if only_matrices and not any(info.matrix_shapes for info in list_adapters(webgpu)):
         return None
@@ -169,7 +170,7 @@ def _open(
 
 
 def _may_take_dawn(matrices: bool, driver: str | None = None) -> bool:
-    """Whether `select_backend` tries Dawn first; DeviceError if LLMGPU_DRIVER can't be followed."""
+    """Whether `select_backend` tries Dawn first; DeviceError if LLMGPU_DRIVER is no usable name."""
     from llmgpu.gpu import chosen_driver, has_dawn
 
     chosen = chosen_driver() or driver
@@ -179,8 +180,7 @@ def _may_take_dawn(matrices: bool, driver: str | None = None) -> bool:
 class Opening(Closing):
     """Opens a device in a thread while a command imports its modules and reads its files.
 
-    A fork waits while the thread opens the device, see `llmgpu.forking`. A context manager; its end
-    closes the opening.
+    A fork waits while the thread opens the device, see `llmgpu.forking`.
 
     wanted: a value of --device.
     growth: estimates the memory of the job, measured from `begin` on; None before `begin`.
@@ -194,9 +194,9 @@ class Opening(Closing):
         encodes: bool = False,
         keeps_encoders: bool = False,
     ) -> None:
-        """Open nothing yet.
+        """Store the choice; `begin` or `backend` opens the device.
 
-        matrices: see `select_backend`. encodes: the device is for encoding text: ``auto`` takes a
+        matrices: see `select_backend`. encodes: the device encodes text, so ``auto`` chooses a
         discrete GPU or the CPU. keeps_encoders: see `Backend.encoders`.
         """
         self.wanted = wanted
@@ -212,14 +212,16 @@ class Opening(Closing):
     def begin(self) -> None:
         """Begin to open the device in a thread, unless `begin` was called or the CPU is wanted.
 
-        The driver is imported first: two threads that import keep each other waiting, and opening
-        an adapter takes longer. Where Dawn may be selected, `backend` opens the device: Dawn
-        redirects standard error while it lists adapters, so output of other threads would be lost.
+        The driver is imported before the thread starts, because two threads that import modules
+        wait for each other. Opening the adapter takes longer than this import.
+
+        If Dawn may be selected, `backend` opens the device: standard error is redirected while Dawn
+        lists adapters, and output of other threads would be delayed.
 
         With a limited address space, `backend` opens the device, too. OpenBLAS ends the process if
-        it has no memory when NumPy is loaded: it then holds the lock of loading libraries and waits
-        for the lock of Vulkan's loader, and a thread that opens a device would hold the second lock
-        and wait for the first.
+        its memory can't be allocated when NumPy is loaded. The ending process holds the lock for
+        loading libraries and waits for the lock of Vulkan's loader; a thread that opens a device
+        would hold the second lock and wait for the first.
         """
         self.growth = Growth()
         if self.wanted == "cpu" or self._is_begun:
@@ -235,15 +237,17 @@ class Opening(Closing):
 
             set_variables()
             load_driver("wgpu")
-            # A daemon: a process that ends for another reason does not wait for a driver.
+            # A daemon thread: a process that ends early does not wait for a driver.
             thread = threading.Thread(target=self._select, name="llmgpu-open", daemon=True)
             thread.start()
             self._thread = thread
 
     def begin_encoding(self, text_bytes: int | None) -> bool:
-        """Begin for a text, unless ``auto`` encodes so much text (None: unknown) on the CPU.
+        """Call `begin` for a text to be encoded, unless ``auto`` encodes the text on the CPU.
 
-        Returns whether it has begun; if not, `backend` is the CPU until the next call.
+        text_bytes: size of the text, None if unknown.
+
+        Returns whether `begin` was called. If not, `backend` returns the CPU until the next call.
         """
         is_open = self._selected is not None and self._selected.device is not None
         is_wanted = self.wanted != "auto" or encodes_on_gpu(text_bytes, is_open=is_open)
@@ -253,15 +257,15 @@ class Opening(Closing):
         return is_wanted
 
     def backend(self, note: Callable[[str], None] | None = None) -> Backend:
-        """Wait for the device; return the CPU if nothing was begun.
+        """Wait for the device and return its backend; the CPU if `begin` was not called.
 
-        note: see `select_backend`. Raises what `select_backend` raises, each time.
+        note: see `select_backend`. Each call raises the error of `select_backend`, if any.
         """
         if not self._is_begun or self._is_declined:
             return replace(NUMPY, encoders=self._encoders)
         if self._thread is not None:
             self._thread.join()
-        if self._selected is None and self._error is None:  # no thread has tried
+        if self._selected is None and self._error is None:  # no thread was started
             self._select(note)
         if self._error is not None:
             raise self._error
@@ -293,7 +297,7 @@ class Opening(Closing):
 def opening_device(device: str, *, encodes: bool = True) -> Iterator[Opening]:
     """Open a device while the block reads a vocabulary or text; close it if the block fails.
 
-    ``auto`` is opened with the first long text. encodes: see `Opening`.
+    With ``auto``, the first long text opens the device. encodes: see `Opening`.
     """
     opening = Opening(device, encodes=encodes)
     try:
@@ -308,14 +312,14 @@ def opening_device(device: str, *, encodes: bool = True) -> Iterator[Opening]:
 def encodes_on_gpu(text_bytes: int | None, *, is_open: bool = False) -> bool:
     """Whether ``auto`` encodes a text on a discrete GPU, for `tokenize`, `count` and `Tokenizer`.
 
-    A GPU that has to be opened first wins from `encoding_from` bytes on. A GPU that is open wins
-    from 1 MB on: 1.6 ms instead of 2.8 on an H200 beside 16 processors, 25 ms instead of 58 for
-    128 MB. LLMGPU_GPU_FROM sets another size for opening. A text of unknown size (None) is encoded
+    A GPU that has to be opened first wins from `encoding_from` bytes on. An open GPU wins from 1 MB
+    on: an H200 encodes 1 MB in 1.6 ms, 16 processors in 2.8 ms; for 128 MB the times are 25 ms and
+    58 ms. LLMGPU_GPU_FROM sets another size for opening. A text of unknown size (None) is encoded
     on the CPU. An integrated GPU is used only if it is named: no record shows a win.
     """
     least = gpu_from(encoding_from(usable_processors()))
     if is_open:
-        least = min(least, ENCODING_FROM_OPENED)
+        least = min(least, ENCODING_FROM_OPENED)  # LLMGPU_GPU_FROM may be smaller
     return text_bytes is not None and text_bytes >= least
 
 
@@ -351,8 +355,8 @@ def _may_have_gpu() -> bool:
 def list_adapters() -> list[AdapterInfo]:
     """Return all adapters of the driver that LLMGPU_DRIVER names, or of wgpu, best first.
 
-    There are none if the driver's package or the system's driver is missing, or if the process was
-    forked from one that had used adapters.
+    The list is empty if the driver's package or the system's driver is missing, or if this process
+    was forked after its parent had used adapters.
     """
     from llmgpu.gpu import chosen_driver
 
@@ -360,7 +364,7 @@ def list_adapters() -> list[AdapterInfo]:
 
 
 def list_all_adapters() -> list[AdapterInfo]:
-    """Return the adapters of all drivers that are installed, those of wgpu first."""
+    """Return the adapters of all installed drivers, wgpu's first."""
     from llmgpu.gpu import DRIVERS
 
     return [info for name in DRIVERS for info in _adapters(name)]

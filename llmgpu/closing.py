@@ -10,7 +10,7 @@ from typing import Any, Self
 
 
 class Closing(ABC):
-    """An object to be closed; its `with` block closes it."""
+    """An object with resources, which the end of a ``with`` block releases."""
 
     @abstractmethod
     def close(self) -> None:
@@ -26,10 +26,10 @@ class Closing(ABC):
 def close_with(
     owner: Any, close: Callable[..., object], *arguments: Any
 ) -> weakref.finalize[..., Any]:
-    """Call a function when `owner` is freed, but not in a forked process.
+    """Call `close` when `owner` is freed or the process ends, but not in a forked process.
 
-    A forked process lacks the threads and processes for which closing may wait. Returns a finalizer
-    that calls the function sooner.
+    A forked process lacks the threads and processes for which `close` may wait. Returns a
+    finalizer: calling the finalizer closes at once.
     """
     return weakref.finalize(owner, _call_in, os.getpid(), close, arguments)
 

@@ -6,12 +6,12 @@ after ``error:`` and exits with code 1.
 
 from __future__ import annotations
 
-_MOST_CHARACTERS = 700  # of a message; longer ones quote input, and keep both ends of the quote
-_FIRST, _LAST = 200, 100
+_MOST_CHARACTERS = 700  # of a whole message; only messages that quote input are longer
+_FIRST, _LAST = 200, 100  # characters kept at both ends of a longer message
 
 
 class LlmgpuError(Exception):
-    """Base of all errors raised on purpose; exit_code: of a command ended by the error."""
+    """Base of all errors raised on purpose; exit_code: the exit code of a command that it ends."""
 
     exit_code = 1
 
@@ -21,7 +21,7 @@ class LlmgpuError(Exception):
 
 
 def shorten(message: str) -> str:
-    """Return a message with its middle left out if longer than 700 characters."""
+    """Return a message; of more than 700 characters, the middle is left out."""
     if len(message) <= _MOST_CHARACTERS:
         return message
     return f"{message[:_FIRST]} ... {message[-_LAST:]}"
@@ -35,7 +35,7 @@ class TextError(InputError):
     """A text is invalid at a byte offset."""
 
     def __init__(self, what: str, offset: int, why: str, source: str = "") -> None:
-        """Make the message: `what` at `offset` of the text in `source` `why`."""
+        """Compose the message "WHAT at offset OFFSET of the text in SOURCE WHY"."""
         text = f"the text in {source}" if source else "the text"
         super().__init__(f"{what} at offset {offset} of {text} {why}")
         self.what, self.offset, self.why = what, offset, why
@@ -60,7 +60,7 @@ class DeviceError(LlmgpuError):
 
 
 class CapacityError(DeviceError):
-    """A device can't hold, or bind, as much as the work needs."""
+    """A device can't allocate, or bind, the memory that the work needs."""
 
 
 class TrainingError(LlmgpuError):

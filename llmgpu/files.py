@@ -4,12 +4,12 @@
   complete and on disk. A symbolic link stays a link, and a replaced file keeps its mode.
 - Devices and pipes are written directly. ``-`` is standard output; a path of an open descriptor
   (``/dev/stdout``, ``/dev/fd/3``) is written to the same descriptor, so ``>>`` of a shell appends.
-- A temporary file is locked while its process lives. A file without a lock was left by a kill: it
-  is removed when the next file for the same target is made. Temporary names are numbered, so that
-  no folder of many files has to be searched: the first unused number is taken, and the next few are
-  checked for files left by a kill.
-- An interrupt may come between the making of a file and the block that would remove it, so the
-  temporary files of a process are removed at its exit.
+- A temporary file is locked while its process lives. An unlocked file was left by a kill, and is
+  removed when the next file for the same target is made. Temporary names are numbered, so that no
+  folder of many files has to be searched: a new file gets the first unused number, and the next few
+  numbers are checked for files left by a kill.
+- An interrupt may arrive after a file is made and before the block that would remove the file
+  begins. So a process removes its temporary files at its exit, too.
 - An error of the operating system becomes an OutputError with the path and the reason. A broken
   pipe passes, since only the caller knows whether a closed reader matters.
 """
@@ -32,9 +32,9 @@ from llmgpu.errors import InputError, OutputError
 
 STANDARD_OUTPUT = "-"
 
-_NAME_LENGTH = 40  # of the target, so that the temporary name is not too long
-_LOOKED_AT = 8  # names checked after the chosen name
-_LOCKED_BYTE = 1 << 30  # after the process id: on Windows a locked byte can't be read
+_NAME_LENGTH = 40  # characters of the target's name in a temporary name, which has a limit
+_LOOKED_AT = 8  # names after the chosen name that are checked for files left by a kill
+_LOCKED_BYTE = 1 << 30  # offset beyond the process id: on Windows a locked byte can't be read
 
 _DESCRIPTOR = re.compile(r"/dev/(?P<name>stdout|stderr)|/(?:dev|proc/self)/fd/(?P<number>[0-9]+)")
 _DESCRIPTOR_NUMBERS = {"stdout": 1, "stderr": 2}
@@ -100,7 +100,7 @@ def remove_unfinished() -> None:
 
 
 class UnfinishedFile:
-    """A new file in the folder of its target.
+    """A temporary file in the folder of its target.
 
     path: temporary name. descriptor: open for writing and reading; the caller closes it.
     process: id of the process.
@@ -149,10 +149,9 @@ class UnfinishedFile:
             return False
         if os.name == "nt":  # open files can't be removed
             return True
-        self._lock = os.dup(
-            self.descriptor
-        )  # keeps the lock after the caller has closed the descriptor
-        with suppress(OSError):  # a file system without locks
+        # The copy keeps the lock after the caller has closed the descriptor.
+        self._lock = os.dup(self.descriptor)
+        with suppress(OSError):  # the file system has no locks
             try_lock(self._lock)
         if has_name(self._lock, path):
             return True
@@ -188,7 +187,7 @@ def _remove_left(path: str) -> bool:
 
 
 def has_name(descriptor: int, path: str) -> bool:
-    """Whether a path leads to an open file."""
+    """Whether a path is a name of an open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -220,12 +219,12 @@ else:
 
 
 class OutputFile:
-    """A file being written: bytes go to `stream`, then `commit` or `discard` ends it.
+    """A file being written: write bytes to `stream`, then call `commit` or `discard`.
 
     stream: open for writing bytes.
     path: the given name, as text.
-    is_direct: a device, a pipe or standard output: written bytes stay, and seeking may be
-        impossible. Otherwise nothing appears under the name before `commit`.
+    is_direct: whether the file is a device, a pipe or standard output. Bytes written to such a file
+        stay, and seeking may be impossible. Any other file appears under its name at `commit`.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -242,7 +241,7 @@ class OutputFile:
 
     @property
     def temporary(self) -> str:
-        """The temporary name, for a file not written directly."""
+        """The temporary name of a file that is not written directly."""
         assert self._unfinished is not None
         return self._unfinished.path
 
@@ -267,11 +266,13 @@ class OutputFile:
     def commit(self, *, is_last: bool = True) -> None:
         """Finish, and rename the file.
 
-        is_last: sync the folder, because no later commit in the folder will.
+        is_last: sync the folder, because no later commit syncs the folder.
         """
         try:
             self.finish()
-            if self._is_discarded:  # by another thread: files beside it must not be renamed either
+            # Another thread has discarded this file. The error keeps the caller from renaming files
+            # that belong to this file.
+            if self._is_discarded:
                 raise OutputError(f"can't write {self.path}: it was given up")
             if self._unfinished is not None:
                 with output_errors(self.path):
@@ -302,7 +303,7 @@ class OutputFile:
                 os.chmod(self.temporary, mode)
             return os.fdopen(self._unfinished.descriptor, "wb")
         except BaseException:
-            with suppress(OSError):  # an interrupt in fdopen has closed it
+            with suppress(OSError):  # fdopen closes the descriptor when interrupted
                 os.close(self._unfinished.descriptor)
             self._unfinished.remove()
             raise
@@ -333,7 +334,7 @@ def sync(path: str | Path) -> None:
                 return
             try:
                 descriptor = os.open(path, os.O_RDONLY)
-            except PermissionError:  # files can still be written in the folder
+            except PermissionError:  # a folder without read permission may still be writable
                 return
         else:
             descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
@@ -370,7 +371,7 @@ def _open_direct(path: str) -> BinaryIO | None:
 
 
 def _replaced_mode(target: str) -> int | None:
-    """Return the mode of the file to replace; PermissionError if it is write-protected."""
+    """Return the mode of the file to replace; PermissionError for a write-protected file."""
     if not os.path.exists(target):
         return None
     if not os.access(target, os.W_OK):

@@ -4,7 +4,7 @@ A child process has copies of its parent's locks, but only the forking thread. A
 another thread during the fork, such as the lock of a module being imported, is never released in
 the child.
 
-This module uses no lock, since an interrupt could leave a lock taken: each list changes in one
+This module uses no locks, since an interrupt could leave a lock locked. Its lists change in one
 step.
 """
 
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import _thread
 
-# The hooks of these modules take locks that blocks may need, so a fork has to wait for the blocks
-# first: hooks are called in reverse order, and this module registers its own after these imports.
+# The fork hooks of these two modules take locks that blocks may need, so the hook of this module
+# must run first and wait for the blocks. Hooks run in reverse order of their registration, and this
+# module registers its hook after these imports.
 import concurrent.futures.thread  # noqa: F401
 import logging  # noqa: F401
 import os
@@ -24,10 +25,11 @@ from contextlib import contextmanager, suppress
 
 LONGEST_WAIT = 10.0  # seconds; a driver may hang
 _PAUSE = 1e-3  # seconds
-_INTERRUPT_AFTER = 0.05  # seconds, by when all hooks of the fork have returned
-_delaying: list[threading.Thread] = []  # in a block of `delaying_forks`, once for each
-_forking: list[threading.Thread] = []  # for which no block begins
-_interrupted: list[threading.Thread] = []  # while they waited
+_INTERRUPT_AFTER = 0.05  # seconds, after which all hooks of the fork have returned
+# Threads in a block of `delaying_forks`, one entry for each block.
+_delaying: list[threading.Thread] = []
+_forking: list[threading.Thread] = []  # forking threads; while one is listed, no block begins
+_interrupted: list[threading.Thread] = []  # forking threads that an interrupt has reached
 
 
 @contextmanager
@@ -63,9 +65,9 @@ def _let_blocks_begin(thread: threading.Thread) -> None:
 def _begin_fork() -> None:
     """Wait until no other thread is in a block.
 
-    A block that is entered must be able to end, and may wait for a thread that has yet to enter
-    one. So new blocks are held back for a while only, and then let in. The while doubles each time:
-    threads that enter blocks all the time delay the fork by about twice their longest block.
+    A block must be able to end, and may wait for a thread that has yet to enter a block. So new
+    blocks are held back only for some time, and then let in. This time doubles with each round:
+    threads that keep entering blocks delay the fork by about twice their longest block.
     """
     thread, end = threading.current_thread(), time.monotonic() + LONGEST_WAIT
     hold = _PAUSE

@@ -18,11 +18,11 @@ from typing import Any, NoReturn
 
 from llmgpu.errors import InputError, VocabularyError
 
-# Limits in bytes of files that are read whole, by kind. (Word counts have a length in the header,
-# and weights are mapped.)
+# Limits, in bytes, of files that are read whole, by kind of file. Files of word counts have their
+# length in the header, and weights are mapped.
 MAX_BYTES = {
     "vocabulary": 1 << 30,
-    "vocabulary of another tool": 1 << 26,  # the largest tokenizer.json in use has half of that
+    "vocabulary of another tool": 1 << 26,  # twice the largest tokenizer.json in use
     "model description": 1 << 26,
     "record of measurements": 1 << 26,
     "file of options": 1 << 20,
@@ -41,12 +41,12 @@ _BLOCK_BYTES = 1 << 20
 _SHOWN = 60  # characters of a text in a message
 _LISTED = 3  # texts in a note
 
-# Characters that control a terminal, and lone surrogates, which have no UTF-8.
+# Characters that control a terminal, and lone surrogates, which UTF-8 can't encode.
 _UNPRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
 
-# Called with a note of a reader or writer: a line of text, not an error.
+# Receives notes of a reader or writer. A note is a line of text, not an error.
 Note = Callable[[str], None]
 
 
@@ -110,7 +110,7 @@ def read_head(path: str | Path, nbytes: int) -> bytes:
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Put the file's name before a VocabularyError of the block."""
+    """Begin the message of a VocabularyError from the block with the name of the file."""
     try:
         yield
     except VocabularyError as error:

@@ -1,22 +1,23 @@
-"""The text of kernels: WGSL files with their directives, and the declarations in the text.
+"""The text of kernels: WGSL files with directives, and the declarations read from the text.
 
 A line that begins with ``//!`` is a directive. All other lines are WGSL.
 
 - ``//!include NAME`` inserts a file below wgsl/ once, however often the file is named. NAME may
   also be a choice of the device (``scan``: with or without subgroup operations), or a block.
-- ``//!override name = DEFAULT`` declares a setting, as ``override`` does in WGSL: the host may give
-  another number or word (`compose`).
-- ``//!let name = TEXT`` keeps a text under a name, from here on, in included files, too; with
-  ``if CONDITION`` behind it the name keeps its text if CONDITION is 0.
+- ``//!override name = DEFAULT`` declares a setting, as ``override`` does in WGSL: the host may
+  replace the default by another number or word (`compose`).
+- ``//!let name = TEXT`` assigns a text to a name for all later lines, included files among them.
+  ``//!let name = TEXT if CONDITION`` assigns nothing if CONDITION is 0.
 - ``//!for i in 0..COUNT``, ``//!for side outer in left x, right y``, ``//!end`` repeat lines.
-- ``//!if CONDITION``, ``//!else``, ``//!end`` choose lines: the first ones unless CONDITION is 0.
-- ``//!block NAME``, ``//!end`` keep lines, which every ``//!include NAME`` inserts.
+- ``//!if CONDITION``, ``//!else``, ``//!end`` choose lines: if CONDITION is 0, those after the
+  ``//!else``.
+- ``//!block NAME``, ``//!end`` store lines. Every ``//!include NAME`` inserts these lines.
 
 In WGSL and in directives ``{name}`` stands for the text of a name, ``{4 * i + 1}`` for a number.
 Braces of WGSL itself have blanks or line ends inside. A kernel's file has one entry point.
 
 The host reads bindings, fields of structs (`struct_dtype`) and constants (`constant`) from the
-text, so that each is declared once; reading needs no GPU.
+text, so that every name is declared once. Reading needs no GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from llmgpu.errors import DeviceError
 _DIRECTIVE = re.compile(r"^\s*//!(\w+)\s*(.*?)\s*$")
 _FILLED = re.compile(r"\{([\w!(](?:[^{};]*[\w)])?)\}")  # a name or an expression in braces
 _NESTED = re.compile(r"\{[\w!(][^{}]*\{|\{\{")
-_NAMED = re.compile(r"\s*=\s*")  # between a name and its text
+_NAMED = re.compile(r"\s*=\s*")  # separates a name from its text
 _BINDING = re.compile(
     r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storage)\s*(?:,\s*(read|read_write)\s*)?>"
     r"\s*(\w+)\s*:"
@@ -52,8 +53,8 @@ _ATOMIC = re.compile(r"^atomic<\s*(\w+)\s*>$")
 _VECTOR = re.compile(r"^vec([234])<\s*(\w+)\s*>$")
 _ARRAY = re.compile(r"^array<\s*(.+?)\s*,\s*([^,]+)>$")
 _SCALARS = {"f16": "<f2", "u32": "<u4", "i32": "<i4", "f32": "<f4"}
-_TOKEN = re.compile(r"0x[0-9a-fA-F]+u?|[0-9]+u?|\w+|[=!<>]=|&&|\|\||\S")  # of expressions
-# Of expressions: how closely an operator binds, and its function.
+_TOKEN = re.compile(r"0x[0-9a-fA-F]+u?|[0-9]+u?|\w+|[=!<>]=|&&|\|\||\S")  # in an expression
+# Operators of expressions: precedence (larger numbers bind more closely) and function.
 _OPERATORS: dict[str, tuple[int, Callable[[int, int], int]]] = {
     "||": (0, lambda left, right: bool(left or right)),
     "&&": (1, lambda left, right: bool(left and right)),
@@ -72,7 +73,7 @@ _OPERATORS: dict[str, tuple[int, Callable[[int, int], int]]] = {
 _NO_OPERATOR = (-1, operator.add)
 
 
-Line = tuple[str, str, int]  # of a kernel's text, and the file and line it came from
+Line = tuple[str, str, int]  # a line of a kernel's text, its file and its line number
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,10 @@ class Binding:
 
 @dataclass(frozen=True)
 class KernelSource:
-    """A kernel's whole text and what it declares.
+    """The whole text of a kernel and the declarations in the text.
 
-    lines: for each line of the text, the file and line it came from.
-    settings: names that ``//!override`` declares. The text already has their values.
+    lines: file and line number of each line of the text.
+    settings: names that ``//!override`` declares. Their values are already inserted in the text.
     """
 
     entry: str
@@ -99,9 +100,9 @@ class KernelSource:
     settings: frozenset[str] = frozenset()
 
     def workgroup(self, constants: Mapping[str, int]) -> tuple[int, int]:
-        """Return the threads of a workgroup in x, and its memory in bytes.
+        """Return the number of threads of a workgroup in x, and its memory in bytes.
 
-        constants: values of overrides; the others keep their defaults.
+        constants: values of overrides; overrides without a value keep their defaults.
         """
         declared = _Declared(self.text, constants)
         threads = declared.evaluate(_ENTRY.findall(self.text)[0][0].split(",")[0])
@@ -116,7 +117,7 @@ def _root() -> Traversable:
 
 
 def read_wgsl(name: str) -> str:
-    """Return the text of a file below wgsl/; DeviceError if there is none."""
+    """Return the text of a file below wgsl/; DeviceError for a missing file."""
     path = _root() / name
     if not path.is_file():
         raise DeviceError(f"kernel source wgsl/{name} is missing; reinstall llmgpu")
@@ -124,9 +125,10 @@ def read_wgsl(name: str) -> str:
 
 
 def constant(file: str, name: str) -> int:
-    """Return the u32 constant `name` that a WGSL file declares; of an override, its default.
+    """Return the value of a u32 constant in a WGSL file, or the default of a u32 override.
 
-    file: its path below wgsl/; what it includes does not count. DeviceError if it declares none.
+    file: a path below wgsl/; included files are not read. DeviceError if the file does not declare
+        `name`.
     """
     constants = _declared(file).constants
     if name not in constants:
@@ -135,13 +137,13 @@ def constant(file: str, name: str) -> int:
 
 
 def struct_dtype(file: str, name: str) -> np.dtype[np.void]:
-    """Return the structured dtype of the struct `name` that a WGSL file declares.
+    """Return the structured dtype of the struct `name` in a WGSL file.
 
-    Offsets and size follow WGSL's specification, section "Alignment and Size"; a vector or array
-    is a subarray, an atomic its integer.
+    Offsets and size follow WGSL's specification, section "Alignment and Size". A vector or an array
+    becomes a subarray, an atomic becomes its integer.
 
-    file: its path below wgsl/; what it includes does not count. DeviceError if it declares no such
-        struct, or a field's type has no fixed layout.
+    file: a path below wgsl/; included files are not read. DeviceError if the file does not declare
+        the struct, or if a field's type has no fixed layout.
     """
     declared = _declared(file)
     if name not in declared.structs:
@@ -161,19 +163,19 @@ def _tokens(expression: str) -> tuple[str, ...]:
 
 @cache
 def _split(text: str) -> tuple[str, ...]:
-    """Return texts and, between them, the contents of braces."""
+    """Return the stretches of a text outside and inside of braces, in turn."""
     return tuple(_FILLED.split(text))
 
 
 def _evaluate(expression: str, names: Mapping[str, int | str]) -> int:
     """Return the value of u32 arithmetic or of a condition; 1 is true and 0 false.
 
-    Python's own parser, `ast`, fails now and then when several threads use it, as the threads that
-    compile kernels would.
+    Several threads compile kernels, and Python's own parser, `ast`, sometimes fails when several
+    threads use it.
 
-    ValueError for more than names, numbers, parentheses, ``!`` and the operators above.
+    ValueError for anything but names, numbers, parentheses, ``!`` and the keys of _OPERATORS.
     """
-    tokens = [*_tokens(expression), ""]
+    tokens = [*_tokens(expression), ""]  # the functions below remove tokens from the front
 
     def operand() -> int:
         token = tokens.pop(0)
@@ -188,7 +190,7 @@ def _evaluate(expression: str, names: Mapping[str, int | str]) -> int:
         return int(token.removesuffix("u"), 0) if known is None else int(known)
 
     def chain(least: int) -> int:
-        """Take an operand and those joined to it by operators that bind at least so closely."""
+        """Evaluate an operand and all following operators with a precedence of `least` or more."""
         value = operand()
         while True:
             closeness, function = _OPERATORS.get(tokens[0], _NO_OPERATOR)
@@ -197,6 +199,7 @@ def _evaluate(expression: str, names: Mapping[str, int | str]) -> int:
             tokens.pop(0)
             value = int(function(value, chain(closeness + 1)))
 
+    # Evaluate all tokens but the end mark.
     try:
         value = chain(0)
         if tokens != [""]:
@@ -207,7 +210,7 @@ def _evaluate(expression: str, names: Mapping[str, int | str]) -> int:
 
 
 class _Declared:
-    """The u32 constants and structs of a text, and the layout of types made of them."""
+    """The u32 constants and the structs that a text declares, and layouts of types."""
 
     def __init__(self, text: str, given: Mapping[str, int]) -> None:
         text = _COMMENT.sub("", text)
@@ -217,7 +220,7 @@ class _Declared:
             self.constants[name] = given[name] if name in given else self.evaluate(expression)
 
     def evaluate(self, expression: str) -> int:
-        """Return the value of an expression with the constants declared so far, or DeviceError."""
+        """Return the value of an expression of declared constants; DeviceError on failure."""
         try:
             return _evaluate(expression, self.constants)
         except ValueError as error:
@@ -253,7 +256,7 @@ class _Declared:
             formats.append(dtype)
             offsets.append(offset)
             end, largest = offset + dtype.itemsize, max(largest, alignment)
-        # The size is padded, so that elements of an array of these are aligned, too.
+        # Pad the size, so that every element of an array of such structs is aligned.
         size = -(-end // largest) * largest
         layout = {"names": names, "formats": formats, "offsets": offsets, "itemsize": size}
         return np.dtype(layout), largest  # type: ignore[call-overload]
@@ -262,13 +265,14 @@ class _Declared:
 def compose(
     name: str, choices: Mapping[str, str], given: Mapping[str, int | str] | None = None
 ) -> KernelSource:
-    """Return the source of a kernel with its directives done.
+    """Return the source of a kernel after all directives are carried out.
 
     name: the kernel's file.
-    choices: file by word that an include may name instead, see `Device.source_choices`.
-    given: values of settings; the others keep their defaults. Other names are ignored.
+    choices: files by the words that includes may name instead, see `Device.source_choices`.
+    given: values of settings; settings without a value keep their defaults. Names that are no
+        settings are ignored.
 
-    DeviceError if there is no such file, a directive is wrong, or the file doesn't hold one kernel.
+    DeviceError for a missing file or a wrong directive, or unless there is exactly one kernel.
     """
     expansion = _Expansion(choices, given or {})
     expansion.include(name)
@@ -278,7 +282,7 @@ def compose(
 def kernel_source(
     lines: list[Line], file: str, settings: frozenset[str] = frozenset()
 ) -> KernelSource:
-    """Return the source of the one kernel of a text."""
+    """Return the source of a kernel from its lines; DeviceError unless it has one entry point."""
     text = "\n".join(line for line, _, _ in lines)
     entries = _ENTRY.findall(text)
     if len(entries) != 1:
@@ -289,7 +293,10 @@ def kernel_source(
 
 @dataclass
 class _Directive:
-    """A line that begins with ``//!``; body, otherwise: the lines up to its end or its else."""
+    """A line that begins with ``//!``.
+
+    body: the lines up to ``//!else`` or ``//!end``. otherwise: the lines after ``//!else``.
+    """
 
     verb: str
     rest: str
@@ -302,7 +309,8 @@ class _Directive:
 def _parse(file: str, text: str) -> list[Line | _Directive]:
     """Return the lines of a file's text, with the body of each directive inside it."""
     lines: list[Line | _Directive] = []
-    begun: list[tuple[_Directive, list[Line | _Directive]]] = []  # with the lines around it
+    # Directives without an end so far, each with the list of the lines around the directive.
+    begun: list[tuple[_Directive, list[Line | _Directive]]] = []
     for number, line in enumerate(text.splitlines(), 1):
         found = _DIRECTIVE.match(line)
         if found is None:
@@ -329,7 +337,7 @@ def _parse(file: str, text: str) -> list[Line | _Directive]:
 
 
 class _Expansion:
-    """The text of a kernel, written line by line.
+    """Writes the text of a kernel line by line.
 
     _names: the texts of settings, of ``//!let`` and of loops' variables.
     """
@@ -347,7 +355,7 @@ class _Expansion:
         self._included: set[str] = set()
 
     def include(self, name: str) -> None:
-        """Write a block, or a file unless that is done."""
+        """Write the lines of a block, or of a file that was not included before."""
         if name in self._blocks:
             self._write(self._blocks[name])
             return
@@ -404,7 +412,7 @@ class _Expansion:
             yield dict(zip(variables.split(), row, strict=True))
 
     def _filled(self, text: str) -> str:
-        """Return a text with names and expressions in braces replaced, the inner ones first."""
+        """Return a text with names and expressions in braces replaced, inner braces first."""
         while len(parts := _split(text)) > 1:
             filled = "".join(self._value(part) if k % 2 else part for k, part in enumerate(parts))
             if not _NESTED.search(text):

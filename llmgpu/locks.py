@@ -1,9 +1,9 @@
 """Locks between processes for writing a run folder, a checkpoint or the shards of an output.
 
 - A lock is a locked file with the id of its process as content. The operating system unlocks the
-  file at the end of the process, by a kill too; the file may stay.
-- A process may remove the file while holding the lock. Another process that opened the file just
-  before then locks a file without a name; it notices, and tries again.
+  file when the process ends, even by a kill; the file may stay.
+- A process may remove the file while holding the lock. Another process that has just opened the
+  file then locks a file without a name. `FileLock` recognizes this case and tries again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class FileLock(Closing):
     """A locked file; the end of a `with` block unlocks the file."""
 
     def __init__(self, path: str | Path, what: str) -> None:
-        """Lock the file `path`, making a missing file; what: name of the output in messages.
+        """Lock the file `path`, creating a missing file; what: name of the output in messages.
 
         Raises OutputError if another process has the lock (the message has its id), or the file
         can't be written.
@@ -58,7 +58,7 @@ class FileLock(Closing):
                 self._file.close()
 
     def _take(self, what: str) -> bool:
-        """Lock the open file; False if it was removed in the meantime."""
+        """Lock the open file; False if another process has removed the file since."""
         if not try_lock(self._file.fileno()):
             raise OutputError(
                 f"{what} is in use by {_holder(self._file)}: wait until it ends, or choose another "

@@ -11,16 +11,16 @@ from pathlib import Path
 _RESIDENT, _STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
 _GROWTH_SPARE, _GROWTH_STEP = 8 << 20, 1.5
 _MEMORY_INFO = Path("/proc/meminfo")
-_GROUP_LIMIT, _GROUP_USE = (
-    Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current")
-)  # of a container
+# Limit and use of memory of a container.
+_GROUP_LIMIT, _GROUP_USE = (Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
 
 
 @dataclass(frozen=True)
 class Costs:
-    """The most memory of an engine for distinct words, in bytes.
+    """The most memory that an engine needs for distinct words, in bytes.
 
-    fixed: for any text. per_byte: for each byte of the words. per_word: for each word.
+    fixed: bytes for any text. per_byte, per_word: bytes for each byte of the words, and for each
+    word.
     """
 
     fixed: int
@@ -28,19 +28,19 @@ class Costs:
     per_word: float
 
     def of(self, words: float, nbytes: float) -> int:
-        """Return the bytes for this many words that have `nbytes` in all."""
+        """Return the bytes of memory for distinct words of `nbytes` bytes in all."""
         return round(self.fixed + self.per_byte * nbytes + self.per_word * words)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Most bytes needed: of the process, and on a device."""
+    """The most memory that a job needs, in bytes: of the process, and on a device."""
 
     host: int
     device: int = 0
 
 
-OnMemory = Callable[[Memory], None]  # called with each new estimate
+OnMemory = Callable[[Memory], None]  # receives each new estimate
 
 
 def no_memory(memory: Memory) -> None:
@@ -48,7 +48,7 @@ def no_memory(memory: Memory) -> None:
 
 
 def resident_memory() -> int | None:
-    """Return the bytes of memory of this process now; None where unknown."""
+    """Return the bytes of memory that this process has now; None if the system does not tell."""
     try:
         return int(_RESIDENT.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError, IndexError):
@@ -56,7 +56,7 @@ def resident_memory() -> int | None:
 
 
 def peak_memory() -> int | None:
-    """Return the peak memory of this process in bytes; None where unknown."""
+    """Return the peak memory of this process in bytes; None if the system does not tell."""
     try:
         [peak] = re.findall(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
         return int(peak) << 10
@@ -65,9 +65,9 @@ def peak_memory() -> int | None:
 
 
 class Growth:
-    """Estimates the memory of a job with tables of words by its memory so far.
+    """Estimates the memory of a job with tables of words from the memory used so far.
 
-    The tables grow with the text, slower and slower, and in steps of half their size; buffers stop
+    The tables grow with the text, ever more slowly, and in steps of half their size. Buffers stop
     growing after the first part of the text. A peak between two estimates counts, too.
     """
 
@@ -76,16 +76,16 @@ class Growth:
         resident: Callable[[], int | None] = resident_memory,
         peak: Callable[[], int | None] = peak_memory,
     ) -> None:
-        """Begin before the job allocates memory."""
+        """Measure the memory of the process before the job allocates any."""
         self._resident, self._peak = resident, peak
         self._begin, self._first_peak = resident(), peak() or 0
         self._fixed: int | None = None
         self._most = 0
 
     def estimate(self, left: float | None) -> Memory | None:
-        """Return the most memory for the whole text; None while unknown.
+        """Return the most memory that the whole text may need; None while unknown.
 
-        left: ratio of the rest of the text to the text so far; None if unknown.
+        left: bytes of text still to come, as a multiple of the bytes so far; None if unknown.
         """
         now = self._resident()
         if now is None or self._begin is None:
@@ -103,7 +103,7 @@ class Growth:
 
 
 def free_memory() -> int | None:
-    """Return the bytes of memory still free for this process; None where unknown."""
+    """Return the bytes of memory free for this process; None if the system does not tell."""
     free = [number for number in (_free_in_system(), _free_in_group()) if number is not None]
     return min(free, default=None)
 
@@ -132,7 +132,7 @@ def _free_in_system() -> int | None:
 
 
 def _free_in_group() -> int | None:
-    """Return the bytes of memory still free for the container; None without a limit."""
+    """Return the bytes of memory that are free for the container; None without a limit."""
     try:
         return int(_GROUP_LIMIT.read_text()) - int(_GROUP_USE.read_text())
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
 """Options, declared as fields of frozen dataclasses.
 
-A field made by `option` or `argument` says how its value is given: flag, kind of value, help,
-range, default in words. The command line makes its options from these fields, reads them from files
-of options and passes a command one object with all of them. The library checks ranges and compares
+A field made by `option` or `argument` declares the flag, the kind of value, the help, the range and
+the default in words. From these fields the command line makes its options and reads files of
+options; a command receives one object with all values. The library checks ranges and compares
 resumed jobs by the same fields. This module imports neither NumPy nor click.
 """
 
@@ -17,24 +17,24 @@ from llmgpu.errors import InputError
 
 _KEY = "option"
 
-# Headings of --help, in their order; options without one come first.
+# Headings of --help, in their order. Options without a heading come first.
 INPUT, OUTPUT, MODEL, OPTIMIZER = "Input", "Output", "Model", "Training and optimizer"
 SEVERAL_MACHINES, RARE, COMMON = "Several machines", "Rarely needed", "Common"
 SECTIONS = ("", MODEL, OPTIMIZER, OUTPUT, INPUT, SEVERAL_MACHINES, COMMON, RARE)
 
 
 class Option(NamedTuple):
-    """How the value of a field is given.
+    """The declaration of an option or argument.
 
-    flags: how the option is written; without any the field is an argument of the command. kind:
-    int, float, bool, str, the names to choose from, a name of a kind that the command line knows
-    ("count", "text"), or one of its types. many: the value is a tuple, and the option repeatable.
-    least, most: smallest and largest number. below: numbers are less than this. default_words: how
-    the default follows from other options, "" for nothing to say; a value that is not given is None
-    then. by_preset: defaults of presets that have their own. needs: the option has no effect
-    unless one of these is given; needs_words: the message then, after the flag. may_change: a
-    resumed run may have another value. section: heading in --help, by default that of the class.
-    settings: of the command line alone.
+    flags: the spellings of the option; a field without flags is an argument of the command. kind:
+    int, float, bool, str, the names to choose from, a key of `llmgpu.cli.values.KINDS` ("count",
+    "text"), or a type of click. many: the value is a tuple, and the option repeatable. least, most:
+    smallest and largest number. below: a bound that numbers must not reach. default_words: words
+    for a default that follows from other options, maybe ""; the value is then None until the
+    default is computed. by_preset: defaults of presets that differ. needs: the option has no effect
+    unless one of these options is given; needs_words: the message in that case, after the flag.
+    may_change: a resumed run may have another value. section: the heading in --help, by default the
+    heading of the class. settings: further arguments for click.
     """
 
     flags: tuple[str, ...]
@@ -55,21 +55,21 @@ class Option(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """The longest way to write the option, or to switch it on."""
+        """The longest flag; of a pair of flags, the flag that switches the option on."""
         return max(self.flags, key=len).split("/")[0]
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The names to choose from, if there are any."""
+        """The names to choose from; empty for any other kind of value."""
         has_names = hasattr(self.kind, "__iter__") and not isinstance(self.kind, (str, type))
         return tuple(self.kind) if has_names else ()
 
 
 class Group(NamedTuple):
-    """A field that holds the options that another dataclass declares.
+    """The declaration of a field that holds the options of another dataclass.
 
-    as_values: the field is a dictionary of the values, by the names of their fields, and not an
-    object of the class: defaults that follow from others are not settled yet.
+    as_values: the field holds a dictionary of values by field name, not an object of the class,
+    because defaults that follow from other options are computed later.
     """
 
     kind: type
@@ -77,7 +77,7 @@ class Group(NamedTuple):
 
 
 def option(default: Any, kind: Any, help: str, *flags: str, **how: Any) -> Any:
-    """Declare an option, see `Option`; without flags it is written ``--`` and the field's name.
+    """Declare an option, see `Option`; the flag is ``--`` and the field's name unless given.
 
     default: MISSING for an option that is required.
     """
@@ -114,7 +114,7 @@ def declared(kind: type) -> dict[str, Option | Group]:
 
 
 def own_options(kind: type) -> dict[str, Option]:
-    """Return the options of a dataclass, without those of its groups."""
+    """Return the options of a dataclass, without the options of its groups."""
     return {name: one for name, one in declared(kind).items() if isinstance(one, Option)}
 
 
@@ -125,7 +125,7 @@ def flag_of(name: str, *kinds: type) -> str:
 
 
 def default_of(kind: type, name: str) -> Any:
-    """Return the default of a field, MISSING if it has none."""
+    """Return the default of a field, MISSING for a field without default."""
     return getattr(kind, name, MISSING)
 
 

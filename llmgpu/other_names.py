@@ -97,7 +97,7 @@ VALUE_NAMES = {
 }
 _NO_BFLOAT16 = "WebGPU has no bfloat16"
 NO_VALUES = {"bf16": _NO_BFLOAT16, "bfloat16": _NO_BFLOAT16, "tf32": "WebGPU has no TF32"}
-# Options of other tools that take files, which are arguments here.
+# Options of other tools that name files. Here files are arguments.
 FILES = frozenset(
     ("corpus", "data", "data-path", "dataset", "file", "files", "in", "infile", "input", "text")
 ) | {"train-data", "train-data-path", "train-file"}
@@ -142,15 +142,15 @@ def names_here(table: Mapping[str, str], name: str) -> list[str]:
 
 
 def name_ours(owner: str, name: str) -> None:
-    """Raise an AttributeError with our name for the `name` of another tool, if there is one."""
+    """Raise an AttributeError that names our method, if `name` is a method of another tool."""
     for ours in names_here(METHOD_NAMES, name):
         raise AttributeError(f"{owner} has no {name}: use {ours}")
 
 
 class Named(type):
-    """The type of a class that callers may use with names of other tools."""
+    """A metaclass whose classes answer to a name of another tool with an error that names ours."""
 
-    if not TYPE_CHECKING:  # to which every name would be known then
+    if not TYPE_CHECKING:  # a type checker would accept every name
 
         def __getattr__(cls, name: str) -> Any:
             name_ours(cls.__name__, name)

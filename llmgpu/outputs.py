@@ -1,14 +1,14 @@
 """Checks of outputs: a command overwrites no input, no other output, no file of another kind.
 
 - Files are compared by device and inode, so that hard links, symbolic links and different spellings
-  of a path count as the same file; names without a file by their folder and last part.
+  of a path count as the same file. Paths without a file are compared by folder and name.
 - An existing file is replaced if it is of the output's kind, of no known kind, or empty. The first
-  bytes of a file tell the kind; ids without a header are known by their side file. Plain text may
-  be anybody's, so text does not replace it either.
+  bytes of a file show the kind; ids without a header are recognized by their side file. Plain text
+  may be a user's own, so even an output of text does not replace plain text.
 - A vocabulary is not written under a name with the ending of another tool's file.
 - Binary files are not written to a terminal.
-- Standard output and other descriptors, pipes and devices replace nothing. A command may name
-  a device twice, but not standard output or a pipe.
+- An output to standard output, another descriptor, a pipe or a device replaces no file. A command
+  may name a device twice, but not standard output or a pipe.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TEXT = "text"
 
 _BINARY = (VOCABULARY, COUNTS, NPY, TOKEN_FILE, TOKEN_INDEX, GGUF)
 _STANDARD_INPUT = "-"
-_ENDINGS_OF_OTHERS = (".json", ".tiktoken", ".gguf")  # of files by `export`
+_ENDINGS_OF_OTHERS = (".json", ".tiktoken", ".gguf")  # endings of files that `export` writes
 _HEAD_BYTES = 4096
 _FORMAT = re.compile(rb'\s*\{\s*"format":\s*"([^"]*)"')
 _BY_FORMAT = {  # kinds by the field "format" of a JSON file
@@ -69,7 +69,7 @@ _MARKED = {  # kinds by their first bytes
     TOKEN_INDEX: rb"MMIDIDX\0\0",
     "a compressed file": rb"\x1f\x8b|BZh|\xfd7zXZ\0|\x28\xb5\x2f\xfd|PK\x03\x04",
     "a Parquet file": rb"PAR1",
-    "an Arrow file": rb"ARROW1\0\0|\xff{4}.{3}\0.\0{3}",  # a file, or a stream as datasets saves
+    "an Arrow file": rb"ARROW1\0\0|\xff{4}.{3}\0.\0{3}",  # also a stream, as `datasets` saves it
     GGUF: rb"GGUF[\1-\x0f]\0\0\0",
     SENTENCEPIECE: rb"\n[\3-\x7f]\n[\1-\x7f][^\x15\x18]+(?:\x15.{4}|\x18[\1-\6])",
     "a file of weights": rb".{4}\0{4}\{\s*\"",
@@ -99,8 +99,9 @@ _WIDE_TEXT = (b"\xff\xfe", b"\xfe\xff")  # UTF-16
 class Output:
     """A file to be written.
 
-    path: name. kind: one of the kinds of this module; None if the writer checks by itself.
-    is_chosen: the user chose the name, so a file of the same kind may be replaced.
+    path: name. kind: one of the kinds of this module; None if the writer itself checks the file
+    that it replaces. is_chosen: the user chose the name, so a file of the same kind may be
+    replaced.
     """
 
     path: str
@@ -116,6 +117,7 @@ def check_outputs(
     inputs: the files read by the command; "-" is standard input. force: files of another kind may
     be replaced, but no inputs.
     """
+    # No output may be an input, or another output.
     known = {_identity(path, is_input=True): path for path in inputs}
     taken: dict[object, Output] = {}
     for output in outputs:
@@ -133,6 +135,7 @@ def check_outputs(
                 "choose a file for each"
             )
         taken[identity] = output
+    # No output may fill a terminal with bytes, or replace a file of another kind.
     for output in () if force else outputs:
         if output.kind in _BINARY and _is_terminal(output.path):
             name = "standard output" if output.path == STANDARD_OUTPUT else output.path
@@ -187,7 +190,7 @@ def _is_terminal(path: str) -> bool:
 
 
 def _identity(path: str, *, is_input: bool) -> object:
-    """Return an identity, equal for all names of a file; None for devices and pipes."""
+    """Return a value that is equal for all names of a file; None for a device or a piped input."""
     try:
         if path in (_STANDARD_INPUT, STANDARD_OUTPUT):
             stream = sys.stdin if is_input else sys.stdout
@@ -204,17 +207,14 @@ def _identity(path: str, *, is_input: bool) -> object:
         except OSError:
             return os.path.realpath(path)
         return (parent.st_dev, parent.st_ino, name)
-    except (
-        OSError,
-        ValueError,
-        AttributeError,
-    ):  # a missing stream or an invalid name: opening it raises the error
+    # A missing stream or an invalid name: opening the file raises the error.
+    except (OSError, ValueError, AttributeError):
         return STANDARD_OUTPUT if path == STANDARD_OUTPUT and not is_input else None
     return None if stat.S_ISCHR(status.st_mode) else (status.st_dev, status.st_ino)
 
 
 def kind_of(path: str) -> str | None:
-    """Return the kind of a file: one of the kinds of this module or a few words.
+    """Return the kind of a file: one of the kinds of this module, or words such as "a PDF".
 
     None for an unknown kind, and for a missing, special, empty or unreadable file.
     """
@@ -230,7 +230,7 @@ def kind_of(path: str) -> str | None:
 
 
 def binary_kind(head: bytes) -> str | None:
-    """Return the kind with a mark in the first bytes of a file; None without a mark."""
+    """Return the kind whose mark begins the first bytes of a file; None without a mark."""
     return next((kind for kind, mark in _MARKED.items() if re.match(mark, head, re.DOTALL)), None)
 
 

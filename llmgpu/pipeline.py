@@ -1,11 +1,11 @@
-"""Jobs in threads: their results in order, or one job beside the caller's work.
+"""Jobs in threads: many jobs with their results in order, or one job in the background.
 
-`in_order` is where the package overlaps work: reading with computing, computing with writing. Its
-threads belong to the generator: a thread starts when there is a job for it, and all of them end
-with the generator, however the generator ends.
+`in_order` overlaps reading with computing, and computing with writing, for the whole package. The
+threads belong to the generator: a thread starts when a job needs it, and all threads end with the
+generator, however the generator ends.
 
 Threads share only queues and locks of CPython's C code, and lists that change in one step. So an
-interrupt of the caller leaves no lock taken.
+interrupt of the caller leaves no lock locked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from llmgpu.closing import Closing
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-PATIENCE_SECONDS = 0.1  # reading a file takes less; only a read that waits for a pipe takes longer
+PATIENCE_SECONDS = 0.1  # a read from a file takes less; only a read from a pipe may take longer
 
 
 def in_order(
@@ -38,23 +38,24 @@ def in_order(
 ) -> Generator[Result, None, None]:
     """Yield `do(job)` for each job, in the order of the jobs; `do` runs in several threads.
 
-    At most `ahead` jobs are taken from `jobs` whose results the caller has not used up: a result
-    is used up when the next one is asked for. With `ahead` below 2 the caller's thread does each
-    job when its result is asked for.
+    At most `ahead` jobs are waiting, running, or have a result that the caller has not used up. A
+    result is used up when the caller asks for the next result. With `ahead` below 2, the caller's
+    thread runs each job when the caller asks for the result.
 
-    threads: the jobs run in up to this many threads, None: up to `ahead`. In one thread they run
-        one after the other; 0: where `jobs` is iterated over.
-    reader_thread: iterate over `jobs` in a thread of its own, so that finished results are yielded
+    threads: the most threads that run jobs; None: `ahead`. With 0, jobs run in the thread that
+        iterates over `jobs`.
+    reader_thread: iterate over `jobs` in a separate thread, so that finished results are yielded
         while `jobs` waits for a pipe. Otherwise the caller's thread iterates over `jobs`.
 
-    Raises the error of a job, or of `jobs`, in place of its result; all earlier results come
-    first, and no later job begins. When the generator is closed, or the caller is interrupted in
-    it, jobs that have not begun are dropped, and jobs that run are waited for. A reader thread is
-    waited for up to PATIENCE_SECONDS; no job that it takes later is done. If `jobs` is a generator,
-    it is closed, too: so a chain of generators ends from its end to its beginning.
+    Raises the error of a job, or of `jobs`, in place of the result: after all earlier results, and
+    before any later job begins. When the generator is closed or interrupted, jobs that have not
+    begun are dropped, and the generator waits for running jobs. The wait for a reader thread ends
+    after PATIENCE_SECONDS; jobs that the reader takes later are dropped. If `jobs` is a generator,
+    `jobs` is closed, too, so the last generator of a chain closes all earlier generators.
 
-    Where the system can't start a thread, there are fewer threads; without any, jobs are done
-    where `jobs` is iterated over. A generator that goes on in a forked process raises RuntimeError.
+    If the system can't start a thread, fewer threads run jobs; without any thread, jobs run in the
+    thread that iterates over `jobs`. A generator that goes on in a forked process raises
+    RuntimeError.
     """
     if ahead < 2:
         try:
@@ -78,9 +79,9 @@ def in_order(
 
 
 class Begun(Generic[Job, Result]):
-    """Results as of `in_order`; the first few may be made before their turn.
+    """The results of `in_order`, of which `begin` may compute the first few ahead.
 
-    A job is taken and done at once in whichever thread calls `begin`. Iterating comes after that.
+    `begin` runs jobs in the calling thread. Iterate after the last call of `begin`.
     """
 
     def __init__(
@@ -91,14 +92,14 @@ class Begun(Generic[Job, Result]):
         *,
         threads: int | None = None,
     ) -> None:
-        """Take the arguments of `in_order`."""
+        """Store the arguments of `in_order`; begin no job."""
         self._jobs, self._do = iter(jobs), do
         self._first: deque[Result] = deque()
         self._error: Exception | None = None
         self._rest = in_order(self._jobs, do, ahead, threads=threads)
 
     def begin(self, count: int) -> None:
-        """Do the first `count` jobs. What they raise is raised in place of their results."""
+        """Run the first `count` jobs; iterating raises a job's error in place of its result."""
         try:
             self._first.extend(map(self._do, islice(self._jobs, count)))
         except Exception as error:
@@ -112,28 +113,28 @@ class Begun(Generic[Job, Result]):
         yield from self._rest
 
     def close(self) -> None:
-        """Drop the results; wait for the jobs that run."""
+        """Drop the results, and wait for running jobs."""
         self._first.clear()
         self._rest.close()
         _close(self._jobs)
-        self._do = _never  # may be a method of the owner, which would refer to itself
+        self._do = _never  # drop a method of the owner: the owner would refer to itself
 
 
 class Background(Closing):
-    """Does jobs in a thread while the caller goes on, one at a time; a context manager.
+    """Runs jobs, one at a time, in a thread while the caller goes on; a context manager.
 
-    The error of a job is raised by the next call of another method than `close`.
+    The next call of any method but `close` raises the error of a job.
     """
 
     def __init__(self) -> None:
-        """Start no thread yet."""
+        """Begin without a job."""
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def start(self, job: Callable[[], object]) -> None:
-        """Wait for the job before, and start this one.
+        """Wait for the previous job, and start `job`.
 
-        Where the system can't start a thread, the job is done here.
+        If the system can't start a thread, `job` runs in the caller's thread.
         """
         self.wait()
 
@@ -143,7 +144,7 @@ class Background(Closing):
             except BaseException as error:
                 self._error = error
 
-        # A daemon: a process that ends for another reason does not wait for a disk.
+        # A daemon thread: a process that ends early does not wait for a disk.
         self._thread = threading.Thread(target=do, name="llmgpu-background", daemon=True)
         try:
             self._thread.start()
@@ -158,14 +159,14 @@ class Background(Closing):
             raise error
 
     def wait(self) -> None:
-        """Wait for the job that runs."""
+        """Wait for the running job; raise its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         self.check()
 
     def close(self) -> None:
-        """Wait for the job that runs; its error is dropped."""
+        """Wait for the running job, and drop its error."""
         if self._thread is not None:
             self._thread.join()
         self._thread = self._error = None
@@ -196,7 +197,7 @@ class _Task(Generic[Job, Result]):
         return not self._undone.locked()
 
     def run(self, do: Callable[[Job], Result]) -> bool:
-        """Do the job; return whether it succeeds."""
+        """Run the job; return whether the job succeeds."""
         job, self._job = cast(Job, self._job), None
         succeeds = True
         try:
@@ -211,7 +212,7 @@ class _Task(Generic[Job, Result]):
         self._undone.release()
 
     def take_result(self) -> Result:
-        """Wait until the job is done; return its result and forget it."""
+        """Wait for the job; return the result without keeping it, or raise the error."""
         with self._undone:
             result, self._result = cast(Result, self._result), None
             error, self._error = self._error, None
@@ -220,7 +221,7 @@ class _Task(Generic[Job, Result]):
                 raise error
             return result
         finally:
-            del error  # whose traceback would refer to it from this frame
+            del error  # the traceback refers to this frame, which must not refer to the error
 
 
 class _Pipeline(Generic[Job, Result]):
@@ -230,28 +231,29 @@ class _Pipeline(Generic[Job, Result]):
         self, jobs: Iterator[Job], do: Callable[[Job], Result], ahead: int, most_threads: int
     ) -> None:
         self._jobs, self._do, self._ahead = jobs, do, ahead
-        # Tasks that no thread has begun. A thread that finds None ends and puts it back.
+        # Tasks that no thread has begun. A thread that finds None puts None back and ends.
         self._waiting: SimpleQueue[_Task[Job, Result] | None] = SimpleQueue()
         # All tasks in the order of the jobs; None after the last.
         self._order: SimpleQueue[_Task[Job, Result] | None] = SimpleQueue()
         self._undone: list[_Task[Job, Result]] = []
-        self._last: _Task[Job, Result] = _Task(None, 0)  # for an error of `jobs`, such as no memory
+        # Carries an error of `jobs`. Made early, because the error may be a lack of memory.
+        self._last: _Task[Job, Result] = _Task(None, 0)
         self._is_last_taken = self._is_closed = False
         self._count = 0  # tasks made
         self._failed: float = inf  # number of the first task known to have failed
         self._threads: list[threading.Thread] = []
         self._most_threads = most_threads
         self._readers: list[threading.Thread] = []  # one or none
-        self._room: SimpleQueue[None] = SimpleQueue()  # an entry for each job the reader may take
+        self._room: SimpleQueue[None] = SimpleQueue()  # one entry a job that the reader may take
 
     def start_reader(self) -> None:
-        """Take jobs in a thread; leave it to the caller's thread if there can't be another."""
+        """Start the reader thread; if that fails, the caller's thread takes jobs."""
         self._start(self._read, self._readers)
         for _ in range(self._ahead - 1):
             self._room.put(None)
 
     def next_task(self) -> _Task[Job, Result] | None:
-        """Return the next task, None after the last; the result of the one before is used up."""
+        """Return the next task, None after the last. The previous result counts as used up."""
         if self._readers:
             self._room.put(None)
         else:
@@ -260,11 +262,11 @@ class _Pipeline(Generic[Job, Result]):
         return self._order.get()
 
     def close(self) -> None:
-        """Drop the tasks that have not begun; wait for those that run."""
+        """Drop tasks that have not begun; wait for running tasks."""
         self._is_closed = True
         self._waiting.put(None)
         self._room.put(None)
-        # A thread whose start was interrupted may not be alive yet; it will find nothing to do.
+        # A thread whose start was interrupted may not be alive yet; such a thread finds no task.
         for thread in filter(threading.Thread.is_alive, self._readers):
             thread.join(PATIENCE_SECONDS)
         for thread in filter(threading.Thread.is_alive, [*self._threads]):
@@ -273,7 +275,7 @@ class _Pipeline(Generic[Job, Result]):
             _close(self._jobs)
 
     def _read(self) -> None:
-        """Take jobs as there is room for them."""
+        """Take a job for each entry of `_room`."""
         try:
             while not self._is_last_taken:
                 self._room.get()
@@ -286,7 +288,7 @@ class _Pipeline(Generic[Job, Result]):
             _close(self._jobs)
 
     def _take_job(self) -> None:
-        """Take a job and let a thread do it; an error of `jobs` comes in place of a result."""
+        """Take a job and hand it to a thread; queue an error of `jobs` in place of a task."""
         try:
             job = next(self._jobs)
             task: _Task[Job, Result] = _Task(job, self._count)
@@ -306,7 +308,7 @@ class _Pipeline(Generic[Job, Result]):
         self._order.put(None)
 
     def _begin(self, task: _Task[Job, Result]) -> None:
-        """Hand a task to a thread, to a new one if all are at work."""
+        """Queue a task; start one more thread if all threads have work."""
         self._undone = [other for other in self._undone if not other.is_done]
         self._undone.append(task)
         most = min(len(self._undone), self._most_threads)
@@ -318,10 +320,10 @@ class _Pipeline(Generic[Job, Result]):
             self._run(task)
 
     def _start(self, target: Callable[[], None], threads: list[threading.Thread]) -> bool:
-        """Start a thread; return whether the system can."""
-        # Daemons: a process can end while a thread waits for a pipe.
+        """Start a thread; return False if the system can't."""
+        # A daemon thread: a process can end while the thread waits for a pipe.
         thread = threading.Thread(target=target, name="llmgpu-job", daemon=True)
-        threads.append(thread)  # before its start, in which an interrupt may come
+        threads.append(thread)  # listed first: an interrupt may arrive while the thread starts
         try:
             thread.start()
         except (MemoryError, RuntimeError):
@@ -330,13 +332,13 @@ class _Pipeline(Generic[Job, Result]):
         return True
 
     def _work(self) -> None:
-        """Do tasks as they come."""
+        """Run queued tasks until None ends the thread."""
         while (task := self._waiting.get()) is not None:
             self._run(task)
             del task
         self._waiting.put(None)
 
     def _run(self, task: _Task[Job, Result]) -> None:
-        """Do a task unless nobody will take its result."""
+        """Run a task, unless the pipeline is closed or an earlier task has failed."""
         if not (self._is_closed or task.number > self._failed or task.run(self._do)):
             self._failed = min(self._failed, task.number)

@@ -1,5 +1,4 @@
-"""How many processors this process may use, and how OpenBLAS, NumPy's library for products of
-matrices, uses them."""
+"""The number of usable processors, and settings of OpenBLAS, NumPy's library of matrix products."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ _CYCLES_LOG2 = 23
 
 
 def usable_processors() -> int:
-    """Return the number of processors for this process."""
+    """Return the number of processors that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # only Linux has it
@@ -20,6 +19,6 @@ def usable_processors() -> int:
 
 
 def set_blas_variables() -> None:
-    """Set the environment variables of OpenBLAS, unless set by the user."""
+    """Set the environment variables of OpenBLAS that the user has not set."""
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", str(_CYCLES_LOG2))
-    os.environ.setdefault("OPENBLAS_MAIN_FREE", "1")  # otherwise NumPy sets and removes it
+    os.environ.setdefault("OPENBLAS_MAIN_FREE", "1")  # otherwise NumPy sets and removes this one

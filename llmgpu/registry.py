@@ -1,6 +1,6 @@
-"""Tables of choices: names, and the places of definition.
+"""Tables of choices: names, and for each name the place where its object is defined.
 
-``--help`` lists the names; the object of a name is imported at its first use.
+``--help`` lists the names. The object of a name is imported at its first use.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def imported(place: str) -> Any:
 
 
 class Entry(NamedTuple):
-    """A row of a `Registry`: the place of definition, see `imported`.
+    """A row of a `Registry`.
 
-    summary: a description for --help. fields: arguments for the class at `place`; None if the
-    object itself is at `place`.
+    place: where the object is defined, see `imported`. summary: a description for --help. fields:
+    arguments for the class at `place`; None if the object itself is at `place`.
     """
 
     place: str

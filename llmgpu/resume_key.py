@@ -13,16 +13,16 @@ from llmgpu.text.remote import is_remote, remote_facts
 from llmgpu.text.sources import Sources
 from llmgpu.text.streams import STANDARD_INPUT
 
-Run = dict[str, Any]  # JSON values, by names for messages
+Run = dict[str, Any]  # JSON values by the names that messages give them
 FILES = "corpus files (name, bytes, time of change)"
-PART = "part"  # number and count, where only a part of the corpus is read
+PART = "part"  # key of the part's number and count, if a run reads only a part of the corpus
 CORPUS = "files of all parts (name, bytes)"
 
 
 def file_facts(path: str) -> list[str | int]:
-    """Return name, bytes and time of change of a file, which differ if the file was changed.
+    """Return name, bytes and time of change of a file, to detect changes of the file.
 
-    Raises InputError for a missing file.
+    Standard input has only a name. Raises InputError for a missing file.
     """
     if path == STANDARD_INPUT:
         return [path]
@@ -34,16 +34,16 @@ def file_facts(path: str) -> list[str | int]:
 
 
 def part_key(run: Run, part: Part, whole: Sources, own: Sources) -> Run:
-    """Return the resume key of a part of a run; own: the sources of the part."""
+    """Return the resume key of a part of a run; whole, own: the sources of the run and the part."""
     files = [[*file_facts(source.path), *(source.span or ())] for source in own.files]
     corpus = [[source.path, source.size] for source in whole.files]
     return {**run, FILES: files, CORPUS: corpus, PART: str(part)}
 
 
 def check_same_run(what: str, begun: Run, asked: Run) -> None:
-    """Raise an InputError with the difference, unless both keys are equal.
+    """Raise an InputError with the first difference, unless both keys are equal.
 
-    A file by another path, as from another folder, counts as the same file.
+    Folders of corpus files are not compared: a run may be resumed from another folder.
 
     what: the beginning of the message, "... of another run".
     """
@@ -67,7 +67,7 @@ def _without_folders(run: Run) -> Any:
 
 
 def _difference(before: Any, now: Any) -> tuple[Any, Any]:
-    """Return the first entries in which two lists of lists differ; otherwise both values."""
+    """Return the first two entries that differ, if both values are lists of lists; else both."""
     if not (isinstance(before, list) and isinstance(now, list)):
         return before, now
     if not all(isinstance(entry, list) for entry in before + now):

@@ -1,4 +1,4 @@
-"""How messages write options: as on the command line, or as arguments of the Python API.
+"""The spelling of options in messages: flags of the command line, or arguments of the Python API.
 
 Messages of the library recommend options. During a call of the Python API, messages recommend
 arguments of the API: ``device="cpu"`` in place of ``--device cpu``.
@@ -21,10 +21,11 @@ T = TypeVar("T")
 class _PythonCalls:
     """Counts the running calls of the Python API in all threads.
 
-    All threads, because a message may be made by another thread than the caller's.
+    Calls of all threads count, because a message may be composed in another thread than the
+    caller's.
 
-    running: an entry for each call. A list changes in one step; a lock could stay taken in a forked
-    process.
+    running: one entry for each call. A list changes in one step and needs no lock, which could stay
+    locked in a forked process.
     """
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ _calls = _PythonCalls()
 def spelled(option: str, argument: str = "") -> str:
     """Return an option, such as ``--device cpu``, as written on the command line or in Python.
 
-    argument: of the Python API, if other than the option with underscores.
+    argument: the spelling in Python, if it is not the option with underscores.
     """
     if not _calls.running:
         return option
@@ -56,7 +57,7 @@ def spelled(option: str, argument: str = "") -> str:
 
 
 def speaks_python(api: Wrapped) -> Wrapped:
-    """Make the errors of a class's public methods speak Python."""
+    """Make errors of a class's public methods recommend arguments in place of options."""
     for name, member in list(vars(api).items()):
         if name.startswith("_") and name not in ("__init__", "__call__"):
             continue
@@ -68,7 +69,7 @@ def speaks_python(api: Wrapped) -> Wrapped:
 
 
 def speaking_python(function: Callable[P, T]) -> Callable[P, T]:
-    """Make the errors of a function speak Python."""
+    """Make errors of a function recommend arguments in place of options."""
 
     @wraps(function)
     def called(*arguments: P.args, **named: P.kwargs) -> T:
