@@ -1,8 +1,9 @@
 """Benchmarks of llmgpu on this machine, next to other programs ("peers"): parts and options.
 
-A wrong answer gets no time: the answers of every engine and peer are compared with the CPU's first.
+The answers of every engine and peer are compared with the CPU's. A result with a wrong answer has
+no times.
 
-``--help`` imports this module, so the module imports nothing that computes.
+``--help`` imports this module, so the module imports no module that computes.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ BPE_TRAIN, TOKENIZE, EMBEDDING, KERNELS = "bpe-train", "tokenize", "embedding", 
 TRAIN, GENERATE, STARTUP = "train", "generate", "startup"
 TEXT_PARTS = (BPE_TRAIN, TOKENIZE)
 PARTS = (*TEXT_PARTS, EMBEDDING, KERNELS, TRAIN, GENERATE, STARTUP)
-ALL = "all"  # devices
-GENERATED = "generated"  # a corpus
+ALL = "all"  # a value of --device and of the argument for parts
+GENERATED = "generated"  # a value of --corpus
 DEFAULT_LIMIT = 20_000_000
 DEFAULT_VOCAB_SIZE = 8192
 DEFAULT_PATTERN = "gpt2"  # known to all peers
@@ -32,7 +33,8 @@ QUICK_SIZES = {"limit": 1_000_000, "vocab_size": 1024, "runs": 2}
 class BenchOptions:
     """Parts to measure, and their sizes.
 
-    parts: of PARTS. vocab_size, pattern: replaced by the size and the pattern of `vocab`.
+    parts: names in PARTS. vocab_size, pattern: not used if `vocab` is given, whose size and pattern
+    replace them.
 
     Raises:
         LlmgpuError: an option is out of range.

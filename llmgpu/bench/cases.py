@@ -1,9 +1,9 @@
-"""Operations one at a time: cases, the sizes of their tensors, comparing and timing.
+"""Cases of single operations: inputs and sizes, the comparison of outputs, and timing.
 
-The bytes to move follow from the arrays of a case: every input is read once and every output
-written once; an array that is added to or changed in place counts twice. Where the bytes depend on
-the content of a table or a list, the case states them. Operations are additions, multiplications,
-comparisons; a root, a division and an exponential count as one each.
+The bytes to move follow from the arrays of a case: every input is read once, and every output is
+written once. An array that is added to or changed in place counts twice. If the bytes depend on the
+content of a table or a list, the case states their number. Additions, multiplications, comparisons,
+roots, divisions and exponentials count as one operation each.
 
 The outputs of an engine are compared with NumPy's on the same inputs before the engine is timed.
 """
@@ -36,12 +36,12 @@ from llmgpu.progress import Progress
 Array = NDArray[Any]
 Arrays = dict[str, Array]
 Tensors = dict[str, Tensor]
-TOLERANCE = 3e-5  # NumPy and a GPU round differently, and add up in other orders
-UNIFORMS = ("hyper", "params")  # inputs that kernels take as uniforms
-FEW_NUMBERS = ("stats", *UNIFORMS)  # never counted as moved input
+TOLERANCE = 3e-5  # NumPy and a GPU round differently, and add up in different orders
+UNIFORMS = ("hyper", "params")  # inputs that kernels bind as uniforms
+FEW_NUMBERS = ("stats", *UNIFORMS)  # inputs too small to count as moved bytes
 NO_HALF_PRECISION = "no half precision (shader-f16)"
-BLOCK_ELEMENTS = 1 << 22  # compared at a time
-_PERIOD = 1_000_003  # random numbers, repeated in larger arrays
+BLOCK_ELEMENTS = 1 << 22  # elements compared at a time
+_PERIOD = 1_000_003  # number of random numbers, which larger arrays repeat
 _OPERAND = re.compile(r"([+*]?)(\w+)(?::(\w+))?(:h)?")
 
 
@@ -49,19 +49,23 @@ _OPERAND = re.compile(r"([+*]?)(\w+)(?::(\w+))?(:h)?")
 class KernelCase:
     """An operation on given inputs.
 
-    name: of the operation. where: tells cases of one operation apart. sizes, note: for people.
-    operations: their number, None to leave it out. bytes: to move, if not the bytes of the arrays.
+    name: name of the operation. where: distinguishes cases of one operation. sizes, note: lines for
+        people. operations: number of operations, None to state none. bytes: bytes to move, None to
+        count the bytes of the arrays.
     make: returns the first content of all tensors by name, NaN for tensors that are only written.
-    values: arguments beside tensors, by name. record: an operation's name, by default `name`, or a
-        function of `Operations` and parameters as `call_by_name` fills them.
-    outputs: names of outputs to compare; the outputs in `total` are compared by their sums alone.
-    uncompared: other outputs. copies: half-precision copies of outputs, by name.
-    needs_half: whether half precision is needed. halves: factors of products are in half precision,
-        for matrix units if there are any. why_not: the reason why the case can't be measured.
-    torch: the same in torch, in place or returned.
-    kind, reference: cases of one kind have the same inputs, and the answer that `reference` gives
-        on NumPy; without a reference NumPy runs the case itself. answer: name of all outputs.
-    fields: other fields of results. counted: numbers whose rates a second are results, too.
+    values: further arguments by name. record: the name of an operation, by default `name`, or a
+        function of `Operations` and of parameters that `call_by_name` fills.
+    outputs: names of outputs to compare. total: outputs whose sums alone are compared. uncompared:
+        outputs that are not compared. copies: names of outputs by the names of their half-precision
+        copies.
+    needs_half: whether half precision is needed. halves: whether factors of products are in half
+        precision, which matrix units multiply. why_not: the reason why the case can't be measured.
+    torch: computes the output in torch, and returns it.
+    kind, reference: cases of one kind have the same inputs and the same right answer, which NumPy
+        computes by `reference`, or by the case itself without a reference. answer: name of all
+        outputs in messages.
+    fields: other fields of results. counted: numbers by name, whose rates per second are results,
+        too.
     """
 
     name: str
@@ -90,7 +94,7 @@ class KernelCase:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Shared by cases whose times are compared."""
+        """A key that is equal for cases whose times are compared."""
         return self.kind or self.variant, self.sizes
 
     @property
@@ -108,14 +112,14 @@ class KernelCase:
             call_by_name(partial(record, operations), record, tensors, self.values)
 
     def moved_bytes(self, arrays: Arrays) -> int:
-        """Return the bytes to read and to write."""
+        """Return the number of bytes to read and to write."""
         if self.bytes is not None:
             return self.bytes
         outputs = {*self.outputs, *self.uncompared, *self.copies}
         moved = 0
         for name, array in arrays.items():
             if name in outputs:
-                # An output with content is read, too.
+                # A kernel also reads an output with content.
                 moved += array.nbytes * (1 if np.isnan(array.flat[0]) else 2)
             elif name not in FEW_NUMBERS:
                 moved += array.nbytes
@@ -128,14 +132,16 @@ def call_by_name(
     tensors: Tensors,
     values: Mapping[str, Any],
 ) -> None:
-    """Call a function with the tensors and values of its parameters' names.
+    """Call a function; each argument is the tensor or value with the parameter's name.
 
-    Tensors NAME_0, NAME_1, ... are the list NAME, and "t" is the dict of all. A dataclass of
-    tensors, such as `Norm`, is made of the tensors named PARAMETER_FIELD or FIELD; unused fields
-    get any tensor. Other parameters get None, or keep their defaults.
+    The parameter NAME receives the tensors NAME_0, NAME_1, ... as a list, and "t" receives all
+    tensors as a dict. A dataclass of tensors, such as `Norm`, is made of the tensors named
+    PARAMETER_FIELD or FIELD; fields without a tensor get any tensor. All other parameters receive
+    None, or keep their defaults.
 
-    declared: has the signature; its first parameter is left out.
+    declared: a function with the signature; its first parameter is left out.
     """
+    # Tensors and values by parameter name.
     given: dict[str, Any] = {"t": tensors}
     for key, tensor in tensors.items():
         name, _, number = key.rpartition("_")
@@ -144,6 +150,7 @@ def call_by_name(
         else:
             given[key] = tensor
     given |= values
+    # The argument for each parameter.
     unused = next(iter(tensors.values()))
     arguments = {}
     _, *parameters = inspect.signature(declared).parameters.values()
@@ -166,9 +173,9 @@ def call_by_name(
 
 @dataclass(frozen=True)
 class Sizes:
-    """A model and the sequences of a batch, which give all cases their shapes.
+    """A model and the number of sequences in a batch, from which the shapes of all cases follow.
 
-    updated: the model of the case that updates all weights, by default the same.
+    updated: the model of the case that updates all weights, by default `config`.
     """
 
     config: ModelConfig
@@ -186,18 +193,18 @@ class Sizes:
         return self.config.padded_vocab_size
 
     def tokens(self) -> NDArray[np.uint32]:
-        """Return ids (N,), as uneven as in a text."""
+        """Return ids (N,), as unevenly frequent as the words of a text."""
         generator = np.random.default_rng(1)
         return uneven_ids(generator, self.config.vocab_size, (self.rows,))
 
     def positions(self) -> NDArray[np.uint32]:
-        """Return the place of each row in its sequence, (N,)."""
+        """Return the position of each row in its sequence, uint32 (N,)."""
         return np.tile(np.arange(self.config.seq_len, dtype=np.uint32), self.sequences)
 
     def normal(self, *shape: int, skip: int = 0) -> NDArray[np.float32]:
-        """Return normal random numbers; large arrays repeat them.
+        """Return normal random numbers, which repeat in large arrays.
 
-        skip: rows to leave out at the beginning, so that arrays of one shape differ.
+        skip: rows to leave out at the beginning, so that arrays of the same shape differ.
         """
         return np.resize(self._repeated, (shape[0] + skip, *shape[1:]))[skip:]
 
@@ -206,10 +213,11 @@ class Sizes:
         return np.random.default_rng(2).standard_normal(_PERIOD, np.float32)
 
     def shape(self, letters: str) -> tuple[int, ...]:
-        """Return a shape spelled by the letters of `llmgpu.lm.ops`.
+        """Return the shape that letters spell, as in `llmgpu.lm.ops`.
 
-        N rows, V table, C width, K width of keys, F feed-forward, H heads, T positions; 1 is 1. P
-        and G: queries, keys and values, and gate and up, side by side.
+        N: rows. V: rows of the table. C: width. K: width of keys. F: width of the feed-forward
+        network. H: heads. T: positions. P: width of queries, keys and values side by side. G: width
+        of gate and up side by side. 1: 1.
         """
         config = self.config
         letter = {"N": self.rows, "V": self.vocabulary, "C": config.dim, "K": config.kv_dim}
@@ -227,11 +235,11 @@ class Sizes:
     ) -> KernelCase:
         """Return a case of an operation by its operands.
 
-        operands: ``name:SHAPE``, or ``name:SHAPE:h`` in half precision, are random numbers;
-            ``+name:SHAPE`` is written, ``*name:SHAPE`` is read and written.
-        given: returns the content of operands that is not random; these need no shape.
-        more: other fields of a case, and values; sizes are by default the shape of the first
-            operand.
+        operands: ``name:SHAPE`` is an input of random numbers, in half precision with ``:h`` after
+            SHAPE; ``+name:SHAPE`` is written, ``*name:SHAPE`` is read and written.
+        given: returns the content of operands that are not random; these operands need no shape.
+        more: other fields of the case; all other names are `KernelCase.values`. By default sizes
+            is the shape of the first operand.
         """
         parts = _OPERAND.findall(operands)
 
@@ -259,7 +267,7 @@ _CASE_FIELDS = {each.name for each in fields(KernelCase)}
 def uneven_ids(
     generator: np.random.Generator, vocab_size: int, shape: tuple[int, ...]
 ) -> NDArray[np.uint32]:
-    """Return random ids, id k about as often as 1 / (k + 3), as words of a text are."""
+    """Return random ids. The frequency of id k is about 1 / (k + 3), as with words of a text."""
     weights = 1 / (np.arange(vocab_size) + 3.0)
     ends = np.cumsum(weights)
     drawn = np.searchsorted(ends, generator.random(shape) * ends[-1], side="right")
@@ -268,7 +276,7 @@ def uneven_ids(
 
 
 def empty(*shape: int, dtype: Any = np.float32) -> Array:
-    """Return an array full of NaN for an output: numbers left unwritten stay NaN."""
+    """Return an array full of NaN for an output: elements that a kernel does not write stay NaN."""
     return np.full(shape, np.nan, dtype)
 
 
@@ -307,7 +315,7 @@ def prepare(operations: Operations, case: KernelCase, arrays: Arrays) -> Prepare
 
 
 def wrong_outputs(case: KernelCase, found: Prepared, expected: Prepared) -> list[str]:
-    """Return the outputs that differ from the expected outputs, and wrong copies."""
+    """Return the names of outputs that differ from the expected outputs, and of wrong copies."""
     wrong = []
     for name in case.outputs:
         total, values = name in case.total, (found.read(name), expected.read(name))
@@ -323,7 +331,7 @@ def wrong_outputs(case: KernelCase, found: Prepared, expected: Prepared) -> list
 def same_values(found: Array, wanted: Array, tolerance: float, *, only_total: bool = False) -> bool:
     """Whether |difference| <= tolerance * (|wanted| + RMS of wanted's row) for all numbers.
 
-    only_total: of the sums alone.
+    only_total: compare the sums of both arrays instead of their numbers.
     """
     if found.shape != wanted.shape:
         return False
@@ -339,7 +347,7 @@ def same_values(found: Array, wanted: Array, tolerance: float, *, only_total: bo
         reference = wanted[block].astype(np.float64)
         rms = np.sqrt(np.square(reference).mean(axis=-1, keepdims=True))
         allowed = tolerance * (np.abs(reference) + rms)
-        # Not "any larger": a NaN is not larger than anything.
+        # Not "any larger than allowed": no comparison with NaN is true.
         if not (np.abs(found[block] - reference) <= allowed).all():
             return False
     return True
@@ -351,7 +359,8 @@ class CaseBench:
 
     what: the part. budget: seconds after which no further run of a case starts.
     cold: whether to evict a GPU's caches before each run.
-    numpy_seconds, torch_seconds: of the first case of a kind, by kind and sizes; torch's by device.
+    numpy_seconds: median of NumPy's first case of each kind, by kind and sizes. torch_seconds: the
+        same for torch, by device, kind and sizes.
     """
 
     what: str
@@ -366,8 +375,8 @@ class CaseBench:
     def measure_cases(
         self, engine: Engine, cases: Iterable[KernelCase], torch: Torch | None = None
     ) -> Iterator[Result]:
-        """Yield a result for each case, followed by torch's if there is a way in torch."""
-        self._inputs = None  # engines may take tables in other parts
+        """Yield a result for each case, followed by torch's result if the case has a torch way."""
+        self._inputs = None  # the parts of a table depend on the engine
         listed = list(cases)
         for index, case in enumerate(listed):
             self.progress(f"{self.what}: {engine.name}, {case.variant}", index, len(listed))
@@ -376,7 +385,7 @@ class CaseBench:
                 yield self.measure_torch(torch, case, engine)
 
     def measure_case(self, engine: Engine, case: KernelCase) -> Result:
-        """Compare an engine's outputs with NumPy's; time the case if they are the same."""
+        """Compare an engine's outputs with NumPy's; time the case if the outputs agree."""
         begun = self._begin(engine.name, case)
         operations = open_operations(engine.backend.device)
         why_not = case.why_not
@@ -389,6 +398,7 @@ class CaseBench:
     def _compare_and_time(
         self, begun: Result, engine: Engine, operations: Operations, case: KernelCase
     ) -> Result:
+        # Compare the outputs.
         arrays, expected, one_run = self._reference(case)
         prepared, result = expected, replace(begun, correct=True, answer="the reference")
         if engine.backend is not NUMPY or case.reference:
@@ -397,6 +407,7 @@ class CaseBench:
             result = _compared(begun, case, wrong_outputs(case, prepared, expected))
         if not result.correct:
             return result
+        # Time the case.
         before = None
         if self.cold:
             raise_clocks(engine.backend)
@@ -407,7 +418,7 @@ class CaseBench:
         return self._add_speed_ups(result, engine, case, one_run)
 
     def measure_torch(self, torch: Torch, case: KernelCase, engine: Engine | None = None) -> Result:
-        """Measure a case in torch; engine: its limits are the base of shares."""
+        """Measure a case in torch; engine: the engine whose limits shares refer to."""
         begun = replace(self._begin(torch.name, case), peer=True)
         assert case.torch is not None
         self.progress(f"{self.what}: {torch.name}, {case.variant}", 0, 1)
@@ -416,7 +427,8 @@ class CaseBench:
             tensors = {name: torch.tensor(array.copy()) for name, array in arrays.items()}
             compute = partial(case.torch, torch.module, tensors)
             found = compute().detach().cpu().numpy()
-            # Compare before the next run: some ways add to their output, and `found` may share it.
+            # Compare before the next run: some ways add to their output, whose memory `found` may
+            # share.
             (output,) = case.outputs
             right = same_values(found, expected.read(output), case.tolerance)
             result = _compared(begun, case, [] if right else [output])
@@ -435,10 +447,10 @@ class CaseBench:
         return Result(self.what, engine, job=case.sizes, variant=case.variant, note=case.note)
 
     def _reference(self, case: KernelCase) -> tuple[Arrays, Prepared, float]:
-        """Return arrays, NumPy's answer and its seconds; computed once for cases of one kind."""
+        """Return arrays, NumPy's answer and NumPy's seconds; cases of one kind share a result."""
         key = (*case.key, case.reference)
         if self._inputs is None or self._inputs[0] != key or not case.kind:
-            self._inputs = None  # free its memory before asking for more
+            self._inputs = None  # free the memory of the last kind before allocating more
             arrays = case.make()
             own = replace(case, record=case.reference or case.record)
             expected = prepare(open_operations(None), own, arrays)
@@ -448,7 +460,7 @@ class CaseBench:
     def _add_speed_ups(
         self, result: Result, engine: Engine, case: KernelCase, one_run: float
     ) -> Result:
-        """Add the speed-ups over NumPy and torch, over their first way of the kind."""
+        """Add the speed-ups over the first way of NumPy and of torch for this kind of work."""
         by_torch, on_numpy = None, engine.backend is NUMPY
         if on_numpy:
             self.numpy_seconds.setdefault(case.key, result.median)
@@ -457,7 +469,7 @@ class CaseBench:
             cuda, cpu = (self.torch_seconds.get((device, *case.key)) for device in ("cuda", "cpu"))
             by_torch = cuda if "NVIDIA" in engine.name and cuda is not None else cpu
         else:
-            # NumPy has run every such case, if only for the comparison.
+            # NumPy has run a case without a kind at least once, for the comparison.
             by_numpy = None if on_numpy else by_numpy or one_run
         return replace(
             result,
@@ -467,7 +479,7 @@ class CaseBench:
 
 
 def _compared(begun: Result, case: KernelCase, wrong: list[str]) -> Result:
-    """Return a result with the verdict on its outputs; wrong: names of outputs."""
+    """Return a result with the verdict on its outputs; wrong: names of wrong outputs."""
     named = case.answer if case.kind or not wrong else " and ".join(wrong)
     within = f", within {case.tolerance:g}" if case.tolerance and not wrong else ""
     return begun.compared(not wrong, f"{named} of NumPy{within}")
@@ -476,7 +488,7 @@ def _compared(begun: Result, case: KernelCase, wrong: list[str]) -> Result:
 def _measured(
     result: Result, engine: Engine | None, case: KernelCase, arrays: Arrays, times: ProgramTimes
 ) -> Result:
-    """Add times, bytes and operations with their rates, and shares of an engine's limits."""
+    """Add times, bytes and operations with their rates, and shares of the engine's limits."""
     nbytes, operations = case.moved_bytes(arrays), case.operations
     median = Times.of(times.seconds).median
     counted: dict[str, int] = {"bytes": nbytes, **case.counted}
@@ -495,7 +507,7 @@ def _measured(
 def _fill_caches(engine: Engine, operations: Operations) -> Callable[[], None] | None:
     """Return a function that evicts the GPU's caches by reading.
 
-    Writing would leave lines for the measured kernel to write back.
+    If the function wrote, the measured kernel would have to write cache lines back.
     """
     if engine.backend.is_software:
         return None

@@ -1,9 +1,10 @@
-"""The embedding's lab: ways to look rows up and to add gradients to them, as cases of kernels.
+"""The embedding's lab: ways to look up rows and to add gradients to rows, as cases of kernels.
 
-Tables and tokens have the sizes of three models. Transfers are left out: tables and tokens are in
-place before. Bytes a second are the bytes to read and to write, each row once, over the time;
-caches that keep rows from one run to the next can lift this rate above a copy's. The laboratory
-exercise that the lab follows counts the output alone; its rate is a result, too.
+Tables and tokens have the sizes of three models. Transfers are not timed: tables and tokens are on
+the device before. Bytes per second are the bytes to read and to write, each row once, divided by
+the time. Caches that keep rows from one run to the next can lift this rate above the rate of a
+copy. The laboratory exercise that the lab follows counts only the bytes of the output; the rate of
+these bytes is a result, too.
 """
 
 from __future__ import annotations
@@ -36,25 +37,25 @@ BACKWARD = "backward"
 REPEATED = "backward, 2 % of the tokens the same"
 COMPACT = "backward, rows of distinct tokens alone"
 GRADIENTS = (BACKWARD, REPEATED, COMPACT)
-REPEATED_SHARE = 50  # one token in 50 is a repeated token
-BLOCK = 1_000_003  # random numbers; a prime, so that no two rows repeat the same numbers
-TABLE_COPIES = 8  # the host needs memory for so many, if not more
+REPEATED_SHARE = 50  # one token in 50 is the repeated token
+BLOCK = 1_000_003  # random numbers; a prime, so that rows do not repeat each other
+TABLE_COPIES = 8  # copies of a table for which the host needs memory, at least
 SOFTWARE_TABLE_BYTES = 32 << 20
 QUICK_TABLE_BYTES = 64 << 20
 QUICK_SOFTWARE_TABLE_BYTES = 8 << 20
-BUDGET, QUICK_BUDGET = 0.5, 0.1  # seconds for a way
-TILE_COLUMNS, TILE_TOKENS = 32, 8  # of a workgroup of embed_lookup_2d
+BUDGET, QUICK_BUDGET = 0.5, 0.1  # seconds after which no further run of a way starts
+TILE_COLUMNS, TILE_TOKENS = 32, 8  # tile of a workgroup of embed_lookup_2d
 
 
 def _lab_kernel(
     file: str, groups: Callable[[int, int], int], *, adds: bool = False
 ) -> Callable[..., None]:
-    """Return a kernel of the lab alone as an operation of a GPU, float32.
+    """Return an operation of a GPU, float32, that dispatches a kernel used only by the lab.
 
-    A lookup writes out (N, C), the rows of tokens (N,) in table (V, C). A gradient (adds) adds
-    grad_out (N, C) to the rows of grad_table (V, C) with atomics, in no fixed order.
+    A lookup writes out (N, C), the rows of tokens (N,) in table (V, C). With `adds` the kernel adds
+    the gradients grad_out (N, C) to the rows of grad_table (V, C) with atomics, in no fixed order.
 
-    groups: returns the workgroups for rows (N, C).
+    groups: returns the number of workgroups for N rows of C columns.
     """
     rows, table = ("grad_out", "grad_table") if adds else ("out", "table")
 
@@ -83,9 +84,10 @@ def embed_lookup_positions(
     position_table: Tensor,
     out: Tensor,
 ) -> None:
-    """Out = table[tokens] + position_table[positions], each 0 beyond its table.
+    """Compute out = table[tokens] + position_table[positions]; ids beyond a table give rows of 0.
 
-    (N,), (V, C), (N,), (P, C), (N, C); float32, on every backend.
+    tokens (N,), table (V, C), positions (N,), position_table (P, C), out (N, C); numbers are
+    float32. Works on every backend.
     """
     if not isinstance(operations, GpuOperations):
 
@@ -108,7 +110,7 @@ def embed_lookup_positions(
 
 
 def _index(ops: Operations, t: Tensors) -> None:
-    """Make new rows, as ``table[tokens]`` does."""
+    """Record ``out = table[tokens]``, which allocates new memory for the rows."""
     tokens, table = t["tokens"].array, t["table"].array
     ops.append(lambda: t.update(out=replace(t["out"], data=table[tokens])))
 
@@ -119,7 +121,7 @@ def _add_row_after_row(table: Array, tokens: Array, grad_out: Array) -> None:
 
 
 def _add_by(add: Callable[[Array, Array, Array], None]) -> Callable[..., None]:
-    """Return the addition of gradients to the rows of a NumPy table."""
+    """Return an operation that adds gradients to the rows of a NumPy table by `add`."""
 
     def record(ops: Operations, grad_table: Tensor, tokens: Tensor, grad_out: Tensor) -> None:
         ops.append(partial(add, grad_table.array, tokens.array, grad_out.array))
@@ -145,14 +147,14 @@ def _torch_compact(torch: Any, t: dict[str, Any]) -> Any:
     return t["out"].zero_().index_add_(0, groups, t["grad_out"])
 
 
-Way = str | Callable[..., Any]  # an operation's name, or a function as `KernelCase.record` takes
+Way = str | Callable[..., Any]  # an operation's name, or a function, see `KernelCase.record`
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The ways to do one kind of work, by name, on each engine.
+    """The ways to do one kind of work, by name, for NumPy, GPUs and torch.
 
-    reference: the way whose answer on NumPy is the right one.
+    reference: the way whose answer on NumPy is right by definition.
     """
 
     reference: Way
@@ -161,7 +163,8 @@ class Kind:
     torch: dict[str, Callable[[Any, dict[str, Any]], Any]]
 
 
-IN_PARTS = ("embed_lookup", "embed_lookup_elements", "embed_gradient_rows")  # tables, or none
+# Operations that read a table in parts, or read no table.
+IN_PARTS = ("embed_lookup", "embed_lookup_elements", "embed_gradient_rows")
 _SUM = Kind(
     "embed_backward_grouped",
     {
@@ -253,9 +256,9 @@ class Lab:
         return f"{self.model}: table {table}, {self.batch} x {self.seq_len:,} tokens"
 
     def scaled_to(self, table_bytes: int) -> Lab:
-        """Return the lab with a table of at most this size, and proportionally fewer tokens.
+        """Return a lab with a table of at most `table_bytes` and proportionally fewer tokens.
 
-        The length of rows stays the same, and so does the share of repeated tokens.
+        Rows keep their length, and repeated tokens keep their share.
         """
         scale = 1
         while self.table_bytes > table_bytes * scale:
@@ -270,7 +273,7 @@ class Lab:
         )
 
     def token_ids(self, kind: str) -> NDArray[np.uint32]:
-        """Return the tokens of one of `KINDS`, (N,)."""
+        """Return the tokens for one of `KINDS`, uint32 (N,)."""
         _, generator = self._numbers()
         ids = generator.integers(0, self.vocab_size, self.tokens).astype(np.uint32)
         if kind == REPEATED:
@@ -279,15 +282,15 @@ class Lab:
         return ids
 
     def _numbers(self) -> tuple[NDArray[np.float32], np.random.Generator]:
-        """Return the numbers that tables repeat, from 0 to 1, and a generator for ids."""
+        """Return the numbers from 0 to 1 that tables repeat, and a generator for ids."""
         generator = np.random.default_rng(self.tokens)
         return generator.random(BLOCK, np.float32), generator
 
     def arrays(self, kind: str, largest: int) -> Arrays:
         """Return the inputs and outputs of a kind of work, by name.
 
-        A table of more than `largest` bytes is in parts of whole rows, "table_0" and so on. Numbers
-        are not negative, so that sums of gradients lose nothing by cancellation.
+        A table of more than `largest` bytes is cut into parts of whole rows, "table_0" and so on.
+        No number is negative, so that sums of gradients lose no digits by cancellation.
         """
         (block, _), tokens = self._numbers(), self.token_ids(kind)
         arrays: Arrays = {"tokens": tokens}
@@ -311,7 +314,7 @@ class Lab:
         return arrays | {"out": empty(self.tokens, self.width)}
 
     def moved_bytes(self, kind: str) -> int:
-        """Return the bytes to read and to write; a row counts once, even for several tokens."""
+        """Return the bytes to read and to write; a row of several tokens counts once."""
         row = self.width * 4
         rows = len(np.unique(self.token_ids(kind))) * row
         moved = {
@@ -325,7 +328,7 @@ class Lab:
         return self.tokens * 4 + moved[kind] + self.output_bytes
 
     def case(self, kind: str, way: str, record: Way, largest: int) -> KernelCase:
-        """Return a way as a case; largest: bytes of a part of a table."""
+        """Return a case for a way; largest: the most bytes of a part of a table."""
         fits = record in IN_PARTS or self.table_bytes <= largest
         too_large = f"takes a table in one binding, which has at most {largest:,} bytes"
         note = f"scaled down: 1/{self.scale} of the model's vocabulary and tokens"
@@ -359,7 +362,7 @@ LABS = (
 def measure_embedding(
     engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
-    """Yield the result of each way in each lab: NumPy's, then torch's, then those of GPUs."""
+    """Yield the result of each way in each lab: NumPy's ways, then torch's, then those of GPUs."""
     for lab, own_engines in _labs(engines, options):
         budget = QUICK_BUDGET if options.quick else BUDGET
         bench = CaseBench(EMBEDDING, options, progress, budget)
@@ -378,7 +381,7 @@ def measure_embedding(
 
 
 def _measure_torch(bench: CaseBench, lab: Lab, engines: Sequence[Engine]) -> Iterator[Result]:
-    """Yield the results of torch's ways, on each device that some engine is compared with."""
+    """Yield the results of torch's ways, on each device with which an engine is compared."""
     try:
         devices = {torch.device: torch for torch in map(Torch.beside, engines)}
     except ImportError:
@@ -393,10 +396,10 @@ def _measure_torch(bench: CaseBench, lab: Lab, engines: Sequence[Engine]) -> Ite
 
 
 def _labs(engines: Sequence[Engine], options: BenchOptions) -> list[tuple[Lab, list[Engine]]]:
-    """Return labs with the engines that work in each; NumPy works in all of them.
+    """Return labs, each with the engines that work in the lab; NumPy works in all labs.
 
-    The size of a lab suits its engines. Where a table is larger than a binding, a smaller lab
-    follows for the ways that can't take a table in parts.
+    The size of a lab suits its engines. If a table is larger than a binding, a smaller lab follows,
+    for the ways that can't read a table in parts.
     """
     free = free_memory()
     host = sys.maxsize if free is None else free // TABLE_COPIES

@@ -1,4 +1,4 @@
-"""Engines, which are the CPU and opened adapters, and the description of the machine."""
+"""Engines (the CPU and opened adapters), and the description of the machine."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken", 
 
 @dataclass(frozen=True)
 class Engine:
-    """A backend, and the seconds that opening its device took (importing wgpu included).
+    """A backend, and the seconds in which its device was opened (the import of wgpu included).
 
-    again: whether another engine is the same adapter through another driver.
+    again: whether an earlier engine is the same adapter through another driver.
     """
 
     backend: Backend
@@ -37,7 +37,7 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """Name in tables of kernels, which NumPy computes on the CPU."""
+        """Name in tables of kernels, where NumPy stands for the CPU."""
         device = self.backend.device
         if device is None:
             return NUMPY_ENGINE
@@ -45,7 +45,7 @@ class Engine:
 
     @property
     def host_name(self) -> str:
-        """Name in other tables, where the CPU engine computes on the CPU."""
+        """Name in other tables, where the CPU engine stands for the CPU."""
         return cpu_engine() if self.backend.device is None else self.name
 
     @property
@@ -55,20 +55,21 @@ class Engine:
 
 
 def cpu_engine() -> str:
-    """Return the name of the CPU engine: in C, or NumPy in its place."""
+    """Return the name of the CPU engine: the engine in C, or NumPy if there is none."""
     return NUMPY_ENGINE if library() is None else C_ENGINE
 
 
 def open_engines(devices: Sequence[str]) -> tuple[list[Engine], dict[str, str]]:
-    """Open the engines of ``--device`` values; ``all`` is the CPU and every adapter.
+    """Open the engines for values of ``--device``; ``all`` stands for the CPU and every adapter.
 
-    With ``all``, adapters that Dawn lists, too, are engines `again`, unless LLMGPU_DRIVER is set.
-    Returns the engines, none twice, and the reasons why adapters that only ``all`` names could not
-    be opened, by name.
+    With ``all``, and unless LLMGPU_DRIVER is set, adapters that Dawn lists, too, are opened a
+    second time as engines with `again`. Returns the engines, each once, and by name the reasons why
+    adapters could not be opened that only ``all`` stands for.
 
     Raises:
-        DeviceError: a name matches nothing, or its adapter can't be opened.
+        DeviceError: no adapter matches a name, or a named adapter can't be opened.
     """
+    # Functions that open a backend, by the name of the engine or the value of --device.
     named = [device for device in devices if device != ALL]
     others = ["cpu", *(adapter.name for adapter in list_adapters())] if ALL in devices else []
     openers = {name: partial(select_backend, name) for name in [*others, *named]}
@@ -112,7 +113,7 @@ def describe_machine(engines: Sequence[Engine]) -> Machine:
 
 
 def package_version(name: str) -> str | None:
-    """Return an installed package's version, None if there is none."""
+    """Return the version of a package, None if the package is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -120,7 +121,7 @@ def package_version(name: str) -> str | None:
 
 
 def git_commit(root: Path) -> str | None:
-    """Return the commit of a checkout, followed by "+changes" if there are any; else None."""
+    """Return the commit of a checkout, with "+changes" after it if files differ; None elsewhere."""
     if not (root / ".git").exists():
         return None
     command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*"]

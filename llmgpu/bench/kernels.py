@@ -1,9 +1,9 @@
 """The operations of a language model, one at a time: cases of layers and of generating.
 
-Each operation runs alone, at the sizes of a training step of GPT-2 small on a GPU and of a tiny
-model where a CPU computes. The caches of a GPU are evicted between runs. Speed-ups are over NumPy's
-median at the same sizes or, if NumPy is not measured at these sizes, over its one run for the
-comparison. Kernels of the embedding's lab are not cases here.
+Each operation runs alone, on a GPU at the sizes of a training step of GPT-2 small, on a CPU at the
+sizes of a tiny model. The caches of a GPU are evicted between runs. Speed-ups are over NumPy's
+median at the same sizes or, if NumPy is not measured at these sizes, over the single run of NumPy
+for the comparison. Kernels of the embedding's lab are not cases here.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from llmgpu.lm.ops.tensor import AttentionShape
 from llmgpu.lm.updates import FIRST_SCALE
 from llmgpu.progress import Progress
 
-CASE_SECONDS, QUICK_CASE_SECONDS = 0.5, 0.05  # after which no further run of a case starts
-# Of cases with rounded outputs, for matrix units: NumPy and a GPU may round to neighbours.
+CASE_SECONDS, QUICK_CASE_SECONDS = 0.5, 0.05  # time after which no further run of a case starts
+# Fields of cases with outputs in half precision, which NumPy and a GPU may round to neighbours.
 HALVES: dict[str, Any] = {"where": "to half precision", "needs_half": True, "tolerance": 2e-3}
-SCORE_OPERATIONS = 4  # for each pair of query and key, beside products: scale, maximum, exp, sum
+SCORE_OPERATIONS = 4  # of a pair of query and key, without products: scale, maximum, exp, sum
 MANY_ROWS = 64
-LARGEST = 200  # logits, as many as are kept by default
+LARGEST = 200  # largest logits to find: the default of --top-k
 EPSILON = 1e-5
 NORM_AND_PRODUCTS_TOLERANCE = 1e-4
 
 
 def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Lookups and their gradients; zeros."""
+    """Yield lookups in tables, the gradients of lookups, and filling a table with zeros."""
     rows, width, tokens = s.rows, s.config.dim, s.tokens()
     distinct = len(np.unique(tokens))
     table = by(*s.shape("VC"))
@@ -57,7 +57,7 @@ def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
     def case(name: str, operands: str, operations: int, nbytes: int, **more: object) -> KernelCase:
         return s.case(name, operands, operations, lambda: given, sizes=sizes, bytes=nbytes, **more)
 
-    # Lookups read each row of the table once, however many tokens it has.
+    # Lookups read each row of the table once, even if several tokens share the row.
     half = {"where": "half-precision table", "needs_half": True}
     for operand, row, more in (("table:VC", 4 * width, {}), ("table:VC:h", 2 * width, half)):
         nbytes = ids_and_out + distinct * row
@@ -80,7 +80,7 @@ def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
 
 
 def norm_cases(s: Sizes) -> Iterator[KernelCase]:
-    """RMS norm and the gradients of a norm."""
+    """Yield the RMS norm and its gradients."""
     rows, width = s.rows, s.config.dim
     operands, operations = "x:NC weight:C +out:NC{} +inverse_rms:N", rows * (4 * width + 3)
     yield s.case("rms_norm", operands.format(""), operations, epsilon=EPSILON)
@@ -95,7 +95,7 @@ def norm_cases(s: Sizes) -> Iterator[KernelCase]:
 
 
 def linear_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Biases; matrix products of the feed-forward network, the output layer and a single row."""
+    """Yield biases, and products of the feed-forward network, the output layer and one row."""
     size = s.rows * s.config.dim
     yield s.case("add_bias", "*x:NC bias:C", size)
     yield s.case("bias_backward", "grad_out:NC *grad_bias:C", size)
@@ -121,7 +121,7 @@ def _product(s: Sizes, rows: str, where: str, *, half: bool = False) -> KernelCa
 
 
 def _products(s: Sizes, outputs: str, where: str, *, halves: bool = False) -> Iterator[KernelCase]:
-    """Yield a linear layer and both gradients; halves: factors are in half precision."""
+    """Yield a linear layer and its two gradients; halves: factors are in half precision."""
     rows, width, (m,) = s.rows, s.config.dim, s.shape(outputs)
     half = ":h" * halves
     more: dict[str, Any] = {"operations": 2 * rows * width * m, "where": where}
@@ -148,17 +148,17 @@ def _products(s: Sizes, outputs: str, where: str, *, halves: bool = False) -> It
 
 
 def attention_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Rotation and attention, forward and backward."""
+    """Yield rotations, and attention forward and backward."""
     config = s.config
     sizes = f"{config.heads} heads of {config.head_dim}, {by(s.sequences, config.seq_len)} tokens"
     yield from _rotation_cases(s, sizes)
     heads = (config.heads, config.kv_heads, config.head_dim)
     shape = AttentionShape(s.sequences, config.seq_len, *heads)
-    # Pairs of a query and a key, in all heads: a query sees the keys up to its own position.
+    # Pairs of a query and a key in all heads: a query attends to keys up to its own position.
     pairs = shape.batch * shape.heads * shape.seq * (shape.seq + 1) // 2
 
-    # `out` and `log_sum_exp` are inputs of the backward pass: any numbers make the same work, if
-    # probabilities stay below one.
+    # `out` and `log_sum_exp` are inputs of the backward pass. Its work is the same for any numbers
+    # that keep probabilities below one.
     def given(**more: Array) -> dict[str, Array]:
         return {"starts": np.zeros(s.rows, np.uint32), **more}
 
@@ -198,7 +198,7 @@ def _rotation_cases(s: Sizes, sizes: str) -> Iterator[KernelCase]:
 
 
 def generating_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Passing a new token through a layer, and choosing the next token."""
+    """Yield the work of a layer on a new token, and the choice of the next token."""
     for rows, half in ((1, False), (1, True), (MANY_ROWS, False)):
         yield from _new_token_cases(s, rows, half=half)
     last = np.array([[s.config.seq_len - 1], [0]], np.uint32)
@@ -207,7 +207,7 @@ def generating_cases(s: Sizes) -> Iterator[KernelCase]:
 
 
 def _new_token_cases(s: Sizes, rows: int, *, half: bool) -> Iterator[KernelCase]:
-    """Queries, keys and values of new tokens, and the inside of the feed-forward network."""
+    """Yield the kernels that compute heads and the inner feed-forward layer of new tokens."""
     config = s.config
     dim, kv_dim, length = config.query_dim, config.kv_dim, config.seq_len
     kind = np.float16 if half else np.float32
@@ -219,7 +219,7 @@ def _new_token_cases(s: Sizes, rows: int, *, half: bool) -> Iterator[KernelCase]
     def case(
         name: str, operands: str, products: int, width: int, given: Callable[[], dict[str, Array]]
     ) -> KernelCase:
-        """Return a case; products: columns of the product. width: columns of the output."""
+        """Return a case; products, width: columns of the product and of the output."""
 
         def make() -> dict[str, Array]:
             return given() | {
@@ -248,7 +248,7 @@ def _new_token_cases(s: Sizes, rows: int, *, half: bool) -> Iterator[KernelCase]
         given = {"cosines": cosines, "sines": sines, "positions": places, "cache": cache}
         return given | {"q": empty(rows, dim)}
 
-    # First columns of the packed weights: queries, keys, values; or gate and up.
+    # starts: the first columns of queries, keys and values, or of gate and up, in packed weights.
     more |= {"head_dim": config.head_dim, "starts": (0, dim, dim + kv_dim), "activation": SWIGLU}
     operands, width = "cosines sines positions +q *cache", dim + 2 * kv_dim
     yield case("heads_to_cache", operands, width, width, with_cache)
@@ -258,7 +258,7 @@ def _new_token_cases(s: Sizes, rows: int, *, half: bool) -> Iterator[KernelCase]
 
 
 def _cache_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
-    """Attention of one token to earlier tokens, and filling the cache. last: the token's place."""
+    """Yield attention to earlier tokens, and filling the cache; last: the new token's place."""
     config = s.config
     length, heads = config.seq_len, (config.heads, config.kv_heads, config.head_dim)
     yield s.case(
@@ -275,7 +275,7 @@ def _cache_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
         shape=AttentionShape(1, 1, *heads),
         bytes=8 * length * config.kv_dim + 8 * config.query_dim,
     )
-    # All rows of a sequence at once, into the columns of values.
+    # Write all rows of a sequence at once into the columns of values.
     yield s.case(
         "cache_append",
         "x:TK *cache places",
@@ -291,7 +291,7 @@ def _cache_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
 
 
 def _choice_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
-    """The choice of the next token from the logits. last: the token's place."""
+    """Yield the kernels that choose the next token from logits; last: the token's place."""
     count = s.config.vocab_size
     more: dict[str, Any] = {"tolerance": 0, "idle": 0, "step": 0, "count": count}
     token, chosen = np.zeros(1, np.uint32), np.zeros((1, 1), np.uint32)
@@ -304,14 +304,14 @@ def _choice_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
         0,
         lambda: {"found": np.zeros((1, 1 + k, 2), np.uint32)},
         sizes=f"{k} of {count:,}",
-        total=("found",),  # ids are found in no order, so only sums are the same
+        total=("found",),  # ids are found in any order, so only the sums are compared
         k=k,
         **more,
     )
     values = s.normal(k)
     pairs = np.zeros((1, 1 + k, 2), np.uint32)
     pairs[0, 0, 0], pairs[0, 1:, 0] = k, np.arange(k)
-    # Bits of positive numbers, inverted as `find_largest` writes them.
+    # The inverted bits of positive numbers, in which `find_largest` writes logits.
     pairs[0, 1:, 1] = ~(np.abs(values).view(np.uint32) | np.uint32(1 << 31))
     draws = np.array([[[0.5, 1, 1, k]]], np.float32)
     drawn = given | {"found": pairs, "draws": draws}
@@ -320,7 +320,7 @@ def _choice_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
 
 
 def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Activations, cross-entropy with the sum of the losses, and conversions of precision."""
+    """Yield activations, cross-entropy, the sum of losses, and conversions of precision."""
     size = s.rows * s.config.ffn_dim
     halves = HALVES | {"where": "in half precision", "sizes": by(s.rows, s.config.ffn_dim)}
     forward: dict[str, Any] = {"record": "activate", "activation": SWIGLU}
@@ -341,7 +341,8 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
         params = np.array([scale / rows, 0.1, 1e-4, 1 / width], np.float32)
         return {"targets": s.tokens(), "params": params}
 
-    # Gradients take the place of the logits, or go elsewhere, scaled as in training.
+    # Gradients in single precision replace the logits. Gradients in half precision are multiplied
+    # by the loss scale and written to another tensor.
     parts = "targets +cross_entropy:N +smoothing:N +z_loss:N params"
     in_half = f"logits:NV {parts} +gradient:NV:h"
     for operands, scale, more in ((f"*logits:NV {parts}", 1, {}), (in_half, FIRST_SCALE, HALVES)):
@@ -374,7 +375,7 @@ FAMILIES = (
 def measure_kernels(
     engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
-    """Yield the results of each engine: language models, then tokenizers."""
+    """Yield all engines' results for kernels of language models, then for kernels of tokenizers."""
     budget = QUICK_CASE_SECONDS if options.quick else CASE_SECONDS
     bench = CaseBench(KERNELS, options, progress, budget, cold=True)
     for engine in engines:
@@ -386,7 +387,7 @@ def measure_kernels(
 
 
 def choose_sizes(engine: Engine, *, quick: bool) -> tuple[Sizes, str]:
-    """Return the sizes for an engine, and a line on differences from GPT-2 small."""
+    """Return the sizes for an engine, and a line on differences from GPT-2 small's sizes."""
     narrow = preset("tiny", 512, layers=12, dim=64, ffn_dim=192)
     if engine.backend.is_software:
         config = preset("tiny", 512, seq_len=32 if quick else 128)

@@ -1,10 +1,10 @@
 """Measuring language models: training steps, and tokens per second of generating.
 
-A job fixes the model, the first weights and the batches, so that losses can be compared before
-times are given. Ids are random, but as unevenly frequent as words. If steps would take NumPy
-minutes, they are compared with NumPy on a cut model of the same width and vocabulary, and with
-torch uncut. If torch is installed, torch takes the same steps from the same weights, in turns with
-the engine.
+A job fixes the model, the first weights and the batches, so that losses are comparable; only
+engines with the right losses are timed. Ids are random, but as unevenly frequent as words. If NumPy
+would need minutes for a step, the losses of a cut model with the same width and vocabulary are
+compared with NumPy's, and the losses of the whole model with torch's. If torch is installed, torch
+takes the same steps from the same weights, in turns with the engine.
 
 Generating takes the likeliest ids, with random weights, after the ids of a tiny model were compared
 with NumPy's. Each step reads all weights, for one sequence or for a batch. The time for reading
@@ -41,14 +41,14 @@ from llmgpu.progress import Progress
 SEED = 1
 CHECKED_STEPS = 3
 LEARNING_RATE = 1e-4
-SMALL_OPERATIONS = 50e9  # of the largest step that is quick on a CPU
-CUT_LAYERS, CUT_TOKENS = 2, 64  # of a larger job, for a comparison with NumPy
-TOLERANCE = 1e-3  # of a loss, relative
+SMALL_OPERATIONS = 50e9  # operations of the largest step that a CPU takes quickly
+CUT_LAYERS, CUT_TOKENS = 2, 64  # layers and tokens of a cut model
+TOLERANCE = 1e-3  # largest relative difference of a loss
 VARIANTS: dict[Precision, str] = {"f32": "float32", "f16": "mixed precision"}
-RUN_SECONDS = 0.5  # length of a run, about, if a step is shorter
-RUN_STEPS = 10  # in the longest run
-ENGINE_SECONDS, QUICK_ENGINE_SECONDS = 15.0, 2.0  # after which no further run starts
-GENERATING_SECONDS = 10.0  # after which no further run starts
+RUN_SECONDS = 0.5  # approximate duration of a run of short steps
+RUN_STEPS = 10  # most steps of a run
+ENGINE_SECONDS, QUICK_ENGINE_SECONDS = 15.0, 2.0  # time after which no further run starts
+GENERATING_SECONDS = 10.0  # time after which no further run starts
 PROMPT = range(16)  # first ids of each sequence
 # Untied: a model with tied random weights only repeats the last id.
 COMPARED = preset("tiny", 512, layers=2, seq_len=64, tied=False)
@@ -59,7 +59,7 @@ COMPARED_TOKENS = 24
 class StepJob:
     """Training steps: the same weights and the same batches for llmgpu and torch.
 
-    name: of the preset. sequences: in the batch of a step.
+    name: the preset's name. sequences: number of sequences in the batch of a step.
     """
 
     name: str
@@ -68,12 +68,12 @@ class StepJob:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
+        """Number of tokens of a step."""
         return self.sequences * self.config.seq_len
 
     @property
     def operations(self) -> int:
-        """Additions and multiplications of a step, forward and backward."""
+        """Number of additions and multiplications of a step, forward and backward."""
         return self.config.training_operations(self.tokens)
 
     @property
@@ -88,7 +88,7 @@ class StepJob:
         )
 
     def batches(self) -> list[Batch]:
-        """Return the batches of the first steps: ids and the following ids."""
+        """Return the batches of the first steps: ids, and the id that follows each id."""
         generator = np.random.default_rng(SEED)
         shape = (CHECKED_STEPS, self.sequences, self.config.seq_len + 1)
         ids = uneven_ids(generator, self.config.vocab_size, shape)
@@ -102,21 +102,21 @@ class StepJob:
         }
 
     def cut(self) -> StepJob:
-        """Return a job with few layers and tokens, for NumPy; the job itself if it is small."""
+        """Return a job with few layers and tokens, for NumPy; a small job is returned unchanged."""
         if self.is_small:
             return self
         layers, seq_len = min(self.config.layers, CUT_LAYERS), min(self.config.seq_len, CUT_TOKENS)
         return StepJob(self.name, replace(self.config, layers=layers, seq_len=seq_len), 1)
 
     def __str__(self) -> str:
-        """Say the sizes."""
+        """Return the name and the sizes as a line for people."""
         config, tokens = self.config, f"{self.sequences} x {self.config.seq_len:,} tokens"
         sizes = f"{config.layers} layers, {config.dim} wide, {config.vocab_size:,} ids"
         return f"{self.name}: {config.parameters / 1e6:,.1f} M parameters ({sizes}), {tokens}"
 
 
 def choose_job(engine: Engine, *, quick: bool) -> StepJob:
-    """Return the steps for an engine: GPT-2 small on a GPU, a tiny model where a CPU computes."""
+    """Return the steps for an engine: GPT-2 small on a GPU, a tiny model on a CPU."""
     if engine.backend.is_software:
         jobs = (
             ("tiny", preset("tiny", 512), 8),
@@ -131,7 +131,7 @@ class OwnSteps:
     """The steps of a job by llmgpu on an engine."""
 
     def __init__(self, engine: Engine, job: StepJob, precision: Precision) -> None:
-        """Make the model; LlmgpuError without enough memory or without half precision."""
+        """Make the model; LlmgpuError if memory or half precision is missing."""
         self.engine, self.job, self.precision = engine, job, precision
         self._operations = open_operations(engine.backend.device, fixed_products=True)
         options = job.options(precision)
@@ -146,7 +146,7 @@ class OwnSteps:
         return [result.loss for result in self._trainer.results(CHECKED_STEPS)]
 
     def time(self, count: int) -> float:
-        """Take `count` more steps; return the seconds for each."""
+        """Take `count` more steps; return the mean seconds of a step."""
         return timed(lambda: self._take(count))[0] / count
 
     def _take(self, count: int) -> None:
@@ -163,7 +163,7 @@ class TorchSteps:
     """
 
     def __init__(self, job: StepJob, torch: Torch) -> None:
-        """Make the model on torch's device, and PyTorch's AdamW with decay on matrices only."""
+        """Make the model on torch's device, and PyTorch's AdamW, which decays matrices only."""
         self._torch = torch
         self._options = options = job.options("f32")
         self._model = TorchLlama(job.config, job.weights(), torch)
@@ -183,7 +183,7 @@ class TorchSteps:
         self.first_losses = [float(self._take()) for _ in range(CHECKED_STEPS)]
 
     def time(self, count: int) -> float:
-        """Take `count` more steps; return the seconds for each."""
+        """Take `count` more steps; return the mean seconds of a step."""
 
         def take_all() -> None:
             for _ in range(count):
@@ -212,8 +212,8 @@ class TorchSteps:
 class TrainBench:
     """Measures engines at the steps of their jobs, in turns with torch.
 
-    numpy_losses, numpy_seconds: results of NumPy, by the job. reported: torch's name and the job of
-    each result of torch so far.
+    numpy_losses, numpy_seconds: NumPy's losses and median times, by job. reported: torch's name and
+    the job of each result of torch so far.
     """
 
     options: BenchOptions
@@ -223,7 +223,7 @@ class TrainBench:
     reported: set[tuple[str, str]] = field(default_factory=set)
 
     def measure_engine(self, engine: Engine, precision: Precision) -> Iterator[Result]:
-        """Yield an engine's result, and torch's result at a new job."""
+        """Yield an engine's result, followed by torch's result if the job is new."""
         job = choose_job(engine, quick=self.options.quick)
         begun = Result(TRAIN, engine.host_name, job=str(job), variant=VARIANTS[precision])
         self.progress(f"{TRAIN}: {engine.name}, comparing", 0, 1)
@@ -250,7 +250,7 @@ class TrainBench:
         yield torch_result
 
     def _compare(self, begun: Result, own: OwnSteps, torch: TorchSteps | None) -> Result:
-        """Compare an engine's losses with NumPy's and torch's."""
+        """Return the result with the verdict on losses, compared with NumPy's and torch's."""
         compared: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
         if own.engine.backend is not NUMPY:
             steps, name, cut = own, cpu_engine(), own.job.cut()
@@ -275,7 +275,7 @@ class TrainBench:
     def _measured(
         self, result: Result, own: OwnSteps, seconds: list[float], torch_seconds: list[float]
     ) -> Result:
-        """Add times, speed-ups, and shares of an engine's limits."""
+        """Add times, speed-ups, and shares of the engine's limits."""
         engine, job = own.engine, own.job
         result = _with_steps(result, job, seconds)
         median = result.median
@@ -293,8 +293,8 @@ class TrainBench:
         return replace(result, kernels=kernels, **more)
 
     def _take_turns(self, name: str, both: Sequence[OwnSteps | TorchSteps]) -> list[list[float]]:
-        """Return the seconds a step of several runs, each in turn."""
-        # A run repeats short steps, since the time of a single step says little.
+        """Return the seconds of a step in each run, for each of `both`. The runs take turns."""
+        # A run repeats short steps, since the times of single short steps vary.
         counts = [max(1, min(RUN_STEPS, int(RUN_SECONDS / steps.time(1)))) for steps in both]
         seconds: list[list[float]] = [[] for _ in both]
         budget = QUICK_ENGINE_SECONDS if self.options.quick else ENGINE_SECONDS
@@ -324,7 +324,7 @@ def _open_torch(engine: Engine, job: StepJob) -> tuple[Result, TorchSteps | None
 def measure_train(
     engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
-    """Yield the results of each engine, in single and, if possible, in half precision."""
+    """Yield the results of each engine in single precision and, if supported, half precision."""
     bench = TrainBench(options, progress)
     for engine in engines:
         for precision in VARIANTS:
@@ -334,12 +334,12 @@ def measure_train(
 
 
 def losses_agree(found: Sequence[float], wanted: Sequence[float]) -> bool:
-    """Whether losses are finite and the same within TOLERANCE."""
+    """Whether the losses found are finite, and within TOLERANCE of the wanted losses."""
     return bool(np.isfinite(found).all()) and np.allclose(found, wanted, rtol=TOLERANCE, atol=0)
 
 
 def _with_steps(result: Result, job: StepJob, seconds: list[float]) -> Result:
-    """Return a result with the seconds of a step, and rates of tokens and operations."""
+    """Add the seconds of a step, and the rates of tokens and operations, to a result."""
     done = {"tokens": job.tokens, "operations": job.operations}
     return result.timed(seconds, done, clock="host", **done)
 
@@ -349,7 +349,7 @@ def _with_steps(result: Result, job: StepJob, seconds: list[float]) -> Result:
 
 @dataclass(frozen=True)
 class GenerateJob:
-    """Sequences of a batch, each continued by `tokens` ids."""
+    """A batch of sequences, each of which is continued by `tokens` ids."""
 
     name: str
     config: ModelConfig
@@ -357,14 +357,14 @@ class GenerateJob:
     tokens: int
 
     def __str__(self) -> str:
-        """Say the sizes."""
+        """Return the name and the sizes as a line for people."""
         many = "a sequence alone" if self.sequences == 1 else f"batches of {self.sequences}"
         size = f"{self.config.parameters / 1e6:,.1f} M parameters"
         return f"{self.name}: {size}, {self.tokens} tokens, {many}"
 
 
 def choose_sequences(engine: Engine, *, quick: bool) -> list[GenerateJob]:
-    """Return the jobs of an engine: GPT-2 small on a GPU, a tiny model where a CPU computes."""
+    """Return the jobs of an engine: GPT-2 small on a GPU, a tiny model on a CPU."""
     if engine.backend.is_software:
         config, name, many, tokens = preset("tiny", 512), "tiny", 8, 4 if quick else 64
     else:
@@ -375,7 +375,7 @@ def choose_sequences(engine: Engine, *, quick: bool) -> list[GenerateJob]:
 def measure_generate(
     engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
-    """Yield the results of each engine: of a sequence alone, and of a batch."""
+    """Yield two results for each engine: for a single sequence, and for a batch."""
     wanted = _likeliest(Engine(NUMPY, 0.0))
     numpy_rates: dict[str, float] = {}
     for engine in engines:
@@ -402,9 +402,9 @@ def measure_generate(
 
 
 def _measured(result: Result, engine: Engine, job: GenerateJob, runs: int) -> Result:
-    """Return a result with times; LlmgpuError for an engine without enough memory."""
+    """Return a result with times; LlmgpuError if memory is missing."""
     generator = Generator(_model(engine, job.config), sequences=job.sequences)
-    _continue(generator, job.sequences, min(8, job.tokens))  # compiles kernels
+    _continue(generator, job.sequences, min(8, job.tokens))  # compiles the kernels
     continue_all = partial(_continue, generator, job.sequences, job.tokens)
     seconds = host_times(continue_all, runs, GENERATING_SECONDS)
     tokens = job.sequences * job.tokens
@@ -421,7 +421,7 @@ def _model(engine: Engine, config: ModelConfig) -> Model:
 
 
 def _continue(generator: Generator, sequences: int, tokens: int) -> list[tuple[int, int | None]]:
-    """Continue different prompts by the likeliest ids."""
+    """Continue a different prompt for each sequence by the likeliest ids; return the ids."""
     greedy = SamplingOptions(temperature=0)
     prompts = [[(k + 7 * number) % 499 for k in PROMPT] for number in range(sequences)]
     requests = [Request(prompt, tokens, Sampler(greedy)) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""The operations of an optimizer: on a tensor of the embedding table's size, and on all weights."""
+"""The operations of optimizers, on a tensor of the embedding table's size and on all weights."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from llmgpu.lm.optimizers.muon import ITERATIONS, MUON, Momentum
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import hyper_parameters
 
-TENSORS = 110  # of a model with 12 layers
-LEARNING_RATE = 0.1  # large, so that an update changes weights visibly
+TENSORS = 110  # tensors of a model with 12 layers
+LEARNING_RATE = 0.1  # so large that an update changes weights by more than rounding errors
 STEP = 10
-ADAMW_OPERATIONS = 15  # for each number: clipping 1, moments 7, denominator 3, decay 1, step 3
-CODING_OPERATIONS = 20  # for each number: two codes to numbers and back, and the largest of a block
+ADAMW_OPERATIONS = 15  # of a number: clipping 1, moments 7, denominator 3, decay 1, step 3
+CODING_OPERATIONS = 20  # of a number: decoding and coding two moments, and the maximum of a block
 STATE = ("parameter", "gradient", "first", "second")
 ALL_WEIGHTS = "all weights"
 _STATE_OPERANDS = "*parameter:VC gradient:VC *first:VC *second:VC"
 
 
 def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Norm of a gradient, and the figures of a step made of all norms."""
+    """Yield norms of gradients, and the statistics of a step, which follow from all norms."""
     size = s.vocabulary * s.config.dim
     total: dict[str, Any] = {"total": ("partials",)}
     one = {"partials": empty(1, NORM_PARTIALS)}
     yield s.case("reduce_norm_sq", "grad:VC +partials", 2 * size, lambda: one, index=0, **total)
-    # Gradients of a layer, some of them small.
+    # The gradients of a layer, in one operation.
     shapes = ("CC", "KC", "KC", "CC", "FC", "FC", "CF", "C", "C")
     operands = " ".join(f"grads_{k}:{letters}" for k, letters in enumerate(shapes))
     shared = {"partials": empty(len(shapes), NORM_PARTIALS)}
@@ -65,7 +65,7 @@ def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
 
 
 def adamw_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Updates in single precision, and with a half-precision copy of the parameter."""
+    """Yield AdamW without and with a half-precision copy of the parameter."""
     return _with_and_without_copy(
         s,
         "adamw_update",
@@ -77,7 +77,7 @@ def adamw_cases(s: Sizes) -> Iterator[KernelCase]:
 
 
 def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Updates with moments in 8-bit codes."""
+    """Yield AdamW with moments in 8-bit codes, without and with a half-precision copy."""
     blocks = -(-s.vocabulary * s.config.dim // BLOCK)
     codes = np.resize(np.arange(1, 128, dtype=np.uint8), blocks * BLOCK)
     scales = np.ones(blocks, np.float32)
@@ -93,13 +93,13 @@ def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
             BlockCodes(t["first_codes"], t["first_scales"]),
             BlockCodes(t["second_codes"], t["second_scales"]),
         ),
-        # Codes of numbers half way between two may differ by one.
+        # The code of a number half way between two codes may be either.
         uncompared=("first_codes", "second_codes"),
     )
 
 
 def row_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Updates of the rows of a batch's tokens."""
+    """Yield AdamW on the rows of a batch's tokens, without and with a half-precision copy."""
     rows = np.unique(s.tokens())
     sizes = f"{len(rows):,} rows of {by(*s.shape('VC'))}"
     touched = len(rows) * s.config.dim
@@ -114,12 +114,12 @@ def row_cases(s: Sizes) -> Iterator[KernelCase]:
         bytes=28 * touched + 4 * len(rows),
     )
     yield plain
-    # Other rows have no copy to compare.
+    # Rows that are not updated have no copy, so the copies are not compared.
     yield replace(with_copy, copies={}, bytes=30 * touched + 4 * len(rows))
 
 
 def muon_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Muon's step of the widest matrix of a layer, and the same with a half-precision copy."""
+    """Yield Muon on a matrix of the feed-forward network, without and with a copy."""
     height, width = s.shape("FC")
     products = 2 * ITERATIONS * (2 * height * width**2 + width**3)
 
@@ -134,15 +134,15 @@ def muon_cases(s: Sizes) -> Iterator[KernelCase]:
         record=record,
     )
     yield case
-    # Factors of products are in half precision.
+    # With a copy, the factors of Muon's products are in half precision.
     yield replace(_with_copy(case, s.shape("FC")), tolerance=2e-3)
 
 
 def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Updating all weights of a model and their half-precision copies, in two ways.
+    """Yield two ways to update all weights of a model and their half-precision copies.
 
-    One kernel a tensor writes a weight and its copy; or a second kernel, one more dispatch for each
-    of the 110 tensors of 12 layers, reads the weights again to write the copies.
+    In the first way, one kernel writes a weight and its copy. In the second way, a second kernel
+    for each of the 110 tensors of 12 layers reads the weight again to write its copy.
     """
     # Weight k has the tensors "parameter k", "gradient k", "first k", "second k" and "mirror k".
     config = s.updated or s.config
@@ -189,7 +189,7 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
 
 
 def step_parameters() -> Arrays:
-    """Return `stats` of a step that is not bad and clips gradients to a half, and its `hyper`."""
+    """Return `hyper`, and the `stats` of a step that is not bad and halves gradients."""
     hyper = hyper_parameters(TrainOptions(), STEP, LEARNING_RATE, 1.0, 0)
     return {"stats": np.array([0.5, 2.0, 0.0, 1.0], np.float32), "hyper": hyper}
 
@@ -207,9 +207,9 @@ def _with_and_without_copy(
     state: Callable[[Tensors], WeightState],
     **more: Any,
 ) -> Iterator[KernelCase]:
-    """Yield an update without a half-precision copy of the parameter, then with one.
+    """Yield an update without a half-precision copy of the parameter, then with a copy.
 
-    state: returns the optimizer's state, made of a case's tensors.
+    state: returns the optimizer's state, made of the tensors of a case.
     """
 
     def record(ops: Operations, t: Tensors) -> None:

@@ -28,7 +28,7 @@ from llmgpu.charts import (
 )
 from llmgpu.charts.axes import Dot, draw_roofline
 
-MOST_KERNELS = 12  # in a chart; the others are added up
+MOST_KERNELS = 12  # bars of kernels in a chart; the other kernels share one more bar
 _SOFTWARE = "software adapter"  # kind of an adapter
 _PARTS: dict[str, tuple[str, ...]] = {
     BPE_TRAIN: (
@@ -100,7 +100,7 @@ def _head(record: Record) -> Iterator[str]:
 
 
 def _about(what: str) -> list[str]:
-    """Return the title of a part, and the introduction to a known part."""
+    """Return the title of a part, followed by the introduction if the part is known."""
     return [escape_text(text) for text in _PARTS.get(what, (what,))]
 
 
@@ -133,7 +133,7 @@ def _table(table: ResultTable, record: Record, software: Set[str]) -> list[str]:
 
 
 def _next_to_peers(tables: Sequence[ResultTable]) -> list[str]:
-    """Return a chart for each kernel with results of other programs."""
+    """Return a chart for each kernel that was measured in another program, too."""
     kernels: dict[str, dict[str, Result]] = {}
     for table in tables:
         for result in table.results:
@@ -149,7 +149,7 @@ def _next_to_peers(tables: Sequence[ResultTable]) -> list[str]:
 
 
 def _engine_charts(table: ResultTable, record: Record) -> list[str]:
-    """Return the roofline of an engine, if its limits are known, and shares of its limits."""
+    """Return the roofline of an engine with known limits, and the chart of shares of limits."""
     limits = record.limits.get(table.title)
     dots = {k: dot for k, result in enumerate(table.results) if (dot := dot_of(result))}
     if limits is None or not dots:
@@ -174,7 +174,10 @@ def _engine_charts(table: ResultTable, record: Record) -> list[str]:
 
 
 def _details(result: Result, *, is_open: bool) -> list[str]:
-    """Return the time in kernels as a chart, and start-up and phases; is_open: with a chart."""
+    """Return a folded part: a chart of the time in kernels, then start-up and phases.
+
+    is_open: unfold a part with a chart.
+    """
     kernels, chart = result.kernels, []
     if kernels is not None and len(kernels.seconds) > 1:
         of = f"the first {kernels.merges:,} merges" if kernels.merges else "one run"
@@ -186,7 +189,7 @@ def _details(result: Result, *, is_open: bool) -> list[str]:
 
 
 def result_bars(table: ResultTable) -> list[str]:
-    """Return the chart of a job: the rates of all results, or else median times."""
+    """Return the chart of a job: rates if all results share one, otherwise median times."""
     rate = common_rate(table.results)
     bars = []
     for result in table.results:
@@ -204,7 +207,7 @@ def result_bars(table: ResultTable) -> list[str]:
 
 
 def share_bars(table: ResultTable) -> list[str]:
-    """Return the chart of the shares that an engine's kernels reach of its limits."""
+    """Return the chart of kernels' speeds as shares of the engine's limits."""
     bars = [
         Bar(r.variant or "kernel", "own", SHARE_OF_FLOOR.text(r), r.share_of_floor, r.sizes)
         for r in table.results
@@ -229,7 +232,7 @@ def kernel_bars(seconds: Mapping[str, float], caption: str) -> list[str]:
 
 
 def dot_of(result: Result) -> Dot | None:
-    """Return the place of a result on a roofline, None if it has none."""
+    """Return the place of a result on a roofline; None without times, bytes or operations."""
     numbers = (result.bytes or 0, result.operations or 0, result.operations_per_second or 0)
     nbytes, operations, rate = numbers
     return (operations / nbytes, rate) if result.seconds and min(numbers) > 0 else None

@@ -1,19 +1,18 @@
-"""Other programs beside llmgpu, measured if they are installed.
+"""Peers: other programs that do the same work, measured if they are installed.
 
-Most peers cut text with a regular expression over characters, as
-`llmgpu.bpe.interchange.token_tables` spells it for each engine; on valid UTF-8 the expression means
-the same as the pattern over bytes.
+Most peers cut text by a regular expression over characters. The module
+`llmgpu.bpe.interchange.token_tables` has the spellings of a pattern's expression for other tools;
+on valid UTF-8 the expression matches the same text as the pattern over bytes.
 
 Hugging Face's tokenizers, rustbpe and gigatoken train. Merges determine a vocabulary, so merges are
-compared; rustbpe returns only the tokens of its merges, so its tokens are compared. Only Hugging
-Face's trainer has a minimum frequency and stops there: each peer is asked for as many merges as
-llmgpu found.
+compared. rustbpe returns only the tokens of merges, so tokens are compared instead. Only Hugging
+Face's trainer stops at a minimum frequency, so each peer trains as many merges as llmgpu found.
 
-Hugging Face's tokenizers, tiktoken and gigatoken tokenize. Each gets the vocabulary as `llmgpu
-export` writes it, and must give the same ids. Peers treat the spelling of a special token as text,
-as llmgpu does.
+Hugging Face's tokenizers, tiktoken and gigatoken tokenize. Each peer reads the vocabulary from a
+file of `llmgpu export`, and must return the same ids. Peers treat the spelling of a special token
+as text, as llmgpu does.
 
-PyTorch runs on one of its devices, with a model of its own operations, eagerly, as its users would.
+PyTorch runs a model of its own operations, in eager mode, on a CPU or a GPU.
 """
 
 from __future__ import annotations
@@ -45,12 +44,13 @@ from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.layers import rotary_tables
 from llmgpu.processors import usable_processors
 
-# With pattern none a text would be one word, and peers would take forever to merge it.
+# Patterns with an expression for peers. With pattern none a text would be one word, whose merges
+# would take peers hours.
 EXPRESSIBLE = tuple(HUGGINGFACE)
-# Under each pattern a pre-token ends after such a newline, whatever follows.
+# The end of a piece. Under each pattern a pre-token ends after a newline of this kind.
 _PIECE_END = re.compile(r"(?<=\S)\n(?=\w)")
-TRAINING_PIECE = 1 << 16  # characters of a piece; threads of a peer take different pieces
-# Characters in a piece of a batch: the fastest of 2**8 to 2**20, on two processors.
+TRAINING_PIECE = 1 << 16  # characters of a piece; threads of a peer process different pieces
+# Characters of a piece in a batch: the fastest of 2**8 to 2**20, measured on two processors.
 TOKENIZERS_PIECE = 1 << 12
 TIKTOKEN_PIECE = 1 << 18
 # gigatoken's names of patterns. Its olmo3 is Llama 3's pattern; rustbpe is another spelling of it.
@@ -69,7 +69,7 @@ EncodeFile = Callable[[Path], NDArray[np.uint32]]
 
 @dataclass(frozen=True)
 class Peer:
-    """Another program: its package, and the patterns that it knows."""
+    """Another program: the name of its package, and the patterns that the program knows."""
 
     package: str
     patterns: tuple[str, ...]
@@ -77,11 +77,11 @@ class Peer:
 
     @property
     def name(self) -> str:
-        """Package and version, as tables name them."""
+        """Package and version, for tables."""
         return f"{self.package} {package_version(self.package) or ''}".rstrip()
 
     def why_not(self, pattern: str, *, is_utf8: bool) -> str | None:
-        """Return the reason for leaving the peer out, as a line; None if it can do the job."""
+        """Return a line with the reason why the peer can't do the job; None if the peer can."""
         packages = (self.package, *self.needs)
         if None in map(package_version, packages):
             return f"not installed: pip install {' '.join(packages)}"
@@ -93,7 +93,7 @@ class Peer:
 
 
 def pieces(text: str, characters: int) -> list[str]:
-    """Cut a text into pieces of at least `characters` where pre-tokens end."""
+    """Cut a text, at ends of pre-tokens, into pieces of at least `characters` characters."""
     found: list[str] = []
     begin = 0
     while begin < len(text):
@@ -105,7 +105,7 @@ def pieces(text: str, characters: int) -> list[str]:
 
 
 def gigatoken_extension() -> Any:
-    """Load gigatoken's compiled part without the imports of its Python part."""
+    """Load gigatoken's compiled module without importing gigatoken's Python modules."""
     package = importlib.util.find_spec("gigatoken")
     assert package is not None and package.origin is not None
     path = str(next(Path(package.origin).parent.glob("gigatoken_rs.*")))
@@ -119,10 +119,10 @@ def gigatoken_extension() -> Any:
 class TrainingPeer(Peer):
     """A peer that trains.
 
-    tie: the rule by which it orders equally frequent pairs.
-    train: learns from a file, under a pattern, a vocabulary of a size; returns its merges as bytes,
-        or the tokens that they make. It writes to the last path if it has vocabulary files.
-    compared: "merges" or "tokens".
+    tie: the rule by which the peer orders equally frequent pairs.
+    train: trains on a file, with a pattern and a vocabulary size; returns the merges as pairs of
+        bytes, or the tokens of the merges. A peer with vocabulary files writes the last path.
+    compared: the answer of `train`, "merges" or "tokens".
     """
 
     tie: str
@@ -130,14 +130,14 @@ class TrainingPeer(Peer):
     compared: str = "merges"
 
     def expected(self, vocabulary: Vocabulary) -> list[Any]:
-        """Return a vocabulary of llmgpu in the form of `train`'s answers."""
+        """Return the merges of a vocabulary in the form that `train` returns."""
         tokens = vocabulary.tokens
         merges = [(tokens[left], tokens[right]) for left, right, _ in vocabulary.merges.tolist()]
         return merges if self.compared == "merges" else [left + right for left, right in merges]
 
 
 def train_tokenizers(path: Path, pattern: str, vocab_size: int, target: Path) -> Merges:
-    """Train Hugging Face's BPE, with all processors, and write its file; return the merges."""
+    """Train Hugging Face's BPE with all processors, and write a file; return the merges."""
     hf = importlib.import_module("tokenizers")
     tokenizer = hf.Tokenizer(hf.models.BPE())
     tokenizer.pre_tokenizer = byte_level(pattern)
@@ -156,7 +156,7 @@ def train_tokenizers(path: Path, pattern: str, vocab_size: int, target: Path) ->
 
 
 def byte_level(pattern: str) -> Any:
-    """Return Hugging Face's pre-tokenizer that cuts by a pattern and spells bytes."""
+    """Return Hugging Face's pre-tokenizer that cuts by a pattern and maps bytes to characters."""
     hf = importlib.import_module("tokenizers")
     pre = hf.pre_tokenizers
     if pattern == "gpt2":
@@ -166,7 +166,7 @@ def byte_level(pattern: str) -> Any:
 
 
 def train_rustbpe(path: Path, pattern: str, vocab_size: int, target: Path) -> list[bytes]:
-    """Train rustbpe, with all processors; return the tokens of the merges, first merge first."""
+    """Train rustbpe with all processors; return the tokens of the merges, first merge first."""
     tokenizer = importlib.import_module("rustbpe").Tokenizer()
     text = iter(pieces(path.read_bytes().decode(), TRAINING_PIECE))
     tokenizer.train_from_iterator(text, vocab_size, pattern=expression_of(pattern, TIKTOKEN))
@@ -175,7 +175,7 @@ def train_rustbpe(path: Path, pattern: str, vocab_size: int, target: Path) -> li
 
 
 def train_gigatoken(path: Path, pattern: str, vocab_size: int, target: Path) -> Merges:
-    """Train gigatoken, with all processors; return the merges. It has the pattern gpt2 only."""
+    """Train gigatoken, which only has the pattern gpt2, with all processors; return the merges."""
     extension = gigatoken_extension()
     with _silence():
         _, merges = extension.train_bpe(str(path), vocab_size, [], "huggingface")
@@ -191,7 +191,7 @@ TRAINING_PEERS = (
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Discard output of native code, which must not mix with results on stdout."""
+    """Discard output of native code, which would mix with results on stdout."""
     kept = [(descriptor, os.dup(descriptor)) for descriptor in (1, 2)]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -209,9 +209,9 @@ def _silence() -> Iterator[None]:
 class TokenizingPeer(Peer):
     """A peer that tokenizes.
 
-    format: of `llmgpu.bpe.interchange.formats`, in which it reads a vocabulary.
-    open: makes, from such a file and the pattern's name, what returns the ids of a UTF-8 file,
-        uint32 (tokens,).
+    format: the peer's format of vocabularies, a name in `llmgpu.bpe.interchange.formats`.
+    open: returns an encoder for a vocabulary's file and a pattern's name. The encoder returns the
+        ids of a UTF-8 file, uint32 (tokens,).
     """
 
     format: str
@@ -219,7 +219,10 @@ class TokenizingPeer(Peer):
 
 
 def open_tokenizers(vocabulary: Path, pattern: str) -> EncodeFile:
-    """Make an encoder of Hugging Face's, which knows the pattern; it uses all processors."""
+    """Return an encoder of Hugging Face's tokenizers, which uses all processors.
+
+    The vocabulary's file has the pattern.
+    """
     tokenizer = importlib.import_module("tokenizers").Tokenizer.from_file(str(vocabulary))
     tokenizer.encode_special_tokens = True
 
@@ -232,7 +235,7 @@ def open_tokenizers(vocabulary: Path, pattern: str) -> EncodeFile:
 
 
 def open_tiktoken(vocabulary: Path, pattern: str) -> EncodeFile:
-    """Make an encoder of tiktoken's; it uses all processors."""
+    """Return an encoder of tiktoken, which uses all processors."""
     lines = (line.split() for line in vocabulary.read_bytes().splitlines())
     encoding = importlib.import_module("tiktoken").Encoding(
         "llmgpu-bench",
@@ -251,7 +254,7 @@ def open_tiktoken(vocabulary: Path, pattern: str) -> EncodeFile:
 
 
 def open_gigatoken(vocabulary: Path, pattern: str) -> EncodeFile:
-    """Make an encoder of gigatoken's, which reads files itself; it uses all processors."""
+    """Return an encoder of gigatoken, which reads files itself and uses all processors."""
     awkward = importlib.import_module("awkward")
     extension = gigatoken_extension()
     scheme = GIGATOKEN_SCHEMES[pattern]
@@ -276,12 +279,12 @@ TOKENIZING_PEERS = (
 # PyTorch
 
 NOT_INSTALLED = "not installed: pip install torch"
-CACHE_BYTES = 256 << 20  # more than any cache holds
+CACHE_BYTES = 256 << 20  # larger than any cache
 
 
 @dataclass(frozen=True)
 class Torch:
-    """PyTorch on a device ("cpu" or "cuda"), with its name in tables."""
+    """PyTorch on a device, "cpu" or "cuda"; name: PyTorch's name in tables."""
 
     module: Any
     device: str
@@ -289,9 +292,10 @@ class Torch:
 
     @classmethod
     def beside(cls, engine: Engine) -> Torch:
-        """Return torch for the comparison with an engine; float32 products without tf32.
+        """Return torch for the comparison with an engine; tf32 is switched off.
 
-        Torch runs on cuda if there is cuda and the engine is an NVIDIA GPU, otherwise on the CPU.
+        Torch runs on cuda if cuda is available and the engine is an NVIDIA GPU, otherwise on the
+        CPU.
 
         Raises:
             ImportError: torch is not installed.
@@ -314,13 +318,13 @@ class Torch:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether it computes on a GPU."""
+        """Whether torch computes on a GPU."""
         return self.device == "cuda"
 
     def tensor(self, array: NDArray[Any]) -> Any:
-        """Return an array on the device; uint32 ids become int64, since torch needs signed ids.
+        """Return a tensor on the device; uint32 ids become int64, since torch needs signed ids.
 
-        On a CPU a tensor shares the memory of an array of another type than uint32.
+        On a CPU, tensor and array share their memory, unless the array is uint32.
         """
         if array.dtype == np.uint32:
             array = array.astype(np.int64)
@@ -331,7 +335,7 @@ class Torch:
     ) -> ProgramTimes:
         """Time a function after a warm-up, as `time_program` does.
 
-        cold: whether to fill a GPU's caches with other numbers before each run.
+        cold: evict a GPU's caches before each run.
         """
         warm_up(lambda: self.finish(function))
         if not self.is_cuda:
@@ -350,7 +354,7 @@ class Torch:
         return times
 
     def free_memory(self) -> None:
-        """Release the memory of a GPU that torch has cached."""
+        """Release GPU memory that torch keeps for later tensors."""
         if self.is_cuda:
             self.module.cuda.empty_cache()
 
@@ -362,19 +366,19 @@ class Torch:
 
 
 def missing_torch(what: str, job: str) -> Result:
-    """Return the result of a part without torch."""
+    """Return the result that reports torch as not installed."""
     return Result(what, "torch", peer=True, job=job, note=NOT_INSTALLED)
 
 
 def first_line(error: RuntimeError) -> str:
-    """Return the reason of a failure in torch, such as missing memory, in a line."""
+    """Return the first line of an error of torch, such as missing memory."""
     return str(error).partition("\n")[0]
 
 
 class TorchLlama:
     """A Llama-style model in PyTorch.
 
-    parameters: float32, by Hugging Face's names, as `ModelConfig.weights` lists them.
+    parameters: float32, by Hugging Face's names, which `ModelConfig.weights` lists.
     """
 
     def __init__(
@@ -389,7 +393,7 @@ class TorchLlama:
             for name, values in weights.items()
         }
         tables = rotary_tables(config.seq_len, scaled_frequencies(config))
-        # Both halves of a head turn by the same angles.
+        # Both halves of a head are rotated by the same angles.
         self._cosines, self._sines = (torch.tensor(np.tile(table, 2)) for table in tables)
 
     def logits(self, tokens: Any) -> Any:

@@ -3,8 +3,8 @@
 The terminal and the page show the same cells.
 
 Two records are compared only if they are of the same machine, and results only if part, sizes,
-engine and variant are the same. Results that only one record has are listed with the reason. Other
-programs are compared, too, since they show whether the machine was as fast as before, but only
+engine and variant are the same. Results in only one record are listed with the reason. Times of
+other programs are compared, too, since they show whether the machine is as fast as before; but only
 llmgpu's times can be `slower`.
 """
 
@@ -32,8 +32,9 @@ from llmgpu.charts import NOTHING, Column
 class Measure:
     """A number of a result.
 
-    key: the field of a result. title: of a column. unit: after a number with a prefix; "%" is a
-    share, "x" a ratio; without one the title says it. scale: factor from the field to the unit.
+    key: the field of a result. title: the title of a column. unit: the unit after the number; "%"
+    for a share, "x" for a ratio, "" if the title names the unit. scale: factor from the field's
+    unit to `unit`.
     """
 
     key: str
@@ -42,16 +43,16 @@ class Measure:
     scale: float = 1.0
 
     def of(self, result: Result) -> float | None:
-        """Return the result's number, None if it has none."""
+        """Return the result's number, None for a result without the number."""
         number: float | None = getattr(result, self.key)
         return number
 
     def full_text(self, result: Result) -> str:
-        """Return the result's number with its unit, whether or not the title says it."""
+        """Return the result's number with the unit, or with a title that names the unit."""
         return self.text(result) if self.unit else f"{self.text(result)} {self.title}"
 
     def text(self, result: Result) -> str:
-        """Return the result's number for people, "-" if it has none."""
+        """Return the result's number for people, "-" for a result without the number."""
         number = self.of(result)
         if number is None:
             return NOTHING
@@ -74,10 +75,10 @@ MEASURES = (
     SPEED_UP := Measure("speed_up", "vs NumPy", "x"),
     SPEED_UP_OVER_TORCH := Measure("speed_up_over_torch", "vs torch", "x"),
 )
-_LEAST_SECONDS = 1e-9  # of a ratio: no clock is finer
+_LEAST_SECONDS = 1e-9  # smallest divisor of a ratio: no clock is finer
 HEADLINED = (BPE_TRAIN, TOKENIZE, TRAIN)
-RATES = (TEXT_RATE, BYTE_RATE, TOKEN_RATE)  # the rates that tell results apart best
-# The measures that a terminal shows, for parts with more than fit.
+RATES = (TEXT_RATE, BYTE_RATE, TOKEN_RATE)  # rates for the chart of a job, the best first
+# The measures that a terminal shows, for parts whose measures do not all fit.
 NARROW = {
     EMBEDDING: (BYTE_RATE, SHARE_OF_COPY, SPEED_UP, SPEED_UP_OVER_TORCH),
     KERNELS: (BYTE_RATE, OPERATION_RATE, SHARE_OF_FLOOR, SPEED_UP),
@@ -87,7 +88,7 @@ NARROW = {
 
 
 def columns_of(table: ResultTable, *, narrow: bool = False) -> list[Column]:
-    """Return results with times, measures and verdicts; narrow: as far as a terminal has room."""
+    """Return the columns of a table; narrow: leave out columns for which a terminal has no room."""
     results, times = table.results, [result.seconds for result in table.results]
 
     def numbers(title: str, cells: Sequence[str]) -> Column:
@@ -104,6 +105,7 @@ def columns_of(table: ResultTable, *, narrow: bool = False) -> list[Column]:
     for measure in NARROW.get(table.what, MEASURES) if narrow else MEASURES:
         if any(measure.of(result) is not None for result in results):
             columns.append(numbers(measure.title, [*map(measure.text, results)]))
+    # Tokenizing is also compared with the fastest peer.
     if table.what == TOKENIZE:
         if not narrow:
             tokens = [f"{result.tokens:,}" if result.tokens else NOTHING for result in results]
@@ -117,10 +119,11 @@ def columns_of(table: ResultTable, *, narrow: bool = False) -> list[Column]:
 
 
 def headlines(record: Record) -> Iterator[tuple[str, str]]:
-    """Yield, for each part, how many times as fast llmgpu is as the fastest other program, or it.
+    """Yield, for each part, a line with the ratio of llmgpu's speed to the fastest other program's.
 
-    The last job that another program did, too, counts, since it is the largest; without one, the
-    speed of an adapter against the CPU. Greedy matching, which no other program does, is left out.
+    If another program was faster, the line says so. The line is about the last job that another
+    program did, too, which is the largest. Without another program, an adapter is compared with the
+    CPU. Greedy matching is left out, because no other program supports it.
     """
     told: dict[str, tuple[bool, str]] = {}
     for table in record.tables():
@@ -151,12 +154,12 @@ def headlines(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def common_rate(results: Sequence[Result]) -> Measure | None:
-    """Return the rate that all results with times have; None if they have none in common.
+    """Return a rate that all results with times have; None without such a rate.
 
-    That is arithmetic where it, and not memory, is the limit of one of them.
+    The rate is the rate of arithmetic if arithmetic, and not memory, limits a result.
     """
     timed = [result for result in results if result.seconds is not None]
-    # Where memory is the limit the two shares differ by rounding.
+    # If memory is the limit, the two shares differ only by rounding.
     bound_by_arithmetic = any(
         None not in (r.share_of_copy, r.share_of_floor)
         and (r.share_of_floor or 0) > 1.01 * (r.share_of_copy or 0)
@@ -190,7 +193,7 @@ def facts_of(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def time_lines(result: Result) -> Iterator[tuple[str, str]]:
-    """Yield "start-up" and "phases" with their times, as far as there are any."""
+    """Yield the names "start-up" and "phases" with their times, if there are times."""
     phases = {name: times.median for name, times in result.phases.items()}
     for name, spent in (("start-up", result.start_up), ("phases", phases)):
         text = ", ".join(f"{part} {seconds_text(s)}" for part, s in spent.items() if s)
@@ -222,8 +225,9 @@ class Change:
 class Comparison:
     """The result of comparing two records.
 
-    changes: in the order of the new record. not_compared: lines, each with its reason. notes:
-    lines on other differences between the records. threshold: largest accepted `Change.relative`.
+    changes: in the order of the new record. not_compared: lines on results that are not compared,
+    with the reasons. notes: lines on other differences between the records. threshold: largest
+    accepted `Change.relative`.
     """
 
     changes: list[Change]
@@ -232,12 +236,12 @@ class Comparison:
     threshold: float
 
     def is_slower(self, change: Change) -> bool:
-        """Whether a time of llmgpu's grew by more than the threshold."""
+        """Whether a time of llmgpu has grown by more than the threshold."""
         return not change.new.peer and change.relative > self.threshold
 
     @property
     def slower(self) -> list[Change]:
-        """The changes that are slower, the largest first."""
+        """The changes for which `is_slower` is true, the largest first."""
         return sorted(filter(self.is_slower, self.changes), key=lambda change: -change.relative)
 
     def columns(self) -> list[Column]:
@@ -255,20 +259,20 @@ class Comparison:
 
 
 def compare_records(old: Record, new: Record, threshold: float = DEFAULT_THRESHOLD) -> Comparison:
-    """Compare two records as `load_record` returns them."""
+    """Compare two records, see the head of this module."""
     machines = [
         f"another machine: its {_MACHINE[name]} was {before}, here it is {now}"
         for name, before, now in _differences(old, new, _MACHINE)
     ]
     if machines:
         return Comparison([], machines, [], threshold)
-    # Parts of one record alone are a line each.
+    # A line for each part that only one record has.
     before, now = _by_key(old), _by_key(new)
     parts_before, parts_now = (dict.fromkeys(key[0] for key in each) for each in (before, now))
     alone = [(part, "new") for part in parts_now if part not in parts_before]
     alone += [(part, "old") for part in parts_before if part not in parts_now]
     not_compared = [f"{part}: only the {which} record has it" for part, which in alone]
-    # Results of parts in both records: changes, or the reason why there is none.
+    # Results of parts in both records: a change, or the reason why results can't be compared.
     changes = []
     for key, result in now.items():
         if key[0] not in parts_before:
@@ -278,7 +282,7 @@ def compare_records(old: Record, new: Record, threshold: float = DEFAULT_THRESHO
             not_compared.append(f"{result.what}: {result.name}, {result.sizes}: {reason}")
         elif result.seconds is not None:
             changes.append(Change(before[key], result))
-    # Results of the old record that have no counterpart at any size.
+    # Results of the old record that the new record lacks at all sizes.
     for key, result in before.items():
         is_lost = key[0] in parts_now and key not in now and result.seconds is not None
         if is_lost and _other_sizes(key, now) is None:
@@ -297,7 +301,7 @@ def _by_key(record: Record) -> dict[_Key, Result]:
 def _why_not(
     key: _Key, result: Result, old: Record, new: Record, old_results: dict[_Key, Result]
 ) -> str | None:
-    """Return why a new result is not compared, None if it is (or has nothing to compare)."""
+    """Return the reason why a new result is not compared; None for a comparison or no times."""
     before = old_results.get(key)
     if before is None:
         sizes = _other_sizes(key, old_results)
@@ -317,14 +321,14 @@ def _why_not(
 
 
 def _other_sizes(key: _Key, results: dict[_Key, Result]) -> str | None:
-    """Return the sizes of a result that differs in nothing else."""
+    """Return the sizes of a result that differs from `key` only in its sizes; None without one."""
     what, _, engine, variant = key
     same = (k[1] for k in results if (k[0], k[2], k[3]) == (what, engine, variant))
     return next(same, None)
 
 
 def _differences(old: Record, new: Record, names: Iterable[str]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the facts on machines that differ, before and now."""
+    """Yield the names of fields in which two records' machines differ, with both values."""
     for name in names:
         before, now = (getattr(record.machine, name) for record in (old, new))
         if before != now:
@@ -332,7 +336,7 @@ def _differences(old: Record, new: Record, names: Iterable[str]) -> Iterator[tup
 
 
 def _notes(old: Record, new: Record) -> Iterator[str]:
-    """Yield possible causes of changes."""
+    """Yield lines on versions, drivers and interruptions, which may explain changes."""
     for name, before, now in _differences(old, new, _VERSIONS):
         yield f"{name}: {before} then, {now} now"
     drivers = {adapter.name: adapter.driver for adapter in old.machine.adapters}

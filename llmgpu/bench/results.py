@@ -1,8 +1,8 @@
-"""The results of a benchmark, the record that holds them, and the JSON file of a record.
+"""The results of a benchmark, the record of all results, and the JSON file of a record.
 
-Times are in seconds, rates in units a second. JSON leaves out fields without a value.
-The job of a result is `text_bytes`, `vocab_size` and `pattern`, or a line for people (`job`) with
-the sizes. The `variant` tells ways of doing one job apart.
+Times are in seconds, rates in units per second. JSON leaves out fields without a value. The sizes
+of a job are `text_bytes`, `vocab_size` and `pattern`, or a line for people (`job`). The `variant`
+distinguishes ways of doing the same job.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ HOST_ENGINES = (NUMPY_ENGINE, C_ENGINE)  # engines that compute on the CPU
 
 _LARGE = ("", "K", "M", "G", "T", "P")
 _SMALL = ("", "m", "µ", "n")
-_HIGHEST = 999.5  # from here on three digits need the next prefix
+_HIGHEST = 999.5  # least number that rounds to four digits and needs the next prefix
 
 
 def three_digits(number: float) -> str:
-    """Return a number with three digits, or all those before the point."""
+    """Return a number with three digits; of a number above 100, all digits before the point."""
     return f"{number:,.0f}" if abs(number) >= 99.95 else f"{number:.3g}"
 
 
@@ -54,7 +54,7 @@ def spread_text(median: float, fastest: float, slowest: float) -> str:
 
 
 def _second_unit(seconds: float) -> tuple[float, str]:
-    """Return how many of the unit that suits a time make a second, and the unit."""
+    """Return the unit that suits a time, after the number of these units in a second."""
     power = 0
     while seconds * 1000**power < 0.9995 and power < len(_SMALL) - 1:
         power += 1
@@ -63,7 +63,7 @@ def _second_unit(seconds: float) -> tuple[float, str]:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of several runs; `runs` are all of them, in order."""
+    """Median, least and most seconds of several runs; runs: the seconds of each run, in order."""
 
     median: float
     min: float
@@ -72,14 +72,14 @@ class Times:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Times:
-        """Summarize runs, of which there is at least one."""
+        """Summarize the seconds of one or more runs."""
         runs = tuple(map(float, seconds))
         return cls(statistics.median(runs), min(runs), max(runs), runs)
 
 
 @dataclass(frozen=True)
 class KernelTimes:
-    """Seconds in each kernel by name; merges: number of merges of a training, if it is one."""
+    """Seconds in each kernel by name; merges: number of merges, if the kernels trained."""
 
     seconds: dict[str, float]
     total: float
@@ -89,14 +89,14 @@ class KernelTimes:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one engine or peer at one job, in one way.
+    """The result of an engine or a peer for a job and a variant.
 
     what: the part. engine: one of `HOST_ENGINES`, an adapter or a peer by its name. peer: whether
     the engine is another program. correct: whether the answer was right, None without an answer.
     answer: the reference of the comparison. note: the reason for a missing or different result.
     clock: "gpu" or "host".
-    job, variant: lines for people on the sizes and on the way of doing the job.
-    text_bytes, vocab_size, pattern: the sizes of jobs on text.
+    job, variant: lines for people: the sizes of the job, and the way of doing the job.
+    text_bytes, vocab_size, pattern: the sizes of a job on text.
     bytes, operations: numbers of bytes moved and of operations, the base of rates and shares.
     """
 
@@ -151,26 +151,26 @@ class Result:
 
     @property
     def name(self) -> str:
-        """The engine with the variant, if there is one."""
+        """The engine, followed by the variant, if any."""
         return f"{self.engine}, {self.variant}" if self.variant else self.engine
 
     def compared(self, right: bool, answer: str) -> Result:
-        """Return the result with the verdict on its answer; answer: such as "ids of NumPy"."""
+        """Return the result with a verdict; answer: the compared answer, such as "ids of NumPy"."""
         return replace(self, correct=right, answer=f"{'the' if right else 'NOT the'} {answer}")
 
     def timed(
         self, seconds: Sequence[float], counted: Mapping[str, int] | None = None, **more: Any
     ) -> Result:
-        """Return the result with the times of several runs and `more` fields.
+        """Return the result with the times of several runs and with `more` fields.
 
-        counted: numbers by name, such as "tokens", whose rates a second are added.
+        counted: numbers by name, such as "tokens"; their rates per second become fields, too.
         """
         times = Times.of(seconds)
         more |= {f"{k}_per_second": count / times.median for k, count in (counted or {}).items()}
         return replace(self, seconds=times, **more)
 
     def or_why_not(self, measure: Callable[[], Result]) -> Result:
-        """Return the result of `measure`, or after a failure this result with its reason."""
+        """Return the result of `measure`; if it fails, this result with the reason as its note."""
         try:
             return measure()
         except LlmgpuError as error:
@@ -178,7 +178,7 @@ class Result:
 
     @property
     def kind_and_way(self) -> tuple[str, str]:
-        """The kind of work and the way of an embedding's variant; other variants are ways."""
+        """Kind of work and way. Only variants of the part embedding name a kind of work."""
         if self.what != EMBEDDING:
             return "", self.variant
         kind, _, way = self.variant.partition(": ")
@@ -186,18 +186,18 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """The reference of the comparison, otherwise the reason why there is no answer."""
+        """The reference of the comparison; without a comparison, the reason in the note."""
         return self.answer or self.note or "-"
 
     @property
     def verdict(self) -> str:
-        """Whether the answer is right, in a word, otherwise the reason why there is no answer."""
+        """The word "right" or "WRONG"; without a verdict, `reason`."""
         return self.reason if self.correct is None else "right" if self.correct else "WRONG"
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter that was opened."""
+    """An opened adapter, as a record describes it."""
 
     name: str
     kind: str
@@ -237,7 +237,7 @@ class TextFacts:
 
 @dataclass(frozen=True)
 class VocabularyFacts:
-    """The given vocabulary of the part tokenize."""
+    """The vocabulary given to the part tokenize by --vocab."""
 
     source: str
     fingerprint: str
@@ -247,7 +247,8 @@ class VocabularyFacts:
 class Limits:
     """Measured rates of an engine's memory and arithmetic.
 
-    matrix_operations_per_second: of half-precision matrices with float32 sums, on matrix units.
+    matrix_operations_per_second: rate of matrix units for half-precision matrices with float32
+    sums; None without matrix units.
     """
 
     bytes_per_second: float
@@ -257,7 +258,7 @@ class Limits:
     def floor(self, nbytes: int, operations: int, *, halves: bool = False) -> float:
         """Return the fewest seconds for moving bytes and for operations at the same time.
 
-        halves: the operations multiply half-precision matrices, on matrix units if there are any.
+        halves: the operations multiply half-precision matrices, for which matrix units are used.
         """
         matrix_rate = self.matrix_operations_per_second if halves else None
         rate = matrix_rate or self.operations_per_second
@@ -268,10 +269,10 @@ class Limits:
 class Record:
     """All results of a benchmark. Results are added while the benchmark runs.
 
-    measured: the time, in UTC. not_opened: reasons why adapters could not be opened, by name.
-    smoke: the size of a --quick run, whose times are too few to compare; None for other runs.
-    missing_peers: packages to install, by peer. limits: by engine. complete: whether the benchmark
-    ran to its end.
+    measured: the time of the benchmark, in UTC. not_opened: reasons why adapters could not be
+    opened, by the adapter's name. smoke: the size of a --quick run, whose times are too few for a
+    comparison; None for other runs. missing_peers: lines on packages to install, by the peer's
+    name. limits: limits by the engine's name. complete: whether the benchmark ran to its end.
     """
 
     machine: Machine
@@ -311,7 +312,7 @@ class Record:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Results of one table: of one job, or all kernels of one engine.
+    """The results of one job, or of all kernels of one engine.
 
     what: the part. title: the job, or the engine. results: in the order of measuring.
     """
@@ -329,7 +330,7 @@ class ResultTable:
 
     @property
     def answers(self) -> str:
-        """References of comparisons, and notes, each once."""
+        """The references of comparisons and the notes of compared results, each once."""
         compared = [result for result in self.results if result.correct is not None]
         said = [result.answer for result in compared] + [result.note for result in compared]
         return "; ".join(dict.fromkeys(text for text in said if text))
@@ -339,8 +340,7 @@ def load_record(path: str) -> Record:
     """Read a record that ``llmgpu bench -o`` has written.
 
     Raises:
-        InputError: the file can't be read, is not such a record, is of a newer version, or is
-            damaged.
+        InputError: the file can't be read, is not a record, is of another version, or is damaged.
     """
     try:
         with input_errors(path):
@@ -357,7 +357,8 @@ def read_record(plain: Any) -> Record:
     """Return a record from JSON's types; unknown fields are ignored.
 
     Raises:
-        ValueError: not a record; the message continues a sentence that starts with a file name.
+        ValueError: `plain` is not a record, or is damaged; the message continues a sentence that
+            begins with the file's name.
     """
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise ValueError("is not a record of llmgpu bench: make one with -o FILE")
@@ -392,9 +393,9 @@ _CALLED = {dict: "an object", list: "a list"}  # types of JSON; others by their 
 
 
 def _read(kind: Any, value: Any, place: str) -> Any:
-    """Return a value of JSON as a type; ValueError names its place and the type."""
+    """Return a value of JSON as a type; ValueError with the value's place and the type."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is types.UnionType:  # always "... | None"; a null stands for the default
+    if origin is types.UnionType:  # "TYPE | None"; a field that is null has its default already
         return _read(arguments[0], value, place)
     if kind in (int, float):
         # An integer of JSON may be too large for calculations.
@@ -431,7 +432,7 @@ def _read_fields(kind: Any, plain: dict[str, Any], inside: str) -> Any:
 
 
 def _stated(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return a result without the fields that have no value."""
+    """Return a dictionary of JSON without fields that have no value, at all depths."""
     return {
         name: _stated(value) if isinstance(value, dict) else value
         for name, value in plain.items()

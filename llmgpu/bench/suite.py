@@ -1,12 +1,12 @@
 """The benchmark as a whole: the engines, jobs and parts, and the record of all results.
 
 The recount trainer passes the whole text through the device for every merge, and a software adapter
-computes on the CPU, so both get smaller jobs. The trainers beside them in a table do the same jobs.
-Every result states its sizes.
+computes on the CPU, so both receive smaller jobs. All trainers in a table do the same job. Every
+result states its sizes.
 
-The part start-up runs whole commands with little to do, each as a process of its own. Its floor is
-a Python that imports NumPy; the other phases are the phases in the command's ``--json`` report. The
-rest is imports, devices and files.
+The part startup runs whole commands with little to do, each in a new process. The phase "python and
+NumPy" is the time of a Python that only imports NumPy. Other phases come from the command's
+``--json`` report. The phase "the rest" contains imports, devices and files.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def measure_startup(
 
     def run(*arguments: str) -> tuple[Times, list[str]]:
         found = [_run(arguments) for _ in range(options.runs + (not options.quick))]
-        seconds, printed = zip(*found[-options.runs :], strict=True)  # an earlier run warms up
+        seconds, printed = zip(*found[-options.runs :], strict=True)  # without the warm-up run
         return Times.of(seconds), list(printed)
 
     floor, _ = run("-c", "import numpy")
@@ -84,7 +84,7 @@ def measure_startup(
 
 
 def _commands(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield names and arguments of commands; each reads files of earlier commands."""
+    """Yield names and arguments of commands, some of which read files of earlier commands."""
     text, line, vocabulary, run = (str(folder / name) for name in ("text", "line", "v.bin", "run"))
     Path(text).write_text(_LINE * 2000, encoding="ascii")
     Path(line).write_text(_LINE, encoding="ascii")
@@ -107,7 +107,7 @@ def _run(arguments: Sequence[str]) -> tuple[float, str]:
 
 
 def _phases(printed: str) -> dict[str, float]:
-    """Return the seconds of a summary's phases; a single number is called "work"."""
+    """Return the seconds of a summary's phases; a single number becomes the phase "work"."""
     begin = max(printed.rfind("\n{"), 0)
     seconds = json.JSONDecoder().raw_decode(printed[begin:].lstrip())[0]["seconds"]
     named = seconds if isinstance(seconds, dict) else {"work": seconds}
@@ -124,7 +124,7 @@ MODEL_PARTS: dict[str, Callable[[Sequence[Engine], BenchOptions, Progress], Iter
     GENERATE: measure_generate,
     STARTUP: measure_startup,
 }
-BOTH_DRIVERS = (KERNELS, TRAIN, GENERATE)  # parts that gain by matrix units
+BOTH_DRIVERS = (KERNELS, TRAIN, GENERATE)  # parts measured on both drivers: matrix units help them
 RECOUNT_LIMIT = 10_000_000  # bytes of text for a GPU to recount for each merge
 SOFTWARE_TRAIN_LIMIT = 100_000  # bytes of text for a software adapter to train on
 SOFTWARE_TRAIN_VOCAB_SIZE = 512
@@ -134,7 +134,7 @@ QUICK_SOFTWARE_TRAIN_VOCAB_SIZE = 320
 class Benchmark:
     """A benchmark that is ready to run, and the record of its results.
 
-    record: gets each result as soon as it is complete, so an interrupted run loses none.
+    record: receives each result at once, so that an interrupted run loses no complete result.
     """
 
     def __init__(self, options: BenchOptions) -> None:
@@ -143,7 +143,7 @@ class Benchmark:
         Raises:
             InputError: the corpus can't be read.
             VocabularyError: the vocabulary can't be read.
-            DeviceError: a device isn't there or can't be opened.
+            DeviceError: a device doesn't exist or can't be opened.
         """
         self._options = options
         path = options.vocab
@@ -163,7 +163,7 @@ class Benchmark:
             self.record.vocabulary = VocabularyFacts(path, self._vocabulary.fingerprint)
 
     def run(self, progress: Progress = no_progress) -> None:
-        """Measure; the record is marked as complete at the end."""
+        """Measure all parts; mark the record as complete at the end."""
         with tempfile.TemporaryDirectory(prefix="llmgpu-bench-") as folder:
             for result in self._results(Path(folder), progress):
                 self.record.results.append(result)
@@ -172,14 +172,14 @@ class Benchmark:
         self.record.complete = True
 
     def _results(self, folder: Path, progress: Progress) -> Iterator[Result]:
-        """Yield the results of all parts; measure engines' limits, for the record, between them."""
+        """Yield the results of all parts; store the engines' limits in the record, too."""
         options, engines = self._options, self._engines
         if self._text is not None:
             yield from self._text_results(Job.of(self._text, folder, options, progress))
         parts = [part for part in MODEL_PARTS if part in options.parts]
         for number, engine in enumerate(engines if set(parts) - {STARTUP} else ()):
             progress("limits", number, len(engines))
-            with suppress(DeviceError):  # too little memory; the notes of results say so
+            with suppress(DeviceError):  # too little memory: notes of results have the reason
                 self.record.limits[engine.name] = measure_limits(engine.backend)
         for part in parts:
             measured = [e for e in engines if part in BOTH_DRIVERS or not e.again]

@@ -1,11 +1,11 @@
 """Timing of functions and recorded programs; the limits of an engine's memory and arithmetic.
 
-Times are by the GPU's timestamps if it has any, else by the host's clock. Runs with the host's work
-in between leave a GPU idle most of the time, so the GPU clocks down: kernels were seen to take
-three times as long. A kernel of nothing but multiply-adds keeps the GPU busy before.
+Times come from the GPU's timestamps or, without timestamps, from the host's clock. While the host
+works between runs, a GPU is idle and lowers its clocks: kernels were seen to take three times as
+long. So a kernel of multiply-adds keeps the GPU busy before a measurement.
 
-Of several runs of a copy and of multiply-adds the fastest counts, since these are meant as bounds.
-Both are measured once for an engine, while its backend is open.
+The limits are the fastest of several copies and of several runs of multiply-adds. Limits are
+measured once for an engine, while its backend is open.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     from llmgpu.gpu import Device
 
 Answer = TypeVar("Answer")
-WARM_UP_SECONDS = 0.05  # until clocks are up and the driver has compiled all kernels
+WARM_UP_SECONDS = 0.05  # time in which clocks rise and the driver compiles all kernels
 COPY, MULTIPLY_ADD = "bench/copy.wgsl", "bench/multiply_add.wgsl"
 WORKGROUP_SIZE = 256
 VECTORS_A_THREAD = 8
-HARDWARE_COPY_BYTES = 1 << 30  # far beyond caches
+HARDWARE_COPY_BYTES = 1 << 30  # much larger than caches
 CPU_COPY_BYTES = 128 << 20
 SMALLEST_COPY_BYTES = 1 << 20
 HARDWARE_THREADS, HARDWARE_ROUNDS = 1 << 20, 1024
 SOFTWARE_THREADS, SOFTWARE_ROUNDS = 1 << 14, 128
-OPERATIONS_A_ROUND = 128  # 64 multiply-adds of a thread
-MATRICES = 16  # sums of a subgroup, as in the largest tile of products
+OPERATIONS_A_ROUND = 128  # a thread computes 64 multiply-adds in a round
+MATRICES = 16  # matrices that a subgroup adds up, as in the largest tile of products
 MATRIX_SUBGROUPS, MATRIX_GROUPS, MATRIX_ROUNDS = 4, 1056, 2048
 FACTORS = (0.999, 0.001)  # values stay between 0 and their first values
-PRODUCT_SIZE = 1024  # of the square matrices that NumPy multiplies
+PRODUCT_SIZE = 1024  # rows of the square matrices that NumPy multiplies
 LIMIT_RUNS, LIMIT_BUDGET = 10, 1.0
 BUSY_SECONDS = 0.3
-QUEUED_RUNS = 4  # so that the GPU never waits for the host
+QUEUED_RUNS = 4  # runs in flight, so that the GPU never waits for the host
 
 _measured: WeakKeyDictionary[Backend, Limits] = WeakKeyDictionary()
 
@@ -56,8 +56,8 @@ _measured: WeakKeyDictionary[Backend, Limits] = WeakKeyDictionary()
 class ProgramTimes:
     """Times of several runs of a program.
 
-    clock: "gpu" or "host". seconds: of each run. by_kernel: of each run, the time in each kernel;
-    empty by the host's clock.
+    clock: "gpu" or "host". seconds: the seconds of each run. by_kernel: the seconds of each run in
+    a kernel, by the kernel's name; empty for the host's clock.
     """
 
     clock: str
@@ -80,8 +80,9 @@ def time_program(
 ) -> ProgramTimes:
     """Run a program recorded by `operations` up to `runs` times, after a warm-up.
 
-    budget: seconds after which no further run starts; one always does.
-    before: called before each run of a GPU that has timestamps; its time does not count.
+    budget: seconds after which no further run starts; the first run always starts.
+    before: called before each run, on a GPU with timestamps only; the time of the call is not
+        counted.
     """
 
     def run() -> None:
@@ -105,9 +106,9 @@ def time_program(
 
 
 def kernel_times(device: Device | None, function: Callable[[], object]) -> KernelTimes | None:
-    """Call a function; return the seconds of each kernel that it ran, the longest first.
+    """Call a function; return the seconds of each kernel that ran, the longest first.
 
-    On a device without timestamps do nothing, and return None.
+    Without timestamps the function is not called, and the result is None.
     """
     if device is None or not has_timestamps(device):
         return None
@@ -123,24 +124,24 @@ def kernel_times(device: Device | None, function: Callable[[], object]) -> Kerne
 
 
 def has_timestamps(device: Device | None) -> bool:
-    """Whether a device, if there is one, times kernels itself."""
+    """Whether there is a device that can time kernels."""
     return device is not None and "timestamp-query" in device.features
 
 
 def timed(function: Callable[[], Answer]) -> tuple[float, Answer]:
-    """Call a function; return the seconds it took and what it returned."""
+    """Call a function; return the seconds of the call and the result."""
     start = time.perf_counter()
     answer = function()
     return time.perf_counter() - start, answer
 
 
 def host_times(function: Callable[[], object], runs: int, budget: float) -> list[float]:
-    """Return the seconds of up to `runs` calls; none but the first starts after the budget."""
+    """Return the seconds of up to `runs` calls, see `runs_within`."""
     return [timed(function)[0] for _ in runs_within(runs, budget)]
 
 
 def warm_up(function: Callable[[], object]) -> None:
-    """Call a function once, and again until the warm-up's time is over."""
+    """Call a function once, and again until WARM_UP_SECONDS are over."""
     end = time.perf_counter() + WARM_UP_SECONDS
     function()
     while time.perf_counter() < end:
@@ -148,7 +149,7 @@ def warm_up(function: Callable[[], object]) -> None:
 
 
 def runs_within(runs: int, budget: float) -> Iterator[int]:
-    """Yield 0 to runs - 1, but after the first none once `budget` seconds are over."""
+    """Yield 0 to runs - 1; end early, but not before the first, after `budget` seconds."""
     end = time.perf_counter() + budget
     for run in range(runs):
         if run and time.perf_counter() > end:
@@ -157,10 +158,10 @@ def runs_within(runs: int, budget: float) -> Iterator[int]:
 
 
 def measure_limits(backend: Backend) -> Limits:
-    """Return the rates of a copy, in bytes read and written, and of float32 operations.
+    """Return the rates of a copy (bytes read and written), of float32 operations and matrix units.
 
-    A multiply-add counts as two operations. NumPy has multiply-adds only in matrix products. Matrix
-    units have a rate of their own.
+    A multiply-add counts as two operations. NumPy's rate is that of a matrix product, since NumPy
+    computes multiply-adds only there.
 
     Raises:
         DeviceError: the device has no memory even for a small copy.
@@ -176,27 +177,27 @@ def measure_limits(backend: Backend) -> Limits:
 
 
 def copy_kernel(operations: GpuOperations, source: Tensor, target: Tensor) -> None:
-    """Target = source, any shape of a multiple of 16 bytes."""
+    """Copy `source` to `target`: tensors of any shape, of a multiple of 16 bytes."""
     vectors = source.nbytes // 16
     groups = -(-vectors // (WORKGROUP_SIZE * VECTORS_A_THREAD))
     operations.dispatch(COPY, groups, source=source, target_vectors=target, copy_dims=dims(vectors))
 
 
 def multiply_add_kernel(operations: GpuOperations, values: Tensor, rounds: int) -> None:
-    """Replace values by the formula of the kernel's head; float32, (N,)."""
+    """Change values, float32 (N,), by the formula in the kernel's head."""
     groups, factors = -(-values.size // WORKGROUP_SIZE), np.array([*FACTORS, 0, 0], np.float32)
     operations.dispatch(MULTIPLY_ADD, groups, {"ROUNDS": rounds}, values=values, factors=factors)
 
 
 def raise_clocks(backend: Backend) -> None:
-    """Keep a GPU busy for a moment, which raises its clocks; do nothing on a CPU."""
+    """Keep a GPU busy for BUSY_SECONDS, so that its clocks rise; do nothing on a CPU."""
     device = backend.device
     if device is not None and not backend.is_software:
         keep_busy(GpuOperations(device), HARDWARE_THREADS, HARDWARE_ROUNDS, BUSY_SECONDS)
 
 
 def keep_busy(operations: GpuOperations, threads: int, rounds: int, seconds: float) -> None:
-    """Queue runs of the arithmetic kernel until the time is over, and wait for the last."""
+    """Queue runs of the arithmetic kernel for some seconds, and wait for the last run."""
     values = operations.tensor("busy", (threads,))
     with operations.record("keep busy") as program:
         multiply_add_kernel(operations, values, rounds)
@@ -208,7 +209,7 @@ def keep_busy(operations: GpuOperations, threads: int, rounds: int, seconds: flo
 
 
 def _copy_rate(operations: Operations) -> float:
-    """Copy as many bytes as fit into memory, up to the wanted size."""
+    """Return the bytes per second of a copy. If memory lacks, smaller tensors are copied."""
     is_hardware = isinstance(operations, GpuOperations) and not operations.device.is_software
     wanted = HARDWARE_COPY_BYTES if is_hardware else CPU_COPY_BYTES
     nbytes = min(wanted, operations.max_tensor_bytes // 256 * 256)
@@ -224,7 +225,7 @@ def _copy_rate(operations: Operations) -> float:
         if isinstance(operations, GpuOperations):
             copy_kernel(operations, source, target)
         else:
-            # Untouched pages would all be one page, in the cache.
+            # Pages that were never written would all map to one page, which stays in the cache.
             source.array[...] = target.array[...] = 1.0
             operations.append(lambda: np.copyto(target.array, source.array))
     return 2 * source.nbytes / _fastest(operations, program)
@@ -250,9 +251,10 @@ def _arithmetic_rate(operations: Operations) -> float:
 def multiply_matrices_kernel(
     operations: GpuOperations, units: MatrixUnits, left: Tensor, right: Tensor, product: Tensor
 ) -> int:
-    """Write the sums that the kernel's head names; return the number of multiplied matrices.
+    """Write the sums of the formula in the kernel's head; return the number of multiplications.
 
-    left, right: float16, of the units' shapes. product: sums of whole workgroups, and any rest.
+    left, right: float16, of the units' shapes. product: room for the sums of whole workgroups;
+    elements after these sums are not written.
     """
     rows, columns, inner = units.unit
     groups = product.size // (rows * columns * MATRICES * MATRIX_SUBGROUPS)
@@ -265,7 +267,7 @@ def multiply_matrices_kernel(
 
 
 def _matrix_rate(operations: Operations) -> float | None:
-    """Measure matrix units; None: the device has none for half-precision matrices."""
+    """Return the operations per second of matrix units; None without units for half precision."""
     units = None
     if isinstance(operations, GpuOperations):
         units = matrix_units(operations.device)

@@ -1,24 +1,24 @@
-"""Training tokenizers and tokenizing, next to the tools that do the same.
+"""Measuring the training of tokenizers, and tokenizing, next to other tools.
 
-By default the text is the source of Python's standard library, which every machine has: .py files
-in the order of their paths, without the few files that are not UTF-8: peers can't read them.
-Different versions of Python have different sources, so the text's hash is recorded. The source
-"generated" is text of any size (`llmgpu.text.generated`); name a file like that ./generated. All
-files are one document, end to end, and the text ends with a line where its length is cut.
+By default the text is the source of Python's standard library, which every machine has: all .py
+files in the order of their paths, without the few files that are not UTF-8, since peers can't read
+these. Different versions of Python have different sources, so the text's hash is recorded. The
+source "generated" is text of any size (`llmgpu.text.generated`); a file of this name is given as
+./generated. All files form one document, and a text that is cut ends with a whole line.
 
 Measurements go from a text file in the page cache to a file. The CPU's merges are the reference for
-training; for a peer, the CPU trains by the peer's tie rule. A peer that writes no vocabulary files
-is done when it has the vocabulary in memory. The kernels are timed in a separate run, because a
-timed dispatch is a pass by itself, and over the first TIMED_MERGES merges, when the text is
+training; for a peer, the CPU trains by the peer's tie rule. The time of a peer without vocabulary
+files ends when the vocabulary is in memory. The kernels are timed in a separate run, because each
+timed dispatch is a separate pass, and only over the first TIMED_MERGES merges, when the text is
 longest: a device times a limited number of dispatches in one submission, and later submissions have
-more. An adapter keeps its buffers from one run to the next.
+more dispatches. An adapter keeps its buffers from one run to the next.
 
-The CPU's ids are the reference for tokenizing, for peers too: each peer gets the same vocabulary,
-in a file of its own format. Every run has a new encoder, because encoders remember words; the
-encoder is opened before the clock starts, and the time that opening took is reported as start-up.
-Peers may make tables at their first text, which is a part of opening: they encode two words before
-the clock starts. Unless one match rule is asked for, engines also take the longest tokens first
-(variant "greedy"), which no peer does.
+The CPU's ids are the reference for tokenizing, also for peers: each peer reads the same vocabulary
+from a file of the peer's format. Every run has a new encoder, because encoders remember words; the
+encoder is opened before the clock starts, and the time of opening is reported as start-up. Peers
+may build tables at their first text, which counts as opening, so peers encode two words before the
+clock starts. Unless one match rule is chosen, engines also match the longest tokens first (variant
+"greedy"); peers do not support this rule.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ FIRST_RUN_BYTES = 1000
 READ_BYTES = 4 << 20
 _TWO_WORDS = b"two words\n"
 KERNELS_PATTERN, KERNELS_VOCAB_SIZE = "gpt2", 512
-TEXT_BYTES, QUICK_TEXT_BYTES = 10_000_000, 1_000_000  # for the times of kernels
+# Bytes of text for the times of kernels: of a GPU, and of a software adapter.
+TEXT_BYTES, QUICK_TEXT_BYTES = 10_000_000, 1_000_000
 CPU_TEXT_BYTES, QUICK_CPU_TEXT_BYTES = 100_000, 20_000
-LEAST_SHARE = 0.01  # of a job's time; kernels with less get no result
+LEAST_SHARE = 0.01  # share of a job's time below which a kernel has no result
 _NOT_STANDARD = {"site-packages", "dist-packages"}
 
 Ids = NDArray[np.uint32]
@@ -92,7 +93,7 @@ class BenchText:
         return True
 
     def first(self, limit: int) -> BenchText:
-        """Return the first `limit` bytes at most, up to the end of a line if there is one."""
+        """Return at most the first `limit` bytes, cut after a line if possible."""
         return BenchText(self.source, _cut(self.data, limit))
 
     def describe(self) -> TextFacts:
@@ -101,7 +102,7 @@ class BenchText:
 
 
 def load_text(sources: Sequence[str], limit: int) -> BenchText:
-    """Read `limit` bytes of `sources` at most, of the standard library if there are none.
+    """Read at most `limit` bytes of `sources`; without sources, of Python's standard library.
 
     Raises:
         InputError: a source can't be read, or there is no text.
@@ -118,7 +119,7 @@ def load_text(sources: Sequence[str], limit: int) -> BenchText:
 
 
 def text_blocks(sources: Sequence[str], limit: int) -> Iterator[bytes]:
-    """Yield the text of `load_text`; generated text is never in memory as a whole."""
+    """Yield the text of `load_text` in blocks; generated text is made block by block."""
     if GENERATED not in sources:
         yield load_text(sources, limit).data
     elif len(sources) > 1:
@@ -131,7 +132,7 @@ def standard_library_files() -> list[Path]:
     """Return the .py files of Python's standard library, sorted by path."""
     files: list[Path] = []
     for folder, inside, names in os.walk(sysconfig.get_paths()["stdlib"]):
-        inside[:] = set(inside) - _NOT_STANDARD  # don't walk folders that are left out
+        inside[:] = set(inside) - _NOT_STANDARD  # os.walk then skips these folders
         files += (Path(folder, name) for name in names if name.endswith(".py"))
     return sorted(path for path in files if path.is_file())
 
@@ -168,7 +169,8 @@ def _cut(data: bytes, limit: int) -> bytes:
 class Job:
     """The text, sizes and files of a measurement.
 
-    path: a file with the bytes of `text`. folder: for output files. runs: how often to measure.
+    path: a file with the bytes of `text`. folder: the folder of output files. runs: number of
+    measurements.
     """
 
     text: BenchText
@@ -183,35 +185,35 @@ class Job:
     def of(
         cls, text: BenchText, folder: Path, options: BenchOptions, progress: Progress = no_progress
     ) -> Job:
-        """Write a text to a file, and so into the page cache, and return the job on the file."""
+        """Write a text to a file, which puts the text into the page cache; return the job."""
         sizes = (options.vocab_size, options.pattern, options.runs)
         return cls(text, _write_text(text, folder), folder, *sizes, progress)
 
     def smaller(self, limit: int, vocab_size: int) -> Job:
-        """Return a job with less text and fewer ids, or this job if it is small enough."""
+        """Return a job within limits of text and vocabulary size; a small job is unchanged."""
         if len(self.text.data) <= limit and self.vocab_size <= vocab_size:
             return self
         text, size = self.text.first(limit), min(self.vocab_size, vocab_size)
         return replace(self, text=text, path=_write_text(text, self.folder), vocab_size=size)
 
     def begin(self, what: str, engine: str) -> Result:
-        """Return a result without measurements."""
+        """Return a result with the job's sizes, without measurements."""
         sizes: dict[str, Any] = {"vocab_size": self.vocab_size, "pattern": self.pattern}
         return Result(what, engine, text_bytes=len(self.text.data), **sizes)
 
     def begin_peer(self, what: str, peer: Peer) -> Result:
-        """Return a result without measurements; its note says why a peer is left out, if it is."""
+        """Return a result without measurements; the note is the reason if the peer can't run."""
         why_not = peer.why_not(self.pattern, is_utf8=self.text.is_utf8)
         return replace(self.begin(what, peer.name), peer=True, note=why_not or "")
 
     def count_runs(self, begun: Result) -> Iterator[int]:
-        """Yield the number of each run, and report it as progress."""
+        """Yield the number of each run; report each run as progress."""
         for run in range(self.runs):
             self.progress(f"{begun.what}: {begun.engine}", run, self.runs)
             yield run
 
     def finish(self, result: Result, seconds: Sequence[float]) -> Result:
-        """Return a result with its times and rates."""
+        """Return a result with times and rates."""
         result = result.timed(seconds, {"merges": result.merges} if result.merges else None)
         return replace(result, mb_per_second=len(self.text.data) / result.median / 1e6)
 
@@ -227,9 +229,9 @@ def _write_text(text: BenchText, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Trainer:
-    """An engine and the trainer that it runs, of `llmgpu.bpe.training.options.ENGINES`.
+    """An engine and the trainer that runs on it.
 
-    recount_slots: as `TrainingOptions` has it, for the recount trainer.
+    kind: a name in `llmgpu.bpe.training.options.ENGINES`. recount_slots: see `TrainingOptions`.
     """
 
     engine: Engine
@@ -238,11 +240,11 @@ class Trainer:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The options that differ from those of the default trainer."""
+        """The options of `TrainingOptions` that choose this trainer."""
         return {"engine": self.kind, "recount_slots": self.recount_slots}
 
     def begin(self, job: Job) -> Result:
-        """Return a result without measurements."""
+        """Return a result with the names of trainer and engine, without measurements."""
         name = self.engine.host_name
         if self.kind == "batched":
             return job.begin(BPE_TRAIN, name)
@@ -251,7 +253,7 @@ class Trainer:
 
 
 def all_trainers(engine: Engine) -> list[Trainer]:
-    """Return the batched trainer of an engine, and the recount trainer with each table."""
+    """Return the batched trainer, and the recount trainer with each size of its table."""
     tables = (RECOUNT_SLOTS, 2 * RECOUNT_SLOTS)
     return [Trainer(engine), *(Trainer(engine, "recount", slots) for slots in tables)]
 
@@ -259,9 +261,9 @@ def all_trainers(engine: Engine) -> list[Trainer]:
 def measure_training(
     job: Job, trainers: list[Trainer], with_peers: bool, reference: Vocabulary | None = None
 ) -> Iterator[Result]:
-    """Yield the result of each trainer on a job, then those of the peers.
+    """Yield the result of each trainer for a job, then the results of peers.
 
-    reference: has the right merges; by default the CPU trains it.
+    reference: a vocabulary with the right merges; by default the CPU trains the vocabulary.
     """
     reference = reference or train_file(job, NUMPY).vocabulary
     for trainer in trainers:
@@ -273,7 +275,7 @@ def measure_training(
 
 
 def train_file(job: Job, backend: Backend, **changes: Any) -> TrainingResult:
-    """Train on a job's file with its options, some of which may be changed."""
+    """Train on a job's file with the job's options; changes: other options of training."""
     options: dict[str, Any] = {"vocab_size": job.vocab_size, "pattern": job.pattern} | changes
     with Corpus([str(job.path)]) as corpus:
         return train_vocabulary(corpus, TrainingOptions(**options), backend)
@@ -282,7 +284,7 @@ def train_file(job: Job, backend: Backend, **changes: Any) -> TrainingResult:
 def _measure_trainer(job: Job, begun: Result, trainer: Trainer, reference: Vocabulary) -> Result:
     backend, start_up = trainer.engine.backend, {}
     phases: dict[str, list[float]] = {}
-    # Start-up: a first run compiles the kernels.
+    # Start-up: the first run compiles the kernels.
     if backend.device is not None:
         corpus = corpus_from_bytes(job.text.data[:FIRST_RUN_BYTES])
         options = TrainingOptions(258, job.pattern, **trainer.changes)
@@ -299,7 +301,7 @@ def _measure_trainer(job: Job, begun: Result, trainer: Trainer, reference: Vocab
     result = _measure_merges(job, begun, f"merges of {cpu_engine()}", reference, train)
     if not result.correct:
         return result
-    # The times of kernels, over the first merges.
+    # Time the kernels over the first merges.
     merges: list[int] = []
 
     def train_first_merges() -> None:
@@ -337,7 +339,7 @@ def _measure_training_peer(
 def _measure_merges(
     job: Job, begun: Result, answer: str, reference: Vocabulary, train: Callable[[], bool]
 ) -> Result:
-    """Train several times; no times if `train` returns False for a wrong answer."""
+    """Time several calls of `train`; if a call returns False, the result is a wrong answer."""
     seconds: list[float] = []
     for _ in job.count_runs(begun):
         spent, same = timed(train)
@@ -365,7 +367,7 @@ class TokenizingBench:
 
     @classmethod
     def of(cls, job: Job, vocabulary: Vocabulary) -> TokenizingBench:
-        """Save a vocabulary, and encode the text on the CPU."""
+        """Save a vocabulary to a file, and encode the text on the CPU for the reference."""
         path = job.folder / "bench-v.bin"
         vocabulary.save(path)
         reference = encode_all(open_encoder(vocabulary, NUMPY), corpus_from_bytes(job.text.data))
@@ -444,7 +446,7 @@ class TokenizingBench:
     def _measure_runs(
         self, begun: Result, open_new: Callable[[], Any], encode: Callable[[Any], None]
     ) -> Result:
-        """Compare the ids of a first run; time encodings of the file, each by a new encoder."""
+        """Compare the ids of a first run; time further runs, each with a new encoder."""
         opening, encoder = timed(open_new)
         first, _ = timed(partial(encode, encoder))
         ids = np.fromfile(self._target, id_dtype(self.vocabulary.size))
@@ -485,8 +487,8 @@ def measure_tokenizing(
 ) -> Iterator[Result]:
     """Yield the results of engines, peers, and engines with greedy matching.
 
-    vocabulary: in place of one trained on the text as the job says. match: the rule to measure;
-    None for that of the vocabulary, and greedy without peers.
+    vocabulary: None for a vocabulary trained on the text with the job's options. match: the rule to
+    measure; None for the vocabulary's rule with peers, and greedy without peers.
     """
     if vocabulary is None:
         vocabulary = train_file(job, NUMPY).vocabulary
@@ -507,10 +509,10 @@ def measure_tokenizing(
 def measure_tokenizer_kernels(
     engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
-    """Yield a result for each kernel of a training and an encoding, where there are timestamps.
+    """Yield a result for each kernel of training and encoding, on engines with timestamps.
 
-    Kernels read the output of earlier kernels, so they are timed in a whole job. A result has the
-    sum of a kernel's times in the job.
+    A kernel reads the output of earlier kernels, so kernels are timed in a whole job. A result has
+    the sum of a kernel's times in the job.
     """
     texts = cache(partial(load_text, []))
     for engine in engines:
@@ -526,7 +528,7 @@ def measure_tokenizer_kernels(
 
 
 def kernel_text_bytes(engine: Engine, *, quick: bool) -> int:
-    """Return the size of the text for timing an engine's kernels."""
+    """Return the bytes of text for timing an engine's kernels."""
     if engine.is_software_adapter:
         return QUICK_CPU_TEXT_BYTES if quick else CPU_TEXT_BYTES
     return QUICK_TEXT_BYTES if quick else TEXT_BYTES
@@ -536,7 +538,7 @@ Work = Callable[[Backend], NDArray[Any]]
 
 
 def _kernel_jobs(data: bytes) -> list[tuple[str, str, Work]]:
-    """Return the jobs of training and encoding, names of their answers, and the work."""
+    """Return two jobs, training and encoding: description, name of the answer, and work."""
     options = TrainingOptions(KERNELS_VOCAB_SIZE, KERNELS_PATTERN)
 
     def train(backend: Backend) -> Vocabulary:
@@ -557,7 +559,7 @@ def _kernel_jobs(data: bytes) -> list[tuple[str, str, Work]]:
 def _measure_kernels(
     begun: Result, answer: str, backend: Backend, work: Work, count: int
 ) -> Iterator[Result]:
-    """Compare the answer of a first run, which also compiles; time further runs."""
+    """Compare the answer of a first run, which also compiles kernels; time further runs."""
     begun = begun.compared(np.array_equal(work(backend), work(NUMPY)), answer)
     if not begun.correct:
         yield begun
