@@ -1,4 +1,4 @@
-"""Pages of HTML without scripts, other files or network; they are XML as well.
+"""Pages of HTML that need no scripts, other files or network. The pages are valid XML, too.
 
 All text is escaped. A bar is an SVG of the full width; its rectangle's width is in per cent, so
 that text has one size on all screens.
@@ -15,7 +15,7 @@ from string import Template
 
 from llmgpu.input_files import printable
 
-NOTHING = "-"  # in a cell
+NOTHING = "-"  # the text of a cell without a value
 _LEAST_PERCENT = 0.3  # width of the shortest bar that is still visible
 _KEYS = (
     '<span class="keys"><span class="key own"></span>llmgpu '
@@ -25,15 +25,15 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def escape_text(text: str) -> str:
-    """Return any text as XML and HTML may hold it, in elements and in quoted attributes.
+    """Return a text escaped for elements and quoted attributes of XML and HTML.
 
-    Characters that a terminal or a browser acts on, such as marks of direction, are escaped.
+    Characters that control a terminal or a browser, such as marks of direction, become escapes.
     """
     return escape(printable(_NOT_XML.sub("\ufffd", text), keep="\t\n\r"))
 
 
 def draw_page(heading: str, title: str, lines: Sequence[str]) -> str:
-    """Return a page of lines of HTML; title: of the window."""
+    """Return a page of HTML; title: the window's title. lines: the page's content as HTML."""
     page, style = (resources.files(__package__) / name for name in ("page.html", "style.css"))
     return Template(page.read_text(encoding="utf-8")).substitute(
         heading=escape_text(heading),
@@ -68,7 +68,7 @@ def folded(summary: str, lines: Sequence[str], *, is_open: bool = False) -> list
 def draw_table(columns: Sequence[Column], wrong: Sequence[bool] | None = None) -> list[str]:
     """Return a table as lines of HTML; wrong: marks rows to highlight.
 
-    On a phone a row becomes a block of lines, each with its title.
+    On a phone a row becomes a block of lines, each with the title of its column.
     """
     heads = "".join(f"<th{_class(c.kind)}>{escape_text(c.title)}</th>" for c in columns)
     lines = ["<table>", f"<thead><tr>{heads}</tr></thead>", "<tbody>"]
@@ -91,7 +91,7 @@ def _class(kinds: str) -> str:
 class Bar:
     """A row of a chart: a name with a second line (variant), and a bar if there is a number.
 
-    kind: class of the bar, which has a colour. value: the number for people, or the reason why
+    kind: CSS class of the bar, which sets its colour. value: the number as text, or the reason why
     there is no number.
     """
 

@@ -1,9 +1,9 @@
 """Axes of charts, with their ticks and labels; and rooflines.
 
-A roofline shows what memory and arithmetic allow, and what kernels reach. Across: operations per
-byte moved. Up: operations per second. No kernel is above the roof, the lower of
-bandwidth times operations per byte and the rate of the arithmetic. Places across are in per cent,
-so that text has the same size on all screens.
+A roofline shows the rates of kernels below the limits of memory and arithmetic. The horizontal axis
+has operations per byte moved, the vertical axis operations per second. The roof, above all kernels,
+is the lower of two limits: bandwidth times operations per byte, and the rate of the arithmetic.
+Horizontal positions are in per cent, so that text has the same size on all screens.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from llmgpu.charts import escape_text
 
 LOG_RATIO = 10.0  # largest to smallest number of the narrowest logarithmic axis
 
-_LEAST = 1e-30  # smaller numbers are 0 for a picture
+_LEAST = 1e-30  # smaller numbers are drawn as 0
 _LEAST_RANGE = 1e-4  # share of the largest number; closer numbers would get equal labels
 _TOLERANCE = 1e-9  # a number may be this far outside the ticks: rounding errors are smaller
-_STEPS = (1, 2, 5, 10)  # of ticks, in powers of ten
+_STEPS = (1, 2, 5, 10)  # distances of ticks, times a power of ten
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
-_MOST_FINE_POWERS = 3
-_MOST_POWERS = 8
+_MOST_FINE_POWERS = 3  # most powers of ten of an axis with ticks at 1, 2 and 5
+_MOST_POWERS = 8  # most powers of ten of an axis with a tick at each power
 
-# Of a roofline, in pixels but for the ratio.
+# Sizes of a roofline, in pixels.
 HEIGHT = 380
 _TOP, _BOTTOM = 14, 330
-_LEFT = 58  # for numbers
-_MARGIN = 4.0  # of the numbers on an axis, beyond the roof's edge: a ratio
+_LEFT = 58  # width of the numbers of the vertical axis
+_MARGIN = 4.0  # ratio by which the axes extend from the roof's edge, at least
 _GIGA = 1e9
-Dot = tuple[float, float]  # a kernel: operations for each byte, and a second
+Dot = tuple[float, float]  # a kernel's operations per byte, and per second
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis.
+    """An axis of a chart.
 
     low, high: the numbers at its ends. ticks: marked numbers, ascending. is_log: whether the axis
     is logarithmic. begin, end: positions of its ends, in units of the picture.
@@ -67,7 +67,7 @@ class Axis:
     def marks(self) -> Iterator[tuple[float, str]]:
         """Yield the position and the readable form of each tick: 0.25, 2,500 or 250k."""
         largest = max(map(abs, self.ticks))
-        # A unit for all ticks of a logarithmic axis would make some too small.
+        # With one unit for all ticks of a logarithmic axis, some labels would be tiny fractions.
         in_own_unit = self.is_log and largest >= 10 * _UNITS[-1][0]
         for at, tick in zip(self.place(np.array(self.ticks)), self.ticks, strict=True):
             yield float(at), _label(tick, tick if in_own_unit else largest / 10)
@@ -107,7 +107,7 @@ def _nice_step(least: float) -> float:
     """Return the smallest of 1, 2 and 5 times a power of ten that is not below `least`."""
     power = math.floor(math.log10(least))
     factor = next((step for step in _STEPS if step * 10.0**power >= least), _STEPS[-1])
-    # Dividing keeps 0.2 exact; 2 times 0.1, which is rounded already, would not.
+    # A division gives 0.2 exactly; 2 times 0.1, which is a rounded number, would not.
     return factor * 10.0**power if power >= 0 else factor / 10.0**-power
 
 
@@ -137,14 +137,15 @@ def draw_roofline(
 ) -> list[str]:
     """Return a roofline as lines of HTML.
 
-    dots: kernels, numbered from 1. bandwidth: bytes per second. rates: operations per second, at
-    least one; each has a level line, and the highest is the picture's edge.
+    dots: kernels, numbered from 1. bandwidth: bytes per second. rates: one or more limits in
+    operations per second, each drawn as a level line; the highest rate is the roof.
     """
     highest = max(rates)
     edge = highest / bandwidth  # operations per byte where arithmetic becomes the limit
     corners = [(edge / _MARGIN, highest / _MARGIN), (edge * _MARGIN, highest)]
     across, up = np.array([*dots, *corners]).T
     x, y = value_axis(across, 0, 100), value_axis(up / _GIGA, _BOTTOM, _TOP)
+    # The numbers of the vertical axis, in a picture of fixed width.
     middle = (_TOP + _BOTTOM) / 2
     lines = [
         f"<figure>\n<figcaption>{escape_text(caption)}</figcaption>",
@@ -156,6 +157,7 @@ def draw_roofline(
         f'<text class="y" x="{_LEFT - 6}" y="{at + 4:.1f}">{label}</text>'
         for at, label in y.marks()
     ]
+    # The grid and the horizontal axis, in a picture of the remaining width.
     lines += [
         "</svg>",
         f'<svg class="across" width="100%" height="{HEIGHT}" role="img">',
@@ -168,7 +170,7 @@ def draw_roofline(
     lines.append(_line("axis", ("0", _BOTTOM), ("100%", _BOTTOM)))
     lines.append(f'<text class="x" x="50%" y="{_BOTTOM + 42}">FLOP per byte</text>')
     for rate in rates:
-        # The slope of the highest rate's line begins where it enters the picture.
+        # A level line; the line of the highest rate begins with the slope of the bandwidth.
         ends = [rate / bandwidth, x.high]
         if rate == highest:
             ends = [max(x.low, y.low * _GIGA / bandwidth), *ends]
@@ -176,6 +178,7 @@ def draw_roofline(
             (f"{x.at(at):.2f}%", f"{y.at(min(bandwidth * at, rate) / _GIGA):.1f}") for at in ends
         ]
         lines += (_line("roof", *both) for both in pairwise(places))
+    # The kernels.
     for number, (across, up) in enumerate(dots, 1):
         across, up = x.at(across), y.at(up / _GIGA)
         lines.append(f'<circle cx="{across:.2f}%" cy="{up:.1f}" r="8.5"/>')
