@@ -10,11 +10,11 @@
                                                                              |
                                                          NumPy <--download---+
 
-Imports go from right to left in the order declarations, driver, wgpu_driver, dawn_driver, adapters,
-kernel, commands, device. `llmgpu.backend` chooses the driver to load.
+A module imports only modules before it in this list: declarations, driver, wgpu_driver,
+dawn_driver, adapters, kernel, commands, device. `llmgpu.backend` chooses the driver to load.
 
 The modules up to adapters import no NumPy, so adapters are listed while another thread imports
-NumPy. Kernel, commands and device are imported at the first use of a name in them.
+NumPy. Kernel, commands and device are imported when one of their names is first used.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import the modules that need NumPy."""
+    """Import the module that defines a name, if it is one of the modules that need NumPy."""
     for module in ("kernel", "commands", "device") if name in __all__ else ():
         members = vars(import_module(f"{__name__}.{module}"))
         if name in members:

@@ -1,7 +1,7 @@
-"""Adapters: listed, selected by the name in --device, and opened, with their memory.
+"""Adapters: listing, selecting by the name in --device, and opening; the memory of a device.
 
-Hardware comes before software; OpenGL is never used. A name without a match is an error with a
-list of adapters: the choice never falls back silently.
+Hardware is listed before software; OpenGL is never used. A name without a match is an error whose
+message lists the adapters: no other adapter is opened silently.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KINDS = {
 
 
 def chosen_driver() -> str | None:
-    """Return the name in LLMGPU_DRIVER; None if the variable is empty.
+    """Return the driver's name in LLMGPU_DRIVER; None if the variable is empty.
 
     Raises:
         DeviceError: the name is unknown, or the driver's package is not installed.
@@ -53,12 +53,12 @@ def has_dawn() -> bool:
 
 
 def default_driver() -> Driver:
-    """Return the driver that LLMGPU_DRIVER names, else wgpu."""
+    """Return the driver that LLMGPU_DRIVER names; without a name, wgpu."""
     return load_driver(chosen_driver() or "wgpu")
 
 
 def load_driver(name: str) -> Driver:
-    """Return the driver of a name in `DRIVERS`; raises errors of its import."""
+    """Return the driver of a name in `DRIVERS`; raises the error of the driver's import."""
     if name == "dawn":
         from llmgpu.gpu.dawn_driver import DAWN
 
@@ -73,9 +73,10 @@ class AdapterInfo:
     """An adapter as the driver describes it.
 
     kind: "discrete GPU", "integrated GPU", "software adapter" or "unknown kind of GPU".
-    limits: name -> number, by WebGPU's names.
-    matrix_shapes: products of its matrix units, if the driver can use matrix units.
-    name: from the driver; of several adapters with one name, ":0" and so on is appended.
+    limits: numbers by WebGPU's names.
+    matrix_shapes: the products of the adapter's matrix units, if the driver can use matrix units.
+    name: the driver's name for the adapter; if several adapters share a name, ":0", ":1" and so on
+        are appended.
     webgpu: the driver that listed the adapter. handle: the driver's adapter object.
     """
 
@@ -104,9 +105,9 @@ class AdapterInfo:
 
 
 def list_adapters(driver: Driver | None = None) -> list[AdapterInfo]:
-    """Return all adapters of a WebGPU driver (`default_driver`), best first.
+    """Return all adapters of a WebGPU driver, best first; empty if the system has no driver.
 
-    There are none where the system has no driver.
+    driver: by default `default_driver`.
     """
     driver = driver or default_driver()
     infos = [_describe(driver, handle) for handle in driver.list_handles()]
@@ -140,11 +141,11 @@ def _describe(driver: Driver, handle: Any) -> AdapterInfo:
 def select_adapter(wanted: str = "gpu", driver: Driver | None = None) -> AdapterInfo:
     """Return the best adapter, or the best whose name contains `wanted`, ignoring case.
 
-    wanted: "gpu" for any name. ":1" at its end selects the second best adapter, ":2" the third,
-        and so on.
-    driver: the WebGPU driver to ask, `default_driver` by default.
+    wanted: "gpu" for any name. ":1" at the end of `wanted` selects the second best adapter, ":2"
+        the third, and so on.
+    driver: the WebGPU driver whose adapters are searched, by default `default_driver`.
 
-    DeviceError if there is no adapter, or no adapter of the name (the message lists all).
+    DeviceError if there is no adapter, or if no adapter matches (the message lists all).
     """
     adapters = list_adapters(driver)
     if not adapters:
@@ -180,7 +181,7 @@ def _named(adapters: Sequence[AdapterInfo], name: str) -> list[AdapterInfo]:
 
 
 OPTIONAL_FEATURES = frozenset({"subgroup", "timestamp-query", "shader-f16", MATRIX_FEATURE})
-ALIGNMENT = 256  # bytes; every size is rounded up to a multiple of it, and none is 0
+ALIGNMENT = 256  # bytes; sizes of buffers are multiples of ALIGNMENT, and not 0
 WEBGPU_DEFAULT_LIMITS: Mapping[str, int] = {
     "max-buffer-size": 268_435_456,
     "max-storage-buffer-binding-size": 134_217_728,
@@ -193,7 +194,7 @@ WEBGPU_DEFAULT_LIMITS: Mapping[str, int] = {
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """Memory on the device, a driver's buffer or a part of one; size and offset are aligned."""
+    """Memory on the device: a driver's buffer or a part of it, with aligned size and offset."""
 
     label: str
     nbytes: int
@@ -201,9 +202,9 @@ class Buffer:
     offset: int = 0
 
     def view(self, offset: int, nbytes: int) -> Buffer:
-        """Return a part of this memory, its size rounded up to a multiple of `ALIGNMENT` bytes.
+        """Return a part of this memory of at least `nbytes` bytes, a multiple of `ALIGNMENT`.
 
-        ValueError if `offset` is not a multiple of `ALIGNMENT`, or the part is not inside.
+        ValueError if `offset` is not a multiple of `ALIGNMENT`, or if the part passes the end.
         """
         size = aligned(nbytes)
         if offset % ALIGNMENT or not 0 <= offset <= self.nbytes - size:
@@ -212,16 +213,16 @@ class Buffer:
 
 
 def aligned(nbytes: int) -> int:
-    """Return the size of a buffer for `nbytes` bytes."""
+    """Return the size of a buffer for `nbytes` bytes: a multiple of `ALIGNMENT`, not 0."""
     return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
 
 
 class OpenedAdapter:
     """An adapter opened for memory and kernels.
 
-    webgpu: the WebGPU driver. handle: its device. name: of the adapter. limits: requested at
-    opening. features: the enabled optional features. matrix_shapes: products of matrix units, none
-    without `MATRIX_FEATURE`.
+    webgpu: the WebGPU driver. handle: the driver's device object. name: the adapter's name. limits:
+    the limits requested at opening. features: the enabled optional features. matrix_shapes: the
+    products of matrix units; empty without `MATRIX_FEATURE`.
     """
 
     def __init__(
@@ -230,7 +231,7 @@ class OpenedAdapter:
         features: frozenset[str] = OPTIONAL_FEATURES,
         limits: Mapping[str, int] | None = None,
     ) -> None:
-        """Open `adapter` with the `features` it has in common; see `Device`."""
+        """Open `adapter` with those of `features` that the adapter has; see `Device`."""
         self.adapter = adapter
         self.webgpu = adapter.webgpu
         self.name = adapter.name
@@ -250,12 +251,12 @@ class OpenedAdapter:
 
     @property
     def max_binding_bytes(self) -> int:
-        """Largest buffer that can be made and bound whole, in bytes."""
+        """Bytes of the largest buffer that can be allocated and bound whole."""
         size = min(self.limits["max-buffer-size"], self.limits["max-storage-buffer-binding-size"])
         return size // ALIGNMENT * ALIGNMENT
 
     def create_handle(self, label: str, nbytes: int, usage: BufferUsage) -> Any:
-        """Make the driver's buffer; CapacityError if the device is out of memory."""
+        """Allocate a buffer of the driver; CapacityError if the device is out of memory."""
         try:
             return self.handle.create_buffer(label=label, size=nbytes, usage=int(usage))
         except self.webgpu.errors as error:
@@ -264,5 +265,5 @@ class OpenedAdapter:
             ) from error
 
     def map_buffer(self, handle: Any, *, write: bool, nbytes: int) -> BufferMap:
-        """Ask for a map of the first `nbytes` bytes of a buffer into the host's memory."""
+        """Begin to map the first `nbytes` bytes of a buffer into the host's memory."""
         return self.webgpu.map_buffer(self.handle, handle, write=write, nbytes=nbytes)

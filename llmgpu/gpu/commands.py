@@ -1,10 +1,11 @@
-"""Recording: many dispatches and copies in one encoder, submitted together; and bulk transfers.
+"""Recording of dispatches and copies, which are submitted together; transfers of large arrays.
 
 Dispatches of one pass run in order, and each sees the writes of all earlier dispatches. With timing
-on, each dispatch gets a pass to itself with a timestamp at either end.
+on, each dispatch runs in a separate pass with a timestamp at either end.
 
-Errors at submission end the process instead of raising, so `Commands.submit` is the only way to
-submit: the method refuses mapped buffers and a second submission of the same commands.
+An error at submission would end the process instead of raising an exception. So all submissions go
+through `Commands.submit`, which refuses mapped buffers and a second submission of the same
+commands.
 
 Transfers go through mapped staging memory, copied by several threads. Writing through the queue
 allocates a fresh staging buffer each time, and reading through the queue makes an extra copy;
@@ -31,10 +32,10 @@ MAX_TIMED = 2_000  # dispatches timed by one query set
 
 
 def split_groups(groups: int) -> tuple[int, int]:
-    """Return (x, y) with x * y >= groups and neither above the limit of a dimension.
+    """Return (x, y) with x * y >= groups, both within the limit of a dimension.
 
-    A kernel numbers its workgroup as ``workgroup_id.y * num_workgroups.x + workgroup_id.x`` and
-    ignores the few above the number it needs.
+    A kernel numbers workgroups as ``workgroup_id.y * num_workgroups.x + workgroup_id.x``; surplus
+    workgroups do nothing.
     """
     if groups <= MAX_GROUPS:
         return groups, 1
@@ -42,10 +43,10 @@ def split_groups(groups: int) -> tuple[int, int]:
 
 
 class Commands:
-    """A list of commands being recorded. Made by `Device.record`, used up by `submit`.
+    """A list of commands being recorded. `Device.record` begins the list, `submit` ends it.
 
-    times: gets the seconds that each kernel took, by label; None turns timing off. A query set
-        times only `MAX_TIMED` dispatches, so timed commands are submitted in several parts.
+    times: receives the seconds of each kernel, by label; None turns timing off. A query set times
+        only `MAX_TIMED` dispatches, so timed commands are submitted in several parts.
     """
 
     def __init__(self, opened: OpenedAdapter, times: dict[str, float] | None = None) -> None:
@@ -59,21 +60,21 @@ class Commands:
         self._encoder: Any = handle.create_command_encoder(label="llmgpu")
         self._pass: Any = None
         self._fast: FastPass | None = None
-        self._kept: list[object] = []  # alive until the submission
-        self.still_mapped: list[Callable[[], bool]] = []  # asks whether the host has the memory
+        self._kept: list[object] = []  # objects that must live until the submission
+        self.still_mapped: list[Callable[[], bool]] = []  # return whether staging memory is mapped
         self._timed_labels: list[str] = []
         if self._times is not None:
             self._queries = handle.create_query_set(type="timestamp", count=2 * MAX_TIMED)
 
     def dispatch(self, kernel: BoundKernel, groups: int) -> None:
-        """Run `groups` workgroups of a kernel, split over two dimensions where needed."""
+        """Run `groups` workgroups of a kernel, in two dimensions if one is too short."""
         recorder = self._begin(kernel.label)
         recorder.set(kernel.pipeline, kernel.bind_group)
         recorder.dispatch(*split_groups(groups))
         self._kept.append(kernel)
 
     def dispatch_indirect(self, kernel: BoundKernel, counts: Buffer, offset: int) -> None:
-        """Run as many workgroups as the 3 u32 at byte `offset` of `counts` say.
+        """Run a kernel; the 3 u32 at byte `offset` of `counts` are the workgroups by dimension.
 
         ValueError if the kernel itself binds `counts`.
         """
@@ -101,10 +102,10 @@ class Commands:
     def submit(self) -> object:
         """Hand the commands to the device; return the submission, for `Device.wait`.
 
-        Returns at once, but timed commands are waited for, because their timestamps are read.
+        Does not wait for the device, unless commands are timed: then the timestamps are read.
 
-        RuntimeError if staging memory is mapped, or these commands were submitted before: the
-        driver would end the process.
+        RuntimeError if staging memory is mapped, or if these commands were submitted before; in
+        both cases the driver would end the process.
         """
         if self._submitted:
             raise RuntimeError("these commands were already submitted; record new ones")
@@ -175,12 +176,12 @@ class Commands:
             times[label] = times.get(label, 0.0) + span * 1e-9
 
 
-FEW_BYTES = 1 << 20  # one thread copies them as fast
+FEW_BYTES = 1 << 20  # size up to which one thread copies as fast as several threads
 COPY_THREADS = min(12, usable_processors())  # beyond 12, memory is the limit
 
 
 def parallel_copy(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
-    """Copy bytes between contiguous arrays of one length; the CPU engine uses several threads."""
+    """Copy bytes between contiguous arrays of equal length; the CPU engine uses several threads."""
     loaded = library() if len(source) > FEW_BYTES else None
     if loaded is None:
         target[:] = source
@@ -189,10 +190,10 @@ def parallel_copy(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
 
 
 class Staging:
-    """Host memory that the device copies from: written while mapped, submitted while not."""
+    """Host memory from which the device copies. Only the mapped memory can be written."""
 
     def __init__(self, opened: OpenedAdapter, nbytes: int) -> None:
-        """Allocate room for `nbytes`, not mapped yet."""
+        """Allocate `nbytes` bytes, rounded up; the memory is not mapped yet."""
         self.nbytes = aligned(nbytes)
         self._opened = opened
         usage = BufferUsage.MAP_WRITE | BufferUsage.COPY_SRC
@@ -200,13 +201,13 @@ class Staging:
         self._map: BufferMap | None = None
 
     def is_mapped(self) -> bool:
-        """Whether the host has mapped the memory, which forbids submitting it."""
+        """Whether the memory is mapped, so that commands that copy from it can't be submitted."""
         return self._map is not None
 
     def array(self) -> NDArray[np.uint8]:
-        """Wait for the last copy from the memory; return it to be written, shape (nbytes,).
+        """Wait for the last copy from the memory; return the mapped memory: uint8 (nbytes,).
 
-        The view is invalid after `copy_to`.
+        The array is invalid after `copy_to`. DeviceError if mapping fails.
         """
         if self._map is None:
             self._map = self._opened.map_buffer(self._buffer, write=True, nbytes=self.nbytes)
@@ -222,7 +223,7 @@ class Staging:
         source_offset: int = 0,
         target_offset: int = 0,
     ) -> None:
-        """Unmap, and record the copy of `nbytes` bytes from an offset to one of `target`."""
+        """Unmap the memory, and record the copy of `nbytes` bytes of it into `target`."""
         if self._map is not None:
             self._map.unmap()
             self._map = None
@@ -233,7 +234,7 @@ class Staging:
 
 
 class Download:
-    """Host memory that the device copies into, kept and grown between uses.
+    """Host memory into which the device copies. The memory is kept and enlarged between copies.
 
     A download of 0 bytes is allowed, and does nothing.
     """
@@ -250,7 +251,7 @@ class Download:
         self.start_all([(source, nbytes)])
 
     def start_all(self, pieces: Sequence[tuple[Buffer, int]]) -> None:
-        """Submit the copy of a number of first bytes of each buffer, end to end."""
+        """Submit copies from the beginning of each buffer, end to end; pieces: (buffer, bytes)."""
         commands = Commands(self._opened)
         self._record_all(commands, pieces)
         commands.submit()
@@ -273,24 +274,25 @@ class Download:
             offset += size
 
     def begin(self) -> None:
-        """Ask for the memory; call it after the commands with the copy were submitted."""
+        """Begin to map the memory; call `begin` after the commands with the copy were submitted."""
         if self._size:
             self._pending = self._opened.map_buffer(self._buffer, write=False, nbytes=self._size)
 
     def finish(self, out: NDArray[np.uint8]) -> None:
-        """Wait for the copy and move the first len(out) bytes into `out`."""
+        """Wait for the copy under way; copy its first len(out) bytes into `out`."""
         if len(out) > self._size or (self._size and self._pending is None):
             raise RuntimeError(f"no download of {len(out)} bytes is under way in this memory")
         self.take(lambda copied: parallel_copy(out, copied[: len(out)]))
 
     def cancel(self) -> None:
-        """Discard the copy under way, if there is one."""
+        """Wait for the copy under way, if any, and discard its bytes."""
         self.take(lambda copied: None)
 
     def take(self, use: Callable[[NDArray[np.uint8]], None]) -> None:
         """Wait for the copy under way, if any, and call `use` with its bytes.
 
-        The bytes are valid during the call, and up to 3 more than requested.
+        `use` receives up to 3 bytes more than requested. The bytes are valid during the call.
+        DeviceError if mapping fails.
         """
         mapped, self._pending = self._pending, None
         if mapped is None:
@@ -301,7 +303,7 @@ class Download:
         mapped.unmap()
 
     def reserve(self, nbytes: int) -> None:
-        """Make room for `nbytes` bytes ahead of time, since allocating takes a while."""
+        """Allocate memory for `nbytes` bytes before a copy, because allocating takes a while."""
         if nbytes > self._capacity:
             self._buffer = None
             self._capacity = aligned(max(nbytes, int(self._capacity * 1.5)))

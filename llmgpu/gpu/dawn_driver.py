@@ -1,12 +1,12 @@
-"""Dawn, Chrome's WebGPU, through the package ``wgpudawn``: the way to matrix units.
+"""Dawn, Chrome's WebGPU, through the package ``wgpudawn``: the driver that can use matrix units.
 
-Dawn lists half precision on NVIDIA, and subgroup matrices anywhere, only when told to by the
-toggles below. Its compiler, Tint, wants an `enable` line where wgpu's knows none, and reads WGSL
+Dawn lists half precision on NVIDIA, and subgroup matrices on any GPU, only with the toggles below.
+Dawn's compiler, Tint, requires `enable` lines that wgpu's compiler does not know, and reads WGSL
 more strictly.
 
-Futures are waited for without a callback in Python: a signal that arrives while one runs would be
-lost there, so the callback is a C function without effect, and waiting takes short turns between
-which Python handles signals.
+Waiting for a future uses no callback in Python, because a signal that arrives inside such a
+callback is lost. The callback is a C function without effect. The wait is cut into short turns, and
+Python handles signals between the turns.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ ffi: Any = _api.ffi
 lib: Any = _api.lib
 libf: Any = _api.libf
 
-# Names of features: wgpu's name, or llmgpu's where wgpu has no name -> Dawn's name.
+# Dawn's names of features by wgpu's names, or by llmgpu's name if wgpu has none.
 _DAWN_NAMES = {"subgroup": "subgroups", MATRIX_FEATURE: "chromium-experimental-subgroup-matrix"}
 _OWN_NAMES = {dawn: own for own, dawn in _DAWN_NAMES.items()}
 _INSTANCE_TOGGLES = (
     "allow_unsafe_apis",  # experimental features
     "vulkan_enable_f16_on_nvidia",  # unsafe only for uniform buffers of f16; no kernel has one
 )
-# Kernels initialize workgroup memory before reading. Exact timestamps are a risk on web pages only.
+# Kernels write workgroup memory before they read it. Exact timestamps are a risk on web pages only.
 _DISABLED_TOGGLES = ("timestamp_quantization",)
 _ENABLED_TOGGLES = ("disable_workgroup_init",)
-_ALWAYS = frozenset({"implicit-device-synchronization"})  # calls from several threads
-_TURN = 50_000_000  # nanoseconds of waiting between two looks for signals
-# A C function without arguments or effect, which any caller may call.
+_ALWAYS = frozenset({"implicit-device-synchronization"})  # allows calls from several threads
+_TURN = 50_000_000  # nanoseconds of waiting until Python handles signals
+# A C function without arguments or effect, for use as a callback of any type.
 _NOTHING = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value
 _COMMENT = re.compile(r"//.*")
 _SUBGROUPS = re.compile(r"\bsubgroup|\bsubgroups?_")
@@ -71,9 +71,10 @@ def enable_lines(code: str) -> str:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Drop Dawn's warnings on standard error about adapters without support.
+    """Drop Dawn's warnings on standard error about adapters that Dawn does not support.
 
-    The package has no callback for warnings. Output of other threads is delayed until the end.
+    The package has no callback for warnings, so standard error is redirected. Output of other
+    threads is delayed until the end of the block.
     """
     with ExitStack() as stack:
         try:
@@ -149,7 +150,7 @@ class DawnDriver(Driver):
     def enumerate_handles(self) -> list[Any]:
         backends = _helpers.dawn_instance_extras["backends"] or NATIVE_BACKENDS
         with _without_warnings():
-            # The package's public list has one of several cards of a name.
+            # The package's public list has only one of several cards of the same name.
             handles: list[Any] = wgpudawn.gpu._enumerate_all_adapters()
         return [handle for handle in handles if handle.info["backend_type"] in backends]
 
@@ -188,7 +189,7 @@ class DawnDriver(Driver):
         return device.create_shader_module(code=enable_lines(code), label=label)
 
     def submit(self, device: Any, command_buffer: Any) -> object:
-        # Frees earlier submissions that are done.
+        # Free earlier submissions that have finished.
         libf.wgpuInstanceProcessEvents(_helpers.get_wgpu_instance())
         device.queue.submit([command_buffer])
         return self._done(device)
@@ -204,7 +205,7 @@ class DawnDriver(Driver):
         return _DawnMap(buffer, write=write, nbytes=nbytes)
 
     def timestamp_period(self, device: Any) -> float:
-        return 1.0  # Dawn converts ticks
+        return 1.0  # Dawn converts ticks to nanoseconds
 
 
 def _component(name: str) -> str:

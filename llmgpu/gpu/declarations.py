@@ -1,10 +1,10 @@
 """Importing wgpu's binding without parsing C at every start.
 
-The binding has cffi parse the header of wgpu-native in Python, at import and again for each used
-type: half a second or more in every process that opens an adapter. cffi can save the parsed
-declarations, so the package brings a saved file for the pinned wgpu, made by
-``scripts/make_wgpu_declarations.py``. Where the installed wgpu has another header, or cffi another
-format, the binding is imported the usual way.
+The binding lets cffi parse the header of wgpu-native in Python, at import and again for each used
+type. This takes half a second or more in every process that opens an adapter. cffi can save the
+parsed declarations, so the package contains a saved file for the pinned wgpu, made by
+``scripts/make_wgpu_declarations.py``. If the installed wgpu has another header, or cffi another
+format, the binding is imported without the file.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 
 import cffi
 
-_BINDING = "wgpu.backends.wgpu_native._ffi"  # the module that makes an FFI of the header
+_BINDING = "wgpu.backends.wgpu_native._ffi"  # the module that makes an FFI from the header
 _DECLARATIONS = Path(__file__).with_name("wgpu_declarations.json")
 _lock = threading.Lock()
 
 
 def import_binding() -> None:
-    """Import wgpu's binding, with the saved declarations if made from the same header."""
+    """Import wgpu's binding; use the saved declarations if they are of the same header."""
     with _lock:
         if _BINDING in sys.modules:
             return
@@ -32,7 +32,7 @@ def import_binding() -> None:
         saved = _saved_interface()
 
         def make(*arguments: Any, **options: Any) -> Any:
-            # Other threads may be importing other bindings meanwhile.
+            # Other threads may import other bindings meanwhile, which need the plain FFI.
             is_binding = sys._getframe(1).f_globals.get("__name__") == _BINDING
             return saved if is_binding else plain(*arguments, **options)
 
@@ -45,7 +45,7 @@ def import_binding() -> None:
 
 
 def _saved_interface() -> Any:
-    """Return an FFI with the saved declarations, None if they don't fit."""
+    """Return an FFI with the saved declarations; None if the declarations can't be used."""
     from wgpu._coreutils import get_header_filename
 
     try:
@@ -57,10 +57,10 @@ def _saved_interface() -> Any:
             return None
 
         class ParsedInterface(_cffi_backend.FFI):  # type: ignore[misc]
-            """An FFI in place of the new FFI in the binding, which declares the header."""
+            """The FFI that the binding receives when it asks for a new FFI."""
 
             def cdef(self, source: str) -> None:
-                """Declare nothing: all is declared."""
+                """Declare nothing: the saved declarations are complete."""
 
             def set_source(self, name: str, source: None) -> None:
                 """Compile nothing."""

@@ -1,10 +1,10 @@
 """A device: an opened adapter with its kernels, buffers and submissions, and loops on the device.
 
-Buffers are never destroyed explicitly: dropping the last reference is always safe.
+No buffer is destroyed explicitly: dropping the last reference to a buffer is always safe.
 
-A loop runs many rounds in a submission, with two submissions in flight. The host reads only the
-state after a submission, so the device never waits for the host. The host chooses the number of
-rounds of the next submission, short enough for progress and Ctrl-C.
+A loop runs many rounds in one submission, with two submissions in flight. The host reads only the
+state after a submission, so the device never waits for the host. The host chooses the rounds of the
+next submission: few enough for progress reports and Ctrl-C.
 """
 
 from __future__ import annotations
@@ -40,15 +40,17 @@ SOFTWARE_LOOP_ITERATIONS = 60_000
 HARDWARE_LOOP_ITERATIONS = 1 << 22
 SMALL_UPLOAD = 1 << 20  # bytes up to which writing through the queue is as fast as staging
 UPLOAD_PIECE = 64 << 20  # bytes of staging memory for larger uploads
-IDLE_DOWNLOADS = 2  # kept, each of up to about UPLOAD_PIECE: making one takes longer than copying
+# Downloads kept for later reads, since allocating one takes longer than copying into it. Downloads
+# for much more than UPLOAD_PIECE are not kept.
+IDLE_DOWNLOADS = 2
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class Device(OpenedAdapter):
-    """An opened adapter that computes.
+    """An opened adapter with kernels, buffers and submissions.
 
-    gpu_seconds: time per kernel, by label, while `timing` is on.
+    gpu_seconds: seconds of each kernel, by label, added up while `timing` is on.
     """
 
     _make_kernel = Kernel
@@ -60,11 +62,11 @@ class Device(OpenedAdapter):
         features: frozenset[str] = OPTIONAL_FEATURES,
         limits: Mapping[str, int] | None = None,
     ) -> None:
-        """Open `adapter` (the best by default) with the `features` it has in common.
+        """Open `adapter`, by default the best, with those of `features` that the adapter has.
 
         adapter: an opened adapter keeps its features and limits.
-        limits: WebGPU limits to request; the adapter's by default. Lower limits serve tests and
-            memory budgets. DeviceError without an adapter, or if opening fails.
+        limits: WebGPU limits to request, by default the adapter's. Tests and memory budgets request
+            lower limits. DeviceError without an adapter, or if opening fails.
         """
         if isinstance(adapter, OpenedAdapter):
             vars(self).update(vars(adapter))
@@ -86,9 +88,10 @@ class Device(OpenedAdapter):
         return SOFTWARE_LOOP_ITERATIONS if self.is_software else HARDWARE_LOOP_ITERATIONS
 
     def kernel(self, file: str, **constants: int | str) -> Kernel:
-        """Return a kernel with these values of its overrides, compiled once.
+        """Return a kernel; the same file and constants are compiled once.
 
-        file: its path below wgsl/. constants: values of WGSL overrides and of `//!override`.
+        file: a path below wgsl/. constants: values of WGSL overrides and of `//!override`.
+        DeviceError if the kernel does not compile.
         """
         key = (file, *sorted(constants.items()))
         mine: Future[Kernel] = Future()
@@ -104,7 +107,7 @@ class Device(OpenedAdapter):
         return kernel.result()
 
     def prepare(self, requests: Sequence[tuple[str, Mapping[str, int]]]) -> list[Kernel]:
-        """Compile several kernels, (file, constants) each, in threads."""
+        """Compile several kernels in threads; requests: (file, constants), see `kernel`."""
 
         def compile_one(request: tuple[str, Mapping[str, int]]) -> Kernel:
             file, constants = request
@@ -113,9 +116,9 @@ class Device(OpenedAdapter):
         return list(in_order(requests, compile_one, len(requests), threads=4))
 
     def create_buffer(self, label: str, nbytes: int) -> Buffer:
-        """Make a storage buffer of at least `nbytes` bytes, zeros at first.
+        """Allocate a storage buffer of at least `nbytes` bytes, filled with zeros.
 
-        CapacityError if the adapter can't bind that much, or is out of memory.
+        CapacityError if the adapter can't bind so many bytes, or is out of memory.
         """
         size = aligned(nbytes)
         if size > self.max_binding_bytes:
@@ -129,13 +132,13 @@ class Device(OpenedAdapter):
         return Buffer(label, size, self.create_handle(label, size, flags))
 
     def create_uniform(self, label: str, nbytes: int) -> Buffer:
-        """Make a uniform buffer of at least `nbytes` bytes."""
+        """Allocate a uniform buffer of at least `nbytes` bytes."""
         size = aligned(nbytes)
         flags = BufferUsage.UNIFORM | BufferUsage.COPY_DST
         return Buffer(label, size, self.create_handle(label, size, flags))
 
     def upload(self, label: str, array: NDArray[Any]) -> Buffer:
-        """Make a storage buffer with the contents of an array."""
+        """Allocate a storage buffer, and write the contents of an array into the buffer."""
         buffer = self.create_buffer(label, array.nbytes)
         self.write(buffer, array)
         return buffer
@@ -145,11 +148,11 @@ class Device(OpenedAdapter):
         return Commands(self, self.gpu_seconds if self.timing else None)
 
     def wait(self, submission: object) -> None:
-        """Block until a submission is done (None: all that were submitted)."""
+        """Block until a submission has finished; None: until all submissions have finished."""
         self.webgpu.wait(self.handle, submission)
 
     def write(self, buffer: Buffer, array: NDArray[Any]) -> None:
-        """Copy an array to the start of a buffer, before anything submitted later.
+        """Copy an array to the start of a buffer; later submissions see the new contents.
 
         ValueError if the array is larger than the buffer.
         """
@@ -171,7 +174,7 @@ class Device(OpenedAdapter):
         size = min(len(flat), UPLOAD_PIECE)
         try:
             staging = self._idle_staging.pop()
-        except IndexError:  # another thread has it
+        except IndexError:  # another thread uses the idle memory
             staging = Staging(self, size)
         if staging.nbytes < size:
             staging = Staging(self, size)
@@ -184,13 +187,16 @@ class Device(OpenedAdapter):
         self._idle_staging = [staging]
 
     def read(self, buffer: Buffer, count: int, dtype: type[_Scalar]) -> NDArray[_Scalar]:
-        """Return the first `count` elements of a buffer, after all submitted work."""
+        """Return the first `count` elements of a buffer, as all submitted work leaves them."""
         return self.begin_read(buffer, count, dtype)()
 
     def begin_read(
         self, buffer: Buffer, count: int, dtype: type[_Scalar]
     ) -> Callable[[], NDArray[_Scalar]]:
-        """Submit the copy for `read`; return a function, to be called once, that waits for it."""
+        """Submit the copy for `read`; return a function that waits and returns the elements.
+
+        The function must be called once.
+        """
         out = np.empty(count, dtype)
         if not count:
             return lambda: out
@@ -209,7 +215,7 @@ class Device(OpenedAdapter):
         return finish
 
     def _probe_subgroups(self) -> int:
-        """Return the subgroup size; 0 if lanes are not numbered as the scans need them."""
+        """Return the subgroup size; 0 if lanes are not numbered in the order that scans need."""
         size = 256
         kernel = self.kernel("common/probe_subgroups.wgsl")
         lanes = self.create_buffer("probe", 16 * size)
@@ -241,8 +247,8 @@ def paced_states(
     buffer: the state on the device, one element of `dtype` with a field "status". record: records
         one round; rounds after the loop has halted do nothing.
     running: the statuses in which rounds do something.
-    seconds: intended duration of a submission. first_rounds: of the first submission. most_rounds:
-        of any submission.
+    seconds: intended duration of a submission. first_rounds: rounds of the first submission.
+        most_rounds: the most rounds of any submission.
 
     Yields (state, is_idle): an array of shape (1,), and whether nothing is in flight. To resume a
     halted loop, the caller repairs the state on the device and sets the status in `state` to a
@@ -252,6 +258,7 @@ def paced_states(
     spare = [Download(device) for _ in range(IN_FLIGHT)]
     rounds, is_running, last = first_rounds, True, time.perf_counter()
     while True:
+        # Keep IN_FLIGHT submissions in flight.
         while spare and is_running:
             download = spare.pop()
             commands = device.record()
@@ -263,6 +270,7 @@ def paced_states(
             pending.append(download)
         if not pending:
             return
+        # Wait for the oldest submission, and adapt the rounds of the next one to its duration.
         download = pending.popleft()
         state = np.empty(1, dtype)
         download.finish(state.view(np.uint8))
@@ -275,6 +283,6 @@ def paced_states(
 
 
 def _next_rounds(rounds: int, took: float, seconds: float) -> int:
-    """Return the rounds of the next submission: a change by at most a factor of two."""
+    """Return the rounds of the next submission: at most twice, and at least half as many."""
     factor = min(2.0, max(0.5, seconds / max(took, 1e-4)))
     return max(1, int(rounds * factor))

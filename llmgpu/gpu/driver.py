@@ -59,12 +59,12 @@ class MatrixShape:
 
 
 def set_variables() -> None:
-    """Set the environment variables for drivers, and the variables set by NumPy's import.
+    """Set the environment variables for drivers, and the variables that NumPy's import sets.
 
-    Call this before starting a thread that opens a device: a driver that reads the environment
-    while another thread sets a variable reads freed memory, which may end the process.
+    Call `set_variables` before starting a thread that opens a device: a driver that reads the
+    environment while another thread sets a variable reads freed memory and may end the process.
     """
-    # Without the folder a C library complains.
+    # A C library prints a warning if the variable is not set.
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     set_blas_variables()
 
@@ -74,11 +74,11 @@ class BufferMap(ABC):
 
     @abstractmethod
     def wait(self) -> bool:
-        """Block until the submissions before the map are done; return whether it succeeded."""
+        """Block until all earlier submissions have finished; return whether mapping succeeded."""
 
     @abstractmethod
     def memory(self) -> memoryview:
-        """Return the mapped bytes; invalid memory after `unmap`."""
+        """Return the mapped bytes, which are invalid after `unmap`."""
 
     @abstractmethod
     def unmap(self) -> None:
@@ -86,14 +86,14 @@ class BufferMap(ABC):
 
 
 class FastPass:
-    """Records dispatches into a compute pass at a quarter of the public calls' cost.
+    """Records dispatches into a compute pass in a quarter of the time of the public calls.
 
-    The caller keeps every object passed in alive until the commands are submitted; errors surface
-    when the encoder is finished.
+    The caller keeps every argument alive until the commands are submitted. An error is raised when
+    the encoder is finished.
     """
 
     def __init__(self, compute_pass: Any, lib: Any, ffi: Any) -> None:
-        """Record into `compute_pass`, which remains the owner, with a driver's C functions."""
+        """Record into `compute_pass`, whose owner is the caller, with a driver's C functions."""
         self._pass = compute_pass._internal
         self._lib = lib
         self._no_offsets = ffi.NULL
@@ -109,7 +109,7 @@ class FastPass:
         self._lib.wgpuComputePassEncoderDispatchWorkgroups(self._pass, x, y, 1)
 
     def dispatch_indirect(self, buffer: Any, offset: int) -> None:
-        """Dispatch as many workgroups as the three u32 at a byte offset of a buffer say."""
+        """Dispatch; the three u32 at a byte offset of a buffer are the workgroups by dimension."""
         self._lib.wgpuComputePassEncoderDispatchWorkgroupsIndirect(
             self._pass, buffer._internal, offset
         )
@@ -118,14 +118,16 @@ class FastPass:
 class Driver(ABC):
     """A WebGPU implementation.
 
-    name: as LLMGPU_DRIVER and ``llmgpu info`` call it. errors: the base class of its errors.
-    binding: the package's module with the C functions in `lib`, and in `libf` with checks.
+    name: the name in LLMGPU_DRIVER and in ``llmgpu info``. errors: the base class of the driver's
+    errors. binding: the package's module with C functions, in `lib` without and in `libf` with
+    checks.
     """
 
     name: str
     errors: type[Exception]
     binding: Any
-    # The process that used adapters, through any driver: all drivers share the system's.
+    # Id of the process that used adapters. All drivers share the id, because all of them use the
+    # system's driver.
     _process: ClassVar[int | None] = None
 
     def __init__(self) -> None:
@@ -133,13 +135,14 @@ class Driver(ABC):
         self._listing = threading.Lock()
 
     def is_usable(self) -> bool:
-        """Whether this process can use adapters: its parent used none before the fork."""
+        """Whether this process can use adapters: its parent used no adapter before the fork."""
         return self._process in (None, os.getpid())
 
     def list_handles(self) -> list[Any]:
-        """Return all adapters but OpenGL's, in any order; any thread may ask.
+        """Return the driver's objects of all adapters but OpenGL's, in any order.
 
-        An instance made by the program itself is used unchanged.
+        Any thread may call this. If the program has made an instance itself, the driver uses the
+        instance unchanged.
 
         Raises:
             DeviceError: the process was forked from a process that had used adapters.
@@ -153,8 +156,8 @@ class Driver(ABC):
         if not self._is_used and sys.platform != "win32":
             os.register_at_fork(after_in_child=self.release_nothing)
         self._is_used = True
-        Driver._process = os.getpid()  # before the lock: a forked process could find the lock taken
-        with self._listing:  # adapters that are listed by two threads at once may be missing
+        Driver._process = os.getpid()  # set first: a forked process might find the lock locked
+        with self._listing:  # two threads that list adapters at once may miss some
             if not self.has_instance():
                 set_variables()
                 self.make_instance()
@@ -166,22 +169,22 @@ class Driver(ABC):
 
     @abstractmethod
     def make_instance(self) -> None:
-        """Make the package's instance, with the features of the kernels."""
+        """Make the package's instance, with the features that kernels need."""
 
     @abstractmethod
     def enumerate_handles(self) -> list[Any]:
         """Return all adapters of the existing instance but OpenGL's."""
 
     def release_nothing(self) -> None:
-        """Release no device when its object is freed: in a forked process devices are the parent's.
+        """Keep a forked process from releasing the devices of its parent when objects are freed.
 
-        Releasing would wait for threads that exist only in the parent.
+        A release would wait for threads that exist only in the parent.
         """
         self.binding.libf = None  # as the packages do when Python ends
 
     @abstractmethod
     def features(self, adapter: Any) -> frozenset[str]:
-        """Return an adapter's features: "subgroup", "shader-f16" and so on in both drivers."""
+        """Return an adapter's features, by wgpu's names: "subgroup", "shader-f16" and so on."""
 
     @abstractmethod
     def matrix_shapes(self, adapter: Any) -> tuple[MatrixShape, ...]:
@@ -193,7 +196,7 @@ class Driver(ABC):
 
     @abstractmethod
     def create_shader_module(self, device: Any, code: str, label: str) -> Any:
-        """Compile WGSL without `enable` lines for subgroups and their matrices."""
+        """Compile WGSL; `code` has no `enable` lines for subgroups and their matrices."""
 
     @abstractmethod
     def submit(self, device: Any, command_buffer: Any) -> object:
@@ -201,11 +204,11 @@ class Driver(ABC):
 
     @abstractmethod
     def wait(self, device: Any, submission: object) -> None:
-        """Block until a submission and all earlier ones have finished (None: all)."""
+        """Block until a submission and all earlier ones have finished; None: all submissions."""
 
     @abstractmethod
     def map_buffer(self, device: Any, buffer: Any, *, write: bool, nbytes: int) -> BufferMap:
-        """Ask for a map of the first `nbytes` bytes, a multiple of 4."""
+        """Begin to map the first `nbytes` bytes of a buffer, a multiple of 4."""
 
     @abstractmethod
     def timestamp_period(self, device: Any) -> float:

@@ -1,7 +1,8 @@
-"""A compiled entry point, and an entry point bound to buffers.
+"""A compiled kernel, and a kernel bound to buffers.
 
-Mistakes that would end the process or give a wrong answer are checked here: names and number of
-bindings, sizes against the adapter's limits, and workgroup memory, unchecked by the compiler.
+This module checks for mistakes that would end the process or give a wrong answer: names and number
+of bindings, sizes beyond the adapter's limits, and workgroup memory, which the compiler does not
+check.
 """
 
 from __future__ import annotations
@@ -36,10 +37,13 @@ class Kernel:
     def __init__(
         self, opened: OpenedAdapter, source: KernelSource, constants: Mapping[str, int | str]
     ) -> None:
-        """Compile `source` with these values of its override constants; its settings are left out.
+        """Compile `source`.
 
-        DeviceError if the text does not compile (the message names file and line), or the kernel
-        needs more than the adapter has.
+        constants: values of WGSL overrides. Settings of the source are ignored: the text already
+            has their values.
+
+        DeviceError if the text does not compile (the message names file and line), or if the kernel
+        needs more than the adapter's limits.
         """
         self.label = source.entry
         self.bindings = source.bindings
@@ -96,7 +100,7 @@ class Kernel:
         )
 
     def bind_from(self, buffers: Mapping[str, Buffer]) -> BoundKernel:
-        """Attach the kernel's own among `buffers`, see `bind`; ignore the rest."""
+        """Attach those of `buffers` that the kernel binds, see `bind`; ignore all others."""
         names = [binding.name for binding in self.bindings]
         return self.bind(**{name: buffers[name] for name in names if name in buffers})
 
@@ -126,7 +130,8 @@ class Kernel:
 
 def _locate(message: str, source: KernelSource) -> str:
     """Add file and line of the source to a compiler message."""
-    position = re.search(r"(?:wgsl|\s):(\d+):(\d+)", message)  # of naga, of Tint
+    # Naga, wgpu's compiler, writes "wgsl:LINE:COLUMN"; Tint writes " :LINE:COLUMN".
+    position = re.search(r"(?:wgsl|\s):(\d+):(\d+)", message)
     where = ""
     if position is not None:
         name, line = source.lines[int(position[1]) - 1]

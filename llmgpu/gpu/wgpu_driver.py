@@ -1,8 +1,8 @@
 """wgpu-native, Firefox's WebGPU, through the package ``wgpu``: the driver installed with llmgpu.
 
-The C functions used here are private to the pinned wgpu release: shader modules without forced
-loop bounding (several times faster loops), waiting for single submissions, buffer
-maps without a helper thread, and pass recording without Python's per-call overhead. Several C
+This module calls C functions that are private to the pinned wgpu release. They compile shader
+modules without forced loop bounding (loops run several times faster), wait for single submissions,
+map buffers without a helper thread, and record passes without Python's cost of each call. Several C
 functions end the process when misused, so `submit` and the map functions are called only from
 `llmgpu.gpu.commands`, with checked arguments.
 """
@@ -37,7 +37,7 @@ _BOUNDS_CHECKS_ONLY = 1  # WGPUShaderRuntimeChecks: indices are clamped, loops a
 _log = logging.getLogger("llmgpu")
 
 
-@cache  # once is enough
+@cache  # warns once
 def _warn_of_slow_shaders() -> None:
     _log.warning(
         "wgpu %s can't compile kernels without loop bounding, so kernels with loops run up to "
@@ -48,15 +48,15 @@ def _warn_of_slow_shaders() -> None:
 
 # Seconds between two polls of a map: a short wait stays short, a long one costs little.
 _FIRST_PAUSE, _PAUSE_GROWTH, _LONGEST_PAUSE = 2e-5, 1.05, 1e-3
-# Pending callbacks, by the state that each changes; and recently called callbacks, because another
-# thread may still be returning from one. Neither table refers to a map, so a map's memory is freed
-# with the map.
+# Pending callbacks, by the state that each callback changes; and recently called callbacks, because
+# another thread may still be returning from a callback. Neither table refers to a map, so a map's
+# memory is freed with the map.
 _pending_callbacks: dict[_MapState, Any] = {}
 _called_callbacks: deque[Any] = deque(maxlen=64)
 
 
 class _MapState:
-    """The result of a map, and an exception of a signal handler in its callback, to be reraised."""
+    """The status of a map, and an exception that a signal handler raised in the map's callback."""
 
     status: int | None = None
     interrupt: BaseException | None = None
@@ -90,10 +90,10 @@ class _WgpuMap(BufferMap):
         libf.wgpuBufferMapAsync(buffer._internal, mode, 0, nbytes, info)
 
     def wait(self) -> bool:
-        """Block until the submissions before the map are done; return whether it succeeded.
+        """Block until all earlier submissions have finished; return whether mapping succeeded.
 
         Polls, because waiting inside wgpu would keep other threads from submitting. Reraises an
-        exception of a signal handler in the callback, such as KeyboardInterrupt.
+        exception that a signal handler raised in the callback, such as KeyboardInterrupt.
         """
         pause = _FIRST_PAUSE
         state = self._state
@@ -125,17 +125,17 @@ class WgpuDriver(Driver):
         return _helpers._the_instance is not None
 
     def make_instance(self) -> None:
-        """Enable the platform's native APIs alone.
+        """Make an instance with the platform's native APIs only.
 
-        An OpenGL adapter has neither subgroups nor 16-bit floats, and would be returned silently
-        where Vulkan is missing. The hidden validation of indirect dispatches is off: kernels
-        clamp their own counts.
+        An OpenGL adapter has neither subgroups nor 16-bit floats, and wgpu would silently list it
+        if Vulkan is missing. The hidden validation of indirect dispatches is off, since kernels
+        clamp the workgroup counts that they write.
         """
         set_instance_extras(backends=NATIVE_BACKENDS, flags=["Empty"])
 
     def enumerate_handles(self) -> list[Any]:
-        # OpenGL adapters are left out: after use in one thread of the program, listing them in
-        # another thread ends the process.
+        # OpenGL adapters are left out: if one thread has used them, listing them in another thread
+        # ends the process.
         instance = _helpers.get_wgpu_instance()
         native = _api.new_struct_p("WGPUInstanceEnumerateAdapterOptions *", backends=_NATIVE_APIS)
         count = libf.wgpuInstanceEnumerateAdapters(instance, native, ffi.NULL)
@@ -147,7 +147,7 @@ class WgpuDriver(Driver):
         return frozenset(adapter.features)
 
     def matrix_shapes(self, adapter: Any) -> tuple[MatrixShape, ...]:
-        return ()  # wgpu-native can't enable them
+        return ()  # wgpu-native can't enable matrix units
 
     def open(self, adapter: Any, features: frozenset[str], limits: dict[str, int]) -> Any:
         return adapter.request_device_sync(
