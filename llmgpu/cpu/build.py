@@ -1,7 +1,7 @@
 """Building the CPU engine's library, and the module for calls from Python, with the C compiler.
 
-The build of the package runs this module before llmgpu or NumPy is installed, so neither is
-imported.
+The build of the package runs this module before llmgpu or NumPy is installed, so the module imports
+neither.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / ("engine.dll" if sys.platform == "win32" else "engine.so")
-# Numbers have the same bits on all processors: no product is fused with a sum.
+# With these flags no product is fused with a sum, so numbers have the same bits on all processors.
 NUMBERS = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 FLAGS = ("-std=c99", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", *NUMBERS)
 LIBRARIES = ("-lm",)
 CALLS = FOLDER / "python" / "calls.c"
 IS_FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
-# One file serves every CPython with a global lock, by the limited interface of 3.11.
+# With the limited interface of 3.11, one file serves every CPython that has a global lock.
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX") if IS_FREE_THREADED else ".abi3.so"
 MODULE = FOLDER / f"calls{SUFFIX}"
 LIMITED = () if IS_FREE_THREADED else ("-DPy_LIMITED_API=0x030B0000",)
@@ -32,12 +32,12 @@ class BuildError(Exception):
 
 
 def sources() -> list[Path]:
-    """Return the files that the library is made of."""
+    """Return the C files and headers of the library, sorted by path."""
     return sorted([*FOLDER.glob("*.c"), *FOLDER.glob("*.h")])
 
 
 def sources_checksum() -> int:
-    """Return a checksum of the sources, compared with the checksum in the library."""
+    """Return a checksum of the sources. A library with another checksum is not loaded."""
     checksum = 0
     for path in sources():
         checksum = zlib.crc32(path.read_bytes(), checksum)
@@ -50,13 +50,16 @@ def module_checksum() -> int:
 
 
 def build(library: Path = LIBRARY, more_flags: Sequence[str] = ()) -> None:
-    """Compile the library; BuildError if there is no compiler or it fails."""
+    """Compile the library; BuildError if there is no compiler, or if the compiler fails."""
     files = [str(path) for path in sources() if path.suffix == ".c"]
     _compile(library, sources_checksum(), [*more_flags], [*files, *LIBRARIES])
 
 
 def build_module(module: Path = MODULE, more_flags: Sequence[str] = ()) -> None:
-    """Compile the module, which has no part of the engine; BuildError as for `build`."""
+    """Compile the module, which contains no code of the engine.
+
+    Raises BuildError as `build` does, and if Python's header is missing or the system is Windows.
+    """
     if sys.platform == "win32":
         raise BuildError("Windows needs an import library of Python's")
     header = Path(sysconfig.get_paths()["include"], "Python.h")

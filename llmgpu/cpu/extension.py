@@ -1,9 +1,9 @@
-"""The module `calls`, an extension of CPython: single calls without a layer of Python between.
+"""The extension module `calls`: calls of the CPU engine without a layer of Python between.
 
-- A build of the package makes the module where Python.h is; see `llmgpu/cpu/python/calls.c`.
+- The build of the package compiles the module if Python.h exists; see `llmgpu/cpu/python/calls.c`.
   Without the module, ctypes calls the same functions of the engine, with the same results.
 - LLMGPU_CALLS=ctypes ignores the module.
-- A `Coder` encodes and decodes by one vocabulary. Threads may share it.
+- A `Coder` encodes and decodes with one vocabulary. Threads may share a `Coder`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ FUNCTIONS = (
     *("encode_document", "encode", "encoder_new", "encoder_free"),
     *("shared_words_new", "shared_words_free", "shared_words_spent", "find_token"),
 )
-# Versions of NumPy's binary interface, in which the numbers of its functions are those of calls.c.
+# Versions of NumPy's binary interface in which functions have the numbers that calls.c uses.
 _NUMPY_VERSIONS = (0x01000009, 0x02000000)
 
 
 def extension() -> Any:
-    """Return the module if it is used, else None.
+    """Return the module, or None if ctypes or NumPy is used.
 
-    Raises LlmgpuError if LLMGPU_CALLS is not a choice.
+    Raises LlmgpuError if LLMGPU_CALLS has an unknown value.
     """
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "ctypes"):
@@ -48,7 +48,7 @@ def extension() -> Any:
 
 
 def describe() -> str:
-    """Return by what Python calls the engine: "extension module", or "ctypes" with the reason."""
+    """Return the interface to the engine: "extension module", or "ctypes" with the reason."""
     if extension() is not None:
         return "extension module"
     if library() is None:
@@ -63,7 +63,7 @@ def _load() -> tuple[Any, str]:
 
 
 def load(path: Path) -> tuple[Any, str]:
-    """Return the module in a file, or None and why it can't be loaded."""
+    """Return the module and "", or None and the reason why the module can't be loaded."""
     if not path.exists():
         return None, f"{path} was not built: install llmgpu where there is Python.h"
     loader = ExtensionFileLoader("llmgpu.cpu.calls", str(path))
@@ -82,13 +82,13 @@ def load(path: Path) -> tuple[Any, str]:
 
 
 def _numpy_table() -> Any:
-    """Return NumPy's table of C functions, a capsule."""
+    """Return NumPy's table of C functions as a capsule."""
     name = "numpy._core" if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else "numpy.core"
     return importlib.import_module(f"{name}._multiarray_umath")._ARRAY_API
 
 
 def _numpy_version() -> int:
-    """Return the version of NumPy's binary interface, as the first function of its table does."""
+    """Return the version of NumPy's binary interface by a call of the table's first function."""
     address = ctypes.pythonapi.PyCapsule_GetPointer
     address.restype, address.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     table = ctypes.cast(address(_numpy_table(), None), ctypes.POINTER(ctypes.c_void_p))
@@ -98,11 +98,11 @@ def _numpy_version() -> int:
 def make_coder(
     module: Any, data: NDArray[np.uint8], offsets: NDArray[np.int64], spans: NDArray[np.int64]
 ) -> Any:
-    """Return a `Coder` that decodes, and encodes after `prepare`.
+    """Return a `Coder`, which can decode and, after `prepare`, encode.
 
     data, offsets: the tokens end to end, uint8 with TEXT_PADDING bytes after them, and the bounds
-        of tokens in data, int64 (size + 1,). spans: int64 (size,), bytes of text for which each
-        token stands.
+        of tokens in data, int64 (size + 1,). spans: int64 (size,), the number of bytes of text for
+        which each token stands.
     """
     numbers = np.dtype(np.uint32).num, np.dtype(np.int64).num
     addresses = data.ctypes.data, offsets.ctypes.data, spans.ctypes.data
@@ -120,10 +120,11 @@ def prepare(
     part_bytes: int,
     most_bytes: int,
 ) -> None:
-    """Let a `Coder` find tokens and, if there is a pattern, encode.
+    """Enable a `Coder` to find tokens and, with a pattern, to encode.
 
-    find_cuts: called before the first long text with many characters beyond ASCII. table_bytes: of
-        the table of words. most_bytes: of a text that is encoded unless the caller insists.
+    find_cuts: called before the first long text with many characters beyond ASCII. table_bytes: the
+        most bytes of the table of words. part_bytes: see `CEncoder`. most_bytes: bytes of the
+        longest text that is encoded unless the caller insists.
     """
     coder.prepare(
         np.array(vocabulary.addresses(*FUNCTIONS), np.uintp).tobytes(),
@@ -134,10 +135,10 @@ def prepare(
 
 
 def bind_methods(api: type, functions: dict[str, Callable[..., Any]]) -> None:
-    """Let methods of a class do the usual case in the module, by the `Coder` in its `_coder`.
+    """Replace methods of a class by methods of the module, which use the `Coder` in `_coder`.
 
-    functions: the methods that the module has, by name; called in any other case. A method that
-        somebody has replaced stays.
+    functions: the methods to replace, by name. The module's methods handle the usual case, and call
+        these functions in all other cases. A method that is not the function here stays.
     """
     module = extension()
     for name, function in functions.items():
@@ -146,7 +147,7 @@ def bind_methods(api: type, functions: dict[str, Callable[..., Any]]) -> None:
 
 
 def _documented(name: str, function: Callable[..., Any]) -> str:
-    """Return the doc of a method in C, which has the signature, too."""
+    """Return the docstring of a method in C, which begins with the signature."""
     signature = inspect.signature(function)
     bare = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
     shown = str(signature.replace(parameters=bare, return_annotation=signature.empty))

@@ -1,8 +1,9 @@
-"""The CPU engine's library: whether it is used, and its objects.
+"""The CPU engine's library: choosing and loading the library, its functions and objects.
 
-- A build of the package makes the library; nothing is compiled here. Without the library, NumPy
-  does the same work with the same results.
-- LLMGPU_CPU=numpy ignores the library; LLMGPU_CPU=c makes failing to load the library an error.
+- The build of the package compiles the library. Without the library, NumPy does the same work with
+  the same results.
+- LLMGPU_CPU=numpy ignores the library. With LLMGPU_CPU=c, a library that can't be loaded is an
+  error.
 - A call releases Python's lock. Threads may share patterns and vocabularies, but not encoders and
   counters.
 - Texts are arrays with TEXT_PADDING bytes after the text.
@@ -31,11 +32,11 @@ from llmgpu.spelling import spelled
 
 VARIABLE = "LLMGPU_CPU"
 TEXT_PADDING = 16
-_HASH_KEY_BYTES = 32  # of the engine's tables: words that collide can't be chosen beforehand
+_HASH_KEY_BYTES = 32  # random key of the engine's tables: nobody can prepare words that collide
 SHORT_TEXT = 1 << 10  # bytes of the longest text for whose ids memory is kept
-MOST_NUMPY_THREADS = 4  # by default: between NumPy's operations only one can run
+MOST_NUMPY_THREADS = 4  # default for NumPy: only one thread runs between NumPy's operations
 PAIR_PARTS = 32  # parts of a vocabulary; the pairs of one part are found at a time
-MANY_IDS = 1 << 22  # whose copy would take too much memory
+MANY_IDS = 1 << 22  # ids from which a copy would take too much memory
 ARITHMETIC = 1  # version of operations on tensors; changes with the bits of a result
 NO_MEMORY = -1  # as in engine.h
 UNREADABLE = -2  # as in parts.c
@@ -140,9 +141,9 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 
 def library() -> ctypes.CDLL | None:
-    """Return the library if it is used.
+    """Return the library, or None if NumPy computes.
 
-    Raises LlmgpuError if LLMGPU_CPU is not a choice, or is c and the library can't be loaded.
+    Raises LlmgpuError if LLMGPU_CPU has an unknown value, or is c and the library can't be loaded.
     """
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "c", "numpy"):
@@ -156,7 +157,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def engine() -> ctypes.CDLL:
-    """Return the library, for callers and objects that have checked `library` before."""
+    """Return the library, for callers that have checked the result of `library` before."""
     loaded, _ = _load()
     assert loaded is not None, "there is no CPU engine"
     return loaded
@@ -171,7 +172,7 @@ def describe() -> str:
 
 
 def why_missing() -> str:
-    """Return why the library can't be used; "" if it is used or NumPy was chosen."""
+    """Return the reason why the library can't be used; "" without one, or if NumPy was chosen."""
     return "" if os.environ.get(VARIABLE) == "numpy" else _load()[1]
 
 
@@ -181,7 +182,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 
 
 def load(path: Path) -> tuple[ctypes.CDLL | None, str]:
-    """Return a library, or why it can't be loaded."""
+    """Return the library and "", or None and the reason why the library can't be loaded."""
     if not path.exists():
         return None, f"{path} was not built: install llmgpu where there is a C compiler"
     try:
@@ -198,13 +199,13 @@ def load(path: Path) -> tuple[ctypes.CDLL | None, str]:
 
 
 def default_threads() -> int:
-    """Return how many processors this process may use; with NumPy up to MOST_NUMPY_THREADS."""
+    """Return the number of usable processors, with NumPy at most MOST_NUMPY_THREADS."""
     threads = usable_processors()
     return min(threads, MOST_NUMPY_THREADS) if library() is None else threads
 
 
 def out_of_memory() -> LlmgpuError:
-    """Return the error for memory that the engine can't get."""
+    """Return the error for memory that the engine can't allocate."""
     return InputError(
         f"not enough memory for the words of the text: use fewer threads ({spelled('--threads')})"
     )
@@ -230,12 +231,12 @@ class EngineObject:
         close_with(self, free, address).atexit = False
 
     def addresses(self, *names: str) -> tuple[int, ...]:
-        """Return where functions of the object's library are."""
+        """Return the addresses of functions of the object's library."""
         functions = (getattr(self._library, f"llmgpu_{name}") for name in names)
         return tuple(ctypes.cast(each, c_void_p).value or 0 for each in functions)
 
     def _call(self, name: str, *arguments: Any) -> int:
-        """Call a function of the library on this object; InputError if it lacks memory (-1)."""
+        """Call a function of the library on this object; InputError if memory is exhausted (-1)."""
         function = getattr(self._library, f"llmgpu_{name}")
         result: int = function(self.address, *map(as_argument, arguments))
         if result == NO_MEMORY:
@@ -244,14 +245,14 @@ class EngineObject:
 
 
 def as_argument(argument: Any) -> Any:
-    """Return an argument of a function of the library as ctypes takes it."""
+    """Convert an argument of a function of the library for ctypes."""
     if isinstance(argument, EngineObject):
         return argument.address
     return address_of(argument) if isinstance(argument, np.ndarray) else argument
 
 
 def call(name: str, *arguments: Any) -> int:
-    """Call a function of the library, which the caller knows to be used; arrays are in C order."""
+    """Call a function of the library, which must be loaded; arrays must be in C order."""
     result: int = getattr(engine(), f"llmgpu_{name}")(*map(as_argument, arguments))
     return result
 
@@ -272,8 +273,8 @@ def address_of(array: NDArray[Any] | None) -> int | None:
 class CPattern(EngineObject):
     """A pattern: the rule that cuts text.
 
-    rule: the kernel of a pattern. classes: uint8 (0x110000,), of each code point. digits,
-        whole_at_end: for cl100k and its variants.
+    rule: the kernel of a pattern. classes: uint8 (0x110000,), the class of each code point. digits,
+        whole_at_end: constants of cl100k and its variants.
     is_marked: whether the engine lacks the rule, so that callers mark the starts of pre-tokens.
     """
 
@@ -290,9 +291,9 @@ class CPattern(EngineObject):
         return ends[: self._call("pretoken_ends", padded, len(text), ends)]
 
     def first_end(self, text: NDArray[np.uint8]) -> int:
-        """Return the end of the first pre-token of a document: all of `text` but its padding.
+        """Return the end of the first pre-token of a document.
 
-        text: uint8, more than TEXT_PADDING bytes.
+        text: uint8, the document, which is not empty, and TEXT_PADDING more bytes.
         """
         return int(self._call("first_end", text, len(text) - TEXT_PADDING))
 
@@ -359,7 +360,7 @@ class CVocabulary(EngineObject):
     def pairs(self) -> NDArray[np.uint32]:
         """Return every way to cut a token into two tokens, uint32 (n, 3): left, right, token.
 
-        They ascend by token, then by cut. Of equal tokens only the lowest id counts.
+        Rows ascend by token, then by cut. Of equal tokens only the lowest id counts.
         """
         data, offsets, tokens, _ = self._tokens
 
@@ -385,15 +386,15 @@ def insert_pairs(pairs: NDArray[np.uint32], table: NDArray[np.uint32], empty: in
 
 
 class CSharedWords(EngineObject):
-    """Words with their ids by one vocabulary, for all threads."""
+    """A table of words and their ids under one vocabulary, which threads share."""
 
     def __init__(self, vocabulary: CVocabulary, most_bytes: int) -> None:
-        """Start with no words; most_bytes: about how much memory they may take."""
+        """Make an empty table; most_bytes: about the most memory that words may take."""
         super().__init__("shared_words", most_bytes, beside=vocabulary)
 
     @property
     def is_spent(self) -> bool:
-        """Whether too many words of recent texts were missing, so that a new table pays off."""
+        """Whether the table lacked so many words of recent texts that a new table pays off."""
         return bool(self._call("shared_words_spent"))
 
 
@@ -405,12 +406,14 @@ class CEncoder(EngineObject):
     ) -> None:
         """Make an encoder.
 
-        threads: how many encode a text, each `part_bytes` at a time.
+        threads: number of threads that encode a text. part_bytes: bytes of text that a thread
+        encodes at a time.
         """
         self._part_bytes = part_bytes
         super().__init__("encoder", pattern, vocabulary, threads)
         self._room = np.empty(SHORT_TEXT + 3, np.uint32)  # for ids of short texts
-        self._room_address = self._room.ctypes.data  # a lookup is slower than encoding few words
+        # Kept, because reading the attribute takes longer than encoding a few words.
+        self._room_address = self._room.ctypes.data
 
     def encode(
         self,
@@ -425,17 +428,18 @@ class CEncoder(EngineObject):
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]:
         """Encode the words that start in the first `main_end` bytes of a text.
 
-        words: known words; new words are added.
+        words: the table of known words, to which new words are added.
         text: uint8 (n,), in an array with TEXT_PADDING more bytes; or a range of a file: its
             descriptor, an offset and n.
         marks: bool (n,), the starts of pre-tokens, if the pattern is "marks".
-        entry: start of the first token. starts: of documents in the text, ascending.
-        memory: for the ids, used if large enough.
+        entry: start of the first token. starts: positions of documents in the text, ascending.
+        memory: an array for the ids, used if large enough.
 
-        Returns the ids, a view of a larger array if few; the number of ids before each of the first
-        `own_starts` documents; and the end of the last token. Raises OSError if the file is shorter
-        or can't be read.
+        Returns the ids, maybe as a view of a larger array; the number of ids before each of the
+        first `own_starts` documents; and the end of the last token. Raises OSError if the file is
+        too short or can't be read.
         """
+        # Memory for the most ids that the words can have.
         room = max(main_end - entry, 0) + 3
         ids = np.empty(room, np.uint32) if memory is None or len(memory) < room else memory
         token_starts = np.empty(own_starts, np.int64)
@@ -469,7 +473,7 @@ class CEncoder(EngineObject):
 
 
 class CCounter(EngineObject):
-    """Counts words, for one thread."""
+    """Counts the words of texts; for one thread at a time."""
 
     def __init__(self, pattern: CPattern) -> None:
         super().__init__("counter", pattern)
@@ -482,7 +486,9 @@ class CCounter(EngineObject):
         starts: NDArray[np.int64],
         most: int,
     ) -> int:
-        """Count the pre-tokens that start in the first `main_end` bytes; see `CEncoder.encode`.
+        """Count the pre-tokens that start in the first `main_end` bytes of a text.
+
+        text, marks, starts: see `CEncoder.encode`.
 
         Returns 0, or the length of a pre-token of more than `most` bytes.
         """
@@ -495,20 +501,20 @@ class CCounter(EngineObject):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory for the words."""
+        """Bytes of memory that the words take."""
         table_bytes = c_int64()
         self._call("counter_size", None, table_bytes)
         return table_bytes.value
 
     @property
     def size(self) -> tuple[int, int]:
-        """The number of words and of their bytes; goes through all words."""
+        """The number of words and the number of their bytes. The engine visits every word."""
         nbytes, table_bytes = c_int64(), c_int64()
         words = self._call("counter_size", nbytes, table_bytes)
         return words, nbytes.value
 
     def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the words end to end, their offsets and their counts."""
+        """Return the words: uint8, end to end; offsets, int64 (n + 1,); and counts, int64 (n,)."""
         words, nbytes = self.size
         data = np.empty(nbytes, np.uint8)
         offsets = np.zeros(words + 1, np.int64)
@@ -518,13 +524,13 @@ class CCounter(EngineObject):
 
 
 class CTrainer(EngineObject):
-    """Merges the pairs of distinct words, for one thread.
+    """Merges the pairs of distinct words; for one thread at a time.
 
     symbols, offsets, counts, lengths, total: see `llmgpu.bpe.training.symbols.SymbolWords`.
-    most: symbols at the end, up to 2^20. least, longest: the least count and the most bytes of a
-        merged pair.
-    most_pairs: about the number of pairs indexed at a time, a bound of memory; None for all pairs.
-        The merges are the same.
+    most: number of symbols at the end, up to 2^20. least, longest: the least count and the most
+        bytes of a merged pair.
+    most_pairs: about the number of pairs indexed at a time, which bounds the memory; None for all
+        pairs. Merges do not depend on `most_pairs`.
     """
 
     def __init__(
@@ -556,16 +562,19 @@ class CTrainer(EngineObject):
         return (int(symbols[0]), int(symbols[1]), int(count[0])) if found else None
 
     def train(self, merges: int, work: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Make up to `merges` merges, each into a new symbol; fewer once they pass `work` places.
+        """Merge up to `merges` pairs, each into a new symbol.
 
-        Returns their symbols, uint32 (n, 2), and counts, int64 (n,); none at the end.
+        work: stop early after a merge if the merges so far have changed this many places.
+
+        Returns the symbols of the merged pairs, uint32 (n, 2), and the pairs' counts, int64 (n,);
+        empty arrays when training is complete.
         """
         pairs, counts = np.empty((merges, 2), np.uint32), np.empty(merges, np.int64)
         made = self._call("trainer_train", merges, work, pairs, counts)
         return pairs[:made], counts[:made]
 
     def merge(self, merges: NDArray[np.uint32]) -> None:
-        """Make given merges in their order: uint32 (n, 3), left symbol, right symbol, result.
+        """Carry out given merges in order: uint32 (n, 3), left symbol, right symbol, result.
 
         Raises ValueError for a result with other bytes than its parts.
         """
@@ -575,7 +584,7 @@ class CTrainer(EngineObject):
 
     @property
     def total(self) -> int:
-        """Symbols of the whole text."""
+        """The number of symbols of the whole text."""
         total = c_int64()
         self._call("trainer_size", total)
         return total.value
@@ -597,7 +606,7 @@ class CTrainer(EngineObject):
 
 
 class CThreads(EngineObject):
-    """Threads for one operation at a time."""
+    """Threads that share the work of one operation at a time."""
 
     def __init__(self, count: int) -> None:
         """Start `count` threads, the caller's included."""
@@ -605,11 +614,14 @@ class CThreads(EngineObject):
         super().__init__("threads", count)
 
     def bind(self, operation: str, *arguments: Any) -> Callable[[], None]:
-        """Return a function for an operation of rows.c or products.c; arrays are in C order."""
+        """Return a function that runs an operation of rows.c or products.c on `arguments`.
+
+        Arrays are in C order.
+        """
         function = getattr(self._library, f"llmgpu_{operation}")
         plain = [as_argument(argument) for argument in arguments]
 
-        def call(owners: Any = arguments) -> None:  # keeps their memory alive
+        def call(owners: Any = arguments) -> None:  # `owners` keeps arrays alive
             function(self.address, *plain)
 
         return call

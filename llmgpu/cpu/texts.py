@@ -1,4 +1,4 @@
-"""Texts made and taken apart in C: decimals, lines, generated text, the texts of JSON Lines."""
+"""The CPU engine's work on texts: decimals, lines, generated text, the texts of JSON Lines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from llmgpu.cpu.library import TEXT_PADDING, address_of, call, library
 from llmgpu.processors import usable_processors
 
-_LOW = (1 << 64) - 1
+_LOW = (1 << 64) - 1  # mask of the lower 64 bits
 CELL_IDS = 10**6  # most ids whose digits fit into cells
-SMALL_BYTES = 1 << 16  # of a file read together with other files
+SMALL_BYTES = 1 << 16  # size up to which files are read together with other files
 _READ_THREADS = 8
 
 
@@ -47,9 +47,9 @@ def format_ids(
 
 
 def format_numbers(numbers: NDArray[np.int64]) -> bytes | memoryview:
-    """Return numbers, none negative, as text: decimals with ", " between them.
+    """Return numbers of 0 or more as text: decimals with ", " between them.
 
-    `json` is slow for millions of numbers.
+    numbers: int64 (n,). For millions of numbers `json` would be slow.
     """
     if library() is None:
         return str(numbers.tolist())[1:-1].encode()
@@ -61,7 +61,7 @@ def format_numbers(numbers: NDArray[np.int64]) -> bytes | memoryview:
 
 
 def line_starts(text: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the positions after newlines, int64 (n,); the last may be the end of the text."""
+    """Return the positions after newlines, int64 (n,), maybe with the end of the text as last."""
     loaded = library()
     if loaded is None:
         return np.flatnonzero(text == ord("\n")) + 1
@@ -73,7 +73,7 @@ def line_starts(text: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def is_valid_utf8(text: NDArray[np.uint8]) -> bool:
-    """Tell whether a text is valid (RFC 3629)."""
+    """Whether a text is valid UTF-8 (RFC 3629)."""
     return call("valid_utf8", text, len(text)) == len(text)
 
 
@@ -84,12 +84,12 @@ def read_small_files(
     are_any_bytes: Sequence[bool],
     text: NDArray[np.uint8],
 ) -> int:
-    """Read files, up to SMALL_BYTES each, end to end to the front of `text`; return how many.
+    """Read files of up to SMALL_BYTES bytes end to end into `text`; return the number of files.
 
     Reading stops before the first file with another size or time of change, before an unreadable
-    file, and, unless `are_any_bytes`, before a file that is not certainly plain text: valid UTF-8
-    without control characters, a byte order mark, or an object of JSON in its first line. The bytes
-    of `text` after the last file are undefined.
+    file, and, unless `are_any_bytes`, before a file that is not certainly plain text. Certain plain
+    text is valid UTF-8 without control characters, without a byte order mark, and without an object
+    of JSON in the first line. The bytes of `text` after the last file are undefined.
     """
     encoded = [*map(os.fsencode, names)]
     names_at = np.cumsum([0, *(len(name) + 1 for name in encoded)], dtype=np.int64)
@@ -102,7 +102,7 @@ def read_small_files(
 
 
 class GeneratedBlocks:
-    """Makes blocks of generated text, see `llmgpu.text.generated`. Threads may share it."""
+    """Makes blocks of generated text, see `llmgpu.text.generated`. Threads may share an object."""
 
     def __init__(
         self,
@@ -112,11 +112,12 @@ class GeneratedBlocks:
         cells: Sequence[NDArray[np.uint32]],
         ends_sentence: NDArray[np.bool_],
     ) -> None:
-        """Keep the material for blocks of `words` words.
+        """Store the material for blocks of `words` words.
 
-        ranks: (n,), frequent ranks, each repeated by its probability. frequent: their words, up to
-        20 bytes each. cells: of syllables (768,), final consonants (8,) and ends (256,).
-        ends_sentence: bool (256,), whether an end closes a sentence.
+        ranks: (n,), ranks of frequent words, each repeated in proportion to its probability.
+        frequent: the frequent words, up to 20 bytes each. cells: arrays of syllables (768,), final
+        consonants (8,) and ends (256,). ends_sentence: bool (256,), whether an end closes a
+        sentence.
         """
         entries = b"".join(word.ljust(20, b"\0") + bytes([len(word), 0, 0, 0]) for word in frequent)
         arrays = ranks, np.frombuffer(entries, np.uint8), *cells, ends_sentence
@@ -141,9 +142,11 @@ class GeneratedBlocks:
 
 
 class TakenTexts(NamedTuple):
-    """Texts end to end, their starts, the end of the last line in the data, and counts.
+    """Texts extracted from lines of JSON.
 
-    lines: lines with these texts. nulls: lines with null in place of a text.
+    text: uint8, the texts end to end. starts: int64, positions of texts in `text`. end: the end of
+    the last line in the data. lines: number of lines. nulls: number of lines with null in place of
+    a text.
     """
 
     text: NDArray[np.uint8]
@@ -154,10 +157,13 @@ class TakenTexts(NamedTuple):
 
 
 class JsonlTexts:
-    """Takes the texts of JSON Lines from blocks of a file."""
+    """Extracts the texts of JSON Lines from blocks of a file."""
 
     def __init__(self, text_field: str, longest: int) -> None:
-        """Take a field, or a field of an inner object: "a.b"; longest: bytes of a line."""
+        """Store the options.
+
+        text_field: a field, or a field of an inner object: "a.b". longest: most bytes of a line.
+        """
         self._field = text_field.encode()
         parts = [len(part) + 1 for part in self._field.split(b".")]
         self._ends = np.cumsum(parts, dtype=np.int64) - 1

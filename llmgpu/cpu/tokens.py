@@ -1,6 +1,7 @@
 """The tokens of a vocabulary in the CPU engine: their trie, and the spellings of merges.
 
-data, offsets: the tokens end to end, uint8, and the bounds of tokens in data, int64 (tokens + 1,).
+All functions take the tokens of a vocabulary as two arrays. data: uint8, the bytes of all tokens
+end to end. offsets: int64 (tokens + 1,), the bounds of tokens in data.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ def spelled_tokens(
     offsets: NDArray[np.int64],
     is_ordinary: NDArray[np.bool_],
 ) -> int:
-    """Return the number of nodes with a token; each must be ordinary and spelled by its path.
+    """Return the number of nodes of a trie with a token, after a check of nodes and tokens.
 
-    nodes, edges: see `llmgpu.bpe.vocabulary.trie.Trie`. data, offsets: the tokens by id.
+    nodes, edges: see `llmgpu.bpe.vocabulary.trie.Trie`. is_ordinary: bool (tokens,).
 
-    Returns -1 for any other token, and for nodes in another order than `compile_trie` makes.
+    Returns -1 if a node's token is not ordinary or not spelled by the node's path, and for nodes in
+    another order than `compile_trie` makes.
     """
     if len(edges) + 1 != len(nodes):
         return -1
@@ -39,7 +41,7 @@ def lay_out_trie(
 
     ids: the tokens to lay out, ascending; of equal tokens the lowest id counts.
 
-    Memory: 60 bytes for each byte of these tokens, during the call.
+    The call allocates 60 bytes of memory for each byte of the tokens in `ids`.
     """
     most = 1 + int((offsets[ids + 1] - offsets[ids]).sum())
     slots = np.zeros(2 << most.bit_length(), np.uint32)
@@ -59,9 +61,10 @@ def append_merges(
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
     """Return bytes and offsets of tokens followed by the results of merges.
 
-    merges: uint32 (M, 3), ids of the parts and of the result: the next id, or that of a token.
+    merges: uint32 (M, 3), the ids of two parts and of the result. The result is the next id, or the
+        id of an existing token.
 
-    Returns None for a merge of an unknown id or with another result, and for more than `most` bytes
+    Returns None for a merge of an unknown id, for any other result, and for more than `most` bytes
     in all.
     """
     merges = np.ascontiguousarray(merges, np.uint32)
@@ -80,6 +83,6 @@ def append_merges(
 def merges_spell(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], merges: NDArray[np.uint32]
 ) -> bool:
-    """Whether each merge spells its result; results are as long as their parts."""
+    """Whether the result of each merge has the bytes of its parts. The lengths must be equal."""
     merges = np.ascontiguousarray(merges, np.uint32)
     return bool(call("merges_spell", merges, len(merges), data, offsets))
