@@ -1,9 +1,9 @@
 """The command line: thin commands over the library.
 
-`commands` declares options and help, and imports neither NumPy nor the work of a command. The work
-is in the module of the same name here. That module is imported when the command runs.
+The package `commands` declares options and help, and imports neither NumPy nor the work of a
+command. The work is in modules of this package, which are imported when a command runs.
 
-Data goes to stdout and everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage,
+Data is printed to stdout, all other lines to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage,
 3 over a budget, 128 plus the number of the signal that interrupted the command.
 """
 
@@ -56,13 +56,13 @@ MAIN_COMMANDS = ("bpe-train", "tokenize", "count", "train", "generate", "info")
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported on demand."""
+    """A group that imports a command when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command. In shell completion, plain text options then complete to file names."""
+        """Import a command. For shell completion, let plain text options complete to file names."""
         command = COMMANDS.get(cmd_name)
         if command and ctx.resilient_parsing:
             for parameter in command.params:
@@ -98,7 +98,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options. --help and --version print here; `invoke` explains a closed pipe."""
+        """Parse the options; --help and --version print here. A closed pipe is not an error."""
         try:
             return super().parse_args(ctx, args)
         except BrokenPipeError:
@@ -128,11 +128,13 @@ def cli() -> None:
 
 
 _OUT_OF_MEMORY = "error: out of memory; use less text or a smaller model, or raise `ulimit -v`"
-_NO_ROOM_FOR_LIBRARY = "failed to map segment", "annot allocate memory"  # of dlopen's messages
+# Parts of the messages by which dlopen reports missing memory.
+_NO_ROOM_FOR_LIBRARY = "failed to map segment", "annot allocate memory"
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    # Each kind of error gets a message of one line and an exit code; --debug shows the traceback.
     debug = "--debug" in sys.argv
     try:
         with handled_signals():
@@ -165,21 +167,22 @@ def main() -> None:
 
 
 def _describe(error: OSError) -> str:
-    """Return the message for an error of the system outside of all readers and writers."""
-    if error.filename is None:  # results are printed there
+    """Return the message for an error of the system that no reader or writer has described."""
+    if error.filename is None:  # printing of results has failed
         return f"can't write standard output: {error.strerror or error}"
     more = "; raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
     return f"can't open {error.filename}: {error.strerror}{more}"
 
 
 def _refuse(error: click.ClickException) -> int:
-    """Print a usage error, with the message on a line of its own; return the exit code."""
+    """Print a usage error, with the message on a separate line; return the exit code."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return _fail(error.format_message(), error.exit_code)
     if isinstance(error, click.NoSuchOption):
         from llmgpu.cli.options import suggest_option
 
         error = suggest_option(error)
+    # The usage, then the message with advice.
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is not None:
         click.echo(context.get_usage(), err=True)
@@ -202,7 +205,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _close_stdout() -> None:
-    """Flush stdout; if that fails, keep Python from reporting the failure again at exit."""
+    """Flush stdout; after a failure, keep Python from reporting the failure again at exit."""
     if sys.stdout is None:  # stdout was closed before this process began
         return
     try:

@@ -1,4 +1,4 @@
-"""The work of ``llmgpu bench``: measure, or read a record; show, write and compare the record."""
+"""The command ``llmgpu bench``: measure, or read a record; show, write and compare the record."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.outputs import PAGE, RECORD, TEXT, Output, check_outputs
 from llmgpu.text.sources import resolve_sources
 
-NARROWEST = 80  # columns; the cells of a table would break in fewer
+NARROWEST = 80  # least columns of a console; a narrower table would break its cells
 _NAME_WIDTH = 16
-# Options for a record, measured or read; all other options are for measuring.
+# Options that apply to a record that is read, too. All other options are for measuring.
 _FOR_RECORDS = {"record_path", "output", "page", "compare", "threshold", "force"}
 _FOR_RECORDS |= {"as_json", "quiet", "debug"}
 
@@ -51,7 +51,7 @@ def bench(asked: BenchCommand) -> None:
     read = [*(source.path for source in sources), *filter(None, (asked.record_path, asked.compare))]
     read += find_vocabulary(vocab).inputs if vocab else []
     check_outputs(written, read, force=asked.force)
-    # The record to compare with is read first: a damaged one ends the command before measuring.
+    # The record for the comparison is read first: a damaged record ends the command at once.
     baseline = None if asked.compare is None else load_record(asked.compare)
     if asked.record_path is not None:
         record = load_record(asked.record_path)
@@ -74,7 +74,7 @@ def bench(asked: BenchCommand) -> None:
 
 
 def _measure(options: BenchOptions, asked: BenchCommand) -> Record:
-    """Return the record of a run. An interrupted run hands its record over, too."""
+    """Measure, and hand over the record, also of an interrupted benchmark; return the record."""
     benchmark = Benchmark(options)
     reporter = Reporter(quiet=asked.report.quiet)
     first = threading.Lock()
@@ -94,7 +94,7 @@ def _measure(options: BenchOptions, asked: BenchCommand) -> Record:
 
 
 def _hand_over(record: Record, asked: BenchCommand) -> None:
-    """Write the files, print the tables and the JSON, as far as the options ask for them."""
+    """Write the files, and print the tables and the JSON, that the options choose."""
     plain, as_json = record.to_json(), asked.report.as_json
     if asked.output is not None:
         with atomic_output(asked.output) as file:
@@ -102,7 +102,7 @@ def _hand_over(record: Record, asked: BenchCommand) -> None:
     if asked.page is not None:
         with atomic_output(asked.page) as file:
             file.write(draw_report(record).encode())
-    # If a file goes to standard output, nothing else is printed there.
+    # If a file is written to standard output, tables and JSON are not printed there.
     if not (as_json and asked.report.quiet) and not _takes_stdout(asked):
         print_results(record, Console(stderr=as_json, highlight=False))
     if as_json:
@@ -114,7 +114,7 @@ def _takes_stdout(asked: BenchCommand) -> bool:
 
 
 def _compare(old: Record, new: Record, asked: BenchCommand) -> None:
-    """Print the changes since the record to compare with; LlmgpuError if something got slower."""
+    """Print the changes since an old record; LlmgpuError if a time of llmgpu has grown."""
     path, comparison = asked.compare, compare_records(old, new, asked.threshold)
     if not (asked.report.quiet and asked.report.as_json):
         to_stderr = asked.report.as_json or _takes_stdout(asked)

@@ -1,4 +1,4 @@
-"""The work of ``llmgpu bpe-train``: corpus in, vocabulary out."""
+"""The command ``llmgpu bpe-train``: train a vocabulary on a corpus, or count words."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from llmgpu.text.sources import Selection, Sources
 from llmgpu.text.streams import AUTO, STANDARD_INPUT
 
 _MAIN_PHASES = ("total", "count words", "read", "merge")
-_TOLD_SECONDS = 0.05  # phases of the other kinds that took less are not reported
+_TOLD_SECONDS = 0.05  # least time of a reported phase, but for _MAIN_PHASES
 _OF_MERGING = ("vocab_size", "min_frequency", "max_token_length", "tie", "match", "engine")
 
 
@@ -55,7 +55,7 @@ def bpe_train(asked: BpeTrainCommand, opening: Opening) -> None:
     report = Reporter(quiet=asked.report.quiet)
     start = time.perf_counter()
 
-    # The text or the counts, and the options: wrong ones are refused before any file is written.
+    # Find the text or the counts, and check the options before any file is written.
     corpus = asked.files.named(asked.corpus)
     corpus = corpus or (() if asked.from_counts else piped_input(report))
     resumed = _resumed_folder(asked, has_source=bool(corpus or asked.from_counts))
@@ -69,7 +69,7 @@ def bpe_train(asked: BpeTrainCommand, opening: Opening) -> None:
     options, how = _library_options(asked, loaded, resumed, report)
     outputs = {} if asked.counts_only else _name_outputs(asked.output, options.sizes)
 
-    # With --part: this part's share of the text, unless the part is finished already.
+    # With --part, take the part's share of the text, unless the part is finished already.
     key = _reading_key(asked.reading, how, selection)
     found, finished = _take_part(job, found, options, how, key)
     if finished:
@@ -82,7 +82,7 @@ def bpe_train(asked: BpeTrainCommand, opening: Opening) -> None:
         if resumed and STANDARD_INPUT not in paths and Checkpoint.is_done(resumed, run, made):
             return _tell_done(outputs, report, as_json=asked.report.as_json)
 
-        # The device; all outputs are checked before the work begins.
+        # Open the device, and check all outputs before the work begins.
         before = time.perf_counter()
         source = loaded or text
         assert source is not None
@@ -92,6 +92,7 @@ def bpe_train(asked: BpeTrainCommand, opening: Opening) -> None:
         seconds = {"total": 0.0, "open device": time.perf_counter() - before}
         report.line(f"training on {plan.merging.description}")
         report.note(*plan.notes)
+        # Count, or train.
         if asked.counts_only:
             summary = _count(source, plan, counts_output, report, is_part=job.part is not None)
         else:
@@ -143,7 +144,7 @@ def _train(
     counts_output: str | None,
     report: Reporter,
 ) -> TrainingResult:
-    """Train and write the vocabularies, and the counts if asked for."""
+    """Train and write the vocabularies; write the counts, too, if options ask for counts."""
     if kept and kept.has_counts:
         source = load_counts(kept.counts_path)
 
@@ -169,7 +170,7 @@ def _train(
 def _reading_key(
     reading: ReadingOptions, how: CorpusOptions, selection: Selection
 ) -> dict[str, Any]:
-    """Return how text is read, for the resume key; some options are left out at their defaults."""
+    """Return the options of reading for the resume key, without some options at their defaults."""
     asked = selection.input_format
     return {
         "text_field": how.text_field,
@@ -183,7 +184,7 @@ def _reading_key(
 
 
 def _check_sources(asked: BpeTrainCommand, corpus: Sequence[str], report: Reporter) -> None:
-    """Raise UsageError unless there is exactly one kind of source; note options without effect."""
+    """Raise UsageError unless text or counts, not both, are given; note options without effect."""
     if bool(corpus) == bool(asked.from_counts):
         what = "files, folders or globs, or - for standard input"
         raise click.UsageError(f"give either CORPUS ({what}) or --from-counts")
@@ -216,7 +217,7 @@ def _take_part(
     how: CorpusOptions,
     reading: dict[str, Any],
 ) -> tuple[Sources | None, dict[str, Any] | None]:
-    """Return the part's share of the sources, and the part's summary if the part is finished."""
+    """Return the part's share of the sources; for a finished part also its summary, else None."""
     if sources is None:
         return None, None
     own = job.take(sources, how, cut_text_by(options.cut, how.separators))
@@ -231,7 +232,7 @@ def _plan(
     limit: int | None,
     report: Reporter,
 ) -> Plan:
-    """Plan training on up to `limit` bytes of a text, or on loaded counts."""
+    """Open the device, and plan training on up to `limit` bytes of a text, or on loaded counts."""
     known = source.total_bytes if isinstance(source, Corpus) else source.words.text_bytes
     size = min((each for each in (known, limit) if each is not None), default=None)
     least = 0 if options.engine == "recount" else gpu_from(TRAINING_FROM)
@@ -243,14 +244,14 @@ def _plan(
 
 
 def _load_counts(asked: BpeTrainCommand) -> WordCounts:
-    """Add up word counts. Counts of other programs name no pattern and get the options' pattern."""
+    """Add up word counts. The options' pattern is assumed for counts that name no pattern."""
     pattern = asked.training["pattern"]
     special = tuple(text.encode() for text in asked.training["special_tokens"])
     return add_counts([load_counts(path, pattern, special) for path in asked.from_counts])
 
 
 def _read(asked: BpeTrainCommand, sources: Sources | None) -> list[str]:
-    """Return all files that the command reads, with the counts and checkpoints that it names."""
+    """Return the names of all files that the command reads: text, counts, seed and lists."""
     seed = asked.training["seed"]
     of_seed = find_vocabulary(seed).inputs if seed else ()
     return [*asked.from_counts, *of_seed, *_paths_of(sources), *asked.files.lists]
@@ -307,7 +308,7 @@ def _name_outputs(output: str, sizes: tuple[int, ...]) -> dict[int, str]:
 def _written(
     vocabularies: Iterable[str], counts: str | None, checkpoint: str | None, resumed: str | None
 ) -> Iterator[Output]:
-    """Yield all files that a run may write. An existing checkpoint must be the run's own."""
+    """Yield all files that a run may write, for `check_outputs`."""
     for path in vocabularies:
         # A run that was killed just before its end has already written its vocabulary.
         is_own = resumed is not None and Checkpoint.may_have_made(resumed, path)
@@ -319,9 +320,9 @@ def _written(
 
 
 def _resumed_folder(asked: BpeTrainCommand, *, has_source: bool) -> str | None:
-    """Return the folder of the run to resume, None without --resume.
+    """Return the checkpoint folder of the run to resume, None without --resume.
 
-    Raises an error if the folder has no run and the command names no source to start from.
+    Raises UsageError without --checkpoint, InputError if there is neither a folder nor a source.
     """
     if not asked.resume:
         return None
@@ -343,9 +344,10 @@ def _check_checkpoint_options(asked: BpeTrainCommand, options: TrainingOptions) 
 def _open_checkpoint(
     asked: BpeTrainCommand, run: dict[str, Any], made: Sequence[str], report: Reporter
 ) -> Iterator[Checkpoint | None]:
-    """Begin or resume a checkpoint. After the block, record the run as finished, with files `made`.
+    """Begin or resume a checkpoint. After the block, record the run as finished.
 
-    If the block fails before any progress is saved, the checkpoint is removed.
+    made: the names of the run's outputs. If the block fails before progress is saved, the
+    checkpoint is removed.
     """
     path = asked.checkpoint
     if path is None:
@@ -387,7 +389,7 @@ def _tell_done(outputs: dict[int, str], report: Reporter, *, as_json: bool) -> N
 def _vocabulary_facts(
     vocabularies: Mapping[int, Vocabulary], outputs: dict[int, str]
 ) -> list[dict[str, Any]]:
-    """Return the summary of the vocabulary of each size."""
+    """Return the summary of each vocabulary, in the order of `vocabularies`."""
     return [
         {
             "output": outputs[size],
@@ -450,7 +452,7 @@ def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
 
 
 def _describe_phase(name: str, summary: dict[str, Any]) -> str:
-    """Describe how long a phase took, and its speed."""
+    """Return the duration and the speed of a phase, for people."""
     seconds = summary["seconds"][name]
     text = f"{name} {seconds:.1f} s"
     if name in ("count words", "read"):

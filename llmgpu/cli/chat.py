@@ -24,7 +24,7 @@ from llmgpu.tokens.filters import Filter, with_masks
 
 
 def special_options(given: SpecialTokenOptions, chat: ChatOptions) -> SpecialOptions:
-    """Return how to encode special tokens; click.UsageError for options that can't be combined."""
+    """Return the options for special tokens; click.UsageError for an invalid combination."""
     around = id_or_text(given.bos), id_or_text(given.eos)
     found = SpecialOptions(given.allowed_special, given.disallow_special, *around)
     check_chat(chat.chat, chat.chat_template, found)
@@ -34,7 +34,7 @@ def special_options(given: SpecialTokenOptions, chat: ChatOptions) -> SpecialOpt
 def around_text(
     special: SpecialOptions, given: SpecialTokenOptions, vocabulary: Vocabulary, report: Reporter
 ) -> SpecialOptions:
-    """Return `special` with the vocabulary's tokens around a text, if --add-special-tokens asks."""
+    """Return `special`, with --add-special-tokens plus the vocabulary's tokens around a text."""
     if not given.add_special_tokens:
         return special
     if not (vocabulary.prefix_ids or vocabulary.suffix_ids):
@@ -47,9 +47,10 @@ def around_text(
 def watch_text(
     text: Corpus, vocabulary: Vocabulary, special: SpecialOptions, report: Reporter
 ) -> Callable[[str], None]:
-    """Watch a text for special tokens; return a function that notes them after the last id.
+    """Search a text, while it is read, for special tokens; return a function that prints a note.
 
-    The function takes a beginning of the note. With --quiet and --chat nothing is searched.
+    Call the function after the last id, with the beginning of the note. With --quiet or --chat the
+    text is not searched.
     """
     if report.quiet or text.options.chat is not None:
         return lambda prefix: None
@@ -64,7 +65,7 @@ def watch_text(
 def rendering(
     chat: ChatOptions, vocabulary: Vocabulary
 ) -> AbstractContextManager[Conversations | None]:
-    """Return a context manager: the renderer of conversations with --chat, None without."""
+    """Return a context manager: with --chat the renderer of conversations, otherwise None."""
     return Conversations(vocabulary) if chat.chat else nullcontext()
 
 
@@ -81,7 +82,7 @@ def check_chat(chat: bool, chat_template: str | None, special: SpecialOptions) -
 
 
 def with_chat(options: CorpusOptions, chat: Chat | None) -> CorpusOptions:
-    """Return options that read conversations, by default from the field `MESSAGES`."""
+    """Return options for reading conversations, by default from the field `MESSAGES`."""
     if chat is None:
         return options
     is_default = options.text_field == CorpusOptions.text_field

@@ -1,4 +1,4 @@
-"""The work of ``llmgpu compare-vocabs``: two vocabularies side by side."""
+"""The command ``llmgpu compare-vocabs``: show two vocabularies side by side."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _measure(
     backend: Backend,
     report: Reporter,
 ) -> dict[str, Any]:
-    """Return tokens by file, and how often each id is used."""
+    """Return the tokens of each file, and the number of uses of each id, int64 (ids,)."""
     counts, used = [], []
     with report:
         for vocabulary in pair:
@@ -101,7 +101,7 @@ def _measure(
 def _groups(
     pair: Sequence[Vocabulary], used: Sequence[NDArray[np.int64]] | None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return, by script and by length, the number of ids and how often they are used."""
+    """Return the number of ids, and of their uses, by script and by length of the tokens."""
     found: dict[str, list[dict[str, Any]]] = {}
     for kind, group_of in GROUPS.items():
         groups = [np.array(group_of(vocabulary)) for vocabulary in pair]
@@ -124,6 +124,7 @@ def _groups(
 
 
 def _print(labels: Sequence[str], facts: dict[str, Any]) -> None:
+    # The vocabularies.
     rows = [
         [*(each[key] for each in facts["vocabularies"]), key.replace("_", " ")]
         for key in ("ids", "tokens", "special_tokens", "pattern", "match")
@@ -132,6 +133,7 @@ def _print(labels: Sequence[str], facts: dict[str, Any]) -> None:
     rows += [[both, both, "tokens in both"], [*alone, "tokens in this one only"]]
     rows.append([*(each["fingerprint"][:8] for each in facts["vocabularies"]), "fingerprint"])
     print_table([*labels, ""], rows)
+    # The files of text.
     has_text = "files" in facts
     if has_text:
         files = [
@@ -141,6 +143,7 @@ def _print(labels: Sequence[str], facts: dict[str, Any]) -> None:
         lines = [[*_rates(file), file["text_bytes"], file["path"]] for file in files]
         print_result("\nbytes per token")
         print_table([*labels, "bytes", ""], lines)
+    # Ids by script and by length.
     heads = [*labels, *(labels if has_text else ()), ""]
     for kind, title, numbers in (
         ("script", "and bytes per token", _rates),
@@ -158,7 +161,7 @@ def _parts(facts: dict[str, Any], row: dict[str, Any]) -> list[str]:
 
 
 def _rates(row: dict[str, Any]) -> list[str]:
-    """Return bytes per token by each vocabulary; empty if there was no text."""
+    """Return bytes per token under each vocabulary; empty without a text."""
     if "tokens" not in row:
         return []
     sizes = row["text_bytes"]

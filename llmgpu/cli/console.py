@@ -1,8 +1,8 @@
-"""The output of a running command: progress and notes on stderr.
+"""Output of a command: progress and notes on stderr, results on stdout.
 
-A terminal shows a bar for each phase, unless data goes to the same terminal. Otherwise a plain
-line is printed every LINE_SECONDS, so that log files stay readable. With --log-format json every
-line is a JSON object. With --quiet nothing is printed.
+A terminal shows a bar for each phase, unless data is printed on the same terminal. Elsewhere a
+plain line is printed every LINE_SECONDS, so that log files stay readable. With --log-format json
+every line is a JSON object. With --quiet no progress and no notes are printed.
 """
 
 from __future__ import annotations
@@ -32,29 +32,30 @@ if TYPE_CHECKING:
     from llmgpu.tokens.ids import Style
 
 LOG_FORMAT = "llmgpu.log_format"  # key of the format in a click context
-_LEAST_COLUMN, _LEAST_NAME = 8, 20  # characters in tables
+_LEAST_COLUMN, _LEAST_NAME = 8, 20  # least characters of a number and of a name in tables
 _LITTLE = 10  # parts of the free memory; a need for less than one part is not reported
-LINE_SECONDS = 5.0  # between plain progress lines
+LINE_SECONDS = 5.0  # time between plain progress lines
 _WIDEST_TEXT = 64  # columns of a phase's name and `progress_text`
-_LEAST_BAR, _MOST_BAR = 8, 40
+_LEAST_BAR, _MOST_BAR = 8, 40  # columns
 LEFT_OUT = {
     "left_out_files": ("hidden or special file", "skipped"),
     "left_out_rows": ("row", "without text skipped"),
 }
-BYTE_PHASES = frozenset({"counting words", "reading", "tokenizing"})  # the rest count things
+# Phases whose amounts are bytes. Amounts of all other phases are counts.
+BYTE_PHASES = frozenset({"counting words", "reading", "tokenizing"})
 
 
 class Reporter(Closing):
-    """Prints lines and progress on stderr; calling it is a `llmgpu.progress.Progress`.
+    """Prints lines and progress on stderr. A reporter is a `llmgpu.progress.Progress`, too.
 
     The end of a `with` block removes the bars.
     """
 
     def __init__(self, *, quiet: bool, prints_data: bool = False) -> None:
-        """Start without progress; `quiet` suppresses all lines.
+        """Begin without bars.
 
-        prints_data: the command prints data to standard output. On a terminal the data itself shows
-        the progress, and redrawing a bar would erase data.
+        quiet: print no lines. prints_data: the command prints data to standard output. On a
+        terminal the data itself shows the progress, and redrawing a bar would erase data.
         """
         self.quiet = quiet
         self._shows_progress = not (quiet or (prints_data and is_terminal(sys.stdout)))
@@ -64,24 +65,26 @@ class Reporter(Closing):
         self._has_bars = has_terminal and os.environ.get("TERM") != "dumb" and not self._as_json
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._started: dict[str, tuple[float, int]] = {}  # by phase: first time and `done`
-        self._printed = 0.0
-        self._said = 0  # bytes of the last reported need
+        # Time and `done` of the first call for each phase.
+        self._started: dict[str, tuple[float, int]] = {}
+        self._printed = 0.0  # time of the last plain line
+        self._said = 0  # bytes of memory in the last report
+        # Bytes of memory of the process before the job: now, and at the peak.
         self._process, self._first_peak = resident_memory() or 0, peak_memory() or 0
-        self.needed_bytes = 0  # the latest estimate
+        self.needed_bytes = 0  # bytes of memory in the latest estimate
 
     @property
     def has_bars(self) -> bool:
-        """Whether calls are shown as bars on a terminal."""
+        """Whether progress is shown as bars on a terminal."""
         return self._shows_progress and self._has_bars
 
     def need_memory(self, memory: Memory, *, is_small: bool = False) -> None:
-        """Report the most memory that the process needs, unless a report so far named as much.
+        """Report the most memory that the process needs, unless the last report named as much.
 
-        The memory of the process before the job is added. A need for little of the free memory is
-        not reported.
+        memory: the most memory of the job, to which the memory of the process before the job is
+        added. A need for a small part of the free memory is not reported.
 
-        is_small: the job is too small to report; only `needed_bytes` changes.
+        is_small: the job is too small for a report; only `needed_bytes` is set.
         """
         needed = memory.host + self._process
         peak = peak_memory() or 0
@@ -91,14 +94,14 @@ class Reporter(Closing):
         free = free_memory()
         if is_small or needed <= self._said or (free is not None and needed < free // _LITTLE):
             return
-        self._said = needed + needed // 10  # so that small changes need no other report
+        self._said = needed + needed // 10  # so that small changes need no new report
         on_device = f", {human_bytes(memory.device)} on the device" if memory.device else ""
         self.line(f"needs at most {human_bytes(self._said)} of memory{on_device}")
         if free is not None and needed > free:
             self.line(f"note: only {human_bytes(free)} of memory are free: use less text (--limit)")
 
     def line(self, text: str, **facts: Any) -> None:
-        """Print a line, above the bars if there are any; facts: further fields of a JSON line."""
+        """Print a line, above the bars if bars are shown; facts: further fields of a JSON line."""
         if self.quiet:
             return
         if self._as_json:
@@ -116,13 +119,13 @@ class Reporter(Closing):
 
     def note_missing_engine(self, backend: Backend) -> None:
         """Print a note if NumPy computes because the CPU engine is missing."""
-        from llmgpu.cpu.library import why_missing  # needs NumPy, which takes long to import
+        from llmgpu.cpu.library import why_missing  # imports NumPy, which takes long
 
         if backend.device is None and (reason := why_missing()):
             self.note(f"NumPy replaces the CPU engine, which is up to 14 times faster: {reason}")
 
     def note_left_out(self, summary: dict[str, Any]) -> None:
-        """Print how much text was left out by a command's summary, and the notes in the summary."""
+        """Print the amounts of text that were left out, and the notes, from a summary."""
         for name, (what, fate) in LEFT_OUT.items():
             if summary[name]:
                 self.note(f"{number_of(summary[name], what)} {fate}")
@@ -131,7 +134,8 @@ class Reporter(Closing):
     def __call__(self, phase: str, done: int, total: int | None) -> None:
         """Show the progress of a phase, its speed and the time left.
 
-        The speed counts from the first call for the phase, because a resumed job starts midway.
+        The speed is measured from the first call for the phase, because a resumed job starts
+        midway.
         """
         if not self._shows_progress:
             return
@@ -160,7 +164,7 @@ class Reporter(Closing):
     def _update_bar(self, phase: str, done: int, total: int | None, rate: float) -> None:
         if self._bars is None:
             bars = _make_bars()
-            with held_back():  # a signal between would leave bars that can't be stopped
+            with held_back():  # a signal between the steps would leave bars that can't be stopped
                 bars.start()
                 self._bars = bars
         if phase not in self._tasks:
@@ -185,9 +189,9 @@ def _make_bars() -> Progress:
 def progress_text(
     phase: str, done: int, total: int | None, rate: float, *, is_narrow: bool = False
 ) -> str:
-    """Describe a phase at a rate per second: "1.2 GB of 3.4 GB, 410.0 MB/s, 5 s left".
+    """Return the progress of a phase as a text: "1.2 GB of 3.4 GB, 410.0 MB/s, 5 s left".
 
-    is_narrow: fit into 40 columns: "35 %, 5 s left".
+    rate: amount per second. is_narrow: return a text for 40 columns: "35 %, 5 s left".
     """
     show = human_bytes if phase in BYTE_PHASES else human_count
     left = f", {human_time((total - done) / rate)} left" if total and rate > 0 else ""
@@ -204,12 +208,12 @@ def log_format() -> str:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a standard stream is a terminal; `stream` is None if it is closed."""
+    """Whether a standard stream is a terminal; `stream` is None for a closed stream."""
     return stream is not None and stream.isatty()
 
 
 def shows_colours() -> bool:
-    """Whether to colour standard output: it is a terminal with colours, or FORCE_COLOR is set."""
+    """Whether to colour standard output: on a terminal with colours, or if FORCE_COLOR is set."""
     if os.environ.get("NO_COLOR"):
         return False
     has_colours = is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb"
@@ -217,7 +221,7 @@ def shows_colours() -> bool:
 
 
 def token_style(output: str) -> Style:
-    """Return how to show tokens: in a terminal by its abilities, else one token per line."""
+    """Return a style for tokens: colours or borders on a terminal, otherwise one token a line."""
     if shows_colours():
         return "colours" if output == STANDARD_OUTPUT else "lines"
     is_shown = output == STANDARD_OUTPUT and is_terminal(sys.stdout)
@@ -225,7 +229,7 @@ def token_style(output: str) -> Style:
 
 
 def left_out_of(text: Corpus | None) -> dict[str, Any]:
-    """Return a corpus's counts of invalid and left out text, for a summary."""
+    """Return the counts of a corpus's invalid and left out text, for a summary."""
     notes = text.notes if text else []
     return {
         "invalid_sequences": text.policy.invalid_sequences if text else 0,
@@ -255,7 +259,7 @@ def print_result(text: object, *, end: str = "\n") -> None:
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[int | str]]) -> None:
     """Print a table: columns of numbers, then a column of names.
 
-    On a terminal, numbers have separators of thousands, and of a long name only the end is shown.
+    On a terminal, numbers have thousands separators, and only the end of a long name is shown.
     """
     is_shown = is_terminal(sys.stdout)
     number = "{:,}" if is_shown else "{}"

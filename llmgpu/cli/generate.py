@@ -1,4 +1,4 @@
-"""The work of ``llmgpu generate``: continue a prompt, or many, with a trained model."""
+"""The command ``llmgpu generate``: continue one prompt or many with a trained model."""
 
 from __future__ import annotations
 
@@ -46,12 +46,13 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
     if prompts is None and not as_json:
         refuse_given(("log_probabilities",), "is for --prompts and --json")
 
-    # Read prompts and encode them before the model is loaded: errors come early.
+    # Read and encode prompts before the model is loaded, so that errors are reported early.
     texts = _given_prompts(asked, report)
     saved = open_model(asked.run, report.note)
     vocabulary = with_chat_template(saved.vocabulary, asked.chat_template)
     tokenizer = Tokenizer(vocabulary, device="cpu")
-    conversations = ChatEncoder(  # its errors name options, those of Tokenizer don't
+    # Errors of ChatEncoder name options; errors of Tokenizer would name arguments.
+    conversations = ChatEncoder(
         tokenizer.vocabulary, lambda data: tokenizer.encode(data, allowed_special=("all",))
     )
     wanted = [(each, prompt_ids(tokenizer, conversations, each, saved)) for each in texts]
@@ -69,6 +70,7 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
         frozenset() if asked.ignore_eos else frozenset(saved.stop_ids),
         tuple(text.encode() for text in asked.stop),
     )
+    # Generate, and print.
     start = time.perf_counter()
     if prompts is not None:
         count = continue_prompts(generator, wanted, saved.vocabulary, asked.sampling, ends)
@@ -86,7 +88,7 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
 
 
 def _given_prompts(asked: GenerateCommand, report: Reporter) -> list[Prompt]:
-    """Return the prompts to continue; raise UsageError for options that do not fit together."""
+    """Return the prompts to continue; UsageError for options that can't be combined."""
     if asked.prompts is None:
         refuse_without_effect(GenerateCommand)
         text = _single_prompt(asked.prompt, report)
@@ -114,7 +116,7 @@ def _single_prompt(prompt: str | None, report: Reporter) -> str:
 
 
 def _standard_input() -> bytes:
-    """Return all of standard input; InputError if it is closed."""
+    """Return all bytes of standard input; InputError if standard input is closed."""
     if sys.stdin is None:
         raise InputError("can't read standard input: it is closed")
     return sys.stdin.buffer.read()
@@ -123,7 +125,7 @@ def _standard_input() -> bytes:
 def _continue_one(
     prompt: str, one: Continuation, generator: Generator, *, is_printed: bool
 ) -> None:
-    """Generate the text; with `is_printed`, print the prompt, and the text as it grows."""
+    """Generate the text; with `is_printed`, print the prompt, then new text as soon as possible."""
     if not is_printed:
         deque(generator.continue_all([one]), maxlen=0)
         return
@@ -134,9 +136,9 @@ def _continue_one(
 
 
 def _characters(prompt: str, one: Continuation, generator: Generator) -> Iterator[str]:
-    """Yield the prompt, then text once its characters are complete and no later token changes it.
+    """Yield the prompt, then pieces of the generated text, with U+FFFD for invalid bytes.
 
-    Invalid bytes become U+FFFD.
+    A piece has only complete characters, which no later token changes.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     yield prompt
@@ -152,8 +154,8 @@ JSON_ENDINGS = (".jsonl", ".ndjson")
 class Prompt:
     """A prompt to be continued.
 
-    facts: further fields for the prompt's line of JSON. messages: a conversation to be answered, in
-    place of a text.
+    facts: further fields for the prompt's line of JSON. messages: a conversation to be answered,
+    instead of a text to be continued.
     """
 
     text: str
@@ -173,10 +175,10 @@ def from_user(text: str) -> Prompt:
 def read_prompts(path: str, name_of_field: str | None, *, chat: bool = False) -> list[Prompt]:
     """Read prompts: lines of text, or a field of each object of JSON lines.
 
-    path: a file, or "-" for standard input. name_of_field: the field of JSON lines. With None, a
-    file is lines of text, unless the file's suffix says JSON lines; the field is then "prompt", or
-    "messages" with chat. chat: a line of text is a user's message,
-    and a field is a list of messages.
+    path: a file, or "-" for standard input. name_of_field: the field of JSON lines. If it is None,
+    a file with a suffix in JSON_ENDINGS has JSON lines with the field "prompt", or "messages" with
+    chat; any other file has lines of text. chat: a line of text is a user's message, and a field is
+    a list of messages.
 
     Raises InputError for a file that can't be read, is not UTF-8 or has no prompts.
     """
@@ -215,8 +217,8 @@ def prompt_ids(
 ) -> list[int]:
     """Return a prompt's ids. The ids of a conversation end with the header of a reply.
 
-    The ids of a text start with the tokens that the model's vocabulary puts before a text. If that
-    gives no id at all, the prompt is the token between documents; InputError if there is none.
+    The ids of a text start with the tokens that the model's vocabulary puts before a text. A prompt
+    without any id becomes the token between documents; InputError if the model has no such token.
     """
     if prompt.messages is not None:
         answered, _ = conversations.encode(prompt.messages, None, True)
@@ -239,9 +241,9 @@ def continue_prompts(
     sampling: SamplingOptions,
     ends: Ends,
 ) -> int:
-    """Print a JSON line for each prompt, in their order, and return the number of new ids.
+    """Print a JSON line for each prompt, in the order of `prompts`; return the number of new ids.
 
-    prompts: pairs of a prompt and its ids. Prompt number k has a sampler of its own, with seed + k.
+    prompts: pairs of a prompt and its ids. The sampler of prompt number k has the seed plus k.
     """
     made: dict[int, Continuation] = {}
 
@@ -251,6 +253,7 @@ def continue_prompts(
             made[number] = Continuation(vocabulary, ids, sampler, ends)
             yield made[number]
 
+    # Continuations end in any order. A line is printed when all earlier prompts have ended.
     ended: set[int] = set()
     written = total = 0
     for number, token in generator.continue_all(requests()):

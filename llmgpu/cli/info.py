@@ -1,4 +1,4 @@
-"""The work of ``llmgpu info``: the adapters of this machine, or the facts about a file."""
+"""The command ``llmgpu info``: show the adapters of this machine, or facts about a file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LIMITS_SHOWN = (
 )
 FEATURES_SHOWN = ("subgroup", "shader-f16", "timestamp-query", "subgroup-matrix")
 
-_INTERNAL = frozenset(["epsilon", "driver", "f16_version"])  # of a run's options
+_INTERNAL = frozenset(["epsilon", "driver", "f16_version"])  # options of a run that are not shown
 
 _SHOWN = 2000  # characters of a normalizer
 _Row = tuple[int, dict[str, Any], list[int]]  # id, further facts, ids of the tokens to show
@@ -46,6 +46,7 @@ def info(asked: InfoCommand) -> None:
     file, as_json = asked.file, asked.report.as_json
     lists = bool(asked.tokens or asked.merges or asked.first or asked.search or asked.ids)
     _check_combined(asked)
+    # Without a file: the adapters.
     if file is None:
         if lists or asked.page:
             raise click.UsageError(
@@ -56,6 +57,7 @@ def info(asked: InfoCommand) -> None:
     if asked.plot:
         _plot(file)
         return
+    # A run, word counts or ids; otherwise the file is a vocabulary.
     facts = None if lists or asked.page else _file_facts(file)
     if facts is None:
         report = Reporter(quiet=asked.report.quiet)
@@ -88,7 +90,7 @@ def _check_combined(asked: InfoCommand) -> None:
 
 
 def _plot(folder: str) -> None:
-    """Print the losses of a run."""
+    """Print the losses of a run as a plot of characters."""
     from llmgpu.lm.runs.loss_curve import plot_losses
     from llmgpu.lm.runs.records import read_log
     from llmgpu.lm.runs.run_folder import RunFolder
@@ -97,7 +99,7 @@ def _plot(folder: str) -> None:
 
 
 def _open_vocabulary(asked: InfoCommand, file: str, report: Reporter) -> Vocabulary:
-    """Check the page to write, then open the vocabulary; file: a path or a vocabulary's name."""
+    """Check the page as an output, and open the vocabulary; file: a path or a vocabulary's name."""
     from llmgpu.bpe.interchange.open import find_vocabulary
     from llmgpu.outputs import TOKEN_FILE, kind_of
     from llmgpu.tokens.bin import side_path
@@ -171,7 +173,7 @@ def _vocabulary_facts(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _model_facts(path: str) -> dict[str, Any]:
-    """Return the sizes of the model in a folder; empty if the folder has no model."""
+    """Return the sizes of the model in a folder; empty for a folder without a model."""
     if not os.path.isfile(os.path.join(path, "config.json")):
         return {}
     from llmgpu.lm.checkpoints.checkpoint import open_model
@@ -289,7 +291,7 @@ def _list_tokens(vocabulary: Vocabulary, asked: InfoCommand) -> None:
 
 
 def _list_merges(vocabulary: Vocabulary, asked: InfoCommand) -> None:
-    """Print merges in order, one per line: the new token and its two parts."""
+    """Print merges in order, one per line: the new token's id, and the two parts."""
     from llmgpu.bpe.vocabulary.recovery import listed_merges
 
     rows: Iterator[_Row] = (
@@ -300,7 +302,7 @@ def _list_merges(vocabulary: Vocabulary, asked: InfoCommand) -> None:
 
 
 def _print_rows(vocabulary: Vocabulary, rows: Iterable[_Row], asked: InfoCommand) -> None:
-    """Print the first rows whose token matches; as text: the id, then the tokens."""
+    """Print rows whose token matches --search, up to --first; a line has the id and the tokens."""
     from llmgpu.bpe.vocabulary.spelling import readable
 
     wanted, tokens = _searched(asked.search), vocabulary.tokens
@@ -320,7 +322,7 @@ def _print_rows(vocabulary: Vocabulary, rows: Iterable[_Row], asked: InfoCommand
 
 
 def _searched(search: str | None) -> re.Pattern[str]:
-    """Compile a search, with the package regex if installed, because regex also knows scripts."""
+    """Compile a search; the package regex, if installed, also supports names of scripts."""
     engine: Any = importlib.import_module("regex" if importlib.util.find_spec("regex") else "re")
     try:
         with warnings.catch_warnings(action="ignore", category=FutureWarning):

@@ -1,4 +1,4 @@
-"""The work of ``llmgpu import`` and ``llmgpu export``: vocabularies of other tools in and out."""
+"""The commands ``llmgpu import`` and ``llmgpu export`` for vocabularies of other tools."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def import_vocabulary(asked: ImportVocabularyCommand) -> None:
     report = Reporter(quiet=asked.report.quiet)
     source, merges, output = asked.source, asked.merges, asked.output
     format_name = asked.format_name
+    # Find the files and their format, and read the vocabulary.
     if merges is None:
         found = find_vocabulary(source, format_name)
         source, merges = found.path, found.merges
@@ -45,6 +46,7 @@ def import_vocabulary(asked: ImportVocabularyCommand) -> None:
         special_tokens=dict(asked.special_tokens),
         note=report.note,
     )
+    # Write the vocabulary.
     read = [source, tiktoken.side_path(source), *filter(None, [merges])]
     written = Output(output, VOCABULARY, is_chosen=was_asked("output"))
     check_outputs([written], read, force=asked.force)
@@ -61,6 +63,7 @@ def export_vocabulary(asked: ExportVocabularyCommand) -> None:
     """Export the vocabulary VOCAB for another tool, with exactly the same ids."""
     report = Reporter(quiet=asked.report.quiet)
     output, chat_template = asked.output, asked.chat_template
+    # Choose the format, and refuse options that the format does not support.
     by_name = "huggingface" if output.endswith("/") else ENDINGS.get(os.path.splitext(output)[1])
     format_name = asked.format_name or by_name
     if format_name is None:
@@ -74,6 +77,7 @@ def export_vocabulary(asked: ExportVocabularyCommand) -> None:
         raise click.UsageError("--weights is only for exporting a model to gguf")
     if format_name not in ("gguf", "huggingface") and chat_template is not None:
         raise click.UsageError("--chat-template is only for gguf and huggingface")
+    # Check the outputs, and write the model or the vocabulary.
     named = [chat_template] if chat_template is not None else []
     if model is not None:
         inputs = [*named, *map(str, model.folder.iterdir())]
@@ -104,7 +108,7 @@ def export_vocabulary(asked: ExportVocabularyCommand) -> None:
 
 
 def _open_model(path: str, report: Reporter) -> SavedModel | None:
-    """Return the model of a run, a checkpoint or a Hugging Face folder; None if there is none."""
+    """Return the model of a run, a checkpoint or a Hugging Face folder; None without a model."""
     from llmgpu.lm.checkpoints.checkpoint import TRAINING, list_checkpoints, open_model
     from llmgpu.lm.checkpoints.pretrained import has_model
 
@@ -113,7 +117,7 @@ def _open_model(path: str, report: Reporter) -> SavedModel | None:
 
 
 def _note_model(folder: str, report: Reporter) -> None:
-    """Note that the model next to a vocabulary is not exported, and how to export it."""
+    """Print a note if a folder also has a model, which is not exported, with advice."""
     if not os.path.isfile(os.path.join(folder, "config.json")):
         return
     from llmgpu.lm.checkpoints.pretrained import has_model

@@ -3,11 +3,11 @@
 - The main thread raises KeyboardInterrupt with the signal's number, so that all context managers
   clean up.
 - Python handles a signal between two of its instructions. A long call of NumPy or of a driver would
-  delay the signal, and so would waiting for a thread. Another thread therefore learns of the signal
+  delay the signal, and so would waiting for a thread. Another thread therefore receives the signal
   at once. If the process still runs after GRACE_SECONDS, this thread removes temporary files and
   ends the process.
-- A command with signal handlers of its own, such as training, keeps them. An ignored signal, as
-  under nohup, stays ignored.
+- A command that sets its own signal handlers, such as training, keeps these handlers. An ignored
+  signal, as under nohup, stays ignored.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _held: list[int] = []
 
 @contextmanager
 def handled_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt for signals that come in the block; in the main thread only.
+    """Raise KeyboardInterrupt for signals during the block; works only in the main thread.
 
-    The end of the block raises KeyboardInterrupt again. Code that can't raise, such as a
-    destructor, drops the first exception, and cleaning up after the first may fail with another
-    error.
+    The end of the block raises KeyboardInterrupt again, because the first exception may be lost:
+    code that can't raise, such as a destructor, drops the exception, and a failing clean-up
+    replaces the exception by another error.
 
     After a signal, threads that the block started may still be running, and Python would wait for
-    them at exit. The watching thread therefore stays, and ends the process in time.
+    these threads at exit. So the watching thread goes on, and ends the process in time.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -60,9 +60,9 @@ def handled_signals() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         if _holding.is_set():
             _held.append(number)
-        elif not came:  # later signals would disturb the cleaning up
+        elif not came:  # later signals would disturb the clean-up
             came.append(number)
-            # A driver's half-made object can't be deleted properly. Python's warning helps nobody.
+            # Deleting a driver's half-made object fails, and Python would print a useless warning.
             sys.unraisablehook = lambda unraisable: None
             raise KeyboardInterrupt(number)
 
@@ -72,6 +72,7 @@ def handled_signals() -> Iterator[None]:
                 if signal.getsignal(data[0]) is interrupt and not done.wait(GRACE_SECONDS):
                     end_process(128 + data[0])
 
+    # Python writes the number of each signal to the socket, which wakes the watching thread.
     threading.Thread(target=watch, name="llmgpu-signals", daemon=True).start()
     former_descriptor = signal.set_wakeup_fd(telling.fileno(), warn_on_full_buffer=False)
     for number in handled:
@@ -90,7 +91,7 @@ def handled_signals() -> Iterator[None]:
 
 @contextmanager
 def last_act(act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` if `end_process` ends the process within the block, which then has no clean-up."""
+    """Call `act` if `end_process` ends the process during the block, without its clean-up."""
     _last_acts.append(act)
     try:
         yield
@@ -100,7 +101,7 @@ def last_act(act: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Hold back signals until the end of the block: for steps that can't be left half done."""
+    """Delay signals until the end of the block, whose steps must not be left half done."""
     _holding.set()
     try:
         yield
@@ -121,8 +122,9 @@ def say_interrupted() -> None:
 
     Writes to the descriptor: another thread may hold the lock of sys.stderr.
     """
-    is_free = _saying.acquire(timeout=GRACE_SECONDS)  # False if another thread is stuck writing
-    if is_free and not _was_said.is_set() and sys.stderr is not None:  # else 2 is no stderr
+    is_free = _saying.acquire(timeout=GRACE_SECONDS)  # False if another thread hangs in a write
+    # Without sys.stderr, descriptor 2 may be another file.
+    if is_free and not _was_said.is_set() and sys.stderr is not None:
         _was_said.set()
         with suppress(OSError):
             os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}interrupted\n".encode())

@@ -1,8 +1,8 @@
 """Options from a file: TOML, with the names that options have on the command line.
 
-A command may read a file (``--config``), and may keep the options of a run in the run's folder,
-where ``--resume`` finds them. The command line overrules --config, and --config overrules the
-options of the run.
+A command may read a file (``--config``), and may store the options of a run in the run's folder,
+from which ``--resume`` reads them. The command line overrules --config, and --config overrules the
+stored options of the run.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _STARTED_IN = "started-in"  # key of the folder from which relative names of fil
 
 @runtime_checkable
 class Spelled(Protocol):
-    """A type of parameters whose values differ from their spelling on the command line."""
+    """A type of parameters whose values are not spelled as ``str(value)``."""
 
     def spell(self, value: Any) -> str:
         """Return a value as written on the command line."""
 
 
 class ConfiguredCommand(SectionedCommand):
-    """A command with --config, and with a folder that keeps the options of its run.
+    """A command with --config, and with a folder in which the options of a run are stored.
 
     folder_option: the parameter that names the folder. names_files: parameters that must be given
-    again if a run is resumed elsewhere after its first working folder has gone. all_files: all
-    parameters that name files to read. not_kept: parameters that the run's folder does not keep.
+    again if a run is resumed in another working folder and the first one is gone. all_files: all
+    parameters that name files to read. not_kept: parameters that are not stored in the folder.
     """
 
     folder_option = "output"
@@ -49,12 +49,12 @@ class ConfiguredCommand(SectionedCommand):
     not_kept = frozenset(("config", "output", "resume", "force", "as_json", "quiet", "debug"))
 
     def takes_kept(self, asked: Mapping[str, Any]) -> bool:
-        """Whether a resumed run reads its former options; asked: options given now."""
+        """Whether a resumed run reads its stored options; asked: options on the command line."""
         return True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Add options from the files where the command line lacks them."""
-        # Parse once without defaults: only options given now overrule those of files.
+        """Parse the command line; options that are not given come from the files of options."""
+        # Parse once without defaults to find the options that overrule those in files.
         try:
             asked, _, _ = self.make_parser(ctx).parse_args(list(args))
         except click.UsageError:  # the second parse below raises the error
@@ -62,6 +62,7 @@ class ConfiguredCommand(SectionedCommand):
         plain = (str, bool, int, list, tuple)  # not click's sentinels
         asked = {name: value for name, value in asked.items() if isinstance(value, plain)}
         asked = {name: value for name, value in asked.items() if value != ()}
+        # The stored options of the run to resume, with names of files relative to `found_in`.
         found: dict[str, Any] = {}
         started_in = None
         folder = asked.get(self.folder_option)
@@ -84,7 +85,8 @@ class ConfiguredCommand(SectionedCommand):
             found |= _read(self, Path(asked["config"]))
         ctx.default_map = found
         left = super().parse_args(ctx, args)
-        if started_in is not None and not ctx.resilient_parsing:  # base of relative names
+        # Go to the folder from which relative names of files start, until the command ends.
+        if started_in is not None and not ctx.resilient_parsing:
             ctx.params[self.folder_option] = os.path.abspath(str(folder))
             ctx.call_on_close(partial(os.chdir, os.getcwd()))
             os.chdir(started_in)
@@ -92,25 +94,25 @@ class ConfiguredCommand(SectionedCommand):
 
 
 class CheckpointedCommand(ConfiguredCommand):
-    """A command with a --checkpoint that keeps the options of its run."""
+    """A command that stores the options of a run in the folder of --checkpoint."""
 
     folder_option = "checkpoint"
     names_files = frozenset(("corpus", "output"))
     not_kept = frozenset(("checkpoint", "resume", "force", "as_json", "quiet", "debug"))
 
     def takes_kept(self, asked: Mapping[str, Any]) -> bool:
-        """Read former options only if no other option is given.
+        """Whether the command line has only options in `not_kept` and --device.
 
-        Without CORPUS, a pipe may be read.
+        A command line with other options but without CORPUS may read a pipe.
         """
         return asked.keys() <= self.not_kept | {"device"}
 
 
 def keep_options(folder: Path) -> None:
-    """Write the options that the current command was given to a run's folder.
+    """Write the options of the current command, without defaults, to a run's folder.
 
-    TOML can't hold names of files that are not UTF-8. These names are left out, and a command that
-    resumes the run has to give them.
+    TOML can't contain names of files that are not UTF-8. Options with such names are left out, and
+    must be given again when the run is resumed.
     """
     context = click.get_current_context()
     lines = [f"{_STARTED_IN} = {_toml(os.getcwd())}"]
@@ -130,13 +132,15 @@ def keep_options(folder: Path) -> None:
 
 
 def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
-    """Return options by names of parameters; InputError for a file with unknown names."""
+    """Return the options in a file by names of parameters; InputError for an invalid file."""
+    # Read the file.
     try:
         content = tomllib.loads(read_whole(path, "file of options").decode())
     except (OSError, ValueError, RecursionError) as error:
         nested = "nested too deep" if isinstance(error, RecursionError) else error
         reason = getattr(error, "strerror", None) or nested
         raise InputError(f"can't read the options in {path}: {reason}") from error
+    # Parameters by the names that a file may contain, and parameters with several values.
     known = {_STARTED_IN: _STARTED_IN}
     for parameter in command.params:
         if parameter.name not in command.not_kept - {"output", "force"}:
@@ -146,6 +150,7 @@ def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
         for parameter in command.params
         if parameter.nargs != 1 or getattr(parameter, "multiple", False)
     }
+    # Check names and values.
     found = {}
     for key, value in content.items():
         name = known.get(key.replace("_", "-"))

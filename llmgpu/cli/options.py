@@ -1,4 +1,4 @@
-"""Options of the command line, made from declared fields; tests of which were given."""
+"""Options of the command line, made from declared fields; checks of the options given by users."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from llmgpu.option_fields import (
 from llmgpu.registry import imported
 
 T = TypeVar("T")
-_NEAR = 0.8  # similarity of two spellings, 1 for equal: they differ by a letter or two
-# Sources of values that a user chose. Values of other sources are defaults.
+_NEAR = 0.8  # similarity of spellings that differ by one or two letters; 1 for equal spellings
+# Sources of values that a user has chosen. Values from other sources are defaults.
 _ASKED = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 _EXPRESSION = Option(
     ("--pattern-regex",),
@@ -53,12 +53,13 @@ class SectionedCommand(click.Command):
 def command(
     kind: type[T], name: str, does: str, cls: type[click.Command] = SectionedCommand
 ) -> Callable[[Callable[[T], object]], click.Command]:
-    """Return a decorator that makes a command of a function.
+    """Return a decorator that turns a function into a command.
 
-    kind: the dataclass that declares the arguments and options. does: ``module:name`` in
-    `llmgpu.cli`: after the decorated function returns, this function is imported and called with an
-    object of `kind`. The docstring of the decorated function is the help. If the decorated function
-    returns a value, such as the `Opening` of a device, the value is the second argument.
+    kind: the dataclass that declares the arguments and options. does: ``module:name`` of the
+    function in `llmgpu.cli` that does the work. The docstring of the decorated function is the
+    help. The command calls the decorated function with an object of `kind`, then imports the
+    function of `does` and calls it with the same object. If the decorated function returns a value,
+    such as the `Opening` of a device, the value is the second argument.
     """
 
     def make(function: Callable[[T], object]) -> click.Command:
@@ -128,7 +129,7 @@ class _SingleOption(_Option):
     def _process(
         self, process: Callable[[Any, Any], None], ctx: click.Context, value: Any, state: Any
     ) -> None:
-        """Take a value into `state.opts`; UsageError if another one is there."""
+        """Store a value in `state.opts`; UsageError if another value is stored already."""
         is_repeated, before = self.name in state.opts, state.opts.get(self.name)
         process(value, state)
         after = state.opts[self.name]
@@ -146,7 +147,7 @@ class _SingleOption(_Option):
 
 
 def _take(kind: type[T], values: dict[str, Any]) -> T:
-    """Return an object of a dataclass with a command's values. None leaves a field's default."""
+    """Return an object of a dataclass with a command's values; for None, fields keep defaults."""
     found: dict[str, Any] = {}
     for name, one in declared(cast(type, kind)).items():
         if isinstance(one, Option):
@@ -161,7 +162,7 @@ def _take(kind: type[T], values: dict[str, Any]) -> T:
             found[name] = _take(one.kind, values)
     if kind.__init__ is not object.__init__:
         return kind(**found)
-    # Groups have no constructors: making one takes a millisecond at the start.
+    # The dataclass has no constructor, which would cost a millisecond when the program starts.
     made = object.__new__(kind)
     for name, value in found.items():
         object.__setattr__(made, name, value)
@@ -169,7 +170,7 @@ def _take(kind: type[T], values: dict[str, Any]) -> T:
 
 
 def _pattern_of(values: dict[str, Any]) -> str | None:
-    """Return the pattern that the options name or spell; None if no option chose one."""
+    """Return the pattern of --pattern or --pattern-regex; None if neither is given."""
     name: str | None = values["pattern"]
     expression: str | None = values["pattern_regex"]
     if name and expression:
@@ -192,7 +193,10 @@ def _source_of(name: str) -> ParameterSource | None:
 
 
 def refuse_given(names: Container[str], reason: str) -> None:
-    """Raise click.UsageError if any of `names` was given; reason: the message after the flag."""
+    """Raise click.UsageError if any option in `names` was given.
+
+    reason: the message after the flag.
+    """
     for flag in flags_given(names):
         raise click.UsageError(f"{flag} {reason}")
 
@@ -206,7 +210,7 @@ def refuse_without_effect(kind: type) -> None:
 
 
 def flags_given(names: Container[str]) -> list[str]:
-    """Return the flags of those parameters in `names` that were given."""
+    """Return the flags of all parameters in `names` that the command line has."""
     parameters = click.get_current_context().command.params
     found = [each for each in parameters if each.name in names and was_given(str(each.name))]
     return [
@@ -216,7 +220,7 @@ def flags_given(names: Container[str]) -> list[str]:
 
 
 def explain_value(error: click.BadParameter) -> str:
-    """Return a sentence to add to the message for an invalid value; "" if there is none."""
+    """Return a sentence with advice to add to the message for an invalid value, or ""."""
     from llmgpu.other_names import NO_VALUES, VALUE_NAMES, names_here
 
     given, is_unknown, _ = error.message.partition("' is not one of ")  # the wording of click
@@ -231,7 +235,8 @@ def explain_value(error: click.BadParameter) -> str:
 
 
 def suggest_option(error: click.NoSuchOption) -> click.UsageError:
-    """Return the error for an unknown option, with a suggestion if llmgpu has a similar option."""
+    """Return the error for an unknown option, with advice if possible."""
+    # Options with this name, or with this name in other tools.
     from difflib import get_close_matches
 
     from llmgpu.other_names import FILES, NO_OPTIONS, OPTION_NAMES, names_here
@@ -255,8 +260,9 @@ def suggest_option(error: click.NoSuchOption) -> click.UsageError:
         return click.UsageError(f"{no_such}; {hint}", error.ctx)
     if error.option_name.startswith("-") and not error.option_name.startswith("--"):
         return error
+    # Options with similar names. The suggestions of click may be far off.
     longer = (ours for ours in sorted(known) if ours.startswith(f"--{name}"))
-    near = get_close_matches(f"--{name}", sorted(known), cutoff=_NEAR)  # click's may be far off
+    near = get_close_matches(f"--{name}", sorted(known), cutoff=_NEAR)
     return click.NoSuchOption(
         error.option_name, possibilities=[*dict.fromkeys([*longer, *near])], ctx=error.ctx
     )

@@ -1,8 +1,8 @@
-"""Parts of a job: ``--part`` for a command, and the commands that put parts together.
+"""Parts of a job: ``--part`` of a command, and the commands that combine parts.
 
-A finished part has a record beside its output, OUT.part.json: the sources, the options, the
-summary, and the output's length and time of change. If the same command runs again, it finds the
-record and ends.
+A finished part has a record next to its output, OUT.part.json, with the sources, the options, the
+summary, and the output's length and time of change. If the same command runs again, the command
+finds the record and ends.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ VERSION = 1
 
 
 class PartJob:
-    """A command's part of the work.
+    """The part of a job that a command does.
 
-    part: None for all of it. output: the name with the part in it.
+    part: None for the whole job. output: the name of the output, with the part in place of
+    PLACEHOLDER.
     """
 
     def __init__(self, part: Part | str | None, output: str, report: Reporter) -> None:
-        """Parse `part`; for "auto", the variables of a scheduler in the environment name the part.
+        """Store the part; for "auto", read the part from a scheduler's environment variables.
 
-        Raises UsageError if the outputs of all parts would have one name, InputError if the
+        Raises UsageError if the outputs of all parts would have the same name, InputError if the
         environment does not name a part.
         """
         if part == "auto":
@@ -66,26 +67,26 @@ class PartJob:
 
     @property
     def outputs(self) -> list[Output]:
-        """The files that the command writes besides its output."""
+        """The record of the part, which the command writes besides its output, if any."""
         return [Output(self._record, PART_RECORD)] if self.is_recorded else []
 
     def take(
         self, sources: Sources, options: CorpusOptions, cut_text: CutText | None = None
     ) -> Sources:
-        """Return the part's share of the sources; InputError as `take_part` raises it."""
+        """Return the part's share of the sources; raises the errors of `take_part`."""
         self._whole = sources
         return take_part(sources, self.part, options, cut_text) if self.part else sources
 
     def key(self, sources: Sources, run: Run) -> Run:
-        """Return a run's resume key with the part added; sources: as returned by `take`."""
+        """Return a run's resume key with the part added; sources: the result of `take`."""
         if self.part is None or self._whole is None:
             return run
         return part_key(run, self.part, self._whole, sources)
 
     def finished(self, run: Run) -> dict[str, Any] | None:
-        """Return the summary of the part if it is finished; run: the resume key.
+        """Return the summary of a finished part, None for any other; run: the resume key.
 
-        Raises OutputError if the output has another part.
+        Raises OutputError if the output contains another part.
         """
         self._run = json.loads(json.dumps(run))
         if not self.is_recorded:
@@ -104,7 +105,7 @@ class PartJob:
         return None
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Write the record of the part, after its output was written."""
+        """Write the record of the part; call `finish` after the output was written."""
         if self.is_recorded:
             with atomic_output(self._record) as file:
                 file.write(json.dumps(self._content(summary), indent=1).encode() + b"\n")
@@ -122,7 +123,7 @@ class PartJob:
 
     @property
     def _main_file(self) -> str:
-        """The output, or with shards their manifest, the file that is written last."""
+        """The file that is written last: the output, or the manifest of an output in shards."""
         manifest = f"{os.path.splitext(self.output)[0]}.json"
         return self.output if os.path.exists(self.output) else manifest
 
@@ -158,12 +159,12 @@ def merge_word_counts(asked: MergeWordCountsCommand) -> None:
 
 
 def merge_shards(asked: MergeShardsCommand) -> None:
-    """Write one manifest for the shards of all parts; the shards stay as they are."""
+    """Write one manifest for the shards of all parts; the shards are not changed."""
     report = Reporter(quiet=asked.report.quiet)
     manifests, output = asked.manifests, asked.output
     kinds = [kind_of(name) for name in manifests]
     beside = sum(kind in (SIDE_FILE, PART_RECORD) for kind in kinds)
-    if 0 < beside < len(manifests):  # p-*.json matches manifests of both kinds
+    if 0 < beside < len(manifests):  # a glob such as p-*.json also matches side files and records
         report.note(f"{number_of(beside, 'side file')} of shards and parts skipped")
         chosen = zip(manifests, kinds, strict=True)
         manifests = tuple(name for name, kind in chosen if kind not in (SIDE_FILE, PART_RECORD))

@@ -1,10 +1,10 @@
-"""The work of ``llmgpu run``: a command in parts on the workers of a Ray cluster.
+"""The command ``llmgpu run``: run a command in parts on the workers of a Ray cluster.
 
-Each part is a command with ``--part``, as a user would run it by hand, in a process of Ray's. The
+Each part is a command with ``--part``, as a user would run it by hand, in a process of Ray. The
 commands that merge the parts run in this process. There is an actor for each device, or for each
-`cpus` processors. An actor does one part after the other: its device stays open, and its encoder
-keeps the words of earlier parts. If an actor is lost, its part is started again, and the command
-of the part resumes from the finished files.
+`cpus` processors. An actor runs one part after the other: the device stays open, and the encoder
+keeps the words of earlier parts. If an actor is lost, its part is started again, and the command of
+the part resumes from the finished files.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import number_of, quote
 from llmgpu.text.parts import Part
 
-PARTS_OF_WORKER = 4  # small parts at the end keep all workers busy
-_RETRIES = 3  # of a part after its actor was lost
+PARTS_OF_WORKER = 4  # parts for each worker, small enough to keep all workers busy until the end
+_RETRIES = 3  # new attempts at a part after its actor was lost
 _REFUSED = ("part", "decode", "count", "from_counts", "split", "shuffle", "max_tokens", "limit")
-_COUNTING = (*READING_OPTIONS, *FILE_OPTIONS, "corpus")  # without effect on training from counts
+# Options and arguments that apply only to counting, not to training from counts.
+_COUNTING = (*READING_OPTIONS, *FILE_OPTIONS, "corpus")
 _SHOWN = ("as_json", "quiet")
 _TRAINING = ("output", "vocab_size", "counts_output", "counts_only", "checkpoint", "resume")
 
@@ -43,8 +44,8 @@ _TRAINING = ("output", "vocab_size", "counts_output", "counts_only", "checkpoint
 class Job:
     """A command in parts.
 
-    name: of the command. options: of all parts. output: the file of a part, with the part's
-    placeholder in the name. merge: the arguments of the command that merges the parts' files,
+    name: the command's name. options: the options of all parts. output: the file of a part, with
+    PLACEHOLDER in the name. merge: the arguments of the command that merges the files of parts,
     without the files. last: the arguments of a command to run after the merge, if any.
     """
 
@@ -56,7 +57,7 @@ class Job:
     last: list[str]
 
     def arguments_of(self, part: Part) -> list[str]:
-        """Return the arguments of the command for a part, without its device."""
+        """Return the arguments of the command for a part, without --device."""
         return [self.name, "--part", str(part), *self.options]
 
     def output_of(self, part: Part) -> str:
@@ -86,7 +87,7 @@ def run(asked: RunCommand) -> None:
 
 
 def make_job(command: Sequence[str], cpus: int) -> Job:
-    """Return a command as a job in parts; UsageError for one that can't be split."""
+    """Return the job for a command; UsageError for a command that can't run in parts."""
     from llmgpu.cli import COMMANDS
 
     name, *arguments = command
@@ -110,7 +111,7 @@ def make_job(command: Sequence[str], cpus: int) -> Job:
 
 
 class _Given:
-    """The options that a command was given, as written on the command line."""
+    """The options in a command line, as written."""
 
     def __init__(
         self, command: click.Command, context: click.Context, arguments: list[str]
@@ -127,7 +128,7 @@ class _Given:
         return max(self._option(name).opts, key=len)
 
     def without(self, *names: str) -> list[str]:
-        """Return the arguments without some options, by name; "corpus" stands for the files."""
+        """Return the command line without some options; the name "corpus" stands for the files."""
         written = []
         for name, value in self.options.items():
             option = self._option(name)
@@ -186,7 +187,7 @@ def _training(given: _Given, values: dict[str, Any], threads: list[str]) -> Job:
 
 @contextmanager
 def _open_ray(address: str) -> Iterator[Any]:
-    """Connect to a cluster, or start one on this machine, closed to other machines."""
+    """Connect to a Ray cluster; for local:N, start a cluster that only this machine can reach."""
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:
@@ -217,6 +218,7 @@ def _carry_out(
     ray: Any, job: Job, parts: Sequence[Part], cpus: int, report: Reporter
 ) -> list[dict[str, Any]]:
     """Run all parts; return their summaries. LlmgpuError for the first part that fails."""
+    # Start the actors.
     found = ray.cluster_resources()
     on_gpus = job.device in ("auto", "gpu") and found.get("GPU", 0) >= 1
     resources: dict[str, Any] = {"num_cpus": cpus, **({"num_gpus": 1} if on_gpus else {})}
@@ -225,10 +227,11 @@ def _carry_out(
     device = None if on_gpus else job.device
     left, summaries = [*reversed(parts)], dict[Part, dict[str, Any]]()
     workers = [actor.remote() for _ in range(min(most, int(found["CPU"]) // cpus, len(parts)))]
-    # Actors may have to wait for processors: each actor gets its first part once it has started.
+    # An actor may have to wait for processors, so it receives its first part after its start.
     running: dict[Any, tuple[Any, Part | None]] = {
         each.begin.remote(): (each, None) for each in workers
     }
+    # Whenever an actor has finished, store the summary and hand the next part to the actor.
     while len(summaries) < len(parts):
         (done,), _ = ray.wait([*running], num_returns=1)
         worker, part = running.pop(done)
@@ -254,21 +257,21 @@ def _carry_out(
 
 
 class Worker:
-    """The class of Ray's actors: does parts, one after the other."""
+    """The class of Ray's actors. An actor runs one part after the other."""
 
     def __init__(self) -> None:
-        self._openings: dict[str, Opening] = {}  # kept between parts, with encoders
+        self._openings: dict[str, Opening] = {}  # devices and encoders, kept for later parts
 
     def begin(self) -> tuple[dict[str, Any], str | None]:
-        """Return at once: the result tells the caller that the actor has started."""
+        """Return an empty result at once, by which the caller notices the start of the actor."""
         return {}, None
 
     def do_part(
         self, folder: str, arguments: list[str], device: str | None
     ) -> tuple[dict[str, Any], str | None]:
-        """Run the command of a part; return its summary, and its error if it failed.
+        """Run the command of a part; return the summary, and the error of a failed command.
 
-        device: None for the GPU that Ray assigned to this actor.
+        device: None for the GPU that Ray has assigned to this actor.
         """
         if device is None:
             device = f"gpu:{importlib.import_module('ray').get_gpu_ids()[0]}"
@@ -283,7 +286,7 @@ class Worker:
 
 
 def _call(arguments: list[str], openings: dict[str, Opening] | None = None) -> dict[str, Any]:
-    """Run a command in this process, on devices that stay open; return its summary."""
+    """Run a command in this process; return its summary. openings: devices that stay open."""
     from llmgpu.cli import cli
 
     printed = io.StringIO()

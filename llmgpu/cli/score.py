@@ -1,4 +1,4 @@
-"""The work of ``llmgpu score``: the log-likelihoods of documents by a model."""
+"""The command ``llmgpu score``: print the log-likelihoods of documents under a model."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def score(asked: ScoreCommand, opening: Opening) -> None:
     report = Reporter(quiet=asked.report.quiet)
     paths = asked.files.named(asked.paths)
     paths = paths or required_input(report, "FILE: files, folders or globs")
-    saved = open_model(asked.model, report.note)  # before FILE: clear error for swapped names
+    saved = open_model(asked.model, report.note)  # opened first: a clear error for swapped names
     sources = resolve_texts(paths, asked.files.selection())
     options = asked.reading.corpus_options()
-    # The model, in windows that fit into its positions and into memory.
+    # Load the model, for windows that fit into its positions and into memory.
     longest = saved.config.max_positions or saved.config.seq_len
     window = asked.window or min(longest, SHORT_CONTEXT)
     backend = opening.backend(report.note)
@@ -48,7 +48,7 @@ def score(asked: ScoreCommand, opening: Opening) -> None:
         f"scoring on {backend.description} with {saved.folder}: windows of {window:,} tokens, "
         f"{scorer.stride:,} apart"
     )
-    # The CPU encodes the text: the device has the model.
+    # The CPU encodes the text, because the model occupies the device.
     totals = _Totals(saved)
     begin = time.perf_counter()
     with Corpus(sources, options) as text:
@@ -72,7 +72,7 @@ def score(asked: ScoreCommand, opening: Opening) -> None:
 def _scored(
     scorer: Scorer, documents: Iterator[Document], before: NDArray[np.uint32]
 ) -> Iterator[tuple[Document, Score]]:
-    """Yield documents with the scores of their ids; the first id follows the ids `before`."""
+    """Yield documents with the scores of their ids; before: context of the first id."""
     scored, named = tee(documents)
     first = max(1, len(before))
     requests = (Request(np.concatenate([before, each.ids]), first) for each in scored)
@@ -80,10 +80,10 @@ def _scored(
 
 
 class _Totals:
-    """The report of each document, and the totals.
+    """Describes each document, and adds up totals.
 
     before: uint32, the context of a document's first id: the ids that the vocabulary puts before a
-    text, or else the token at a text's beginning, or else the token between documents. If the
+    text; without such ids, the token at a text's beginning or the token between documents. If the
     vocabulary has none of these tokens, the first id is not scored.
     """
 
@@ -97,7 +97,7 @@ class _Totals:
         self._log_likelihoods: list[float] = []
 
     def add(self, document: Document, found: Score, *, per_token: bool) -> dict[str, Any]:
-        """Count a document; return its JSON object."""
+        """Add a document to the totals; return the document's JSON object."""
         count = len(found.log_likelihoods)
         ids = document.ids[len(document.ids) - count :]
         text_bytes = int(self._bytes[ids].sum(dtype=np.int64))

@@ -1,4 +1,4 @@
-"""The work of ``llmgpu train``: text or token files in, a language model out."""
+"""The command ``llmgpu train``: train a language model on text or token files."""
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ from llmgpu.text.sources import Selection, Sources, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.bin import note_of_foreign
 
+# Entries of a run folder that --force removes.
 REPLACED = (
     "log.jsonl",
     "loss.svg",
@@ -79,7 +80,7 @@ REPLACED = (
     "step-*",
     ".step-*",
     "decayed-*",
-)  # entries of a run folder that --force removes
+)
 
 
 def train(given: TrainCommand) -> None:
@@ -108,11 +109,12 @@ def train(given: TrainCommand) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """The command's options, the workers that train, and the reporter.
+    """The command's options after checks, the workers that train, and the reporter.
 
-    device: of this worker. corpora: several with --weights. settings: for `new_settings`;
-    `explicit` are the settings that were given. separator: the id of --eos, or the default one.
-    inputs: all files that are read. begun: see `RunPlan`.
+    device: the device of this worker. corpora: one corpus, or several with --weights. settings:
+    arguments of `new_settings`. explicit: the settings that the user has given. separator: the id
+    of --eos, or of the default separator. inputs: all files that the command reads. begun: see
+    `RunPlan`.
     """
 
     given: TrainCommand
@@ -129,7 +131,10 @@ class _Asked:
     begun: float = 0.0
 
     def select(self, settings: RunSettings, **how: Any) -> Backend:
-        """Return the backend; DeviceError, before it is opened, for far too many layers."""
+        """Return the backend of `device`; how: arguments of `select_backend`.
+
+        DeviceError, before an adapter is opened, for a model with too many layers.
+        """
 
         def check(is_software: bool) -> None:
             require_layers(settings.config, is_software=is_software)
@@ -149,14 +154,14 @@ class _Asked:
         return new_settings(settings, self.start.vocabulary.size, self.start.config, backend)
 
     def check(self, options: TrainOptions) -> None:
-        """Raise InputError for options that do not suit the workers or the intervals."""
+        """Raise InputError for options that contradict the number of workers or the intervals."""
         self.workers.check(options.grad_accum)
         self.given.intervals.check(options)
 
 
 def _take_options(given: TrainCommand, workers: Workers, report: Reporter) -> _Asked:
-    """Return the options resolved; invalid ones are refused before the run folder is made."""
-    # The files of text or ids.
+    """Resolve the options. Invalid options raise errors here, before the run folder is made."""
+    # Find the files of text or ids.
     corpus = given.files.named(given.corpus)
     if given.resume and not (corpus or os.path.lexists(given.output)):
         raise InputError(f"{given.output} does not exist, so there is no run to resume")
@@ -166,7 +171,7 @@ def _take_options(given: TrainCommand, workers: Workers, report: Reporter) -> _A
     device = _own_device(workers, given.device, corpus)
     evaluated = resolve_evaluated(given.eval_corpus)
 
-    # The vocabulary, and the model to start from.
+    # Open the vocabulary, and the model to start from.
     check_chat(given.chat.chat, given.chat.chat_template, SpecialOptions(eos=given.eos))
     start = find_starting_point(given, report)
     texts = (text.path for each in (*corpora, evaluated) if each for text in each.files)
@@ -195,7 +200,7 @@ def _take_options(given: TrainCommand, workers: Workers, report: Reporter) -> _A
 
 @dataclass(frozen=True)
 class _Settled:
-    """Settings, backend and state of a run: from the options if new, else from its checkpoint."""
+    """Settings, backend and state of a new run, or of a run that continues from a checkpoint."""
 
     settings: RunSettings
     backend: Backend
@@ -205,7 +210,7 @@ class _Settled:
 
 
 def _settle_resumed(asked: _Asked, folder: RunFolder, checkpoint: Checkpoint) -> _Settled:
-    """Settle the rest of a run; InputError if the options ask for another run."""
+    """Return the facts of a resumed run; InputError for options that belong to another run."""
     _check_same_init(folder, asked.given.init)
     checkpoint.require_vocabulary(asked.start.vocabulary, asked.start.name)
     settings = resumed_settings(checkpoint, asked.explicit)
@@ -220,12 +225,12 @@ def _settle_resumed(asked: _Asked, folder: RunFolder, checkpoint: Checkpoint) ->
 
 
 def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tuple[TrainingRun, int]:
-    """Start or resume the run of a folder; return the run and its bytes of memory.
+    """Start or resume the run of a folder; return the run and its bytes of memory on the host.
 
-    backend: of a new run.
+    backend: the backend of a new run, None to select one.
     """
     report, workers, resume = asked.report, asked.workers, asked.given.resume
-    # Settings: of the checkpoint, or of a new run.
+    # Settings: from the checkpoint, or for a new run.
     checkpoint = _find_checkpoint(asked, folder) if resume else None
     if checkpoint is not None:
         settled = _settle_resumed(asked, folder, checkpoint)
@@ -238,7 +243,7 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
             report.line(f"{folder.path} has no checkpoint yet: starting at the first step")
     settings, backend = settled.settings, settled.backend
     check_shares(asked.corpora, settings.options)
-    # Memory: refuse a run that does not fit before its text is read.
+    # Memory: refuse a run that does not fit, before the text is read.
     steps = settings.options.steps
     needed_bytes = training_memory(settings, backend, asked.given.intervals.unread_steps(steps))
     host_bytes = host_memory(settings, backend, needed_bytes)
@@ -248,7 +253,7 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
         host_bytes += local_memory(settings.config.parameters)
     if checkpoint is None or checkpoint.state.step < steps:
         announce(report, settings, backend, host_bytes, needed_bytes, workers.count)
-    # Data, and the run.
+    # Open the data, and make the run.
     source, evaluated = _open_sources(asked, folder, settled)
     plan = RunPlan(
         settings=settings,
@@ -264,7 +269,7 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
         begun=asked.begun,
     )
     run = TrainingRun(folder, plan, RunReporter(report, steps), workers)
-    if workers.is_first and resume:  # last: a command that is refused changes no file
+    if workers.is_first and resume:  # written last: a command that fails before changes no file
         keep_options(folder.path)
     return run, host_bytes
 
@@ -272,15 +277,15 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
 def _open_sources(
     asked: _Asked, folder: RunFolder, settled: _Settled
 ) -> tuple[TokenSource, TokenSource | None]:
-    """Open the tokens of a run, and change the run folder. All options are known to be valid.
+    """Open the tokens of a run, and change the run folder. All options have been checked.
 
-    Returns the tokens to train on, and the tokens of --eval-corpus if there are any. Without them a
-    part of the first is held out.
+    Returns the tokens to train on, and the tokens of --eval-corpus. Without --eval-corpus the
+    second result is None, and a part of the first tokens is held out.
     """
     given, report, is_first = asked.given, asked.report, asked.workers.is_first
-    if is_first and not given.resume:  # before tokenizing, which may be interrupted
+    if is_first and not given.resume:  # written before tokenizing, which may be interrupted
         keep_options(folder.path)
-    # wgpu encodes text, even if Dawn trains.
+    # Text is encoded through wgpu, even if the model is trained through Dawn.
     uses_wgpu = settled.backend.driver == "wgpu"
     backend = settled.backend if uses_wgpu else select_backend(asked.device)
     options = given.reading.corpus_options()
@@ -303,7 +308,7 @@ def _open_sources(
     if source.foreign_files:
         report.note(note_of_foreign(source.foreign_files, asked.start.name))
     if is_first and given.force:
-        # Tokens that the new run reads stay.
+        # Remove the old run, but not the tokens that the new run reads.
         sources = (each for each in (source, evaluated) if each is not None)
         folder.remove(REPLACED, {path for each in sources for path in each.folders})
     if is_first and settled.checkpoint is not None:
@@ -342,7 +347,7 @@ def _separator(start: StartingPoint, eos: str | None) -> int | None:
 
 
 def _check_same_init(folder: RunFolder, init: str | None) -> None:
-    """Raise InputError if the run being resumed began with another model than --init names."""
+    """Raise InputError if the resumed run began with another model than that of --init."""
     before = read_log(folder.log).facts.get("init")
     if init is None:
         return
@@ -355,7 +360,7 @@ def _check_same_init(folder: RunFolder, init: str | None) -> None:
 
 
 def _set_decayed_aside(folder: RunFolder, checkpoint: Checkpoint, report: Reporter) -> None:
-    """Rename the checkpoints after the one that the run continues from; none is deleted."""
+    """Rename the checkpoints after the step from which the run continues; delete none."""
     for path, renamed in set_aside_checkpoints(folder.path, checkpoint.state.step).items():
         with output_errors(str(renamed)):
             shutil.copyfile(folder.log, renamed / folder.log.name)
@@ -366,7 +371,7 @@ def _set_decayed_aside(folder: RunFolder, checkpoint: Checkpoint, report: Report
 
 
 def _written(folder: str, force: bool) -> list[Output]:
-    """Return the files in a run folder that a run writes or, with `force`, removes."""
+    """Return the existing files in a run folder that a run writes or, with `force`, removes."""
     patterns = (*(REPLACED if force else ("log.jsonl", "loss.svg")), OPTIONS_NAME)
     found = [path for pattern in patterns for path in Path(folder).glob(pattern)]
     inside = [file for path in found if path.is_dir() for file in path.rglob("*")]
@@ -400,9 +405,10 @@ def _find_checkpoint(asked: _Asked, folder: RunFolder) -> Checkpoint | None:
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """A vocabulary, its name in messages and its files; and perhaps a model.
+    """The vocabulary, and maybe the model, with which a run starts.
 
-    model: of --init; None without --init, and for a run that resumes from a checkpoint.
+    name: the vocabulary's name in messages. inputs: the files that are read. model: the model of
+    --init; None without --init, and for a run that resumes from a checkpoint.
     """
 
     vocabulary: Vocabulary
@@ -412,21 +418,22 @@ class StartingPoint:
 
     @property
     def config(self) -> ModelConfig | None:
-        """The sizes of the model, if there is one."""
+        """The sizes of the model, None without a model."""
         return None if self.model is None else self.model.config
 
 
 def find_starting_point(given: TrainCommand, report: Reporter) -> StartingPoint:
     """Open the vocabulary of --vocab and the model of --init.
 
-    Without --vocab the vocabulary is that of the model, or of the run.
+    Without --vocab, the vocabulary comes from the model or from the run's last checkpoint.
 
-    Raises click.MissingParameter if there is no vocabulary; InputError for a model with another
+    Raises click.MissingParameter without a vocabulary; InputError if the model has another
     vocabulary than --vocab.
     """
     vocab, init, chat_template = given.vocab, given.init, given.chat.chat_template
     steps = list_checkpoints(given.output) if given.resume else {}
     model = open_model(init, report.note) if init is not None and not steps else None
+    # Without --vocab: the vocabulary of the model or of the run.
     if vocab is None and init is not None:
         if model is None:
             vocab = str(steps[max(steps)] / VOCABULARY)
@@ -438,6 +445,7 @@ def find_starting_point(given: TrainCommand, report: Reporter) -> StartingPoint:
         context = click.get_current_context()
         named = {parameter.name: parameter for parameter in context.command.params}
         raise click.MissingParameter(ctx=context, param=named["vocab"])
+    # With --vocab, which must be the model's vocabulary but for the match rule.
     found = find_vocabulary(vocab)
     vocabulary = _as_trained(found.read(report.note), chat_template)
     if model is not None:
@@ -452,14 +460,14 @@ def find_starting_point(given: TrainCommand, report: Reporter) -> StartingPoint:
 
 
 def _as_trained(vocabulary: Vocabulary, chat_template: str | None) -> Vocabulary:
-    """Return the vocabulary of a run: around texts it adds no token but the separator."""
+    """Return the vocabulary for a run, which adds no tokens around texts but the separator."""
     return replace(with_chat_template(vocabulary, chat_template), prefix_ids=(), suffix_ids=())
 
 
 def resolve_corpora(
     corpus: Sequence[str], selection: Selection, weights: str | None
 ) -> list[Sources]:
-    """Return the files of each corpus. With --weights, a corpus is one name, else all names.
+    """Return the files of each corpus: with --weights of each name, otherwise of all names.
 
     Raises UsageError for options about text if no file is text, InputError if the number of weights
     is not the number of names.
@@ -480,7 +488,7 @@ def resolve_corpora(
 
 
 def resolve_evaluated(path: str | None) -> Sources | None:
-    """Return the files of --eval-corpus, if given; UsageError if a part is held out, too."""
+    """Return the files of --eval-corpus, None without; UsageError if a part is held out, too."""
     if path is None:
         return None
     refuse_given(
@@ -505,7 +513,7 @@ def announce(
     needed_bytes: int,
     workers: int,
 ) -> None:
-    """Report the model and the training to come; DeviceError if the memory does not suffice."""
+    """Report the model, the steps and the memory; DeviceError if memory does not suffice."""
     if backend.is_software:
         require_free(host_bytes, free_memory())
     report.line(_description(asked, backend, workers))
@@ -516,7 +524,7 @@ def announce(
 
 
 def announce_resuming(report: Reporter, checkpoint: Checkpoint, options: TrainOptions) -> None:
-    """Report the step at which a run continues, and changes of its learning rate."""
+    """Report the checkpoint from which a run continues, and changes of its learning rate."""
     done, steps = checkpoint.state.step, options.steps
     report.line(f"resuming from {checkpoint.folder}")
     change = explain_schedule(checkpoint, options)
@@ -545,7 +553,7 @@ class RunReporter(RunListener):
     """Prints the progress of a run of `steps` steps."""
 
     def __init__(self, report: Reporter, steps: int) -> None:
-        """Print to a reporter."""
+        """Store the reporter that prints the lines."""
         self._report, self._steps = report, steps
 
     def note(self, text: str) -> None:
@@ -563,7 +571,7 @@ class RunReporter(RunListener):
             self._report("training", step, self._steps)
 
     def on_record(self, record: StepRecord, seconds_left: float) -> None:
-        """Print the loss and the other logged figures, and the time left."""
+        """Print the loss, all other logged figures and the time left."""
         text = (
             f"step {record.step}/{self._steps}: loss {record.loss:.4f}, "
             f"norm {record.grad_norm:.3f}, lr {record.learning_rate:.2e}, "
@@ -597,5 +605,5 @@ def print_summary(report: Reporter, summary: dict[str, Any], *, as_json: bool) -
 
 
 def say_failure(line: str) -> None:
-    """Print why a worker ended, in one line."""
+    """Print the reason why a worker has ended, in one line."""
     click.echo(shorten(printable(" ".join(line.split()))), err=True)

@@ -1,4 +1,4 @@
-"""Types of the values of options."""
+"""Types of option values, which parse the texts of the command line."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Parsed(click.ParamType[Value]):
     def __init__(
         self, name: str, parse: Callable[[str], Value], metavar: str | None = None
     ) -> None:
-        """Set the function; name, metavar: names of a value in messages and in --help."""
+        """Store the function; name, metavar: names of a value in messages and in --help."""
         self.name, self.parse, self._metavar = name, parse, metavar
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Value:
-        """Parse a text; a default, which is no text, is returned as it is."""
+        """Parse a text; a default that is no text is returned unchanged."""
         if not isinstance(value, str):
             return value  # type: ignore[no-any-return]
         try:
@@ -45,7 +45,7 @@ class Parsed(click.ParamType[Value]):
             self.fail(str(error), param, ctx)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
-        """Return the placeholder of the value in --help."""
+        """Return the placeholder for a value in --help."""
         return self._metavar
 
 
@@ -95,7 +95,7 @@ def _parse_share(text: str) -> tuple[str, float]:
 
 
 def _parse_special_token(text: str) -> tuple[str, int]:
-    """Return a special token's text and id: <|end|>=50256. The last = separates."""
+    """Return a special token's text and id: <|end|>=50256. The last "=" separates the two."""
     token, _, number = _parse_text(text).rpartition("=")
     if not token or not re.fullmatch(r"[0-9]{1,10}", number):
         raise InputError(f"{quote(text)} is not a text and an id; write '<|end|>=50256'")
@@ -103,7 +103,7 @@ def _parse_special_token(text: str) -> tuple[str, int]:
 
 
 def _parse_file_weight(text: str) -> tuple[str, int]:
-    """Return a file and the weight of its counts: code.counts=3. The last = separates."""
+    """Return a file and the weight of its counts: code.counts=3. The last "=" separates the two."""
     file, _, number = text.rpartition("=")
     if not file or not re.fullmatch(r"0*[1-9][0-9]{0,8}", number):
         raise InputError(f"{quote(text)} is not a file and a number; write code.counts=3")
@@ -137,19 +137,19 @@ class Aliased(click.Choice[str]):
         self._aliases = aliases
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name behind an alias; other names are unchanged."""
+        """Return the name for which an alias stands; a name is returned unchanged."""
         name = super().convert(value, param, ctx)
         return self._aliases.get(name, name)
 
 
 class PatternName(Aliased):
-    """The name of a pattern. For an encoding's name, the error tells the encoding's pattern."""
+    """The name of a pattern. The error for the name of an encoding names the encoding's pattern."""
 
     def __init__(self) -> None:
         super().__init__(PATTERNS, ALIASES)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name of the pattern, also for an alias."""
+        """Return the name of the pattern; an alias is replaced."""
         if value not in self.choices:
             from llmgpu.bpe.interchange.published import pattern_of
 
@@ -159,7 +159,7 @@ class PatternName(Aliased):
 
 
 class PatternExpression(click.ParamType[str]):
-    """A regular expression. The value is the name of the pattern that cuts by the expression."""
+    """A regular expression. The value is the name of the pattern made from the expression."""
 
     name = "expression"
 
@@ -177,7 +177,7 @@ class PatternExpression(click.ParamType[str]):
 
 
 class VocabularySizes(Parsed[tuple[int, ...]]):
-    """One size of a vocabulary, or several with commas between them: 8192,32Ki."""
+    """One or more sizes of a vocabulary, separated by commas: 8192,32Ki."""
 
     def __init__(self) -> None:
         super().__init__("sizes", self._parse_all)
@@ -191,11 +191,11 @@ class VocabularySizes(Parsed[tuple[int, ...]]):
         return tuple(sorted({VOCABULARY_SIZE.parse(part) for part in parts}))
 
     def spell(self, value: Sequence[int]) -> str:
-        """Return sizes in the spelling of the option; see `llmgpu.cli.option_files.Spelled`."""
+        """Return sizes as written on the command line; see `llmgpu.cli.option_files.Spelled`."""
         return ",".join(map(str, value))
 
 
-# The kinds that declared options name, see `llmgpu.option_fields.Option`.
+# Types by the names that declared options use, see `llmgpu.option_fields.Option`.
 KINDS: dict[str, click.ParamType[Any]] = {
     "above 0": click.FloatRange(min=0, min_open=True),
     "bytes": BYTE_SIZE,
