@@ -1,7 +1,7 @@
 """The batched trainer on a GPU: the merges of the sequential algorithm, many in one pass.
 
-The algorithm is the algorithm of `batched_numpy`, whose head says why it is exact. The kernels are
-in wgsl/batched. Nothing is read back between batches: the state of the loop, the list of
+The head of `batched_numpy` describes the algorithm, and says why the merges are exact. The kernels
+are in wgsl/batched. The host reads nothing back between batches: the state of the loop, the list of
 high-ranking pairs and the merge log stay on the device.
 
 If a buffer could overflow in the next batch, the submission halts before a merge. The host enlarges
@@ -39,10 +39,10 @@ PAIR_BYTES, ENTRY_BYTES, UNIT_BYTES, LINK_BYTES = (
     struct_dtype(_STATE_FILE, name).itemsize for name in ("Pair", "Entry", "Unit", "Link")
 )
 CHANGE_BYTES = LOG_BYTES = HOT_BYTES = 16  # a vec4<u32> each
-# on average the hot list is used up after half of them, and the rest are idle
+# On average a hot list lasts for half as many batches; the batches recorded after that are idle.
 BATCHES_PER_REFILL = 32
 SUBMIT_SECONDS = 0.1  # goal for a submission: progress and Ctrl-C come between submissions
-MAX_ROUNDS = 16  # refills, each with its batches, in one submission
+MAX_ROUNDS = 16  # rounds in one submission; a round is a refill and its batches
 GROUPS, SOFTWARE_GROUPS = 512, 64
 MAX_SELECT_WORKGROUP = 1024  # divides BINS
 SETUP_KERNELS = ("lay_out", "first_pairs", "first_links")
@@ -51,7 +51,7 @@ ROUND_KERNELS = (
     *("mark", "count_changes", "make_pairs", "link"),
 )
 SELECTING = ("lower_threshold", "select_batch")  # kernels that a single workgroup runs
-COSTS = Costs(fixed=64 << 20, per_byte=56, per_word=56)  # of all buffers, uploads included
+COSTS = Costs(fixed=64 << 20, per_byte=56, per_word=56)  # memory of all buffers and uploads
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ def train(
 ) -> Merges:
     """Learn up to `merges` merges from counted words; merge k makes symbol len(words.lengths) + k.
 
-    options: say which pairs may be merged.
+    options: `min_frequency` and `max_token_length` decide which pairs may be merged.
     on_merges: called with the finished merges after each submission.
-    first_capacities: first sizes of the buffers; by default chosen to suit the words.
+    first_capacities: initial sizes of the growing buffers; None: chosen by the number of symbols.
     """
     reason = unfit(device, words, merges)
     if reason is not None:
@@ -144,7 +144,7 @@ def _first_pairs(words: SymbolWords) -> tuple[NDArray[np.uint32], NDArray[np.uin
     """
     symbols = words.symbols.astype(np.uint32)
     if len(words.lengths) == 256:
-        # Of bytes, every possible pair gets a number: cheaper than finding the distinct pairs.
+        # Number every possible pair of bytes: cheaper than finding the distinct pairs.
         numbers = symbols << np.uint32(8)
         numbers[:-1] |= symbols[1:]
         every = np.arange(1 << 16, dtype=np.uint32)
@@ -157,7 +157,7 @@ def _first_pairs(words: SymbolWords) -> tuple[NDArray[np.uint32], NDArray[np.uin
 
 
 def _highest_count(words: SymbolWords) -> int:
-    """Return how often the most frequent pair occurs."""
+    """Return the number of occurrences of the most frequent pair."""
     numbers, pairs = _first_pairs(words)
     numbers[words.offsets[1:] - 1] = len(pairs)  # no pair begins at the end of a word
     weights = np.repeat(words.counts, np.diff(words.offsets))
@@ -166,7 +166,7 @@ def _highest_count(words: SymbolWords) -> int:
 
 
 class _BatchedLoop:
-    """Buffers and bound kernels of a training run; freeing the loop frees their memory."""
+    """Buffers and bound kernels of a training run; freeing the loop frees all buffers."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class _BatchedLoop:
         }
 
     def load(self, options: TrainingOptions) -> None:
-        """Upload the words and lay them out as linked positions with their pairs."""
+        """Upload the words, and lay out the symbols as linked positions with pairs."""
         device, kernels, words = self._device, self._kernels, self._words
         numbers, first_pairs = _first_pairs(words)
         self._reserve(len(first_pairs))
@@ -231,7 +231,7 @@ class _BatchedLoop:
         commands.submit()
 
     def _reserve(self, first_pairs: int) -> None:
-        """Make the growing buffers, large enough for the first pairs, and bind the kernels."""
+        """Create the growing buffers, large enough for the first pairs, and bind the kernels."""
         capacities, create = self._capacities, self._device.create_buffer
         self._capacities = sizes = Capacities(
             pairs=max(capacities.pairs, first_pairs + 1),
@@ -247,7 +247,7 @@ class _BatchedLoop:
         self._make_batch_buffers()
 
     def _make_batch_buffers(self) -> None:
-        """Make the buffers whose contents last for a batch only, and bind the kernels."""
+        """Create the buffers whose contents last for one batch, and bind the kernels."""
         create, sizes = self._device.create_buffer, self._capacities
         self._buffers["entries"] = create("entries", ENTRY_BYTES * sizes.entries)
         self._buffers["changes"] = create("changes", CHANGE_BYTES * sizes.candidates)
@@ -274,7 +274,7 @@ class _BatchedLoop:
         self._device.write(self._buffers["state"], state)
 
     def _record_round(self, commands: Commands) -> None:
-        """Record a refill of the hot list, which runs only if requested, and batches after it."""
+        """Record a refill, which the kernels skip unless the state requests it, and batches."""
         count_ranks, lower_threshold, refill_hot_list, select, *stages = self._bound
         # The threshold of the hot list is found digit by digit, from the highest on.
         commands.dispatch(lower_threshold, 1)
@@ -307,13 +307,13 @@ class _BatchedLoop:
                 log = self._read_log(done)[reported:]
                 on_merges(log[:, :2], log[:, 2].astype(np.int64))
                 reported = done
-            # Later submissions leave the same state, so wait for all of them.
+            # Submissions after a halt do not change the state: wait until all have ended.
             if state["status"][0] == FULL and is_idle:
                 self._grow(state)
         return self._result(self._read_log(done), int(state["batches"][0]))
 
     def _grow(self, state: NDArray[Any]) -> None:
-        """Enlarge the buffers to twice what the next pair needs; set the state to RUNNING."""
+        """Enlarge full buffers to twice the need of the next pair; set the state to RUNNING."""
         # Each occurrence of the pair changes the pair on its left and the pair on its right.
         needed, old = int(state["needed"][0]), self._capacities
         changes = 2 * needed
@@ -325,7 +325,7 @@ class _BatchedLoop:
             entries=max(old.entries, 1 << (4 * changes - 1).bit_length()),
             candidates=max(old.candidates, 2 * needed),
         )
-        # Copy the buffers that training keeps. Buffers of one batch are made again, empty.
+        # Copy the buffers kept across batches. Buffers of one batch are created again, empty.
         self._enlarge("pairs", PAIR_BYTES * self._capacities.pairs)
         self._enlarge("pair_counts", 4 * self._capacities.pairs)
         self._enlarge("position_list", 4 * self._capacities.listed)

@@ -8,7 +8,7 @@ can merge all pairs of this prefix:
 - Merging (a, b) changes only the counts of pairs (p, a) and (b, n). No such pair is in the prefix.
   Occurrences of pairs in the prefix do not overlap either, since they would share a symbol.
 - A new pair can't outrank a pair of the prefix. The new pair replaces occurrences of an older pair
-  (p, a) or (b, n), so it is at most as frequent as this older pair. If both are equally frequent,
+  (p, a) or (b, n), so the new pair is at most as frequent. If both pairs are equally frequent,
   the new pair ranks after the older pair, because a new symbol ranks after all older symbols.
 - A pair (a, a) is a prefix by itself; its occurrences are merged from the left.
 
@@ -81,15 +81,14 @@ class LinkedSymbols:
     separator, and so on. Of a merged symbol only the first position stays linked.
     symbol: int32; the separator is -1.
     following, preceding: int32, the neighbours' positions.
-    slot: int32, of the pair that starts here.
-    weight: int64, how often the word occurs; a separator has the weight of the word before it.
+    slot: int32, the slot of the pair that starts at the position.
+    weight: int64, occurrences of the word; a separator has the weight of the word before it.
     total: number of symbols in the whole text.
     """
 
     def __init__(self, words: SymbolWords) -> None:
         self.total = words.total
-        # A word takes the positions of its symbols and the separator after it. A first separator
-        # precedes all.
+        # Lay out a separator, then for each word its symbols and another separator.
         spans = np.diff(words.offsets) + 1
         size = int(spans.sum()) + 1
         inside = np.ones(size, np.bool_)
@@ -104,8 +103,8 @@ class LinkedSymbols:
         self.slot = np.full(size, NO_SLOT, np.int32)
 
     def words(self) -> SymbolWords:
-        """Return the words in their present state, without lengths."""
-        # The neighbours of a position that is no longer linked do not point back to it.
+        """Return the words as merged so far; `lengths` of the result is empty."""
+        # A position is linked if the position after it points back to it.
         last = len(self.symbol) - 1
         linked = np.flatnonzero(self.preceding[self.following[:-1]] == np.arange(last))
         linked = np.append(linked, last)
@@ -123,20 +122,20 @@ class LinkedSymbols:
         )
 
 
-# From keys and counts of pairs to a mask of the pairs worth keeping.
+# Called with the keys and counts of new pairs; returns a mask of the pairs worth keeping.
 Keep = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
 
 
 class PairIndex:
-    """All pairs that were worth keeping when they were made, by slot.
+    """All pairs that `keep` chose when they first occurred, by slot.
 
     keys: int64, left symbol << 20 | right symbol.
     counts: int64, weighted occurrences; 0 after the merge.
-    first, size: the pair's range in `positions`, with stale entries.
+    first, size: int64 and int32, the pair's range in `positions`, stale entries included.
     """
 
     def __init__(self, keep: Keep) -> None:
-        """Give slots to the pairs chosen by `keep`."""
+        """Start without pairs; `keep` chooses the pairs that get slots."""
         self._keep = keep
         self.keys = GrowableArray(np.int64)
         self.counts = GrowableArray(np.int64)
@@ -149,18 +148,18 @@ class PairIndex:
     def add(
         self, keys: NDArray[np.int64], positions: NDArray[np.int32], weights: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Make the pairs of new occurrences, sorted so that equal keys are neighbours.
+        """Assign slots to the pairs of new occurrences.
 
-        keys, positions, weights: one for each occurrence.
+        keys, positions, weights: (n,), one entry for each occurrence; equal keys are neighbours.
 
-        Returns the slot of each occurrence, 0 for a pair without a slot.
+        Returns the slot of each occurrence, int64 (n,), 0 for a pair without a slot.
         """
         # Occurrences of a pair are neighbours: sum their weights.
         starts = np.flatnonzero(keys[1:] != keys[:-1]) + 1
         starts = np.concatenate([np.zeros(1, np.int64), starts])
         sizes = np.diff(starts, append=len(keys))
         counts = np.add.reduceat(weights, starts)
-        # Number the pairs worth keeping; NO_SLOT for the rest.
+        # Number the pairs worth keeping; all other pairs get NO_SLOT.
         kept = self._keep(keys[starts], counts)
         slots = np.where(kept, np.cumsum(kept) + (len(self.keys) - 1), NO_SLOT)
         of_occurrence = np.repeat(slots, sizes)
@@ -187,7 +186,7 @@ def count_pairs(symbols: LinkedSymbols, pairs: PairIndex) -> None:
     else:
         order = sorted_order(pair_keys(symbol[positions], symbol[positions + 1]))
     positions = positions[order]
-    del order  # these arrays are as long as the words, so keep as few as possible at a time
+    del order  # arrays here are as long as all words, so free each array early
     keys = pair_keys(symbol[positions], symbol[positions + 1])
     symbols.slot[positions] = pairs.add(keys, positions, symbols.weight[positions])
 
@@ -226,12 +225,12 @@ def merge_batch(
 ) -> None:
     """Merge the pairs with these slots everywhere, into the symbols `results`; int64 (n,).
 
-    A pair of equal symbols comes alone.
+    A pair of equal symbols must be the only pair.
     """
     positions, weights = _merge_occurrences(symbols, pairs, slots, results)
     if len(positions) == 0:
         return
-    # Give slots to the new pairs, which start at these positions.
+    # Assign slots to the new pairs, which start at these positions.
     keys = pair_keys(symbols.symbol[positions], symbols.symbol[symbols.following[positions]])
     order = sorted_order(keys)
     positions = positions[order]
@@ -244,9 +243,9 @@ def _merge_occurrences(
     slots: NDArray[np.int64],
     results: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Merge the occurrences, and subtract the pairs lost beside them from the counts.
+    """Merge all occurrences, and subtract the neighbouring pairs that disappear from the counts.
 
-    Returns the positions at which new pairs start, and the weights at these positions.
+    Returns the positions at which new pairs start, int32 (n,), and the weights there, int64 (n,).
     """
     positions, merged = _occurrences(symbols, pairs, slots, results)
     seconds = symbols.following[positions]
@@ -255,13 +254,14 @@ def _merge_occurrences(
     symbols.total -= int(weights.sum())
 
     # Changed boundaries: the left boundary of each merged pair, and the right boundary unless
-    # another merged pair follows, because its left boundary is the same.
+    # another merged pair follows: the left boundary of this pair is the same.
     symbols.slot[positions] = MERGING
     left = np.flatnonzero(symbols.symbol[before] != SEPARATOR)
     right = np.flatnonzero((symbols.symbol[after] != SEPARATOR) & (symbols.slot[after] != MERGING))
     changed = np.concatenate([weights[left], weights[right]])
     lost = np.concatenate([symbols.slot[before[left]], symbols.slot[seconds[right]]])
-    # A pair may be lost at many places. Pairs without a slot share NO_SLOT, which is never chosen.
+    # `subtract.at` handles repeated slots. Pairs without a slot share NO_SLOT, which is never
+    # chosen.
     np.subtract.at(pairs.counts.values, lost, changed)
     pairs.counts.values[slots] = 0
 
@@ -300,11 +300,12 @@ def _occurrences(
 
 
 def _every_other(positions: NDArray[np.int32], following: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Of ascending positions of a pair (a, a), keep the positions merged from the left.
+    """Return the positions at which a pair (a, a) is merged, from the left of each run.
 
-    In a run of n equal symbols the pair occurs n - 1 times; every other occurrence is merged.
+    positions: all positions of the pair, ascending. In a run of n equal symbols the pair occurs
+    n - 1 times; every other occurrence is merged.
     """
-    # The place of each occurrence in its run: its index, less the index of the run's first.
+    # Number the occurrences of each run from 0: the index, less the index of the run's start.
     in_run = np.arange(len(positions), dtype=np.int32)
     run_starts = in_run.copy()
     run_starts[1:][following[positions[:-1]] == positions[1:]] = 0
@@ -323,9 +324,9 @@ def apply_merges(
     This is training without the ranking: only pairs to be merged get slots.
 
     merges: uint32 (S, 3), left symbol, right symbol and result, first merge first. Pairs
-        may be absent; results may be symbols that exist already.
+        may be absent from the words; results may be symbols that exist already.
     """
-    if len(merges) == 0 and (np.diff(words.offsets) > 1).all():  # nothing to merge nor to drop
+    if len(merges) == 0 and (np.diff(words.offsets) > 1).all():  # nothing to merge or to drop
         return words
     results = merges[:, 2].astype(np.int64)
     size = max(len(words.lengths), int(results.max(initial=0)) + 1)
@@ -344,16 +345,16 @@ def apply_merges(
     pairs = PairIndex(is_wanted)
     count_pairs(symbols, pairs)
     slots_of: dict[int, list[int]] = {}
-    known = 1  # slots below are in slots_of
+    known = 1  # slots below this number are in slots_of
     for done, (merged, result) in enumerate(zip(keys.tolist(), results.tolist(), strict=True), 1):
-        # A pair has a slot for each merge that made occurrences of it, so it may have several.
+        # A pair gets another slot from every merge that creates occurrences of the pair.
         for slot, key in enumerate(pairs.keys.values[known:].tolist(), known):
             slots_of.setdefault(key, []).append(slot)
         known = len(pairs.keys)
         progress("replaying merges", done, len(merges))
         if slots := slots_of.get(merged):
             merge_batch(symbols, pairs, np.array(slots), np.full(len(slots), result))
-    # Results may be symbols that exist, so lengths follow from the merges in their order.
+    # A result may be an existing symbol, so set the lengths in the order of the merges.
     lengths = words.lengths.tolist() + [0] * (size - len(words.lengths))
     for left, right, result in merges.tolist():
         lengths[result] = lengths[left] + lengths[right]
@@ -376,14 +377,15 @@ def train(
 ) -> Merges:
     """Learn merges that make up to `merges` new symbols.
 
-    options: say which pairs may be merged. (Hugging Face's trainer compares lengths differently:
-        its max_token_length is one more than ours, and never keeps two bytes apart.)
+    options: `min_frequency` and `max_token_length` decide which pairs may be merged. (Hugging
+        Face's trainer needs a max_token_length larger by one for the same limit, and its limit
+        never stops two bytes from merging.)
     on_merges: called with the merges of each batch.
-    spellings: symbols that merging may still reach. `train` adds the result of each merge. A merge
-        that reaches one of these symbols makes no new symbol.
+    spellings: unreached symbols of the seed; `train` records the result of each merge there. A
+        merge that spells an unreached symbol makes no new symbol.
 
-    Memory: about 60 bytes for each symbol of the words, half of it for the positions of pairs, and
-    up to 60 for each distinct pair.
+    Memory: about 60 bytes for each symbol of the words, half of this for the positions of pairs,
+    and up to 60 for each distinct pair.
     """
     check_limits(words, merges)
     lengths = GrowableArray(np.int64, len(words.lengths) + merges)
@@ -431,9 +433,9 @@ def _are_worth_merging(
 
 
 class ShortList:
-    """The best-ranked pairs: all that rank at or before a threshold, and possibly others.
+    """All pairs that rank at or before a threshold, which is a count and a key.
 
-    The threshold is a count and a key. Pairs whose count drops below it are left out.
+    `_update` adds new pairs, and removes pairs whose count has dropped below the threshold.
     """
 
     def __init__(self, pairs: PairIndex, least: int, spellings: Spellings | None) -> None:
@@ -441,7 +443,7 @@ class ShortList:
         self._least = least
         self._spellings = spellings
         self._slots = np.empty(0, np.int64)
-        self._known = 1  # slots below were looked at
+        self._known = 1  # slots below this number have been compared with the threshold
         self._count = np.iinfo(np.int64).max
         self._key = -1
 
@@ -450,12 +452,12 @@ class ShortList:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the longest prefix of the ranking that can be merged at once; empty at the end.
 
-        limit: the batch has up to this many merges. next_symbol: the first new symbol.
+        limit: most merges of the batch. next_symbol: the first new symbol.
 
-        Returns the slots of the pairs, and their merged symbols.
+        Returns the slots of the pairs, and their merged symbols, both int64 (n,).
         """
         self._update()
-        # While any pair passes the threshold, all pairs that rank before it are here.
+        # While a pair passes the threshold, the list has every pair that ranks before this pair.
         if len(self._slots) == 0:
             self._refill()
         slots = self._slots
@@ -499,9 +501,9 @@ class ShortList:
 def _best_ranked(
     counts: NDArray[np.int64], keys: NDArray[np.int64], limit: int
 ) -> NDArray[np.int64]:
-    """Return the indices of the `limit` best-ranked pairs (or all), in rank order."""
-    # Select before sorting: all counts above the limit-th largest, then its pairs with the lowest
-    # keys.
+    """Return the indices of the `limit` best-ranked pairs, or of all if fewer, in rank order."""
+    # Select before sorting: all pairs with counts above the limit-th largest count, then pairs
+    # with this count and the lowest keys.
     if len(counts) > limit:
         least = np.partition(counts, len(counts) - limit)[-limit]
         above = np.flatnonzero(counts > least)
@@ -516,7 +518,7 @@ def _best_ranked(
 
 
 def _independent_prefix(keys: NDArray[np.int64]) -> int:
-    """Return how many of the ranked pairs can be merged at once, see the head of this file."""
+    """Return the length of the prefix that one pass can merge, see the head of this file."""
     lefts: set[int] = set()
     rights: set[int] = set()
     mask = MAX_SYMBOLS - 1

@@ -3,16 +3,15 @@
 - ``run.json`` has the inputs and options of the training. A run with other inputs or options is
   refused, and the error names the difference.
 - ``counts`` is the word counts file, written when counting is done.
-- ``merges`` is a log, extended while merges are made. A block is a head (number of merges, CRC-32
-  of the rest) and the rest: the pairs as symbols, then their counts. A kill or a full disk may
-  leave part of a block at the end, which is cut off.
+- ``merges`` is a log, extended while merges are made. A block has a head (number of merges, CRC-32
+  of the content) and a content: the pairs as symbols, then their counts. A kill or a full disk may
+  leave part of a block at the end; reading the log cuts this part off.
 - Appended blocks reach the disk about once a second, so a loss of power costs little more.
 - ``lock`` is locked by the run that writes the folder, see `llmgpu.locks`.
 - ``options.toml`` has the options of the command, see `llmgpu.cli.option_files`.
-- A run makes the folder and owns it. When its results are written, only ``run.json`` and the
-  options stay; ``run.json`` then names the results. While the results are unchanged, the same run
-  has
-  nothing left to do, and another run may begin in the folder.
+- A run creates and owns the folder. After the results are written, only ``run.json`` and the
+  options stay, and ``run.json`` names the results. While the results are unchanged, resuming the
+  same run does nothing, and another run may begin in the folder.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ SYNC_SECONDS = 1.0
 
 _RUN, _COUNTS, _MERGES, _LOCK = "run.json", "counts", "merges", "lock"
 _OPTIONS = "options.toml"
-_WHOLE = f"{_RUN}|{_COUNTS}|{_OPTIONS}"  # written at once
+_WHOLE = f"{_RUN}|{_COUNTS}|{_OPTIONS}"  # files written whole or not at all
 _OWN_FILES = re.compile(rf"{_WHOLE}|{_MERGES}|{_LOCK}|\.({_WHOLE})\.[0-9a-f]+\.tmp")
 _HEAD = np.dtype([("merges", "<u4"), ("crc", "<u4")])
 _PAIR_BYTES, _COUNT_BYTES = 8, 8
@@ -74,10 +73,9 @@ class Checkpoint:
 
     @classmethod
     def begin(cls, path: str | Path, run: Run) -> Checkpoint:
-        """Make the folder of a new run.
+        """Create the folder of a new run, or take over the folder of a finished run.
 
-        Raises OutputError if `path` exists already, unless as the folder of a finished run, or
-        can't be made.
+        Raises OutputError if `path` is anything else that exists, or can't be created.
         """
         require_name(path)
         folder = Path(path)
@@ -101,7 +99,7 @@ class Checkpoint:
 
     @classmethod
     def resume(cls, path: str | Path, run: Run) -> Checkpoint | None:
-        """Open the folder of a run that ended too early; None if there is none.
+        """Open the folder of an interrupted run; None if `path` has no interrupted run.
 
         Raises InputError if the folder is no checkpoint, or belongs to another run: the message
         names the difference.
@@ -110,7 +108,7 @@ class Checkpoint:
         if not str(path) or not os.path.lexists(folder) or _outputs_of(folder) is not None:
             return None
         is_unused = _is_unused(folder)
-        if not is_unused:  # nothing is written to a folder that belongs to something else
+        if not is_unused:  # check before writing: the folder may belong to another program
             begun = _read_run(folder / _RUN)
             is_recorded = UNICODE_FACT in begun or UNICODE_FACT not in run
             known = run if is_recorded else {**run, UNICODE_FACT: None}
@@ -143,7 +141,7 @@ class Checkpoint:
 
     @classmethod
     def may_have_made(cls, path: str | Path, output: str) -> bool:
-        """Whether the run of a folder may have written `output`: it says so, or was killed."""
+        """Whether a folder's run may have written `output`: run.json lists it, or is unfinished."""
         made = _outputs_of(Path(path))
         if made is None:
             return os.path.isdir(path)
@@ -151,7 +149,7 @@ class Checkpoint:
 
     @classmethod
     def is_done(cls, path: str | Path, run: Run, outputs: Iterable[str]) -> bool:
-        """Whether a folder is of `run`, finished, and its results, `outputs`, are unchanged."""
+        """Whether the folder records `run` as finished, with `outputs` as its unchanged results."""
         made = _outputs_of(Path(path))
         if made is None or _read_run(Path(path) / _RUN) != json.loads(json.dumps(run)):
             return False
@@ -165,7 +163,7 @@ class Checkpoint:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is recorded yet from which a run could resume."""
+        """Whether the folder has neither word counts nor merges to resume from."""
         return not (self.has_counts or (self.folder / _MERGES).exists())
 
     def read_merges(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
@@ -183,7 +181,7 @@ class Checkpoint:
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """Put the folder's name before an InputError of the block."""
+        """Put the folder's name before the message of an InputError raised in the block."""
         try:
             yield
         except InputError as error:
@@ -225,7 +223,7 @@ class Checkpoint:
             self.folder.rmdir()
 
     def _clear(self, keep: Sequence[str] = ()) -> None:
-        """Remove the files of a checkpoint, but for the lock and `keep`."""
+        """Remove the files of a checkpoint, except the lock and `keep`."""
         with output_errors(str(self.folder)):
             for name in os.listdir(self.folder):
                 if name not in (_LOCK, *keep) and _OWN_FILES.fullmatch(name):
@@ -243,7 +241,7 @@ class Checkpoint:
 
 
 def _is_unused(folder: Path) -> bool:
-    """Whether a run was killed before it described itself in run.json."""
+    """Whether a run was killed before writing run.json: the folder has only its files."""
     if not folder.is_dir():
         return False
     names = os.listdir(folder)

@@ -21,18 +21,18 @@ from llmgpu.progress import Progress, no_progress
 from llmgpu.spelling import spelled
 
 ENGINE_COSTS = Costs(fixed=14 << 20, per_byte=18, per_word=120)
-LITTLE_COSTS = Costs(fixed=176 << 20, per_byte=11.5, per_word=24)  # with fewer pairs at a time
-# this many pairs at a time, and one more for every 48 positions
+LITTLE_COSTS = Costs(fixed=176 << 20, per_byte=11.5, per_word=24)  # if few pairs are indexed
+# Pairs indexed at a time if memory is short: FEW_PAIRS, and one more for every 48 positions.
 FEW_PAIRS, POSITIONS_A_PAIR = 1 << 20, 48
-SLICE_MERGES = 256  # between two reports
-SLICE_OCCURRENCES = 1 << 22  # merged between two reports; a fraction of a second
+SLICE_MERGES = 256  # merges between two reports of progress
+SLICE_OCCURRENCES = 1 << 22  # occurrences merged between two reports, in a fraction of a second
 
 Piece = tuple[NDArray[np.uint32], NDArray[np.int64]]  # merges as in `Merges`: pairs and counts
 _NONE: Piece = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
 
 
 def memory_costs(words: float, nbytes: float) -> Costs:
-    """Return the memory for merging `words` words of `nbytes` bytes in all."""
+    """Return the memory for merging `words` words of `nbytes` bytes in all, given free memory."""
     if library() is None:
         return batched_numpy.COSTS
     free = free_memory()
@@ -41,7 +41,7 @@ def memory_costs(words: float, nbytes: float) -> Costs:
 
 
 def _require_free(words: SymbolWords) -> Costs:
-    """Return the memory for merging; InputError if less is free."""
+    """Return the memory for merging; raise InputError if less memory is free."""
     count, nbytes, free = len(words.counts), len(words.symbols), free_memory()
     costs = memory_costs(count, nbytes)
     needed = costs.of(count, nbytes) - nbytes
@@ -67,7 +67,7 @@ def train(
 ) -> Merges:
     """Learn merges that make up to `merges` new symbols; see `batched_numpy.train`.
 
-    keeps_words: if False, `words` loses its symbols early, which saves their memory.
+    keeps_words: if False, `train` empties `words.symbols` early, to save memory.
 
     Raises InputError if there is too little memory.
     """
@@ -93,7 +93,7 @@ def train(
     )
     if not keeps_words:
         words.let_go()
-    # Learn in short steps, so that progress and Ctrl-C come between them.
+    # Learn in short steps, with progress and Ctrl-C in between.
     learned, made = [_NONE], 0
     while made < merges:
         if spellings is None:
@@ -142,7 +142,7 @@ def apply_merges(
 
 
 def _open(words: SymbolWords, new_symbols: int, **limits: Any) -> CTrainer:
-    """Open a trainer for words with up to so many new symbols; limits: see `CTrainer`."""
+    """Return a trainer of words that can make `new_symbols` symbols; limits: see `CTrainer`."""
     batched_numpy.check_limits(words, new_symbols)
     return CTrainer(
         *(words.symbols, words.offsets, words.counts, words.lengths, words.total),

@@ -1,4 +1,4 @@
-"""The options of a training and their consequences."""
+"""The options of training a vocabulary: checks, and values derived from the options."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ RECOUNT_SLOTS = 1024  # 8 KiB of workgroup memory
 
 @dataclass(frozen=True)
 class TrainingOptions(DeclaredOptions):
-    """The declared options with their meaning in the library, and some more.
+    """The options of ``llmgpu bpe-train``, and further options of the library.
 
     vocab_size: upper bound of the number of ids, special tokens included.
-    pattern: name of the pre-tokenizer's pattern; an alias is replaced by it.
+    pattern: name of the pattern; the name replaces an alias.
     min_frequency: merge only pairs that occur at least this often; 0 counts as 1.
     special_tokens: texts of the last ids, in this order.
     tie: decides between equally frequent pairs, see `llmgpu.bpe.vocabulary.building`.
@@ -43,15 +43,15 @@ class TrainingOptions(DeclaredOptions):
         made in text cut by the new pattern, so that new tokens may cross the seed's boundaries.
     engine: "batched" merges the distinct words, many pairs at a time; "recount" counts the whole
         text again for each merge, on a GPU.
-    smaller_sizes: other sizes to make vocabularies of, each less than `vocab_size`.
-    recount_slots: slots of the table in workgroup memory in which the recount engine counts first,
-        a power of two. The number changes no merge, only the speed.
+    smaller_sizes: further vocabulary sizes, each less than `vocab_size`.
+    recount_slots: size of the recount engine's table in workgroup memory, a power of two. The size
+        changes the speed alone.
     threads: CPU threads that count words; None: see `llmgpu.bpe.words.count_host`.
-    unicode: version of the pattern's character classes; must be the version of a seed with the
+    unicode: version of the pattern's character classes; the seed's version if the seed has the
         same pattern.
 
     Raises:
-        LlmgpuError: an option is out of range, or doesn't go with the seed.
+        LlmgpuError: an option is out of range, or contradicts the seed.
         VocabularyError: the seed can't be extended.
     """
 
@@ -94,20 +94,17 @@ class TrainingOptions(DeclaredOptions):
 
     @property
     def merges(self) -> int:
-        """Merges that make a vocabulary of the full size.
-
-        Merges without a new token are not counted.
-        """
+        """Number of merges for the full size; merges without a new token are not counted."""
         return self.new_tokens(self.vocab_size)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """All sizes to make vocabularies of, ascending."""
+        """All vocabulary sizes to train, ascending."""
         return tuple(sorted({*self.smaller_sizes, self.vocab_size}))
 
     @cached_property
     def start(self) -> Vocabulary:
-        """The vocabulary from which training starts."""
+        """The vocabulary that training extends: the 256 bytes, or the seed with this pattern."""
         if self.seed is None:
             start = byte_vocabulary(self.pattern, self.tie, self.unicode)
             return start.with_match(self.match or start.match)
@@ -127,7 +124,7 @@ class TrainingOptions(DeclaredOptions):
         return seed_symbols(self.start, byte_ranks(self.tie))
 
     def facts(self) -> dict[str, Any]:
-        """Return the options that determine the vocabulary, for JSON, by names for people."""
+        """Return the options that determine the vocabulary: JSON values by readable names."""
         unicode = self.cut.unicode
         return {
             "vocabulary sizes": list(self.sizes),
@@ -142,7 +139,7 @@ class TrainingOptions(DeclaredOptions):
         }
 
     def new_tokens(self, size: int) -> int:
-        """Return how many tokens merges make until the vocabulary has `size` ids."""
+        """Return the number of new tokens in a vocabulary of `size` ids."""
         first = 256 if self.seed is None else self.seed.size
         return size - first - len(self.special_tokens)
 

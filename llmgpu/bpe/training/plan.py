@@ -1,10 +1,10 @@
 """The backend of each phase of a training, and an upper estimate of memory.
 
-- The words are added up in memory until they reach their share of the free memory, then in files.
+- The words are added up in memory up to a share of the free memory, beyond this share in files.
   Merging needs all words in memory.
-- While a text is counted, the estimate assumes as many new words a byte in the rest of the text as
-  in the text so far. Words repeat, so the rest has fewer, unless it is of another kind. The
-  estimate is close once the whole text is read.
+- While a text is counted, the estimate extrapolates the distinct words of the text read so far.
+  Words repeat, so the estimate is too high, unless the text changes its kind. After the whole text
+  the estimate is close.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Plan:
     """The options of a training, and the backends of its phases.
 
     counting, merging: the backends of these phases.
-    notes: a line each.
+    notes: messages to the user, one line each.
     """
 
     options: TrainingOptions
@@ -69,9 +69,9 @@ _UPLOAD = Costs(fixed=HOST_BYTES, per_byte=16, per_word=64)
 
 
 def words_memory(plan: Plan, words: float, nbytes: float, *, merges: bool = True) -> Memory:
-    """Return the memory that counting and merging need for distinct words.
+    """Estimate the memory for counting distinct words, and with `merges` for merging them.
 
-    words: their number. nbytes: their bytes in all.
+    words: number of distinct words. nbytes: bytes of all distinct words.
     """
     counting, merging = _counting(plan, words, nbytes), Memory(0)
     if merges:
@@ -105,5 +105,5 @@ def _merging(plan: Plan, words: float, nbytes: float) -> Memory:
 
 
 def _on_device(plan: Plan, host: int, device: int) -> Memory:
-    """Return the sum on the host if a software adapter has its memory there."""
+    """Return host and device memory; memory of a software adapter is memory of the host."""
     return Memory(host + device if plan.merging.is_software else host, device)

@@ -1,4 +1,4 @@
-"""Statistics of a vocabulary: tokens by script and length, bytes per token, and a page of them."""
+"""Statistics of a vocabulary: tokens by script and length, bytes per token, and an HTML page."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ PARTS, DIGITS, SPACE, SIGNS = "parts of characters", "digits", "white space", "p
 SPECIAL = "special tokens"
 
 
-# First words in the Unicode names of letters that belong to several scripts, or name a script
-# later.
+# First words of Unicode's letter names that name no script: the letter belongs to several scripts,
+# or the script comes later in the name.
 _NO_SCRIPTS = frozenset(
     (
         *("", "Combining", "Double", "Feminine", "Masculine", "Mathematical", "Micro"),
@@ -79,7 +79,7 @@ def _script_of_letter(letter: str) -> str:
 
 
 def lengths_of(vocabulary: Vocabulary) -> list[str]:
-    """Return the group of each token by its length in bytes, by id."""
+    """Return the length group of each token, by id; see `length_group`."""
     return _groups(vocabulary, lambda token: length_group(len(token)))
 
 
@@ -92,7 +92,7 @@ def _groups(vocabulary: Vocabulary, group_of: Callable[[bytes], str]) -> list[st
 
 
 def length_group(length: int) -> str:
-    """Return the name of tokens of a length: "0 (no token)", "1", ..., "16", "17 or more"."""
+    """Return the group of a length in bytes: "0 (no token)", "1", ..., "16", "17 or more"."""
     if not length:
         return "0 (no token)"
     return str(length) if length <= MOST_LENGTH else f"{MOST_LENGTH + 1} or more"
@@ -101,10 +101,10 @@ def length_group(length: int) -> str:
 def bytes_a_token(
     vocabulary: Vocabulary, words: DistinctWords, progress: Progress = no_progress
 ) -> Iterator[tuple[int, float]]:
-    """Yield, for growing numbers of merges, the number and the bytes per token with these merges.
+    """Yield pairs: a number of merges, and the bytes per token with only these merges.
 
-    Each number of merges makes 2^k ids; the last number is all merges. words: of a text, cut by the
-    vocabulary's pattern. Nothing is yielded for a vocabulary that does not merge.
+    The numbers are 2^k - 256, ascending, and then the number of all merges. words: words of a text,
+    cut by the vocabulary's pattern. A vocabulary with another match rule than "bpe" yields nothing.
 
     Raises VocabularyError for merges that can't be made one after the other, see `seed_symbols`.
     """
@@ -123,7 +123,7 @@ def bytes_a_token(
         yield count, words.text_bytes / left.total
 
 
-_MOST_SCRIPTS = 15  # in the chart; all other scripts are added up
+_MOST_SCRIPTS = 15  # scripts in the chart; all other scripts are added up
 _LONGEST = 40  # tokens in the table
 
 
@@ -134,10 +134,10 @@ def draw_vocabulary(
     rates: Sequence[tuple[int, float]] = (),
     text: str = "",
 ) -> str:
-    """Return the page.
+    """Return the HTML page of a vocabulary.
 
-    name: of the vocabulary. facts: lines at the top of the page. rates: bytes per token of a text
-    by the number of merges; text: a description of this text.
+    name: name of the vocabulary. facts: lines at the top of the page. rates: pairs of a number of
+    merges and bytes per token of a text; text: a description of this text.
     """
     lines = draw_facts([(key, str(value)) for key, value in facts.items()])
     if rates:
@@ -147,6 +147,7 @@ def draw_vocabulary(
             "alone.</p>",
             *_rate_bars(rates),
         ]
+    # Count the tokens by length and by script.
     lengths, scripts = Counter(lengths_of(vocabulary)), Counter(scripts_of(vocabulary))
     ordered = sorted(lengths.items(), key=_by_length)
     largest, others = scripts.most_common(_MOST_SCRIPTS), scripts.most_common()[_MOST_SCRIPTS:]

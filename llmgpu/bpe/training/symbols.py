@@ -28,9 +28,9 @@ class SymbolWords:
 
     symbols: (n,), the words end to end: uint8 if all are bytes before any merge, else uint32.
     offsets: int64 (words + 1,), word k is symbols[offsets[k] : offsets[k + 1]].
-    counts: int64 (words,), how often each word occurs, at least once.
-    lengths: uint32 (next symbol,), the bytes of each symbol; the first new symbol is len(lengths).
-    total: symbols of the whole text, with the words that are left out.
+    counts: int64 (words,), occurrences of each word, 1 or more.
+    lengths: uint32 (symbols,), the bytes of each symbol; the first new symbol is len(lengths).
+    total: symbols of the whole text, including words that are left out.
     """
 
     symbols: NDArray[np.uint8] | NDArray[np.uint32]
@@ -40,7 +40,7 @@ class SymbolWords:
     total: int
 
     def let_go(self) -> None:
-        """Drop the symbols, when a trainer has its own layout of them."""
+        """Free the symbols, after a trainer has copied them into a layout of its own."""
         self.symbols = self.symbols[:0].copy()
 
 
@@ -65,17 +65,17 @@ def byte_symbols(words: DistinctWords, byte_ranks: NDArray[np.uint32]) -> Symbol
 class Spellings:
     """The bytes of every symbol, and the symbols that no merge has made yet.
 
-    A merge with the bytes of such a symbol makes this symbol, any other merge a new symbol. So
-    tokens differ in their bytes, and no two ids have the same bytes.
+    A merge that spells an unreached symbol makes this symbol; any other merge makes a new symbol.
+    So no two ids have the same bytes.
     """
 
     def __init__(self, tokens: Iterable[bytes], unreached: Sequence[int]) -> None:
-        """Start with the bytes of the first symbols; `unreached` symbols are in no word."""
+        """Start with the bytes of the first symbols; no merge has made the `unreached` symbols."""
         self._tokens = list(tokens)
         self._unreached = {self._tokens[symbol]: symbol for symbol in reversed(unreached)}
 
     def merge(self, left: int, right: int) -> int:
-        """Return the symbol of a merge, and record it as made."""
+        """Return the symbol that a merge makes, and record the merge."""
         spelled = self._tokens[left] + self._tokens[right]
         symbol = self._unreached.pop(spelled, len(self._tokens))
         if symbol == len(self._tokens):
@@ -83,9 +83,9 @@ class Spellings:
         return symbol
 
     def results(self, pairs: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return the symbol that each merge makes, uint32 (M,), for merges uint32 (M, 2) in order.
+        """Return the symbol that each merge makes: uint32 (M,).
 
-        Raises InputError for a symbol that does not exist yet.
+        pairs: uint32 (M, 2), merges in order; InputError for a symbol that does not exist yet.
         """
         try:
             made = [self.merge(left, right) for left, right in pairs.tolist()]
@@ -96,11 +96,11 @@ class Spellings:
 
 @dataclass(frozen=True, eq=False)
 class SeedSymbols:
-    """A vocabulary as symbols; as many as it has ids.
+    """The tokens of a vocabulary as symbols, one symbol for each id.
 
     ids: uint32 (symbols,), the id of each symbol.
     tokens: the bytes of each symbol.
-    merges: uint32 (M, 3), the vocabulary's, as symbols.
+    merges: uint32 (M, 3), the vocabulary's merges: left symbol, right symbol, result.
     unreached: the ordinary symbols that no merge makes, ascending.
     """
 
@@ -110,7 +110,7 @@ class SeedSymbols:
     unreached: tuple[int, ...]
 
     def spellings(self) -> Spellings:
-        """Return the spellings by which further merges find their results."""
+        """Return new `Spellings`, which number the results of further merges."""
         return Spellings(self.tokens, self.unreached)
 
     def results(self, pairs: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -179,8 +179,8 @@ def _reached(merges: NDArray[np.uint32], size: int) -> NDArray[np.bool_]:
     return reached
 
 
-# Takes finished merges in their order, piece by piece: uint32 (k, 2) pairs of symbols, and int64
-# (k,) how often each pair occurred.
+# Called with finished merges in their order: pairs of symbols, uint32 (k, 2), and the occurrences
+# of each pair, int64 (k,).
 OnMerges = Callable[[NDArray[np.uint32], NDArray[np.int64]], None]
 
 
@@ -190,7 +190,7 @@ class Merges:
 
     pairs: uint32 (M, 2), the symbols merged, first merge first. (The recount trainer has ids: a
         byte's id is its value, and merge k makes id 256 + k.)
-    counts: int64 (M,), how often each pair occurred when it was merged.
+    counts: int64 (M,), occurrences of each pair when it was merged.
     symbols: length of the text in symbols after the last merge.
     batches: number of passes; None if unknown.
     """
@@ -206,9 +206,9 @@ def check_logged(
 ) -> None:
     """Raise InputError for merges that no training can have logged.
 
-    pairs, counts: as in `Merges`. Both symbols of a pair exist before its merge. No pair occurs
-    more often than the pair before. Of equally frequent pairs the lower comes first, unless the
-    merge before has made it.
+    pairs, counts: as in `Merges`. Both symbols of a pair must exist before its merge. No pair may
+    occur more often than the pair before. Of two equally frequent pairs the lower comes first,
+    unless the second pair has the symbol that the first merge makes.
     """
     new = len(seed.tokens) + np.arange(len(pairs))  # the symbol of each merge
     order = pairs[:, 0].astype(np.int64) << 32 | pairs[:, 1]
@@ -217,7 +217,7 @@ def check_logged(
         not (pairs >= new[:, None]).any()
         and bool((counts >= max(min_frequency, 1)).all())
         and bool((np.diff(counts) <= 0).all())
-        # (A merge may make an unreached symbol of the seed instead of a new one.)
+        # (With unreached symbols a merge may make an old symbol, so the order is not checked.)
         and (
             bool(seed.unreached)
             or bool(((np.diff(counts) < 0) | (np.diff(order) > 0) | made_before[1:]).all())
@@ -230,12 +230,13 @@ def check_logged(
 def check_replayed(
     pairs: NDArray[np.uint32], counts: NDArray[np.int64], before: int, after: int
 ) -> None:
-    """Raise InputError unless merges leave as many symbols of the text as their counts say.
+    """Raise InputError unless the merges shorten the text as their counts say.
 
-    before, after: symbols. An occurrence is one symbol less; occurrences of (a, a) may overlap.
+    before, after: symbols of the text. Merging an occurrence removes one symbol. Occurrences of
+    (a, a) may overlap, so as few as half of them are merged.
     """
     overlap = pairs[:, 0] == pairs[:, 1]
-    most = sum(counts.tolist())  # of any size
+    most = sum(counts.tolist())  # Python's ints do not overflow
     least = most - sum((counts[overlap] // 2).tolist())
     if not least <= before - after <= most:
         raise InputError("its log holds merges that are not those of its word counts: remove it")
@@ -247,7 +248,7 @@ def translate(
     """Turn merges of symbols into merges of ids.
 
     pairs: uint32 (M, 2), symbols. results: uint32 (M,), the merged symbols.
-    ids: uint32 (symbols,), the id of each symbol before training; later symbols are ids.
+    ids: uint32 (symbols,), the id of each symbol before training; a later symbol equals its id.
 
     Returns uint32 (M, 3): left, right, result.
     """

@@ -1,6 +1,6 @@
 """Training a vocabulary from a corpus, on the chosen backend.
 
-The phases are: count the words, turn them into symbols (and replay the merges of a seed, or of a
+The phases are: count the words, convert words to symbols (and replay the merges of a seed, or of a
 resumed run), merge, make the vocabulary. Every backend makes the same merges, so the vocabulary
 and its file do not depend on the backend.
 
@@ -55,14 +55,14 @@ class TrainingResult:
 
     vocabulary: the vocabulary of the largest size.
     vocabularies: by requested size, ascending.
-    merge_counts: int64 (merges,), how often each pair occurred when it was merged; merges of a seed
-        are left out.
-    stop_reason: why there are fewer tokens than requested; None if there are not.
+    merge_counts: int64 (merges,), occurrences of each pair when it was merged, without the merges
+        of a seed.
+    stop_reason: reason for fewer tokens than requested; None if all tokens were made.
     seconds: time by phase.
     text_bytes, documents: size of the text.
-    distinct_words: their number; None if words were not counted.
+    distinct_words: number of distinct words; None if the engine does not count words.
     batches: number of merging passes; None if unknown.
-    notes: a line each, for people.
+    notes: messages to the user, one line each.
     """
 
     vocabulary: Vocabulary
@@ -100,12 +100,12 @@ class Training:
     ) -> TrainingResult:
         """Train a byte-level BPE vocabulary on a corpus, or on words counted before.
 
-        checkpoint: records finished work; a training resumes from it.
+        checkpoint: records merges; merges recorded before are replayed, not learned again.
         on_counted: called with the counted words before merging.
 
         Raises:
             InputError: the corpus is empty or can't be read, or a pre-token is too long.
-            OutputError: words are spilled to a temporary file, which can't be written.
+            OutputError: the temporary file of spilled words can't be written.
             DeviceError: the training does not fit into the adapter's memory.
             LlmgpuError: the engine does not support the options.
         """
@@ -125,7 +125,7 @@ class Training:
         facts = {"text_bytes": text_bytes, "documents": counts.documents, "distinct_words": count}
         with self._phase("make symbols"):
             words = self._options.symbols.words(counts.words, byte_ranks(self._options.tie))
-        del source, counts  # merging needs the memory
+        del source, counts  # free the memory for merging
         return self._merge(words, facts, checkpoint)
 
     def count(
@@ -134,7 +134,7 @@ class Training:
         """Count the words of a corpus; raises InputError as `run` does.
 
         merges: whether the words are merged afterwards, for the estimate of memory.
-        may_be_empty: accept a corpus without text, because it is part of a larger corpus.
+        may_be_empty: accept a corpus without text, such as a part of a larger corpus.
         """
         device, options = self._plan.counting.device, self._options
 
@@ -171,7 +171,7 @@ class Training:
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        """Time a phase, or one more part of the phase."""
+        """Add the time of the block to the time of a phase."""
         start = time.perf_counter()
         yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
@@ -181,11 +181,12 @@ class Training:
     ) -> TrainingResult:
         """Replay the merges of the seed and of the checkpoint, then learn the rest.
 
-        words: bytes as symbols. facts: fields of the result about the text.
+        words: words with a symbol for each byte. facts: fields of the result about the text.
         """
         seed, progress = self._options.symbols, self._progress
         spellings = seed.spellings()
         pairs, counts = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
+        # Read the merges that an interrupted run logged, and replay them after the seed's merges.
         if checkpoint:
             pairs, counts = checkpoint.read_merges()
             with checkpoint.naming():
@@ -198,12 +199,13 @@ class Training:
                 rest = merge_host.apply_merges(words, merges, progress)
                 with checkpoint.naming():
                     check_replayed(pairs, counts, words.total, rest.total)
-        # If several sizes are measured, the words before any replayed merge are needed once more.
+        # Measuring several sizes starts again from `words`.
         keeps_words = rest is words and len(self._options.sizes) > 1
         with self._phase("merge"):
             learned = self._learn(
                 rest, spellings if seed.unreached else None, checkpoint, keeps_words=keeps_words
             )
+        # Combine the logged and the learned merges, and measure each vocabulary size.
         pairs = np.concatenate([pairs, learned.pairs])
         results = seed.results(pairs)
         with self._phase("measure smaller sizes"):
@@ -245,7 +247,7 @@ class Training:
                         progress=self._progress,
                         on_merges=on_merges,
                     )
-            except CapacityError as error:  # perhaps after some merges, which the CPU repeats
+            except CapacityError as error:  # the CPU repeats any merges made before the error
                 reason = str(error)
                 if logged:
                     logged.start_again()
@@ -263,9 +265,10 @@ class Training:
     def _measure_sizes(
         self, words: SymbolWords, merges: NDArray[np.uint32], symbols: int
     ) -> dict[int, tuple[int, int]]:
-        """Return, for each size, its number of merges and the number of symbols left of the text.
+        """Return the number of merges, and of symbols in the merged text, by vocabulary size.
 
-        words: before the merges. merges: uint32 (M, 3), in symbols. symbols: left by all merges.
+        words: words before the merges. merges: uint32 (M, 3), in symbols. symbols: symbols of the
+        text after all merges.
         """
         # Occurrences of a pair (a, a) overlap, so the counts of merges don't tell the symbols left.
         made = np.cumsum(merges[:, 2] >= self._options.start.size)
@@ -315,7 +318,7 @@ class Training:
         """Make the vocabulary of each size.
 
         merges: uint32 (M, 3), ids of the left part, the right part and the result.
-        sizes: merges and symbols of the text by vocabulary size.
+        sizes: number of merges, and of symbols in the merged text, by vocabulary size.
         """
         options = self._options
         with self._phase("make vocabulary"):
@@ -350,20 +353,20 @@ def train_vocabulary(
     checkpoint: Checkpoint | None = None,
     on_counted: Callable[[WordCounts], None] | None = None,
 ) -> TrainingResult:
-    """Plan a training and run it; see `make_plan` and `Training.run`."""
+    """Plan and run a training; see `make_plan` and `Training.run`."""
     training = Training(make_plan(options, backend), progress)
     return training.run(source, checkpoint=checkpoint, on_counted=on_counted)
 
 
 class Logged:
-    """Passes each merge on once, even if another backend makes all merges again."""
+    """Passes each merge to a callback once, even if another backend makes all merges again."""
 
     def __init__(self, on_merges: OnMerges) -> None:
         self._on_merges = on_merges
         self._passed = self._made = 0
 
     def take(self, pairs: NDArray[np.uint32], counts: NDArray[np.int64]) -> None:
-        """Pass on the new ones among the next merges."""
+        """Pass on the next merges, except merges that were passed on before."""
         known = min(max(self._passed - self._made, 0), len(counts))
         self._made += len(counts)
         if known < len(counts):
@@ -371,7 +374,7 @@ class Logged:
             self._on_merges(pairs[known:], counts[known:])
 
     def start_again(self) -> None:
-        """Expect the merges from the first one on once more."""
+        """Expect all merges again, from the first merge on."""
         self._made = 0
 
 
@@ -383,7 +386,7 @@ def _require_text(text_bytes: int) -> None:
 def _read_all(
     corpus: Corpus, most: int, progress: Progress
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return text and document starts of a corpus, or of just more than `most` bytes of it."""
+    """Return the text and document starts of a corpus; stop reading beyond `most` bytes."""
     pieces: list[NDArray[np.uint8]] = []
     starts: list[NDArray[np.int64]] = []
     length, ended = 0, False
