@@ -58,7 +58,8 @@ class GpuGreedyEncoder:
     ) -> None:
         """Compile the kernels and upload the trie.
 
-        slice_bytes, chunk_bytes: upper limits on the parts of text; the ids depend on neither.
+        slice_bytes, chunk_bytes: most bytes of a slice, and of a chunk, which one thread matches.
+            The ids depend on neither.
 
         Raises:
             CapacityError: the adapter's limits are too small for the vocabulary.
@@ -85,10 +86,10 @@ class GpuGreedyEncoder:
             "nodes": device.upload("trie nodes", vocabulary.trie.nodes),
             "edges": device.upload("trie edges", vocabulary.trie.edges),
         }
-        self._idle: list[_Slot] = []  # slots kept from text to text
+        self._idle: list[_Slot] = []  # slots of finished texts, for the next text
 
     def make_shared_buffers(self) -> dict[str, Buffer]:
-        """Make the buffers that the slices of a text share, one slice after the other."""
+        """Create the buffers that all slots share; slices use them one after the other."""
         chunks = -(-self._slice_bytes // self._chunk_bytes)
         sizes = {
             "chunk_entries": 8 * chunks,
@@ -122,7 +123,7 @@ class GpuGreedyEncoder:
         return host_slices(self._vocabulary)
 
     def encode_on_host(self, piece: Slice) -> EncodedSlice:
-        """Encode a slice that is too large for the device."""
+        """Encode a slice on the CPU: too large for the device, or with undecided pre-tokens."""
         return self._host.encode(piece, 0)[0]
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
@@ -143,6 +144,7 @@ class GpuGreedyEncoder:
         for slot, piece in submitted_slices(
             reader, slots, lambda: _Slot(self, shared), self._slice_bytes
         ):
+            # Slices that the device can't encode are encoded on the CPU.
             if piece.oversized:
                 yield self.encode_on_host(piece)
                 continue
@@ -163,9 +165,9 @@ class GpuGreedyEncoder:
     def _document_starts(
         self, ids: NDArray[np.uint32], carry: int, positions: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Turn positions in the slice's bytes into positions in its ids.
+        """Return the indices in `ids` of positions in the slice's bytes, int64 (documents,).
 
-        carry: offset of the first token.
+        carry: offset of the first token in the slice, in bytes.
         """
         if len(positions) == 0 or positions[-1] == 0:
             return np.zeros(len(positions), np.int64)
@@ -175,10 +177,10 @@ class GpuGreedyEncoder:
 
 
 class _Slot:
-    """One slice's memory; `shared` is the memory of all slots."""
+    """Buffers and bound kernels of one slice; `shared` has the buffers that all slots use."""
 
     def __init__(self, encoder: GpuGreedyEncoder, shared: dict[str, Buffer]) -> None:
-        # a proxy, because the encoder keeps its slots
+        # A proxy avoids a reference cycle, because the encoder keeps its slots.
         self._encoder: GpuGreedyEncoder = proxy(encoder)
         self.shared = shared
         device = self._device = encoder._device
@@ -261,9 +263,9 @@ class _Slot:
 
 
 def _positions_per_thread(device: Device, vocabulary: Vocabulary) -> int:
-    """Return how many positions a thread may match in one dispatch, 1 or more.
+    """Return the most positions that a thread may match in one dispatch, 1 or more.
 
-    A match walks over as many bytes as the longest token has, with a search of 8 steps for each.
+    A match reads up to as many bytes as the longest token has, with 8 search steps for each byte.
     """
     longest = max(1, vocabulary.trie.longest)
     positions = device.max_loop_iterations // (STEPS_PER_BYTE * longest + 2)

@@ -14,20 +14,23 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 
 class GreedyMatcher:
-    """Finds the tokens of words: at each position the longest token."""
+    """Divides words into tokens, at each position the longest token that matches."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         trie = vocabulary.trie
         unknown = vocabulary.unknown_token
-        # for a byte at which no token begins
+        # The id for a byte at which no token begins.
         self._unknown = NO_TOKEN if unknown is None else unknown
         self._tokens = trie.nodes[:, 2].tolist()
         parents = np.repeat(np.arange(len(trie.nodes)), trie.nodes[:, 1])
-        keys = parents << 8 | trie.edges[:, 0]  # an edge: its node and its byte
+        keys = parents << 8 | trie.edges[:, 0]  # an edge's node and byte
         self._children = dict(zip(keys.tolist(), trie.edges[:, 1].tolist(), strict=True))
 
     def match(self, words: Sequence[bytes]) -> Matches:
-        """Return the tokens of words; NO_TOKEN for a byte without a token."""
+        """Return the ids of words end to end, and the number of ids of each word.
+
+        A byte at which no token begins gets the vocabulary's unknown token; NO_TOKEN without one.
+        """
         ids = array("I")
         counts = np.empty(len(words), np.int64)
         for number, word in enumerate(words):

@@ -1,7 +1,7 @@
 """The recount trainer: one whole pass over the text for every merge, all of it on the device.
 
-The trainer follows the textbook: count all adjacent pairs, choose the best, merge it everywhere,
-compact the text, repeat. The kernels are in wgsl/recount, numbered in the order of an iteration.
+The trainer follows the textbook: count all adjacent pairs, merge the best pair everywhere, compact
+the text, repeat. The kernels are in wgsl/recount, numbered in the order of an iteration.
 Many iterations are recorded into one submission. The host reads nothing between iterations,
 because the state of the loop, the merge log and the workgroup counts of the shrinking text stay on
 the device.
@@ -30,7 +30,7 @@ MAX_TOKENS = 65_536  # a symbol has 16 bits for its rank
 _STATE_FILE = "recount/iter_state.wgsl"
 STATE = struct_dtype(_STATE_FILE, "IterState")
 RUNNING, TABLE_FULL = constant(_STATE_FILE, "RUNNING"), constant(_STATE_FILE, "TABLE_FULL")
-# Byte offsets in dispatch_args, each of three u32.
+# Byte offsets of the indirect dispatches in dispatch_args; a dispatch is three u32.
 ARGS_COUNT, ARGS_BLOCKS, ARGS_SCAN, ARGS_SINGLE, ARGS_RUNS, ARGS_RUN_SCAN, ARGS_BYTES = (
     12 * constant(_STATE_FILE, f"ARGS_{name}")
     for name in ("COUNT", "BLOCKS", "SCAN", "SINGLE", "RUNS", "RUN_SCAN", "COUNT_OF")
@@ -42,7 +42,7 @@ FIRST_TABLE_SLOTS = 1 << 16
 TABLE_GROWTH = 4
 BYTES_PER_TEXT_BYTE = 13  # two symbol buffers, the mask (4 each) and the text itself
 SUBMIT_SECONDS = 0.2  # goal for a submission: progress and Ctrl-C come between submissions
-FIRST_ITERATIONS, MAX_ITERATIONS = 4, 512  # in one submission
+FIRST_ITERATIONS, MAX_ITERATIONS = 4, 512  # iterations in one submission
 
 
 def train(
@@ -84,12 +84,12 @@ def train(
 
 
 def most_text_bytes(device: Device) -> int:
-    """Return how many bytes of text the device can train on: one binding holds all symbols."""
+    """Return the most bytes of text to train on: one binding holds all symbols, 4 bytes each."""
     return device.max_binding_bytes // 4
 
 
 class _RecountLoop:
-    """Buffers and bound kernels of a training run; freeing the loop frees their memory."""
+    """Buffers and bound kernels of a training run; freeing the loop frees all buffers."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class _RecountLoop:
         self._wg = workgroup_size
         self._compile(count_tile)
         self._table_slots = table_slots
-        self._recorded = 0  # iterations recorded, without idle iterations found so far
+        self._recorded = 0  # iterations recorded; after a halt, the merges made
         blocks = -(-text_bytes // workgroup_size)
         create = device.create_buffer
         # An iteration reads one of these two buffers and writes the other.
@@ -149,7 +149,7 @@ class _RecountLoop:
         self._kernels: dict[str, Kernel] = {kernel.label: kernel for kernel in kernels}
 
     def load(self, text: NDArray[np.uint8], document_starts: NDArray[np.int64]) -> None:
-        """Upload the text and turn it into symbols."""
+        """Upload the text, and make the symbols on the device."""
         device = self._device
         state = np.zeros(1, STATE)
         state["symbol_count"] = state["next_symbol_count"] = self._size
@@ -186,13 +186,13 @@ class _RecountLoop:
         return pretokenizer.start_bits
 
     def _make_table(self, slots: int) -> None:
-        """Make the pair table with this many slots and bind all kernels to it."""
+        """Create the pair table with this many slots, and bind all kernels to the table."""
         self._table_slots = slots
         create = self._device.create_buffer
         self._buffers["pair_counts"] = create("pair counts", 4 * slots)
         self._buffers["pair_ids"] = create("pair ids", 4 * slots)
         self._buffers["candidates"] = create("candidates", 8 * -(-slots // (4 * self._wg)))
-        self._bound = [  # for even and odd iterations
+        self._bound = [  # kernels of even and of odd iterations, with the symbol buffers swapped
             {
                 label: kernel.bind_from(
                     self._buffers
@@ -237,12 +237,12 @@ class _RecountLoop:
         ):
             done = int(state["merge_count"][0])
             progress("merging", done, self._options.merges)
-            # Later submissions leave the same state, so wait for all of them.
+            # Submissions after a halt do not change the state: wait until all have ended.
             if state["status"][0] == TABLE_FULL and is_idle:
                 self._make_table(self._table_slots * TABLE_GROWTH)
                 state["table_size"], state["status"] = self._table_slots, RUNNING
                 self._device.write(self._buffers["state"], state)
-                self._recorded = done  # commands recorded since did not swap the symbols
+                self._recorded = done  # the idle iterations did not swap the symbol buffers
         log = self._device.read(self._buffers["merge_log"], 4 * done, np.uint32).reshape(done, 4)
         ids = np.arange(256 + done, dtype=np.uint32)
         ids[self._byte_ranks] = np.arange(256, dtype=np.uint32)  # rank -> id
