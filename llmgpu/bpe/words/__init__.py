@@ -1,1 +1,1 @@
-"""The distinct pre-tokens of a text, and how often each occurs."""
+"""The distinct pre-tokens of a text, with their numbers of occurrences."""

@@ -1,8 +1,8 @@
 """Counting the distinct words of a corpus on a GPU: kernels in wgsl/count.
 
-Each slice's words are looked up in a table on the device and counted there. When the table has used
-its share of memory, its words move to the host. Words of more than MAX_WORD bytes are counted on
-the host.
+Every word of a slice is looked up in a table on the device and counted there. When the table has
+used its share of memory, the words of the table move to the host. Words of more than MAX_WORD bytes
+are counted on the host.
 """
 
 from __future__ import annotations
@@ -38,22 +38,23 @@ from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 
 MAX_WORD = 1024
-FIRST_SLICE_BYTES = 1 << 20  # most words of a first slice are new, few words of later slices
+FIRST_SLICE_BYTES = 1 << 20  # short, because most words of a first slice are new
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 32 << 20, 4 << 20
 COUNT_LIMIT = 1 << 32  # occurrences of one word that the device can count
 
 
-COSTS = Costs(fixed=64 << 20, per_byte=6, per_word=120)  # of the table, while it is being enlarged
+# Device memory of the table while the table is being enlarged.
+COSTS = Costs(fixed=64 << 20, per_byte=6, per_word=120)
 
 
 def gpu_bytes(words: float, nbytes: float, device: Device) -> int:
-    """Return the device memory, in bytes, for counting `words` words of `nbytes` bytes."""
+    """Return the device memory, in bytes, for counting `words` words of `nbytes` bytes in all."""
     slices = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
     return SLOTS * 2 * slices + COSTS.of(words, nbytes)
 
 
 class GpuWordCounter:
-    """Counts words under one pattern on one device; the table grows with the text."""
+    """Counts words under one pattern on one device, in a table that grows with the text."""
 
     def __init__(
         self,
@@ -69,13 +70,12 @@ class GpuWordCounter:
     ) -> None:
         """Compile the kernels and make an empty table.
 
-        words: collects the words that leave the device, at the end all words.
+        words: collects the words that leave the device; at the end, all words.
         slice_bytes, first_words, table_bytes: sizes that do not change the result.
-        hash_mask: the bits of the words' hashes that are used; the result does not depend on the
-            mask.
+        hash_mask: bits of the words' hashes to use; the result does not depend on the mask.
         """
         self._device, self._pattern, self._words = device, pattern, words
-        # A slice fits into one binding, and its occurrences of one word into the device's counts.
+        # A slice must fit into one binding, and occurrences of a word in a slice into a count.
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         most = min(device.max_binding_bytes, COUNT_LIMIT // 2)
@@ -90,7 +90,7 @@ class GpuWordCounter:
         with ThreadPoolExecutor(thread_name_prefix="llmgpu-slot") as threads:
             slots = begin_slots(device, threads, lambda: _Slot(self))  # while kernels are compiled
             self._kernels = prepare_kernels(device, workgroup_size, files, hash_mask)
-        self._lock = threading.Lock()  # of the table: submitting and growing exclude each other
+        self._lock = threading.Lock()  # no slice is submitted while the table grows
         self.table = GpuWordTable(
             device,
             self._kernels,
@@ -131,7 +131,7 @@ class GpuWordCounter:
             with self._lock:
                 left = 0
                 while state["pending"]:
-                    # The device inserted nothing: the table is full, or too crowded around the
+                    # If the device inserted no word, the table is full, or too crowded around the
                     # words' hashes.
                     is_stuck = state["full"] or state["pending"] == left
                     if is_stuck and not self.table.grow(state):
@@ -153,7 +153,7 @@ class GpuWordCounter:
         return slot.collect()
 
     def expect(self, text_bytes: int) -> None:
-        """Prepare for this much more text: no count may exceed the limit of the device."""
+        """Move counts to the host before `text_bytes` more bytes could overflow a count."""
         self._text_counted += text_bytes
         if self._text_counted >= COUNT_LIMIT:
             self._carry_counts()
@@ -183,7 +183,7 @@ class GpuWordCounter:
         return DistinctWords(data, offsets, counts)
 
     def _pack(self, words: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the words' bytes end to end, and the start of each word, then the end."""
+        """Return the words' bytes end to end, uint8, and their offsets, int64 (words + 1,)."""
         device, kernels = self._device, self._kernels
         stored = {name: self.table.buffers[name] for name in ("places", "word_data", "state")}
         lengths = device.create_buffer("word lengths", 4 * words)
@@ -207,7 +207,7 @@ class _Slot(WordSlot):
 
     def __init__(self, counter: GpuWordCounter) -> None:
         super().__init__(counter._device, counter._pattern, counter._slice_bytes)
-        # a proxy, because the counter keeps its slots
+        # A proxy avoids a reference cycle, because the counter keeps its slots.
         self._counter: GpuWordCounter = proxy(counter)
 
     def submit(self, piece: Slice) -> None:

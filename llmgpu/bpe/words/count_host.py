@@ -36,7 +36,7 @@ from llmgpu.text.corpus import Corpus
 
 SLICE_BYTES = 2 << 20
 # Memory of the tables, and of a thread that cuts a slice and looks its words up.
-_OBJECT_BYTES = 80  # of a word and its count, without the bytes of the word
+_OBJECT_BYTES = 80  # memory of a word and its count, without the bytes of the word
 NUMPY_COSTS, NUMPY_THREAD_BYTES = Costs(fixed=24 << 20, per_byte=4, per_word=220), 30 * SLICE_BYTES
 ENGINE_COSTS, ENGINE_THREAD_BYTES = Costs(fixed=11 << 20, per_byte=4, per_word=220), 2 * SLICE_BYTES
 
@@ -67,7 +67,7 @@ def count_words(
         `default_memory_bytes`.
     slice_bytes: approximate size of a slice.
     on_words: called with upper estimates of the number of distinct words so far and of their bytes.
-    The words and their counts don't depend on these.
+    The result does not depend on `threads`, `memory_bytes` and `slice_bytes`.
     """
     threads = default_threads() if threads is None else threads
     memory = default_memory_bytes() if memory_bytes is None else memory_bytes
@@ -76,6 +76,7 @@ def count_words(
     counters = [_Counter(found, words, memory // (2 * threads)) for _ in range(threads)]
     idle = list(counters)
     reader = SliceReader(corpus, found)
+    # One thread reads slices into free buffers, ahead of the counting threads.
     ahead = threads + 1  # a slice for each thread, and a slice that is being read
     buffers = [np.empty(slice_bytes, np.uint8) for _ in range(ahead)]
 
@@ -86,18 +87,18 @@ def count_words(
                 return
             progress("counting words", corpus.bytes_read, corpus.total_bytes)
             yield piece
-            if slices >= ahead:  # the first slices are counted
+            if slices >= ahead:  # before, perhaps no slice has been counted
                 on_words(*_sizes_so_far(words, counters, slices))
 
     def count_one(piece: Slice) -> NDArray[np.uint8]:
-        counter = idle.pop()  # there is one for each thread
+        counter = idle.pop()  # never empty: there is a counter for each thread
         counter.add(piece)
         idle.append(counter)
         return piece.buffer
 
     for buffer in in_order(read_slices(), count_one, ahead, threads=threads):
         buffers.append(buffer)
-    # The first counter takes the words of the others.
+    # Collect the words of all counters in the first counter.
     first, *others = counters
     for counter in others:
         first.absorb(counter)
@@ -115,14 +116,14 @@ def _sizes_so_far(
 
 
 class _Counter:
-    """The words that one thread counts."""
+    """The table of one counting thread, and the size of the table when last measured."""
 
     def __init__(self, pattern: Pattern, words: WordAccumulator, memory_bytes: int) -> None:
-        """Start with no words; when they reach `memory_bytes`, they are moved to `words`."""
+        """Start without words; a table of `memory_bytes` moves its words to `words`."""
         self._pattern = pattern
         self._words = words
         self._memory_bytes = memory_bytes
-        self._table: Any = make_table(pattern)  # of one kind in all counters
+        self._table: Any = make_table(pattern)  # all counters have the same kind of table
         self._slices = 0
         # (words, their bytes, slices) at the last measurement. Any thread may read the tuple.
         self.measured = 0, 0, 0
@@ -131,7 +132,7 @@ class _Counter:
         """Count the words of a slice."""
         self._table.add(piece)
         self._slices += 1
-        # seldom, because measuring may go through all words
+        # Measure after 25 % more slices, because measuring may visit all words.
         if 4 * self._slices > 5 * self.measured[2]:
             self.measured = *self._table.size, self._slices
         self._bound_memory()
@@ -162,7 +163,7 @@ class CountTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory of the words."""
+        """Memory of the words, in bytes, an estimate."""
         of_objects = _OBJECT_BYTES * len(self._counts) + self._word_bytes
         return sys.getsizeof(self._counts) + of_objects
 
@@ -186,7 +187,7 @@ class CountTable:
         self._word_bytes += sum(map(len, islice(self._counts, known, None)))
 
     def words(self) -> DistinctWords:
-        """Return the words."""
+        """Return all words with their counts, in no order."""
         return list_words(self._counts)
 
 
@@ -207,7 +208,7 @@ class EngineCountTable(CCounter):
             raise word_too_long(too_long)
 
     def words(self) -> DistinctWords:
-        """Return the words."""
+        """Return all words with their counts, in no order."""
         return DistinctWords(*self.arrays())
 
 

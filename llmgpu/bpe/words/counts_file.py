@@ -1,4 +1,4 @@
-"""Word counts as a file: all facts of a corpus that training needs, to train again and to add up.
+"""Files of word counts: all facts of a corpus that training needs. Files can be added up.
 
 - A msgpack map comes first, its entries always in the same order: ``format`` and ``version``, the
   pattern that cut the text, the separators that were left out, and the totals. If the pattern has
@@ -6,15 +6,15 @@
   version 1.
 - The words follow, sorted by their bytes: all lengths (32 bits), all counts (64 bits), both
   little-endian, then all bytes. The SHA-256 of everything before comes last.
-- The same counts give the same bytes, and the sum of the files of parts is the file of the whole.
+- Equal counts make equal files. The sum of the files of all parts equals the file of the whole.
 - A file is checked from front to back before it is used.
-- To add up files, all files are read at the same time and merged into a temporary file: memory
-  does not grow with the words.
+- Files are added up by reading all of them at the same time and merging their words into a
+  temporary file, so memory does not grow with the number of words.
 
-A file whose name ends in .parquet is a table, for exchange with other programs. A row has a word's
-bytes in the column ``word`` and the number of its occurrences in ``count``. The other facts of the
-counts are in the file's metadata, as JSON under ``llmgpu``; other programs leave them out. Rows
-may be in any order, and a word may have several.
+A file whose name ends in .parquet is a table, for exchange with other programs. Column ``word`` has
+the bytes of a word, column ``count`` the number of occurrences. The other facts of the counts are
+in the file's metadata, as JSON under ``llmgpu``; tables of other programs lack these facts. Rows
+may be in any order, and a word may have several rows.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def write_counts(
 ) -> None:
     """Write a file of word counts, whole or not at all.
 
-    facts: everything except the words, which are ignored. blocks: returns the words in pieces,
-    ascending by bytes; called once for each column of the file.
+    facts: the facts of the corpus; `facts.words` is ignored. blocks: returns a new iterator over
+    the words in pieces, ascending by bytes; called once for each pass over the words.
 
     Raises OutputError if the file can't be written.
     """
@@ -145,7 +145,7 @@ def load_counts(
 ) -> WordCounts:
     """Read a file of word counts.
 
-    pattern, separators: for a ``.parquet`` of another program.
+    pattern, separators: facts of a ``.parquet`` of another program, which does not record them.
 
     Raises InputError if the file can't be read, is another kind of file or version, is damaged, or
     was counted by a pattern unknown to this llmgpu.
@@ -201,6 +201,7 @@ class CountsReader(Closing):
         last_word = b""
         with _errors_of(self._path):
             while first < words:
+                # Choose a number of words by their lengths, then read the bytes and the counts.
                 lengths = self._column(self._begin, _LENGTH, first, min(most, words - first))
                 ends = np.cumsum(lengths.astype(np.int64))
                 count = max(1, int(np.searchsorted(ends, block_bytes, side="right")))
@@ -209,6 +210,7 @@ class CountsReader(Closing):
                     raise _UnfitError("damaged: the lengths of its words do not match its data")
                 data = self._column(data_begin, np.dtype(np.uint8), begin, int(offsets[-1]))
                 counts = self._column(counts_begin, _COUNT, first, count).astype(np.int64)
+                # The words must ascend within the block and from block to block.
                 block = DistinctWords(data, offsets, counts)
                 _check_words(block)
                 if last_word >= block.spell(0) and first:
@@ -221,10 +223,10 @@ class CountsReader(Closing):
                 raise _sum_error(self._header)
 
     def _check_whole(self) -> dict[str, Any]:
-        """Return the header of a file whose length and digest are right."""
+        """Check the length and the digest of the file; return its header."""
         size = self._stream.seek(0, os.SEEK_END)
         self._stream.seek(0)
-        # `read` allocates as many bytes as it is asked for: no more than the file has.
+        # `read` allocates the requested size at once, so request no more than the file has.
         header, self._begin = _read_header(self._stream.read(min(size, _MAX_HEADER_BYTES)))
         left = self._begin + _content_bytes(header) - _HASH_BYTES
         digest = hashlib.sha256()
@@ -237,7 +239,7 @@ class CountsReader(Closing):
         return header
 
     def _column(self, begin: int, dtype: np.dtype[Any], first: int, count: int) -> NDArray[Any]:
-        """Return entries first .. first + count - 1 of the column that begins at a byte."""
+        """Return entries first .. first + count - 1 of the column that begins at byte `begin`."""
         self._stream.seek(begin + first * dtype.itemsize)
         content = self._stream.read(count * dtype.itemsize)
         if len(content) < count * dtype.itemsize:
@@ -247,7 +249,7 @@ class CountsReader(Closing):
 
 @contextmanager
 def _errors_of(path: str | Path) -> Iterator[None]:
-    """Add the file's name to errors."""
+    """Turn errors of the block into InputErrors that name the file."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -291,19 +293,19 @@ def check_counted_alike(counts: Sequence[WordCounts]) -> None:
 
 
 def _recorded(pattern: Pattern) -> dict[str, str]:
-    """Return the entry of the header for the version of Unicode."""
+    """Return the header's entry for the Unicode version, {} for a pattern without classes."""
     unicode = pattern.unicode
     return {} if unicode is None else {"unicode": unicode}
 
 
 class _UnfitError(Exception):
-    """A file has not the required form; the message says why."""
+    """A file is not a valid file of word counts; the message gives the reason."""
 
 
 def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
     """Return the map at the front, and its length in bytes."""
     # Limit the reader: a damaged header must not allocate more than the file's size.
-    size = len(data)  # nothing can have more entries or bytes
+    size = len(data)  # no value can have more entries or bytes
     unpacker = msgpack.Unpacker(
         strict_map_key=True,
         max_buffer_size=size + 1,
@@ -344,7 +346,7 @@ def _check_header(header: dict[str, Any]) -> None:
     for name, kind in fields.items():
         if type(header[name]) is not kind:
             raise _UnfitError(f"damaged: {name} is a {type(header[name]).__name__}")
-    # Check each value before anything is computed from it.
+    # Check the values before using them.
     for name in ("text_bytes", "documents", "words", "data_bytes"):
         if not 0 <= header[name] <= MAX_TEXT_BYTES:
             raise _UnfitError(f"damaged: {name} is {header[name]}")
@@ -353,7 +355,7 @@ def _check_header(header: dict[str, Any]) -> None:
         raise _UnfitError("damaged: a separator is not a byte string")
     if separators != sorted(set(separators)):
         raise _UnfitError("damaged: its separators are not in order")
-    # The words are of use only if this llmgpu cuts text by the same pattern.
+    # Words are of use only if this llmgpu cuts text by the same pattern.
     name, expression = header["pattern"], header["expression"]
     unicode = header.get("unicode", DEFAULT_VERSION)
     try:
@@ -375,13 +377,13 @@ def _check_header(header: dict[str, Any]) -> None:
 
 
 def _content_bytes(header: dict[str, Any]) -> int:
-    """Return how many bytes follow the header."""
+    """Return the number of bytes after the header."""
     numbers = header["words"] * (_LENGTH.itemsize + _COUNT.itemsize)
     return int(numbers + header["data_bytes"] + _HASH_BYTES)
 
 
 def _open_seekable(path: str | Path) -> BinaryIO:
-    """Open a file. Of a pipe, read the bytes that its header announces, and a byte more if any."""
+    """Open a file. A pipe is read into memory, up to one byte beyond the announced length."""
     stream = open(path, "rb")  # noqa: SIM115 (closed by the reader)
     if stream.seekable():
         return stream
@@ -409,7 +411,7 @@ def _check_words(words: DistinctWords) -> None:
         raise _UnfitError("damaged: its words are not in order")
 
 
-_BLOCK_BYTES = 4 << 20  # of words, read from all files together; about 10 times as much in memory
+_BLOCK_BYTES = 4 << 20  # words read from all files at a time; in memory about 10 times as much
 _LEAST_BLOCK = 1 << 12
 
 
@@ -421,7 +423,7 @@ def merge_counts(
 ) -> tuple[WordCounts, int, int]:
     """Write the sum of files of word counts, at least one, to another file.
 
-    weights: how many times each file is counted, 1 or more; None: once.
+    weights: factor of each file's counts, 1 or more; None: 1 for all files.
 
     Returns the counts without their words, the number of words, and the bytes of their text.
 
@@ -444,8 +446,8 @@ def merge_counts(
                 f"the weighted counts add up to {text_bytes:,} bytes of text in {documents:,} "
                 f"documents, but the limit is {MAX_TEXT_BYTES:,}: use smaller weights"
             )
-        # Merge the sorted words of all files into a temporary file. Only then are the totals known
-        # that the header of the output begins with.
+        # Merge the sorted words of all files into a temporary file, because the header of the
+        # output needs the totals.
         runs = [
             _weighted(file.blocks(block_bytes), weight)
             for file, weight in weighted
@@ -474,20 +476,20 @@ def _weighted(blocks: Iterator[DistinctWords], weight: int) -> Iterator[Distinct
 
 
 _METADATA = b"llmgpu"
-_ROWS = 1 << 16  # read or written at a time
+_ROWS = 1 << 16  # rows read or written at a time
 
 
 def is_parquet(path: str | Path) -> bool:
-    """Return whether a file of word counts is a table, by its name."""
+    """Return whether the name of a file of word counts ends in .parquet."""
     return str(path).lower().endswith(".parquet")
 
 
 def write_parquet(
     path: str | Path, facts: WordCounts, blocks: Callable[[], Iterator[DistinctWords]]
 ) -> None:
-    """Write words and their counts; see `counts_file.write_counts`.
+    """Write words and their counts to a table; see `write_counts`.
 
-    Raises InputError without the package, OutputError if the file can't be written.
+    Raises InputError if pyarrow is missing, OutputError if the file can't be written.
     """
     arrow, parquet = PYARROW.require(str(path)), PYARROW_PARQUET.require(str(path))
     known = {
@@ -512,9 +514,9 @@ def write_parquet(
 def read_parquet(
     path: str | Path, pattern: str | None, separators: tuple[bytes, ...]
 ) -> WordCounts:
-    """Read words and their counts, equal words added up.
+    """Read words and their counts from a table, and add up the counts of equal words.
 
-    pattern, separators: for a file without them; see `WordCounts`.
+    pattern, separators: facts of a file that records none; see `WordCounts`.
 
     Raises InputError if the file can't be read or is damaged, has no such columns, a word without
     bytes or a count below 1, or names no pattern and none is given.

@@ -20,12 +20,12 @@ from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 
-MAX_TEXT_BYTES = (1 << 63) - 1  # of all occurrences; so no count and no sum of counts overflows
+MAX_TEXT_BYTES = (1 << 63) - 1  # bytes of all occurrences, so that no sum of counts overflows
 
 
 @dataclass(frozen=True, eq=False)
 class DistinctWords:
-    """Words, all different and not empty, and how often each occurs.
+    """Words, all different and not empty, with their numbers of occurrences.
 
     data: uint8, the words end to end.
     offsets: int64 (words + 1,), word k is data[offsets[k] : offsets[k + 1]].
@@ -46,7 +46,7 @@ class DistinctWords:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of the text with these words."""
+        """Bytes of all occurrences of the words."""
         return _dot(self.lengths, self.counts)
 
     @property
@@ -70,7 +70,7 @@ NO_WORDS = DistinctWords(np.empty(0, np.uint8), np.zeros(1, np.int64), np.empty(
 
 @dataclass(frozen=True, eq=False)
 class WordCounts:
-    """The words of a corpus, and how they were counted.
+    """The words of a corpus, and the settings by which they were cut and counted.
 
     documents: number of documents.
     pattern: name of the pattern that cut the text.
@@ -112,7 +112,7 @@ def words_of(counts: Mapping[bytes, int]) -> DistinctWords:
 
 
 def list_words(counts: Mapping[bytes, int]) -> DistinctWords:
-    """Return words with their counts, which are right, in their order."""
+    """Return words with their counts, unchecked, in the order of the mapping."""
     data = np.frombuffer(b"".join(counts), np.uint8)
     lengths = np.fromiter(map(len, counts), np.int64, len(counts))
     numbers = np.fromiter(counts.values(), np.int64, len(counts))
@@ -120,7 +120,7 @@ def list_words(counts: Mapping[bytes, int]) -> DistinctWords:
 
 
 def join(pieces: Sequence[DistinctWords]) -> DistinctWords:
-    """Put words end to end, all of them different."""
+    """Join pieces that have no word in common."""
     lengths = [np.empty(0, np.int64), *(piece.lengths for piece in pieces)]
     data = [np.empty(0, np.uint8), *(piece.data for piece in pieces)]
     counts = [np.empty(0, np.int64), *(piece.counts for piece in pieces)]
@@ -151,13 +151,13 @@ def add_up(pieces: Sequence[DistinctWords]) -> DistinctWords:
 
 
 def _dot(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
-    """Return the sum of products, exactly even if it does not fit into 64 bits."""
+    """Return the exact sum of products, as an int of any size."""
     if np.dot(left.astype(np.float64), right.astype(np.float64)) < 2.0**62:
         return int(np.dot(left, right))
     return sum(map(operator.mul, left.tolist(), right.tolist()))
 
 
-_SHORT = 7  # bytes of the longest words that are compared as one number
+_SHORT = 7  # most bytes of a word that is compared as one number
 _MASKS = np.array([(1 << 8 * length) - 1 for length in range(_SHORT + 1)], np.uint64)
 _SLOT_BITS = 18
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the golden ratio: an odd constant with well mixed bits
@@ -167,7 +167,7 @@ class Numbers(dict[bytes, int]):
     """The number of each word: 0, 1, 2, ... in the order of first look-ups."""
 
     def __missing__(self, word: bytes) -> int:
-        """Return the number of a new word."""
+        """Assign the next number to a new word."""
         number = self[word] = len(self)
         return number
 
@@ -179,16 +179,16 @@ class Numbers(dict[bytes, int]):
 def number_words(
     padded: NDArray[np.uint8], bounds: NDArray[np.int64]
 ) -> tuple[list[bytes], NDArray[np.int64]]:
-    """Return the distinct words of a text, and the place of each word in this list.
+    """Return the distinct words of a text, and each word's index in this list, int64 (words,).
 
     padded: uint8, the words end to end with 8 bytes or more after them.
-    bounds: int64 (words + 1,), the start of each word, then the end of the last.
+    bounds: int64 (words + 1,), the start of each word, then the end of the last word.
     """
     starts, ends = bounds[:-1], bounds[1:]
     lengths = ends - starts
     numbers = np.empty(len(starts), np.int64)
     loads = np.ndarray((len(padded) - 7,), "<u8", padded.data, 0, (1,))
-    # Most words are short: their bytes, and their length in the top byte.
+    # Most words are short. The key of a short word has its bytes, and its length in the top byte.
     short = np.flatnonzero(lengths <= _SHORT)
     sizes = lengths[short]
     keys = loads[starts[short]] & _MASKS[sizes] | sizes.view(np.uint64) << np.uint64(56)

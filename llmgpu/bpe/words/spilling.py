@@ -1,10 +1,10 @@
 """Adding up words that are counted piece by piece, in bounded memory.
 
-- Pieces are kept until they reach their share of memory. Then equal words are added up. If this
+- Pieces are kept up to a share of the free memory. Then equal words are added up. If this
   does not free enough memory, the words are spilled: written as a run, sorted by bytes, to a
   temporary file.
-- At the end all runs are merged: as much as fits is read of each run. Every word up to the least of
-  the runs' last words read is complete, so it is added up and written to another run.
+- At the end all runs are merged, a block of each run at a time. Later blocks can't have words up to
+  the least of the blocks' last words, so these words are added up and written to another run.
 - A run consists of blocks: lengths and counts (int64 each), then the words' bytes. All runs are in
   one file without a name, in the folder for temporary files, so the file never outlives the
   process.
@@ -26,19 +26,19 @@ from llmgpu.bpe.words.distinct_words import DistinctWords, add_up, join
 from llmgpu.files import output_errors
 from llmgpu.memory import free_memory
 
-MEMORY_SHARE = 4  # by default, words may take this fraction (1/4) of the free memory
+MEMORY_SHARE = 4  # by default, words may fill 1/4 of the free memory
 UNKNOWN_MEMORY = 4 << 30  # assumed free memory if the system doesn't tell
-_WORKING_COPIES = 4  # upper bound of copies of the kept words while they are added up and sorted
-_MOST_MERGED = 32  # runs at a time
-_LEAST_BLOCK, _MOST_BLOCK = 1 << 12, 4 << 20  # bytes
+_WORKING_COPIES = 4  # most copies of the kept words while words are added up and sorted
+_MOST_MERGED = 32  # runs merged at a time
+_LEAST_BLOCK, _MOST_BLOCK = 1 << 12, 4 << 20  # limits on the bytes of a block
 
 
-# Takes how many distinct words there are so far, at most, and their bytes.
+# Called with upper bounds of the number of distinct words so far, and of their bytes.
 OnWords = Callable[[int, int], None]
 
 
 def no_words(words: int, nbytes: int) -> None:
-    """Ignore how many there are."""
+    """Ignore the number of words and their bytes."""
 
 
 def default_memory_bytes() -> int:
@@ -56,7 +56,7 @@ class WordAccumulator:
     def __init__(self, memory_bytes: int | None = None) -> None:
         """Start with no words.
 
-        memory_bytes: bytes of memory to take, about; None: `default_memory_bytes`.
+        memory_bytes: approximate memory of the words; None: `default_memory_bytes`.
         """
         memory = default_memory_bytes() if memory_bytes is None else memory_bytes
         self._most_bytes = memory // _WORKING_COPIES
@@ -91,8 +91,8 @@ class WordAccumulator:
                 return
             words = add_up(self._pieces)
             self._pieces, self._kept_bytes = [words], words.nbytes
-            # Pieces of mostly new words would be added up again and again: half full counts as
-            # full.
+            # Spill at half the limit, too: otherwise pieces of mostly new words would be added up
+            # again and again.
             if self._kept_bytes > self._most_bytes // 2:
                 self._write_run(words)
 
@@ -118,7 +118,7 @@ class WordAccumulator:
         return words
 
     def _write_run(self, words: DistinctWords) -> None:
-        """Write the words of all pieces, added up."""
+        """Write `words`, the sum of all pieces, as a run."""
         self._pieces, self._kept_bytes = [], 0
         self._file = self._file or RunFile(self._block_bytes)
         self._runs.append(self._file.write([words]))
@@ -126,7 +126,7 @@ class WordAccumulator:
 
 @dataclass(frozen=True)
 class _Block:
-    """A part of a run: its place in the file, and the numbers of its words and their bytes."""
+    """A part of a run: its position in the file, and its numbers of words and of their bytes."""
 
     position: int
     words: int
@@ -143,7 +143,7 @@ class RunFile:
     """
 
     def __init__(self, block_bytes: int) -> None:
-        """Make the file; words of `block_bytes`, or a single larger word, are a block."""
+        """Create the file; a block has words of about `block_bytes`, or a single larger word."""
         self._block_bytes = block_bytes
         self._name = f"a temporary file in {tempfile.gettempdir()} (set TMPDIR for another folder)"
         with output_errors(self._name):
@@ -152,7 +152,7 @@ class RunFile:
         self._end = 0
 
     def write(self, pieces: Iterable[DistinctWords]) -> Run:
-        """Write words that come in ascending order."""
+        """Write pieces of words, ascending over all pieces, as a run."""
         run: Run = []
         waiting: list[DistinctWords] = []
         for piece in pieces:
@@ -164,7 +164,7 @@ class RunFile:
 
     def _write_blocks(self, words: DistinctWords) -> Iterator[_Block]:
         first = 0
-        # The bytes of each word in the file, summed up.
+        # Bytes in the file up to the end of each word.
         ends = words.offsets[1:] + 16 * np.arange(1, len(words) + 1)
         while first < len(words):
             done = int(ends[first - 1]) if first else 0
@@ -185,7 +185,7 @@ class RunFile:
         return (self.read_whole([block]) for block in run)
 
     def read_whole(self, run: Run) -> DistinctWords:
-        """Read all of a run."""
+        """Read a run as a whole."""
         count, size = sum(block.words for block in run), sum(block.data_bytes for block in run)
         offsets, counts = np.zeros(count + 1, np.int64), np.empty(count, np.int64)
         data = np.empty(size, np.uint8)
@@ -209,7 +209,8 @@ def merge_runs(runs: list[Iterator[DistinctWords]]) -> Iterator[DistinctWords]:
     """Merge runs, each an iterator of blocks; yield words in ascending order."""
     blocks = [next(run) for run in runs]
     while runs:
-        # Words up to the least of the blocks' last words are complete: later blocks are above.
+        # Words up to the least of the blocks' last words are complete: later blocks have larger
+        # words.
         bound = min(block.spell(len(block) - 1) for block in blocks)
         taken = [bisect_right(range(len(block)), bound, key=block.spell) for block in blocks]
         yield add_up(

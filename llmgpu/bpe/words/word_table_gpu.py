@@ -2,7 +2,7 @@
 
 A slice is one submission: upload, mark the starts of words, look up every word in the table, insert
 the missing words. The table persists over slices. If the table was full, the words not inserted
-stay pending. The table grows, or is emptied if it has used its share of memory, and the slice runs
+stay pending: the table grows, or is emptied if it has used its share of memory, and the slice runs
 again.
 """
 
@@ -33,9 +33,9 @@ from llmgpu.spelling import spelled
 
 STATE = struct_dtype("words/state.wgsl", "WordState")
 FIRST_WORDS = 1 << 19
-MOST_FRESH = 1 << 19  # new words that one run lists
+MOST_FRESH = 1 << 19  # new words that one run of a slice can list
 TABLE_BYTES = 4 << 30  # a table that would exceed this is emptied
-SLOT_BYTES = 20  # key and claim of a slot
+SLOT_BYTES = 20  # bytes of a slot: key and claim
 GROUPS, SOFTWARE_GROUPS = 512, 64
 INSERTION = ("claim", "number")  # kernels to run after words were looked up
 HASH_MASK = constant("words/state.wgsl", "HASH_MASK")
@@ -49,7 +49,7 @@ def prepare_kernels(
 ) -> dict[str, Kernel]:
     """Compile the table's kernels and the kernels of `files`, a map from files to their constants.
 
-    hash_mask: the bits of the words' hashes that are used.
+    hash_mask: bits of the words' hashes to use.
 
     Returns the kernels by the names of their files, without folder and number.
     """
@@ -63,9 +63,9 @@ def prepare_kernels(
 
 
 class GpuWordTable:
-    """The table of distinct words, numbered in the order of insertion; it grows.
+    """A table of distinct words on a device, numbered in the order of insertion.
 
-    generation: changes with the buffers, so that kernels are bound again.
+    generation: changes when buffers are replaced; then kernels must be bound again.
     """
 
     def __init__(
@@ -134,9 +134,9 @@ class GpuWordTable:
         return [self.kernels[name].bind_from(buffers) for name in names]
 
     def grow(self, state: NDArray[Any], *, beyond_limit: bool = False) -> bool:
-        """Double the table's room for words or bytes, or make more; return False at the limit.
+        """At least double the table's room for words or for bytes; return False at the limit.
 
-        Nothing is done if another slice has made the table grow since this slice ran.
+        Does nothing if the table has grown for another slice since this slice ran.
 
         state: the state after this slice. beyond_limit: grow even beyond the limit on memory.
         """
@@ -148,8 +148,8 @@ class GpuWordTable:
         fresh = words + min(int(state["fresh"]), self.fresh_capacity)
         fresh_data = data + int(state["fresh_data"])
         new_words, new_data = self.word_capacity, self.data_capacity
-        # A slice lacks room for bytes or for words, or finds the slots crowded; in the last two
-        # cases the table gets more slots.
+        # The slice lacked room for bytes, lacked room for words, or found the slots crowded. Both
+        # of the last two cases need more slots.
         if fresh_data > new_data:
             new_data = max(2 * new_data, fresh_data)
         if fresh > new_words or new_data == self.data_capacity:
@@ -201,7 +201,7 @@ class WordSlot:
         """Allocate memory for slices of up to `slice_bytes`."""
         self.device = device
         self.staging = Staging(device, slice_bytes)
-        self.staging.array()  # now, because the first map is slow
+        self.staging.array()  # map the memory early, because the first map is slow
         self._text = device.create_buffer("text", slice_bytes + 8)
         self._pretokenizer = GpuPretokenizer(device, pattern, self._text, slice_bytes)
         self._pending = device.create_buffer("pending", slice_bytes // 8 + 4)
@@ -288,12 +288,12 @@ class WordSlot:
 
 
 def long_spans(start_bits: NDArray[np.uint8], length: int, longest: int) -> list[tuple[int, int]]:
-    """Return where words of more than `longest` bytes, 128 or more, begin and end.
+    """Return begin and end of each word of more than `longest` bytes; `longest` is 128 or more.
 
-    start_bits: uint8, one bit for each byte of a text, lowest first; the rest are 0.
-    length: bytes of the text, one or more, from the start of a word to the end of one.
+    start_bits: uint8, one bit for each byte of a text, lowest first; bits after the text are 0.
+    length: bytes of the text, 1 or more; the text consists of whole words.
     """
-    # A word of this length leaves groups of 64 bits empty: look only around runs of such groups.
+    # A word of more than `longest` bytes leaves groups of 64 bits empty: search around these.
     groups = np.zeros(-(-len(start_bits) // 8), "<u8")
     groups.view(np.uint8)[: len(start_bits)] = start_bits
     empty = np.flatnonzero(groups == 0)
@@ -302,8 +302,8 @@ def long_spans(start_bits: NDArray[np.uint8], length: int, longest: int) -> list
     enough = last - first + 1 >= (longest - 63) // 64
     spans = []
     for group, after in zip(first[enough].tolist(), (last[enough] + 1).tolist(), strict=True):
-        # The word starts at the last bit before the empty groups, the next word at the first bit
-        # after.
+        # The word starts at the last bit before the empty groups; the next word starts at the first
+        # bit after these groups.
         start = 64 * (group - 1) + int(groups[group - 1]).bit_length() - 1
         end = length
         if after < len(groups):
