@@ -4,10 +4,10 @@ No pattern looks back: pre-tokens after the start of a pre-token do not depend o
 it. So a long text is cut into blocks at starts of pre-tokens, and each block is matched as a whole
 text.
 
-A document may be cut into parts with the same pre-tokens where a pre-token starts in any
-surroundings (`certain_starts`), unless a separator of documents is near. A separator may lie
-neither across the cut nor next to the characters that decide. White space may not precede a cut
-either, since some patterns take all white space at the end of a text as one pre-token.
+A document may be cut where a pre-token starts in any surroundings (`certain_starts`): the parts
+have the pre-tokens of the whole. No separator of documents may lie across the cut or next to the
+characters that decide the start. White space may not precede the cut, since some patterns take all
+white space at the end of a text as one pre-token.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from llmgpu.bpe.pretokens.unicode_classes import LETTERS, code_tables, decode
 from llmgpu.cpu.library import TEXT_PADDING, CPattern, library
 from llmgpu.text.parts import CutText
 
-_BLOCK = 1 << 19  # bytes looked up at once: with fewer, threads would mostly wait for each other
+_BLOCK = 1 << 19  # bytes marked at once: with fewer, threads would mostly wait for each other
 _LONGEST_BLOCK = 1 << 22
 _WINDOW = 1 << 12  # bytes at the end of a text, searched first for a start
 PLAIN_WINDOW = 1 << 8  # bytes at the end of a text, searched first of all for a plain start
-_PLAIN_START = re.compile(rb" (?=[A-Za-z])")  # from the end on
+_PLAIN_START = re.compile(rb" (?=[A-Za-z])")  # matches reversed text: a space after a letter
 _INCOMPLETE = 3  # bytes at the end of a text that may begin an incomplete character
 
 Text = NDArray[np.uint8]
@@ -44,10 +44,10 @@ Marks = NDArray[np.bool_]
 class Pattern(ABC):
     """A way to cut text into pre-tokens.
 
-    name: for users.
-    expression: the same as a regular expression over bytes.
-    spellings: the expression for other tools ("tiktoken", "huggingface") with another spelling;
-        None if a tool can't express it.
+    name: the name that users give.
+    expression: the equivalent regular expression over bytes.
+    spellings: expressions for other tools ("tiktoken", "huggingface") that need another spelling;
+        None if the tool can't express the pattern.
     kernel: marks starts on a device: wgsl/pretoken/<kernel>_starts.wgsl, with `constants`.
     unicode: version of the character classes; None for a pattern without classes.
     """
@@ -72,27 +72,27 @@ class Pattern(ABC):
     def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
         """Return the last position found at which a pre-token certainly starts.
 
-        text: uint8 (n,), n > 0. begin: less than n, the start of the last document; or 0, the start
-            of
-        a pre-token. closed: whether this document ends with the text.
+        text: uint8 (n,), n > 0. begin: start of the last document, less than n; or 0, the start of
+        a pre-token. closed: whether the last document ends with the text.
         """
 
     def last_plain_start(self, end: Text) -> int:
-        """Return how far before its end a text has its last certain start; 0: `end` can't tell.
+        """Return the distance of the last certain start from the end of a text; 0: unknown.
 
-        end: uint8, the last bytes of the text; no document begins in them.
+        end: uint8, the last bytes of the text; no document begins in these bytes.
         """
         return 0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RulePattern(Pattern):
-    """A pattern that is a rule on characters: its expression, run by the standard library."""
+    """A pattern that is a rule on characters; the standard library runs the expression."""
 
     unicode: str = unicode_classes.DEFAULT_VERSION
 
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
         """Mark starts block by block; a pre-token starts at the first byte in any case."""
+        # Insert a zero byte, an edge, where a document ends.
         inner = np.unique(inner)
         spread = np.insert(text, inner, 0) if len(inner) else text
         data = np.append(spread, np.uint8(0)) if closed else spread
@@ -100,6 +100,7 @@ class RulePattern(Pattern):
         every_edge = np.append(edges, len(spread)) if closed else edges
         mask = np.empty(len(data), np.bool_)
         first, size = 0, _BLOCK
+        # Mark block by block. A block ends at its last decided start.
         while first < len(data):
             end = min(len(data), first + size)
             low, high = np.searchsorted(every_edge, (first, end))
@@ -117,8 +118,8 @@ class RulePattern(Pattern):
     def _mark_long(self, data: Text, edges: Positions, mask: Marks) -> int:
         """Mark the first pre-token, which is long; return the start of the next.
 
-        A start that depends on text not yet here counts as if the document ended here. Such starts
-        lie after the position that `last_start` returns.
+        If the end depends on text not yet read, the document counts as ending here. Starts found
+        this way lie after the position that `last_start` returns.
         """
         limit = int(edges[0]) if len(edges) else len(data)
         if limit == 0:  # the block before ended at the end of a document
@@ -130,7 +131,7 @@ class RulePattern(Pattern):
         return end + (end == limit < len(data))  # an edge is passed over
 
     def last_plain_start(self, end: Text) -> int:
-        """Return the last place where a space follows an ASCII letter: most texts have many."""
+        """Return the distance of the last space after an ASCII letter; most texts have many."""
         found = _PLAIN_START.search(end.tobytes()[::-1])
         return found.start() + 1 if found else 0
 
@@ -159,9 +160,9 @@ class RulePattern(Pattern):
         return last_set(marked[: len(data) - 1 if closed else decided])
 
     def _reaches_end(self, text: Text) -> bool:
-        """Whether the CPU engine finds the first pre-token to end in the last bytes or later.
+        """Whether the first pre-token ends in the last bytes or later, by the CPU engine.
 
-        The engine takes no memory, and less time than the expression.
+        The engine needs no memory, and less time than the expression.
         """
         if library() is None:
             return False
@@ -172,7 +173,7 @@ class RulePattern(Pattern):
         return not rule.is_marked and rule.first_end(text) == len(text) - TEXT_PADDING
 
     def _last_from(self, text: Text, first: int, *, closed: bool) -> int:
-        """Return the last start in a text of any length, from the pre-token at `first` on."""
+        """Return the last start in a text of any length that has a pre-token start at `first`."""
         size = _BLOCK
         while len(text) - first > size:
             cut = self._last_of(text[first : first + size].copy(), closed=False)
@@ -214,7 +215,7 @@ class DocumentPattern(Pattern):
 
 
 def last_set(flags: NDArray[np.bool_]) -> int:
-    """Return the last position, but not 0, at which a flag is set; 0 if there is none."""
+    """Return the last position of a set flag, except position 0; 0 if no flag is set."""
     size = 64
     end = len(flags)
     while end > 1:
@@ -245,8 +246,8 @@ _CODES = code_tables(
 def _certain_starts() -> NDArray[np.bool_]:
     """Return whether a pre-token starts between two kinds in any surroundings: bool (7, 7).
 
-    The kind "other" covers marks, because some patterns join them to letters, and the apostrophe,
-    because it may begin a contraction. A slash may join newlines before it.
+    The kind "other" covers marks, because some patterns join marks to letters, and the apostrophe,
+    because an apostrophe may begin a contraction. A slash may join newlines before it.
     """
     certain = np.zeros((_KINDS, _KINDS), np.bool_)
     certain[_LETTER, [_NUMBER, _SPACE, _NEWLINE, _SIGN, _SLASH]] = True
@@ -271,7 +272,7 @@ def certain_starts(data: NDArray[np.uint8], unicode: str) -> Positions:
     Such a position is between kinds that never join, or at the last of several spaces. The
     characters before and after the position decide.
 
-    data: uint8 (n,), n > 0, within one document; it may begin inside a character.
+    data: uint8 (n,), n > 0, within one document; the first byte may be inside a character.
 
     Returns int64 (m,), ascending, more than 0.
     """
@@ -292,8 +293,8 @@ NONE = DocumentPattern(
 )
 
 
-_NEAR = 16  # bytes before and after a cut: more than the characters that decide
-_CUT_WINDOW = 1 << 14  # bytes searched first
+_NEAR = 16  # bytes around a cut without a separator: more than the characters that decide the cut
+_CUT_WINDOW = 1 << 14  # bytes searched first for a cut
 
 
 def cut_text_by(pattern: Pattern, separators: Sequence[bytes]) -> CutText | None:
@@ -306,7 +307,7 @@ def cut_text_by(pattern: Pattern, separators: Sequence[bytes]) -> CutText | None
 def _find_cut(
     pattern: RulePattern, separators: Sequence[bytes], file: BinaryIO, offset: int
 ) -> int:
-    """Return the first cut at an offset or after it; the length of the file without a cut."""
+    """Return the first cut at or after `offset`; the length of the file if there is none."""
     margin = _NEAR + max(map(len, separators), default=0)
     begin = max(0, offset - margin)
     size = _CUT_WINDOW
@@ -332,7 +333,7 @@ def _ends_in_space(text: bytes) -> bool:
 
 
 def _read(file: BinaryIO, size: int) -> bytes:
-    """Read up to `size` bytes; less only at the end."""
+    """Read up to `size` bytes; fewer only at the end of the file."""
     blocks = []
     while size and (block := file.read(size)):
         blocks.append(block)
@@ -341,7 +342,7 @@ def _read(file: BinaryIO, size: int) -> bytes:
 
 
 def _without(found: Positions, data: bytes, begin: int, separator: bytes) -> Positions:
-    """Return the positions that have no separator near; data: of the file, from `begin` on."""
+    """Return positions with no separator near; data: bytes of the file, from `begin` on."""
     at = data.find(separator)
     while at >= 0 and len(found):
         first, end = begin + at - _NEAR, begin + at + len(separator) + _NEAR

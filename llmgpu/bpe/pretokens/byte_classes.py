@@ -3,8 +3,7 @@
 The classes are newline (0x0A), space (0x20), digit (0-9), letter (A-Z, a-z and every byte >= 0x80)
 and punctuation (all other bytes, with TAB and CR). A pre-token starts at and after every newline
 and where the class changes. But no pre-token starts at a letter or digit after a space: a run of
-spaces
-belongs to the word or number after the run.
+spaces belongs to the word or number after the run.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Marks, Pattern, Positions, Text, last_set
 
-_BLOCK = 1 << 17  # bytes looked up at once: the temporary arrays stay in the processor's cache
+_BLOCK = 1 << 17  # bytes marked at once: the temporary arrays stay in the processor's cache
 _WINDOW = 1 << 12  # bytes at the end of a text, searched first for a start
 
 
 def _continuation_table() -> bytes:
-    """Per byte: low nibble its class (one bit), high nibble the classes that continue after it.
+    """Return a table by byte: the class (low nibble, one bit), the classes that continue (high).
 
-    A newline has neither: its pre-token is one byte.
+    A newline has neither, so the pre-token of a newline is one byte.
     """
     letter, digit, space, punctuation = 1, 2, 4, 8
     table = np.full(256, punctuation | punctuation << 4, np.uint8)

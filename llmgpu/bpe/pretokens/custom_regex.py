@@ -2,8 +2,8 @@
 
 - Text between the matches of an expression is a pre-token, too: nothing is lost.
 - Several expressions cut one after the other: each expression cuts the pieces left by the
-  expressions before it. Such a pattern is called ``splits:`` and a JSON list of the expressions. It
-  comes with vocabularies of other tools.
+  expressions before it. The pattern's name is ``splits:`` and a JSON list of the expressions. Such
+  patterns come with vocabularies of other tools.
 - An expression may look anywhere in a document, so text is cut only between documents.
 - A byte that is not valid UTF-8 is a character by itself, a lone surrogate as Python decodes it.
 - An expression may come with a stranger's vocabulary. Limits on its length, nesting and repetitions
@@ -32,7 +32,7 @@ from llmgpu.input_files import quote
 
 REGEX_PREFIX = "regex:"
 SPLITS_PREFIX = "splits:"
-MAX_EXPRESSION_BYTES = 1 << 16  # as in a vocabulary file
+MAX_EXPRESSION_BYTES = 1 << 16  # the limit of vocabulary files, too
 MAX_SPLITS = 16  # expressions that cut one after the other
 MAX_NESTING = 50  # groups and sets inside each other
 MAX_REPEATED = 1 << 16  # items, with all counted repetitions of groups written out
@@ -45,7 +45,7 @@ _match_seconds = DEFAULT_MATCH_SECONDS
 
 
 def limit_match_seconds(seconds: float) -> None:
-    """Let matching take `seconds` of this process's CPU time for each megabyte of text begun.
+    """Limit matching to `seconds` of the process's CPU time for each megabyte of text begun.
 
     The limit holds for all custom patterns of the process.
     """
@@ -100,6 +100,7 @@ def _check_cost(expression: str) -> None:
         elif text not in "*+?":
             last = 1
             sizes[-1] += 1
+        # Stop at the first part beyond a limit.
         if len(sizes) + sets - 1 > MAX_NESTING:
             raise LlmgpuError(
                 f"the regular expression {quote(expression)} nests more than {MAX_NESTING} groups "
@@ -114,12 +115,12 @@ def _check_cost(expression: str) -> None:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HostPattern(DocumentPattern):
-    """A pattern of expressions. The host marks starts; the kernel passes on those of documents.
+    """A pattern of expressions. The host marks starts; the kernel marks starts of documents alone.
 
     Each expression cuts the pieces left by the expressions before it, as if a piece were the whole
-    text. LlmgpuError if an expression is wrong or can't be compiled here.
+    text. Raises LlmgpuError if an expression is wrong or can't be compiled here.
 
-    expressions: in the order in which they cut.
+    expressions: regular expressions, in cutting order.
     """
 
     expressions: tuple[str, ...]
@@ -171,10 +172,10 @@ class HostPattern(DocumentPattern):
 
 
 class RegexPattern(HostPattern):
-    """The pattern of an expression."""
+    """The pattern of one regular expression."""
 
     def __init__(self, expression: str) -> None:
-        """Take a regular expression; LlmgpuError if it is wrong or can't be compiled here."""
+        """Compile a regular expression; LlmgpuError if it is wrong or can't be compiled here."""
         name = REGEX_PREFIX + expression
         super().__init__(name=name, expression=expression, expressions=(expression,))
 
@@ -183,7 +184,7 @@ class SplitsPattern(HostPattern):
     """A pattern of several expressions, which cut one after the other."""
 
     def __init__(self, described: str) -> None:
-        """Take expressions as a JSON list, see `describe_splits`.
+        """Parse a JSON list of expressions, see `describe_splits`.
 
         LlmgpuError if the list is wrong.
         """
@@ -204,12 +205,12 @@ def _is_splits(content: Any) -> bool:
 
 
 def describe_splits(expressions: Sequence[str]) -> str:
-    """Return the name of several expressions without its prefix."""
+    """Return the name of a `SplitsPattern` of these expressions, without the prefix."""
     return json.dumps(list(expressions))
 
 
 def _byte_offsets(characters: str) -> NDArray[np.int64]:
-    """Return the UTF-8 offset of each character's begin, then the last character's end."""
+    """Return the UTF-8 offset of each character's start, then of the last character's end."""
     points = np.frombuffer(characters.encode("utf-32-le", "surrogatepass"), "<u4")
     lengths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
     lengths[(points >= 0xD800) & (points < 0xE000)] = 1  # an invalid byte

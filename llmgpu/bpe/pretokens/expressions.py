@@ -3,10 +3,11 @@
 The standard library's `re` runs the expression on bytes: an ASCII character is its own byte, and
 any other character is a byte for its class.
 
-When is the end of a match independent of later text? A pattern looks only at the rest of a run of
+When can no later text change the end of a match? A pattern looks only at the rest of a run of
 characters that it may pass over together, and at the letters of a contraction. So an end is certain
-if it is at or before the last such run, and further from the end of the text than a contraction is
-long. The last bytes of a text may begin an incomplete character, so they don't count.
+up to the start of the last such run, if the end is further from the end of the text than a
+contraction is long. The last bytes of a text don't count, because they may begin an incomplete
+character.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _compiled(expression: str) -> re.Pattern[bytes]:
 
 
 def _members(*names: str, others: bool = False) -> bytes:
-    """Return all bytes in the sets of these names, or all bytes outside of the sets."""
+    """Return all bytes in the named sets, or with `others` all bytes outside of these sets."""
     written = "^" * others + "".join(_SETS[name] for name in names)
     return b"".join(re.findall(f"[{written}]".encode(), bytes(range(256)), re.DOTALL))
 
@@ -142,7 +143,7 @@ def long_pretoken_end(
     """
     pattern, table = _compiled(expression), _TABLES[unicode]
     characters = bytearray()
-    blocks = [(0, 0)]  # the character and the byte at which each block ends
+    blocks = [(0, 0)]  # ends of the blocks: in characters, and in bytes of the text
     wanted = _FIRST
     while True:
         done = blocks[-1][1]
@@ -179,7 +180,7 @@ def _characters(text: NDArray[np.uint8], table: CodeTable) -> bytes:
 
 
 def _decided(characters: bytes | bytearray) -> int:
-    """Return the position up to which no end depends on text after the characters."""
+    """Return the last position before which later text can't change the ends of matches."""
     end = len(characters) - _INCOMPLETE
     if end <= 0:
         return 0
@@ -199,6 +200,6 @@ def _byte_place(text: NDArray[np.uint8], blocks: list[tuple[int, int]], characte
     if character == blocks[number][0]:
         return blocks[number][1]
     (first_character, first), (_, end) = blocks[number - 1 : number + 1]
-    table = _TABLES[unicode_classes.DEFAULT_VERSION]  # of any version: lengths are the same
+    table = _TABLES[unicode_classes.DEFAULT_VERSION]  # characters have equal lengths in any version
     positions, _ = decode(text[first:end], table)
     return first + int(positions[character - first_character])

@@ -14,7 +14,7 @@ A character is a letter, a number, white space or other. A pre-token starts
 - at the last of several white-space characters before something else;
 - at a letter after a contraction.
 
-An apostrophe opens a contraction only if a pre-token starts at it: after a letter, a number, white
+An apostrophe opens a contraction only if a pre-token starts there: after a letter, a number, white
 space other than a plain space, or nothing. A byte that is not part of a valid UTF-8 sequence (RFC
 3629) is a character of class other.
 
@@ -23,24 +23,23 @@ Patterns cl100k, rustbpe, llama3, qwen2 and nanochat:
     '(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
     |\s++$|\s*[\r\n]|\s+(?!\S)|\s+
 
-They differ in how many numbers a pre-token holds, and only cl100k has the fifth alternative. The
-published spellings differ in more, but not in effect: newlines after `\s*` are the last newlines
-there are, and a possessive repetition could not give anything back anyway.
+These patterns differ in the most numbers of a pre-token, and only cl100k has the fifth alternative.
+The published spellings differ further, without effect: newlines after `\s*` are the last newlines
+of the run, and a possessive repetition has nothing that it could give back.
 
-The rule is largely the rule of o200k, too. A character is
-a letter, a number, a newline (CR or LF), other white space, or other. A pre-token starts where the
-kind changes, except that
+The rule of o200k is largely the same. A character is a letter, a number, a newline (CR or LF),
+other white space, or other. A pre-token starts where the kind changes, except that
 
-- white space but a newline is joined by the letters after it, and a plain space by other
-  characters too;
-- a single other character that starts a pre-token is joined by the letters after it;
-- newlines after other characters join them.
+- letters join one white space before them unless it is a newline, and other characters join a plain
+  space before them;
+- letters join a single other character before them that starts a pre-token;
+- newlines join other characters before them.
 
-In the rest of a run of white space, pre-tokens start at its first character; after its last
-newline; and at its last character if this is not a newline, before anything but the end of the
-document. By the fifth alternative a run at the end of a document is never divided. Numbers are
-counted from the first of their run. A pre-token also starts at letters after a contraction. The
-contraction's apostrophe opens it only if a pre-token starts there.
+In a run of white space that is left, pre-tokens start at the first character, after the last
+newline, and at the last character if this is not a newline and the document goes on. By the fifth
+alternative a run at the end of a document is never divided. Numbers are counted from the first of
+their run. A pre-token also starts at letters after a contraction. An apostrophe opens a contraction
+only if a pre-token starts at the apostrophe.
 
 Pattern o200k:
 
@@ -80,7 +79,7 @@ def _rule(
     spellings: Mapping[str, str | None] | None = None,
     **constants: int,
 ) -> Entry:
-    """Return the entry of a `RulePattern`; constants: of its kernel and of the CPU engine.
+    """Return the entry of a `RulePattern`; constants: for the kernel and the CPU engine.
 
     DIGITS: a pre-token holds up to this many numbers. WHOLE_AT_END: 1 if white space at the end of
     a document is one pre-token, even with newlines in it.

@@ -1,13 +1,14 @@
-"""Cuts of text between characters that stand side by side in no token.
+"""Cuts of text between characters that are neighbours in no token.
 
-In vocabularies of SentencePiece's kind, merges run over whole texts. But every symbol is at all
-times a token or a single character. A symbol that lies across a border between two characters is a
-token with the two side by side. So between characters that stand side by side in no token, nothing
-ever merges, the order of merges on one side does not matter to the other side, and the text may be
-cut. Where unknown characters in a row become one id, one of the two characters must have a token:
-whatever token it ends up in, that is not the unknown token.
+In vocabularies of SentencePiece's kind, merges run over whole texts. But every symbol is a token or
+a single character after every merge. A symbol across a border between two characters is a token
+with these two neighbours. So no merge crosses a border between characters that are neighbours in no
+token, merges on one side do not affect the other side, and the text may be cut at the border. Where
+several unknown characters become one id, one of the two neighbours must have a token, because this
+character never becomes part of the unknown token.
 
-A text need not be cut at all such places, and is not if two pairs of characters share a bit.
+A text need not be cut at all such borders. A border is left out if its pair of characters shares a
+bit with a pair that a token joins.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Marks, Pattern, Positions, Text
 
-PAIR_BITS = 22  # of llmgpu/cpu/pieces.c
-_POINTS = 0x110000  # and as many more numbers as there are bytes: bytes that are no character
+PAIR_BITS = 22  # equal in llmgpu/cpu/pieces.c
+_POINTS = 0x110000  # code points; the next 256 numbers stand for bytes that are no character
 _WINDOW = 1 << 12  # bytes at the end of a text, searched first
 
 
 def _indices(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the bits of pairs of characters."""
+    """Return the index of the bit of each pair of characters: (n,)."""
     hashed = (before * np.uint32(0x9E3779B1)) ^ (after * np.uint32(0x85EBCA77))
     plain = before << np.uint32(7) | after
     return np.where((before | after) < 128, plain, hashed >> np.uint32(32 - PAIR_BITS))
@@ -38,9 +39,12 @@ def _indices(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> NDArray[n
 def neighbours_of(
     texts: Sequence[str], known: Sequence[str] | None, *, nowhere: bool = False
 ) -> NDArray[np.uint8]:
-    """Return bits: for pairs of characters that may be joined, then for characters with a token.
+    """Return bits of pairs of characters that may be joined, then bits of characters with a token.
 
-    known: the characters with a token; None if it does not matter. nowhere: join all pairs.
+    texts: tokens. known: the characters with a token; None: all characters. nowhere: join all
+        pairs, so that no text is cut.
+
+    Returns packed bits, uint8, the lowest bit first.
     """
     joined = np.full(1 << PAIR_BITS, nowhere, np.bool_)
     points = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
@@ -55,7 +59,7 @@ def neighbours_of(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NeighboursPattern(Pattern):
-    """A pattern that cuts where no token lies across; bits: see `neighbours_of`."""
+    """A pattern that cuts between characters which no token joins; bits: see `neighbours_of`."""
 
     bits: NDArray[np.uint8]
     name: str = "none"
@@ -68,7 +72,7 @@ class NeighboursPattern(Pattern):
 
     @cached_property
     def _plain(self) -> re.Pattern[bytes] | None:
-        """A space after a letter, from the end on, where a text may be cut; None if nowhere."""
+        """Matches a space after a letter, in reversed text, at an allowed cut; None: no cut."""
         letters = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", np.uint8)
         points = letters.astype(np.uint32)
         fits = letters[self._may_cut(points, np.full(len(points), 0x20, np.uint32))]
@@ -80,7 +84,7 @@ class NeighboursPattern(Pattern):
         return cut & (known[before] | known[after])
 
     def _cuts(self, data: bytes, *, only_valid: bool = False) -> Positions:
-        """Return the positions in a document, more than 0, at which it may be cut.
+        """Return the positions, more than 0, at which a document may be cut.
 
         only_valid: only between characters that are valid UTF-8.
         """
@@ -99,7 +103,7 @@ class NeighboursPattern(Pattern):
         return found
 
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
-        """Mark the places of cuts, document by document."""
+        """Mark the allowed cuts, document by document."""
         mask = np.zeros(len(text), np.bool_)
         edges = np.unique(np.concatenate([[0], inner, [len(text)]])).astype(np.int64).tolist()
         for begin, end in pairwise(edges):
@@ -118,6 +122,6 @@ class NeighboursPattern(Pattern):
             size *= 2
 
     def last_plain_start(self, end: Text) -> int:
-        """Return the last place where a space follows a letter and tokens never lie across."""
+        """Return the distance of the last allowed cut before a space after a letter; 0: unknown."""
         found = self._plain.search(end.tobytes()[::-1]) if self._plain else None
         return found.start() + 1 if found else 0

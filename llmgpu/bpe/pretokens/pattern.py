@@ -7,8 +7,8 @@ r"""Pre-tokenization patterns: rules that cut text into pieces that tokens never
 - `llmgpu.bpe.pretokens.names` declares all patterns.
 - By pattern ``none`` a document is one pre-token. Any other regular expression is the pattern
   called ``regex:`` and the expression, see `llmgpu.bpe.pretokens.custom_regex`.
-- ``cl100k`` is tiktoken's pattern; ``rustbpe`` is its spelling in rustbpe and minbpe, with
-  different cuts in white space at the end of a text.
+- ``cl100k`` is tiktoken's pattern. ``rustbpe`` is the spelling of rustbpe and minbpe, which cuts
+  white space at the end of a text differently.
 - A byte that is not valid UTF-8 is a character by itself, neither letter nor number nor mark nor
   white space; nothing is lost.
 - Every document starts a pre-token, by any pattern.
@@ -17,9 +17,9 @@ r"""Pre-tokenization patterns: rules that cut text into pieces that tokens never
 - The expressions mean the same to tiktoken's, Hugging Face's and Python's `regex` engines. So
   ``cl100k`` has ``\p{N}{1,3}`` and not the possessive ``{1,3}+`` of tiktoken's source, because
   Oniguruma reads ``{1,3}+`` as two repetitions. Possession makes no difference here: nothing after
-  the numbers could make them give back a number. The ``$`` of ``cl100k`` follows all the white
-  space there is, so it is the end of the text even in engines whose ``$`` may also match before a
-  newline.
+  the numbers makes the expression give back a number. The ``$`` of ``cl100k`` follows all white
+  space of a run, so ``$`` means the end of the text even in engines whose ``$`` may also match
+  before a newline.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ def get_pattern(name: str, unicode: str = DEFAULT_VERSION) -> Pattern:
 
     A published expression stands for its pattern.
 
-    Raises LlmgpuError with the known names or versions if there is none, or if the expression is
-    wrong.
+    Raises LlmgpuError for an unknown name or version, and for an invalid expression.
     """
     check_version(unicode)
     if name.startswith(REGEX_PREFIX):
@@ -81,7 +80,7 @@ def get_pattern(name: str, unicode: str = DEFAULT_VERSION) -> Pattern:
 
 
 def as_pattern(pattern: str | Pattern) -> Pattern:
-    """Return a pattern, by its name or itself; LlmgpuError for an unknown name."""
+    """Return a `Pattern` unchanged, or the pattern of a name; LlmgpuError for an unknown name."""
     return pattern if isinstance(pattern, Pattern) else get_pattern(pattern)
 
 
@@ -121,14 +120,14 @@ def start_masks_between(
     *,
     closed: bool = False,
 ) -> Iterator[NDArray[np.bool_]]:
-    """Yield parts of the result of `start_mask`, reading only the text around them.
+    """Yield parts of the result of `start_mask`, reading only the text around each part.
 
     spans: begin and end of each part, ascending. Entries undecided in `start_mask` are undecided
         here.
 
     Yields bool (end - begin,) for each span.
     """
-    known = 0  # start of a pre-token, in the last part or before
+    known = 0  # the last pre-token start found so far
     for begin, end in spans:
         starts = document_starts[document_starts >= known] - known
         known += last_start(text[known:begin], pattern, starts)
@@ -146,7 +145,7 @@ def _mask_from(
     *,
     closed: bool,
 ) -> NDArray[np.bool_]:
-    """Return the starts from `begin`, a pre-token's start, on; starts before `end` are right."""
+    """Return the starts from a pre-token's start, `begin`, on; starts before `end` are final."""
     starts = document_starts[document_starts >= begin] - begin
     window = _WINDOW
     while True:
@@ -164,7 +163,7 @@ def last_start(
     *,
     closed: bool = False,
 ) -> int:
-    """Return the last position found at which a pre-token starts, for any text that follows.
+    """Return the last position found at which a pre-token starts, whatever text follows.
 
     text: uint8 (n,), beginning with a pre-token.
     pattern, document_starts: as for `start_mask`.

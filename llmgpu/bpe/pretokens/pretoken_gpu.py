@@ -1,7 +1,7 @@
 """Marking the starts of pre-tokens on a device: kernels in wgsl/pretoken, one for each family.
 
 Kernels of patterns that depend on runs look only `reach` bytes far, so a longer run may leave
-segments undecided. The kernels list these segments in `undecided`, and the host marks them instead.
+segments undecided. The kernels list these segments in `undecided`, and the host marks these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WALKING = ("cl100k", "o200k")  # kernels with walk.wgsl
 # Bytes that a thread looks back and ahead, see walk.wgsl; the host marks faster than a software
 # adapter walks.
 REACH, SOFTWARE_REACH = constant("pretoken/walk.wgsl", "REACH"), 256
-# of text that the host marks at a time; the bits of a part are at aligned offsets
+# Bytes of a part that the host marks; the start bits of a part begin at an aligned offset.
 PART_BYTES = 1 << 16
 # Code points that share an entry of the first level, 8 in a u32 of the second.
 BLOCK = 8 * constant("pretoken/unicode.wgsl", "BLOCK_WORDS")
@@ -36,8 +36,8 @@ class GpuPretokenizer:
 
     start_bits: on the device, a bit for each byte of the slice recorded last, lowest bit first.
     reach: bytes that the kernel looks back and ahead.
-    undecided: on the device, u32: the number of segments of this slice with wrong bits, then their
-        indices. If there are any, call `mark_on_host`.
+    undecided: on the device, u32: the number of segments of this slice with wrong bits, then the
+        indices of these segments. If there are any, call `mark_on_host`.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class GpuPretokenizer:
         *,
         reach: int | None = None,
     ) -> None:
-        """Compile the pattern's kernel and allocate its memory.
+        """Compile the pattern's kernel and allocate the buffers.
 
-        text: holds the text of slices; its size is a multiple of SEGMENT_BYTES.
+        text: buffer for the text of slices, with a multiple of SEGMENT_BYTES bytes.
         capacity: bytes of the largest slice.
-        reach: bytes that the kernel looks back and ahead; None for a fast number on the device.
+        reach: bytes that the kernel looks back and ahead; None: REACH, or less on software.
         """
         found = as_pattern(pattern)
         self._device, self._pattern = device, found
         self._by_host = isinstance(found, HostPattern)
-        # On a processor, kernels with walk.wgsl walk a short distance only.
+        # A software adapter runs kernels with walk.wgsl for a short distance only.
         self.reach = reach or (SOFTWARE_REACH if device.is_software else REACH)
         walking = {"REACH": self.reach} if found.kernel in _WALKING else {}
         self._kernel = device.kernel(
@@ -77,6 +77,7 @@ class GpuPretokenizer:
             "document_bits": self._document_bits,
             "start_bits": self.start_bits,
         }
+        # Only some kernels read character classes or list undecided segments.
         names = {binding.name for binding in self._kernel.bindings}
         if found.unicode is not None:
             packed = pack_classes(found.unicode)
@@ -90,7 +91,8 @@ class GpuPretokenizer:
     def record(self, commands: Commands, piece: Slice) -> None:
         """Upload a slice's parameters and document starts; record marking its pre-token starts.
 
-        Bits near its end are not final unless a document ends there, see `pattern.start_mask`.
+        Bits near the slice's end are not final unless a document ends there, see
+        `pattern.start_mask`.
         """
         inner = piece.starts[(piece.starts > 0) & (piece.starts < piece.length)]
         params = np.zeros(1, PARAMS)
@@ -118,7 +120,7 @@ class GpuPretokenizer:
         self._device.write(self.undecided, np.zeros(1, np.uint32))
 
     def _undecided_spans(self, length: int) -> list[tuple[int, int]]:
-        """Return the spans of text to mark; adjacent undecided parts are one span."""
+        """Return spans of text to mark on the host; adjacent undecided parts are one span."""
         if self._by_host:
             return [(0, length)]
         count = int(self._device.read(self.undecided, 1, np.uint32)[0])

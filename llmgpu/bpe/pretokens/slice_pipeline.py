@@ -1,8 +1,8 @@
 """Slices of a text in a pipeline through a device: read ahead, computed, consumed in order.
 
-A thread reads slices into staging memory and submits them. The caller's thread consumes the slices
-in order as they finish. So reading, computing and the caller's work on the results overlap. Once
-the caller stops, the reading thread makes no further call of the driver: the process may end.
+One thread reads and submits slices. The caller's thread consumes the finished slices in order. So
+reading, computing and the caller's work on the results overlap. Once the caller stops, the reading
+thread makes no further call of the driver, so the process may end.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def begin_slots(
 
 
 def made_slots(slots: Sequence[Future[_Slot]]) -> list[_Slot]:
-    """Return the slots of `begin_slots`: the first, and further slots if there was memory for them.
+    """Wait for the slots of `begin_slots`; return the slots for which there was memory.
 
-    A short text needs only the first. Raises the error of making the first slot.
+    A short text needs only the first slot. Raises the error of making the first slot.
     """
     others = [slot.result() for slot in slots[1:] if slot.exception() is None]
     return [slots[0].result(), *others]
@@ -63,10 +63,9 @@ def submitted_slices(
 ) -> Iterator[tuple[_Slot, Slice]]:
     """Yield slots with their submitted slices, in order; a slot is reused after its turn.
 
-    slots: slots made for earlier texts. While there are fewer than SLOTS and none is free, the
-        result of `make_slot` is added. A slot's memory takes long to allocate, so slots are added
-        late.
-    An oversized slice is yielded without having been submitted; the caller computes it on the host.
+    slots: slots made for earlier texts. If all slots are in use, a slot from `make_slot` is added,
+        up to SLOTS. Allocating a slot takes long, so slots are added late.
+    An oversized slice is yielded but not submitted; the caller processes the slice on the host.
 
     slice_bytes: longest slice. first_bytes: a shorter limit for the first slice; the limit doubles
         from slice to slice.
@@ -125,7 +124,7 @@ class _Submitter(Generic[_Slot]):
         return self.free.get()
 
     def _submit_next(self, slot: _Slot, size: int) -> Slice | None:
-        """Read a slice into a slot and submit it; return None at the end of the text."""
+        """Read and submit the next slice; return None at the end of the text."""
         with self._driver:
             if self._make_slot is None:
                 return None
@@ -139,9 +138,9 @@ class _Submitter(Generic[_Slot]):
         return piece
 
     def stop(self) -> None:
-        """Wait for a call of the driver to end; the thread makes no further call of the driver."""
+        """Wait until the thread is outside of the driver, and keep the thread out of the driver."""
         with self._driver:
-            self._make_slot = None  # the owner of this function may be freed from here on
+            self._make_slot = None  # from here on the owner of `make_slot` may be freed
         self.free.put(None)
 
 

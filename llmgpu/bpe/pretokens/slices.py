@@ -3,10 +3,10 @@
 - A slice begins at the start of a pre-token. No pattern looks back past this position, so the text
   before the slice does not matter, and the result can't depend on the cuts.
 - The main part of a slice ends at the last position at which a pre-token starts whatever follows.
-  The bytes after the main part are lookahead: the ends of its pre-tokens depend on them.
+  The bytes after the main part are lookahead: the ends of the slice's pre-tokens depend on them.
 - A pre-token that is longer than the memory for a slice gets a slice with separate memory.
-- Greedy matching of pattern ``none``, whose pre-tokens are documents of any length, allows cuts
-  anywhere, if as many bytes follow as the longest token has.
+- Greedy matching of pattern ``none``, whose pre-tokens are documents of any length, allows a cut
+  anywhere, if the slice has as many bytes after the cut as the longest token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from llmgpu.text.documents import NO_TEXT, Piece
 from llmgpu.text.streams import FileBytes
 
 MAX_WORD_BYTES = 1 << 30
-_MORE_BYTES = 1 << 16  # after the longest pre-token, which may tell where it ends
+_MORE_BYTES = 1 << 16  # bytes after the longest pre-token, which may decide its end
 
 
 def word_too_long(nbytes: int) -> InputError:
@@ -43,16 +43,17 @@ def word_too_long(nbytes: int) -> InputError:
 class Slice(Piece):
     """A stretch of text, in memory or still in a file.
 
-    Only pre-tokens that start before `main_end` belong to it; the rest is lookahead.
+    Only pre-tokens that start before `main_end` belong to the slice; the text from `main_end` on is
+    lookahead.
 
-    buffer: uint8, the text at its front, PADDING bytes or more after it.
-    file: the text's place in a file until `read` reads it, `text` and `buffer` are empty until
-        then; None with the text in memory.
+    buffer: uint8, the text, then PADDING bytes or more.
+    file: byte range of a text still to be read, while `text` and `buffer` are empty; None if the
+        text is in memory.
     offset: bytes of the whole text before the slice.
     main_end: the end of the main part. Pre-tokens of the slice end there or before, unless the text
         is cut anywhere.
-    continues: the slice begins inside a pre-token, so the text is cut anywhere.
-    oversized: the text was larger than the memory provided.
+    continues: whether the slice begins inside a pre-token, because the text is cut anywhere.
+    oversized: whether the text did not fit into the buffer provided, so `buffer` is another.
     """
 
     buffer: NDArray[np.uint8]
@@ -82,14 +83,14 @@ class Slice(Piece):
     @property
     def document_starts(self) -> NDArray[np.int64]:
         """The starts of documents in the slice: int64, positions in [0, main_end]."""
-        # A start at the cut belongs to the next slice, unless no other bytes will follow it.
+        # A start at the cut belongs to the next slice, unless the text ends at the cut.
         if self.end:
             return self.starts
         return self.starts[: np.searchsorted(self.starts, self.main_end, side="left")]
 
 
 class SliceSource(Protocol):
-    """Gives slices of a text, in order."""
+    """Returns the slices of a text, in order."""
 
     def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
         """Return the next slice, in `buffer` (uint8) if it fits; None at the end."""
@@ -109,16 +110,16 @@ class SliceReader:
         self._source = source
         self._pattern = as_pattern(pattern)
         self._lookahead = lookahead
-        self._tail = NO_TEXT.text  # read already, not yet in any main part
+        self._tail = NO_TEXT.text  # text read after the last main part
         self._tail_starts = NO_TEXT.starts  # starts of documents in the tail
         self._continues = False
         self._ended = False
-        self._offset = 0  # of the tail in the whole text
+        self._offset = 0  # position of the tail in the whole text
 
     def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
         """Return the next slice, in `buffer` (uint8) if it fits; None at the end.
 
-        Raises InputError if the source can't be read, or if an uncut pre-token has more than
+        Raises InputError if the source can't be read, or if a pre-token has more than
         MAX_WORD_BYTES.
         """
         oversized = False
@@ -144,7 +145,7 @@ class SliceReader:
             if not (cut or own or piece.end):
                 if piece.length > MAX_WORD_BYTES:
                     raise word_too_long(piece.length)
-                # The whole text is copied into larger memory next.
+                # Without a cut, the next round copies the whole text into a larger buffer.
                 self._tail, self._tail_starts = found.text, piece.starts
                 continue
             self._keep(found, piece.starts[own:] - cut)
@@ -154,7 +155,7 @@ class SliceReader:
     def take(self, nbytes: int, *, is_full: bool = True) -> Slice | None:
         """Return the next slice, for a buffer of `nbytes`, with its text still in a file.
 
-        is_full: only a slice that fills the buffer, not the rest of a file.
+        is_full: return only a slice that fills the buffer, not the last slice of a file.
 
         Returns None if the end of the slice is known only after reading; then call `read`.
         """
@@ -165,12 +166,13 @@ class SliceReader:
             return None
         if not isinstance(source, Corpus) or (file := source.upcoming(least, most, held)) is None:
             return None
-        # Only the last bytes are read here: they tell where the slice ends.
+        # Read only the last bytes here, which decide the end of the slice.
         end = np.empty(PLAIN_WINDOW, np.uint8)
         file.read(end, file.nbytes - len(end))
         plain = self._pattern.last_plain_start(end)
         if not plain:
             return None
+        # Pass over the range in the source, and keep the bytes after the cut as tail.
         source.skip(file.nbytes - held)
         found = Slice(
             NO_TEXT.text,
@@ -187,9 +189,9 @@ class SliceReader:
         return found
 
     def _fill(self, room: NDArray[np.uint8]) -> tuple[Piece, int]:
-        """Put the tail into `room` and read on until there is a place to cut, or no room.
+        """Copy the tail into `room`, then read until there is a cut or `room` is full.
 
-        Returns the text in `room`, and where to cut it (0: nowhere).
+        Returns the text in `room`, and the position of the cut (0: no cut).
         """
         length, starts = len(self._tail), self._tail_starts
         room[:length] = self._tail
@@ -205,7 +207,7 @@ class SliceReader:
             if self._lookahead is not None:
                 cut = max(0, length - self._lookahead)
             elif full or length >= 2 * searched:
-                # A search may have to look at all of the text: search again when the text has
+                # A search may scan the whole text, so search again only when the text has
                 # doubled.
                 cut = last_start(room[:length], self._pattern, starts)
                 searched = length

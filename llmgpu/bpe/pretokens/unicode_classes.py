@@ -2,14 +2,14 @@
 
 - DEFAULT_VERSION is the Unicode version of tiktoken 0.14 and tokenizers 0.23, so that the named
   patterns cut as in these tools. The two agree about every code point.
-- UNRECORDED_VERSION is the version of a vocabulary file with classes if its training data names
-  none.
-- A vocabulary, word counts and a checkpoint keep their first version.
+- UNRECORDED_VERSION is the version of a vocabulary file with classes whose training data names no
+  version.
+- A vocabulary, word counts and a checkpoint keep the version with which they were made.
 - In a text, a byte that is not part of a valid UTF-8 sequence (RFC 3629) is a character by itself,
   neither letter, number, mark nor white space.
 
-scripts/make_unicode_classes.py makes unicode_VERSION.txt: runs of code points one after the other,
-each as its length (none: 1) and a letter for its class.
+scripts/make_unicode_classes.py makes unicode_VERSION.txt, a list of runs of code points in order: a
+run is its length (omitted: 1) and a letter for the class.
 """
 
 from __future__ import annotations
@@ -69,16 +69,17 @@ def code_point_classes(version: str) -> NDArray[np.uint8]:
 
 LETTERS = (UPPERCASE, LOWERCASE, OTHER_LETTER)
 _FIRST_LEAD = 0xC2  # characters of several bytes begin with this byte or a higher one
-_LEADS = (0xE0, 0xF0, 0xF5)  # of three bytes, of four and of none: from here on
-_LEAST = np.array([0, 0, 0x80, 0x800, 0x10000], np.uint32)  # code point by number of bytes
+_LEADS = (0xE0, 0xF0, 0xF5)  # least lead bytes of 3-byte, of 4-byte and of invalid characters
+_LEAST = np.array([0, 0, 0x80, 0x800, 0x10000], np.uint32)  # least code point by number of bytes
 _SURROGATES = (0xD800, 0xE000)
 
 
 @dataclass(frozen=True, eq=False)
 class CodeTable:
-    """Codes of characters: one for each class of `unicode_classes`, and single characters' own.
+    """A code for each class of `unicode_classes`, and codes of single characters.
 
-    unicode: the version of the classes. other: the code of classes that `by_class` leaves out.
+    unicode: version of the classes. other: code of classes that are missing in `by_class`. own:
+    codes by character, instead of the codes by class.
     """
 
     unicode: str
@@ -119,6 +120,7 @@ def decode(
     """
     codes = np.frombuffer(data.tobytes().translate(table.of_bytes), np.uint8).copy()
     padded = np.concatenate([data, np.zeros(3, np.uint8)])
+    # Compute the code points of characters of several bytes, and drop invalid characters.
     at = np.flatnonzero(data >= _FIRST_LEAD)
     lead = padded[at]
     lengths = 2 + (lead >= _LEADS[0]).astype(np.int8) + (lead >= _LEADS[1])
@@ -133,6 +135,7 @@ def decode(
     valid &= (points < _SURROGATES[0]) | (points >= _SURROGATES[1])
     at, lengths = at[valid], lengths[valid]
     codes[at] = table.of_code_points[points[valid]]
+    # A continuation byte of a valid character does not begin a character.
     begins = np.ones(len(data), np.bool_)
     for k in range(1, 4):
         begins[at[lengths > k] + k] = False
