@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-# bytes of any value after a text, because text is read eight or sixteen bytes at a time
+# Bytes of any value after a text in its buffer, because text is loaded 8 or 16 bytes at once.
 PADDING = 16
 _COPY_BLOCK = 1 << 16  # values copied at once: their indices stay in the processor's cache
-_KEY_BYTES = 7  # of a byte string, compared at once
+_KEY_BYTES = 7  # bytes of a string in one sort key
 _LONG_BYTES = 252  # strings with longer equal prefixes are compared one by one
-_MORE = 8  # the last byte of a key if more of the string is left; otherwise, how much is left
+_MORE = 8  # last byte of a key whose string continues; otherwise the number of bytes in the key
 _LAST_BYTE = np.uint64(0xFF)
-# By bytes left: which of the eight bytes of a big-endian number are part of the key.
+# Masks that keep a string's bytes in a big-endian number of 8 bytes, by number of bytes left.
 _MASKS = np.array([(1 << 64) - (1 << 8 * (8 - min(n, _KEY_BYTES))) for n in range(9)], np.uint64)
 
 
@@ -39,11 +39,11 @@ class GrowableArray(Generic[Scalar]):
 
     @property
     def values(self) -> NDArray[Scalar]:
-        """The values appended so far: a view, to be asked for again after every append."""
+        """A view of the values appended so far. After an append, read the property again."""
         return self._room[: self._length]
 
     def append(self, values: NDArray[Any]) -> None:
-        """Append `values`, one-dimensional, of a dtype that fits."""
+        """Append a one-dimensional array, cast to the dtype of this array."""
         end = self._length + len(values)
         if end > len(self._room):
             room = np.zeros(max(end, 2 * len(self._room)), self._room.dtype)
@@ -78,16 +78,16 @@ def concatenate_ranges(
 
 
 def offsets_of(lengths: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the start of each item when items of these lengths lie end to end, then the end."""
+    """Return offsets of items that lie end to end: int64 (n + 1,), starts and the last end."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def blocks(sizes: NDArray[np.int64], most: int) -> Iterator[slice]:
-    """Cut a list into slices whose sizes add up to at most `most`.
+    """Yield slices of consecutive items whose sizes add up to at most `most`.
 
-    A larger item is a slice alone.
+    An item larger than `most` gets a slice of its own.
     """
     ends = np.cumsum(sizes)
     first = done = 0
@@ -118,7 +118,7 @@ def sort_by_bytes(
     order = np.argsort(keys)
     keys = keys[order]
     same = np.ones(len(order), np.bool_)
-    places = np.arange(len(order))  # positions whose order is undecided
+    places = np.arange(len(order))  # positions in `order` that are still undecided
     done = _KEY_BYTES
     while len(places):
         same[places[0]] = False
