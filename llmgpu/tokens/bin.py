@@ -4,16 +4,17 @@ A pipe or a device gets no side file. A layout, see `llmgpu.tokens.layouts`, may
 ``PATH.mask.npy``, a NumPy array of truth values, marks the ids that count in a loss. Without the
 array all ids count.
 
-Ids beside a side file of another file would decode to wrong text. So an old side file is removed
-before its ids are replaced, and a side file has a digest of samples of the ids. Opening the ids
+Ids with the side file of other ids would decode to wrong text. So a writer removes the old side
+file before it replaces the ids. A side file has a digest of samples of the ids, and opening the ids
 compares the digest.
 
 The index of Megatron-LM's token files, NAME.idx beside NAME.bin, is little-endian: ``MMIDIDX`` and
-two zero bytes, version 1 (u64), the type of the numbers (u8: 8 is uint16, 4 is int32), how many
-sequences and how many document bounds there are (u64 each); then the tokens of each sequence (i32),
-the byte at which each begins (i64), and the sequence with which each document begins, with the
-number of sequences at the end (i64). Here a document is one sequence, and documents without ids
-are left out. Ids are below 2^31, so that uint32 and int32 are the same bytes.
+two zero bytes, version 1 (u64), the type of the numbers (u8: 8 is uint16, 4 is int32), the number
+of sequences and the number of document bounds (u64 each). Then come the numbers of tokens of all
+sequences (i32), the bytes at which the sequences begin (i64), and the sequences with which the
+documents begin, followed by the number of sequences (i64). llmgpu writes a document as one
+sequence, and leaves out documents without ids. Ids are below 2^31, so that uint32 and int32 are the
+same bytes.
 """
 
 from __future__ import annotations
@@ -67,21 +68,21 @@ _SIDE_FIELDS: dict[str, type] = {
 }
 _MASK_ENDING = ".mask.npy"
 
-# Token files of other tools have no side file. llm.c writes the integer type in a header, and
-# Megatron-LM in the index beside the file; nanoGPT nowhere. None names the vocabulary.
+# Token files of other tools have no side file and do not name the vocabulary. llm.c writes the
+# integer type in a header, Megatron-LM in the index beside the file, nanoGPT nowhere.
 _INDEX = struct.Struct("<9sQBQQ")
 _INDEX_MAGIC, _INDEX_VERSION = b"MMIDIDX\0\0", 1
 _INDEX_CODES = {"uint16": 8, "uint32": 4}
-_MOST_IN_INDEX = 2**31 - 1  # ids of a document
+_MOST_IN_INDEX = 2**31 - 1  # most ids of a document in an index
 _LLMC = LAYOUTS["llmc"]
 
 
 def read_bin(
     name: str, vocabulary_size: int | None, layout: str, dtype: str | None = None
 ) -> Iterator[NDArray[np.int64]]:
-    """Return the ids of a file in blocks.
+    """Return the ids of a file, int64, in blocks.
 
-    vocabulary_size, layout: describe a pipe, which has no side file. dtype: type of the numbers of
+    vocabulary_size, layout: facts of a pipe, which has no side file. dtype: type of the numbers of
     a pipe, or of a file of another tool, see `llmgpu.tokens.bin`.
     """
     return _read_bin(name, _known_facts(name, vocabulary_size, get_layout(layout), dtype))
@@ -93,7 +94,7 @@ def side_path(path: str | Path) -> str:
 
 
 def has_side_file(path: str | Path) -> bool:
-    """Tell whether a ``bin`` file has a side file; InputError if that can't be seen."""
+    """Tell whether a ``bin`` file has a side file; InputError if the system can't tell."""
     return file_size(side_path(path)) is not None
 
 
@@ -109,7 +110,7 @@ def masked_file(path: str) -> str | None:
 
 
 def bin_outputs(path: str | Path, layout: str = "raw", *, masked: bool = False) -> list[Output]:
-    """Return the files that are written for the ``bin`` file `path`; InputError if none can be."""
+    """Return the files written for the ``bin`` file `path`; InputError if an index can't be."""
     ids = Output(str(path), TOKEN_FILE)
     if writes_directly(ids.path):
         if get_layout(layout).has_index:
@@ -166,9 +167,9 @@ def make_index(kind: str, starts: NDArray[np.int64], count: int) -> bytes:
 
 
 def read_side_file(path: str | Path) -> dict[str, Any]:
-    """Return the content of the side file of the ``bin`` file `path`, types of fields checked.
+    """Return the content of the side file of the ``bin`` file `path`, with checked types of fields.
 
-    Raises InputError if it is missing, damaged, of another format or of a newer version.
+    Raises InputError if the side file is missing, damaged, of another format or of a newer version.
     """
     name = side_path(path)
     with input_errors(f"{name}, the side file of {path}"):
@@ -217,9 +218,9 @@ def sample_digest(path: str | Path) -> str:
 class BinFile:
     """A ``bin`` file on disk that agrees with its side file.
 
-    offset: bytes before the numbers. count: ids. text_bytes: bytes of text of the ids.
-    fingerprint: of the vocabulary that made the ids, "" if unknown. has_mask: whether there is a
-    loss mask at `mask_path`.
+    offset: bytes before the numbers. count: number of ids. text_bytes: bytes of text of the ids, 0
+    if unknown. fingerprint: fingerprint of the vocabulary that made the ids, "" if unknown.
+    has_mask: whether the file at `mask_path` is a loss mask of the ids.
     """
 
     path: str
@@ -236,7 +237,7 @@ def describe_bin_file(
 ) -> BinFile:
     """Return the facts in the side file and the header of the ``bin`` file `path`.
 
-    may_be_foreign: accept a file of another tool, without a side file. dtype: type of its numbers,
+    may_be_foreign: accept a file of another tool, without a side file. dtype: type of the numbers,
     if the header does not name the type.
 
     Raises InputError if a file can't be read, or if side file, header and lengths disagree.
@@ -268,11 +269,11 @@ def numbers_of(path: str, dtype: str | None = None) -> tuple[Layout, np.dtype[np
 
     dtype: "uint16" or "uint32", for a file that does not name its type.
 
-    Raises InputError for a file that can't be read, whose type is unknown or another than `dtype`,
-    or whose length does not fit.
+    Raises InputError if the file can't be read, if the type is unknown or differs from `dtype`, or
+    if the length does not fit.
     """
     layout, found, count = LAYOUTS["raw"], _type_in_index(path), None
-    with suppress(InputError):  # there is no header of llm.c
+    with suppress(InputError):  # the file has no header of llm.c
         assert _LLMC.parse_header is not None
         found, count = _LLMC.parse_header(read_head(path, _LLMC.header_bytes), path)
         layout = _LLMC
@@ -300,9 +301,9 @@ def note_of_foreign(names: Sequence[str], vocabulary_name: str) -> str:
 
 
 def _type_in_index(path: str) -> str | None:
-    """Return the type that Megatron-LM's index of a file says; None if there is none.
+    """Return the type of numbers that Megatron-LM's index of a file names; None without an index.
 
-    Raises InputError for another type than ids of llmgpu have.
+    Raises InputError for another type than uint16 and int32.
     """
     try:
         with open(_index_name(path), "rb") as file:
@@ -312,7 +313,7 @@ def _type_in_index(path: str) -> str | None:
     if len(data) < _INDEX.size or not data.startswith(_INDEX_MAGIC):
         return None
     code = _INDEX.unpack(data)[2]
-    for kind, known in _INDEX_CODES.items():  # int32 that is not negative is the same as uint32
+    for kind, known in _INDEX_CODES.items():  # below 2^31, int32 equals uint32
         if code == known:
             return kind
     raise InputError(
@@ -358,7 +359,7 @@ def _check_offsets(name: str, offsets: list[Any], count: int) -> None:
 
 @dataclass(frozen=True)
 class _BinFacts:
-    """Facts about a ``bin`` file before it is read; None where only the header knows."""
+    """Facts about a ``bin`` file before reading; None for facts that only the header has."""
 
     layout: Layout
     dtype: np.dtype[np.integer] | None
@@ -454,7 +455,7 @@ class BinWriter(NumbersWriter):
         continues: bool = False,
         masked: bool = False,
     ) -> None:
-        """Open `path` for ids in one of LAYOUTS, and its mask; InputError for another layout."""
+        """Open `path` and its mask; InputError for an unknown layout or too large a vocabulary."""
         self._layout = get_layout(layout)
         most = self._layout.max_ids
         if most is not None and vocabulary_size > most:
@@ -498,18 +499,18 @@ class BinWriter(NumbersWriter):
         self._text_bytes += piece.text_bytes
 
     def abort(self) -> None:
-        """Remove what was written, if possible."""
+        """Remove the unfinished files, if possible."""
         if self._mask is not None:
             self._mask.discard()
         super().abort()
 
     def close(self) -> None:
-        """Write the side file, the index and the mask, and give all files their names."""
+        """Write the side file, the index and the mask, and move all files to their names."""
         if self.is_direct:
             super().close()
             return
-        # Without a side file ids can't be read: the old side file is removed before the old ids,
-        # and the new side file appears after the new ids.
+        # Ids must never be beside a side file of other ids: the old side file is removed before the
+        # old ids, and the new side file appears after the new ids.
         others: list[OutputFile] = []
         try:
             with output_errors(self._output.path):
@@ -527,6 +528,7 @@ class BinWriter(NumbersWriter):
                     others[-1].stream.write(content)
                 others[-1].finish()
             others += [self._mask] if self._mask is not None else []
+            # Replace the old files; the side file, `others[0]`, comes last.
             for other in others:
                 other.remove_old()
             self._remove_stale_files()
@@ -540,13 +542,13 @@ class BinWriter(NumbersWriter):
             raise
 
     def _remove_stale_files(self) -> None:
-        """Remove index and mask of the replaced file, if the new file has none."""
+        """Remove the index and the mask of the replaced file that the new file does not have."""
         path = self._output.path
         if not os.path.exists(path):
             return
         stale = {} if self._mask is not None else {mask_path(path): NPY}
         if not self._layout.has_index:
-            with suppress(InputError):  # a name that has no index
+            with suppress(InputError):  # a file of this name has no index
                 stale[_index_name(path)] = TOKEN_INDEX
         for name, kind in stale.items():
             if kind_of(name) == kind:
@@ -554,7 +556,7 @@ class BinWriter(NumbersWriter):
                     os.unlink(name)
 
     def _describe(self, path: str) -> dict[str, bytes]:
-        """Return the side file, and the index, by their names; path: where the ids are now."""
+        """Return the contents of side file and index by name; path: temporary file of the ids."""
         contents = {side_path(self._output.path): self._description(path)}
         index = index_path(self._output.path, self._layout)
         if index is not None:

@@ -1,12 +1,12 @@
 """Conversations on their way to ids: text by a chat template, and the ids that count in a loss.
 
-- An id counts if any of its bytes was written by the assistant.
-- Text is encoded with all special tokens allowed, even if the content of a message spells them, as
-  transformers does.
+- An id counts if the assistant wrote any byte of the id.
+- Text is encoded with all special tokens allowed, even in the content of a message, as in
+  transformers.
 - Ids are matched with the text by their lengths. If the vocabulary has a normalizer, this module
   normalizes the text first, between special tokens as the encoder does; normalizing again changes
-  nothing. A normalized character with parts on both sides of an edge counts. White space that a
-  special token swallows belongs to no id.
+  nothing. A normalized character that joins text of the assistant to other text counts. White
+  space that a special token swallows belongs to no id.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from llmgpu.text.jsonl import BadRowError, kind_of_value
 from llmgpu.text.nfc import normalize, starts_unit
 from llmgpu.text.normalizing import NFC, get_normalizer
 
-CHAT_TOKENS = SpecialOptions(allowed=(ALL,))  # of conversations
+CHAT_TOKENS = SpecialOptions(allowed=(ALL,))  # how conversations are encoded
 
 
 class Conversations(Closing):
-    """Renders messages as text, and keeps the spans written by the assistant; a `Chat`."""
+    """A `Chat` that renders messages as text, and records the spans written by the assistant."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Use the vocabulary's template, or ChatML if the vocabulary has its tokens.
+        """Use the vocabulary's template, or ChatML if the vocabulary has the tokens of ChatML.
 
-        Raises VocabularyError if neither is possible, InputError for an invalid template.
+        Raises VocabularyError if neither is possible or the normalizer is not NFC, InputError for
+        an invalid template.
         """
         chat = vocabulary.chat
         if not chat and not set(PLAIN_TOKENS) <= vocabulary.special_tokens.keys():
@@ -68,10 +69,10 @@ class Conversations(Closing):
         self._vocabulary = vocabulary
         self._normalizes = vocabulary.normalizer is not None
         self.text_bytes = 0
-        self._spans: list[tuple[int, int]] = []  # of bytes that the assistant wrote, not asked for
+        self._spans: list[tuple[int, int]] = []  # bytes of the assistant that no mask has covered
 
     def close(self) -> None:
-        """End the process that renders, if any."""
+        """End the renderer's process, if it has one."""
         self._renderer.close()
 
     def read(self, messages: object, tools: object, where: str, *, prompt: bool = False) -> Parts:
@@ -87,7 +88,7 @@ class Conversations(Closing):
         return self._normalized(parts, where) if self._normalizes else parts
 
     def add(self, parts: list[tuple[bytes, bool]]) -> None:
-        """Take note of the bytes of a conversation, the next ones of the text."""
+        """Record the next conversation in parts: bytes, and whether the assistant wrote a part."""
         ends = np.cumsum([0, *(len(data) for data, _ in parts)])
         if self._vocabulary.swallows_space:
             ends = self._count_kept(b"".join(data for data, _ in parts))[ends]
@@ -97,14 +98,14 @@ class Conversations(Closing):
         self.text_bytes += int(ends[-1])
 
     def _count_kept(self, data: bytes) -> NDArray[np.int64]:
-        """Return how many bytes before each are in ids: int64 (n + 1,). Others are swallowed."""
+        """Return the number of bytes before each position that belong to ids: int64 (n + 1,)."""
         kept = np.ones(len(data) + 1, np.int64)
         for first, begin, end, last in special_matches(self._vocabulary, (ALL,), data):
             kept[first:begin] = kept[end:last] = 0
         return np.cumsum(kept) - kept
 
     def mask(self, edges: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return bool (n,): ids with bytes of the assistant; see `llmgpu.text.chat.Chat`."""
+        """Return bool (n,): true for ids with bytes of the assistant; see `Chat.mask`."""
         spans = np.array(self._spans, np.int64).reshape(-1, 2)
         # Only the last span that begins before the end of an id can reach into the id.
         last = np.searchsorted(spans[:, 0], edges[1:], side="left") - 1
@@ -134,7 +135,7 @@ class Conversations(Closing):
     def _normalized_between(
         self, text: str, begin: int, end: int, ends: Sequence[int], parts: Parts, where: str
     ) -> Parts:
-        """Return a text without special tokens, normalized; ends: of all parts of the text."""
+        """Normalize text[begin:end], which has no special tokens; ends: ends of all parts."""
         segment = text[begin:end]
         pieces = _cut(text, begin, end, ends, parts)
         whole = normalize(segment)
@@ -152,7 +153,7 @@ class Conversations(Closing):
 
 
 def _cut(text: str, begin: int, end: int, ends: Sequence[int], parts: Parts) -> Parts:
-    """Return a part of a text, cut at the ends of parts."""
+    """Return text[begin:end], cut at the ends of parts."""
     inside = [edge for edge in ends if begin < edge < end]
     edges = [begin, *inside, end]
     first = sum(edge <= begin for edge in ends)
@@ -160,7 +161,7 @@ def _cut(text: str, begin: int, end: int, ends: Sequence[int], parts: Parts) -> 
 
 
 def _normalized_edge(segment: str, whole: str, edge: int, *, before: bool) -> int:
-    """Return the position of an edge in normalized text, moved out of a character if inside."""
+    """Return an edge's position in normalized text; an edge in a character moves to its border."""
     left = normalize(segment[:edge])
     if left + normalize(segment[edge:]) == whole:
         return len(left)
@@ -170,7 +171,7 @@ def _normalized_edge(segment: str, whole: str, edge: int, *, before: bool) -> in
 
 
 def lengths_in_conversations(vocabulary: Vocabulary) -> NDArray[np.int64]:
-    """Return how many bytes of a conversation's text each id is for: (vocabulary size,)."""
+    """Return the bytes of a conversation's text that each id stands for: (vocabulary size,)."""
     lengths = vocabulary.token_spans.copy()
     if vocabulary.normalizer is not None:
         for number in vocabulary.normalized_tokens:

@@ -1,4 +1,4 @@
-"""Tokens of each file of a corpus, counted in one pass over all of them.
+"""Numbers of tokens of all files of a corpus, counted in one pass over the corpus.
 
 An encoder's slice of text holds many small files, or a part of a large file. Each file begins a
 document, so the encoder's document starts include the positions of files in the ids.
@@ -32,14 +32,14 @@ class FileCount:
 
 
 class DocumentLengths:
-    """How many documents have each number of tokens; `add` takes the ids in order."""
+    """Numbers of documents by their number of tokens; `add` is called with the ids in order."""
 
     def __init__(self) -> None:
-        self._documents: Counter[int] = Counter()  # by number of tokens
-        self._open: int | None = None  # tokens so far of the document that is not closed
+        self._documents: Counter[int] = Counter()  # numbers of documents by number of tokens
+        self._open: int | None = None  # tokens so far of the open document
 
     def add(self, starts: NDArray[np.int64], count: int) -> None:
-        """Take the next `count` ids; documents begin at `starts`, ascending."""
+        """Count the next `count` ids, in which documents begin at `starts`, ascending."""
         if self._open is not None:
             self._open += int(starts[0]) if len(starts) else count
         if len(starts):
@@ -55,10 +55,10 @@ class DocumentLengths:
         self._open = None
 
     def summary(self) -> dict[str, Any]:
-        """Return the least number of tokens of a document, the greatest, and those between.
+        """Return figures of the numbers of tokens of documents, by name.
 
-        pN: the least number that N % of the documents don't exceed. above: documents with more
-        than each power of two from 128 on.
+        pN: the least number that N % of the documents don't exceed. above: the number of documents
+        with more tokens than each power of two from 128 on.
         """
         self.close()
         lengths = sorted(self._documents)
@@ -94,13 +94,14 @@ def count_files(
         (vocabulary size,), incremented by the occurrences of each id.
     lengths: collects the tokens of each document.
 
-    Raises what the encoder and the corpus raise.
+    Raises the errors of the encoder and of the corpus.
     """
-    tokens: list[int] = []  # of the files that have begun
+    tokens: list[int] = []  # tokens of each file that has begun
     documents = 0
     for piece in encode_corpus(encoder, text, ReusedMemory(), filters):
         starts, begun = piece.document_starts, text.begun
         counted = 0
+        # Divide the slice's ids among the files that begin in the slice.
         while len(tokens) < len(begun) and begun[len(tokens)].documents < documents + len(starts):
             position = int(starts[begun[len(tokens)].documents - documents])
             if tokens:

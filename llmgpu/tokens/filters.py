@@ -1,8 +1,8 @@
 """Filters of ids: functions from slices to slices, between an encoder and a sink.
 
-With chunks of N ids that overlap by K, chunk k of a document has its ids from k (N - K) on, N at
-most, and the last chunk ends with the document. Each chunk becomes a document, and so does a
-document without ids.
+With chunks of N ids that overlap by K, chunk k of a document begins with id k (N - K) of the
+document and has up to N ids; the last chunk ends with the document. Each chunk becomes a document.
+A document without ids stays a document.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def with_masks(slices: Slices, conversations: Chat, vocabulary: Vocabulary) -> S
 
 
 def first_tokens(slices: Slices, most: int, spans: NDArray[np.int64]) -> Slices:
-    """Yield the first `most` ids (1 or more), cut in the middle of a document if need be.
+    """Yield the first `most` ids (1 or more); the last document may be cut.
 
     spans: bytes of text of each id, (vocabulary size,).
     """
@@ -69,13 +69,13 @@ def first_tokens(slices: Slices, most: int, spans: NDArray[np.int64]) -> Slices:
 
 
 def in_chunks(slices: Slices, most: int, overlap: int, spans: NDArray[np.int64]) -> Slices:
-    """Yield documents cut into chunks of up to `most` ids, closed slices of whole chunks.
+    """Cut documents into chunks of up to `most` ids; yield closed slices of whole chunks.
 
     most: 1 or more. overlap: 0 or more, below `most`: ids that a chunk shares with the chunk
     before. spans: bytes of text of each id, (vocabulary size,).
     """
     step = most - overlap
-    ids, mask = np.empty(0, np.uint32), None  # of the chunk that may still grow
+    ids, mask = np.empty(0, np.uint32), None  # ids and mask of the chunk that may still grow
     is_open = False
     for piece in slices:
         # Join the rest of the previous slice with this slice.
@@ -101,7 +101,7 @@ def in_chunks(slices: Slices, most: int, overlap: int, spans: NDArray[np.int64])
 
 
 def _chunks_before_last(lengths: NDArray[np.int64], most: int, step: int) -> NDArray[np.int64]:
-    """Return how many chunks documents of some lengths have before the last chunk."""
+    """Return the number of chunks before the last chunk of documents with these lengths."""
     return np.maximum(0, -(-(lengths - most) // step))
 
 
@@ -120,12 +120,12 @@ def _cut(
     counts[: max(closed, 0)] += 1
     if not counts.any():
         return
-    # numbers: of each chunk in its document; begins, ends: positions in `ids`.
+    # numbers: index of each chunk in its document; begins, ends: positions in `ids`.
     numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     begins = np.repeat(starts, counts) + numbers * step
     ends = np.minimum(begins + most, np.repeat(starts + lengths, counts))
     sizes = ends - begins
-    places = np.cumsum(sizes) - sizes  # of the chunks among the ids that are yielded
+    places = np.cumsum(sizes) - sizes  # starts of the chunks in the ids that are yielded
     at = np.arange(sizes.sum()) + np.repeat(begins - places, sizes)
     found = ids[at]
     chosen = None if mask is None else mask[at]

@@ -1,4 +1,4 @@
-"""The formats of token ids: one line in FORMATS each.
+"""The formats of token ids; a format is one line in FORMATS.
 
 Ids are written slice by slice, and read in blocks of bounded size with documents end to end. An id
 is a number from 0 to 2^32 - 1; the decoder checks whether the vocabulary has the id.
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class TokenFormat:
     """A format: a description for --help, and the functions of `read_tokens` and `open_writer`.
 
-    ending: of file names. kind: of files, see `llmgpu.outputs`. reader, writer: places of
-    definition, see `llmgpu.registry.imported`.
+    ending: suffix of file names. kind: kind of the files, see `llmgpu.outputs`. reader, writer:
+    modules and names of definitions, see `llmgpu.registry.imported`.
     """
 
     description: str
@@ -74,7 +74,7 @@ FORMATS = {
 
 
 _OTHER_ENDINGS = ".arrow .bz2 .csv .gz .h5 .json .npz .parquet .pkl .pt .pth .safetensors .xz .zst"
-SHOWN = "tokens"  # a format to look at, see `llmgpu.tokens.ids`; it can't be read back
+SHOWN = "tokens"  # a format for people, see `llmgpu.tokens.ids`; llmgpu does not read it
 
 
 def describe_formats() -> str:
@@ -100,7 +100,7 @@ def check_ending(path: str | Path) -> None:
 
 
 def recognize_format(path: str | Path) -> str:
-    """Return the format of a file of ids, by its content and side file, or else by its name."""
+    """Return the format of a file of ids: by content and side file, otherwise by name."""
     kind = kind_of(str(path))
     found = (name for name, format in FORMATS.items() if format.kind == kind)
     return next(found, format_by_name(path))
@@ -137,7 +137,7 @@ def open_writer(
 ) -> TokenWriter:
     """Open `path` ("-": standard output) for ids in one of FORMATS.
 
-    vocabulary_size: number of ids. fingerprint, match_facts: the vocabulary's, for a side file.
+    vocabulary_size: number of ids. fingerprint, match_facts: of the vocabulary, for side files.
     layout: one of LAYOUTS, for ``bin``. masked: slices have a loss mask, stored by ``bin`` only.
     force: replace even a file of another kind.
 
@@ -156,7 +156,7 @@ def read_tokens(
 ) -> Iterator[NDArray[np.int64]]:
     """Return an iterator over the ids in `path` ("-": standard input), int64, block by block.
 
-    vocabulary_size, layout: describe a ``bin`` stream without a side file, such as a pipe.
+    vocabulary_size, layout: facts of a ``bin`` stream without a side file, such as a pipe.
 
     Raises InputError for an unknown format or layout, for a file that can't be read, and for
     content other than ids, with file and line or position.

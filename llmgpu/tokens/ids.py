@@ -1,7 +1,7 @@
 """Token ids as text, one line per document: decimals with single spaces, or JSON lines.
 
-A document without ids is an empty line, or ``{"ids": []}``; with ids, ``{"ids": [1,2]}``. Decimals
-are parsed with NumPy, all numbers of a block at once.
+A document is a line. Decimals have an empty line for a document without ids; JSON lines are
+``{"ids": [1,2]}`` or ``{"ids": []}``. NumPy parses all decimals of a block at once.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from llmgpu.tokens.sinks import (
 )
 
 _BLOCK_IDS = 1 << 18  # ids formatted at a time by Python
-_LEAST_IDS = 1 << 12  # of a slice that pay for the table of how ids are spelled
+_LEAST_IDS = 1 << 12  # ids of a slice for which a table of spelled ids is worth making
 _MAX_DIGITS = 10
 _IS_SPACE = np.zeros(256, np.bool_)
-_SPACES = b" \t\r\n,[]"  # between ids, as lists of programs are printed, too
+_SPACES = b" \t\r\n,[]"  # bytes between ids, also in lists as programs print lists
 _IS_SPACE[list(_SPACES)] = True
 _WORD = re.compile(rb"[^%b]+" % re.escape(_SPACES))
 
 
 def read_decimals(name: str) -> Iterator[NDArray[np.int64]]:
-    """Yield the ids of a file in blocks; ids of a pipe, also in JSON lines, as they arrive."""
+    """Yield the ids of a file in blocks, of a pipe as ids arrive; a pipe may be JSON lines."""
     with open_stream(name) as stream:
         blocks = read_blocks(stream, BLOCK_BYTES)
         first = bytes(next(blocks, b""))
@@ -71,7 +71,7 @@ def read_decimals(name: str) -> Iterator[NDArray[np.int64]]:
 def _parse_decimals(text: bytes, name: str, line: int) -> NDArray[np.int64]:
     """Return the numbers in `text`, which cuts no number in two and starts in line `line`."""
     data = np.frombuffer(text, np.uint8)
-    digits = data - np.uint8(ord("0"))  # anything else wraps around or is 10 or more
+    digits = data - np.uint8(ord("0"))  # any other byte wraps around or is 10 or more
     is_digit = digits < 10
     known = is_digit | _IS_SPACE[data]
     if not known.all():
@@ -85,7 +85,7 @@ def _parse_decimals(text: bytes, name: str, line: int) -> NDArray[np.int64]:
     longest = int(lengths.max(initial=0))
     if longest > _MAX_DIGITS:
         raise _error_at(text, int(begins[np.argmax(lengths > _MAX_DIGITS)]), name, line)
-    # Add up the digits by place, the last ones first, of all numbers at once.
+    # Add up the digits of all numbers by place, from the last place on.
     ids = np.zeros(len(begins), np.int64)
     for place in range(longest):
         # Shorter numbers have no digit at this place: add 0.
@@ -112,18 +112,18 @@ def _error_at(text: bytes, position: int, name: str, line: int) -> InputError:
 
 
 class TextWriter(TokenWriter):
-    """Writes ids as decimal text, with a table of how each id is spelled.
+    """Writes ids as decimal text, from a table of spelled ids.
 
-    The text of a slice is made as if the slice continued a document with ids. `_write` leaves out
-    the separator or border at the front where the slice does not.
+    `_content` makes the text of a slice as if the slice continued a document with ids. For any
+    other slice `_write` leaves out the separator or the border at the front.
     """
 
-    SEPARATOR, BEFORE, AFTER = b" ", b"", b"\n"  # of ids, and around those of a document
+    SEPARATOR, BEFORE, AFTER = b" ", b"", b"\n"  # between ids, before and after a document
 
     def __init__(self, path: str | Path, vocabulary_size: int) -> None:
         super().__init__(path, vocabulary_size)
         self._is_open = False  # a document has started and its end is not written
-        self._is_empty = True  # none of its ids is written
+        self._is_empty = True  # no id of the document is written
 
     @cached_property
     def _cells(self) -> NDArray[np.uint64]:
@@ -168,7 +168,7 @@ class TextWriter(TokenWriter):
 def _format(
     ids: NDArray[np.uint32], starts: NDArray[np.int64], separator: bytes, border: bytes
 ) -> bytes:
-    """Return ids as text: each after the separator, but documents after the border."""
+    """Return ids as text: a border before each document, a separator before every other id."""
     decimals = [b"%d" % number for number in ids.tolist()]
     bounds = pairwise([0, *starts.tolist(), len(ids)])
     documents = [separator.join(decimals[begin:end]) for begin, end in bounds]
@@ -177,7 +177,7 @@ def _format(
     return border.join(documents)
 
 
-_BLOCK_IDS_READ = 1 << 18  # of JSON lines
+_BLOCK_IDS_READ = 1 << 18  # ids of JSON lines yielded at a time
 
 
 class JsonlWriter(TextWriter):
@@ -194,7 +194,7 @@ def read_jsonl(name: str) -> Iterator[NDArray[np.int64]]:
 
 def _ids_of_lines(raw: io.RawIOBase, stream: ByteStream, name: str) -> Iterator[NDArray[np.int64]]:
     """Yield the ids of JSON lines in `raw`, the bytes of `stream`."""
-    pending: list[int] = []  # of short lines, unless the next one must be waited for
+    pending: list[int] = []  # ids of the lines read, until no further line is ready
     for number, line in jsonl_lines(io.BufferedReader(raw, BLOCK_BYTES), name):
         pending += _line_ids(line, f"{name}, line {number}")
         if len(pending) >= _BLOCK_IDS_READ or not stream.wait(0):
@@ -217,18 +217,18 @@ def _line_ids(line: bytes, where: str) -> list[int]:
 
 Style = Literal["lines", "colours", "borders"]
 
-# Black on one of the first by turns; special tokens are white on the others. Of the palette of 256.
+# Colours of the palette of 256, by turns: grounds of black text, and of special tokens, in white.
 _GROUNDS = (153, 157, 229, 217)
 _SPECIAL_GROUNDS = (88, 54)
 _BORDER = "│"
 
 
 class ShownTokens(TokenWriter):
-    """Writes tokens by their text, as `readable` gives it, documents apart by an empty line.
+    """Writes tokens as readable text, with an empty line between documents.
 
-    Style "lines" has a line for each token, its id and its text; "colours" and "borders" show the
-    text with its own line breaks, tokens on grounds of different colours or with a border after
-    each.
+    Style "lines" has a line for each token, with id and text; "colours" and "borders" show the text
+    with its own line breaks, tokens on grounds of different colours or with a border after each
+    token.
     """
 
     def __init__(self, path: str | Path, vocabulary: Vocabulary, style: Style = "lines") -> None:

@@ -1,10 +1,10 @@
-"""The layouts of token files: the header before the numbers. One line in LAYOUTS each.
+"""The layouts of token files: headers before the numbers. A layout is one line in LAYOUTS.
 
-- ``raw``: nothing.
+- ``raw``: no header.
 - ``llmc``: the header of llm.c's token files, 256 int32, the first three used: magic, version, and
   the number of tokens. The magic tells uint16 from uint32.
-- ``megatron``: nothing; the index of Megatron-LM, NAME.idx, is beside NAME.bin.
-- ``nanogpt``: nothing, and always uint16.
+- ``megatron``: no header; an index of Megatron-LM, NAME.idx, describes NAME.bin.
+- ``nanogpt``: no header, and always uint16.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _LLMC_KINDS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # magic, versi
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout by its header.
+    """A layout: its header, and its limits.
 
-    description: for --help. header_bytes: length of the header. max_tokens: in one file, None for
-    any number.
+    description: text for --help. header_bytes: length of the header. max_tokens: most tokens of a
+    file, None for any number.
     make_header: returns the header of `count` numbers of a type, uint16 or uint32.
-    parse_header: returns type and number of the tokens, given the header and the name of the file;
-        InputError if it is not a header. None if there is nothing to parse.
-    max_ids: of a vocabulary, None for any number.
-    has_index: the index of Megatron-LM is beside the file, see `llmgpu.tokens.bin`.
+    parse_header: given the header and the name of the file, returns type and number of the tokens;
+        InputError for an invalid header. None for a layout without a header.
+    max_ids: most ids of a vocabulary, None for any number.
+    has_index: whether an index of Megatron-LM is written, see `llmgpu.tokens.bin`.
     """
 
     name: str
@@ -89,7 +89,7 @@ def describe_layouts() -> str:
 
 
 def get_layout(name: str) -> Layout:
-    """Return a layout by its name; InputError if there is none."""
+    """Return a layout by its name; InputError for an unknown name."""
     if name not in LAYOUTS:
         raise InputError(f"unknown layout {quote(name)}: use one of {', '.join(LAYOUTS)}")
     return LAYOUTS[name]

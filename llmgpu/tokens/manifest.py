@@ -1,8 +1,8 @@
-"""Lists of token shards: the manifest of a finished job, and the progress of another.
+"""Lists of token shards: the manifest of a finished job, the progress file of an unfinished job.
 
-Both have the facts of the job and an entry for each shard, and name files of their own folder
-alone. A manifest is a JSON object. A progress file has JSON lines, the job's and one for each
-finished shard, so that another shard is added without writing the others again.
+Both files have the facts of the job and an entry for each shard, and name files of their own folder
+alone. A manifest is a JSON object. A progress file has JSON lines, one for the job and one for each
+finished shard, so that adding a shard appends a line.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ from llmgpu.tokens.layouts import get_layout
 
 MANIFEST_FORMAT = "llmgpu-token-shards"
 PROGRESS_FORMAT = "llmgpu-token-shards-in-progress"
-VERSION = 1  # of manifests
+VERSION = 1  # version of manifests
 PROGRESS_VERSION = 2
 
 _DTYPES = ("uint16", "uint32")
-SUMS = ("count", "bytes", "documents", "bytes_per_token")  # over all shards of a manifest
+SUMS = ("count", "bytes", "documents", "bytes_per_token")  # facts of a manifest over all shards
 
 
 @dataclass(frozen=True)
 class Shard:
     """A shard as manifests list it.
 
-    file: name without the folder. count: tokens. bytes: of text of the tokens. documents: number
-    of document starts. continues: the first ids belong to the last document of the previous shard.
+    file: name without the folder. count: number of tokens. bytes: bytes of text of the tokens.
+    documents: number of document starts. continues: the first ids belong to the last document of
+    the previous shard.
     """
 
     file: str
@@ -56,7 +57,7 @@ class Shard:
 
 
 def write_manifest(path: str | Path, facts: dict[str, Any], shards: list[Shard]) -> dict[str, Any]:
-    """Write a manifest and return its content; facts: all but the shards, with places for SUMS."""
+    """Write a manifest and return its content; facts: all entries but the shards and sums."""
     tokens = sum(shard.count for shard in shards)
     nbytes = sum(shard.bytes for shard in shards)
     totals = {
@@ -98,10 +99,10 @@ def read_manifest(path: str | Path) -> list[tuple[str, Shard]]:
 
 
 def shard_files(path: str | Path, *, may_be_foreign: bool = False) -> list[str]:
-    """Return the paths of a manifest's shards; InputError if a shard has not the listed sizes.
+    """Return the paths of a manifest's shards; InputError if the sizes of a shard differ.
 
-    may_be_foreign: accept shards without side files. Only their ids are counted, by the type of
-    numbers that the manifest names.
+    may_be_foreign: accept shards without side files. Only the ids of these shards are counted, by
+    the type of numbers that the manifest names.
     """
     dtype = describe_manifest(path).get("dtype")
     shards = read_manifest(path)
@@ -144,7 +145,7 @@ def read_progress(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
 
 def _parse_progress(data: bytes) -> dict[str, Any]:
     """Return a progress file as one object; a killed job may leave part of a line at the end."""
-    if data.startswith(b"{\n"):  # version 1, one object: `_read` refuses it by its version
+    if data.startswith(b"{\n"):  # version 1, a single object, which `_read` refuses
         return {**json.loads(data)}
     job, _, rest = data.partition(b"\n")
     lines = rest[: rest.rfind(b"\n") + 1].splitlines()
@@ -188,7 +189,7 @@ def _read(
 
 
 def is_whole(path: str, shard: Shard) -> bool:
-    """Return whether a shard and the files beside it exist and agree."""
+    """Return whether a shard, its side file and its index exist and agree."""
     try:
         describe_bin_file(path)
         side = read_side_file(path)
@@ -209,7 +210,7 @@ def _line(content: dict[str, Any]) -> bytes:
     return json.dumps(content).encode() + b"\n"
 
 
-_OWN = ("format", "version", "part", "work_sha256", "shards")  # of the manifest of a part
+_OWN = ("format", "version", "part", "work_sha256", "shards")  # facts of a part alone
 
 
 def merge_shards(
@@ -217,8 +218,8 @@ def merge_shards(
 ) -> dict[str, Any]:
     """Write one manifest of the shards of all parts; return its content.
 
-    manifests: of the parts, in any order, each once. output: the manifest, in the folder of the
-        shards. force: replace even a file of another kind.
+    manifests: paths of the manifests of all parts, each once, in any order. output: path of the
+        manifest, in the folder of the shards. force: replace even a file of another kind.
 
     Raises:
         InputError: a manifest is not that of a part, parts are missing or of different jobs, or
@@ -242,7 +243,7 @@ def merge_shards(
 
 
 def _in_order(manifests: Sequence[str | Path]) -> list[str | Path]:
-    """Return the manifests by their parts; InputError unless these are the parts of one job."""
+    """Return the manifests in the order of their parts; InputError unless they are of one job."""
     by_number: dict[int, str | Path] = {}
     first: dict[str, Any] = {}
     for path in manifests:

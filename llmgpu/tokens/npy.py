@@ -2,8 +2,8 @@
 
 Documents follow each other without a mark.
 
-On a RAM disk most time of writing goes to getting new pages of memory. So several threads write, or
-one thread gets pages before the first ids are written.
+On a RAM disk most time of writing goes to allocating new pages of memory. So several threads write,
+or one thread allocates pages before the first ids are written.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from llmgpu.tokens.sinks import (
     open_stream,
 )
 
-HEADER_BYTES = 128  # of the arrays that are written here
+HEADER_BYTES = 128  # bytes of the header of every array written here
 _MAX_HEADER_BYTES = 1 << 16
 _LEAST_RESERVED = 64 << 20  # bytes of text whose ids are worth reserving memory for
-_TOKEN_BYTES = 4  # of text, in common languages
+_TOKEN_BYTES = 4  # bytes of text per token in common languages
 _LEAST_SHARED = 4 << 20  # bytes that are worth starting threads for
 _MOST_OF_FREE = 4  # reserve up to 1/4 of the free memory for a file
 _WRITE_THREADS = min(4, usable_processors() // 2)  # beyond 4, a file is written no faster
@@ -89,14 +89,14 @@ def npy_header(dtype: np.dtype[Any], count: int) -> bytes:
 class Reservation:
     """Memory for a file on a RAM disk, reserved by a thread before the first ids are written.
 
-    Files on other disks get none.
+    No memory is reserved for files on other disks.
     """
 
     def __init__(self, file: BinaryIO, nbytes: int) -> None:
-        """Begin to reserve memory for the first `nbytes` of a file; its length stays unchanged.
+        """Begin to reserve memory for the first `nbytes` of a file; the file's length stays.
 
-        At most 1/4 of the free memory is reserved. Raises OSError and RuntimeError if the process
-        may have no more files or threads.
+        At most 1/4 of the free memory is reserved. Raises OSError if the process has no descriptor
+        left, RuntimeError if the process can't start a thread.
         """
         self._descriptor = os.dup(file.fileno())  # the file may be closed by another thread
         self._has_ended = c_int()
@@ -122,7 +122,7 @@ class Reservation:
         """Stop reserving, and free the memory beyond the end of the file."""
         self._has_ended.value = True
         self._thread.join()
-        with suppress(OSError):  # then the file keeps it
+        with suppress(OSError):  # on an error the file keeps the memory
             if self._reserved:
                 os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size)
         os.close(self._descriptor)
@@ -163,14 +163,14 @@ class NumbersWriter(TokenWriter):
 
     @abstractmethod
     def _header(self, count: int) -> bytes:
-        """Return the bytes before `count` numbers; their length does not depend on it."""
+        """Return the bytes before `count` numbers; `count` does not change the length."""
 
     def expect(self, text_bytes: int | None) -> None:
         """Reserve memory for the ids of a text, see `TokenSink.expect`."""
         if text_bytes is None or text_bytes < _LEAST_RESERVED or self.is_direct:
             return
         nbytes = text_bytes // _TOKEN_BYTES * self._dtype.itemsize
-        with suppress(OSError, RuntimeError):  # it works without, too
+        with suppress(OSError, RuntimeError):  # writing works without a reservation, too
             self._reservation = Reservation(self._numbers, nbytes)
 
     def _content(self, piece: EncodedSlice) -> memoryview:
@@ -195,7 +195,7 @@ class NumbersWriter(TokenWriter):
             stream.write(header)
 
     def abort(self) -> None:
-        """Remove what was written, if possible."""
+        """Remove the unfinished output, if possible."""
         self._end_reservation()
         if self._is_collected:
             self._numbers.close()

@@ -22,9 +22,9 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.tokens.tokenizing import encode_corpus, known_bytes, suggesting_gpu
 
-_MOST_KEPT = 16  # encoders with different options
-HOST_BYTES = 1 << 16  # up to here the CPU is done before a device has received the text
-MOST_AT_ONCE = 1 << 26  # bytes: longer text is encoded slice by slice, in little memory
+_MOST_KEPT = 16  # most encoders kept, each for different options
+HOST_BYTES = 1 << 16  # the CPU has encoded a text of this size before a device receives it
+MOST_AT_ONCE = 1 << 26  # bytes of text encoded at once; longer text is encoded slice by slice
 _log = logging.getLogger("llmgpu")
 
 
@@ -67,13 +67,13 @@ class ProcessEncoders:
     """
 
     def __init__(self, vocabulary: Vocabulary, opening: Opening) -> None:
-        """Open no encoder yet; opening: of the device for long texts."""
+        """Start without encoders; opening: opens the device for long texts."""
         self.process = os.getpid()
         self._vocabulary, self._opening = vocabulary, opening
         self._lock = threading.Lock()
         # Not cached properties: in Python 3.11 these share a lock, which a fork may find held.
         self._short: Encoder | None = None
-        self._long: dict[bool, Encoder] = {}  # by whether a device encodes
+        self._long: dict[bool, Encoder] = {}  # the key tells whether a device encodes
         self._special: dict[tuple[SpecialOptions, Encoder], Encoder] = {}
         self._documents: dict[SpecialOptions, DocumentEncoder] = {}
         self._coder: Any = None
@@ -82,7 +82,8 @@ class ProcessEncoders:
     def coder(self, *, encodes: bool) -> Any:
         """Return the coder of the extension module, None without the module.
 
-        encodes: the coder encodes, too, if the module can; otherwise only its `decode` is sure to.
+        encodes: prepare the coder for encoding, too, if the module supports the vocabulary. If
+            False, only `decode` is certain to work.
         """
         if self._coder is None and not self.is_prepared:
             self._coder = open_coder(self._vocabulary)
@@ -94,11 +95,11 @@ class ProcessEncoders:
         return self._coder
 
     def renewed(self) -> ProcessEncoders:
-        """Return new ones, of this process."""
+        """Return new encoders for the current process."""
         return ProcessEncoders(self._vocabulary, Opening(self._opening.wanted, encodes=True))
 
     def open(self) -> None:
-        """Open the device; ``auto`` is opened with the first long text."""
+        """Open the device; with ``auto`` leave opening to the first long text."""
         if self._opening.wanted != "auto":
             self._opening.begin()
             prepare_vocabulary(self._vocabulary, self._opening)
@@ -129,7 +130,7 @@ class ProcessEncoders:
     def encode_files(
         self, names: Sequence[str], reading: CorpusOptions | None, options: SpecialOptions
     ) -> NDArray[np.uint32]:
-        """Return the ids of the documents in files, end to end; reading: how to read them."""
+        """Return the ids of the documents in files, end to end; reading: options for reading."""
         with Corpus(names, reading) as text:
             return self._encode(text, options)[0]
 
@@ -161,7 +162,7 @@ class ProcessEncoders:
         return ids.take(), np.concatenate(starts)
 
     def encode_document(self, text: bytes, options: SpecialOptions) -> NDArray[np.uint32] | None:
-        """Return the ids of a document at once; None if that takes `encode_documents`."""
+        """Return the ids of a document at once; None: use `encode_documents`."""
         if self._vocabulary.normalizer is not None or not self.encodes_on_host(len(text)):
             return None
         documents = self._documents.get(options)
@@ -173,9 +174,9 @@ class ProcessEncoders:
         return documents.encode(text)
 
     def encode_batch(self, texts: Sequence[Any], *, as_list: bool) -> list[Any] | None:
-        """Return the ids of each text by the extension module, None if the module can't.
+        """Return the ids of each text by the extension module, None if the module can't encode.
 
-        The arrays are consecutive views of one array. as_list: lists of int instead.
+        as_list: return lists of int; otherwise arrays, consecutive views of one array.
         """
         coder = self.coder(encodes=True)
         found: list[Any] | None = None if coder is None else coder.encode_batch(texts, as_list)
@@ -195,7 +196,7 @@ class ProcessEncoders:
             return isinstance(self._open_long(text_bytes), CpuEncoder)
 
     def _encode_plain(self, text: bytes) -> NDArray[np.uint32] | None:
-        """Return the ids of a document without special tokens, which `encodes_on_host`."""
+        """Return the ids of a document without special tokens; `encodes_on_host` is true for it."""
         coder = self.coder(encodes=True)
         if coder is not None:
             ids: NDArray[np.uint32] | None = coder.encode(text, False, True)

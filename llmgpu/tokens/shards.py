@@ -3,11 +3,11 @@
 For the output ``OUT.bin``:
 
 - ``OUT-000000.bin``, ``OUT-000001.bin`` and so on have exactly the requested number of tokens, the
-  last shard the rest. Each has a side file, in which "continues" means: the first ids belong to the
-  last document of the previous shard.
-- ``OUT.json`` is the manifest. The manifest exists only while all its shards do.
-- ``OUT.progress.json`` has the resume key of a job and its finished shards. A resumed job produces
-  all ids again from the first, and compares ids with finished shards instead of writing them.
+  last shard has the remaining tokens. Each shard has a side file, in which "continues" means: the
+  first ids belong to the last document of the previous shard.
+- ``OUT.json`` is the manifest, which exists only while all listed shards exist.
+- ``OUT.progress.json`` has the resume key of a job and its finished shards. A resumed job encodes
+  the text again from the start, and compares the ids with the finished shards.
 - ``OUT.lock`` is locked while a job writes, see `llmgpu.locks`, and removed at the end.
 - At the end of a job, later shards of an earlier job and temporary files of a killed job are
   removed.
@@ -59,7 +59,7 @@ from llmgpu.tokens.sinks import TokenSink, id_dtype, require_ids
 from llmgpu.tokens.splitting import spans_without
 
 _NO_IDS = np.empty(0, np.uint32)
-_BLOCK_IDS = 1 << 16  # counted at a time: the lengths of more do not fit in the cache
+_BLOCK_IDS = 1 << 16  # ids counted at a time: the lengths of more ids do not fit in the cache
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ShardNames:
     def outputs(self) -> list[Output]:
         """The files that a job may replace.
 
-        `ShardWriter` checks the kind of each shard just before replacing it: the new job may have
+        `ShardWriter` checks the kind of each old shard before the replacement: the new job may have
         fewer shards than the old job.
         """
         folder, name = os.path.split(self.output)
@@ -121,7 +121,7 @@ class ShardNames:
 class ShardWriter(TokenSink):
     """Writes ids into shards.
 
-    kept: how many finished shards are compared instead of written.
+    kept: number of finished shards, which are compared instead of written.
     """
 
     def __init__(
@@ -140,7 +140,8 @@ class ShardWriter(TokenSink):
         """Prepare for shards of `shard_tokens` ids.
 
         layout: one of LAYOUTS. added: ids that stand for no bytes of the text, such as BOS.
-            masked: slices have masks. run: resume key of the ids, in addition to these arguments.
+            masked: slices have masks. run: resume key of the ids; the key of the shards adds these
+            arguments.
         resume: continue a job with the same key. force: replace even files of another kind.
 
         Raises InputError if the job to resume has another key (the message names the difference),
@@ -169,7 +170,7 @@ class ShardWriter(TokenSink):
         self._current: TokenSink | None = None
         self._current_bytes = 0
         self._continues = False
-        self._held = 0  # documents that start at the next id; at the end, empty ones
+        self._held = 0  # documents that start at the next id; without a next id, empty documents
 
     def prepare(self, piece: EncodedSlice) -> EncodedSlice:
         """Check ids, count the bytes of text and convert; see `TokenSink.prepare`."""
@@ -178,7 +179,7 @@ class ShardWriter(TokenSink):
         return replace(piece, content=numbers, text_bytes=self._count_bytes(piece.ids))
 
     def write(self, piece: EncodedSlice) -> None:
-        """Write the next ids, see `TokenSink.write`; bytes of text are counted by the ids.
+        """Write the next ids, see `TokenSink.write`; the bytes of text follow from the ids.
 
         Raises InputError if ids differ from the ids of a finished shard.
         """
@@ -186,6 +187,7 @@ class ShardWriter(TokenSink):
         ids = prepared.ids
         starts = np.concatenate([np.zeros(self._held, np.int64), piece.document_starts])
         begin = low = 0
+        # Cut the slice at the borders of shards; a start at the slice's end waits for the next id.
         while begin < len(ids):
             if self._current is not None and self._current.ids == self._shard_tokens:
                 self._finish_shard()
@@ -220,7 +222,7 @@ class ShardWriter(TokenSink):
         self._lock.remove()
 
     def abort(self) -> None:
-        """Abort the current shard; finished ones stay."""
+        """Abort the current shard; finished shards stay."""
         try:
             if self._current is not None:
                 self._current.abort()
@@ -233,13 +235,13 @@ class ShardWriter(TokenSink):
         count = 0
         for begin in range(0, len(ids), _BLOCK_IDS):
             block = ids[begin : begin + _BLOCK_IDS]
-            # "clip" takes half the time of checking ids, and there is nothing to clip.
+            # The ids are valid, so nothing is clipped; "clip" halves the time of checking indices.
             lengths = np.take(self._spans, block, out=memory[: len(block)], mode="clip")
             count += int(lengths.sum())
         return count
 
     def _put(self, piece: EncodedSlice) -> None:
-        """Write ids that fit into the current shard; `piece.content` has their bytes."""
+        """Write ids that fit into the current shard; `piece.content` has the bytes of the ids."""
         if self._current is None:
             index, starts = len(self._shards), piece.document_starts
             self._continues = index > 0 and not (len(starts) and starts[0] == 0)
@@ -272,7 +274,7 @@ class ShardWriter(TokenSink):
         )
         if index < self.kept and shard != self._former[index]:
             raise _differs(path)
-        if index == self.kept:  # manifest and progress list old shards, replaced now
+        if index == self.kept:  # manifest and progress file may list shards that are replaced
             _remove(self._names.manifest)
             if index == 0:
                 _remove(self._names.progress)
@@ -331,7 +333,7 @@ def _job_key(vocabulary: Vocabulary, shard_tokens: int, layout: str, run: Run | 
 
 
 def _part_facts(run: Run) -> dict[str, str]:
-    """Return the part of a manifest, and a digest shared by all parts of the job."""
+    """Return entries of a part's manifest: the part, and a digest shared by all parts."""
     if PART not in run:
         return {}
     shared = {name: value for name, value in run.items() if name not in (FILES, PART)}
@@ -339,7 +341,7 @@ def _part_facts(run: Run) -> dict[str, str]:
 
 
 class _KeptShard(TokenSink):
-    """Compares ids with those of a finished shard."""
+    """Compares ids with the ids of a finished shard."""
 
     def __init__(self, path: str, dtype: np.dtype[np.unsignedinteger], offset: int) -> None:
         super().__init__()
@@ -403,7 +405,7 @@ def _remove_from(names: ShardNames, first: int) -> None:
     except InputError as error:
         if not isinstance(error.__cause__, (FileNotFoundError, type(None))):
             raise  # unknown whether another shard exists
-    for index in reversed(range(first, end)):  # so that a kill in between leaves no gap
+    for index in reversed(range(first, end)):  # backwards: a kill in between leaves no gap
         path = names.shard(index)
         layout = get_layout(str(read_side_file(path)["layout"]))
         written = (path, mask_path(path), side_path(path), index_path(path, layout))

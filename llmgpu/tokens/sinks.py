@@ -20,7 +20,7 @@ from llmgpu.errors import InputError, OutputError
 from llmgpu.files import OutputFile, output_errors
 from llmgpu.text.streams import BYTES, ByteStream, Source
 
-BLOCK_BYTES = 1 << 20  # read at a time
+BLOCK_BYTES = 1 << 20  # bytes read at a time
 MAX_ID = (1 << 32) - 1
 
 _UINT16_IDS = 1 << 16
@@ -48,10 +48,10 @@ def open_stream(name: str) -> ByteStream:
 
 
 class TokenSink(Closing):
-    """Takes ids slice by slice; a context manager that removes the output on an exception.
+    """Writes ids slice by slice; a context manager that removes the output on an exception.
 
-    ids, documents: taken so far.
-    is_direct: output is visible at once, so a reader may be waiting for it.
+    ids, documents: numbers of ids and documents written so far.
+    is_direct: whether output is visible at once; then a reader may be waiting for the output.
     """
 
     is_direct = False
@@ -69,39 +69,39 @@ class TokenSink(Closing):
     def expect(self, text_bytes: int | None) -> None:
         """Announce the bytes of the next text (None: unknown), before its first ids.
 
-        A sink may reserve memory meanwhile.
+        A sink may begin to reserve memory for the ids.
         """
 
     def prepare(self, piece: EncodedSlice) -> EncodedSlice:
-        """Return a slice for `write`, with its `content` if the sink makes one from the ids alone.
+        """Return a slice for `write`, with `content` if the sink makes it from the ids alone.
 
-        Any number of threads may call it at a time. Raises OutputError as `write` does.
+        Several threads may call `prepare` at a time. Raises OutputError as `write` does.
         """
         return piece
 
     @abstractmethod
     def write(self, piece: EncodedSlice) -> None:
-        """Take the next ids, prepared or not.
+        """Write the next ids, prepared or not.
 
         piece: the first slice of a text has a document start at 0. A closed slice ends the line of
-            its last document now, not at the next document (a document without ids stays open).
+            its last document at once, not at the next document (a document without ids stays open).
 
         Raises OutputError for ids that can't be written or are not in the vocabulary.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Write the rest, and give the output its name."""
+        """Complete the output, and move the output to its name."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Remove what was written, if possible."""
+        """Remove the unfinished output, if possible."""
 
 
 class TokenWriter(TokenSink):
     """Writes ids to one output.
 
-    match_facts: of the match rule, for side files, see `Vocabulary.match_facts`.
+    match_facts: facts of the match rule for side files, see `Vocabulary.match_facts`.
     """
 
     def __init__(self, path: str | Path, vocabulary_size: int) -> None:
@@ -113,7 +113,7 @@ class TokenWriter(TokenSink):
         self.is_direct = self._output.is_direct
 
     def prepare(self, piece: EncodedSlice) -> EncodedSlice:
-        """Check ids, and make the bytes of them; see `TokenSink.prepare`."""
+        """Check ids, and convert the ids to bytes; see `TokenSink.prepare`."""
         require_ids(piece.ids, self._vocabulary_size)
         return replace(piece, content=self._content(piece))
 
@@ -128,7 +128,7 @@ class TokenWriter(TokenSink):
         self.documents += len(piece.document_starts)
 
     def close(self) -> None:
-        """Write the rest, and give the file its name."""
+        """Complete the file, and move the file to its name."""
         try:
             with output_errors(self._output.path):
                 self._finish()
@@ -138,7 +138,7 @@ class TokenWriter(TokenSink):
         self._output.commit()
 
     def abort(self) -> None:
-        """Remove what was written, if possible."""
+        """Remove the unfinished output, if possible."""
         self._output.discard()
 
     def _content(self, piece: EncodedSlice) -> Any:
@@ -150,4 +150,4 @@ class TokenWriter(TokenSink):
 
     @abstractmethod
     def _finish(self) -> None:
-        """Complete the output; nothing follows."""
+        """Complete the output after the last ids."""

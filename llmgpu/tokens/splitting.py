@@ -20,7 +20,7 @@ from llmgpu.tokens.filters import Slices
 from llmgpu.tokens.sinks import TokenSink
 
 _PIECE_IDS = 1 << 20
-_SHUFFLING = 1 << 63  # added to a seed: the order has nothing to do with --split
+_SHUFFLING = 1 << 63  # added to the seed, so that the order is independent of --split
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
 
@@ -33,15 +33,16 @@ def split_name(output: str, split: str) -> str:
     return os.path.join(folder, f"{begin if begin != stem else f'{stem}-'}{split}{ending}")
 
 
-# Returns the number of the sink that each document goes to, int64 (n,), given the numbers of the
-# documents, uint64 (n,).
+# Given the numbers of documents, uint64 (n,), returns the index of the sink of each document, int64
+# (n,).
 Owners = Callable[[NDArray[np.uint64]], NDArray[np.int64]]
 
 
 def drawn_owners(shares: Sequence[float], seed: int) -> Owners:
-    """Give each sink but the first a share of the documents, drawn by a seed, and it the rest.
+    """Return owners that draw a share of the documents for each sink, by a seed.
 
-    shares: of the sinks after the first, above 0; less than 1 in all. seed: 0 or more.
+    shares: shares of the sinks after the first, above 0; less than 1 in all. The first sink gets
+    all other documents. seed: 0 or more.
     """
     edges = np.cumsum(shares)
 
@@ -54,9 +55,9 @@ def drawn_owners(shares: Sequence[float], seed: int) -> Owners:
 
 
 def owners_by_file(text: Corpus, firsts: Sequence[int]) -> Owners:
-    """Give each sink but the first the documents from one of the files of a corpus on.
+    """Return owners by file: a sink gets the documents from its first file on.
 
-    firsts: indices of these files, ascending.
+    firsts: indices in the corpus of the first files of the sinks after the first sink, ascending.
     """
 
     def owners(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -78,12 +79,12 @@ class SplitSink(TokenSink):
         owners: Owners,
         spans: NDArray[np.int64],
     ) -> None:
-        """Give documents to the sinks that `owners` says. spans: bytes of text of each id."""
+        """Write documents to the sinks that `owners` returns; spans: bytes of text of each id."""
         super().__init__()
         self.sinks = sinks
         self._owners = owners
         self._spans = spans
-        self._open = 0  # the sink of the document that the next ids belong to
+        self._open = 0  # index of the sink of the document that the next ids continue
 
     def write(self, piece: EncodedSlice) -> None:
         """Write the next ids, see `TokenSink.write`."""
@@ -107,7 +108,7 @@ class SplitSink(TokenSink):
         self.documents += len(starts)
 
     def close(self) -> None:
-        """Close all sinks; if one fails, abort the rest."""
+        """Close all sinks; if closing a sink fails, abort the sinks that are left."""
         left = list(self.sinks)
         try:
             while left:
@@ -131,11 +132,11 @@ def shuffled(
 ) -> Slices:
     """Yield documents in an order drawn by the seed and their numbers alone.
 
-    Until the last slice is taken, ids are in a temporary file, 4 bytes each, masks in a second
-    file, and the starts of documents in memory.
+    Slices are stored before any document is yielded: ids in a temporary file, 4 bytes each, masks
+    in a second file, and the starts of documents in memory.
 
-    seed: 0 or more. spans: bytes of text of each id, (vocabulary size,). folder: of the temporary
-        files. told: called after each slice is taken.
+    seed: 0 or more. spans: bytes of text of each id, (vocabulary size,). folder: folder of the
+        temporary files. told: called after each slice is stored.
 
     Raises OutputError if a temporary file can't be made or written.
     """
@@ -145,6 +146,7 @@ def shuffled(
         with output_errors(name):
             ids = opened.enter_context(tempfile.TemporaryFile(dir=folder))
             masks = opened.enter_context(tempfile.TemporaryFile(dir=folder))
+        # Store all slices.
         for piece in slices:
             with output_errors(name):
                 ids.write(np.ascontiguousarray(piece.ids, np.uint32).data)
@@ -157,6 +159,7 @@ def shuffled(
         with output_errors(name):
             ids.flush()
             masks.flush()
+        # Map the files into memory, and yield the documents in the drawn order.
         kept, mask = np.empty(0, np.uint32), np.empty(0, np.bool_) if has_mask else None
         if count:  # an empty file can't be mapped
             kept = np.memmap(ids, np.uint32, "r")
@@ -177,7 +180,7 @@ def _drawn_order(
     order = np.argsort(uniform(seed + _SHUFFLING, numbers), kind="stable")
     ends = np.cumsum(lengths[order])
     begins = ends - lengths[order]
-    shifts = starts[order] - begins  # from the old position of an id to its new position
+    shifts = starts[order] - begins  # old position of an id, less its new position
     for begin in range(0, len(kept), _PIECE_IDS):
         end = min(len(kept), begin + _PIECE_IDS)
         low, high = np.searchsorted(ends, begin, "right"), np.searchsorted(begins, end, "left")
@@ -209,7 +212,7 @@ def spans_without(vocabulary: Vocabulary, added: Collection[int]) -> NDArray[np.
 
 
 def check_shares(shares: Mapping[str, float]) -> None:
-    """Raise InputError unless shares leave something for the output itself."""
+    """Raise InputError unless the shares leave documents for the output itself."""
     total = sum(shares.values())
     if total >= 1:
         raise InputError(

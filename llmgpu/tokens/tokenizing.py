@@ -28,10 +28,10 @@ def encode_corpus(
     allocate: Allocate = new_ids,
     filters: Sequence[Filter] = (),
 ) -> Iterator[EncodedSlice]:
-    """Yield the ids of a whole corpus, see `Encoder.encode`, after some filters.
+    """Yield the ids of a whole corpus, see `Encoder.encode`, passed through filters.
 
-    Raises like the encoder and the corpus. A TextError names the file of the corpus, and the
-    offset in the text of that file.
+    Raises the errors of the encoder and of the corpus. A TextError names the file of the corpus,
+    and the offset in the text of that file.
     """
     try:
         slices = encoder.encode(text, allocate)
@@ -57,13 +57,13 @@ def encode_into(
 def write_slices(
     sink: TokenSink, slices: Iterator[EncodedSlice], text: Corpus, progress: Progress
 ) -> None:
-    """Write slices of a corpus to a sink, each as soon as it is encoded.
+    """Write slices of a corpus to a sink, each slice as soon as possible.
 
-    Unless a reader may be waiting for the output, slices are written while others are encoded.
+    Unless a reader may be waiting for the output, threads write slices while others are encoded.
 
     progress: called with the bytes read from the sources, phase "tokenizing".
 
-    Raises what the encoder, the corpus and the sink raise.
+    Raises the errors of the encoder, the corpus and the sink.
     """
     prepared = in_order(slices, sink.prepare, 0 if sink.is_direct else _PREPARED)
     ahead = 0 if sink.is_direct else _WRITTEN
@@ -106,9 +106,9 @@ def require_rereadable(sources: Sequence[str] | Sources) -> None:
 
 
 def known_bytes(sources: Sources, limit: int | None) -> int | None:
-    """Return about how much text sources have, up to a limit; None for pipes and compressed files.
+    """Estimate the bytes of text of sources, up to a limit; None for pipes and compressed files.
 
-    Not counted are the bytes of a file beside its text, as in .jsonl.
+    The estimate includes bytes of a file that are not text, such as the JSON of .jsonl.
     """
     total = sources.total_bytes
     if total is None or any(source.compression for source in sources.files):
@@ -123,10 +123,10 @@ def suggesting_gpu(
     progress: Progress = no_progress,
     least: int = SUGGEST_GPU_FROM,
 ) -> Progress:
-    """Return `progress`, which after `least` bytes of text also notes --device gpu, once.
+    """Return `progress`, extended to suggest --device gpu once, after `least` bytes of text.
 
-    is_unknown: ``auto`` encodes on the CPU because the size of the text is not known; otherwise
-        nothing is noted.
+    is_unknown: whether ``auto`` encodes on the CPU because the size of the text is unknown. If not,
+        nothing is suggested. note: called with the suggestion.
     """
     is_due = is_unknown
 
