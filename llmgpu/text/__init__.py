@@ -1,1 +1,1 @@
-"""Reading text: files, documents, and slices of them that can be worked on by themselves."""
+"""Reading text: files, documents, and slices of documents that can be processed separately."""

@@ -1,7 +1,7 @@
 """The documents of an ``.arrow`` file, such as `datasets.save_to_disk` writes: rows of a column.
 
 Arrow stores record batches as a file or as a stream. One batch is in memory at a time. A stream
-does not say how many rows it has, so its batches are read once more to count them.
+does not record the number of rows, so the batches of a stream are read once more to count rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llmgpu.text.compressions import PYARROW, PYARROW_IPC
 from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.streams import Source
 
-_FILE_MARK = b"ARROW1"  # a stream has none
+_FILE_MARK = b"ARROW1"  # first bytes of a file; a stream has no mark
 
 
 class ArrowFile(ParquetFile):
@@ -44,7 +44,7 @@ class ArrowFile(ParquetFile):
 
 
 class _Batches:
-    """Record batches behind the methods of a Parquet file that are used here: one row group."""
+    """Record batches with the methods of a Parquet file that `ParquetFile` calls: one row group."""
 
     num_row_groups = 1
 
@@ -76,7 +76,7 @@ class _Batches:
         return self
 
     def iter_batches(self, *, batch_size: int, columns: Sequence[str], **how: Any) -> Iterator[Any]:
-        """Yield the rows of some columns; a column within another one comes with the outer one."""
+        """Yield the rows of some columns; for a column within another, the whole outer column."""
         names = self.schema_arrow.names
         outer = [name if name in names else name.split(".")[0] for name in columns]
         for batch in self._batches():

@@ -1,14 +1,16 @@
 """SentencePiece's normalizer: a map of strings, then the rules of white space.
 
-- From the left on, each user-defined symbol stays as it is, the longest first; else the longest
-  key of the map is replaced; else a character stays. U+2581 then counts as a space.
-- With `remove_extra_whitespaces`, runs of spaces become one, and a text neither begins nor ends
-  with spaces. No value of the map may have two spaces in a row: SentencePiece would keep them.
-- The dummy prefix, a space, comes before a text that is not empty or only spaces that are removed;
-  with `suffix` after the text. Spaces at the end are removed with a prefix that nothing follows.
-- The map is a double array (Darts): a 32-bit number of its bytes, its units, then the values, each
-  ended by a zero byte. Units are shared by many keys (226,640 keys in 46,080 units), so only the
-  first two characters of keys are read ahead.
+- A text is mapped from the left. At each position, the longest user-defined symbol stays
+  unchanged; without a symbol, the longest key of the map is replaced by its value; without a key,
+  the character stays. Then U+2581 counts as a space.
+- With `remove_extra_whitespaces`, a run of spaces becomes one space, and spaces at both ends of a
+  text are removed. A value with two spaces in a row is refused: SentencePiece would keep both.
+- The dummy prefix, a space, precedes a text, or with `suffix` follows the text. An empty text gets
+  no dummy prefix, nor does a text of removed spaces alone. Removing spaces at the end also removes
+  a prefix that nothing follows.
+- The map is a double array (Darts): the number of bytes of all units (32 bits), the units, then the
+  values, each ended by a zero byte. Many keys share units (226,640 keys in 46,080 units), so only
+  the first two characters of all keys are listed.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from llmgpu.errors import VocabularyError
 from llmgpu.input_files import quote
 
 MOST_MAP_BYTES = 700_000  # SentencePiece's own maps have up to 300,000
-_MOST_KEY_BYTES = 32  # SentencePiece looks at 32 keys at a place, and so at all of these
+_MOST_KEY_BYTES = 32  # SentencePiece compares up to 32 keys at a position, enough for these
 _MOST_VALUE_BYTES = 256
-_MOST_NODES = 1 << 16  # read ahead; SentencePiece's largest map has about 20,000
+_MOST_NODES = 1 << 16  # most nodes listed; SentencePiece's largest map needs about 20,000
 _LABELS = np.arange(1, 256, dtype=np.uint32)
 _MARK = "\u2581"
 
@@ -41,7 +43,7 @@ class CharsMap:
     """
 
     def __init__(self, blob: bytes) -> None:
-        """Read a map; VocabularyError if it is damaged or too large."""
+        """Read a map; VocabularyError for a damaged or too large map."""
         if len(blob) > MOST_MAP_BYTES:
             raise VocabularyError(f"a charsmap of {len(blob)} bytes; the limit is {MOST_MAP_BYTES}")
         size = int.from_bytes(blob[:4], "little")
@@ -52,8 +54,8 @@ class CharsMap:
         if max(map(len, self._values.split(b"\0"))) > _MOST_VALUE_BYTES:
             raise VocabularyError(f"the charsmap has values of over {_MOST_VALUE_BYTES} bytes")
         self._list: list[int] = self._units.tolist()
-        self._nodes = 0  # that were read
-        self._alone: dict[str, tuple[int, str]] = {}  # of characters that begin no longer key
+        self._nodes = 0  # nodes listed so far
+        self._alone: dict[str, tuple[int, str]] = {}  # results, if no longer key begins
         root = [(b"", int(_offsets(self._units[:1])[0]))]
         characters = [*self._characters(root)]
         self.singles = {text for text, _, is_key in characters if is_key}
@@ -64,7 +66,7 @@ class CharsMap:
             self.firsts |= {text} if following else set()
 
     def find(self, text: str, at: int) -> tuple[int, str]:
-        """Return the length of the longest key at a place, 0 if there is none, and its value."""
+        """Return length and value of the longest key at position `at`; length 0 for no key."""
         known = self._alone.get(text[at])
         if known is None:
             known = self._search(text, at)
@@ -98,7 +100,7 @@ class CharsMap:
             raise VocabularyError(f"the charsmap is damaged at {quote(data[:length])}") from error
 
     def _characters(self, nodes: list[tuple[bytes, int]]) -> list[tuple[str, int, bool]]:
-        """Return the characters after nodes: their nodes, and whether a key ends there."""
+        """Return characters that follow nodes, each with its node and whether a key ends there."""
         found: list[tuple[str, int, bool]] = []
         for _ in range(4):
             following: list[tuple[bytes, int]] = []
@@ -131,7 +133,7 @@ def _offsets(units: NDArray[np.uint32]) -> NDArray[np.uint32]:
 class SentencePieceRules:
     """The rules of a model's normalizer.
 
-    charsmap: in base64; "" for none. symbols: user-defined symbols, as the model spells them.
+    charsmap: map in base64; "" for no map. symbols: user-defined symbols in the model's spelling.
 
     Raises VocabularyError for a damaged map, and for a value with two spaces in a row if spaces are
     removed.
@@ -161,7 +163,7 @@ class SentencePieceRules:
 
     @cached_property
     def _candidates(self) -> re.Pattern[str] | None:
-        """Matches wherever a string may begin that is replaced or kept; None if none may."""
+        """Matches where a symbol or a key may begin; None without symbols and keys."""
         single = {symbol for symbol in self._symbols if len(symbol) == 1}
         longer = self._symbols - single
         firsts, seconds = {symbol[0] for symbol in longer}, {symbol[1] for symbol in longer}
@@ -175,9 +177,9 @@ class SentencePieceRules:
         return re.compile("|".join(parts)) if parts else None
 
     def map(self, text: str, limit: int) -> tuple[str, int, bool]:
-        """Map a text up to a limit; strings that begin before it may end after it.
+        """Map a text up to a limit; a key or symbol that begins before the limit may end later.
 
-        Returns the mapped text, where it ends in `text`, and whether any of it is not a space.
+        Returns the mapped text, the end of the text mapped, and whether it has more than spaces.
         """
         parts: list[str] = []
         at, has_more = 0, False
@@ -196,7 +198,7 @@ class SentencePieceRules:
         return "".join(parts), at, has_more
 
     def _find(self, text: str, at: int) -> tuple[int, str]:
-        """Return the length of the string at a place, and what becomes of it."""
+        """Return the length of the symbol, key or character at position `at`, and its value."""
         for length in self._lengths:
             if text[at : at + length] in self._symbols:
                 return length, text[at : at + length]
@@ -205,9 +207,9 @@ class SentencePieceRules:
 
 
 def _any_of(characters: Set[str]) -> str:
-    """Return a class of a regular expression that has these characters.
+    """Return a set of a regular expression with these characters.
 
-    And with one of them all beyond U+FFFF: `re` goes through those one by one, 14 us a character.
+    One character beyond U+FFFF adds all such characters: `re` compares listed ones one by one.
     """
     plain = [character for character in sorted(characters) if character < "\U00010000"]
     beyond = "\U00010000-\U0010ffff" if len(plain) < len(characters) else ""
@@ -225,11 +227,11 @@ class SentencePiece:
         self._has_begun = False
         self._has_more = False
         self._was_space = rules.removes
-        self._spaces = ""  # held back: they may end the text
+        self._spaces = ""  # spaces held back, because the text may end with these
 
     @property
     def held(self) -> Sequence[str]:
-        """The text that is not decided."""
+        """The text held back until more text is known."""
         return [self._raw, self._spaces]
 
     def count_bytes(self, text: str) -> int:
@@ -258,7 +260,7 @@ class SentencePiece:
         return mapped + rules.suffix if final and self._has_more else mapped
 
     def _collapse(self, text: str) -> str:
-        """Make one of several spaces in a row, and none at the start of the document."""
+        """Replace several spaces in a row by one, and drop spaces at the start of the document."""
         if "  " in text:
             text = re.sub("  +", " ", text)
         if self._was_space:
@@ -269,7 +271,7 @@ class SentencePiece:
 
 
 def read_rules(given: dict[str, Any]) -> SentencePieceRules | None:
-    """Return the rules in a vocabulary's normalizer; None if there are other entries."""
+    """Return the rules in a vocabulary's normalizer; None for other or missing entries."""
     match given:
         case {
             "charsmap": str(charsmap),

@@ -1,7 +1,7 @@
-"""Conversations: the messages in the lines of a JSON Lines file, as text and author.
+"""Conversations: messages in the rows of a file, rendered as text that is marked by author.
 
-A message has a role and a content. A `Renderer` makes a text of messages: it runs a chat template
-in `llmgpu.text.chat_template`, or it is a `PlainRenderer` and writes plain ChatML.
+A message has a role and a content. A `Renderer` renders messages as text: either a chat template is
+run, see `llmgpu.text.chat_template`, or a `PlainRenderer` writes plain ChatML.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _PLAIN_TEMPLATE = (  # the Jinja source of ChatML, for exports to other tools
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_BLOCK_BYTES = 1 << 20  # read at a time
-LINE_BYTES = 1 << 25  # of a conversation; a template needs many times as much memory
+_BLOCK_BYTES = 1 << 20  # bytes read at a time
+LINE_BYTES = 1 << 25  # most bytes of a line; a template needs many times as much memory
 
 # Text of a conversation in order. The bool of a part says whether the assistant wrote the part.
 Parts = list[tuple[str, bool]]
 
 
 class Renderer(Protocol):
-    """Makes the texts of conversations."""
+    """Renders conversations as text."""
 
     def render(
         self, messages: list[dict[str, Any]], tools: object, where: str, *, prompt: bool = False
@@ -95,7 +95,7 @@ class PlainRenderer:
         return [*parts, (f"{begin}assistant\n", False)] if prompt else parts
 
     def close(self) -> None:
-        """Do nothing: there is no process."""
+        """Do nothing: a plain renderer has no process."""
 
 
 def plain_template(special_tokens: Collection[str]) -> str | None:
@@ -112,7 +112,7 @@ def end_of_reply(special_tokens: Mapping[str, int]) -> frozenset[int]:
 def check_messages(messages: object, where: str, is_role: Callable[[str], bool]) -> None:
     """Raise BadRowError unless `messages` is a list of messages, each with role and content.
 
-    is_role: whether a role outside of ROLES is known.
+    is_role: returns whether a role outside of ROLES is known.
     """
     if not isinstance(messages, list):
         raise BadRowError(f"{where}: the messages are not a list but {kind_of_value(messages)}")
@@ -136,9 +136,9 @@ def check_messages(messages: object, where: str, is_role: Callable[[str], bool])
 
 
 class Chat(Protocol):
-    """Receives the messages of files.
+    """Renders the conversations of files as text, and marks the ids that the assistant wrote.
 
-    digest: a hash of everything that changes the text, for a resume key. text_bytes: of all
+    digest: a hash of everything that changes the text, for a resume key. text_bytes: bytes of all
     conversations so far.
     """
 
@@ -150,20 +150,20 @@ class Chat(Protocol):
         ...
 
     def add(self, parts: list[tuple[bytes, bool]]) -> None:
-        """Record the parts of the next conversation, each with whether the assistant wrote it."""
+        """Record the next conversation in parts: bytes, and whether the assistant wrote a part."""
         ...
 
     def mask(self, edges: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return a mask of ids, bool (n,): true for ids with bytes that the assistant wrote.
 
-        edges: int64 (n + 1,), the begin of each id in the whole text, and the end of the last id.
+        edges: int64 (n + 1,), the start of each id in the whole text, and the end of the last id.
         Each call continues where the previous call ended.
         """
         ...
 
 
 class Collector:
-    """Makes documents of conversations until the limit is reached.
+    """Turns conversations into documents, until the limit is reached.
 
     is_full: a conversation did not fit. All later conversations are left out, too.
     """
@@ -182,7 +182,7 @@ class Collector:
         *,
         has_invalid: bool = False,
     ) -> Iterator[Piece]:
-        """Yield the next conversation as a document; nothing if it is left out or does not fit.
+        """Yield the next conversation as a document; nothing for a bad row or beyond the limit.
 
         has_invalid: surrogate escapes in the conversation stand for invalid bytes.
         """
@@ -241,7 +241,7 @@ class ChatTable(ParquetFile):
     content = "a list of messages"
 
     def __init__(self, source: Source, column: str, collector: Collector) -> None:
-        """Open the file; `column` holds the messages. InputError if it is not a list of objects."""
+        """Open the file; `column` holds the messages. InputError for other contents."""
         super().__init__(source, column)
         if _TOOLS in self._file.schema_arrow.names:
             self._others = [_TOOLS]

@@ -1,8 +1,8 @@
 """Chat templates, rendered in a process with limits: `llmgpu.text.chat_worker`.
 
 Jinja's sandbox keeps a template away from files and from the rest of Python, but a template may
-still loop for ever or make any amount of text. The process therefore has limits of time and memory,
-and is ended when it passes them.
+still loop for ever or make any amount of text. The process therefore has limits on time and memory,
+and exceeding a limit ends the process or is an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PROGRAM = Path(__file__).with_name("chat_worker.py")
 
 
 def chosen_time() -> int | None:
-    """Return the time that templates see as now, in seconds: SOURCE_DATE_EPOCH, or None if not set.
+    """Return the time that templates see as now, in seconds: SOURCE_DATE_EPOCH, or None if unset.
 
     Raises InputError if SOURCE_DATE_EPOCH is not a number.
     """
@@ -44,7 +44,7 @@ def chosen_time() -> int | None:
 
 
 class TemplateRenderer(Closing):
-    """Makes texts of conversations by a template; see `llmgpu.text.chat.Renderer`."""
+    """Renders conversations by a chat template; see `llmgpu.text.chat.Renderer`."""
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         """Compile a template in a new process.
@@ -87,7 +87,7 @@ class TemplateRenderer(Closing):
         self._process.communicate()
 
     def _ask(self, request: dict[str, Any], what: str) -> dict[str, Any]:
-        """Send a request; return the answer of the process. InputError if there is none."""
+        """Send a request; return the answer. InputError if the process has ended or failed."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             line = json.dumps(request, ensure_ascii=False) + "\n"

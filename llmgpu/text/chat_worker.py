@@ -29,13 +29,13 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 
-SECONDS = 10.0  # of processor time, for each line
-MEMORY_BYTES = 1 << 30  # of address space
+SECONDS = 10.0  # limit on the processor time for each line
+MEMORY_BYTES = 1 << 30  # limit on the address space
 RENDERED_CHARACTERS = 1 << 26
 LEAST_JINJA = (3, 1, 6)  # templates can leave the sandbox of earlier versions
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # synonyms; the first counts
-_SHOWN = 300  # characters of an error that are shown
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # synonyms; the first present is used
+_SHOWN = 300  # most characters of an error in an answer
 
 
 class GenerationBlocks(jinja2.ext.Extension):
@@ -71,7 +71,7 @@ class Template:
     """A compiled template."""
 
     def __init__(self, source: str, tokens: dict[str, str], time: int | None) -> None:
-        """Compile a template. Jinja raises an exception of its own for errors in `source`."""
+        """Compile a template; an error in `source` raises an exception of Jinja."""
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -135,7 +135,7 @@ class Template:
                 continue
             before = self._render(messages[:index], tools, prompt=True)
             after = self._render(messages[: index + 1], tools)
-            if not text.startswith(after):  # some add a final token
+            if not text.startswith(after):  # some templates add a final token
                 after = after.removesuffix(self._tokens.get("eos_token", ""))
             if not (text.startswith(after) and after.startswith(before)):
                 _raise(

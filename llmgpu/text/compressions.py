@@ -1,8 +1,8 @@
 """Compressions, and the optional packages for reading files.
 
 The standard library decompresses ``.gz``, ``.bz2`` and ``.xz``; the package isal, if installed,
-decompresses ``.gz`` faster. ``.zst`` needs a package, and an error names the package if it is
-missing. To add a compression, add a line to COMPRESSIONS.
+decompresses ``.gz`` faster. ``.zst`` needs a package, and an error names a missing package. To add
+a compression, add a line to COMPRESSIONS.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any, BinaryIO, Protocol
 from llmgpu.errors import InputError
 
 _ZSTD_READ_BYTES = 1 << 20
-_ZSTD_STEP_BYTES = 1 << 13  # of input at a time; the output may be 32,768 times as long
-_ZSTD_BLOCKS = 8  # decompressed at a time if their ends are known, 128 KiB each at most
+_ZSTD_STEP_BYTES = 1 << 13  # bytes of input at a time; the output may be 32,768 times as long
+_ZSTD_BLOCKS = 8  # blocks, up to 128 KiB each, decompressed at a time if their ends are known
 
 
 class Decompressor(Protocol):
-    """A file that is decompressed while it is read."""
+    """Decompresses a file while the file is read."""
 
     def readinto(self, buffer: memoryview, /) -> int | None:
         """Fill the front of `buffer`; 0 at the end."""
 
     def close(self) -> None:
-        """Drop what is buffered."""
+        """Free the buffers."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Package:
     extra: str
 
     def require(self, path: str) -> Any:
-        """Import and return the module; InputError says how to install it to read `path`."""
+        """Import and return the module; if missing, raise InputError with advice for `path`."""
         try:
             return importlib.import_module(self.module)
         except ImportError as error:
@@ -63,13 +63,13 @@ class ZstdFile:
     """
 
     def __init__(self, raw: BinaryIO) -> None:
-        """Decompress `raw`; InputError if the package for it is missing."""
+        """Decompress `raw`; InputError if the package zstandard is missing."""
         self._raw = raw
         self._package = ZSTANDARD.require(".zst")
         self._decoder = self._package.ZstdDecompressor()
         self._frame: Any = None  # decoder of the current frame; None between frames
         self._is_empty = True
-        self._next_block: int | None = None  # its begin in the compressed bytes, if known
+        self._next_block: int | None = None  # offset of a block in `_compressed`, if known
         self._compressed = memoryview(b"")
         self._text = memoryview(b"")
 
@@ -89,11 +89,11 @@ class ZstdFile:
         return count
 
     def close(self) -> None:
-        """Drop what is buffered."""
+        """Free the buffers."""
         self._compressed = self._text = memoryview(b"")
 
     def _decompress(self) -> bytes:
-        """Decompress the next few bytes."""
+        """Decompress the next step of the compressed bytes."""
         if self._frame is None:
             self._frame, self._is_empty = self._decoder.decompressobj(), False
             self._next_block = _first_zstd_block(self._compressed)
@@ -112,11 +112,12 @@ class ZstdFile:
         return text
 
     def _step_bytes(self) -> int:
-        """Return the compressed bytes of the next step: of a few blocks (RFC 8878), or a few bytes.
+        """Return the compressed bytes of the next step: a few blocks (RFC 8878), or a few bytes.
 
-        The step alone bounds the size of the output; the text does not depend on the step.
+        The step bounds the size of the output, but does not change the text.
         """
         data, end = self._compressed, 0
+        # Walk over the headers of blocks, as far as the ends of the blocks are known.
         for _ in range(_ZSTD_BLOCKS):
             if self._next_block is None or self._next_block >= len(data):
                 break

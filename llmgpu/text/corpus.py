@@ -2,10 +2,10 @@
 
 - Text is bytes. Each file is a document, and so is each line of a .jsonl and each row of a
   .parquet; separators and line documents cut further (see `llmgpu.text.documents`).
-- If the text equals the bytes of the file and nothing inspects it, files are read straight into the
-  caller's buffer. This holds without separators and line documents, under the policy "raw", and for
-  formats without documents inside. Other files are read in blocks of bounded size.
-- Text flows as a pipe produces it: as soon as there is some text, a read waits for at most
+- A file of text is read straight into the caller's buffer if its bytes need no inspection: without
+  separators and line documents, and under the policy "raw". Other files are read in blocks of
+  bounded size.
+- Text of a pipe is returned as it arrives: after the first bytes, a read waits for at most
   PATIENCE_SECONDS for more, because larger pieces are cheaper.
 - A limit cuts after exactly that many bytes of text. A document that would begin at the cut does
   not count.
@@ -80,12 +80,13 @@ class TextSource(Protocol):
 
 
 class TextWatch(Protocol):
-    """Sees the text of a corpus on its way, for notes about it."""
+    """Sees the text of a corpus while the corpus is read, for notes about the text."""
 
     def see(self, nbytes: int, read: Callable[[int, int], bytes]) -> None:
-        """Take the next `nbytes` of the text; read: returns its bytes from a position to another.
+        """Inspect the next `nbytes` of the text.
 
-        `read` may be called before this method returns, and only then.
+        read: returns the bytes between two positions, counted from the first of these bytes; may
+            be called only until `see` returns.
         """
 
 
@@ -98,9 +99,9 @@ class CorpusOptions:
     encoding_errors: "strict", "replace" or "raw", see `llmgpu.text.documents.InputPolicy`.
     limit: read at most this many bytes of text; None for all.
     template: makes the text of several fields or columns, instead of `text_field`.
-    bad_rows: "error" or "skip": refuse invalid rows, or leave them out.
+    bad_rows: treatment of invalid rows: "error" raises InputError, "skip" leaves the rows out.
     line_documents: whether each line, including its newline, is a document.
-    chat: renders each .jsonl line, a conversation, as text; None if lines are not conversations.
+    chat: renders the conversation of each row as text; None if rows are not conversations.
     """
 
     text_field: str = "text"
@@ -114,7 +115,7 @@ class CorpusOptions:
 
 
 class Begin(NamedTuple):
-    """The begin of a source: offset in the text of all sources, and documents before the source.
+    """The start of a source: offset in the text of all sources, and documents before the source.
 
     skipped: bytes at the front of the source's own text that are not read.
     """
@@ -129,7 +130,7 @@ class _Reader(Protocol):
     """Reads the text of one source."""
 
     def read(self, view: NDArray[np.uint8]) -> Piece:
-        """Fill the front of `view`. Before the end, a piece without text is possible."""
+        """Fill the front of `view`; a piece before the end may be without text."""
 
     def wait(self, seconds: float) -> bool:
         """Wait for up to `seconds`; return whether `read` would not block."""
@@ -142,15 +143,15 @@ class Corpus(Closing):
     options: how the files are read.
     policy: counts invalid and left out text.
     total_bytes: bytes of all sources on disk, None if a source is not a regular file.
-    text_bytes, documents: returned by `read_into` so far.
-    begun: the begin of each source that was opened so far.
-    watch: sees all text from then on; None for nobody.
+    text_bytes, documents: numbers of bytes and documents that `read_into` has returned.
+    begun: the start of each source that was opened so far.
+    watch: a `TextWatch` that sees the text read from then on, or None.
     """
 
     def __init__(
         self, sources: Sequence[str] | Sources, options: CorpusOptions | None = None
     ) -> None:
-        """Take sources by name, or resolved before.
+        """Prepare to read sources, given by name or as `Sources`.
 
         Raises InputError if a source is missing, unreadable or in a format that can't be read.
         """
@@ -175,7 +176,7 @@ class Corpus(Closing):
         self._told: dict[str, list[str]] = {note: [] for note in NOTES}
         self._closed = True
         self._ended = not self._files.left
-        self._most_small = _SMALL_FILES  # lowered while files are read one by one
+        self._most_small = _SMALL_FILES  # most files of the next call of `read_small`
 
     @property
     def notes(self) -> list[str]:
@@ -185,12 +186,12 @@ class Corpus(Closing):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the sources on disk, consumed so far."""
+        """Bytes of the sources on disk, read so far."""
         return self._finished_bytes + (self._file.position if self._file else 0)
 
     @property
     def left(self) -> float | None:
-        """Estimated bytes of the whole text per byte read so far; None after too little text."""
+        """Estimate of the whole text's bytes per byte read so far; None after too little text."""
         parts = []
         if self.total_bytes:
             parts.append(self.bytes_read / self.total_bytes)
@@ -217,7 +218,7 @@ class Corpus(Closing):
     def read_into(self, buffer: NDArray[np.uint8]) -> Piece:
         """Write the next bytes of the text at the front of `buffer` (uint8, contiguous).
 
-        Files fill the buffer. A pipe gives the bytes in the pipe, and is waited for if it is empty.
+        Files fill the buffer. A pipe returns the bytes that are ready; only an empty pipe blocks.
         Raises InputError for files that can't be read, decompressed, parsed or, under "strict",
         decoded.
         """
@@ -226,6 +227,7 @@ class Corpus(Closing):
         length = documents = 0
         starts = [NO_TEXT.starts]
         deadline = 0.0
+        # Read source after source, until the buffer is full or the next read would block.
         while length < room and self._next_is_ready(length, deadline):
             piece = self._read_small(buffer[length:room], length, documents)
             if piece is None:
@@ -244,9 +246,9 @@ class Corpus(Closing):
         return self._hand_over(buffer[:length], np.concatenate(starts))
 
     def _read_small(self, view: NDArray[np.uint8], length: int, documents: int) -> Piece | None:
-        """Read as many of the next small files as fit, at once; None if the next file is not small.
+        """Read the next small files that fit, in one call; None if the next file is not small.
 
-        length, documents: of the text in front of these files in the caller's buffer.
+        length, documents: bytes and documents before these files in the caller's buffer.
         """
         if self._reader is not None:
             return None
@@ -272,7 +274,7 @@ class Corpus(Closing):
 
         None if the current document has fewer bytes left, or is not read straight from a file.
 
-        before: the last bytes of the document so far that the range begins with.
+        before: number of the last bytes returned, with which the range begins.
         """
         if self.options.limit is not None or not isinstance(self._reader, DirectReader):
             return None
@@ -306,7 +308,7 @@ class Corpus(Closing):
     def _open_next(self, length: int, documents: int) -> _Reader:
         """Open the next source.
 
-        length, documents: of the text of earlier sources in the caller's buffer.
+        length, documents: bytes and documents of earlier sources in the caller's buffer.
         """
         source = self._files.take()
         is_text = format_of(source) is None
@@ -330,7 +332,7 @@ class Corpus(Closing):
         return DirectReader(stream, self.policy, continues)
 
     def _text_pieces(self, stream: ByteStream) -> Iterator[Piece]:
-        # All blocks have the same memory: a piece is used up when the next one is asked for.
+        # All blocks share memory: a caller uses up each piece before requesting the next piece.
         policy, block, is_end = self.policy, np.empty(_BLOCK_BYTES, np.uint8), False
         while not is_end:
             text = block[: stream.readinto(block)]
@@ -365,7 +367,7 @@ class Corpus(Closing):
 
 
 class _Opener:
-    """Opens files as options say."""
+    """Opens files by the options of a corpus."""
 
     def __init__(self, options: CorpusOptions) -> None:
         self._options = options
@@ -392,7 +394,7 @@ class _Files:
     """The files of a corpus in turn. Threads open the next files before their turn.
 
     No thread and no file here refers to the corpus, so that an unused corpus is freed at once.
-    left: number of files that were not taken yet.
+    left: number of files that `take` has not returned yet.
     """
 
     def __init__(self, files: Sequence[Source], options: CorpusOptions) -> None:
@@ -411,7 +413,7 @@ class _Files:
         return 0 if collector is not None and collector.is_full else self._left
 
     def next_one(self) -> Source:
-        """Return the next file without taking it."""
+        """Return the next file, which stays the next."""
         if not self._next:
             sources, self._file = next(self._turns)
             self._next.extend(sources)
@@ -423,13 +425,13 @@ class _Files:
         return [*islice(self._next, most)] if at_once else []
 
     def take(self) -> Source:
-        """Take and return the next file. The caller then opens it, or reads it at once."""
+        """Remove and return the next file, which the caller opens or reads."""
         self.next_one()
         self._left -= 1
         return self._next.popleft()
 
     def open(self, source: Source) -> _File:
-        """Open the file that was just taken."""
+        """Open a file that `take` returned."""
         file, self._file = self._file, None
         if file is None:
             return self._opener(source)
@@ -478,7 +480,7 @@ def _check_chat(sources: Sources, options: CorpusOptions) -> None:
 
 
 class _MemoryCorpus(Corpus):
-    """Documents from the program, not from files."""
+    """A corpus of documents in memory, not in files."""
 
     def __init__(
         self,
@@ -487,7 +489,7 @@ class _MemoryCorpus(Corpus):
         *,
         text: Piece | None = None,
     ) -> None:
-        """Take documents one by one, or the text of all documents."""
+        """Read documents one by one, or the text of all documents."""
         super().__init__(Sources([], 0), options)
         self.total_bytes = None if text is None else text.length
         self._ended = False
@@ -512,12 +514,12 @@ def corpus_from_bytes(data: bytes | Sequence[bytes]) -> Corpus:
 def corpus_from_documents(
     documents: Iterable[bytes], options: CorpusOptions | None = None
 ) -> Corpus:
-    """Return a corpus of documents from an iterable, which is read only as far as needed."""
+    """Return a corpus of documents from an iterable, read only as far as the corpus is read."""
     return _MemoryCorpus(iter(documents), options)
 
 
 class FilteredSource:
-    """A text source with a filter."""
+    """A text source that passes the text of another source through a filter."""
 
     def __init__(
         self, source: TextSource, text_filter: TextFilter, least_bytes: int = LEAST_BYTES
@@ -549,7 +551,7 @@ class FilteredSource:
 
 
 def is_small(source: Source) -> bool:
-    """Whether `read_small` may read a file. The caller knows that its bytes are text."""
+    """Whether `read_small` may read a file, provided that the file's bytes are text."""
     if source.remote or source.span or source.continues or source.compression:
         return False
     return 0 < (source.size or 0) <= SMALL_BYTES and source.changed_ns is not None
@@ -558,8 +560,8 @@ def is_small(source: Source) -> bool:
 def read_small(sources: Sequence[Source], view: NDArray[np.uint8]) -> int:
     """Read small files end to end to the front of `view`; return the number of files.
 
-    Reading stops at a file with an error, or one that is not plain text. `DirectReader` reads such
-    a file and raises the error.
+    Reading stops at a file that has an error or is not plain text. `DirectReader` reads such a file
+    and raises the error.
     """
     return read_small_files(
         [source.path for source in sources],
@@ -574,7 +576,7 @@ class DirectReader:
     """Reads a file whose text equals its bytes into the caller's buffer."""
 
     def __init__(self, stream: ByteStream, policy: InputPolicy, continues: bool) -> None:
-        """Read `stream`; continues: it begins inside a document."""
+        """Read `stream`; continues: whether the stream begins inside a document."""
         self._stream, self._policy, self._begun = stream, policy, continues
         self.wait = stream.wait
 
@@ -589,7 +591,7 @@ class DirectReader:
         return Piece(text, starts, is_end, is_end)
 
     def upcoming(self, least: int, most: int, before: int) -> FileBytes | None:
-        """Return a range of bytes, see `Corpus.upcoming`; None if they have to be counted."""
+        """Return a range of bytes, see `Corpus.upcoming`; None if invalid bytes are counted."""
         if not self._begun or self._stream.is_invalid:
             return None
         return self._stream.upcoming(least, most, before)

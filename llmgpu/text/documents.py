@@ -1,14 +1,14 @@
 """Text cut into documents: separators, lines, and invalid UTF-8.
 
-- The encoding policy comes first. It sees the unchanged bytes of a file, so that the offset in a
-  message is the offset in the file. Separators are searched for in the bytes that it returns.
-- A separator is matched at the first position where one fits, and there the longest one. It belongs
-  to neither document. As with `bytes.split`, k separators make k + 1 documents, of which some may
-  be empty.
+- The encoding policy is applied first, to the unchanged bytes of a file, so that an offset in a
+  message is an offset in the file. Separators are searched for in the resulting bytes.
+- Separators are matched from the start of the text, at each position the longest separator. A
+  separator belongs to no document. As with `bytes.split`, k separators make k + 1 documents;
+  documents may be empty.
 - With line documents, each document between separators is also cut after every newline. An empty
-  one has no lines and gives no document.
-- Everything works block by block. Bytes are held back until the next block only if they may be the
-  beginning of a separator or of a UTF-8 sequence.
+  document has no lines and is dropped.
+- Text is cut block by block. Bytes are held back until the next block only if a separator or a
+  UTF-8 sequence may begin with these bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENCODING_POLICIES = ("strict", "replace", "raw")
 ROW_POLICIES = ("error", "skip")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-_CHECK_BYTES = 1 << 20  # checked at a time, because decoded text needs up to four times the bytes
+_CHECK_BYTES = 1 << 20  # bytes checked at a time; decoded text needs up to four times the memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +65,12 @@ class PieceReader:
     def __init__(
         self, pieces: Iterator[Piece], wait: Callable[[float], bool] | None = None
     ) -> None:
-        """Read the pieces; wait: for the method `wait`, None if the pieces never block."""
+        """Read from `pieces`; wait: called by the method `wait`, None if pieces never block."""
         self._pieces = pieces
         self._wait = wait
         self._piece = NO_TEXT
-        self._position = 0  # in the text of the current piece
-        self._next_start = 0  # in the starts of the current piece
+        self._position = 0  # position in the text of the current piece
+        self._next_start = 0  # index in the starts of the current piece
 
     def read(self, view: NDArray[np.uint8]) -> Piece:
         """Fill the front of `view` from one piece; the text of the result may be empty."""
@@ -122,17 +122,17 @@ class TextFilter(Protocol):
 
 
 class InputPolicy:
-    """How invalid UTF-8 and bad rows are treated.
+    """The treatment of invalid UTF-8 and of bad rows.
 
-    Invalid UTF-8: "strict" refuses it, "replace" puts U+FFFD, "raw" keeps it. Bad rows: "error"
-    refuses them, "skip" leaves them out.
+    For invalid UTF-8, "strict" raises InputError, "replace" writes U+FFFD, "raw" keeps the bytes.
+    For bad rows, "error" raises InputError, "skip" leaves the rows out.
 
-    Counts over all files so far. invalid_sequences: replaced, or counted and kept. bad_rows:
-    invalid rows, left out. null_rows: rows without text, left out.
+    invalid_sequences: sequences replaced, or kept and counted, in all files so far. bad_rows:
+    invalid rows left out. null_rows: rows without text, left out.
     """
 
     def __init__(self, policy: str, rows: str = "error") -> None:
-        """Set a policy of ENCODING_POLICIES and one of ROW_POLICIES; InputError for any other."""
+        """Set one of ENCODING_POLICIES and one of ROW_POLICIES; InputError for another name."""
         if rows not in ROW_POLICIES:
             known = ", ".join(ROW_POLICIES)
             raise InputError(f"unknown policy for bad rows {quote(rows)}: use one of {known}")
@@ -171,7 +171,7 @@ class InputPolicy:
         self._offset = offset  # offset in the file of the first held byte
 
     def leave_out(self, error: InputError) -> None:
-        """Count a bad row, or raise its error under "error"."""
+        """Count a bad row; under "error", raise the row's error instead."""
         if self._rows == "error":
             raise InputError(
                 f"{error}; use {spelled('--bad-rows')} skip to skip such rows"
@@ -208,7 +208,7 @@ class InputPolicy:
             self._hold(data, consumed)
 
     def replace(self, block: bytes, final: bool) -> bytes:
-        """Return the file's next bytes, invalid ones replaced; incomplete ones are held back."""
+        """Return the file's next bytes, invalid bytes replaced; hold back an incomplete end."""
         data = self._held + block
         try:
             consumed = codecs.utf_8_decode(data, "strict", final)[1]
@@ -246,7 +246,7 @@ class LineStarts:
     def find(self, text: NDArray[np.uint8], cuts: NDArray[np.int64] = NO_TEXT.starts) -> Piece:
         """Return `text` with its line starts; cuts: ascending positions that begin lines, too.
 
-        A position at the end of the text is kept for the next byte, if there is one.
+        A line start at the end of the text is returned with the next byte, if any.
         """
         starts = line_starts(text)
         if len(cuts):
@@ -261,7 +261,7 @@ class DocumentSplitter:
     """Cuts texts at separators and into lines."""
 
     def __init__(self, separators: Sequence[bytes], line_documents: bool) -> None:
-        """Set the separators, any number of them; InputError if one is empty."""
+        """Set the separators, any number; InputError for an empty separator."""
         if not all(separators):
             raise InputError("a document separator is empty: it needs at least one byte")
         longest_first = sorted(set(separators), key=len, reverse=True)
@@ -271,9 +271,9 @@ class DocumentSplitter:
         self.begin()
 
     def begin(self, continues: bool = False) -> None:
-        """Start another text. Its first byte begins a document, or `continues` one."""
+        """Start another text; continues: whether the first byte continues a document."""
         self._held = b""
-        self._due = not continues  # the first document has not been announced yet
+        self._due = not continues  # the start of the first document is still to be returned
         self._closed = True
         if self._lines:
             self._lines.fresh = True
@@ -284,7 +284,7 @@ class DocumentSplitter:
         return self.feed(text, final=True)
 
     def feed(self, block: NDArray[np.uint8], final: bool) -> Piece:
-        """Return the text that is decided by now; final: the text ends with the block."""
+        """Return the text that no later block changes; final: the text ends with the block."""
         text, cuts = block, NO_TEXT.starts
         if self._separators:
             data = self._held + block.tobytes()
@@ -305,7 +305,8 @@ class DocumentSplitter:
 
     def _find_separators(self, data: bytes, final: bool) -> tuple[list[tuple[int, int]], int]:
         """Return the (begin, end) of separators, and the position up to which `data` is decided."""
-        # Only near the end, with fewer bytes than the longest has, can a separator be incomplete.
+        # A separator can only be incomplete if it begins in the last bytes, fewer than the longest
+        # separator has.
         safe = len(data) if final else max(0, len(data) - len(self._separators[0]) + 1)
         spans = []
         for match in self._pattern.finditer(data):
@@ -315,7 +316,7 @@ class DocumentSplitter:
         position = max(safe, spans[-1][1] if spans else 0)
         while position < len(data):
             rest = data[position:]
-            # A longer separator may still replace a complete one, so this test comes first.
+            # A longer, incomplete separator takes precedence over a complete one.
             if any(len(s) > len(rest) and s.startswith(rest) for s in self._separators):
                 break
             found = self._pattern.match(data, position)
@@ -328,7 +329,7 @@ class DocumentSplitter:
 def remove_spans(
     text: NDArray[np.uint8], spans: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Remove `spans` (K, 2) from `text`; return the rest and the positions of removal in it."""
+    """Remove `spans`, int64 (K, 2), from `text`, uint8; return the text left, and cuts in it."""
     begins, lengths = spans[:, 0], spans[:, 1] - spans[:, 0]
     kept = np.ones(len(text), np.bool_)
     for length in np.unique(lengths):

@@ -4,8 +4,8 @@
   _TABLE_WORDS ranks, then as r to the power -5/3. Ranks are not bounded, so new words keep coming:
   n words have about 15 n^0.6 distinct words. This is Heaps' law with the numbers of English.
 - A word's spelling is a function of its rank alone, and no two ranks below 2^32 share a spelling.
-  Words are syllables, a consonant (or two) and a vowel (or two) each, with a final consonant or
-  none; frequent words have fewer. Of 64 words, one is Cyrillic and one is a number.
+  A word has up to four syllables of one or two consonants and vowels each, and a final consonant or
+  none; frequent words have fewer syllables. Of 64 words, one is Cyrillic and one is a number.
 - The syllables of a word are as good as random, so tokens of this text differ from the tokens of a
   language.
 - Text is made in blocks, each from the seed and the block's number. All arithmetic is integers,
@@ -31,8 +31,8 @@ SMALLEST_BLOCK = 4 * BLOCK_WORDS  # bytes; any block has more
 _GROUP = 16  # blocks made by a thread in one call: threads then seldom wait for Python's lock
 _TABLE_WORDS = 1 << 12  # ranks of words that are drawn from a table
 _DRAWS = 1 << 16  # entries of the table; a word's share of the entries is its frequency
-_SYLLABLES = 4  # in the longest word
-_LONGER_FROM = (1 << 6, 1 << 11, 1 << 19)  # at each of these ranks, words get a syllable longer
+_SYLLABLES = 4  # syllables of the longest words
+_LONGER_FROM = (1 << 6, 1 << 11, 1 << 19)  # ranks from which words have one more syllable
 _ONSETS = (*"bcdfghlmnprstv", "st", "tr")
 _VOWELS = (*"aeiouy", "ai", "au", "ea", "ee", "ei", "ie", "io", "oa", "oo", "ou")
 _CYRILLIC_ONSETS, _CYRILLIC_VOWELS = "бвгджзклмнпрстфх", "аеиоуыэюяёєіїўйѣ"
@@ -41,7 +41,7 @@ _ENDS = {" ": 220, ", ": 14, ". ": 11, ".\n": 4, "\n": 2, "? ": 2, "; ": 1, ": "
 
 
 def generate_text(nbytes: int, seed: int = 0) -> Iterator[bytes]:
-    """Yield `nbytes` of UTF-8 text in blocks of some 200 KB; the last ends with a newline.
+    """Yield `nbytes` of UTF-8 text in blocks of some 200 KB; the last block ends with a newline.
 
     Except for its last four bytes, a text is the beginning of every longer text of the same seed.
     """
@@ -97,7 +97,7 @@ class _Words:
             )
 
     def blocks(self, seed: int, numbers: Sequence[int]) -> list[bytes | memoryview]:
-        """Return the texts of some blocks, by number; a block is some sentences."""
+        """Return the texts of the blocks with these numbers; a block has whole sentences."""
         generators = [np.random.PCG64DXSM([seed, number]) for number in numbers]
         if self._in_c is not None:
             return [*self._in_c.blocks(generators)]
@@ -147,7 +147,7 @@ def _table_ranks() -> NDArray[np.uint64]:
 def _rare_ranks(random: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return ranks from _TABLE_WORDS on; random: uint64 (n,), below 2^40.
 
-    The share of ranks beyond r falls as r to the power -2/3. The few beyond 2^32 are folded.
+    The share of ranks beyond r falls as r to the power -2/3. Ranks are reduced modulo 2^32.
     """
     share = (random + np.uint64(1)) / float(1 << 40)
     ranks = _TABLE_WORDS / (share * np.sqrt(share))

@@ -1,15 +1,14 @@
 """Unicode's normalization form C of text that comes block by block.
 
-- The tables are those of Hugging Face tokenizers. The algorithm is that of Unicode Standard Annex
-  15: decompose every character, sort each run of marks by combining class, then compose from left
-  to right. Nearly all text is composed already, so `normalize` processes only runs of characters
-  that normalization may change, each run together with the character before it.
+- The tables equal the tables of Hugging Face tokenizers. The algorithm follows Unicode Standard
+  Annex 15: decompose every character, sort each run of marks by combining class, then compose from
+  left to right. Nearly all text is composed already, so `normalize` processes only runs of
+  characters that normalization may change, each run together with the character before the run.
 - Each document is normalized on its own, and within a document each run of valid UTF-8. Invalid
   bytes stay as they are, and nothing composes across them.
-- A document in blocks is cut before a character that is independent of the text before it: the
-  decomposition begins with a starter that never composes with an earlier character. The filter
-  holds back the text after the last such place. That is a few bytes, unless a text is one endless
-  run of marks.
+- A document in blocks is cut before an independent character: the character's decomposition begins
+  with a starter that never composes with an earlier character. The filter holds back the text from
+  the last such character on. This text has a few bytes, unless a text is one endless run of marks.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class _Tables:
 
     classes: combining class by character, without class 0.
     decompositions: the full decomposition by character.
-    compositions: by two characters, the character they compose to.
+    compositions: by two characters, their composition.
     changeable: bool (0x110000,), by code point: false if the character keeps its decomposition,
         its place among marks, and never composes with an earlier character.
     """
@@ -73,8 +72,9 @@ def normalize(text: str) -> str:
 def starts_unit(character: str) -> bool:
     """Whether a character is normalized in the same way after any text.
 
-    This is true if its decomposition begins with a character of class 0 that is second in no
-    composition. A text can be cut before such a character, and both parts be normalized alone.
+    This is true if the character's decomposition begins with a character of class 0 that is second
+    in no composition. Cutting a text before such a character leaves parts that normalize
+    independently.
     """
     tables = _tables()
     first = tables.decompositions.get(character, character)[0]
@@ -83,7 +83,7 @@ def starts_unit(character: str) -> bool:
     return first not in _seconds() and ord(first) not in _VOWELS and ord(first) not in _TRAILING
 
 
-@lru_cache(maxsize=1 << 16)  # a language has few short units, and they make up its texts
+@lru_cache(maxsize=1 << 16)  # the texts of a language consist of few short units
 def _normalize_short(text: str) -> str:
     return _normalize(text)
 
@@ -124,7 +124,7 @@ def _compose(characters: list[str], tables: _Tables) -> str:
     last_class = 0  # class of the last character kept after the starter
     for character in characters:
         own_class = tables.classes.get(character, 0)
-        # A character is blocked if its class, or class 0, occurs between the starter and it.
+        # A character in between of class 0, or of the same or a higher class, blocks composition.
         adjacent = starter == len(composed) - 1
         if starter >= 0 and (adjacent or last_class < own_class):
             together = _compose_pair(composed[starter], character, tables)
@@ -166,7 +166,7 @@ def _tables() -> _Tables:
         classes |= {chr(first + i): value for i in range(more + 1)}
     composed = dict(_entries(composed_table))
     decomposed = dict(_entries(decomposed_table))
-    # A decomposition without its last character is composed again.
+    # The first part of a composition is the decomposition without its last character, composed.
     whole = {text: character for character, text in composed.items()}
     compositions = {
         (text[:-1] if len(text) == 2 else whole[text[:-1]], text[-1]): character
@@ -190,10 +190,10 @@ _LONGEST = 4  # bytes of a character
 
 
 class NfcFilter:
-    """Normalize a text that comes in blocks; see `llmgpu.text.documents.TextFilter`."""
+    """Normalizes a text that comes in blocks; see `llmgpu.text.documents.TextFilter`."""
 
     def __init__(self) -> None:
-        self._held = b""  # bytes held back: from a document start or a safe place, without another
+        self._held = b""  # bytes from a document start or a safe place on, with no other inside
         self._held_starts = np.empty(0, np.int64)
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
@@ -232,7 +232,7 @@ def _is_safe(data: bytes, position: int) -> bool:
     """Whether the data before a position and the data after it normalize independently."""
     if data[position] < 0x80:
         return True
-    if data[position] < 0xC0:  # inside a character, unless this is the fourth such byte in a row
+    if data[position] < 0xC0:  # inside a character, unless three bytes before are such bytes, too
         before = data[max(0, position - _LONGEST + 1) : position]
         return len(before) == _LONGEST - 1 and all(0x80 <= byte < 0xC0 for byte in before)
     text, _ = codecs.utf_8_decode(data[position : position + _LONGEST], _ERRORS, False)

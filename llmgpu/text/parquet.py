@@ -37,7 +37,7 @@ _SHOWN_COLUMNS = 20
 
 
 class _Places(PositionedFile):
-    """A regular file with a read position of its own: other objects use the same descriptor."""
+    """A regular file with a read position of its own, though others share the descriptor."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         super().__init__(size)
@@ -54,7 +54,7 @@ class ParquetFile:
 
     may_be_compressed: ClassVar[bool] = False
     cut_at_lines: ClassVar[bool] = False
-    content: ClassVar[str] = "text"  # of the column, in messages
+    content: ClassVar[str] = "text"  # content of the column, in messages
     kind: ClassVar[str] = "a parquet file"
     reads_groups: ClassVar[bool] = True  # threads may read row groups
 
@@ -66,9 +66,9 @@ class ParquetFile:
             raise InputError(f"{source.path}: Parquet can't be read from a pipe; give a file")
 
     def __init__(self, source: Source, column: str, template: Template | None = None) -> None:
-        """Open the file; InputError if it can't be read or has no such column of text.
+        """Open the file; InputError if it can't be read or `column` is not a column of text.
 
-        template: makes the text of its columns; then `column` is not read.
+        template: makes the text of several columns, instead of `column`.
         """
         path = source.path
         self.position = 0
@@ -119,7 +119,7 @@ class ParquetFile:
         self.check_unchanged()
 
     def _checked(self, array: Any, number: int, policy: InputPolicy) -> Iterator[Piece]:
-        """Yield rows after applying the policy; number: how many rows came before."""
+        """Yield rows after applying the policy; number: number of rows before these rows."""
         piece = _text_of(array)
         if _is_valid(piece):
             yield piece
@@ -135,7 +135,7 @@ class ParquetFile:
         return True
 
     def check_unchanged(self) -> None:
-        """Raise InputError if the file was changed after it was found."""
+        """Raise InputError if the file has changed since the program found the file."""
         if self._content is not None:
             self._content.check(self._raw)
 
@@ -157,7 +157,7 @@ class ParquetFile:
         return InputError(f"{self._path}: damaged, or not {self.kind} ({reason})")
 
     def _find_column(self, column: str) -> list[str]:
-        """Return the names on the way to a column of text; InputError unless there is one."""
+        """Return the names of a column and its outer columns; InputError unless it is text."""
         schema = self._file.schema_arrow
         shown = [f"{field.name!r} ({field.type})" for field in schema]
         if len(shown) > _SHOWN_COLUMNS:
@@ -206,7 +206,7 @@ class ParquetFile:
             begin = end
 
     def _read_ahead(self, group: tuple[int, int]) -> Iterable[Any]:
-        """Return the arrays of a row group, the first ones read at once. Any thread may call this.
+        """Return a row group's arrays, after reading the first arrays. Any thread may call this.
 
         A reader of Arrow can't be shared by threads: each row group has a reader of its own.
         """
@@ -233,7 +233,7 @@ class ParquetFile:
     def _read(self, group: tuple[int, int], file: Any = None) -> Iterator[Any]:
         """Yield the rows of a row group that belong to this part, as `_prepared` returns them.
 
-        file: an Arrow reader for this call, by default the one of this object.
+        file: an Arrow reader for this call; None: the reader of this object.
         """
         first, last = self._rows
         number, begin = group
@@ -268,7 +268,7 @@ class ParquetFile:
         return join(texts[0], *values, self._arrow.scalar(b"", kind), null_handling="emit_null")
 
     def _prepared(self, array: Any, batch: Any) -> Any:
-        """Return the array in the form that `documents` reads; batch: with the further columns."""
+        """Return the array in the form that `documents` reads; batch: all columns of the rows."""
         if self._arrow.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         return array.cast(self._arrow.large_binary())

@@ -1,9 +1,9 @@
-"""A part of a corpus: one of N parts that are read apart, on any machines, and make up the corpus.
+"""A part of a corpus: one of N parts that separate processes read, on any machines.
 
 - The files, end to end in the order they are read, are cut into N ranges of equally many bytes. A
   document belongs to the part in whose range the document begins.
-- The lines of a .jsonl and the rows of a .parquet are documents. Any other file is a document, or
-  each of its lines is under `CorpusOptions.line_documents`. A compressed file is never cut.
+- The lines of a .jsonl and the rows of a .parquet are documents. Any other file is one document, or
+  with `CorpusOptions.line_documents` one document a line. A compressed file is never cut.
 - Counting words does not need whole documents. A text may then be cut inside a document, at
   positions that `CutText` finds.
 - The cuts depend only on the bytes of the files, so parts that are read on other machines agree.
@@ -28,8 +28,8 @@ from llmgpu.text.streams import STANDARD_INPUT, Source
 
 _BLOCK_BYTES = 1 << 20
 
-# Takes a file and an offset in it. Returns the first position from the offset on at which the text
-# be cut inside a document, or the length of the file.
+# Given a file and an offset, returns the first position from the offset on at which the text may be
+# cut inside a document, or the length of the file.
 CutText = Callable[[BinaryIO, int], int]
 
 
@@ -69,7 +69,7 @@ _ENVIRONMENTS = (
 def part_from_environment(environment: Mapping[str, str] = os.environ) -> tuple[Part, str]:
     """Return the part that a scheduler gave this process, and the names of its variables.
 
-    Raises InputError if there are none, two schedulers disagree, or a value is not a number.
+    Raises InputError if no variables are set, two schedulers disagree, or a value is not a number.
     """
     found = {}
     for number, count, first in _ENVIRONMENTS:
@@ -104,7 +104,7 @@ def take_part(
 ) -> Sources:
     """Return a part's share of the sources.
 
-    options: how they are read. cut_text: finds cuts inside documents; None: cut at documents only.
+    options: options of reading. cut_text: finds cuts inside documents; None: cut at documents only.
 
     Raises InputError for a pipe, for a limit, or if a file can't be read.
     """
@@ -127,7 +127,7 @@ def split_by_position(
     A file of text is cut before the first line that begins in the next range. The text after the
     cut is a document of its own.
 
-    Returns the files of all ranges, and the index among them of the first file of each of `shares`.
+    Returns the files of all ranges, and the index of the first file of each of `shares`.
 
     Raises InputError for a pipe, a limit, separators, or if a range gets no text.
     """
@@ -225,7 +225,7 @@ def _anywhere(file: BinaryIO, offset: int) -> int:
 
 
 def _next_line(file: BinaryIO, offset: int) -> int:
-    """Return the begin of the first line that begins at an offset or later."""
+    """Return the start of the first line that begins at an offset or later."""
     position = file.seek(offset - 1)
     while block := file.read(_BLOCK_BYTES):
         found = block.find(b"\n")

@@ -1,11 +1,11 @@
 """Files of other machines, by URLs that fsspec opens: https://, hf://, s3://, gs:// and so on.
 
-- A read that fails is tried again a few times, from the position it reached. An error that says a
-  file is missing or not allowed is raised at once.
+- A read that fails is tried again a few times, from the position reached. An error that says a file
+  is missing or not allowed is raised at once.
 - The server tells a file's length and version. Both are compared after a retry and at the end, so
   that parts of two versions are never joined.
 - Passwords and signatures in URLs are never shown: errors, summaries and resume keys have the URL
-  without them. Of fsspec's errors only the kind is shown, because their text may contain the URL.
+  of `shown_url`. Of fsspec's errors only the kind is shown: their text may contain the URL.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _attempt(
                 f"{shown_url(url)}: reading {scheme}:// needs another package{missing}: "
                 f"pip install {package}"
             ) from None
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # each file system of fsspec raises other errors
             is_final = isinstance(error, _FINAL) or _is_refusal(error)
             if is_final or number == ATTEMPTS - 1:
                 tried = "" if is_final else f", tried {ATTEMPTS} times"
@@ -122,7 +122,7 @@ def _open_file_system(url: str) -> tuple[Any, str]:
 class RemoteSource:
     """A file of another machine.
 
-    url: complete, for opening. path: without secrets, for messages. size: bytes.
+    url: complete URL, for opening. path: URL without secrets, for messages. size: length in bytes.
     version: digest of the server's facts about the file.
     """
 
@@ -137,7 +137,7 @@ class RemoteSource:
         return RemoteFile(self)
 
     def open_once(self) -> Any:
-        """Return the file as opened by fsspec, without another attempt."""
+        """Return the file as opened by fsspec, without retries."""
         return self._system.open(self._name, "rb")
 
     def check(self, file: object = None) -> None:
@@ -227,13 +227,13 @@ class RemoteFile(PositionedFile):
         self._file = self.source.open_once()
 
 
-_found: dict[str, RemoteSource] = {}  # by shown URL
+_found: dict[str, RemoteSource] = {}  # sources found by `find_remote`, by shown URL
 
 
 def find_remote(name: str) -> list[RemoteSource]:
-    """Return the files of a URL, sorted by name: one file, or those of a folder or a glob.
+    """Return the files of a URL, sorted by name: one file, or the files of a folder or a glob.
 
-    Raises InputError if there are none, or they can't be read.
+    Raises InputError if there are no files, or if a file can't be read.
     """
     system, path = _attempt(name, lambda: _open_file_system(name))
     if any(character in path for character in "*[") and "?" not in name:

@@ -2,10 +2,10 @@
 
 - The suffix of a file decides its compression. For standard input, the first bytes decide, see
   `llmgpu.text.compressions`.
-- A file that is read as text is refused if its first bytes are those of a binary format: its tokens
-  would mean nothing. The format is certain only if the bytes have the mark of the format, and also
-  contain something that text does not: control characters, or invalid UTF-8.
-- Bytes of value 0 do not prove a binary format, so they only cause a note.
+- A file that is read as text is refused if the first bytes are certainly of a binary format, whose
+  tokens would mean nothing. The format is certain if the bytes have the mark of the format, and
+  also control characters or invalid UTF-8, which text does not have.
+- Bytes of value 0 do not prove a binary format, and only cause a note.
 - ``--input-format bytes`` (`llmgpu.text.sources.Selection`) accepts all bytes.
 """
 
@@ -55,7 +55,7 @@ _HAS_PREADV = hasattr(os, "preadv")
 
 
 def files_ahead() -> int:
-    """Return how many files to read before their turn: none with a single processor."""
+    """Return the number of files to read before their turn: 0 with a single processor."""
     processors = min(usable_processors(), _FILES_AHEAD)
     return processors if processors > 1 else 0
 
@@ -73,8 +73,8 @@ class Remote(Protocol):
 class Source(NamedTuple):
     """A file of a corpus.
 
-    path: its name, "-" for standard input.
-    size: bytes on disk; None if it is not a regular file.
+    path: name of the file, "-" for standard input.
+    size: bytes on disk; None for a pipe or a device.
     changed_ns: time of the last change, in nanoseconds; None if unknown.
     remote: opens a file of another machine; None for a local file.
     span: begin and end of the bytes to read; None for the whole file. Of a .parquet, the rows that
@@ -123,9 +123,9 @@ class DocumentFile(Protocol):
     """An open file of a format with documents inside; see `llmgpu.text.sources.FORMATS`.
 
     may_be_compressed: whether files of the format are read through COMPRESSIONS.
-    cut_at_lines: whether a span of a file has to begin and end where lines do; if not, the format
-        takes any span.
-    position: bytes of the file on disk that were consumed, about.
+    cut_at_lines: whether a span of a file must begin and end where lines do; if not, any span is
+        allowed.
+    position: bytes of the file on disk that were read, approximately.
     """
 
     may_be_compressed: ClassVar[bool]
@@ -139,7 +139,7 @@ class DocumentFile(Protocol):
     def __init__(self, source: Source, text_field: str, template: Template | None = None) -> None:
         """Open the file; text_field: name of the field or column with a document's text.
 
-        template: makes the text of several fields instead.
+        template: makes the text of several fields, instead of `text_field`.
         """
 
     def documents(self, policy: InputPolicy) -> Iterator[Piece]:
@@ -147,7 +147,7 @@ class DocumentFile(Protocol):
 
         Documents without text are left out, and counted in `policy.null_rows`.
 
-        InputError names the file and the place in it.
+        Raises InputError with the name of the file and the place in the file.
         """
 
     def begin(self) -> None:
@@ -202,8 +202,8 @@ class FileContent:
 class ByteStream(io.RawIOBase):
     """The bytes of one source, decompressed; every failure is an InputError that names the source.
 
-    position: bytes of the source on disk that were consumed.
-    notes: notes of NOTES that apply to the source, by its first bytes.
+    position: bytes of the source on disk that were read.
+    notes: entries of NOTES that apply to the first bytes of the source.
     is_invalid: the first bytes of the text have invalid UTF-8.
     """
 
@@ -218,6 +218,7 @@ class ByteStream(io.RawIOBase):
         self.is_invalid = False
         self._is_begin = source.begin == 0 and not source.continues
         self._pollable: int | None = None  # descriptor of a pipe, a terminal or a device
+        # Open the source. The first bytes of standard input decide the compression.
         try:
             self._raw = source.open()
             self._content = FileContent.of(self._raw, source)
@@ -232,6 +233,7 @@ class ByteStream(io.RawIOBase):
         except OSError as error:
             super().close()
             raise InputError(f"can't read {self.name}: {error.strerror or error}") from error
+        # Decompress while reading; a thread decompresses a local file ahead.
         compression = COMPRESSIONS.get(self._compression)
         self._stream = cast(Decompressor, self._raw)
         self._blocks: Begun[None, tuple[memoryview, int]] | None = None
@@ -247,7 +249,7 @@ class ByteStream(io.RawIOBase):
         is_ended = False
 
         def decompress(_: None) -> tuple[memoryview, int]:
-            """Return a block and the position in the file after it."""
+            """Return the next block, and the position in the file after the block."""
             nonlocal is_ended
             block, count = np.empty(_BLOCK_BYTES, np.uint8).data, 0
             while count < len(block) and (got := self._stream.readinto(block[count:])):
@@ -269,7 +271,7 @@ class ByteStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: object) -> int:
-        """Fill the front of `buffer` with available bytes; wait only for the first. 0: the end."""
+        """Fill the front of `buffer` with bytes that are ready, one or more; 0 at the end."""
         view = memoryview(buffer)  # type: ignore[arg-type]
         if self._length is not None:
             view = view[: self._length - self.position]
@@ -293,7 +295,7 @@ class ByteStream(io.RawIOBase):
         return count
 
     def _inspect(self, head: bytes) -> None:
-        """Check the first bytes of a text; InputError if they reveal another format."""
+        """Check the first bytes of a text; InputError if the bytes reveal another format."""
         if self._source.format not in (AUTO, TEXT) or type(self) is not ByteStream:
             return
         is_input = self.name == STANDARD_INPUT
@@ -310,7 +312,7 @@ class ByteStream(io.RawIOBase):
 
     @property
     def reads_anywhere(self) -> bool:
-        """Whether `read_at` can be used: this is a regular file that is not compressed."""
+        """Whether `read_at` can be used: the source is a regular file, not compressed."""
         is_file = isinstance(self._content, FileContent) and self.name != STANDARD_INPUT
         return is_file and not self._compression and _HAS_PREADV
 
@@ -338,7 +340,7 @@ class ByteStream(io.RawIOBase):
         The file's last byte is never part of the range. None if there are fewer bytes, or the
         stream is compressed or not a regular file.
 
-        before: bytes in front of the next one that belong to the range, too.
+        before: number of bytes before the next byte that belong to the range, too.
         """
         if self._is_begin or not self.reads_anywhere:
             return None
@@ -352,13 +354,13 @@ class ByteStream(io.RawIOBase):
             return None
 
     def peek(self, begin: int, end: int) -> bytes:
-        """Return the bytes from `begin` to `end`, counted from the next one; see `read_at`."""
+        """Return the bytes from `begin` to `end`, counted from the next byte; see `read_at`."""
         data = np.empty(end - begin, np.uint8)
         self.read_at(data, self._raw.tell() + begin)
         return data.tobytes()
 
     def skip(self, nbytes: int) -> None:
-        """Pass over bytes that are known to be there."""
+        """Pass over the next bytes, which the file is known to have."""
         self._raw.seek(nbytes, os.SEEK_CUR)
         self.position += nbytes
 
@@ -433,11 +435,11 @@ class ByteStream(io.RawIOBase):
 class FileBytes:
     """A byte range of a file. Any thread may read it, even after the stream is closed.
 
-    begin: offset of the range in the file. nbytes: its length.
+    begin: offset of the range in the file. nbytes: length of the range.
     """
 
     def __init__(self, stream: ByteStream, descriptor: int, begin: int, nbytes: int) -> None:
-        """Own `descriptor`, an open file, and close it at the end."""
+        """Own `descriptor`, an open file, which is closed when this object is deleted."""
         self._stream, self._descriptor = stream, descriptor
         self.begin, self.nbytes = begin, nbytes
 
@@ -478,7 +480,7 @@ def _open_raw(path: str) -> BinaryIO:
 
 
 def _read_parts(descriptor: int, view: memoryview, first: int) -> int:
-    """Read a large part of a regular file with several threads: one is slower than memory."""
+    """Read a part of a regular file; a large part by several threads, since one is slow."""
     loaded = library()
     if loaded is None or len(view) < 2 * _PART_BYTES:
         return os.preadv(descriptor, [view], first)
@@ -509,7 +511,7 @@ def _widen(descriptor: int) -> None:
 
 
 def read_blocks(stream: io.RawIOBase, block_bytes: int) -> Iterator[bytes]:
-    """Yield the bytes of `stream` as they come, up to `block_bytes` at a time."""
+    """Yield the bytes of `stream` as bytes arrive, up to `block_bytes` at a time."""
     while block := stream.read(block_bytes):
         yield block
 
@@ -543,10 +545,10 @@ _OBJECT = re.compile(rb'\s*\{\s*"')
 
 
 def read_mark(read: Callable[[int], bytes]) -> tuple[bytes, str]:
-    """Read first bytes of a stream until they tell the compression of the stream.
+    """Read the first bytes of a stream, enough to recognize a compression.
 
-    read: returns up to a number of bytes, b"" at the end. Waits for more than a first byte only if
-    the bytes so far may begin a compressed file.
+    read: given a number, returns up to this number of bytes, b"" at the end. `read` is called again
+    only while the bytes so far may begin the mark of a compression.
 
     Returns the bytes, and a suffix in `llmgpu.text.compressions.COMPRESSIONS`, "" for none.
     """
@@ -611,7 +613,7 @@ def has_zero_bytes(head: bytes) -> bool:
 def check_text(head: bytes, name: str) -> None:
     """Raise InputError if a file is not text, by its first bytes.
 
-    name: of the file in the message.
+    name: the file's name in the message.
     """
     kind = binary_format(head)
     if kind is not None:
@@ -642,7 +644,7 @@ def looks_like_jsonl(head: bytes, least: int) -> bool:
 
 
 def _is_wide(head: bytes) -> bool:
-    """Whether this is certainly UTF-16: at least a quarter of its characters are ASCII."""
+    """Whether `head` is certainly UTF-16: at least a quarter of the characters are ASCII."""
     kind = _WIDE.get(head[:2])
     if kind is None:
         return False

@@ -1,7 +1,7 @@
-"""Text made of several fields of a row, as ``{question}\\n{answer}`` says.
+"""Text made of several fields of a row by a template, such as ``{question}\\n{answer}``.
 
 ``{field}`` stands for a field and ``{a.b}`` for a field within the field ``a``; ``{{`` and ``}}``
-are braces. Nothing else of Python's format strings is understood.
+are braces. Python's other format specifications are refused.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _BETWEEN_FIELDS = "\n"
 
 
 class Template(NamedTuple):
-    """Fields in order, and the texts before, between and after them: one more than fields."""
+    """Fields in order, and the texts before, between and after the fields."""
 
     fields: tuple[str, ...]
     texts: tuple[str, ...]
 
     @classmethod
     def joined(cls, fields: Sequence[str]) -> Template:
-        """Return the template of fields, 1 or more, with a newline between two."""
+        """Return the template of one or more fields, with a newline between two fields."""
         return cls(tuple(fields), ("", *[_BETWEEN_FIELDS] * (len(fields) - 1), ""))
 
     @classmethod
@@ -66,7 +66,7 @@ class Template(NamedTuple):
         return "".join(chain.from_iterable(zip_longest(texts, fields, fillvalue="")))
 
     def fill(self, values: Sequence[str]) -> str:
-        """Return the text with the values of the fields, in their order."""
+        """Return the text with these values in place of the fields, in the order of `fields`."""
         after = zip(values, self.texts[1:], strict=True)
         return self.texts[0] + "".join(value + text for value, text in after)
 
