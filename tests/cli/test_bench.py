@@ -153,7 +153,7 @@ def test_parts_of_the_command(
 def test_command_writes_the_text_and_measures_nothing(tmp_path: Path) -> None:
     for source in (["--corpus", "generated"], []):
         path = tmp_path / "text"
-        options = [*source, "--limit", "300KB", "--write-corpus", str(path)]
+        options = [*source, "--limit", "300KB", "--write-corpus", str(path), "--force"]
         result = CliRunner().invoke(bench, options)
         assert result.exit_code == 0, result.output
         assert result.output == ""

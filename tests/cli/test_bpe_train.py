@@ -21,7 +21,7 @@ def test_devices_write_the_same_file(llmgpu: Run, corpus: Path, device_name: str
     options = ("--vocab-size", "350", "--special-token", "<|end|>")
     done = llmgpu("bpe-train", str(corpus), "-o", "a.bin", "--device", device_name, *options)
     assert done.returncode == 0 and done.stdout == b""
-    assert b"training on" in done.stderr and b"of memory" in done.stderr
+    assert b"training on" in done.stderr
     assert b"350 tokens from" in done.stderr
     llmgpu("bpe-train", str(corpus), "-o", "b.bin", "--device", "cpu", *options)
     folder = corpus.parent
