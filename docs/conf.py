@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import click
 from docutils import nodes
 from docutils.parsers.rst import Directive
+from sphinx.ext.autodoc.mock import mock
 
 from llmgpu import __version__
 from llmgpu.cli import cli
@@ -110,7 +111,8 @@ class CommandHelp(Directive):
 
 def setup(app: Any) -> None:
     """Connect what is above."""
-    with patch.object(typing, "TYPE_CHECKING", True):  # signatures name what is imported for types
+    # Signatures name what is imported for types; torch need not be installed for that.
+    with patch.object(typing, "TYPE_CHECKING", True), mock(["torch"]):
         importlib.import_module("llmgpu.tokenizer")
     app.add_directive("command-help", CommandHelp)
     app.connect("autodoc-process-docstring", list_parameters)
