@@ -177,7 +177,7 @@ def _reading_key(
         "encoding_errors": reading.encoding_errors,
         "doc_separators": tuple(text.decode() for text in how.separators),
         "limit": reading.limit,
-        **({"template": how.template.source} if how.template else {}),
+        **({"template": how.row_template.source} if how.row_template else {}),
         **({"bad_rows": reading.bad_rows} if reading.bad_rows != CorpusOptions.bad_rows else {}),
         **({"input_format": asked} if asked != AUTO else {}),
     }

@@ -146,8 +146,9 @@ class ReadingOptions:
         many=True, default_words="text")
     template: str | None = option(
         None, "text",
-        "Make the text of several fields or columns: '{question} {answer}', with {a.b} for a field "
-        "inside field a, {{ and }} for braces.", metavar="TEXT")
+        "Make the text of several fields or columns: '{question}\\n{answer}', with {a.b} for a "
+        "field inside field a, {{ and }} for braces, \\n and \\t for a newline and a tab.",
+        metavar="TEXT")
     bad_rows: str = option(
         "error", ("error", "skip"),
         "What to do with .jsonl lines that are not JSON objects, or whose field is not text: fail "
@@ -173,7 +174,7 @@ class ReadingOptions:
             raise click.UsageError("--text-field can't be combined with --template")
         template = None if len(self.text_field) < 2 else Template.joined(self.text_field)
         if self.template is not None:
-            template = Template.parse(self.template)
+            template = Template.parse(self.template.replace("\\n", "\n").replace("\\t", "\t"))
         fields = template.fields if template else self.text_field
         return CorpusOptions(
             text_field=next(iter(fields), CorpusOptions.text_field),

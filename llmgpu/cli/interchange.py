@@ -16,7 +16,7 @@ from llmgpu.cli.chat import with_chat_template
 from llmgpu.cli.commands.vocabularies import ExportVocabularyCommand, ImportVocabularyCommand
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.options import was_asked
-from llmgpu.errors import VocabularyError
+from llmgpu.errors import OutputError, VocabularyError
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import number_of
 from llmgpu.outputs import VOCABULARY, Output, check_outputs, kind_of
@@ -78,6 +78,7 @@ def export_vocabulary(asked: ExportVocabularyCommand) -> None:
     if format_name not in ("gguf", "huggingface") and chat_template is not None:
         raise click.UsageError("--chat-template is only for gguf and huggingface")
     # Check the outputs, and write the model or the vocabulary.
+    _check_folder(output, writes_model=model is not None, force=asked.force)
     named = [chat_template] if chat_template is not None else []
     if model is not None:
         inputs = [*named, *map(str, model.folder.iterdir())]
@@ -105,6 +106,22 @@ def export_vocabulary(asked: ExportVocabularyCommand) -> None:
         report.note(f"{output} is a tokenizer.json; {output}/ is a folder for AutoTokenizer")
     if asked.report.as_json:
         print_json(_summarize(vocabulary, format_name), to_stderr=output == STANDARD_OUTPUT)
+
+
+def _check_folder(folder: str, *, writes_model: bool, force: bool) -> None:
+    """Raise OutputError if files in a folder would hide a run's checkpoints, or change a model."""
+    from llmgpu.lm.checkpoints.pretrained import has_model
+    from llmgpu.lm.runs.run_folder import LOCK_NAME
+
+    if os.path.isfile(os.path.join(folder, LOCK_NAME)):
+        raise OutputError(
+            f"{folder} is a run folder, whose model is its newest checkpoint: choose another folder"
+        )
+    if not (writes_model or force) and has_model(folder):
+        raise OutputError(
+            f"{folder} has a model, whose tokenizer would be replaced: choose another folder, or "
+            "use --force"
+        )
 
 
 def _open_model(path: str, report: Reporter) -> SavedModel | None:

@@ -98,7 +98,8 @@ class CorpusOptions:
     separators: byte strings between documents, part of neither.
     encoding_errors: "strict", "replace" or "raw", see `llmgpu.text.documents.InputPolicy`.
     limit: read at most this many bytes of text; None for all.
-    template: makes the text of several fields or columns, instead of `text_field`.
+    template: makes the text of several fields or columns, instead of `text_field`; a str such as
+        "{question} {answer}" is parsed.
     bad_rows: treatment of invalid rows: "error" raises InputError, "skip" leaves the rows out.
     line_documents: whether each line, including its newline, is a document.
     chat: renders the conversation of each row as text; None if rows are not conversations.
@@ -111,7 +112,20 @@ class CorpusOptions:
     line_documents: bool = False
     chat: Chat | None = None
     bad_rows: str = "error"
-    template: Template | None = None
+    template: Template | str | None = None
+
+    def __post_init__(self) -> None:
+        """Parse a template that is a str; InputError if it spells none."""
+        if isinstance(self.template, str):
+            object.__setattr__(self, "template", Template.parse(self.template))
+        if not isinstance(self.text_field, str):
+            raise TypeError("text_field names one field; for several give a template")
+
+    @property
+    def row_template(self) -> Template | None:
+        """The template, parsed."""
+        assert not isinstance(self.template, str)
+        return self.template
 
 
 class Begin(NamedTuple):
@@ -383,7 +397,7 @@ class _Opener:
         if self.collector is not None:
             is_table = kind is ParquetFile
             return (ChatTable if is_table else ChatFile)(source, field, self.collector)
-        return kind(source, field, self._options.template) if kind else ByteStream(source)
+        return kind(source, field, self._options.row_template) if kind else ByteStream(source)
 
     def reads_at_once(self, source: Source) -> bool:
         """Whether a file is plain text and small enough to be read in one call with other files."""

@@ -181,6 +181,8 @@ def resolve_sources(names: Sequence[str] | Sources, selection: Selection = _EVER
             found.add_local(name)
     if not found.sources and not selection.listed:
         what = "is not text" if found.binaries else "is excluded"
+        if selection.subset is not None:
+            what += f", or not of subset {selection.subset}"
         raise InputError(f"all of {listed(list(names))} {what}: no file is left")
     return found.resolved()
 
@@ -194,6 +196,7 @@ class _Found:
     def __init__(self, selection: Selection) -> None:
         self.sources: list[Source] = []
         self.binaries: list[str] = []
+        self._of_other_subsets: list[str] = []  # named files
         self._left_out = 0
         self._notes: list[str] = []
         self._selection = selection
@@ -205,6 +208,9 @@ class _Found:
         if self._selection.lists_skipped:
             names = ", ".join(map(quote, self.binaries))
         notes = [*self._notes, *([f"{count} skipped: {names}"] if self.binaries else [])]
+        if others := self._of_other_subsets:
+            count = number_of(len(others), "file")
+            notes.append(f"{count} of other subsets left out: {listed(others)}")
         return Sources(self.sources, self._left_out, tuple(notes))
 
     def add_remote(self, name: str) -> None:
@@ -236,6 +242,9 @@ class _Found:
         is_named = paths == [name] and name not in chosen.listed
         if not is_named:
             paths = self._chosen(paths, name)
+        elif chosen.subset is not None and subset_of(name) not in (None, chosen.subset):
+            self._of_other_subsets.append(name)
+            return
         for path in paths:
             source = _check(path, self._format_of(path))
             if self._is_binary(source, is_named):

@@ -88,7 +88,7 @@ def encoding_key(
         "disallowed special tokens": sorted(special.disallowed),
         "token before documents": special.bos,
         "token behind documents": special.eos,
-        **({"template": options.template.source} if options.template else {}),
+        **({"template": options.row_template.source} if options.row_template else {}),
         **({"bad rows": options.bad_rows} if options.bad_rows != "error" else {}),
         **({"chat template": chat.digest} if chat else {}),
         **({"input formats": formats} if set(formats) - {AUTO} else {}),

@@ -213,6 +213,13 @@ def test_a_model_to_a_hugging_face_folder(llmgpu: Run, tmp_path: Path) -> None:
     into = llmgpu("export", str(step), "--to", "hf", "-o", f"{step}/", "--force")
     fails(into, 1, "is an input")
     fails(llmgpu(*export, "--weights", "f16"), 2, "--weights is only for exporting a model to gguf")
+    # A model in a run folder would hide the checkpoints; a tokenizer would no longer fit a model.
+    (tmp_path / "run" / "run.lock").touch()
+    fails(llmgpu("export", "hf", "--to", "hf", "-o", "run/", "--force"), 1, "run/ is a run folder")
+    trained().save(tmp_path / "v.bin")
+    other = ("export", "v.bin", "--to", "hf", "-o", "hf/")
+    fails(llmgpu(*other), 1, "hf/ has a model, whose tokenizer would be replaced")
+    assert llmgpu(*other, "--force").returncode == 0
 
 
 def test_the_model_of_a_hugging_face_folder_to_gguf(llmgpu: Run, tmp_path: Path) -> None:

@@ -292,6 +292,12 @@ def test_a_saved_data_set(llmgpu: Run, vocab: Path, corpus: Path, is_stream: boo
     joined = llmgpu(*ENCODE, "a", "--template", "{in.b} {text}", "--count")
     assert int(joined.stdout) > int(llmgpu(*ENCODE, "a", "--count").stdout)
     fails(llmgpu(*ENCODE, "a", "--subset", "validation"), 1, "a has no file with validation or ")
+    # Files that a shell names follow the same rule.
+    named = [f"a/{name}/data-00000-of-00001.arrow" for name in ("test", "train")]
+    done = llmgpu(*ENCODE, *named, "--subset", "train")
+    assert done.stdout == llmgpu(*ENCODE, "a", "--subset", "train").stdout
+    assert b"note: 1 file of other subsets left out: 'a/test/data" in done.stderr
+    fails(llmgpu(*ENCODE, named[0], "--subset", "train"), 1, "or not of subset train: no file")
     broken = folder / "a" / "test" / "data-00000-of-00001.arrow"
     fails(llmgpu(*ENCODE, str(broken), "--text-field", "x"), 1, "no column 'x'; the columns are")
     data = bytearray(broken.read_bytes())
@@ -323,6 +329,7 @@ def test_several_fields_and_templates(llmgpu: Run, corpus: Path, vocab: Path) ->
     for options, expected in (
         (fields, b"low?\nnewest"),
         (("--template", "{question}\n{answer}"), b"low?\nnewest"),
+        (("--template", r"{question}\n{answer}"), b"low?\nnewest"),
         (("--template", "{n.b}: {{{answer}}}"), b"x: {newest}"),
     ):
         done = llmgpu(*tokenize, "qa.jsonl", "-o", "o.bin", *options)

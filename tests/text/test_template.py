@@ -87,3 +87,12 @@ def test_a_template_is_spelled_as_it_was_given() -> None:
     for source in ("{a}", "x {{{a}}} {b.c}\n"):
         assert Template.parse(source).source == source
     assert Template.joined(["a", "b"]) == Template.parse("{a}\n{b}")
+
+
+def test_options_of_a_corpus_take_a_template_as_text() -> None:
+    options = CorpusOptions(template="{a} {b}")
+    assert options.row_template == Template.parse("{a} {b}")
+    with pytest.raises(InputError, match="has no field"):
+        CorpusOptions(template="no field")
+    with pytest.raises(TypeError, match="text_field names one field"):
+        CorpusOptions(text_field=["a", "b"])

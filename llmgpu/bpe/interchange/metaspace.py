@@ -217,6 +217,11 @@ def _read_tokens(
     """
     kinds: dict[int, int] = {}
     tokens: dict[int, bytes] = {}
+    for text in filter(_BYTE_TOKEN.fullmatch, added if has_bytes else ()):
+        raise VocabularyError(
+            f"the byte token {quote(text)} is also an added token: leave byte tokens in the model "
+            "only"
+        )
     for text, number in ids.items():
         found = _BYTE_TOKEN.fullmatch(text) if has_bytes else None
         kinds[number] = UNKNOWN if number == unknown else BYTE if found else NORMAL

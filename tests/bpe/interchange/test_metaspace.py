@@ -204,6 +204,10 @@ def merge_of(left: str, right: str) -> Callable[[dict[str, Any]], None]:
     return add
 
 
+def add_byte_token(made: dict[str, Any]) -> None:
+    made["added_tokens"].append(added("<0x41>", made["model"]["vocab"]["<0x41>"]))
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -219,6 +223,7 @@ def merge_of(left: str, right: str) -> Callable[[dict[str, Any]], None]:
         (change("pre_tokenizer", {"type": "ByteLevel"}), "'ByteLevel' is not supported"),
         (change("pre_tokenizer", SPLIT | {"pattern": {"String": "a"}}), "Split is supported for"),
         (change("decoder", {"type": "CTC"}), "'CTC' is not supported"),
+        (add_byte_token, "the byte token '<0x41>' is also an added token"),
     ],
 )
 def test_refused(changed: Callable[[dict[str, Any]], None], message: str, tmp_path: Path) -> None:
