@@ -139,6 +139,19 @@ def check_dtype(dtype: Any) -> None:
         as_asked(np.empty(0, np.uint32), dtype)
 
 
+def holds(dtype: Any, number: int) -> bool:
+    """Whether `as_asked` can return an id as a type, one that `check_dtype` accepts."""
+    if dtype is None or dtype is list:
+        return True
+    import numpy as np
+
+    try:
+        as_asked(np.array([number], np.uint32), dtype)
+    except InputError:
+        return False
+    return True
+
+
 def without(ids: ArrayLike, skipped: Iterable[int]) -> ArrayLike:
     """Return ids (n,) without some of them; ids of another shape unchanged."""
     import numpy as np

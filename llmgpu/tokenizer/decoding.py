@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
+from types import BuiltinMethodType
 from typing import TYPE_CHECKING, Any
 
 from llmgpu.bpe.interchange.formats import ALIASES, END_OF_TEXT, WRITERS
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 _log = logging.getLogger("llmgpu")
+# Error handlers with which the extension module streams texts. Others may do anything.
+_HANDLERS = ("replace", "strict", "ignore", "backslashreplace", "surrogateescape", "surrogatepass")
 
 
 @speaks_python
@@ -65,7 +68,10 @@ class Decoder:
     ) -> list[str]:
         """Return the text of each list of ids, like `decode`."""
         coder = self._coder or self._open_coder(encodes=False)
-        if skip_special_tokens or coder is None:
+        # A subclass may have methods of its own, and an iterator may use one array for all rows.
+        kinds = {type(method) for method in (self.decode, self.decode_bytes)}
+        is_usual = isinstance(batch, (list, tuple)) and kinds == {BuiltinMethodType}
+        if skip_special_tokens or coder is None or not is_usual:
             skips = skip_special_tokens
             return [self.decode(ids, errors, skip_special_tokens=skips) for ids in batch]
         rows = [*batch]
@@ -78,12 +84,13 @@ class Decoder:
     def decode_stream(self, ids: Iterable[int], errors: str = "replace") -> Iterator[str]:
         """Yield the text of each id as it arrives: "" while a character is incomplete."""
         coder = self._coder or self._open_coder(encodes=False)
-        if coder is not None and isinstance(errors, str):
-            texts: Iterator[str] = coder.stream(ids, errors, self.decode_single_token_bytes)
+        vocabulary = self._vocabulary
+        if coder is not None and errors in _HANDLERS:
+            texts: Iterator[str] = coder.stream(ids, errors, lambda each: vocabulary.decode([each]))
             return texts
         from llmgpu.bpe.vocabulary.spelling import decode_stream
 
-        return decode_stream(self._vocabulary, ids, errors)
+        return decode_stream(vocabulary, ids, errors)
 
     def decode_with_offsets(self, ids: ArrayLike) -> tuple[str, NDArray[np.int64]]:
         """Return the text of `ids` (n,) and the character offsets of each, int64 (n, 2).

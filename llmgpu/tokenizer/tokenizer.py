@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import pairwise
 from operator import index
 from pathlib import Path
+from types import BuiltinMethodType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, Unpack, overload
 
 from llmgpu.backend import Opening
@@ -28,6 +29,7 @@ from llmgpu.tokenizer.arguments import (
     Token,
     as_asked,
     check_dtype,
+    holds,
     names_of,
     several,
     shortened,
@@ -491,7 +493,9 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         Raises like `encode`.
         """
         is_plain = isinstance(allowed_special, tuple) and not allowed_special
-        ids = self._coder.encode(text) if is_plain and self._coder is not None else None
+        # A subclass may have a method of its own.
+        is_usual = is_plain and isinstance(self.encode, BuiltinMethodType)
+        ids = self._coder.encode(text) if is_usual and self._coder is not None else None
         if ids is None:
             import numpy as np
 
@@ -650,14 +654,15 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
 
     def _open_coder(self, *, encodes: bool) -> Any:
         """Return the coder of the extension module, which methods then call; None without it."""
-        self._coder = self._current_encoders().coder(encodes=encodes)
-        if self._coder is not None:
+        coder = self._current_encoders().coder(encodes=encodes)
+        if coder is not None:
             from llmgpu.cpu.extension import bind_methods
 
-            self._coder.returns(self._dtype)
+            coder.returns(self._dtype, not holds(self._dtype, self.vocab_size - 1))
             for owner, functions in _IN_PYTHON.items():
                 bind_methods(owner, functions)
-        return self._coder
+            self._coder = coder  # complete, since other threads use it at once
+        return coder
 
     def _current_encoders(self) -> ProcessEncoders:
         encoders = self._encoders

@@ -66,6 +66,8 @@ class ProcessEncoders:
     is_prepared: whether a coder that encodes was asked for.
     """
 
+    _coder: Any = None
+
     def __init__(self, vocabulary: Vocabulary, opening: Opening) -> None:
         """Start without encoders; opening: opens the device for long texts."""
         self.process = os.getpid()
@@ -76,7 +78,6 @@ class ProcessEncoders:
         self._long: dict[bool, Encoder] = {}  # the key tells whether a device encodes
         self._special: dict[tuple[SpecialOptions, Encoder], Encoder] = {}
         self._documents: dict[SpecialOptions, DocumentEncoder] = {}
-        self._coder: Any = None
         self.is_prepared = False
 
     def coder(self, *, encodes: bool) -> Any:
@@ -86,7 +87,9 @@ class ProcessEncoders:
             False, only `decode` is certain to work.
         """
         if self._coder is None and not self.is_prepared:
-            self._coder = open_coder(self._vocabulary)
+            opened = open_coder(self._vocabulary)
+            if opened is not None:  # the first of several threads wins
+                vars(self).setdefault("_coder", opened)
         if encodes and not self.is_prepared:
             if self._coder is not None:
                 most_bytes = MOST_AT_ONCE if self._opening.wanted == "cpu" else HOST_BYTES

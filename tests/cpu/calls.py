@@ -120,8 +120,8 @@ def random_ids(rng: random.Random, size: int) -> list[Any]:
     rng.shuffle(mixed)
     small = [number % 128 for number in few]
     arrays = [np.array(small, np.int64).astype(dtype) for dtype in DTYPES]
-    square = np.zeros((2, 2), np.int32)
-    shaped: list[Any] = [np.array(few, np.int64)[::2], square, np.int64(3), 5, [[1], [2]]]
+    square, empty = np.zeros((2, 2), np.int32), np.zeros(3, "V0")
+    shaped: list[Any] = [np.array(few, np.int64)[::2], square, empty, np.int64(3), 5, [[1], [2]]]
     data = bytes(small)
     others = [tuple(few), range(min(3, size)), memoryview(data), bytearray(small), data]
     return [few, mixed, *arrays, *shaped, *others, [np.uint32(number) for number in few[:3]], None]

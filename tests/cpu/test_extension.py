@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import codecs
 import gc
 import inspect
 import os
@@ -23,8 +24,11 @@ import numpy as np
 import pytest
 
 from llmgpu import Tokenizer
+from llmgpu.bpe.encoding.encoder_c import open_coder
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu import build, extension, library
-from llmgpu.errors import LlmgpuError
+from llmgpu.errors import InputError, LlmgpuError
+from llmgpu.tokenizer import tokenizer as tokenizer_module
 from llmgpu.tokens import process_encoders
 from tests.bpe.encoding.test_special_encoding import vocabulary
 from tests.conftest import examples
@@ -254,6 +258,157 @@ def test_a_method_that_somebody_has_replaced_stays(monkeypatch: pytest.MonkeyPat
     made = Tokenizer(vocabulary(), "cpu")
     made.encode_batch(["a"])
     assert made.encode("a") == "a"
+
+
+@needs_module
+def test_methods_call_those_of_a_subclass(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Twice(Tokenizer):
+        def encode(self, text: Any, **options: Any) -> Any:
+            return super().encode(text * 2, **options)
+
+    class Loud(Tokenizer):
+        def decode_bytes(self, ids: Any) -> bytes:
+            return super().decode_bytes(ids).upper()
+
+    class Quoting(Tokenizer):
+        def decode(self, ids: Any, errors: str = "replace", **options: Any) -> str:
+            return f"'{super().decode(ids, errors, **options)}'"
+
+        def decode_single_token_bytes(self, token_id: int) -> Any:
+            return "not of streams"
+
+    twice, loud, quoting = (kind(vocabulary(), "cpu") for kind in (Twice, Loud, Quoting))
+    for _ in range(2):  # by Python, which opens the module; by the module
+        assert twice.count("zq") == 4
+        assert loud.decode([97]) == "A" and loud.decode_batch([[97]]) == ["A"]
+        assert quoting.decode_batch([[97]]) == ["'a'"]
+        numbers: Any = [np.uint32(97), 98]
+        assert [*quoting.decode_stream(numbers)] == ["a", "b"]
+    monkeypatch.setattr(tokenizer, "encode", lambda text, **options: np.array([97] * len(text)))
+    assert tokenizer.count("<<") == 2
+    assert tokenizer.encode_with_offsets("aa")[0].tolist() == [97, 97]
+    monkeypatch.undo()
+    assert tokenizer.count("<<") == 1
+
+
+@needs_module
+def test_a_method_that_is_put_back_is_replaced_again(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by two threads, both of which find the function of Python."""
+    function = tokenizer_module._IN_PYTHON[Tokenizer]["encode"]
+    for _ in range(2):
+        monkeypatch.setattr(Tokenizer, "encode", function)
+        made = Tokenizer(vocabulary(), "cpu")
+        assert made.encode("ab").tolist() == made.encode("ab").tolist()
+        assert vars(Tokenizer)["encode"] is not function
+    with pytest.raises(ValueError, match="replaces another function"):
+        extension.extension().method(Tokenizer, "encode", len, "")
+
+
+@needs_module
+def test_threads_that_open_the_module_share_a_coder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second coder to be made is the first one's, which may be prepared already."""
+    made = Tokenizer(vocabulary(), "cpu")
+
+    def open_twice(given: Vocabulary) -> Any:
+        monkeypatch.setattr(process_encoders, "open_coder", open_coder)
+        others.append(made._encoders.coder(encodes=True))  # in another thread
+        return open_coder(given)
+
+    others: list[Any] = []
+    monkeypatch.setattr(process_encoders, "open_coder", open_twice)
+    coder = made._encoders.coder(encodes=True)
+    assert coder is others[0]
+    assert coder.encode("ab") is not None
+
+
+@needs_module
+def test_a_coder_is_complete_when_other_threads_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Tokenizer(vocabulary(), "cpu", dtype=list)
+    found: list[Any] = []
+
+    class Watching:
+        def __getattr__(self, name: str) -> Any:
+            found.append(made._coder)
+            return getattr(coder, name)
+
+    coder = made._encoders.coder(encodes=True)
+    monkeypatch.setattr(made._encoders, "coder", lambda **options: Watching())
+    made._open_coder(encodes=True)
+    assert found == [None]
+
+
+@needs_module
+@pytest.mark.parametrize("dtype", ["uint8", "int64"])
+def test_a_count_fails_as_the_ids_do(dtype: str) -> None:
+    """Ids beyond those of the type are an error in the first call, and in all others."""
+    tokenizer = Tokenizer(vocabulary(), "cpu", dtype=dtype)
+    for text, count in (("ab", 1), ("a", 1)) * 2:
+        if dtype == "uint8" and text == "ab":
+            with pytest.raises(InputError, match="does not fit in uint8"):
+                tokenizer.count(text)
+        else:
+            assert tokenizer.count(text) == count
+
+
+@needs_module
+def test_rows_of_an_iterator_are_decoded_as_they_come(tokenizer: Tokenizer) -> None:
+    def rows() -> Iterator[Any]:
+        row = np.zeros(1, np.int64)
+        for row[0] in (97, 98):
+            yield row
+
+    assert tokenizer.decode_batch(rows()) == ["a", "b"]
+    assert tokenizer.decode_batch([[97], [98]]) == ["a", "b"]
+
+
+@pytest.mark.parametrize("way", ["module", "ctypes"])
+@pytest.mark.parametrize(("text", "after"), [(b"x" * 9, 1), (b"x" * 999, 0), (b"x" * 99, 99)])
+def test_an_error_handler_may_change_the_bytes_of_a_stream(
+    way: str, text: bytes, after: int
+) -> None:
+    def change(error: Any) -> tuple[str, int]:
+        error.object = text
+        return "?", after
+
+    codecs.register_error("llmgpu.changing", change)
+    with calls.by(way):
+        tokenizer = Tokenizer(vocabulary(), "cpu")
+        tokenizer.decode([97])
+        found = [*tokenizer.decode_stream([255, 97, 255, 98], "llmgpu.changing")]
+    changed = "?" + "x" * (len(text) - after)
+    assert found[0] == changed and len(found) == 4
+    with pytest.raises(ValueError, match="null character"):
+        [*tokenizer.decode_stream([97], "replace\0")]
+
+
+@needs_module
+@pytest.mark.parametrize("place", [0, 50_000, 100_000])
+def test_the_module_survives_a_handler_that_changes_bytes(tokenizer: Tokenizer, place: int) -> None:
+    def change(error: Any) -> tuple[str, int]:
+        error.object = b"x" * 100_000
+        return "?", place
+
+    codecs.register_error("llmgpu.changing", change)
+    stream = tokenizer._coder.stream([255, 97, 240, 98], "llmgpu.changing", None)
+    assert next(stream) == "?" + "x" * (100_000 - place)
+    assert next(stream) == "a"
+
+
+@needs_module
+def test_a_handler_that_leaves_many_bytes_ends_a_stream(tokenizer: Tokenizer) -> None:
+    def change(error: Any) -> tuple[str, int]:
+        error.object = b""
+        return "?", 0
+
+    codecs.register_error("llmgpu.changing", change)
+    stream = tokenizer._coder.stream([255] * 20, "llmgpu.changing", None)
+    with pytest.raises(ValueError, match=r"llmgpu\.changing leaves too many bytes"):
+        list(stream)
+    assert list(tokenizer.decode_stream([255] * 20, "llmgpu.changing")) == ["?"] * 21
 
 
 @needs_module

@@ -100,7 +100,7 @@ typedef struct {
     void *const *numpy;
     int id_number, span_number; /* NumPy's numbers of uint32 and int64 */
     PyObject *owners, *find_cuts, *special;
-    int usual; /* the result of encode(text): ARRAY, LIST, or OTHER, which is not made here */
+    int usual; /* the result of encode(text), see `enum result` */
     pthread_mutex_t lock;
     Table *table;
     Tool *idle;
@@ -466,7 +466,8 @@ static int64_t encode_to(Coder *self, Tool *tool, const Taken *text, uint32_t *i
     return count;
 }
 
-enum result { ARRAY, LIST, COUNT, OTHER };
+/* OTHER, NARROW: arrays and tensors that are not made here; NARROW ones can't hold all ids. */
+enum result { ARRAY, LIST, COUNT, OTHER, NARROW };
 
 static PyObject *result_of(Coder *self, enum result kind, const uint32_t *ids, int64_t count)
 {
@@ -556,13 +557,14 @@ static PyObject *coder_encode(PyObject *self, PyObject *const *args, Py_ssize_t 
     return encode((Coder *)self, args[0], kind, is_true(args, count, 2));
 }
 
-/* returns(dtype): what the method encode(text) of a tokenizer returns. */
+/* returns(dtype, is_narrow): what the method encode(text) of a tokenizer returns. */
 static PyObject *coder_returns(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    if (count != 1)
-        return PyErr_Format(PyExc_TypeError, "returns takes a dtype");
+    if (count != 2)
+        return PyErr_Format(PyExc_TypeError, "returns takes a dtype and whether it is narrow");
     ((Coder *)self)->usual = args[0] == Py_None                    ? ARRAY
                              : args[0] == (PyObject *)&PyList_Type ? LIST
+                             : args[1] == Py_True                  ? NARROW
                                                                    : OTHER;
     return nothing();
 }
@@ -789,7 +791,7 @@ static int take_array(const Coder *self, PyObject *array, Numbers *numbers)
         PyErr_Clear();
         return 0;
     }
-    Py_ssize_t count = view.len / view.itemsize;
+    Py_ssize_t count = view.itemsize ? view.len / view.itemsize : 0;
     if (view.ndim == 1 && view.format[1] == 0 && make_room(numbers, count)) {
         fits = 1;
         switch (view.format[0] | (int)view.itemsize << 8) {
@@ -1057,8 +1059,15 @@ static PyObject *feed(Stream *self, const uint8_t *bytes, Py_ssize_t length, int
     else
         text = PyUnicode_DecodeUTF8Stateful((const char *)bytes, total, errors, &used);
     if (text) {
-        self->rest_length = total - used;
-        memcpy(self->rest, bytes + used, (size_t)self->rest_length);
+        /* An error handler may have put other bytes in place of these. */
+        self->rest_length = used < total ? total - used : 0;
+        if (self->rest_length > (Py_ssize_t)sizeof self->rest) {
+            self->rest_length = 0;
+            Py_CLEAR(text);
+            PyErr_Format(PyExc_ValueError, "error handler %s leaves too many bytes", errors);
+        } else if (self->rest_length) {
+            memcpy(self->rest, bytes + used, (size_t)self->rest_length);
+        }
     }
     free(joined);
     return text;
@@ -1077,7 +1086,8 @@ static PyObject *next_text(Stream *self, PyObject *id)
     PyObject *bytes = PyObject_CallFunctionObjArgs(self->spell, id, NULL);
     if (bytes == NULL)
         return NULL;
-    PyObject *text = feed(self, (const uint8_t *)PyBytes_AsString(bytes), PyBytes_Size(bytes), 0);
+    const char *first = PyBytes_AsString(bytes);
+    PyObject *text = first ? feed(self, (const uint8_t *)first, PyBytes_Size(bytes), 0) : NULL;
     Py_DECREF(bytes);
     return text;
 }
@@ -1143,7 +1153,8 @@ static PyObject *coder_stream(PyObject *coder, PyObject *const *args, Py_ssize_t
 enum method { ENCODE, COUNT_IDS, DECODE, DECODE_BYTES, TOKEN_TO_ID, METHODS };
 
 static PyObject *replaced[METHODS];
-static PyObject *coder_name, *dtype_name; /* of an attribute, and of an argument */
+static PyObject *coder_name, *encode_name, *decode_bytes_name; /* of attributes */
+static PyObject *dtype_name;                                  /* of an argument */
 static PyTypeObject *coder_type;
 
 /* Return the coder of a tokenizer, NULL if it has none; without an error. */
@@ -1156,6 +1167,21 @@ static PyObject *coder_of(PyObject *tokenizer)
     Py_XDECREF(coder);
     PyErr_Clear();
     return NULL;
+}
+
+static PyMethodDef tokenizer_methods[METHODS];
+
+/* Whether a method of a tokenizer is the one made here, not that of a subclass or of the caller. */
+static int is_ours(PyObject *tokenizer, enum method method, PyObject *name)
+{
+    PyObject *found = PyObject_GetAttr(tokenizer, name);
+    int is_same = found && Py_TYPE(found) == &PyCFunction_Type &&
+                  PyCFunction_GetFunction(found) == tokenizer_methods[method].ml_meth;
+
+    if (found == NULL)
+        PyErr_Clear();
+    Py_XDECREF(found);
+    return is_same;
 }
 
 /* Return what the replaced function does. names: of the last arguments, NULL for none. */
@@ -1202,7 +1228,7 @@ static PyObject *method_encode(PyObject *self, PyObject *const *args, Py_ssize_t
                    PyUnicode_Compare(PyTuple_GetItem(names, 0), dtype_name) == 0;
         kind = LIST;
     }
-    is_usual = is_usual && kind != OTHER;
+    is_usual = is_usual && (kind == ARRAY || kind == LIST);
     result = is_usual ? encode((Coder *)coder, args[0], kind, 0) : nothing();
     Py_XDECREF(coder);
     return or_replaced(result, ENCODE, self, args, count, names);
@@ -1213,7 +1239,8 @@ static PyObject *method_decode(PyObject *self, PyObject *const *args, Py_ssize_t
                                PyObject *names)
 {
     const char *errors = names ? NULL : count == 1 ? "replace" : handler(args, count);
-    PyObject *coder = errors ? coder_of(self) : NULL;
+    int is_usual = errors && is_ours(self, DECODE_BYTES, decode_bytes_name);
+    PyObject *coder = is_usual ? coder_of(self) : NULL;
     PyObject *result = coder ? decode((Coder *)coder, args[0], errors) : nothing();
 
     Py_XDECREF(coder);
@@ -1228,6 +1255,8 @@ static PyObject *of_one(enum method method, PyObject *self, PyObject *const *arg
     Coder *coder = (Coder *)object;
 
     if (coder == NULL)
+        result = nothing();
+    else if (method == COUNT_IDS && (coder->usual == NARROW || !is_ours(self, ENCODE, encode_name)))
         result = nothing();
     else if (method == COUNT_IDS)
         result = encode(coder, args[0], COUNT, 0);
@@ -1256,7 +1285,8 @@ static PyMethodDef tokenizer_methods[METHODS] = {
     METHOD("encode", method_encode), METHOD("count", method_count), METHOD("decode", method_decode),
     METHOD("decode_bytes", method_decode_bytes), METHOD("token_to_id", method_token_to_id)};
 
-/* method(type, name, function, doc): a method of the type in place of a function. */
+/* method(type, name, function, doc): a method of the type in place of a function, which is the same
+ * in every call for the name. */
 static PyObject *make_method(PyObject *module, PyObject *args)
 {
     PyObject *type, *function;
@@ -1266,14 +1296,19 @@ static PyObject *make_method(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "OsOs", &type, &name, &function, &doc))
         return NULL;
     for (int k = 0; k < METHODS; k++) {
-        if (strcmp(tokenizer_methods[k].ml_name, name) != 0 || replaced[k] != NULL)
+        if (strcmp(tokenizer_methods[k].ml_name, name) != 0)
             continue;
-        tokenizer_methods[k].ml_doc = strdup(doc); /* for as long as there is the type */
-        Py_INCREF(function);
-        replaced[k] = function;
+        if (replaced[k] == NULL) {
+            tokenizer_methods[k].ml_doc = strdup(doc); /* for as long as there is the type */
+            Py_INCREF(function);
+            replaced[k] = function;
+        } else if (replaced[k] != function) {
+            break;
+        }
         return PyDescr_NewMethod((PyTypeObject *)type, &tokenizer_methods[k]);
     }
-    return PyErr_Format(PyExc_ValueError, "there is no method %s, or it was made before", name);
+    return PyErr_Format(PyExc_ValueError, "there is no method %s, or it replaces another function",
+                        name);
 }
 
 /* ---- The module ---- */
@@ -1319,10 +1354,12 @@ static int fill_module(PyObject *module)
         stream_type = (PyTypeObject *)PyType_FromSpec(&stream_spec);
         ascii_method = PyUnicode_InternFromString("isascii");
         coder_name = PyUnicode_InternFromString("_coder");
+        encode_name = PyUnicode_InternFromString("encode");
+        decode_bytes_name = PyUnicode_InternFromString("decode_bytes");
         dtype_name = PyUnicode_InternFromString("dtype");
     }
     if (coder_type == NULL || stream_type == NULL || ascii_method == NULL || coder_name == NULL ||
-        dtype_name == NULL)
+        encode_name == NULL || decode_bytes_name == NULL || dtype_name == NULL)
         return -1;
     Py_INCREF((PyObject *)coder_type);
     return PyModule_AddObject(module, "Coder", (PyObject *)coder_type);
