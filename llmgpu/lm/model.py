@@ -33,6 +33,7 @@ from llmgpu.lm.ops.tensor import (
     Tensor,
 )
 from llmgpu.lm.options import Initialisation, Precision
+from llmgpu.memory import has_limited_address_space
 from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
 
@@ -148,7 +149,7 @@ class Model:
 
         # NumPy draws without Python's lock, so threads draw several weights at a time: those of
         # preset gpt2 take 0.96 s in two threads, 1.19 s in one.
-        drawn = in_order(self.weights, draw, min(DRAWN_AHEAD, usable_processors()))
+        drawn = in_order(self.weights, draw, drawn_ahead())
         self.load(lambda name: next(drawn))
 
     def load(self, values: Callable[[str], AnyArray]) -> None:
@@ -179,6 +180,11 @@ class Model:
         """Return the sizes of attention over `batch` sequences of `seq` tokens."""
         config = self.config
         return AttentionShape(batch, seq, config.heads, config.kv_heads, config.head_dim)
+
+
+def drawn_ahead() -> int:
+    """Return the number of weights drawn at a time: one with a limited address space."""
+    return 1 if has_limited_address_space() else min(DRAWN_AHEAD, usable_processors())
 
 
 def make_weights(

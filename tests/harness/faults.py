@@ -113,8 +113,11 @@ _READ = (
     Job("count", ("count", "in/c.jsonl", "in/corpus.txt", *_V, "--per", "file")),
     Job("compare-vocabs", ("compare-vocabs", "in/v.bin", "in/t.json", *_CPU)),
     Job("generate", ("generate", "kept/model", "--prompt", "a", "--max-new-tokens", "2", *_CPU)),
-    Job("decode", ("tokenize", "in/ids.bin", "--decode", *_V, "-o", "out/text")),
-    Job("decode shards", ("tokenize", "in/shards.json", "--decode", *_V, "-o", "out/text")),
+    Job("decode", ("tokenize", "in/ids.bin", "--decode", *_V, "-o", "out/text", "--force")),
+    Job(
+        "decode shards",
+        ("tokenize", "in/shards.json", "--decode", *_V, "-o", "out/text", "--force"),
+    ),
     *(
         Job(name, ("tokenize", f"in/c.{name}", *_V, "-o", f"out/{name}.ids"))
         for name in ("txt.gz", "txt.zst", "txt.xz", "txt.bz2", "jsonl", "parquet")

@@ -21,7 +21,7 @@ import numpy as np
 from llmgpu.backend import Backend
 from llmgpu.errors import DeviceError
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.model import DRAWN_AHEAD
+from llmgpu.lm.model import drawn_ahead
 from llmgpu.lm.ops.attention import BLOCK_SCORES
 from llmgpu.lm.ops.operations import GpuOperations, Operations
 from llmgpu.lm.ops.recording import Program
@@ -29,8 +29,7 @@ from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.optimizers.adamw import PIECE
 from llmgpu.lm.runs.settings import RunSettings
 from llmgpu.lm.trainer import Trainer
-from llmgpu.memory import free_memory
-from llmgpu.processors import usable_processors
+from llmgpu.memory import free_memory, has_limited_address_space
 
 SMALLER = "use a smaller --batch-size (and --grad-accum), --seq-len or model"
 LAYER_BYTES = 64 << 10  # Python objects of a layer: its tensors and recorded operations
@@ -125,7 +124,7 @@ def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> i
     largest = max(weight.size for weight in config.weights())
     # Several weights are drawn at a time, but only one weight at a time is loaded or uploaded.
     sizes = (weight.size for weight in config.weights())
-    drawn = sum(nlargest(min(DRAWN_AHEAD, usable_processors()), sizes))
+    drawn = sum(nlargest(drawn_ahead(), sizes))
     temporary = 4 * max(_WEIGHT_COPIES * largest, largest + drawn)
     if backend.device is None:
         row_scores = options.batch_size * config.heads * config.seq_len
@@ -147,8 +146,12 @@ def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> i
 
 
 def has_room_for_copies(nbytes: int, free: int | None) -> bool:
-    """Whether copies of `nbytes` fit into `COPIES_SHARE` of the free memory; None: unknown."""
-    return free is None or nbytes <= COPIES_SHARE * free
+    """Whether copies of `nbytes` fit into `COPIES_SHARE` of the free memory; None: unknown.
+
+    Never with a limited address space, of which the heap of a second thread takes too much.
+    """
+    fits = free is None or nbytes <= COPIES_SHARE * free
+    return fits and not has_limited_address_space()
 
 
 def require_free(needed: int, free: int | None, qualifier: str = "") -> None:
