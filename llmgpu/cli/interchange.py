@@ -110,6 +110,8 @@ def export_vocabulary(asked: ExportVocabularyCommand) -> None:
 
 def _check_folder(folder: str, *, writes_model: bool, force: bool) -> None:
     """Raise OutputError if files in a folder would hide a run's checkpoints, or change a model."""
+    if not os.path.isdir(folder):
+        return
     from llmgpu.lm.checkpoints.pretrained import has_model
     from llmgpu.lm.runs.run_folder import LOCK_NAME
 
