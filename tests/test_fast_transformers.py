@@ -288,7 +288,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: _library(normalizer=tokenizers.normalizers.NFKC()), "normalizer 'NFKC' is not supp"),
     (
         lambda: _library(pre_tokenizer=tokenizers.pre_tokenizers.Metaspace()),
-        "SentencePiece vocabularies",
+        "vocabularies of SentencePiece's kind are read from files only",
     ),
     (
         lambda: _library(pre_tokenizer=tokenizers.pre_tokenizers.ByteLevel()),
@@ -323,7 +323,8 @@ def test_other_objects_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
         llmgpu.as_transformers(Own(tokenizer_object=dict(library_tokenizers())["gpt2"]))
     with pytest.raises(VocabularyError, match="is not a fast tokenizer"):
         llmgpu.as_transformers(transformers.ByT5Tokenizer())
-    monkeypatch.setattr(transformers, "__version__", "4.57.1")
+    # The package in use: other packages may have imported it anew.
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.57.1")
     with pytest.raises(VocabularyError, match=r"transformers 5, but 4\.57\.1 is installed: pip"):
         fast_transformers._require_transformers()
 

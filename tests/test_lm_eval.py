@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -118,7 +119,12 @@ def test_the_same_numbers_as_in_transformers(folder: Path) -> None:
     for task, measured in theirs["results"].items():
         for name, value in measured.items():
             if isinstance(value, float):
-                assert ours["results"][task][name] == pytest.approx(value, rel=1e-5), (task, name)
+                found, tolerance = ours["results"][task][name], 1e-5
+                if (
+                    "perplexity" in name
+                ):  # e to a sum of float32 numbers, of which 24 bits are known
+                    found, value, tolerance = math.log(found), math.log(value), 1e-6
+                assert found == pytest.approx(value, rel=tolerance), (task, name)
 
 
 def test_more_new_ids_than_the_model_sees(folder: Path) -> None:
