@@ -111,7 +111,7 @@ class CommandHelp(Directive):
 
 def setup(app: Any) -> None:
     """Connect what is above."""
-    # Signatures name what is imported for types; torch need not be installed for that.
+    # Signatures name types of packages. The guide is built without torch, so its types are mocked.
     with patch.object(typing, "TYPE_CHECKING", True), mock(["torch"]):
         importlib.import_module("llmgpu.tokenizer")
     app.add_directive("command-help", CommandHelp)

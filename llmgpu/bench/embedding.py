@@ -362,7 +362,7 @@ LABS = (
 def measure_embedding(
     engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
-    """Yield the result of each way in each lab: NumPy's ways, then torch's, then those of GPUs."""
+    """Yield the result of each way in each lab: NumPy's ways, then torch's, then the GPUs'."""
     for lab, own_engines in _labs(engines, options):
         budget = QUICK_BUDGET if options.quick else BUDGET
         bench = CaseBench(EMBEDDING, options, progress, budget)

@@ -1,4 +1,4 @@
-/* Words of SentencePiece's kind: what is left of them after merging becomes ids.
+/* Words of SentencePiece's kind: symbols that remain after merging become ids.
  *
  * llmgpu/bpe/vocabulary/symbols.py says what the symbols are, and makes the tables. A symbol covers at
  * least as many bytes of the word as it has ids.

@@ -231,7 +231,7 @@ class OpenedAdapter:
         features: frozenset[str] = OPTIONAL_FEATURES,
         limits: Mapping[str, int] | None = None,
     ) -> None:
-        """Open `adapter` with those of `features` that the adapter has; see `Device`."""
+        """Open `adapter` with the `features` that it supports; see `Device`."""
         self.adapter = adapter
         self.webgpu = adapter.webgpu
         self.name = adapter.name

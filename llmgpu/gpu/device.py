@@ -62,7 +62,7 @@ class Device(OpenedAdapter):
         features: frozenset[str] = OPTIONAL_FEATURES,
         limits: Mapping[str, int] | None = None,
     ) -> None:
-        """Open `adapter`, by default the best, with those of `features` that the adapter has.
+        """Open `adapter`, by default the best, with the `features` that it supports.
 
         adapter: an opened adapter keeps its features and limits.
         limits: WebGPU limits to request, by default the adapter's. Tests and memory budgets request

@@ -295,7 +295,7 @@ def to_transformers(vocabulary: Vocabulary) -> Any:
 
 
 def _model_ids(vocabulary: Vocabulary, ids: Mapping[str, int]) -> Mapping[str, int]:
-    """Return those of the ids by text that may be the model's; VocabularyError if ids change."""
+    """Return the ids by text that belong in the model; VocabularyError if ids would change."""
     whole = set(vocabulary.whole_tokens)
     special = {k: v for k, v in vocabulary.special_tokens.items() if v not in whole}
     reached = find_whole(

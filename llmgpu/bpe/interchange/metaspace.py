@@ -163,7 +163,7 @@ def make_vocabulary(
     added: ids of added tokens. plain: those that are not special. unknown: the unknown token's id.
     splits, decoder: of `PieceRules`. rules: more fields of the vocabulary.
 
-    Raises VocabularyError for what the library does and llmgpu does not.
+    Raises VocabularyError for a rule of the library that llmgpu does not support.
     """
     takes_whole = model.get("ignore_merges") is True
     if takes_whole and splits:

@@ -1,4 +1,4 @@
-"""How text becomes tokens of SentencePiece's kind: symbols, merges from bytes, and what is left.
+"""Symbols of SentencePiece's kind: merges from bytes to tokens, and tokens for unmerged symbols.
 
 A word starts as the symbols of its bytes. Merges of rank 0 come first, and make the characters of
 the vocabulary: byte after byte, so that no other merge of rank 0 has its parts in one text. Then

@@ -73,7 +73,7 @@ typedef struct {
     int64_t users;
 } Table;
 
-/* What a call encodes with; `next` of those that no call uses. */
+/* An encoder with its buffers, for one call at a time. next: in the list of idle tools. */
 typedef struct Tool {
     void *encoder;
     uint32_t *ids; /* room for those of a text of up to KEPT_BYTES */
@@ -434,7 +434,7 @@ static PyObject *list_of(Coder *self, const uint32_t *ids, int64_t count)
     return list;
 }
 
-/* Give an array back what it has beyond `count` ids. */
+/* Shrink an array of ids to its first `count`. */
 static PyObject *shortened(PyObject *array, int64_t count)
 {
     PyObject *resize = PyObject_GetAttrString(array, "resize");
@@ -557,7 +557,7 @@ static PyObject *coder_encode(PyObject *self, PyObject *const *args, Py_ssize_t 
     return encode((Coder *)self, args[0], kind, is_true(args, count, 2));
 }
 
-/* returns(dtype, is_narrow): what the method encode(text) of a tokenizer returns. */
+/* returns(dtype, is_narrow): set the type that the method encode(text) of a tokenizer returns. */
 static PyObject *coder_returns(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 2)
@@ -1036,7 +1036,8 @@ static void stream_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-/* Return the text of more bytes after the rest, and keep what is incomplete unless they are the last. */
+/* Return the text of the kept bytes and the next ones. Keep an incomplete character for the next
+ * call, unless these bytes are the last. */
 static PyObject *feed(Stream *self, const uint8_t *bytes, Py_ssize_t length, int is_last)
 {
     const char *errors = PyUnicode_AsUTF8AndSize(self->errors, NULL);
@@ -1184,7 +1185,7 @@ static int is_ours(PyObject *tokenizer, enum method method, PyObject *name)
     return is_same;
 }
 
-/* Return what the replaced function does. names: of the last arguments, NULL for none. */
+/* Call the replaced function. names: keywords of the last arguments, NULL for none. */
 static PyObject *call_replaced(enum method method, PyObject *self, PyObject *const *args,
                                Py_ssize_t count, PyObject *names)
 {
