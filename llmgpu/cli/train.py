@@ -46,7 +46,7 @@ from llmgpu.lm.exchange import exchange_memory, local_memory
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.runs.memory import host_memory, require_free, require_layers, training_memory
 from llmgpu.lm.runs.records import StepRecord, read_log
-from llmgpu.lm.runs.run import RunListener, RunPlan, TrainingRun
+from llmgpu.lm.runs.run import RunListener, RunPlan, TrainingRun, initial_weights
 from llmgpu.lm.runs.run_folder import (
     EVALUATION_TOKENS_NAME,
     OPTIONS_NAME,
@@ -253,7 +253,9 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
         host_bytes += local_memory(settings.config.parameters)
     if checkpoint is None or checkpoint.state.step < steps:
         announce(report, settings, backend, host_bytes, needed_bytes, workers.count)
-    # Open the data, and make the run.
+    # Open the data while threads draw the weights, and make the run.
+    is_new = checkpoint is None and asked.start.model is None
+    initial = initial_weights(settings) if is_new else None
     source, evaluated = _open_sources(asked, folder, settled)
     plan = RunPlan(
         settings=settings,
@@ -264,6 +266,7 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
         eos_id=settled.separator,
         checkpoint=checkpoint,
         init=asked.start.model,
+        initial=initial,
         origin=Origin(_command(), [text.path for each in asked.corpora for text in each.files]),
         needed_bytes=needed_bytes,
         begun=asked.begun,

@@ -284,6 +284,17 @@ class Download:
             raise RuntimeError(f"no download of {len(out)} bytes is under way in this memory")
         self.take(lambda copied: parallel_copy(out, copied[: len(out)]))
 
+    def finish_all(self, outs: Sequence[NDArray[np.uint8]]) -> None:
+        """Wait for the copies of `start_all`; copy each piece into the array of its length."""
+
+        def copy(copied: NDArray[np.uint8]) -> None:
+            offset = 0
+            for out in outs:
+                parallel_copy(out, copied[offset : offset + len(out)])
+                offset += -(-len(out) // 4) * 4
+
+        self.take(copy)
+
     def cancel(self) -> None:
         """Wait for the copy under way, if any, and discard its bytes."""
         self.take(lambda copied: None)

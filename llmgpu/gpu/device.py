@@ -9,10 +9,13 @@ next submission: few enough for progress reports and Ctrl-C.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,7 +34,8 @@ from llmgpu.gpu.commands import Commands, Download, Staging, parallel_copy
 from llmgpu.gpu.driver import BufferUsage
 from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import compose
-from llmgpu.pipeline import in_order
+from llmgpu.memory import has_limited_address_space
+from llmgpu.processors import usable_processors
 from llmgpu.spelling import spelled
 
 # Most loop iterations of a thread in a dispatch, nested loops included. Mesa's software
@@ -43,6 +47,7 @@ UPLOAD_PIECE = 64 << 20  # bytes of staging memory for larger uploads
 # Downloads kept for later reads, since allocating one takes longer than copying into it. Downloads
 # for much more than UPLOAD_PIECE are not kept.
 IDLE_DOWNLOADS = 2
+MOST_COMPILERS = 16  # threads that compile kernels at the same time
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -75,6 +80,7 @@ class Device(OpenedAdapter):
         self.timing = False
         self.gpu_seconds: dict[str, float] = defaultdict(float)
         self._kernels: dict[tuple[object, ...], Future[Kernel]] = {}
+        self._compilers = threading.BoundedSemaphore(min(MOST_COMPILERS, usable_processors()))
         self._idle_downloads: list[Download] = []  # memory for the next reads
         self._idle_staging: list[Staging] = []  # memory for the next large write
         self.source_choices = {"scan": "common/scan_shared.wgsl"}
@@ -93,27 +99,50 @@ class Device(OpenedAdapter):
         file: a path below wgsl/. constants: values of WGSL overrides and of `//!override`.
         DeviceError if the kernel does not compile.
         """
+        return self.begin_kernel(file, constants, in_thread=False).result()
+
+    def begin_kernel(
+        self, file: str, constants: Mapping[str, int | str], *, in_thread: bool = True
+    ) -> Future[Kernel]:
+        """Start to compile a kernel in a thread; the result is that of `kernel`.
+
+        in_thread: False compiles a kernel that no thread compiles yet before this call returns. So
+            does a limited address space, of which the stacks of threads take too much.
+        """
         key = (file, *sorted(constants.items()))
         mine: Future[Kernel] = Future()
         # A second thread that asks for the kernel waits for the first.
         kernel = self._kernels.setdefault(key, mine)
-        if kernel is mine:
+        if kernel is not mine:
+            return kernel
+        compile_ = partial(self._compile, key, file, constants, mine)
+        if in_thread and not has_limited_address_space():
+            thread = threading.Thread(target=compile_, name="llmgpu-compiler", daemon=True)
+            with suppress(MemoryError, RuntimeError):  # the system can't start a thread
+                thread.start()
+                return mine
+        compile_()
+        return mine
+
+    def _compile(
+        self,
+        key: tuple[object, ...],
+        file: str,
+        constants: Mapping[str, int | str],
+        kernel: Future[Kernel],
+    ) -> None:
+        with self._compilers:
             try:
                 source = compose(file, self.source_choices, constants)
-                mine.set_result(self._make_kernel(self, source, constants))
+                kernel.set_result(self._make_kernel(self, source, constants))
             except BaseException as error:
                 del self._kernels[key]
-                mine.set_exception(error)
-        return kernel.result()
+                kernel.set_exception(error)
 
     def prepare(self, requests: Sequence[tuple[str, Mapping[str, int]]]) -> list[Kernel]:
         """Compile several kernels in threads; requests: (file, constants), see `kernel`."""
-
-        def compile_one(request: tuple[str, Mapping[str, int]]) -> Kernel:
-            file, constants = request
-            return self.kernel(file, **constants)
-
-        return list(in_order(requests, compile_one, len(requests), threads=4))
+        kernels = [self.begin_kernel(file, constants) for file, constants in requests]
+        return [kernel.result() for kernel in kernels]
 
     def create_buffer(self, label: str, nbytes: int) -> Buffer:
         """Allocate a storage buffer of at least `nbytes` bytes, filled with zeros.

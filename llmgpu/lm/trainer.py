@@ -6,6 +6,7 @@ programs of a step are recorded once.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from llmgpu.lm.gradients import LossGraph
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import BAD
-from llmgpu.lm.ops.recording import Program
+from llmgpu.lm.ops.recording import Program, Snapshot
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import Updates
@@ -31,6 +32,7 @@ from llmgpu.lm.workers import ALONE, Workers
 # Steps that may be queued on the device while the host prepares the next step. With a scaled loss
 # the host waits for the previous step, whose overflow changes the scale.
 QUEUED_STEPS = 2
+QUEUED_BATCHES = 2  # batches of an evaluation
 LEAST_STAGE = 1 << 20  # least number of gradient elements that are worth a separate submission
 
 
@@ -267,11 +269,16 @@ class Trainer:
         """
         self._finish_step()
         self.graph.write_loss_params(0, 0.0, 0.0)
+        pending: deque[tuple[NDArray[np.uint32], Callable[[], AnyArray]]] = deque()
         for tokens, targets in batches:
             self.graph.write_batch(tokens, targets)
             self._ops.run(self._losses)
-            losses = self._ops.read(self.graph.losses.cross_entropy)
-            yield targets, losses.reshape(targets.shape)
+            pending.append((targets, self._ops.begin_read(self.graph.losses.cross_entropy)))
+            # Take a batch's losses while the device computes the next batch.
+            if len(pending) == QUEUED_BATCHES:
+                yield _taken(*pending.popleft())
+        while pending:
+            yield _taken(*pending.popleft())
 
     def results(self, count: int) -> list[StepResult]:
         """Return the results of the last `count` steps, at most `slots`, in order."""
@@ -317,3 +324,18 @@ class Trainer:
         """Return a `TensorSource` that reads a tensor when it is written to a file."""
         self._finish_step()
         return TensorSource(tensor.dtype, tensor.shape, lambda: self._ops.read(tensor))
+
+    def open_snapshot(self, tensors: Sequence[Tensor]) -> Snapshot:
+        """Return memory for copies of tensors; CapacityError if the device has too little."""
+        return self._ops.open_snapshot(tensors)
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Copy the tensors of a snapshot, as the last step leaves them."""
+        self._finish_step()
+        snapshot.take()
+
+
+def _taken(
+    targets: NDArray[np.uint32], read: Callable[[], AnyArray]
+) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+    return targets, read().reshape(targets.shape)

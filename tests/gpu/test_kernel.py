@@ -120,3 +120,33 @@ def test_arrays_of_arrays_count_as_workgroup_memory(portable_device: Device) -> 
 def test_errors_of_a_text_name_the_line(device: Device) -> None:
     with pytest.raises(DeviceError, match=r"sum does not compile at wgsl/text:7: "):
         kernel_of(device, TEXT.replace("out[i]", "nowhere[i]"))
+
+
+def test_begun_kernels_are_compiled_in_threads_and_at_once_in_a_limited_address_space(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    make = device._make_kernel
+
+    def make_kernel(*arguments: Any) -> Kernel:
+        threads.append(threading.get_ident())
+        return make(*arguments)
+
+    monkeypatch.setattr(device, "_make_kernel", make_kernel)
+    file = "recount/03_find_max.wgsl"
+    kernel = device.begin_kernel(file, {"WORKGROUP_SIZE": 8}).result()
+    assert kernel is device.kernel(file, WORKGROUP_SIZE=8)
+    monkeypatch.setattr("llmgpu.gpu.device.has_limited_address_space", lambda: True)
+    assert device.begin_kernel(file, {"WORKGROUP_SIZE": 4}).done()
+    here = threading.get_ident()
+    assert [thread == here for thread in threads] == [False, True]
+
+
+def test_a_kernel_is_compiled_here_if_no_thread_starts(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert device.begin_kernel("recount/03_find_max.wgsl", {"WORKGROUP_SIZE": 2}).done()

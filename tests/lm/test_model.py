@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.model import initial_values
+from llmgpu.lm.model import InitialWeights, initial_values
 
 CONFIG = ModelConfig(vocab_size=300, dim=64, layers=2, heads=2, kv_heads=2, ffn_dim=256)
 
@@ -21,3 +22,17 @@ def test_values_by_the_inputs_of_a_matrix() -> None:
             np.testing.assert_allclose(values / values.std(), normal / normal.std(), rtol=1e-4)
         else:
             assert np.array_equal(values, normal)
+
+
+def test_weights_drawn_in_threads_are_those_drawn_one_by_one() -> None:
+    config = ModelConfig(vocab_size=40, dim=16, layers=2, heads=2, kv_heads=2, ffn_dim=16)
+    initial = InitialWeights(config, 7)
+    for number, weight in enumerate(config.weights()):
+        expected = initial_values(7, number, weight)
+        np.testing.assert_array_equal(initial.take(weight.name), expected, strict=True)
+
+
+def test_weights_are_taken_in_their_order() -> None:
+    config = ModelConfig(vocab_size=40, dim=16, layers=1, heads=2, kv_heads=2, ffn_dim=16)
+    with pytest.raises(ValueError, match="the next weight is model"):
+        InitialWeights(config, 7).take("x")

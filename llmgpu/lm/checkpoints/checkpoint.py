@@ -21,9 +21,10 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ from llmgpu.lm.checkpoints.safetensors_file import (
 )
 from llmgpu.lm.config import ModelConfig
 from llmgpu.outputs import TEXT, Output, check_outputs
+from llmgpu.pipeline import in_order
 
 FORMAT_NAME = "llmgpu model checkpoint"
 FORMAT_VERSION = 1
@@ -156,6 +158,7 @@ def save_checkpoint(
     card: str | None = None,
     unchanging: dict[str, bytes] | None = None,
     note: Note = no_notes,
+    in_memory: bool = False,
 ) -> Path:
     """Write the checkpoint of a step, then remove all but the `keep` newest; return its folder.
 
@@ -164,9 +167,11 @@ def save_checkpoint(
     README.md. unchanging: by name, the contents of files that are equal in all checkpoints of a
     run. An empty map receives the contents from this checkpoint; later calls write them.
 
-    weights: all of `config.weights()`, float32. optimizer: any tensors. Tensors are read one by
-    one, so only one tensor is in memory. Rows of tables that stand for no token are left out. note:
-    called with a line about each part of the checkpoint that other tools can't use.
+    weights: all of `config.weights()`, float32. optimizer: any tensors. Rows of tables that stand
+    for no token are left out. in_memory: whether the tensors are arrays in memory: then threads
+    write the files at the same time. Otherwise tensors are read one by one in the calling thread,
+    so only one tensor is in memory. note: called with a line about each part of the checkpoint that
+    other tools can't use.
 
     Raises OutputError if the checkpoint can't be written, or if the step already has a checkpoint;
     nothing has changed then.
@@ -175,17 +180,22 @@ def save_checkpoint(
         note("without a gate it is not a Llama model: other libraries can't open its checkpoint")
     with new_checkpoint(run_folder, state.step) as folder:
         stored = _without_unused_rows(config, weights)
-        hashes = {
-            WEIGHTS: write_tensors(folder / WEIGHTS, stored, {"format": "pt"}),
-            OPTIMIZER: write_tensors(folder / OPTIMIZER, optimizer),
-        }
-        if unchanging:
-            for name, content in unchanging.items():
-                _write_bytes(folder / name, content)
-        else:
-            _write_model_files(folder, config, vocabulary, eos_id, stop_ids, note)
-            if unchanging is not None:
-                unchanging |= _read_unchanging(folder)
+        hashes: dict[str, str] = {}
+
+        def write(name: str, *content: Any) -> None:
+            hashes[name] = write_tensors(folder / name, *content)
+
+        def write_model_files() -> None:
+            if not unchanging:
+                _write_model_files(folder, config, vocabulary, eos_id, stop_ids, note)
+            _keep_unchanging(folder, unchanging)
+
+        # The optimizer's file is the largest, so it comes first.
+        write_weights = partial(write, WEIGHTS, stored, {"format": "pt"})
+        write_optimizer = partial(write, OPTIMIZER, optimizer)
+        files: list[Callable[[], None]] = [write_optimizer, write_weights, write_model_files]
+        for _ in in_order(files, _call, len(files), threads=len(files) if in_memory else 0):
+            pass
         if card is not None:
             _write_bytes(folder / CARD, card.encode())
         if adapter is not None:
@@ -193,6 +203,10 @@ def save_checkpoint(
         _write_training(folder, vocabulary, state, hashes)
     remove_old_checkpoints(run_folder, keep, spare)
     return Path(run_folder) / step_folder_name(state.step)
+
+
+def _call(write: Callable[[], None]) -> None:
+    write()
 
 
 def _without_unused_rows(
@@ -222,10 +236,14 @@ def _write_model_files(
         _write_json(folder / TOKENIZER_CONFIG, describe_tokenizer(config, vocabulary, eos_id))
 
 
-def _read_unchanging(folder: Path) -> dict[str, bytes]:
-    with output_errors(str(folder)):
-        found = [folder / name for name in _UNCHANGING if (folder / name).exists()]
-        return {path.name: path.read_bytes() for path in found}
+def _keep_unchanging(folder: Path, unchanging: dict[str, bytes] | None) -> None:
+    """Write the contents of `unchanging`; read the files into an empty map."""
+    for name, content in (unchanging or {}).items():
+        _write_bytes(folder / name, content)
+    if unchanging == {}:
+        with output_errors(str(folder)):
+            found = [folder / name for name in _UNCHANGING if (folder / name).exists()]
+            unchanging.update({path.name: path.read_bytes() for path in found})
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

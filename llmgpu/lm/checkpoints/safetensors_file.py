@@ -26,6 +26,7 @@ from numpy.typing import DTypeLike, NDArray
 from llmgpu.errors import CheckpointError, VocabularyError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import parse_json, quote
+from llmgpu.pipeline import in_order
 
 MAX_HEADER_BYTES = 1 << 24  # enough for more than 100 000 tensors
 METADATA = "__metadata__"
@@ -110,7 +111,7 @@ def write_tensors(
     sources: Mapping[str, TensorSource],
     metadata: Mapping[str, str] | None = None,
 ) -> str:
-    """Write a file whole or not at all, one tensor at a time; return its SHA-256.
+    """Write a file whole or not at all; return its SHA-256. At most two tensors are in memory.
 
     The order of `sources` and `metadata` does not change the bytes of the file.
 
@@ -124,12 +125,17 @@ def write_tensors(
     header = _describe(ordered, metadata or {})
     start = len(header).to_bytes(_LENGTH_BYTES, "little") + header
     digest = hashlib.sha256(start)
+
+    def hashed(chunk: memoryview) -> memoryview:
+        digest.update(chunk)
+        return chunk
+
+    chunks = (chunk for named in ordered for chunk in _chunks(_read_source(*named)))
     with atomic_output(path) as stream:
         stream.write(start)
-        for name, source in ordered:
-            for chunk in _chunks(_read_source(name, source)):
-                digest.update(chunk)
-                stream.write(chunk)
+        # One thread computes the digest of a chunk while this thread writes the chunk before it.
+        for chunk in in_order(chunks, hashed, 2, threads=1):
+            stream.write(chunk)
     return digest.hexdigest()
 
 

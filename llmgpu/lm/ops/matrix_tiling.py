@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from math import gcd
 
@@ -164,6 +165,7 @@ class Tiling:
     parts: int
 
 
+@cache  # a program has a few hundred products of a few dozen shapes
 def choose_tiling(
     tiles: Sequence[AnyTile], rows: int, columns: int, inner: int, *, processors: int, most: int
 ) -> Tiling:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 WORKGROUP_SIZE = 256  # threads of a workgroup, unless a kernel has a number of its own
 LARGEST_HALF = np.float32(65504)
 BLOCK_ELEMENTS = 1 << 18  # elements of a block of rows: temporary arrays fit in the cache
+SNAPSHOT_PART = 64 << 20  # bytes of a snapshot that are read after each step
+PARTS_IN_FLIGHT = 2
 STAGED = 5  # staging buffers for uploads: the host fills one while the device still reads others
 
 P = ParamSpec("P")
@@ -89,6 +91,30 @@ class Transfers:
                 first += tensor.size
 
         return values, write
+
+
+class Snapshot:
+    """Copies of tensors, all of one moment, in the host's memory.
+
+    arrays: the copies by the tensors' names. This class copies arrays; `GpuSnapshot` copies memory
+    of a device.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """Allocate the memory, once for all copies; ValueError if two tensors have one name."""
+        self.tensors = tensors
+        self.arrays = {tensor.name: np.empty(tensor.shape, tensor.dtype) for tensor in tensors}
+        if len(self.arrays) < len(tensors):
+            raise ValueError("two tensors of a snapshot have the same name")
+
+    def take(self) -> None:
+        """Replace the copies: `arrays` is complete as soon as `advance` returns True."""
+        for tensor in self.tensors:
+            np.copyto(self.arrays[tensor.name], tensor.array)
+
+    def advance(self) -> bool:
+        """Read the next part; return whether all parts have been read. Programs may run between."""
+        return True
 
 
 class Recorder:
@@ -203,6 +229,10 @@ class Recorder:
     def open_transfers(self, numbers: int) -> Transfers:
         """Return transfers of up to `numbers` numbers at a time, while programs run."""
         return Transfers()
+
+    def open_snapshot(self, tensors: Sequence[Tensor]) -> Snapshot:
+        """Return memory for copies of tensors; CapacityError if the device has too little."""
+        return Snapshot(tensors)
 
     # Programs
 
@@ -346,6 +376,53 @@ class GpuTransfers(Transfers):
         return staging.array()[:size].view(np.float32), write
 
 
+class GpuSnapshot(Snapshot):
+    """Copies made on the device at once, and read in parts while the device runs programs."""
+
+    def __init__(self, device: Device, tensors: Sequence[Tensor]) -> None:
+        super().__init__(tensors)
+        self._device = device
+        self._copies = [device.create_buffer(f"copy of {t.name}", t.nbytes) for t in tensors]
+        self._idle: list[Download] = []
+        # Parts to read, and parts being read. A part: pieces of buffers, and where their bytes go.
+        self._unread: deque[list[tuple[Buffer, NDArray[np.uint8]]]] = deque()
+        self._reading: deque[tuple[Download, list[tuple[Buffer, NDArray[np.uint8]]]]] = deque()
+
+    def take(self) -> None:
+        commands = self._device.record()
+        for tensor, copy in zip(self.tensors, self._copies, strict=True):
+            source, nbytes = tensor.buffer, -(-tensor.nbytes // 4) * 4
+            commands.copy(source.handle, copy.handle, nbytes, source.offset)
+        commands.submit()
+        self._unread = deque([[]])
+        room = SNAPSHOT_PART
+        for tensor, copy in zip(self.tensors, self._copies, strict=True):
+            content = self.arrays[tensor.name].reshape(-1).view(np.uint8)
+            for start in range(0, len(content), SNAPSHOT_PART):
+                piece = content[start : start + SNAPSHOT_PART]
+                if len(piece) > room:
+                    self._unread.append([])
+                    room = SNAPSHOT_PART
+                self._unread[-1].append((copy.view(start, len(piece)), piece))
+                room -= len(piece)
+
+    def advance(self) -> bool:
+        from llmgpu.gpu import Download
+
+        # Finish a part only after the programs of later steps were submitted, so that the device
+        # has work while the host waits.
+        if self._reading and (not self._unread or len(self._reading) == PARTS_IN_FLIGHT):
+            download, part = self._reading.popleft()
+            download.finish_all([piece for _, piece in part])
+            self._idle.append(download)
+        if self._unread:
+            download = self._idle.pop() if self._idle else Download(self._device)
+            part = self._unread.popleft()
+            download.start_all([(buffer, len(piece)) for buffer, piece in part])
+            self._reading.append((download, part))
+        return not self._reading
+
+
 class GpuRecorder(Recorder):
     """Tensors on a device, and programs of bound kernels."""
 
@@ -378,6 +455,9 @@ class GpuRecorder(Recorder):
     def open_transfers(self, numbers: int) -> Transfers:
         return GpuTransfers(self.device, numbers)
 
+    def open_snapshot(self, tensors: Sequence[Tensor]) -> Snapshot:
+        return GpuSnapshot(self.device, tensors)
+
     def dispatch(
         self,
         file: str,
@@ -388,6 +468,8 @@ class GpuRecorder(Recorder):
     ) -> None:
         """Append `groups` workgroups of the kernel in a file of wgsl/; 0 workgroups: do nothing.
 
+        A thread compiles the kernel; an error of the kernel is raised when the program runs.
+
         bindings: tensors, or arrays that this call copies to uniforms.
         """
         if not groups:
@@ -396,8 +478,16 @@ class GpuRecorder(Recorder):
             name: value.buffer if isinstance(value, Tensor) else self._uniform(value)
             for name, value in bindings.items()
         }
-        kernel = self.device.kernel(file, **(constants or {}))
-        self.append_bound(kernel.bind(**buffers), groups)
+        kernel = self.device.begin_kernel(file, constants or {})
+        bound: list[BoundKernel] = []
+
+        def step() -> None:
+            # Bind at the first run, since the kernel is compiled while the program is recorded.
+            if not bound:
+                bound.append(kernel.result().bind(**buffers))
+            self._commands.dispatch(bound[0], groups)
+
+        self.append(step)
 
     def prepare(self, program: Program) -> None:
         # A device that times kernels submits commands while they are recorded, so not in advance.
@@ -479,10 +569,6 @@ class GpuRecorder(Recorder):
             n=dims(x.size),
             params=np.array([factor, 0, 0, 0], np.float32),
         )
-
-    def append_bound(self, kernel: BoundKernel, groups: int) -> None:
-        """Append `groups` workgroups of a kernel that is bound to buffers."""
-        self.append(lambda: self._commands.dispatch(kernel, groups))
 
     def _uniform(self, values: AnyArray) -> Buffer:
         """Return a uniform with these contents; equal contents share one uniform."""

@@ -139,8 +139,10 @@ def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> i
         needed = NUMPY_BYTES + temporary + tensor_bytes
     else:
         needed = GPU_BYTES + temporary + (tensor_bytes if backend.is_software else 0)
-    # Add the copies of a checkpoint's tensors, if there is room.
+    # Add the copies of a checkpoint's tensors, if there is room; those of a software adapter, too.
     copies = SAVED_BYTES * config.parameters
+    if backend.device is not None and backend.is_software:
+        copies *= 2
     free = free_memory()
     return needed + (copies if has_room_for_copies(copies, free and free - needed) else 0)
 

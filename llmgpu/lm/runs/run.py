@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ import numpy as np
 from llmgpu.backend import Backend
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import ARITHMETIC, library
-from llmgpu.errors import CheckpointError, DeviceError
+from llmgpu.errors import CapacityError, CheckpointError, DeviceError
 from llmgpu.files import atomic_output, output_errors, sync
 from llmgpu.lm.adapters import Adapters
 from llmgpu.lm.checkpoints.checkpoint import (
@@ -45,9 +45,10 @@ from llmgpu.lm.data.batches import Batch, Batches, token_bytes
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.generating.generator import Generator
 from llmgpu.lm.generating.sampling import Sampler
-from llmgpu.lm.model import Model
+from llmgpu.lm.model import InitialWeights, Model
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.products import describe_products, has_fixed_products
+from llmgpu.lm.ops.recording import Snapshot
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.options import Intervals, SamplingOptions
 from llmgpu.lm.runs.loss_curve import write_loss_curve
@@ -155,9 +156,10 @@ class RunPlan:
 
     source: tokens to train on. evaluation_source: tokens to evaluate on instead of a part of
     `source`. eos_id: token between documents. checkpoint: the checkpoint to resume from; None for a
-    new run. init: the model whose weights a new run begins with. origin: data and command, for the
-    model card. needed_bytes: result of `training_memory`. begun: time at which the command began,
-    by `time.perf_counter`.
+    new run. init: the model whose weights a new run begins with. initial: otherwise, weights of
+    `initial_weights` that are being drawn. origin: data and command, for the model card.
+    needed_bytes: result of `training_memory`. begun: time at which the command began, by
+    `time.perf_counter`.
     """
 
     settings: RunSettings
@@ -168,6 +170,7 @@ class RunPlan:
     eos_id: int | None = None
     checkpoint: Checkpoint | None = None
     init: SavedModel | None = None
+    initial: InitialWeights | None = None
     origin: Origin | None = None
     needed_bytes: int
     begun: float = field(default_factory=lambda: time.perf_counter())
@@ -182,6 +185,12 @@ class RunPlan:
         if self.evaluation_source is not None:
             facts["evaluation_tokens_crc32"] = self.evaluation_source.checksum
         return facts
+
+
+def initial_weights(settings: RunSettings) -> InitialWeights:
+    """Begin to draw the weights of a new run."""
+    options = settings.options
+    return InitialWeights(settings.config, options.seed, options.initialisation)
 
 
 class TrainingRun:
@@ -219,11 +228,13 @@ class TrainingRun:
         started = plan.init if checkpoint is None else checkpoint
         stops = frozenset[int]() if started is None else started.stop_ids
         self._stop_ids = stops | end_of_reply(self._vocabulary.special_tokens)
-        # Load, copy or draw the weights.
+        # Make the trainer, and load, copy or take the drawn weights.
         self._trainer = self._open_trainer(config)
         self._seconds = 0.0  # duration of training in earlier processes
         self._spent = Spent()
         self._saved_step = -1  # step of the newest checkpoint, which may be incomplete yet
+        self._snapshot: Snapshot | None = None  # copies of the tensors of a checkpoint
+        self._write: Callable[[], object] | None = None  # writes them, once they have been read
         self._saving = Background()
         self._unchanging: dict[str, bytes] = {}  # files that are equal in all checkpoints
         self._notes_of_saving: deque[str] = deque()
@@ -233,7 +244,7 @@ class TrainingRun:
         elif plan.init is not None:
             self._trainer.load(plan.init.weights.__getitem__)
         else:
-            self._trainer.model.initialise(self._options.seed, self._options.initialisation)
+            self._trainer.load((plan.initial or initial_weights(plan.settings)).take)
         # The first worker writes the log and the samples.
         self._samples = None
         if workers.is_first:
@@ -356,6 +367,7 @@ class TrainingRun:
                     self._check_steps()  # before the round changes the weights of a bad step
                     self._trainer.end_round()
                 self._do_what_is_due(last=self._trainer.step == self._options.steps)
+                self._advance_saving()
                 self._saving.check()
                 # Look for a stop signal after a step, so that a checkpoint has at least one step.
                 if ends_round:
@@ -364,8 +376,7 @@ class TrainingRun:
             if self._saved_step != self._trainer.step:
                 self._save()
             with self._spent.on("saving"):
-                self._saving.wait()
-            self._tell_notes_of_saving()
+                self._finish_saving()
             number = number or max(self._workers.gather(stop[0] if stop else 0))
         if self._trainer.step < self._options.steps:
             self._listener.note(
@@ -499,16 +510,20 @@ class TrainingRun:
 
         Without memory for the copies, training waits until the checkpoint is written.
         """
-        self._saving.wait()
-        self._tell_notes_of_saving()
+        self._finish_saving()
         trainer, adapters = self._trainer, self._trainer.adapters
         weights, state_tensors = trainer.model.weights, list(trainer.state_tensors())
         # Later steps change all tensors, so the thread needs copies.
-        copies = sum(tensor.nbytes for tensor in [*weights.values(), *state_tensors])
-        has_room = has_room_for_copies(copies, free_memory())
+        if self._snapshot is None:
+            self._snapshot = self._open_snapshot([*weights.values(), *state_tensors])
+        if self._snapshot is not None:
+            trainer.take(self._snapshot)
+        snapshot = self._snapshot
 
         def source(tensor: Tensor) -> TensorSource:
-            return trainer.source(tensor).copied() if has_room else trainer.source(tensor)
+            if snapshot is None:
+                return trainer.source(tensor)
+            return TensorSource.of(snapshot.arrays[tensor.name])
 
         state = TrainingState(
             step=trainer.step,
@@ -536,14 +551,37 @@ class TrainingRun:
             card=card,
             unchanging=self._unchanging,
             note=self._notes_of_saving.append,
+            in_memory=snapshot is not None,
         )
-        sync(self._folder.log)  # resuming needs the log up to the checkpoint's step
-        if has_room:
-            self._saving.start(write)
-        else:
+
+        def write_synced() -> None:
+            sync(self._folder.log)  # resuming needs the log up to the checkpoint's step
             write()
 
-    def _tell_notes_of_saving(self) -> None:
+        if snapshot is None:
+            write_synced()
+        else:
+            self._write = write_synced
+            self._advance_saving()
+
+    def _open_snapshot(self, tensors: Sequence[Tensor]) -> Snapshot | None:
+        """Return memory for copies of the tensors of a checkpoint; None without enough memory."""
+        if has_room_for_copies(sum(tensor.nbytes for tensor in tensors), free_memory()):
+            with suppress(CapacityError):  # the device has too little memory
+                return self._trainer.open_snapshot(tensors)
+        return None
+
+    def _advance_saving(self) -> None:
+        """Read a part of the copies, if any; start to write the checkpoint after the last part."""
+        if self._write is not None and self._snapshot is not None and self._snapshot.advance():
+            write, self._write = self._write, None
+            self._saving.start(write)
+
+    def _finish_saving(self) -> None:
+        """Wait until the checkpoint that is being saved, if any, is complete."""
+        while self._write is not None:
+            self._advance_saving()
+        self._saving.wait()
         while self._notes_of_saving:
             self._listener.note(self._notes_of_saving.popleft())
 

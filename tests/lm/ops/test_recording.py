@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_TIMED
-from llmgpu.lm.ops.operations import Operations, open_operations
+from llmgpu.lm.ops import recording
+from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
 from llmgpu.lm.ops.recording import Program
 from llmgpu.lm.ops.tensor import Tensor
 from tests.conftest import require_adapter
@@ -191,3 +192,48 @@ def test_nothing_of_a_prepared_program_runs_before_it_where_kernels_are_timed() 
     assert operations.read(tensor).all()
     operations.run(program)
     assert not operations.read(tensor).any()
+
+
+def test_a_snapshot_keeps_the_numbers_of_its_moment(
+    operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs that run while the parts are read change the tensors, not the copies."""
+    monkeypatch.setattr(recording, "SNAPSHOT_PART", 4096)
+    numbers = np.random.default_rng(5)
+    arrays = {
+        "large": numbers.standard_normal((5, 1000), np.float32),  # of several parts
+        "small": numbers.standard_normal(3, np.float32),
+        "bytes": numbers.integers(0, 256, 5, np.uint8),  # not whole words
+    }
+    tensors = [tensor_of(operations, name, array) for name, array in arrays.items()]
+    snapshot = operations.open_snapshot(tensors)
+    for round_ in range(2):  # the memory is used again
+        for tensor in tensors:
+            operations.write(tensor, arrays[tensor.name] * (round_ + 1))
+        snapshot.take()
+        for tensor in tensors:
+            operations.write(tensor, np.zeros(tensor.shape, tensor.dtype))
+        turns = 1
+        while not snapshot.advance():
+            turns += 1
+        assert (turns > 5) == operations.is_asynchronous
+        for name, array in arrays.items():
+            expected = array * np.array(round_ + 1, array.dtype)
+            np.testing.assert_array_equal(snapshot.arrays[name], expected, strict=True)
+
+
+def test_tensors_of_one_name_have_no_snapshot(operations: Operations) -> None:
+    tensors = [operations.tensor("twice", (4,)) for _ in range(2)]
+    with pytest.raises(ValueError, match="same name"):
+        operations.open_snapshot(tensors)
+
+
+def test_a_kernel_that_does_not_compile_fails_when_its_program_runs(device: Device) -> None:
+    operations = open_operations(device)
+    assert isinstance(operations, GpuOperations)
+    tensor = operations.tensor("words", (4,), np.uint32)
+    with operations.record("wrong") as program:
+        # An override that the kernel does not have.
+        operations.dispatch("lm/00_fill_zero.wgsl", 1, {"NO_SUCH": 1}, words=tensor)
+    with pytest.raises(DeviceError):
+        operations.run(program)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llmgpu.backend import NUMPY
+from llmgpu.backend import NUMPY, Backend
 from llmgpu.cpu.library import library
-from llmgpu.errors import CheckpointError, OutputError
+from llmgpu.errors import CapacityError, CheckpointError, OutputError
+from llmgpu.gpu import Device
 from llmgpu.lm.checkpoints.checkpoint import (
     Checkpoint,
     list_checkpoints,
@@ -19,8 +21,10 @@ from llmgpu.lm.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from llmgpu.lm.data.inputs import open_tokens
+from llmgpu.lm.ops import recording
 from llmgpu.lm.ops.operations import EngineOperations, Operations
 from llmgpu.lm.ops.products import describe_products, has_fixed_products
+from llmgpu.lm.ops.recording import Snapshot
 from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs import memory
 from llmgpu.lm.runs import run as run_module
@@ -59,6 +63,7 @@ def prepared(
     checkpoint: Checkpoint | None = None,
     first: list[tuple[int, float]] | None = None,
     intervals: Intervals | None = None,
+    backend: Backend = NUMPY,
     **asked: Any,
 ) -> TrainingRun:
     """A run on a sample text; `heard` gets each record with the seconds that are left."""
@@ -72,11 +77,11 @@ def prepared(
     plan = RunPlan(
         settings=settings,
         intervals=intervals,
-        backend=NUMPY,
+        backend=backend,
         source=source,
         checkpoint=checkpoint,
         needed_bytes=training_memory(
-            settings, NUMPY, intervals.unread_steps(settings.options.steps)
+            settings, backend, intervals.unread_steps(settings.options.steps)
         ),
     )
     return TrainingRun(folder, plan, Heard(heard, [] if first is None else first))
@@ -144,7 +149,7 @@ def test_a_run_says_what_took_its_time(tmp_path: Path, monkeypatch: pytest.Monke
         lasting(run._trainer, "take_step", 1)
         lasting(run._batches, "training", 2)
         lasting(run._trainer, "losses", 3)
-        lasting(run_module, "has_room_for_copies", 5)
+        lasting(run._trainer, "take", 5)
         now[0] = 7.0
         summary = run.run()
     spent = {"start": 7.0, "data": 8.0, "evaluation": 6.0, "saving": 10.0}
@@ -278,6 +283,35 @@ def test_steps_go_on_while_a_checkpoint_is_written(
     assert beside == waiting and list(beside) == [4, 7]
     assert beside[4]["optimizer.safetensors"] != beside[7]["optimizer.safetensors"]
     assert beside[4]["tokenizer.json"] == beside[7]["tokenizer.json"]
+
+
+def test_a_device_is_read_in_parts_while_steps_go_on(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files are the same as without copies on the device, for which it may lack the memory."""
+    monkeypatch.setattr(recording, "SNAPSHOT_PART", 4096)
+    saved_at: dict[int, int] = {}
+
+    def save(*given: Any, trainer: list[Trainer], **named: Any) -> Path:
+        saved_at[given[5].step] = trainer[0].step
+        return save_checkpoint(*given, **named)
+
+    def open_snapshot(*given: object) -> Snapshot:
+        raise CapacityError("out of memory")
+
+    for name in ("in parts", "without copies"):
+        trainer: list[Trainer] = []
+        monkeypatch.setattr(run_module, "save_checkpoint", partial(save, trainer=trainer))
+        with open_run_folder(tmp_path / name) as folder:
+            backend, intervals = Backend(device, "the device"), Intervals(save=4)
+            run = prepared(folder, [], intervals=intervals, backend=backend, steps=17)
+            trainer.append(run._trainer)
+            if name == "without copies":
+                monkeypatch.setattr(run._trainer, "open_snapshot", open_snapshot)
+            run.run()
+        assert (saved_at[4] > 4) == (name == "in parts")
+    in_parts, without = contents_of(tmp_path / "in parts"), contents_of(tmp_path / "without copies")
+    assert in_parts == without and list(without) == [16, 17]
 
 
 def test_a_checkpoint_that_cannot_be_written_stops_the_run(
