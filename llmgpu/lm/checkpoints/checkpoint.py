@@ -168,10 +168,9 @@ def save_checkpoint(
     run. An empty map receives the contents from this checkpoint; later calls write them.
 
     weights: all of `config.weights()`, float32. optimizer: any tensors. Rows of tables that stand
-    for no token are left out. in_memory: whether the tensors are arrays in memory: then threads
-    write the files at the same time. Otherwise tensors are read one by one in the calling thread,
-    so only one tensor is in memory. note: called with a line about each part of the checkpoint that
-    other tools can't use.
+    for no token are left out. in_memory: whether the tensors are arrays in memory, so that threads
+    write the files at the same time. Otherwise the calling thread reads tensors one by one. note:
+    called with a line about each part of the checkpoint that other tools can't use.
 
     Raises OutputError if the checkpoint can't be written, or if the step already has a checkpoint;
     nothing has changed then.
@@ -179,7 +178,6 @@ def save_checkpoint(
     if model_type(config) is None:
         note("without a gate it is not a Llama model: other libraries can't open its checkpoint")
     with new_checkpoint(run_folder, state.step) as folder:
-        stored = _without_unused_rows(config, weights)
         hashes: dict[str, str] = {}
 
         def write(name: str, *content: Any) -> None:
@@ -191,11 +189,12 @@ def save_checkpoint(
             _keep_unchanging(folder, unchanging)
 
         # The optimizer's file is the largest, so it comes first.
-        write_weights = partial(write, WEIGHTS, stored, {"format": "pt"})
-        write_optimizer = partial(write, OPTIMIZER, optimizer)
-        files: list[Callable[[], None]] = [write_optimizer, write_weights, write_model_files]
-        for _ in in_order(files, _call, len(files), threads=len(files) if in_memory else 0):
-            pass
+        files: list[Callable[[], None]] = [
+            partial(write, OPTIMIZER, optimizer),
+            partial(write, WEIGHTS, _without_unused_rows(config, weights), {"format": "pt"}),
+            write_model_files,
+        ]
+        list(in_order(files, _call, len(files), threads=len(files) if in_memory else 0))
         if card is not None:
             _write_bytes(folder / CARD, card.encode())
         if adapter is not None:
