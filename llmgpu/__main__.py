@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 def _leave(number: int, frame: "FrameType | None") -> None:
     try:
         if sys.stderr is not None:  # else descriptor 2 may be another file
-            os.write(2, b"interrupted\n")
+            from llmgpu.errors import errors_are_json, json_error
+
+            is_json = errors_are_json(sys.argv)
+            text = json_error("interrupted", 128 + number) if is_json else "interrupted"
+            os.write(2, f"{text}\n".encode())
     except OSError:
         pass
     os._exit(128 + number)

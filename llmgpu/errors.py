@@ -6,6 +6,8 @@ after ``error:`` and exits with code 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _MOST_CHARACTERS = 700  # of a whole message; only messages that quote input are longer
 _FIRST, _LAST = 200, 100  # characters kept at both ends of a longer message
 
@@ -25,6 +27,23 @@ def shorten(message: str) -> str:
     if len(message) <= _MOST_CHARACTERS:
         return message
     return f"{message[:_FIRST]} ... {message[-_LAST:]}"
+
+
+def errors_are_json(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for errors as JSON: by ``--json``, or by ``--log-format json``.
+
+    A command line that can't be parsed has an error, too, so the arguments are only searched.
+    """
+    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    formats = ("--json", "--log-format=json")
+    return any(one in formats or (one, value) == ("--log-format", "json") for one, value in pairs)
+
+
+def json_error(message: str, exit_code: int, **facts: str) -> str:
+    """Return the line of JSON about the error that ends a command; facts: further keys."""
+    import json
+
+    return json.dumps({"error": message, "exit_code": exit_code, **facts}, ensure_ascii=False)
 
 
 class InputError(LlmgpuError):

@@ -16,7 +16,7 @@ import sys
 import click
 
 from llmgpu.cli.interrupts import code_of, handled_signals, say_interrupted
-from llmgpu.errors import LlmgpuError, shorten
+from llmgpu.errors import LlmgpuError, errors_are_json, json_error, shorten
 from llmgpu.input_files import printable, quote
 from llmgpu.registry import Entry, Registry
 from llmgpu.version import __version__
@@ -127,7 +127,7 @@ def cli() -> None:
     """
 
 
-_OUT_OF_MEMORY = "error: out of memory; use less text or a smaller model, or raise `ulimit -v`"
+_OUT_OF_MEMORY = "out of memory; use less text or a smaller model, or raise `ulimit -v`"
 # Parts of the messages by which dlopen reports missing memory.
 _NO_ROOM_FOR_LIBRARY = "failed to map segment", "annot allocate memory"
 
@@ -144,12 +144,12 @@ def main() -> None:
             raise
         number = error.exit_code if isinstance(error, LlmgpuError) else 1
         text = str(error) if isinstance(error, LlmgpuError) else _describe(error)
-        code = _fail(f"error: {shorten(printable(' '.join(text.split())))}", number)
+        code = _fail(shorten(printable(" ".join(text.split()))), number)
     except click.ClickException as error:
         code = _refuse(error)
     except (KeyboardInterrupt, click.Abort) as error:
-        say_interrupted()
         code = code_of(error)
+        say_interrupted(code)
     except MemoryError:
         code = _fail(_OUT_OF_MEMORY, 1)
     except ImportError as error:
@@ -159,9 +159,7 @@ def main() -> None:
     except RuntimeError as error:
         if debug or "new thread" not in str(error):
             raise
-        code = _fail(
-            "error: can't start another thread; use fewer (--threads) or raise `ulimit`", 1
-        )
+        code = _fail("can't start another thread; use fewer (--threads) or raise `ulimit`", 1)
     _close_stdout()
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -177,16 +175,13 @@ def _describe(error: OSError) -> str:
 def _refuse(error: click.ClickException) -> int:
     """Print a usage error, with the message on a separate line; return the exit code."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        return _fail(error.format_message(), error.exit_code)
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
     if isinstance(error, click.NoSuchOption):
         from llmgpu.cli.options import suggest_option
 
         error = suggest_option(error)
-    # The usage, then the message with advice.
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    if context is not None:
-        click.echo(context.get_usage(), err=True)
-        click.echo(f"Try '{context.command_path} --help' for help.\n", err=True)
+    # The message with advice.
     message = " ".join(error.format_message().split())
     if isinstance(error, click.BadParameter):
         from llmgpu.cli.options import explain_value
@@ -196,11 +191,23 @@ def _refuse(error: click.ClickException) -> int:
         message += " It takes a file such as v.bin or tokenizer.json, or a name: cl100k."
     if message == "Missing option '--output' / '-o'." and "--resume" in sys.argv:
         message += " Name the run to resume: -o RUN --resume."
-    return _fail(f"Error: {shorten(printable(message))}", error.exit_code)
+    message = shorten(printable(message))
+    # The usage, then the message; as JSON, both on one line.
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    usage = "" if context is None else context.get_usage()
+    if errors_are_json(sys.argv):
+        return _fail(message, error.exit_code, usage=" ".join(usage.split()))
+    if context is not None:
+        click.echo(usage, err=True)
+        click.echo(f"Try '{context.command_path} --help' for help.\n", err=True)
+    click.echo(f"Error: {message}", err=True)
+    return error.exit_code
 
 
-def _fail(message: str, code: int) -> int:
-    click.echo(message, err=True)
+def _fail(message: str, code: int, **facts: str) -> int:
+    """Print the line about the error that ends the command; return the exit code."""
+    is_json = errors_are_json(sys.argv)
+    click.echo(json_error(message, code, **facts) if is_json else f"error: {message}", err=True)
     return code
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from llmgpu.errors import errors_are_json, json_error
 from llmgpu.files import remove_unfinished
 
 GRACE_SECONDS = 0.7
@@ -117,8 +118,10 @@ def code_of(error: BaseException) -> int:
     return 128 + int(next(iter(cause.args), signal.SIGINT))
 
 
-def say_interrupted() -> None:
+def say_interrupted(code: int) -> None:
     """Print "interrupted" once, and show the cursor if there is a terminal.
+
+    code: the exit code, for the line of JSON that replaces the word if errors are JSON.
 
     Writes to the descriptor: another thread may hold the lock of sys.stderr.
     """
@@ -126,8 +129,9 @@ def say_interrupted() -> None:
     # Without sys.stderr, descriptor 2 may be another file.
     if is_free and not _was_said.is_set() and sys.stderr is not None:
         _was_said.set()
+        text = json_error("interrupted", code) if errors_are_json(sys.argv) else "interrupted"
         with suppress(OSError):
-            os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}interrupted\n".encode())
+            os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}{text}\n".encode())
     if is_free:
         _saying.release()
 
@@ -138,5 +142,5 @@ def end_process(code: int) -> None:
         with suppress(Exception):
             act()
     remove_unfinished()
-    say_interrupted()
+    say_interrupted(code)
     os._exit(code)

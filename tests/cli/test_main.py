@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shlex
@@ -355,6 +356,45 @@ def test_the_demo_prints_commands_to_paste(tmp_path: Path) -> None:
     assert shown[2] == "llvmpipe (LLVM 15.0.6, 256 bits)"
     pasted = subprocess.run(["bash", "-c", shown[1][2:]], capture_output=True, check=True)
     assert pasted.stdout.decode().splitlines() == shown[2:]
+
+
+@pytest.mark.parametrize("flags", [["--json"], ["--log-format", "json"], ["--log-format=json"]])
+def test_errors_as_json_are_one_line(llmgpu: Run, vocab: Path, flags: list[str]) -> None:
+    (vocab.parent / "dark.txt").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99))
+    failures = {
+        ("count", "--vocab", "v.bin", "missing.txt"): (1, "no such file or folder: 'missing.txt'"),
+        ("count", "--vocab", "v.bin", "dark.txt"): (1, "dark.txt is a picture: exclude it"),
+        ("count", "--vocab", "v.bin", "corpus.txt", "--budget", "1"): (3, "more than the budget"),
+        ("count", "--nope"): (2, "No such option '--nope'"),
+        ("count", "corpus.txt"): (2, "Missing option '--vocab'"),
+        ("train", "corpus.txt", "--vocab", "v.bin"): (2, "Missing option '--output' / '-o'."),
+        ("tokenize", "--vocab", "v.bin", "corpus.txt", "--format", "xml"): (2, "'--format'"),
+        ("frobnicate",): (2, "No such command 'frobnicate'."),
+    }
+    for arguments, (code, message) in failures.items():
+        done = llmgpu(*arguments, *flags)
+        assert done.returncode == code, (arguments, done.stderr)
+        line = done.stderr.decode().splitlines()[-1]
+        assert done.stderr.decode().count(message) == 1
+        found = json.loads(line)
+        assert message in found["error"] and found["exit_code"] == code
+        assert found.keys() == {"error", "exit_code", *(["usage"] if code == 2 else [])}
+        if code == 2:
+            assert done.stderr.count(b"\n") == 1 and found["usage"].startswith("Usage: ")
+
+
+def test_an_interrupt_as_json_has_its_exit_code(tmp_path: Path) -> None:
+    for flags, line in ((["--json"], {"error": "interrupted", "exit_code": 143}), ([], None)):
+        command = [*COMMAND, "count", "--vocab", "cl100k", "--device", "cpu", *flags]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, cwd=tmp_path, env=environment(), **pipes) as process:  # type: ignore[call-overload]
+            assert process.stderr.readline() == b"reading standard input\n"
+            process.send_signal(signal.SIGTERM)
+            errors = process.stderr.read().splitlines()
+        if line is None:
+            assert errors[-1] == b"interrupted"
+        else:
+            assert json.loads(errors[-1]) == line
 
 
 def test_messages_that_say_what_to_do(llmgpu: Run, vocab: Path) -> None:
