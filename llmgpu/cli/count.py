@@ -72,8 +72,7 @@ def count(asked: CountCommand, opening: Opening) -> None:
     if per in ("document", "total"):
         refuse_given(("sort",), f"has no effect with --per {per}")
     options = asked.reading.corpus_options(line_documents=asked.line_documents)
-    lenient = None if asked.chat.chat else options.text_field
-    selection = replace(asked.files.selection(), lenient_field=lenient, listed=listed)
+    selection = replace(asked.files.selection(), listed=listed)
     job = PartJob(asked.part, STANDARD_OUTPUT, report)
     begin = time.perf_counter()
     # Read the text once for each vocabulary; a pipe is kept in a temporary file.

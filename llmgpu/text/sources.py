@@ -12,8 +12,10 @@
   folders above up to the root of the repository. A later line overrules an earlier one, and a
   deeper file overrules a higher one; the content of an ignored folder stays ignored.
 - The suffix of a file decides its format, unless the options name a format. A file without a known
-  suffix is text, and is refused if its first bytes are not (`llmgpu.text.streams.check_text`). To
-  add a format, write a `llmgpu.text.streams.DocumentFile` in a module and add a line to FORMATS.
+  suffix is text, and is refused if its first bytes are not (`llmgpu.text.streams.check_text`). In a
+  folder, such a file is left out with a note, and so is a compressed file whose first bytes can't
+  be decompressed. To add a format, write a `llmgpu.text.streams.DocumentFile` in a module and add a
+  line to FORMATS.
 - All errors that can be known beforehand are raised before the first byte is read.
 """
 
@@ -37,7 +39,7 @@ from llmgpu.outputs import TOKEN_FILE, kind_of
 from llmgpu.spelling import spelled
 from llmgpu.text.arrow import ArrowFile
 from llmgpu.text.compressions import COMPRESSIONS
-from llmgpu.text.jsonl import JsonlFile, find_field, parse_json_object
+from llmgpu.text.jsonl import JsonlFile
 from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.remote import find_remote, is_remote
 from llmgpu.text.streams import (
@@ -54,6 +56,7 @@ from llmgpu.text.streams import (
     check_text,
     has_zero_bytes,
     look_at_text,
+    packed_head,
 )
 
 # Formats with documents inside, by suffix.
@@ -99,8 +102,6 @@ class Selection:
     exclude, gitignore: see `llmgpu.text.sources`.
     skips_binaries: files of folders, globs and lists that are not text are left out, with a note.
     lists_skipped: the note names each of them.
-    lenient_field: if given, lines of JSON in folders are plain text if they lack a field of this
-        name.
     listed: names from a list, treated like names of files in a folder.
     subset: a key of SUBSETS; files of folders, globs and URLs are read if their name, or else the
         next folder with a word of SUBSETS in its name, says so.
@@ -113,12 +114,12 @@ class Selection:
     gitignore: bool = False
     skips_binaries: bool = False
     lists_skipped: bool = False
-    lenient_field: str | None = None
     listed: frozenset[str] = frozenset()
     may_be_tokens: bool = False
     subset: str | None = None
 
 
+_BINARY, _DAMAGED = "binary file", "damaged compressed file"
 _EVERYTHING = Selection()
 _ITERATED = "use train_from_iterator, or encode"  # of the Python API
 
@@ -180,7 +181,7 @@ def resolve_sources(names: Sequence[str] | Sources, selection: Selection = _EVER
         else:
             found.add_local(name)
     if not found.sources and not selection.listed:
-        what = "is not text" if found.binaries else "is excluded"
+        what = "is not text" if found.not_text else "is excluded"
         if selection.subset is not None:
             what += f", or not of subset {selection.subset}"
         raise InputError(f"all of {listed(list(names))} {what}: no file is left")
@@ -190,12 +191,12 @@ def resolve_sources(names: Sequence[str] | Sources, selection: Selection = _EVER
 class _Found:
     """The files found so far, while names are resolved.
 
-    binaries: files that were left out because they are not text.
+    not_text: files that were left out because they hold no text, by nouns for the notes.
     """
 
     def __init__(self, selection: Selection) -> None:
         self.sources: list[Source] = []
-        self.binaries: list[str] = []
+        self.not_text: dict[str, list[str]] = {}
         self._of_other_subsets: list[str] = []  # named files
         self._left_out = 0
         self._notes: list[str] = []
@@ -204,10 +205,11 @@ class _Found:
 
     def resolved(self) -> Sources:
         """Return all files found."""
-        count, names = number_of(len(self.binaries), "binary file"), listed(self.binaries)
-        if self._selection.lists_skipped:
-            names = ", ".join(map(quote, self.binaries))
-        notes = [*self._notes, *([f"{count} skipped: {names}"] if self.binaries else [])]
+        notes = [*self._notes]
+        for noun, paths in sorted(self.not_text.items()):
+            is_short = not self._selection.lists_skipped
+            names = listed(paths) if is_short else ", ".join(map(quote, paths))
+            notes.append(f"{number_of(len(paths), noun)} skipped: {names}")
         if others := self._of_other_subsets:
             count = number_of(len(others), "file")
             notes.append(f"{count} of other subsets left out: {listed(others)}")
@@ -247,10 +249,11 @@ class _Found:
             return
         for path in paths:
             source = _check(path, self._format_of(path))
-            if self._is_binary(source, is_named):
-                self.binaries.append(path)
+            why = self._why_left_out(source, is_named)
+            if why is None:
+                self.sources.append(source)
             else:
-                self.sources.append(source if is_named else self._as_text(source))
+                self.not_text.setdefault(why, []).append(path)
 
     def _chosen(self, paths: list[str], name: str) -> list[str]:
         """Return the files of a folder, glob or URL without the card of a data set, by subset.
@@ -280,43 +283,48 @@ class _Found:
         is_input = path == STANDARD_INPUT and chosen.input_format == AUTO
         return chosen.of_input if is_input else chosen.input_format
 
-    def _is_binary(self, source: Source, is_named: bool) -> bool:
-        """Whether a file is left out because it is not text."""
+    def _why_left_out(self, source: Source, is_named: bool) -> str | None:
+        """Return a noun for a file that is left out because it holds no text; None for others."""
         chosen = self._selection
         leaves_out = chosen.skips_binaries and not is_named
+        if source.compression and leaves_out and source.size is not None:
+            return _why_packed_left_out(source)
         # Reading the first bytes of many small texts would take as long as reading the texts.
-        looks_at_all = leaves_out and chosen.lenient_field is not None
-        if (source.suffix in _OF_TEXT and not looks_at_all) or not source.size:
-            return False
+        if source.suffix in _OF_TEXT or not source.size:
+            return None
         if source.path == STANDARD_INPUT or source.compression:  # checked when it is read
-            return False
+            return None
         if source.format != AUTO or format_of(source) is not None:
-            return False
+            return None
         if chosen.may_be_tokens and (not leaves_out or source.suffix in _OF_TOKENS):
-            return False
+            return None
         head = read_head(source.path, HEAD_BYTES)
         kind = binary_format(head)
         if leaves_out and kind != ARROW:  # leaving out the texts of a data set would go unseen
-            return kind is not None or (has_zero_bytes(head) and not _is_text(head, source.path))
+            is_binary = has_zero_bytes(head) and not _is_text(head, source.path)
+            return _BINARY if kind is not None or is_binary else None
         check_text(head, source.path)
         if has_zero_bytes(head) and kind_of(source.path) == TOKEN_FILE:
             raise InputError(
                 f"{source.path} is a token file: tokenize {spelled('--decode')} gives its text; "
                 f"or {as_bytes()}"
             )
-        return False
+        return None
 
-    def _as_text(self, source: Source) -> Source:
-        """Return a file; a file of a folder becomes text if its lines of JSON lack the field."""
-        name = self._selection.lenient_field
-        if name is None or source.compression or format_of(source) is not JsonlFile:
-            return source
-        line = read_head(source.path, HEAD_BYTES).partition(b"\n")[0]
-        try:
-            find_field(parse_json_object(line, source.path), source.path, name)
-        except InputError:
-            return source._replace(format=TEXT)
-        return source
+
+def _why_packed_left_out(source: Source) -> str | None:
+    """Return a noun for a compressed file that is left out of a folder; None for others.
+
+    The first bytes inside decide. Damage further on is an error when it is read: the text before
+    the damage may have been used by then.
+    """
+    head = packed_head(source)
+    if head is None:
+        return _DAMAGED
+    if source.format != AUTO or format_of(source) is not None:
+        return None
+    is_binary = has_zero_bytes(head) and not look_at_text(head)[1]
+    return _BINARY if is_binary or binary_format(head) is not None else None
 
 
 def _is_text(head: bytes, path: str) -> bool:

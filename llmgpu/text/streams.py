@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError
-from llmgpu.input_files import source_name
+from llmgpu.input_files import input_errors, source_name
 from llmgpu.outputs import binary_kind
 from llmgpu.pipeline import Begun
 from llmgpu.processors import usable_processors
@@ -430,6 +430,27 @@ class ByteStream(io.RawIOBase):
                 else f"{what}: repair or {spelled('--exclude')} it"
             )
         return f"can't read {self.name}: {reason}"
+
+
+def packed_head(source: Source) -> bytes | None:
+    """Return the first HEAD_BYTES bytes inside a compressed file; None if they are damaged.
+
+    Raises InputError if the file can't be read.
+    """
+    head = b""
+    with input_errors(source.path), source.open() as raw:
+        stream = COMPRESSIONS[source.compression].open(raw)
+        block = np.empty(HEAD_BYTES, np.uint8).data
+        try:
+            while len(head) < HEAD_BYTES and (got := stream.readinto(block[len(head) :])):
+                head += block[len(head) : len(head) + got]
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+            if getattr(error, "errno", None) is not None:
+                raise
+            return None
+        finally:
+            stream.close()
+    return head
 
 
 class FileBytes:

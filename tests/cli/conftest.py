@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -146,9 +147,14 @@ def llmgpu_process(tmp_path: Path) -> Run:
 
 
 def fails(done: subprocess.CompletedProcess[bytes], code: int, message: str) -> None:
-    """Check that a command failed with one line and left no result behind."""
+    """Check that a command failed with one line, of text or JSON, and left no result behind."""
     assert done.returncode == code, done.stderr
-    stderr = done.stderr.decode()
+    *lines, last = done.stderr.decode().splitlines()
+    if last.startswith('{"error": '):
+        found = json.loads(last)
+        assert found["exit_code"] == code
+        last = f"error: {found['error']}"
+    stderr = "\n".join([*lines, last])
     assert message in stderr and "Traceback" not in stderr
     if code == 1:
         assert [line for line in stderr.splitlines() if line.startswith("error: ")] == [

@@ -218,16 +218,15 @@ def test_folders_and_lists_may_have_any_files(llmgpu: Run, corpus: Path, vocab: 
     (folder / "p.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
     (folder / "o.dat").write_bytes(b"\xff\xee\0\0")
     (folder / "nul.txt").write_bytes(b"a\0b")  # text for `tokenize`, too
-    (folder / "sub" / "u.txt").write_text(text, encoding="utf-16")
-    (folder / "log.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    (folder / "sub" / "u.utf16").write_text(text, encoding="utf-16")
     (folder / "t.jsonl").write_text('{"text": "low"}\n')
     count = ("count", "--vocab", "v.bin", "--device", "cpu", "--json")
     whole = llmgpu(*count, "repo")
     assert b"3 binary files skipped" in whole.stderr
     found = {file["path"]: file["text_bytes"] for file in json.loads(whole.stdout)["files"]}
-    sizes = {"a.txt": len(text), "log.jsonl": 18, "nul.txt": 3, "t.jsonl": 3}
+    sizes = {"a.txt": len(text), "nul.txt": 3, "t.jsonl": 3}
     assert found == {f"repo/{name}": size for name, size in sizes.items()}
-    names = [f"repo/{name}" for name in (*sizes, "p.png", "sub/u.txt", "gone.py")]
+    names = [f"repo/{name}" for name in (*sizes, "p.png", "sub/u.utf16", "gone.py")]
     listed = llmgpu(*count, "--files-from", "-", stdin="\n".join(names).encode())
     assert b"1 listed file not found, skipped: 'repo/gone.py'" in listed.stderr
     assert json.loads(listed.stdout)["tokens"] == json.loads(whole.stdout)["tokens"]
@@ -238,5 +237,31 @@ def test_folders_and_lists_may_have_any_files(llmgpu: Run, corpus: Path, vocab: 
     for nothing in (b"", b"repo/p.png\n", b"repo/gone.py"):
         done = llmgpu(*count, "--files-from", "-", "--budget", "1", stdin=nothing)
         assert (done.returncode, json.loads(done.stdout)["tokens"]) == (0, [0]), done.stderr
-    fails(llmgpu(*count, "repo/log.jsonl"), 1, "no field 'text'")
     fails(llmgpu(*count, "repo/p.png"), 1, "is a picture")
+
+
+def test_a_folder_is_read_as_other_commands_read_it(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    folder = corpus.parent / "repo"
+    folder.mkdir()
+    (folder / "log.jsonl").write_text('{"a": "low"}\n{"a": "newest"}\n')
+    (folder / "t.txt").write_text("low")
+    count = ("count", "--vocab", "v.bin", "--device", "cpu", "--json")
+    tokenize = ("tokenize", "--vocab", "v.bin", "--device", "cpu", "--count", "--json")
+    for options, code, message in (
+        ((), 1, "repo/log.jsonl, line 1: no field 'text'"),
+        (("--text-field", "nope"), 1, "repo/log.jsonl, line 1: no field 'nope'"),
+        (("--text-field", "a"), 0, ""),
+    ):
+        for name in ("repo", "repo/log.jsonl", "repo/*"):
+            counted, tokenized = (llmgpu(*command, name, *options) for command in (count, tokenize))
+            assert counted.returncode == tokenized.returncode == code, counted.stderr
+            told = [
+                [line for line in done.stderr.splitlines() if line.startswith((b"note", b"{"))]
+                for done in (counted, tokenized)
+            ]
+            assert told[0] == told[1] and message in counted.stderr.decode()
+    (folder / "log.jsonl").unlink()
+    (folder / "u.txt").write_text("low", encoding="utf-16")
+    for command in (count, tokenize):
+        done = llmgpu(*command, "repo")
+        assert done.returncode == 1 and b"repo/u.txt is text in UTF-16" in done.stderr

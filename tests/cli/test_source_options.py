@@ -6,6 +6,9 @@ import bz2
 import gzip
 import json
 import lzma
+import random
+import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,6 +120,59 @@ def test_files_that_are_not_text(llmgpu: Run, vocab: Path) -> None:
     assert json.loads(done.stdout)["text_bytes"] == 3 + len(PNG) and not done.stderr.count(b"note")
     ids_of(llmgpu, "d/a.txt", "-o", "t.bin")
     fails(llmgpu(*ENCODE, "t.bin"), 1, "t.bin is a token file: tokenize --decode gives its text")
+
+
+def test_archives_and_damaged_files_of_a_folder_are_skipped(llmgpu: Run, vocab: Path) -> None:
+    folder = vocab.parent / "d"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(TEXT)
+    (folder / "good.txt.gz").write_bytes(gzip.compress(TEXT))
+    with zipfile.ZipFile(folder / "a.zip", "w") as archive:
+        archive.writestr("a.txt", TEXT)
+    for name, mode in (("a.tar.gz", "w:gz"), ("a.tar.xz", "w:xz"), ("a.tgz", "w:gz")):
+        with tarfile.open(folder / name, mode) as packed:  # type: ignore[call-overload]
+            packed.add(folder / "a.txt", "a.txt")
+    noise = random.Random(5).randbytes(1 << 14)
+    (folder / "noise.txt.gz").write_bytes(gzip.compress(noise))
+    for name, data in (
+        ("bad.txt.gz", b"no gzip"),
+        ("bad.jsonl.xz", b"no xz"),
+        ("bad.txt.bz2", bz2.compress(TEXT)[:-9]),
+        ("cut.txt.gz", gzip.compress(TEXT)[:-5]),
+        ("none.txt.zst", b""),
+    ):
+        (folder / name).write_bytes(data)
+    skipped = {
+        "binary file": ["a.tar.gz", "a.tar.xz", "a.tgz", "a.zip", "noise.txt.gz"],
+        "damaged compressed file": [
+            *("bad.jsonl.xz", "bad.txt.bz2", "bad.txt.gz", "cut.txt.gz", "none.txt.zst")
+        ],
+    }
+    options = ("--dim", "32", "--layers", "1", "--heads", "2", "--seq-len", "16", "--steps", "1")
+    train = ("train", *VOCAB, "-o", "run", "--batch-size", "1", *options)
+    bpe_train = ("bpe-train", "--device", "cpu", "--vocab-size", "260", "-o", "n.bin")
+    for command in (ENCODE, COUNT, bpe_train, train):
+        done = llmgpu(*command, "d", "--list-skipped")
+        assert done.returncode == 0, done.stderr
+        for noun, names in skipped.items():
+            shown = ", ".join(f"'d/{name}'" for name in names)
+            line = f"note: {len(names)} {noun}s skipped: {shown}\n"
+            assert line in done.stderr.decode()
+    counted = json.loads(llmgpu(*COUNT, "d", "--json").stdout)
+    assert counted["text_bytes"] == 2 * len(TEXT) and len(counted["notes"]) == 2
+    # A file that is named alone is refused with the reason.
+    for name, reason in (
+        ("a.tar.gz", "is an archive of tar: unpack it"),
+        ("a.zip", "is a compressed file: unpack it"),
+        ("bad.txt.gz", ": damaged or truncated .gz file"),
+        ("cut.txt.gz", ": damaged or truncated .gz file"),
+    ):
+        fails(llmgpu(*COUNT, f"d/{name}"), 1, f"d/{name}{' ' * (reason[0] == 'i')}{reason}")
+    # Text before damage may have been used, so damage after the first bytes is an error.
+    words = " ".join(map(str, range(1 << 14))).encode()
+    (folder / "late.txt.gz").write_bytes(gzip.compress(words)[:-999])
+    for command in (ENCODE, COUNT, (*bpe_train[:-1], "m.bin")):
+        fails(llmgpu(*command, "d"), 1, "d/late.txt.gz: damaged or truncated .gz file")
 
 
 def test_a_list_of_files(llmgpu: Run, vocab: Path) -> None:
