@@ -341,9 +341,9 @@ class ChatOptions:
     # fmt: off
     chat: bool = option(
         False, bool,
-        "Treat each .jsonl line or .parquet row as a conversation, with its messages in "
-        "--text-field (default: messages). It is rendered with the vocabulary's chat template; "
-        "train computes the loss on assistant tokens only.")
+        "Treat each line of .jsonl or row of .parquet or .arrow as a conversation, with its "
+        "messages in --text-field (default: messages). It is rendered with the vocabulary's chat "
+        "template; train computes the loss on assistant tokens only.")
     chat_template: str | None = option(
         None, str, "Jinja template for --chat.", metavar="FILE",
         default_words="the vocabulary's, else ChatML")

@@ -27,6 +27,7 @@ from llmgpu.text.jsonl import (
     parse_json_object,
     place_of_line,
 )
+from llmgpu.text.arrow import ArrowFile
 from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.streams import Source
 
@@ -272,3 +273,7 @@ class ChatTable(ParquetFile):
     def _prepared(self, array: Any, batch: Any) -> Any:
         tools = batch.column(_TOOLS).to_pylist() if self._others else repeat(None)
         return zip(array.to_pylist(), tools, strict=False)
+
+
+class ChatArrow(ChatTable, ArrowFile):
+    """An open .arrow file with a conversation in each row."""

@@ -35,7 +35,7 @@ from llmgpu.input_files import listed, source_name
 from llmgpu.pipeline import in_order
 from llmgpu.spelling import spelled
 from llmgpu.text.arrow import ArrowFile
-from llmgpu.text.chat import Chat, ChatFile, ChatTable, Collector
+from llmgpu.text.chat import Chat, ChatArrow, ChatFile, ChatTable, Collector
 from llmgpu.text.documents import (
     NO_TEXT,
     DocumentSplitter,
@@ -44,6 +44,7 @@ from llmgpu.text.documents import (
     PieceReader,
     TextFilter,
 )
+from llmgpu.text.jsonl import JsonlFile
 from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.sources import Sources, format_of, resolve_sources
 from llmgpu.text.streams import (
@@ -380,6 +381,11 @@ class Corpus(Closing):
         return Piece(text, starts, self._closed, self._ended)
 
 
+# Readers of conversations by format. Standard input, which has no name, has lines of JSON.
+_CHAT_FILES: dict[type[DocumentFile] | None, Callable[[Source, str, Collector], DocumentFile]]
+_CHAT_FILES = {JsonlFile: ChatFile, ParquetFile: ChatTable, ArrowFile: ChatArrow}
+
+
 class _Opener:
     """Opens files by the options of a corpus."""
 
@@ -395,8 +401,7 @@ class _Opener:
     def __call__(self, source: Source) -> _File:
         kind, field = format_of(source), self._options.text_field
         if self.collector is not None:
-            is_table = kind is ParquetFile
-            return (ChatTable if is_table else ChatFile)(source, field, self.collector)
+            return _CHAT_FILES.get(kind, ChatFile)(source, field, self.collector)
         return kind(source, field, self._options.row_template) if kind else ByteStream(source)
 
     def reads_at_once(self, source: Source) -> bool:
@@ -489,8 +494,9 @@ def _check_chat(sources: Sources, options: CorpusOptions) -> None:
             f"{spelled('--doc-separator', 'separators')} or {spelled('--line-documents')}"
         )
     for source in sources.files:
-        if source.path != STANDARD_INPUT and format_of(source) in (None, ArrowFile):
-            raise InputError(f"{source.path}: {spelled('--chat')} reads .jsonl or .parquet files")
+        if source.path != STANDARD_INPUT and format_of(source) not in _CHAT_FILES:
+            kinds = ".jsonl, .parquet or .arrow files"
+            raise InputError(f"{source.path}: {spelled('--chat')} reads {kinds}")
 
 
 class _MemoryCorpus(Corpus):

@@ -31,7 +31,7 @@ from llmgpu.processors import usable_processors
 from llmgpu.spelling import spelled
 from llmgpu.text.documents import REPLACEMENT, InputPolicy, Piece
 from llmgpu.text.streams import ByteStream, Source
-from llmgpu.text.template import Template, several_fields_hint
+from llmgpu.text.template import Template, field_hint
 
 _BLOCK_BYTES = 1 << 20  # of a stream, read at a time
 _SPAN_BYTES = 2 << 20  # of a regular file; one thread reads and parses its lines
@@ -360,18 +360,21 @@ def find_field(document: dict[str, object], where: str, text_field: str) -> obje
     """
     names = [text_field] if text_field in document else text_field.split(".")
     value: object = document
-    for name in names:
+    for depth, name in enumerate(names):
         if not isinstance(value, dict) or name not in value:
             fields = value if isinstance(value, dict) else {}
             present = ", ".join(sorted(map(repr, fields))[:10]) or "none"
+            if not isinstance(value, dict):
+                outer = quote(".".join(names[:depth]))
+                present += f" in {outer}, which is {kind_of_value(value)}"
             chat = ""
             if "messages" in fields:
                 chat = f" (conversations: tokenize, count and train take {spelled('--chat')})"
             elif "conversations" in fields:
                 chat = " (ShareGPT's from and value are not read: see the guide for messages)"
-            several = several_fields_hint(text_field, [*fields])
+            hint = field_hint(text_field, [*fields])
             raise MissingFieldError(
-                f"{where}: no field {quote(text_field)}; the fields are: {present}{chat}{several}"
+                f"{where}: no field {quote(text_field)}; the fields are: {present}{chat}{hint}"
             )
         value = value[name]
     return value

@@ -71,8 +71,11 @@ class Template(NamedTuple):
         return self.texts[0] + "".join(value + text for value, text in after)
 
 
-def several_fields_hint(name: str, known: Sequence[str]) -> str:
-    """Return a hint for a name that lists known fields with commas, "" for any other name."""
+def field_hint(name: str, known: Sequence[str]) -> str:
+    """Return a hint for the name of a missing field: a list of known fields, or a number; else ""."""
+    numbers = [part for part in name.split(".") if part.isdecimal()]
+    if numbers:
+        return f"; fields are chosen by name, and {numbers[-1]} is no position in a row or a list"
     parts = [part.strip() for part in name.split(",")]
     if len(parts) < 2 or not {part.split(".")[0] for part in parts} <= set(known):
         return ""

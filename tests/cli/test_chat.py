@@ -144,6 +144,18 @@ def test_conversations_of_a_table(llmgpu: Run, conversations: Path) -> None:
     bad = arrow.table({"messages": [[{"role": "nobody", "content": "x"}]]})
     parquet.write_table(bad, conversations.parent / "c.parquet")
     fails(llmgpu(*command), 1, "c.parquet, row 1, message 1: unknown role 'nobody'")
+    # The same rows as `datasets` saves them.
+    ipc = pytest.importorskip("pyarrow.ipc")
+    command = (*TOKENIZE[:-1], "c.arrow", "-o", "a.bin")
+    for make in (ipc.new_stream, ipc.new_file):
+        with make(conversations.parent / "c.arrow", table.schema) as writer:
+            writer.write_table(table, max_chunksize=7)
+        done = llmgpu(*command)
+        assert done.returncode == 0 and b"1 row without text" in done.stderr, done.stderr
+        for ending in ("", ".mask.npy"):
+            made, expected = (conversations.parent / f"{name}.bin{ending}" for name in "at")
+            assert made.read_bytes() == expected.read_bytes()
+    fails(llmgpu(*command, "--text-field", "other"), 1, "'other' is not a list of messages")
 
 
 def test_tools_of_lines_and_rows(llmgpu: Run, conversations: Path) -> None:

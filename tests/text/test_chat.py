@@ -114,7 +114,7 @@ def test_a_long_line_is_refused(tmp_path: Path) -> None:
 
 def test_other_files_and_options_are_refused(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("a")
-    with pytest.raises(InputError, match=r"c.txt: --chat reads .jsonl or .parquet files"):
+    with pytest.raises(InputError, match=r"c.txt: --chat reads .jsonl, .parquet or .arrow files"):
         read(tmp_path / "c.txt", PlainChat())
     for option in ({"line_documents": True}, {"separators": (b"x",)}):
         with pytest.raises(InputError, match="--chat can't be combined with --doc-separator"):

@@ -50,6 +50,28 @@ def test_rows_are_what_a_template_says(
             assert corpus.policy.null_rows == len(ROWS) - len(expected)
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_numbers_are_no_positions(tmp_path: Path, ending: str) -> None:
+    """A field may have a number as its name."""
+    path = tmp_path / f"c.{ending}"
+    rows = [{"a": ["x", "y"], "in": {"1": "z"}, "7": "u"}]
+    if ending == "jsonl":
+        path.write_text(json.dumps(rows[0]))
+    else:
+        table = pytest.importorskip("pyarrow").Table.from_pylist(rows)
+        pytest.importorskip("pyarrow.parquet").write_table(table, path)
+    with Corpus([str(path)], CorpusOptions(template="{in.1}{7}")) as corpus:
+        assert read_documents(corpus) == [b"zu"]
+    for source, number in (("{a.0}", 0), ("{0}", 0), ("{in.1.2}", 2)):
+        message = f"fields are chosen by name, and {number} is no position in a row or a list"
+        with pytest.raises(InputError, match=message):
+            read_documents(Corpus([str(path)], CorpusOptions(template=source)))
+    if ending == "jsonl":
+        where = r"no field 'a.0'; the fields are: none in 'a', which is a list; "
+        with pytest.raises(InputError, match=where):
+            read_documents(Corpus([str(path)], CorpusOptions(text_field="a.0")))
+
+
 def test_a_missing_field_is_a_bad_row(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text('{"q": "x", "a": "y"}\n{"q": "x"}\n{"q": "x", "a": 3}\n')
     names = [str(tmp_path / "c.jsonl")]
