@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.input_files import quote
+from llmgpu.text.arrow import ArrowFile
 from llmgpu.text.documents import InputPolicy, Piece
 from llmgpu.text.jsonl import (
     BadRowError,
@@ -27,7 +28,6 @@ from llmgpu.text.jsonl import (
     parse_json_object,
     place_of_line,
 )
-from llmgpu.text.arrow import ArrowFile
 from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.streams import Source
 

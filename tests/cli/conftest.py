@@ -154,7 +154,7 @@ def fails(done: subprocess.CompletedProcess[bytes], code: int, message: str) -> 
         found = json.loads(last)
         assert found["exit_code"] == code
         last = f"error: {found['error']}"
-    stderr = "\n".join([*lines, last])
+    stderr = "".join(f"{line}\n" for line in (*lines, last))
     assert message in stderr and "Traceback" not in stderr
     if code == 1:
         assert [line for line in stderr.splitlines() if line.startswith("error: ")] == [
