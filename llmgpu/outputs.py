@@ -4,7 +4,8 @@
   of a path count as the same file. Paths without a file are compared by folder and name.
 - An existing file is replaced if it is of the output's kind, of no known kind, or empty. The first
   bytes of a file show the kind; ids without a header are recognized by their side file. Plain text
-  may be a user's own, so even an output of text does not replace plain text.
+  may be a user's own, so even an output of text does not replace plain text. Neither does a
+  tokenizer.json replace that of another tool, nor a GGUF file one with the tensors of a model.
 - A vocabulary is not written under a name with the ending of another tool's file.
 - Binary files are not written to a terminal.
 - An output to standard output, another descriptor, a pipe or a device replaces no file. A command
@@ -90,6 +91,8 @@ _WRITTEN = {  # kinds that are text
     SPECIAL_TOKENS_MAP: rb'\s*\{\s*(?:\}|"[a-z]+_token")',
     PAGE: rb"\s*(?i:<!doctype html|<html)",
 }
+_OWN_TOKENIZER_JSON = b'{\n "version"'  # other tools indent by two spaces, or not at all
+_GGUF_TENSORS = slice(8, 16)  # the number of tensors, uint64
 _LLMC_MAGICS = {(20240520).to_bytes(4, "little"), (20240801).to_bytes(4, "little")}
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 _WIDE_TEXT = (b"\xff\xfe", b"\xfe\xff")  # UTF-16
@@ -162,8 +165,11 @@ def _check_replaceable(output: Output) -> None:
     if path == STANDARD_OUTPUT or is_descriptor(path) or output.kind is None:
         return
     there = kind_of(path)
-    if there is not None and (there != output.kind or there == TEXT):
-        other = "other text" if there == output.kind else output.kind
+    other = output.kind
+    if there == other:
+        there = _describe_kept(path, there)
+        other = "other text" if there == TEXT else f"another {other.partition(' ')[2]}"
+    if there is not None:
         raise OutputError(
             f"{path} is {there}, and {other} would replace it: choose another output, or "
             f"use {spelled('--force (in Python, force=True)', 'force=True')}"
@@ -172,6 +178,17 @@ def _check_replaceable(output: Output) -> None:
         raise OutputError(
             f"{path} exists already: use {spelled('--force')} to replace it, or name a file: -o"
         )
+
+
+def _describe_kept(path: str, kind: str) -> str | None:
+    """Return words for a file that not even an output of its own kind replaces; None for others."""
+    head = _head(path)
+    tensors = int.from_bytes(head[_GGUF_TENSORS], "little")
+    if kind == TOKENIZER_JSON and not head.startswith(_OWN_TOKENIZER_JSON):
+        return "a tokenizer.json of another tool"
+    if kind == GGUF and tensors:
+        return f"a GGUF file with {tensors:,} tensors"
+    return TEXT if kind == TEXT else None
 
 
 def _is_terminal(path: str) -> bool:

@@ -72,7 +72,7 @@ class Template(NamedTuple):
 
 
 def field_hint(name: str, known: Sequence[str]) -> str:
-    """Return a hint for the name of a missing field: a list of known fields, or a number; else ""."""
+    """Return a hint for a missing field whose name has a number or lists known fields, else ""."""
     numbers = [part for part in name.split(".") if part.isdecimal()]
     if numbers:
         return f"; fields are chosen by name, and {numbers[-1]} is no position in a row or a list"

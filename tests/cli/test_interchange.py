@@ -204,7 +204,16 @@ def test_a_model_to_a_hugging_face_folder(llmgpu: Run, tmp_path: Path) -> None:
         "model.safetensors",
         "special_tokens_map.json",
     }
-    fails(llmgpu(*export), 1, "hf/config.json is text, and other text would replace it")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / "model.safetensors").write_bytes(b"")
+    assert llmgpu(*export).returncode == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    # A model that transformers has saved again, or that was never of llmgpu, is kept.
+    written = json.loads((folder / "config.json").read_text())
+    others = {key: value for key, value in written.items() if key != "llmgpu"}
+    for config in (written | {"transformers_version": "5.0"}, others):
+        (folder / "config.json").write_text(json.dumps(config))
+        fails(llmgpu(*export), 1, "hf/config.json is text, and other text would replace it")
     assert llmgpu(*export, "--force").returncode == 0
     again = llmgpu("export", "hf", "--to", "hf", "-o", "copy/")
     assert again.returncode == 0, again.stderr
@@ -220,6 +229,41 @@ def test_a_model_to_a_hugging_face_folder(llmgpu: Run, tmp_path: Path) -> None:
     other = ("export", "v.bin", "--to", "hf", "-o", "hf/")
     fails(llmgpu(*other), 1, "hf/ has a model, whose tokenizer would be replaced")
     assert llmgpu(*other, "--force").returncode == 0
+
+
+def test_an_export_keeps_the_tokenizer_of_another_tool(llmgpu: Run, vocab: Path) -> None:
+    ours = ("export", "v.bin", "--to", "huggingface", "-o", "tokenizer.json")
+    assert llmgpu(*ours).returncode == llmgpu(*ours).returncode == 0
+    own = (vocab.parent / "tokenizer.json").read_bytes()
+    content = json.loads(own)
+    (vocab.parent / "hf").mkdir()
+    for indent in (None, 2):
+        for name in ("tokenizer.json", "hf/tokenizer.json"):
+            (vocab.parent / name).write_text(json.dumps(content, indent=indent))
+            export = (*ours[:-1], name if name == ours[-1] else "hf/")
+            fails(llmgpu(*export), 1, f"{name} is a tokenizer.json of another tool, and another ")
+    assert llmgpu(*ours, "--force").returncode == 0
+    assert (vocab.parent / "tokenizer.json").read_bytes() == own
+
+
+def test_an_export_keeps_the_tensors_of_a_model(llmgpu: Run, vocab: Path) -> None:
+    pytest.importorskip("gguf")
+    (vocab.parent / "run").mkdir()
+    save(vocab.parent / "run", 3)
+    model = ("export", "run", "--to", "gguf", "-o", "m.gguf")
+    vocabulary = ("export", "v.bin", "--to", "gguf", "-o", "m.gguf")
+    for command in (vocabulary, vocabulary, model):
+        done = llmgpu(*command)
+        assert done.returncode == 0, done.stderr
+    for command in (vocabulary, model):
+        fails(llmgpu(*command), 1, "m.gguf is a GGUF file with 20 tensors, and another GGUF file")
+    assert llmgpu(*vocabulary, "--force").returncode == 0
+
+
+def test_a_missing_folder_is_named(llmgpu: Run, vocab: Path) -> None:
+    tokenize = ("tokenize", "--vocab", "v.bin", "--device", "cpu", "corpus.txt")
+    done = llmgpu(*tokenize, "-o", "nano/train.bin", "--layout", "nanogpt")
+    fails(done, 1, "can't write nano/train.bin: No such file or directory; make the folder nano")
 
 
 def test_the_model_of_a_hugging_face_folder_to_gguf(llmgpu: Run, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from llmgpu.errors import CheckpointError, OutputError, VocabularyError
 from llmgpu.files import atomic_output, output_errors, sync
 from llmgpu.input_files import Note, no_notes, quote
 from llmgpu.lm.checkpoints.huggingface import (
+    OWN_KEY,
     describe_generation,
     describe_model,
     describe_tokenizer,
@@ -306,10 +307,28 @@ def open_model(path: str | Path, note: Note = no_notes) -> SavedModel:
 
 
 def export_outputs(folder: str | Path) -> list[Output]:
-    """Return the files that `export_model` writes; without `force` no model file is replaced."""
-    own = {CONFIG: TEXT, GENERATION_CONFIG: TEXT, WEIGHTS: "a file of weights"}
+    """Return the files that `export_model` writes.
+
+    Without `force` the files of a model are replaced only if `export_model` wrote them.
+    """
+    own: dict[str, str | None] = {
+        CONFIG: TEXT,
+        GENERATION_CONFIG: TEXT,
+        WEIGHTS: "a file of weights",
+    }
+    if _is_own_model(Path(folder)):
+        own = dict.fromkeys(own)
     files = [Output(str(Path(folder) / name), kind, is_chosen=False) for name, kind in own.items()]
     return [*files, *tokenizer_json.outputs(os.path.join(folder, ""))]
+
+
+def _is_own_model(folder: Path) -> bool:
+    """Whether llmgpu wrote a folder's config.json. transformers, which keeps keys, adds one."""
+    try:
+        content = read_object(folder / CONFIG)
+    except CheckpointError:
+        return False
+    return OWN_KEY in content and "transformers_version" not in content
 
 
 def export_model(

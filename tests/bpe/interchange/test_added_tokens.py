@@ -50,7 +50,7 @@ def check(path: Path, content: dict[str, Any], texts: Sequence[str]) -> Vocabula
     path.write_text(json.dumps(content))
     theirs = Tokenizer.from_file(str(path))
     read = Vocabulary.from_bytes(huggingface.read(path).to_bytes())
-    huggingface.write(read, path)
+    huggingface.write(read, path, force=True)
     back, ours = Tokenizer.from_file(str(path)), LlmgpuTokenizer(read, device="cpu")
     for text in texts:
         expected = theirs.encode(text).ids

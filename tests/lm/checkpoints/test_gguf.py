@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmgpu.errors import CheckpointError
+from llmgpu.errors import CheckpointError, OutputError
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from llmgpu.lm.checkpoints.gguf import write_model
 from llmgpu.lm.config import RopeScaling
@@ -36,7 +36,7 @@ def test_weights_and_sizes(tmp_path: Path) -> None:
     package = pytest.importorskip("gguf")
     checkpoint, weights = make_checkpoint(tmp_path, tied=False)
     for kind in ("f32", "f16", "q8_0"):
-        write_model(checkpoint, tmp_path / "m.gguf", weights=kind)
+        write_model(checkpoint, tmp_path / "m.gguf", weights=kind, force=True)
         reader = package.GGUFReader(tmp_path / "m.gguf")
         assert reader.fields["llama.attention.head_count_kv"].contents() == 2
         assert reader.fields["llama.vocab_size"].contents() == 400
@@ -47,7 +47,9 @@ def test_weights_and_sizes(tmp_path: Path) -> None:
         # 80 numbers can't be divided into blocks of 32.
         assert types["blk.1.ffn_down.weight"] == ("f16" if kind == "q8_0" else kind)
         assert len(found) == len(weights)
-    write_model(checkpoint, tmp_path / "m.gguf")
+    with pytest.raises(OutputError, match=r"a GGUF file with 21 tensors, and another GGUF file"):
+        write_model(checkpoint, tmp_path / "m.gguf")
+    write_model(checkpoint, tmp_path / "m.gguf", force=True)
     reader = package.GGUFReader(tmp_path / "m.gguf")
     found = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
     used = used_rows(checkpoint.config, weights)
@@ -100,7 +102,7 @@ def test_llama_cpp_gives_the_same_logits(tmp_path: Path, kind: str) -> None:
     wanted = wanted[:, : checkpoint.config.vocab_size]
     # Keys and values are float16 there, and q8_0 rounds what goes into a product, too.
     for stored, most in (("f32", 0.004), ("f16", 0.006), ("q8_0", 0.1)):
-        write_model(checkpoint, tmp_path / "m.gguf", weights=stored)
+        write_model(checkpoint, tmp_path / "m.gguf", weights=stored, force=True)
         theirs = LlamaCpp(tmp_path / "m.gguf")
         found = theirs.logits(ids)
         theirs.close()
