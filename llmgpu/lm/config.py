@@ -270,7 +270,8 @@ class ModelConfig:
 
 
 # Presets, all of the Llama kind. gpt2 has the sizes of GPT-2 small (12 layers, 768 wide), but a
-# gated network of two thirds the width, with the same number of parameters.
+# gated network of two thirds the width, with the same number of parameters. gpt2-medium has those
+# of GPT-2 medium (24 layers, 1024 wide). Widths of gated networks are multiples of 128.
 PRESETS: dict[str, ModelConfig] = {
     "tiny": ModelConfig(
         vocab_size=1, dim=128, layers=4, heads=4, kv_heads=4, ffn_dim=384, seq_len=128
@@ -278,8 +279,14 @@ PRESETS: dict[str, ModelConfig] = {
     "small": ModelConfig(
         vocab_size=1, dim=384, layers=6, heads=6, kv_heads=6, ffn_dim=1024, seq_len=256
     ),
+    "base": ModelConfig(
+        vocab_size=1, dim=512, layers=8, heads=8, kv_heads=8, ffn_dim=1408, seq_len=512
+    ),
     "gpt2": ModelConfig(
         vocab_size=1, dim=768, layers=12, heads=12, kv_heads=12, ffn_dim=2048, seq_len=1024
+    ),
+    "gpt2-medium": ModelConfig(
+        vocab_size=1, dim=1024, layers=24, heads=16, kv_heads=16, ffn_dim=2816, seq_len=1024
     ),
 }
 

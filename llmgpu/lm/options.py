@@ -90,7 +90,8 @@ class TrainOptions:
         1000, "count", "Number of optimizer steps.", may_change=True,
         by_preset={"tiny": 500})  # a minute or two on two CPU cores
     batch_size: int = option(
-        8, "count", "Sequences per batch.", by_preset={"small": 32})  # enough to keep a GPU busy
+        8, "count", "Sequences per batch.",
+        by_preset={"small": 32, "base": 16})  # 8192 tokens, enough to keep a GPU busy
     grad_accum: int = option(
         1, "count", "Batches per step; more tokens per step in the same memory.")
     learning_rate: float = option(

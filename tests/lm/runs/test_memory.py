@@ -12,13 +12,15 @@ import pytest
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
-from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.config import PRESETS, ModelConfig
 from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
 from llmgpu.lm.options import TrainOptions
+from llmgpu.lm.runs import memory
 from llmgpu.lm.runs.memory import NUMPY_BYTES, host_memory, training_memory
-from llmgpu.lm.runs.settings import RunSettings
+from llmgpu.lm.runs.settings import RunSettings, new_settings
 from llmgpu.lm.trainer import Trainer
+from tests.conftest import ROOT
 
 CONFIG = ModelConfig(vocab_size=90, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, seq_len=40)
 KINDS = [
@@ -184,3 +186,19 @@ def test_what_a_run_holds_is_within_its_estimate(settings: RunSettings) -> None:
         tracemalloc.stop()
     estimate = host_memory(settings, NUMPY, needed) - NUMPY_BYTES
     assert needed < peak <= estimate <= 2.5 * peak
+
+
+def test_the_sizes_of_presets_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda: 1 << 50)
+    page = (ROOT / "docs" / "language-models.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.count("|") == 8]
+    assert [row[0].split("`")[1] for row in rows[2:]] == [*PRESETS]
+    for name, *shown in rows[2:]:
+        asked = {"preset": name.split("`")[1], "steps": None, "warmup_steps": None}
+        settings = new_settings(asked, 50_257)
+        config = settings.config
+        sizes = (config.dim, config.layers, config.heads, config.seq_len)
+        assert shown[:4] == [*map(str, sizes)]
+        assert int(shown[4]) == round(config.parameters / 1e6)
+        needed = training_memory(settings, NUMPY, slots=1)
+        assert float(shown[5]) == pytest.approx(needed / 1e9, rel=0.02, abs=0.05)

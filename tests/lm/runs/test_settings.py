@@ -13,6 +13,7 @@ import pytest
 from llmgpu.backend import Backend
 from llmgpu.errors import CheckpointError, InputError, LlmgpuError
 from llmgpu.gpu import Device
+from llmgpu.lm.config import PRESETS
 from llmgpu.lm.options import Intervals, TrainOptions
 from llmgpu.lm.runs.settings import (
     RunSettings,
@@ -37,8 +38,8 @@ def test_steps_are_those_of_the_preset_unless_given() -> None:
 
 
 def test_the_batch_is_that_of_the_preset_and_the_optimizer_by_where_weights_come_from() -> None:
-    of_presets = {name: new(preset=name).options.batch_size for name in ("tiny", "small", "gpt2")}
-    assert of_presets == {"tiny": 8, "small": 32, "gpt2": 8}
+    of_presets = {name: new(preset=name).options.batch_size for name in PRESETS}
+    assert of_presets == {"tiny": 8, "small": 32, "base": 16, "gpt2": 8, "gpt2-medium": 8}
     assert new(preset="small", batch_size=4).options.batch_size == 4
     assert new().options.optimizer == "muon" and new(optimizer="adamw").options.optimizer == "adamw"
     assert new().options.table_rate == 10 and new(optimizer="adamw").options.table_rate == 1
