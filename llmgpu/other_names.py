@@ -96,7 +96,16 @@ VALUE_NAMES = {
     "npy": "numpy",
 }
 _NO_BFLOAT16 = "WebGPU has no bfloat16"
-NO_VALUES = {"bf16": _NO_BFLOAT16, "bfloat16": _NO_BFLOAT16, "tf32": "WebGPU has no TF32"}
+# Types of weights whose blocks share scales of scales: only llama.cpp's own tool makes them.
+_K_TYPES = "q2_k q3_k q3_k_s q3_k_m q3_k_l q4_k q4_k_s q4_k_m q5_k q5_k_s q5_k_m q6_k"
+NO_VALUES = {
+    **{"bf16": _NO_BFLOAT16, "bfloat16": _NO_BFLOAT16, "tf32": "WebGPU has no TF32"},
+    **{
+        name: "llama.cpp's tool makes this type from a file with --weights f16: "
+        f"llama-quantize IN.gguf OUT.gguf {name.upper()}"
+        for name in _K_TYPES.split()
+    },
+}
 # Options of other tools that name files. Here files are arguments.
 FILES = frozenset(
     ("corpus", "data", "data-path", "dataset", "file", "files", "in", "infile", "input", "text")

@@ -174,6 +174,11 @@ def test_mistyped_commands_and_options_are_suggested(llmgpu: Run) -> None:
         ("generate m --precision float32", "Did you mean 'f32'?"),
         ("train --optimizer adam", "Did you mean 'adamw'?"),
         ("export v.bin --to llama.cpp", "Did you mean 'gguf'?"),
+        (
+            "export run --to gguf -o m.gguf --weights Q4_K_M",
+            "from a file with --weights f16: llama-quantize IN.gguf OUT.gguf Q4_K_M.",
+        ),
+        ("export run --to gguf -o m.gguf --weights q6_k", "llama-quantize IN.gguf OUT.gguf Q6_K."),
         ("tokenize --layout llm.c", "Did you mean 'llmc'?"),
         ("tokenize --layout nanoGPT", "Did you mean 'nanogpt'?"),
         ("tokenize --layout numpy", "'raw', 'llmc', 'megatron', 'nanogpt'.\n"),

@@ -105,7 +105,8 @@ NAMES = {
     "tokenizer.model": "sentencepiece",
 }
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's special token after each text
-WEIGHT_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}  # of GGUF files, by llama.cpp's numbers
+# Types of weights in GGUF files, with llama.cpp's numbers for files of mostly this type.
+WEIGHT_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q5_0": 8, "q4_0": 2}
 
 
 def guess_format(path: str | Path, merges_path: str | Path | None) -> str:

@@ -6,8 +6,8 @@
   i of the first half of a head comes before row i of the second half. For qwen2 and qwen3 llama.cpp
   rotates halves, too.
 - Positions stretched as in Llama 3 are a tensor with the divisor of each frequency.
-- Norms stay float32. With q8_0 (blocks of 32 numbers with one scale), matrices whose rows can't be
-  divided into blocks become float16.
+- Norms stay float32. With q8_0, q5_0 and q4_0 (blocks of 32 numbers with one scale), matrices whose
+  rows can't be divided into blocks become float16.
 - Tensors are converted one by one, to save memory.
 """
 
@@ -29,7 +29,7 @@ from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.layers import rotary_frequencies
 
-_BLOCK = 32  # numbers in a block of q8_0
+_BLOCK = 32  # numbers in a block of q8_0, q5_0 and q4_0
 _LLAMA, _LLAMA3 = "llama", "llama3"  # an architecture, and a kind of `RopeScaling`
 
 
@@ -137,7 +137,7 @@ def _describe_sizes(config: ModelConfig, weights: str, package: Any) -> dict[str
 def _type_of(shape: tuple[int, ...], weights: str) -> str:
     if len(shape) == 1:
         return "f32"
-    return "f16" if weights == "q8_0" and shape[-1] % _BLOCK else weights
+    return "f16" if weights.startswith("q") and shape[-1] % _BLOCK else weights
 
 
 def _in_their_order(
@@ -161,5 +161,7 @@ def _convert(name: str, values: NDArray[np.float32], kind: str, package: Any) ->
     with np.errstate(under="ignore"):
         if kind == "f16":
             return values.astype(np.float16)
-        quantized: NDArray[Any] = package.quantize(values, package.GGMLQuantizationType.Q8_0)
+        quantized: NDArray[Any] = package.quantize(
+            values, package.GGMLQuantizationType[kind.upper()]
+        )
         return quantized

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmgpu.bpe.interchange import formats
 from llmgpu.errors import CheckpointError, OutputError
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from llmgpu.lm.checkpoints.gguf import write_model
@@ -35,7 +36,8 @@ def make_checkpoint(
 def test_weights_and_sizes(tmp_path: Path) -> None:
     package = pytest.importorskip("gguf")
     checkpoint, weights = make_checkpoint(tmp_path, tied=False)
-    for kind in ("f32", "f16", "q8_0"):
+    assert [*formats.WEIGHT_TYPES] == ["f32", "f16", "q8_0", "q5_0", "q4_0"]
+    for kind, file_type in formats.WEIGHT_TYPES.items():
         write_model(checkpoint, tmp_path / "m.gguf", weights=kind, force=True)
         reader = package.GGUFReader(tmp_path / "m.gguf")
         assert reader.fields["llama.attention.head_count_kv"].contents() == 2
@@ -45,8 +47,17 @@ def test_weights_and_sizes(tmp_path: Path) -> None:
         assert types["blk.1.attn_norm.weight"] == "f32"
         assert types["token_embd.weight"] == types["blk.0.attn_q.weight"] == kind
         # 80 numbers can't be divided into blocks of 32.
-        assert types["blk.1.ffn_down.weight"] == ("f16" if kind == "q8_0" else kind)
+        assert types["blk.1.ffn_down.weight"] == ("f16" if kind.startswith("q") else kind)
         assert len(found) == len(weights)
+        assert package.LlamaFileType(file_type).name.lower().endswith(f"_{kind}")
+        assert reader.fields["general.file_type"].contents() == file_type
+        if kind.startswith("q"):
+            values = weights["model.layers.1.mlp.up_proj.weight"]
+            quantized = package.quantize(values, package.GGMLQuantizationType[kind.upper()])
+            np.testing.assert_array_equal(found["blk.1.ffn_up.weight"].data, quantized)
+            restored = package.dequantize(quantized, package.GGMLQuantizationType[kind.upper()])
+            steps = 2 ** (int(kind[1]) - 1)  # on either side of zero
+            assert np.abs(restored - values).max() < np.abs(values).max() / steps
     with pytest.raises(OutputError, match=r"a GGUF file with 21 tensors, and another GGUF file"):
         write_model(checkpoint, tmp_path / "m.gguf")
     write_model(checkpoint, tmp_path / "m.gguf", force=True)
@@ -79,6 +90,16 @@ def test_models_that_it_can_not_hold(tmp_path: Path) -> None:
     assert not (tmp_path / "m.gguf").exists()
 
 
+def _rounded(values: np.ndarray, kind: str) -> np.ndarray:
+    """Return the values of a weight in a file with weights of a kind."""
+    package = pytest.importorskip("gguf")
+    if values.ndim == 1 or values.shape[-1] % 32:
+        return values
+    number = package.GGMLQuantizationType[kind.upper()]
+    rounded: np.ndarray = package.dequantize(package.quantize(values, number), number)
+    return rounded
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "tied": {},
     "untied": {"tied": False},
@@ -101,7 +122,12 @@ def test_llama_cpp_gives_the_same_logits(tmp_path: Path, kind: str) -> None:
     wanted = Llama(checkpoint.config, weights).forward(np.array([ids]))[0]
     wanted = wanted[:, : checkpoint.config.vocab_size]
     # Keys and values are float16 there, and q8_0 rounds what goes into a product, too.
-    for stored, most in (("f32", 0.004), ("f16", 0.006), ("q8_0", 0.1)):
+    bounds = {"f32": 0.004, "f16": 0.006, "q8_0": 0.1, "q5_0": 0.1, "q4_0": 0.1}
+    for stored, most in bounds.items():
+        if stored in ("q5_0", "q4_0"):  # compare with the weights that such a file holds
+            rounded = {name: _rounded(values, stored) for name, values in weights.items()}
+            wanted = Llama(checkpoint.config, rounded).forward(np.array([ids]))[0]
+            wanted = wanted[:, : checkpoint.config.vocab_size]
         write_model(checkpoint, tmp_path / "m.gguf", weights=stored, force=True)
         theirs = LlamaCpp(tmp_path / "m.gguf")
         found = theirs.logits(ids)
