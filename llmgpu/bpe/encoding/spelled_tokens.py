@@ -84,9 +84,8 @@ class SpelledTokens:
         if not found:
             return ""
         least = "" if self.is_complete else "at least "
-        count, one = number_of(found, "special token"), found == 1
         return (
-            f"the text spells {least}{count}, which {'is' if one else 'are'} encoded as text: "
-            f"{spelled('--allowed-special')} all encodes {'it as its id' if one else 'them as ids'}"
-            f", {spelled('--disallow-special')} all refuses {'it' if one else 'them'}"
+            f"the text spells {least}{number_of(found, 'special token')} encoded as text: "
+            f"{spelled('--allowed-special')} all encodes such text as ids, "
+            f"{spelled('--disallow-special')} all refuses it"
         )
