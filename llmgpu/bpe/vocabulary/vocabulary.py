@@ -140,6 +140,11 @@ class Vocabulary:
     def __post_init__(self) -> None:
         _check(self)
 
+    def __repr__(self) -> str:
+        """Return a short text: notebooks print the value of a line."""
+        sizes = f"{self.size:,} ids, {len(self.merges):,} merges"
+        return f"<Vocabulary: {sizes}, pattern {quote(self.pattern)}>"
+
     def with_match(self, match: str) -> Vocabulary:
         """Return the vocabulary with another match rule; VocabularyError if it is unknown."""
         if match == self.match:

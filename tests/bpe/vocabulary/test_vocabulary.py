@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pprint
 import sys
 import tracemalloc
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.pretty import pretty_repr
 
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary import file as vocabulary_file
@@ -405,3 +407,9 @@ class TestFile:
         data = small_vocabulary().to_bytes()
         assert data.startswith(b"\xde\x00\x10\xa6format\xb1llmgpu vocabulary\xa7version\x03")
         assert vocabulary_file.FORMAT_VERSION == 3
+
+
+def test_a_notebook_shows_a_vocabulary_in_one_line() -> None:
+    vocabulary = byte_vocabulary("gpt2", "hf")
+    expected = "<Vocabulary: 256 ids, 0 merges, pattern 'gpt2'>"
+    assert repr(vocabulary) == pprint.pformat(vocabulary) == pretty_repr(vocabulary) == expected
