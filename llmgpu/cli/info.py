@@ -5,17 +5,20 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from llmgpu.backend import auto_adapter, list_all_adapters
 from llmgpu.cli.commands.vocabularies import InfoCommand
-from llmgpu.cli.console import Reporter, print_json, print_result
+from llmgpu.cli.console import Reporter, is_terminal, print_json, print_result
 from llmgpu.cli.options import refuse_given, refuse_without_effect
 from llmgpu.cpu.extension import describe as describe_calls
 from llmgpu.cpu.library import describe as describe_engine
@@ -37,7 +40,9 @@ FEATURES_SHOWN = ("subgroup", "shader-f16", "timestamp-query", "subgroup-matrix"
 
 _INTERNAL = frozenset(["epsilon", "driver", "f16_version"])  # options of a run that are not shown
 
+_LEAST_PLOT = 32  # columns of a plot in any terminal
 _SHOWN = 2000  # characters of a normalizer
+_BASE64 = re.compile("[A-Za-z0-9+/]{100,}=*")  # SentencePiece's map of characters has 300 KB
 _Row = tuple[int, dict[str, Any], list[int]]  # id, further facts, ids of the tokens to show
 
 
@@ -90,12 +95,19 @@ def _check_combined(asked: InfoCommand) -> None:
 
 
 def _plot(folder: str) -> None:
-    """Print the losses of a run as a plot of characters."""
-    from llmgpu.lm.runs.loss_curve import plot_losses
+    """Print the losses of a run as a plot of characters, as wide as the terminal at most."""
+    from llmgpu.lm.runs.loss_curve import COLUMNS, LABEL_COLUMNS, plot_losses
     from llmgpu.lm.runs.records import read_log
-    from llmgpu.lm.runs.run_folder import RunFolder
+    from llmgpu.lm.runs.run_folder import RunFolder, require_log
 
-    print_result(plot_losses(read_log(RunFolder(Path(folder)).log).records))
+    require_log(folder)
+    records = read_log(RunFolder(Path(folder)).log).records
+    width = COLUMNS + LABEL_COLUMNS
+    if is_terminal(sys.stdout):
+        width = max(_LEAST_PLOT, min(width, shutil.get_terminal_size().columns))
+    # Only the lines above and below the plot may be wider than the plot.
+    for line in plot_losses(records, width - LABEL_COLUMNS).splitlines():
+        print_result(line if len(line) <= width else "\n".join(wrap(line, width)))
 
 
 def _open_vocabulary(asked: InfoCommand, file: str, report: Reporter) -> Vocabulary:
@@ -149,7 +161,8 @@ def _adapter_facts() -> dict[str, Any]:
 
 def _vocabulary_facts(vocabulary: Vocabulary) -> dict[str, Any]:
     unicode, normalizer = vocabulary.classes_version, vocabulary.normalizer or "none"
-    if len(normalizer) > _SHOWN:  # SentencePiece's map of characters has 300 KB
+    normalizer = _BASE64.sub(lambda found: f"{len(found[0]):,} characters", normalizer)
+    if len(normalizer) > _SHOWN:
         normalizer = f"{normalizer[:_SHOWN]}... ({len(normalizer):,} characters)"
     return {
         "tokens": vocabulary.size,

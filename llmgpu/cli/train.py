@@ -599,8 +599,8 @@ def print_summary(report: Reporter, summary: dict[str, Any], *, as_json: bool) -
         text += f"; perplexity {summary['perplexity']:,.2f}"
     report.line(f"{text}; checkpoint in {summary['checkpoint']}")
     spent = ", ".join(f"{name} {each:.1f} s" for name, each in summary["seconds_spent"].items())
-    rate = human_count(summary["tokens_per_second_of_all"])
-    report.line(f"beside steps: {spent}; with these {rate} tokens/s")
+    if rate := summary["tokens_per_second_of_all"]:  # 0: the run was finished before
+        report.line(f"beside steps: {spent}; with these {human_count(rate)} tokens/s")
     if "adapter" in summary:
         report.line(f"adapter for peft in {summary['adapter']}")
     if as_json:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from llmgpu.backend import list_adapters
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cli import info
 from tests.cli.conftest import Run, fails
+from tests.text.test_charsmap import MAP, charsmap, step
 
 
 def test_info_lists_the_adapters(llmgpu: Run) -> None:
@@ -134,3 +139,34 @@ def test_merges_in_their_order(llmgpu: Run, vocab: Path) -> None:
 def test_quiet_adapters(llmgpu_process: Run) -> None:
     done = llmgpu_process("info", "--quiet")
     assert done.returncode == 0 and done.stderr == b"" and done.stdout
+
+
+def test_a_map_of_characters_is_not_printed(llmgpu: Run, vocab: Path) -> None:
+    long = step(charsmap(MAP))
+    replace(Vocabulary.load(vocab), normalizer=long).save(vocab.parent / "piece.bin")
+    shown = llmgpu("info", "piece.bin").stdout.decode()
+    line = next(line for line in shown.splitlines() if line.startswith("normalizer: "))
+    assert len(long) > 2000 and len(line) < 300
+    size = len(json.loads(long)[0]["charsmap"])
+    assert f'"charsmap":"{size:,} characters"' in line.replace(" ", "").replace("chara", " chara")
+
+
+def test_a_plot_fits_into_the_terminal(
+    llmgpu: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = {"format": "llmgpu-training-log", "version": 1}
+    record = dict.fromkeys(("learning_rate", "grad_norm", "tokens", "seconds", "z_loss"), 1)
+    record |= {"tokens_per_second": 1, "smoothing_loss": 0, "validation_loss": 3.5}
+    records = [{**record, "step": 1000 * k, "loss": 9 - k} for k in range(1, 6)]
+    lines = "".join(json.dumps(line) + "\n" for line in (head, *records))
+    (tmp_path / "log.jsonl").write_text(lines)
+    plots = [llmgpu("info", ".", "--plot").stdout.decode()]
+    monkeypatch.setattr(info, "is_terminal", lambda stream: True)
+    for columns in ("120", "40", "10"):
+        monkeypatch.setenv("COLUMNS", columns)
+        plots.append(llmgpu("info", ".", "--plot").stdout.decode())
+    widths = [max(map(len, plot.splitlines())) for plot in plots]
+    assert widths[0] == widths[1] == 83 and plots[0] == plots[1]
+    assert widths[2] == 40 and widths[3] <= 32
+    for plot in plots:
+        assert "validation loss 3.5 at step 5,000" in " ".join(plot.split())

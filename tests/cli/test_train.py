@@ -75,7 +75,14 @@ def test_a_run_leaves_a_log_a_curve_and_a_model(
     assert made.stdout.startswith(b"the")
     plot = llmgpu("info", "run", "--plot").stdout.decode()
     assert plot.startswith("loss, nats per token") and "at step 8" in plot.splitlines()[-1]
+    step = os.path.join("run", "step-00000008")
+    inside = f"{step} is a part of the run run, which has the losses: name run"
+    fails(llmgpu("info", step, "--plot"), 1, inside)
+    fails(llmgpu("info", "v.bin", "--plot"), 1, "v.bin is a file, not the folder of a run: name")
+    (corpus.parent / "empty").mkdir()
+    fails(llmgpu("info", "empty", "--plot"), 1, "empty is a folder without a log.jsonl, not the")
     told = json.loads(llmgpu("info", "run", "--json").stdout)
+    assert told["seconds beside steps"].keys() == summary["seconds_spent"].keys()
     assert (told["step"], told["checkpoints"]) == (8, "step-00000008")
     assert told["bits per byte"] == log.records[-1].bits_per_byte
     told = json.loads(llmgpu("info", summary["checkpoint"], "--json").stdout)
@@ -464,6 +471,7 @@ def test_a_finished_run_has_nothing_left_to_do(llmgpu: Run, corpus: Path, vocab:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     done = llmgpu(*command, "2", "--resume")
     assert done.returncode == 0 and b"nothing to do: 2 of 2 steps" in done.stderr
+    assert b"tokens/s" not in done.stderr and b"beside steps" not in done.stderr
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     further = llmgpu(*command, "3", "--resume")
     assert further.returncode == 0 and b"nothing is left" not in further.stderr, further.stderr

@@ -24,6 +24,9 @@ from llmgpu.lm.runs.records import StepRecord
 WIDTH, HEIGHT = 860, 480
 MOST_POINTS = 1_000  # most points of a line: more points can't be told apart
 
+COLUMNS = 72  # of the area with marks in a plot of characters
+LABEL_COLUMNS = 11  # before this area: a label of the axis, and its line
+
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 836, 92, 424  # edges of the area with the lines
 _LARGEST = 1e30
 _SMOOTHED_PART = 0.02  # share of all points averaged on either side of a smoothed point
@@ -65,7 +68,7 @@ def draw_loss_curve(records: Sequence[StepRecord], title: str) -> str:
     )
 
 
-def plot_losses(records: Sequence[StepRecord], columns: int = 72, rows: int = 18) -> str:
+def plot_losses(records: Sequence[StepRecord], columns: int = COLUMNS, rows: int = 18) -> str:
     """Return a chart of the losses of `records` in plain characters, for a terminal.
 
     columns, rows: size of the area with marks: "." for training, "o" for validation.
@@ -84,13 +87,15 @@ def plot_losses(records: Sequence[StepRecord], columns: int = 72, rows: int = 18
     for mark, points in zip(".o", losses.values(), strict=True):
         for across, down in zip(x.place(points[:, 0]), y.place(points[:, 1]), strict=True):
             area[round(down)][round(across)] = mark
-    # Add the labels of both axes. A number on the axis of steps ends below its tick.
+    # Add the labels of both axes. A number on the axis of steps ends below its tick, and is left
+    # out if it would touch the number before.
     labels = {round(at): label for at, label in y.marks()}
     lines = [f"{labels.get(n, ''):>9} |{''.join(row)}".rstrip() for n, row in enumerate(area)]
     steps = ""
     for at, label in x.marks():
-        steps += label.rjust(max(round(at) + 1 - len(steps), len(label) + (steps != "")))
-    lines += [f"{'':9} +{'-' * columns}", f"{'':11}{steps}"]
+        room = round(at) + 1 - len(steps)
+        steps += label.rjust(room) if room > len(label) or not steps else ""
+    lines += [f"{'':9} +{'-' * columns}", f"{'':{LABEL_COLUMNS}}{steps}"]
     name = "loss, nats per token (logarithmic)" if y.is_log else "loss, nats per token"
     return "\n".join([f"{name}; . training, o validation", *lines, _summary(losses)])
 

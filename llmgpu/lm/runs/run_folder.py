@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from llmgpu.closing import Closing
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import output_errors, require_name
 from llmgpu.lm.checkpoints.checkpoint import list_checkpoints
-from llmgpu.lm.runs.records import read_log
+from llmgpu.lm.runs.records import Spent, read_log
 from llmgpu.locks import FileLock
 
 LOCK_NAME = "run.lock"
@@ -97,10 +97,31 @@ def describe_run(path: str | Path) -> dict[str, Any]:
     told = {
         **{name: log.facts.get(name) for name in _SHOWN_FACTS},
         **{name: last.get(name) for name in _SHOWN_RECORDS},
+        "seconds_beside_steps": _seconds_beside_steps(last),
         "checkpoints": ", ".join(found.name for found in list_checkpoints(path).values()) or "none",
         **{name: log.facts.get(name) for name in ("model", "options")},
     }
     return {name.replace("_", " "): fact for name, fact in told.items() if fact is not None}
+
+
+def _seconds_beside_steps(record: dict[str, Any]) -> dict[str, float] | None:
+    """Return the seconds of a run by activity, see `Spent`; None if the record lacks them."""
+    names = {each.name: f"{each.name}_seconds" for each in fields(Spent)}
+    found = {each: record.get(name) for each, name in names.items()}
+    return {each: round(value, 3) for each, value in found.items() if value is not None} or None
+
+
+def require_log(path: str | Path) -> None:
+    """Raise InputError, with a remedy, if `path` is not a run folder with a log."""
+    folder = Path(path)
+    if RunFolder(folder).log.is_file() or not folder.exists():
+        return
+    run = folder.absolute().parent
+    if RunFolder(run).log.is_file():
+        shown = os.path.dirname(os.path.normpath(path)) or os.pardir
+        raise InputError(f"{path} is a part of the run {shown}, which has the losses: name {shown}")
+    what = "a folder without a log.jsonl" if folder.is_dir() else "a file"
+    raise InputError(f"{path} is {what}, not the folder of a run: name what train --output named")
 
 
 def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = False) -> RunFolder:

@@ -231,6 +231,12 @@ def test_losses_are_plotted_in_plain_characters() -> None:
     assert plot[9] == "training loss 2 at step 40, validation loss 2.5 at step 40"
 
 
+def test_numbers_of_steps_never_touch() -> None:
+    plot = plot_losses(records_of([4.0, 3.0, 2.0, 2.0] * 700, every=4), columns=21).splitlines()
+    assert plot[-2] == "           0  5k    15k    25k"
+    assert max(map(len, plot[1:-1])) <= 11 + 21
+
+
 @pytest.mark.parametrize("losses", [[], [math.nan], [math.inf]])
 def test_without_losses_there_is_nothing_to_plot(losses: list[float]) -> None:
     assert plot_losses(records_of(losses)) == "no losses yet"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -179,6 +180,12 @@ def test_what_is_told_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "step-00000003").mkdir()
     expected = {"parameters": 7, "step": 0, "checkpoints": "step-00000003", "model": {"dim": 4}}
     assert describe_run(tmp_path) == expected
+    record = {"step": 3, "loss": 2.0, "learning_rate": 0.1, "grad_norm": 1.0, "tokens": 9}
+    record |= {"tokens_per_second": 9.0, "seconds": 1.0, "smoothing_loss": 0.0, "z_loss": 0.0}
+    spent = {"start": 0.5, "data": 0.25, "evaluation": 0.125, "saving": 0.0}
+    record |= {f"{name}_seconds": seconds for name, seconds in spent.items()}
+    log.write_bytes(head + b"}\n" + json.dumps(record).encode() + b"\n")
+    assert describe_run(tmp_path)["seconds beside steps"] == spent
     log.write_bytes(head + b"}\n{}\n")
     with pytest.raises(InputError, match=r"log\.jsonl, line 2"):
         describe_run(tmp_path)
