@@ -382,7 +382,7 @@ class Corpus(Closing):
 
 
 # Readers of conversations by format. Standard input, which has no name, has lines of JSON.
-_CHAT_FILES: dict[type[DocumentFile] | None, Callable[[Source, str, Collector], DocumentFile]]
+_CHAT_FILES: dict[type[DocumentFile] | None, Callable[[Source, str, Collector], _File]]
 _CHAT_FILES = {JsonlFile: ChatFile, ParquetFile: ChatTable, ArrowFile: ChatArrow}
 
 

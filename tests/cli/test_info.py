@@ -155,8 +155,8 @@ def test_a_plot_fits_into_the_terminal(
     llmgpu: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head = {"format": "llmgpu-training-log", "version": 1}
-    record = dict.fromkeys(("learning_rate", "grad_norm", "tokens", "seconds", "z_loss"), 1)
-    record |= {"tokens_per_second": 1, "smoothing_loss": 0, "validation_loss": 3.5}
+    names = ("learning_rate", "grad_norm", "tokens", "tokens_per_second", "seconds", "z_loss")
+    record = {**dict.fromkeys(names, 1), "smoothing_loss": 0, "validation_loss": 3.5}
     records = [{**record, "step": 1000 * k, "loss": 9 - k} for k in range(1, 6)]
     lines = "".join(json.dumps(line) + "\n" for line in (head, *records))
     (tmp_path / "log.jsonl").write_text(lines)

@@ -219,6 +219,12 @@ def test_a_model_to_a_hugging_face_folder(llmgpu: Run, tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     for path in folder.iterdir():
         assert (tmp_path / "copy" / path.name).read_bytes() == path.read_bytes()
+    # A checkpoint is no export.
+    (tmp_path / "other").mkdir()
+    save(tmp_path / "other", 3)
+    checkpoint = f"other/{step.name}"
+    into = llmgpu("export", "run", "--to", "hf", "-o", f"{checkpoint}/")
+    fails(into, 1, f"{checkpoint}/config.json is text, and other text would replace it")
     into = llmgpu("export", str(step), "--to", "hf", "-o", f"{step}/", "--force")
     fails(into, 1, "is an input")
     fails(llmgpu(*export, "--weights", "f16"), 2, "--weights is only for exporting a model to gguf")

@@ -323,11 +323,14 @@ def export_outputs(folder: str | Path) -> list[Output]:
 
 
 def _is_own_model(folder: Path) -> bool:
-    """Whether llmgpu wrote a folder's config.json. transformers, which keeps keys, adds one."""
+    """Whether `export_model` wrote the model of a folder; other tools keep keys in config.json."""
+    if os.path.lexists(folder / TRAINING):  # a checkpoint
+        return False
     try:
         content = read_object(folder / CONFIG)
     except CheckpointError:
         return False
+    # transformers adds its version when it saves a model.
     return OWN_KEY in content and "transformers_version" not in content
 
 
