@@ -121,7 +121,9 @@ def require_log(path: str | Path) -> None:
         shown = os.path.dirname(os.path.normpath(path)) or os.pardir
         raise InputError(f"{path} is a part of the run {shown}, which has the losses: name {shown}")
     what = "a folder without a log.jsonl" if folder.is_dir() else "a file"
-    raise InputError(f"{path} is {what}, not the folder of a run: name what train --output named")
+    raise InputError(
+        f"{path} is {what}, not the folder of a run: name the folder of train's --output"
+    )
 
 
 def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = False) -> RunFolder:
