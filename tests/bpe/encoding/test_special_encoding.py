@@ -403,7 +403,7 @@ def test_spelled_tokens_of_a_file_are_counted_wherever_it_is_cut(tmp_path: Path)
         while not corpus.read_into(np.empty(70_000, np.uint8)).end:
             pass
     assert (watch.found, watch.is_complete) == (30_000, True)
-    assert watch.note().startswith("the text spells 30,000 special tokens, which are encoded")
+    assert watch.note().startswith("the text spells 30,000 special tokens encoded as text: ")
 
 
 def test_the_search_for_spelled_tokens_ends_in_time() -> None:
@@ -416,7 +416,7 @@ def test_the_search_for_spelled_tokens_ends_in_time() -> None:
     slow = SpelledTokens(vocabulary(), SpecialOptions(), clock=lambda: float(next(seconds)))
     slow.see(3 << 16, reads)
     assert (slow.found, slow.is_complete) == (1, False)
-    assert slow.note().startswith("the text spells at least 1 special token, which is encoded")
+    assert slow.note().startswith("the text spells at least 1 special token encoded as text: ")
     long = SpelledTokens(vocabulary(), SpecialOptions(), clock=lambda: 0.0)
     long.see(SEARCHED_BYTES, reads)
     assert (long.found, long.is_complete) == (SEARCHED_BYTES >> 16, True)
