@@ -4,8 +4,8 @@
 - A vocabulary read from a file gives the ids of the other tool. If this is impossible, the file is
   refused, and the error names the component in the way. Parts of a file that have no influence on
   the ids inside a text are dropped, and `note` reports them.
-- The other tool reads from a written file a vocabulary with the same ids as here. If this is
-  impossible, the vocabulary is refused.
-- Files are hostile: sizes are limited, and every error is a VocabularyError that starts with the
-  file's name.
+- The other tool gives the ids of llmgpu when it reads a written file. If this is impossible, the
+  vocabulary is refused.
+- Files are treated as hostile: sizes are limited, and every error is a VocabularyError that starts
+  with the file's name.
 """

@@ -1,4 +1,4 @@
-"""Added tokens of a tokenizer.json that are tokens of its model, too."""
+"""Checks of a tokenizer.json's added tokens against the tokens of its model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from llmgpu.text.normalizing import NFC, get_normalizer
 
 
 def check_unmerged(tokens: set[bytes], ignore_merges: bool) -> None:
-    """Check that ranks, by which a vocabulary without merges merges, never merge these tokens."""
+    """Check that the library, which has no merges, and merging by rank give the same ids.
+
+    A vocabulary without merges merges by rank: two neighbours that spell a token become the token.
+    The library takes a token of several bytes only as a whole pre-token (ignore_merges). So no
+    token may consist of two others.
+    """
     longer = sorted(token for token in tokens if len(token) > 1)
     if longer and not ignore_merges:
         raise VocabularyError("model BPE has tokens of several bytes, but no merges")
@@ -35,7 +40,15 @@ def find_whole(
     normalized: Sequence[int],
     single_words: Sequence[int],
 ) -> list[int]:
-    """Return the ids of the model's special tokens whose text may become a pre-token.
+    """Return the ids of the special tokens that a pre-token may spell.
+
+    Usually no pre-token has the text of a special token, because the search for special tokens
+    finds this text before the pattern cuts. The search misses the text if the normalizer makes it,
+    or if the token counts only as a word of its own.
+
+    special: ids by text of special tokens that are tokens of the model, too. normalized,
+    single_words: ids of the special tokens that are searched for after the normalizer, and of
+    those that count only as words.
 
     VocabularyError if such a pre-token has other bytes than the special token.
     """
@@ -70,15 +83,21 @@ def _is_pre_token(data: bytes, pattern: Pattern) -> bool:
 
 
 def _can_make(normalizer: str | None, text: str) -> bool:
-    """Whether a normalizer may make `text` of a text that does not contain it."""
+    """Whether a normalizer may turn a text without `text` into a text with it."""
     if normalizer == NFC:
-        # The characters of ASCII that other characters become are K, the semicolon and the grave.
+        # NFC makes three ASCII characters of others: K, the semicolon and the grave accent.
         return not text.isascii() or not {"K", ";", "`"}.isdisjoint(text)
     return normalizer is not None and get_normalizer(normalizer).name != "Strip"
 
 
 def check_added_ids(added: dict[str, int], ids: dict[str, int]) -> None:
-    """Check that the library, which numbers new tokens in order, gives these ids."""
+    """Check that the library gives the added tokens the ids that the file states.
+
+    The library ignores the stated id of a token that the model lacks. It numbers such tokens in
+    the order of the list, from the model's size on.
+
+    added: stated ids by text, in the order of the list. ids: the model's ids by text.
+    """
     following = len(ids)
     for text, number in added.items():
         given = ids.get(text, following)

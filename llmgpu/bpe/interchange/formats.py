@@ -96,9 +96,9 @@ WRITERS: Registry[Writer] = Registry(
 ALIASES = {"hf": "huggingface"}
 # the formats that export writes
 ENDINGS = {".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf"}
-# formats of one file, by its kind
+# formats of a single file, by the kind that `llmgpu.outputs.kind_of` recognizes
 KINDS = {RANKS: "tiktoken", TEKKEN: "tekken", SENTENCEPIECE: "sentencepiece"}
-# Of files in a folder, the best first.
+# Formats by the name of a file in a folder; of several files, the first name here is read.
 NAMES = {
     "tokenizer.json": "huggingface",
     "tekken.json": "tekken",

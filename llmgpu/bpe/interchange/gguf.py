@@ -1,12 +1,13 @@
 """GGUF, the files of llama.cpp: a vocabulary as metadata, possibly followed by a model's weights.
 
 - ``tokenizer.ggml.pre`` is llama.cpp's own name for a way to cut text. The name also decides
-  whether a pre-token that is a token becomes that token. Some patterns have no such name.
+  whether a pre-token that spells a token becomes that token without merging. llama.cpp has no name
+  for some patterns.
 - If llama.cpp's expression differs slightly from the pattern, a note says which texts get other
   ids.
-- Tokens are written in GPT-2's alphabet. Special tokens are written as they are, as control tokens.
-  Ids without a token get a text that no merge results in.
-- The package gguf, an extra, writes the files.
+- Tokens are written in GPT-2's alphabet. Special tokens are written with their own text, as control
+  tokens. Ids without a token get a text that no merge results in.
+- The package gguf writes the files. It is an extra.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ _DEFAULT_END = 11  # llama.cpp's default id for the end of text
 class _Split:
     """llama.cpp's name of a pattern, and the texts that llama.cpp's expression cuts differently.
 
-    merging: the name for vocabularies that merge. whole: the name for vocabularies that take a
-    pre-token that is a token whole, None if there is none. differs: texts that get other ids.
+    merging: the name for vocabularies that always merge. whole: the name for vocabularies in which
+    a pre-token that spells a token becomes this token; None if llama.cpp has no such name. differs:
+    texts that get other ids.
     """
 
     merging: str
@@ -135,15 +137,17 @@ def describe(
     eos_id: int | None = None,
     rows: int = 0,
 ) -> dict[str, Any]:
-    """Return the metadata of a vocabulary, by the method ``add_...`` of `gguf.GGUFWriter`.
+    """Return the metadata of a vocabulary. The key X is an argument of `GGUFWriter.add_X`.
 
-    rows: of the model's tables, if there are more rows than ids in the vocabulary.
-    bos_id, eos_id: the first and the last id of a text; by default the vocabulary's own, else the
-        special token of the usual name. llama.cpp adds the ids that the vocabulary adds.
+    rows: number of rows of the model's tables, if there are more rows than ids in the vocabulary.
+    bos_id, eos_id: the first and the last id of a text. By default, the ids that the vocabulary
+        adds around a text; without a last id, the end-of-text token. llama.cpp adds the ids only if
+        the vocabulary does.
     note: called with the texts that get other ids in llama.cpp.
 
     Raises VocabularyError if llama.cpp can't give the same ids.
     """
+    # Choose llama.cpp's names and ids.
     ids = exportable_ids(vocabulary, _TOOL)
     merges = listed_merges(vocabulary)
     pre = _name_split(vocabulary, len(set(merges[:, 2].tolist())))
@@ -151,7 +155,7 @@ def describe(
     bos_id, eos_id = _around(vocabulary, bos_id, eos_id, note)
     if eos_id is None and end is not None:
         eos_id = vocabulary.special_tokens[end]
-    # llama.cpp requires a distinct text for every id, so an id without a token gets [PADn].
+    # List the text of every id. All must differ in llama.cpp, so an id without a token has [PADn].
     texts = {number: text for text, number in ids.items()}
     special = set(vocabulary.special_tokens.values())
     numbers = range(max(rows, vocabulary.size))
@@ -182,7 +186,10 @@ def describe(
 def _around(
     vocabulary: Vocabulary, bos_id: int | None, eos_id: int | None, note: Note
 ) -> tuple[int | None, int | None]:
-    """Return the first and the last id of a text; note the ids that llama.cpp does not add."""
+    """Return the first and the last id of a text, None without one.
+
+    llama.cpp adds at most one id on either side; note the ids that llama.cpp does not add.
+    """
     found = []
     for ids, given in ((vocabulary.prefix_ids, bos_id), (vocabulary.suffix_ids, eos_id)):
         found.append(ids[0] if given is None and len(ids) == 1 else given)
@@ -192,9 +199,11 @@ def _around(
 
 
 def _name_split(vocabulary: Vocabulary, made: int) -> str:
-    """Return llama.cpp's name of pattern and rule; VocabularyError if there is none.
+    """Return llama.cpp's name for the pattern and for when pre-tokens merge.
 
     made: the number of tokens that merges result in.
+
+    VocabularyError if there is no such name, or llama.cpp would give other ids.
     """
     split = _SPLITS.get(vocabulary.pattern)
     if split is None:

@@ -1,11 +1,11 @@
-"""GPT-2's pair of files: vocab.json, ids by token, and merges.txt, one merge per line.
+"""GPT-2's pair of files: vocab.json with ids by token, and merges.txt with one merge per line.
 
 - Tokens are written in the byte-level alphabet. Neither file names a pattern: `read` assumes gpt2
-  unless its caller names another pattern. GPT-2's tokenizers cut by gpt2 alone, so vocabularies of
-  other patterns are not written.
-- Neither file marks special tokens. A token of several characters that is in no merge never results
-  from text, so `read` takes it for a special token, as it does ``<|endoftext|>``. A token with
-  characters beyond ASCII could be bytes as well as text, and is taken for bytes.
+  unless its caller names another pattern. GPT-2's tokenizers know no other pattern, so `write`
+  refuses vocabularies of other patterns.
+- Neither file marks special tokens. Text never results in a token of several characters that is in
+  no merge, for example ``<|endoftext|>``. So `read` makes it a special token if its characters are
+  ASCII, or not all in the byte-level alphabet. In any other case the token stands for bytes.
 - vocab.json is written like GPT-2's: ids ascending, ASCII only, on one line.
 """
 
@@ -54,7 +54,7 @@ _HEADER = "#version: 0.2\n"
 
 
 def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
-    """Whether there is a second file."""
+    """Whether there is a second file, which no other format has."""
     return merges_path is not None
 
 
@@ -145,7 +145,12 @@ def _check_expressible(vocabulary: Vocabulary, made: int) -> None:
 def _find_special(
     ids: Mapping[str, int], merged: set[int], given: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the special tokens: the given ones and the tokens that text can't result in."""
+    """Return ids by text of the given special tokens, and of the tokens that text never results in.
+
+    ids: all ids by text. merged: ids that are in merges.
+
+    VocabularyError if a given token is in `ids` with another id.
+    """
     found = {
         text: number
         for text, number in ids.items()

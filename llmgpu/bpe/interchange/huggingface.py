@@ -7,31 +7,36 @@
 - Added tokens become special tokens with their ids. The library matches added tokens in any text;
   llmgpu matches special tokens only if the caller allows it. The tokens that a post-processor puts
   around a text are kept, but added only on request. A note states both differences.
-- A vocabulary with ranks alone is written with recovered merges and ignore_merges, for the same
-  ids; see `llmgpu.bpe.vocabulary.recovery`.
-- The chat template beside a tokenizer.json is kept, and written beside an exported tokenizer.json.
+- A vocabulary that has ranks but no merges is written with recovered merges and ignore_merges. The
+  ids stay the same; see `llmgpu.bpe.vocabulary.recovery`.
+- The chat template beside a tokenizer.json is kept. An export to a folder writes the template into
+  tokenizer_config.json.
 - If an added token is not among the model's tokens, the library ignores the token's id in the file
   and numbers it anew. So special tokens are written in both places, as in GPT-2's file, and a file
   whose tokens the library would number differently is refused.
-- With ignore_merges, the library takes a pre-token that spells one of the model's tokens, even an
-  added one. Text has such a pre-token where the search for added tokens misses it: the normalizer
-  makes the token's text, or the token is no single word. Such tokens are `whole_tokens`. If one is
-  exported that is not, the special tokens are not written among the model's tokens, provided that
-  the library gives them the same ids.
+- With ignore_merges, a pre-token that spells one of the model's tokens becomes this token, even if
+  it is an added token. The search for added tokens leaves such a pre-token in a text if the
+  normalizer makes the token's text, or if the token counts only as a word of its own. The
+  vocabulary lists these tokens in `whole_tokens`. If another special token could become a
+  pre-token, an export leaves the special tokens out of the model's tokens. The export is refused
+  if the library would then give the special tokens other ids.
 
-The chat template is in chat_template.jinja, or else in tokenizer_config.json: as a text, or as a
-list of several, of which "default" is used. The template's special tokens, such as ``bos_token``,
-are in tokenizer_config.json or else in special_tokens_map.json, as texts or as objects with a
-``content``. Most commands need no template, so unreadable files about templates only cause a note.
+The chat template is in chat_template.jinja, or else in tokenizer_config.json. There it is a text,
+or a list of templates, of which "default" is used. The template's special tokens, such as
+``bos_token``, are in tokenizer_config.json or else in special_tokens_map.json, as texts or as
+objects with a ``content``. Most commands need no template, so unreadable files about templates only
+cause a note.
 
 The post-processor:
 
-- A template for one text, or the pair of RoBERTa's and BERT's, becomes ids before and after the
-  text. The ids come from the template, because the library uses the ids stated there.
-- Templates for two texts are not kept, because here each text is a document of its own. The written
-  template treats both texts alike, as Llama 3's template does.
-- Of several templates in a Sequence, the library hands the parts made by one to the next as texts
-  of their own. Such a Sequence is refused, like a template without the text or with two texts.
+- A template for one text becomes ids before and after the text, and so do the two tokens that
+  RoBERTa's and BERT's processors name. The ids come from the post-processor, because the library
+  uses the ids stated there.
+- Templates for two texts are not kept, because each text is a document of its own in llmgpu. The
+  written template treats both texts alike, as Llama 3's template does.
+- In a Sequence of templates, the library treats each part that one template makes as a text of its
+  own in the next. Such a Sequence is refused, and so is a template that does not have the text
+  exactly once.
 """
 
 from __future__ import annotations
@@ -151,11 +156,12 @@ def read_content(
     chat: Callable[[], ChatTemplate | None] = lambda: None,
     note: Note = no_notes,
 ) -> Vocabulary:
-    """Return the vocabulary of a tokenizer.json that is parsed already.
+    """Return the vocabulary of a tokenizer.json whose JSON is already parsed.
 
-    chat: returns the chat template. note: see `formats.Format.read`.
+    chat: a function that returns the chat template. note: see `formats.Format.read`.
 
-    Raises VocabularyError for content that can't be read exactly, and for SentencePiece's kind.
+    Raises VocabularyError for content that can't be read exactly, and for content of
+    SentencePiece's kind.
     """
     model = _model_of(content)
     if metaspace.is_of_pieces(content):
@@ -171,12 +177,12 @@ def read_content(
     for part in ("truncation", "padding"):
         if content.get(part) is not None:
             note(f"{part} is not applied")
-    # Added tokens may be searched for before or after the normalizer runs.
+    # The library searches for an added token before or after the normalizer runs.
     added, normalized, flagged = _read_added(content.get("added_tokens"), note)
     if normalizer is not None:
         _check_different(added, normalized, get_normalizer(normalizer).apply)
     elif len(normalized) == len(added):
-        normalized = ()  # all are looked for in the same text
+        normalized = ()  # without a normalizer, both searches see the same text
     vocabulary = _read_model(
         model,
         added,
@@ -193,7 +199,7 @@ def read_content(
 
 
 def outputs(path: str | Path) -> list[Output]:
-    """Return the file that `write` writes, or the files in a folder."""
+    """Return the file that `write` writes, or the files if `path` is a folder."""
     if not (os.path.isdir(path) or str(path).endswith(("/", os.sep))):
         return [Output(str(path), TOKENIZER_JSON)]
     return [Output(os.path.join(path, name), kind) for name, kind in _FOLDER.items()]
@@ -228,7 +234,10 @@ def write(
 
 
 def name_tokens(vocabulary: Vocabulary) -> dict[str, str]:
-    """Return the texts of special tokens by their role, such as ``eos_token``."""
+    """Return the texts of the end-of-text token and of the chat template's tokens, by role.
+
+    A role is a key such as ``eos_token``.
+    """
     end = find_end_of_text(vocabulary.special_tokens)
     named = {} if vocabulary.chat is None else vocabulary.chat.tokens
     return ({"eos_token": end} if end else {}) | dict(named)
@@ -239,7 +248,7 @@ def describe_config(
 ) -> dict[str, Any]:
     """Return the content of a tokenizer_config.json.
 
-    tokens: texts of special tokens by their role. max_length: most ids that a model takes.
+    tokens: texts of special tokens by role. max_length: the most ids that a model accepts.
     """
     chat = vocabulary.chat
     content = {
@@ -295,7 +304,13 @@ def to_transformers(vocabulary: Vocabulary) -> Any:
 
 
 def _model_ids(vocabulary: Vocabulary, ids: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the ids by text that belong in the model; VocabularyError if ids would change."""
+    """Return the ids by text of the tokens to be written into the model.
+
+    ids: all ids by text. All of them are returned unless a pre-token could spell a special token
+    that is not in `whole_tokens`. Then special tokens are left out.
+
+    VocabularyError if the library would give the tokens left out other ids.
+    """
     whole = set(vocabulary.whole_tokens)
     special = {k: v for k, v in vocabulary.special_tokens.items() if v not in whole}
     reached = find_whole(
@@ -373,7 +388,7 @@ def _type_of(what: str, component: object) -> str:
 def _steps(what: str, component: object, supported: Set[str]) -> list[tuple[str, dict[str, Any]]]:
     """Return the type and content of a component, or of each component of a Sequence.
 
-    None for None.
+    Empty if `component` is None. VocabularyError for a type that is not in `supported`.
     """
     if component is None:
         return []
@@ -404,6 +419,7 @@ def _model_of(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_pieces(content: Mapping[str, Any], chat: ChatTemplate | None, note: Note) -> Vocabulary:
     """Return the vocabulary of a file of SentencePiece's kind; see `metaspace`."""
+    # Read the components around the model.
     model = _model_of(content)
     _refuse_unknown("part of the model", model, _MODEL_PARTS | set(_MODEL_REFUSED))
     for name in ("dropout", *_MODEL_AFFIXES):
@@ -414,12 +430,14 @@ def _read_pieces(content: Mapping[str, Any], chat: ChatTemplate | None, note: No
     decoder = _steps("decoder", content.get("decoder"), metaspace.DECODERS)
     around = _steps("post_processor", content.get("post_processor"), KINDS)
     prefix_ids, suffix_ids = read_around(around, note)
+    # Read the added tokens; `plain` are the texts of the tokens that are not special.
     added, normalized, flagged = _read_added(content.get("added_tokens"), note, always=True)
     plain = [
         entry["content"]
         for entry in content.get("added_tokens") or ()
         if entry.get("special") is not True
     ]
+    # Join the normalizer and the Metaspace, if there is one, to one normalizer.
     steps, space = metaspace.read_steps(before, cut)
     scheme, has_normalizer = metaspace.scheme_of(space), bool(before)
     steps, late = metaspace.check_prefix(
@@ -428,6 +446,7 @@ def _read_pieces(content: Mapping[str, Any], chat: ChatTemplate | None, note: No
     spelled = spell_normalizer(steps)
     assert spelled is not None
     _check_different(added, late, get_normalizer(spelled).apply)
+    # Read the model.
     ids = check_vocabulary_map(model.get("vocab"))
     check_added_ids(added, ids)
     unknown = _read_unknown(model.get("unk_token"), ids)
@@ -452,9 +471,10 @@ def _read_pieces(content: Mapping[str, Any], chat: ChatTemplate | None, note: No
 def _read_added(
     content: object, note: Note, *, always: bool = False
 ) -> tuple[dict[str, int], tuple[int, ...], dict[str, tuple[int, ...]]]:
-    """Return ids by text of the added tokens, the normalized ids, and the ids by flag's field.
+    """Return the added tokens: ids by text, ids of the normalized tokens, and ids by flag.
 
-    always: tokens that are not special are matched in any text.
+    A flag is a field of Vocabulary in _ADDED_FLAGS. always: the vocabulary matches added tokens
+    that are not special in any text, as the library does, so that there is nothing to note.
     """
     added: dict[str, int] = {}
     normalized: list[int] = []
@@ -486,7 +506,7 @@ def _read_added(
 def _check_different(
     added: dict[str, int], normalized: tuple[int, ...], normalize: Callable[[str], str]
 ) -> None:
-    """Check that added tokens, once normalized, are all different and not empty."""
+    """Check that normalization leaves the normalized added tokens different and not empty."""
     found: dict[str, str] = {}
     late = set(normalized)
     for text in added:
@@ -503,17 +523,19 @@ def _check_different(
 def _read_model(
     model: dict[str, Any], added: dict[str, int], pattern: Pattern, **rules: Any
 ) -> Vocabulary:
-    """Return the vocabulary of a model and added tokens; rules: more of its fields."""
+    """Return the vocabulary of a model and added tokens; rules: further fields of Vocabulary."""
     _refuse_unknown("part of the model", model, _MODEL_PARTS | set(_MODEL_REFUSED))
     for name in _MODEL_REFUSED:
         if model.get(name):
             raise VocabularyError(f"model BPE with {name} is not supported")
+    # Read ids and merges.
     ids = check_vocabulary_map(model.get("vocab"))
     ignore_merges = bool(model.get("ignore_merges"))
     merges = number_merges(_parse_merges(model.get("merges")), ids)
     check_added_ids(added, ids)
     unknown = _read_unknown(model.get("unk_token"), ids)
     _check_apart(merges, added, ids, unknown)
+    # Separate the tokens that stand for bytes from the added tokens.
     ordinary = {number: to_bytes(text) for text, number in ids.items() if text not in added}
     if len(merges) == 0:
         check_unmerged(set(ordinary.values()), ignore_merges)
@@ -541,7 +563,7 @@ def _read_model(
 def _check_apart(
     merges: NDArray[np.uint32], added: dict[str, int], ids: dict[str, int], unknown: dict[str, int]
 ) -> None:
-    """Check that no added or unknown token also stands for bytes of text."""
+    """Check that no added or unknown token is in a merge, and no added token is a single byte."""
     merged = set(merges.reshape(-1).tolist())
     for text, number in (added | unknown).items():
         if number in merged:
@@ -555,7 +577,7 @@ def _check_apart(
 
 
 def _read_unknown(text: object, ids: dict[str, int]) -> dict[str, int]:
-    """Return the id by text of the unknown token, if there is one."""
+    """Return the unknown token's text and id as a dict, empty if there is no unknown token."""
     if text is None:
         return {}
     if not isinstance(text, str) or text not in ids:
@@ -582,7 +604,10 @@ _TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls"
 
 
 def read_chat_template(folder: Path, note: Note) -> ChatTemplate | None:
-    """Return the template in the files of a folder; None if there is none or only a note."""
+    """Return the chat template in a folder's files.
+
+    None if there is no template, or if the files are unreadable, which `note` then reports.
+    """
     try:
         config = _read_object(folder / _CONFIG)
         source = _read_source(folder, config)
@@ -617,7 +642,7 @@ def _read_source(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _named(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of the special tokens named in a file."""
+    """Return the texts of special tokens in a file's content, by role, see _TOKENS."""
     found = {name: config.get(name) for name in _TOKENS}
     texts = {k: v.get("content") if isinstance(v, dict) else v for k, v in found.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -1,15 +1,15 @@
 """A tokenizer.json of SentencePiece's kind: Llama 2, Gemma, Phi 3, Yi.
 
 - The library writes U+2581 for spaces, by a normalizer or by the pre-tokenizer Metaspace. Text has
-  no space afterwards, so a Split by spaces does nothing. Here tokens have spaces, and a last step
-  of the normalizer turns every U+2581 of a text into a space.
+  no space afterwards, so a Split by spaces does nothing. llmgpu's tokens have spaces instead, and
+  the last step of its normalizer turns every U+2581 of a text into a space.
 - A character without a token becomes its byte tokens, or else the unknown token, before anything
   merges. If a file had only some of the byte tokens, the library would put unknown tokens and byte
   tokens in another order than their characters. Such files are refused.
-- Added tokens that are not special are found in every text. Special ones are found where a caller
-  allows them, as with any other vocabulary.
-- `ignore_merges` takes a whole pre-token that is a token. Here only a whole text can be taken, so
-  `ignore_merges` together with a Metaspace that splits is refused.
+- Added tokens that are not special are found in every text. Special tokens are found only where a
+  caller allows them, as with any other vocabulary.
+- With `ignore_merges`, a pre-token that spells a token becomes this token. In llmgpu the whole text
+  is one pre-token, so `ignore_merges` together with a Metaspace that splits is refused.
 """
 
 from __future__ import annotations
@@ -59,10 +59,13 @@ def is_of_pieces(content: Mapping[str, Any]) -> bool:
 def read_steps(
     normalizer: Sequence[Step], pre_tokenizer: Sequence[Step]
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Return the steps that make spaces of U+2581, and the Metaspace if there is one.
+    """Return the steps of llmgpu's normalizer, and the Metaspace, None if there is none.
 
-    VocabularyError if texts may have spaces after the library's steps.
+    After the returned steps, a text has spaces where it has U+2581 after the library's steps.
+
+    VocabularyError if texts may also have spaces after the library's steps.
     """
+    # Separate the Metaspace from Splits by spaces.
     steps = [{name: step[name] for name in sorted(step)} for _, step in normalizer]
     metaspace = None
     for kind, step in pre_tokenizer:
@@ -72,6 +75,7 @@ def read_steps(
             metaspace = step
         elif step.get("pattern") != {"String": " "} or step.get("invert"):
             raise VocabularyError("pre_tokenizer Split is supported for spaces in this vocabulary")
+    # Find the last step that makes U+2581 of spaces.
     if metaspace is not None:
         steps.append(_TO_MARKS)
     if _TO_MARKS not in steps:
@@ -79,7 +83,8 @@ def read_steps(
     last = len(steps) - 1 - steps[::-1].index(_TO_MARKS)
     if any(" " in str(step.get("content", step.get("prepend", ""))) for step in steps[last + 1 :]):
         raise VocabularyError("the normalizer makes spaces after U+2581: not supported")
-    if last == len(steps) - 1:  # spaces would become U+2581 and spaces again
+    # Turn U+2581 into spaces. As the last step, making U+2581 of spaces would be undone at once.
+    if last == len(steps) - 1:
         del steps[last]
         if steps and steps[-1] == {"prepend": SPACE_MARK, "type": "Prepend"}:
             steps[-1] = {"prepend": " ", "type": "Prepend"}
@@ -106,9 +111,15 @@ def check_prefix(
     *,
     has_normalizer: bool,
 ) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
-    """Append the prefix of a Metaspace; return the steps, and the tokens to be searched for last.
+    """Return the steps with the prefix of a Metaspace, and the ids of the normalized tokens.
 
-    The library searches for the tokens before it puts the prefix.
+    The library searches for all added tokens before a Metaspace puts its prefix. So with a prefix
+    no token is normalized.
+
+    steps: of the normalizer. scheme: see `scheme_of`. added: ids by text. normalized: ids of the
+    normalized tokens in the file.
+
+    VocabularyError if the ids could be others than the library's.
     """
     if scheme == "never":
         return steps, normalized
@@ -118,6 +129,8 @@ def check_prefix(
         )
     if {step["type"] for step in steps} & _CHANGES_STARTS:
         raise VocabularyError("Metaspace after a normalizer other than Replace is not supported")
+    # The library searches for normalized tokens after the others, and llmgpu for all at once. Both
+    # find the same tokens unless a normalized token and another one overlap.
     late = [text for text, number in added.items() if number in set(normalized)]
     early = [text for text, number in added.items() if number not in set(normalized)]
     for text in late if early else ():
@@ -160,8 +173,9 @@ def make_vocabulary(
 ) -> Vocabulary:
     """Return the vocabulary of a model.
 
-    added: ids of added tokens. plain: those that are not special. unknown: the unknown token's id.
-    splits, decoder: of `PieceRules`. rules: more fields of the vocabulary.
+    ids: ids by text of the model's tokens. added: ids by text of the added tokens. plain: texts of
+    the added tokens that are not special. unknown: the unknown token's id. splits, decoder: fields
+    of `PieceRules`. rules: further fields of Vocabulary.
 
     Raises VocabularyError for a rule of the library that llmgpu does not support.
     """
@@ -170,6 +184,7 @@ def make_vocabulary(
         raise VocabularyError(
             "ignore_merges and a Metaspace that splits are not supported together"
         )
+    # Read the model's tokens and their kinds, then the added tokens, which replace some of these.
     merged = set(merges.reshape(-1).tolist())
     tokens, kinds = _read_tokens(ids, merged, added, unknown, model.get("byte_fallback") is True)
     for text, number in added.items():
@@ -181,6 +196,7 @@ def make_vocabulary(
         tokens[number] = text.replace(SPACE_MARK, " ").encode()
         if kinds[number] == CONTROL and number in merged:
             raise VocabularyError(f"the token {quote(text)} is special, and in a merge")
+    # Build the vocabulary, whose pattern leaves texts whole.
     placed = place_tokens(tokens, {})
     cut = get_pattern("none")
     return Vocabulary(
@@ -213,7 +229,8 @@ def _read_tokens(
 ) -> tuple[dict[int, bytes], dict[int, int]]:
     """Return the tokens of a model and their kinds, by id.
 
-    merged: ids that are in merges. has_bytes: byte_fallback is on.
+    ids: the model's ids by text. merged: ids that are in merges. added: ids by text of the added
+    tokens. unknown: the unknown token's id. has_bytes: whether byte_fallback is on.
     """
     kinds: dict[int, int] = {}
     tokens: dict[int, bytes] = {}
@@ -231,6 +248,7 @@ def _read_tokens(
             raise VocabularyError(f"a merge names the token {quote(text)}, which stands for bytes")
         if kinds[number] == NORMAL and text not in added and (" " in text or not text):
             raise VocabularyError(f"the token {quote(text)} is empty or has a space")
+    # Every character of a text must get ids.
     missing = 256 - list(kinds.values()).count(BYTE)
     if has_bytes and 0 < missing < 256:
         raise VocabularyError(f"byte_fallback, and {missing} of the 256 byte tokens are missing")

