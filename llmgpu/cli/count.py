@@ -1,4 +1,4 @@
-"""The work of ``llmgpu count``: the tokens of files, by one vocabulary or several."""
+"""The work of ``llmgpu count``: count the tokens of files with one vocabulary or several."""
 
 from __future__ import annotations
 
@@ -47,14 +47,15 @@ _ALL = Selection()
 
 
 class Row(NamedTuple):
-    """A line about a file or folder: its path, bytes of text, and tokens by vocabulary."""
+    """A line about a file or folder: its path, bytes of text, and token count per vocabulary."""
 
     path: str
     text_bytes: int
     tokens: list[int]
 
 
-# Sort keys by value of --sort; all sort ascending.
+# The sort key for each value of --sort. Python sorts ascending, so a key is negative if the largest
+# row comes first.
 ORDERS = {
     "path": lambda row: os.fsencode(row.path),
     "tokens": lambda row: -row.tokens[0],
@@ -67,7 +68,7 @@ def count(asked: CountCommand, opening: Opening) -> None:
     report = Reporter(quiet=asked.report.quiet)
     per, vocabs = asked.per, asked.vocabs
     special = special_options(asked.special, asked.chat)
-    # Names and options: wrong ones are refused before a device is opened.
+    # Refuse wrong names and options before a device is opened.
     paths, listed = _named_paths(asked, report)
     if per in ("document", "total"):
         refuse_given(("sort",), f"has no effect with --per {per}")
@@ -93,7 +94,7 @@ def count(asked: CountCommand, opening: Opening) -> None:
             special=special,
             vocabs=vocabs,
         )
-    # Rows: name the pipe, add up folders, sort. The largest row is that of a file.
+    # Rename, sum up and sort the rows. The largest row is always that of a file, never of a folder.
     rows = [row._replace(path=STANDARD_INPUT) if row.path == kept else row for row in rows]
     largest = max(rows, key=lambda row: max(row.tokens), default=None)
     if per == "folder":
@@ -101,7 +102,7 @@ def count(asked: CountCommand, opening: Opening) -> None:
     if asked.sort:
         rows.sort(key=ORDERS[asked.sort])
     total = Row("total", summary["text_bytes"], summary["tokens"])
-    # Print the counts, and only then fail if a budget is exceeded.
+    # Print the counts. If a budget is exceeded, fail only after that.
     report.note_left_out(summary)
     if asked.report.as_json:
         summary |= {
@@ -129,7 +130,7 @@ def _open_encoders(
     text_bytes: int | None,
     report: Reporter,
 ) -> tuple[Backend, list[tuple[Vocabulary, Encoder]]]:
-    """Open the device, and each vocabulary with an encoder."""
+    """Open the device and the vocabularies; return the backend and (vocabulary, encoder) pairs."""
     is_begun = opening.begin_encoding(text_bytes)
     vocabularies = [
         with_chat_template(open_vocabulary(name, note=report.note), asked.chat.chat_template)
@@ -153,16 +154,17 @@ def _open_encoders(
 
 
 def _named_paths(asked: CountCommand, report: Reporter) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the names to count, and the set of names that come from the list of --files-from."""
+    """Return the names of all files to count, and the set of the names listed by --files-from."""
     paths = asked.paths
     if asked.files.files_from is None:
         return paths or required_input(report, "PATH: files, folders or globs"), frozenset()
     listed = asked.files.listed(paths)
-    # A URL that can't be read is an error, also one of fsspec's chains (simplecache::https://...).
+    # Skip listed files that don't exist. URLs are kept, fsspec's chains (simplecache::https://...)
+    # included: a URL that can't be read is an error.
     found = {name for name in listed if "://" in name or os.path.lexists(name)}
     there = [name for name in listed if name in found]
     missing = [name for name in listed if name not in found]
-    if missing:  # a list of git diff --name-only also names deleted files
+    if missing:  # `git diff --name-only` also lists deleted files
         count = number_of(len(missing), "listed file")
         report.note(f"{count} not found, skipped: {in_words(missing)}")
     return (*paths, *there), frozenset(listed)
@@ -172,7 +174,10 @@ def _named_paths(asked: CountCommand, report: Reporter) -> tuple[tuple[str, ...]
 def keep_input(
     paths: Sequence[str], passes: int, selection: Selection = _ALL
 ) -> Iterator[tuple[Sources, str]]:
-    """Yield sources that can be read `passes` times, and the temporary file with standard input."""
+    """Yield sources that can be read `passes` times, and the name of standard input among them.
+
+    For several passes, standard input is first copied to a temporary file, whose path is its name.
+    """
     if not paths:
         yield Sources([], 0), ""
         return
@@ -204,8 +209,9 @@ def _count(
 ) -> tuple[list[Row], dict[str, Any]]:
     """Return a row for each file, and the summary of all files.
 
-    lengths: for each encoder, collects the tokens of documents. is_unknown: see `suggesting_gpu`.
-    special: how special tokens are encoded. vocabs: names of the vocabularies.
+    lengths: an object for each encoder that collects the lengths of documents in tokens, or None.
+    is_unknown: see `suggesting_gpu`. special: how special tokens are encoded. vocabs: names of the
+    vocabularies.
     """
     passes: list[list[FileCount]] = []
     with report:
@@ -245,7 +251,7 @@ def _by_folder(rows: Sequence[Row]) -> list[Row]:
 
 
 def _print_counts(labels: Sequence[str], rows: Sequence[Row], total: Row) -> None:
-    """Print the counts and the bytes per token, and the sum."""
+    """Print a row of counts and bytes per token for each file, and a row for the sum."""
     shown = [*rows, *([total] if len(rows) != 1 else [])]
     lines: list[list[int | str]] = []
     for row in shown:
@@ -256,7 +262,7 @@ def _print_counts(labels: Sequence[str], rows: Sequence[Row], total: Row) -> Non
 
 
 def _print_lengths(labels: Sequence[str], found: Sequence[dict[str, Any]]) -> None:
-    """Print statistics of the documents' lengths in tokens, by each vocabulary."""
+    """Print statistics of the documents' lengths in tokens, a column for each vocabulary."""
     names = {
         "documents": "documents",
         "min": "shortest",
@@ -277,7 +283,10 @@ def _print_lengths(labels: Sequence[str], found: Sequence[dict[str, Any]]) -> No
 
 
 def _check_budget(budget: int | None, vocabs: Sequence[str], total: Row, what: str = "") -> None:
-    """Raise BudgetError if any of the vocabularies gives more tokens than the budget."""
+    """Raise BudgetError if a vocabulary gives more tokens than the budget, None without one.
+
+    total: the row to check. what: the beginning of the message.
+    """
     for vocab, tokens in zip(vocabs, total.tokens, strict=True):
         if budget is not None and tokens > budget:
             by = f" by {vocab}" if len(vocabs) > 1 else ""

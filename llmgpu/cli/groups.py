@@ -44,10 +44,11 @@ VOCAB_HELP = (
     "if tiktoken has downloaded it: cl100k, o200k, gpt2, gpt-4o-mini."
 )
 _TAKING_LESS = ("limit", "max_tokens", "part", "resume", "decode")  # options that reduce the text
-_MOST_LABEL = 14  # characters in the head of a column
+_MOST_LABEL = 14  # the most characters in the head of a column
 
 # fmt: off
-# Options of several commands. Each class calls the function for a field object of its own.
+# Options that several commands have. Each command's class calls such a function to get a field
+# object of its own.
 # See `llmgpu.bpe.interchange.open.find_vocabulary`.
 vocab = partial(option, MISSING, str, VOCAB_HELP, metavar="VOCAB")
 vocabulary_output = partial(
@@ -82,7 +83,7 @@ force = partial(option, False, bool, "Overwrite existing files of a different ki
 
 
 def _set_log_format(context: click.Context, parameter: click.Parameter, value: str) -> None:
-    """Store the format for `llmgpu.cli.console`."""
+    """Store the format of progress and notes, which `llmgpu.cli.console` reads."""
     from llmgpu.cli.console import LOG_FORMAT
 
     context.meta[LOG_FORMAT] = value
@@ -99,7 +100,7 @@ def _limit_regex(context: click.Context, parameter: click.Parameter, seconds: fl
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class ReportOptions:
-    """What a command prints about its work."""
+    """Options about the output that reports a command's work."""
 
     section: ClassVar[str] = COMMON
 
@@ -217,14 +218,18 @@ class FileOptions:
     # fmt: on
 
     def named(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """Return `paths` and the names in the list of files; InputError if the list is empty."""
+        """Return `paths` and the names listed by --files-from; InputError if the list is empty."""
         names = self.listed(paths)
         if self.files_from is not None and not names:
             raise InputError(f"--files-from: {source_name(self.files_from)} names no files")
         return (*paths, *names)
 
     def listed(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """Return the names in the list of files, if any; paths: names on the command line."""
+        """Return the names listed by --files-from, empty without it.
+
+        paths: names on the command line. UsageError if both are to be read from standard input.
+        InputError if the list can't be read.
+        """
         if self.files_from is None:
             return ()
         if self.files_from == STANDARD_INPUT and STANDARD_INPUT in paths:
@@ -244,11 +249,11 @@ class FileOptions:
 
     @property
     def lists(self) -> list[str]:
-        """The lists of files that the command reads, by name."""
+        """The path of the file given by --files-from as a list, empty without it."""
         return [*filter(None, [self.files_from])]
 
     def selection(self) -> Selection:
-        """Return how files are selected; the names in lists are not part of it."""
+        """Return the rules for selecting files in folders, without the names of --files-from."""
         from llmgpu.text.sources import Selection
 
         found = Selection(
@@ -260,7 +265,7 @@ class FileOptions:
             lists_skipped=self.list_skipped,
         )
         has_fields = was_given("text_field") or was_given("template")
-        # A field of standard input implies JSON lines: other formats of a pipe have no fields.
+        # With a field, standard input is read as JSON lines: no other format of a pipe has fields.
         return replace(found, of_input="jsonl") if has_fields else found
 
 
@@ -282,7 +287,7 @@ def _unquoted(name: bytes) -> bytes:
 
 
 def resolve_texts(names: Sequence[str], selection: Selection) -> Sources:
-    """Return the files of text behind `names`; see `resolve_sources`, `check_text_field`."""
+    """Return the text files that `names` stand for; see `resolve_sources`, `check_text_field`."""
     from llmgpu.text.sources import resolve_sources
 
     found = resolve_sources(names, selection)
@@ -291,7 +296,7 @@ def resolve_texts(names: Sequence[str], selection: Selection) -> Sources:
 
 
 def check_text_field(files: Sequence[Source]) -> None:
-    """Raise click.UsageError if --text-field was given, and no file is of a format with fields."""
+    """Raise click.UsageError for --text-field or --template if no file's format has fields."""
     from llmgpu.text.sources import format_of
 
     if not any(format_of(source) for source in files):
@@ -351,7 +356,7 @@ class ChatOptions:
 
 
 def piped_input(report: Reporter) -> tuple[str, ...]:
-    """Return standard input as a source, if it is a pipe or a file, and note that; else nothing."""
+    """Return ("-",) and note it if standard input is a pipe, socket or file; else return ()."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):  # standard input is closed or has no descriptor
@@ -363,7 +368,7 @@ def piped_input(report: Reporter) -> tuple[str, ...]:
 
 
 def required_input(report: Reporter, what: str) -> tuple[str, ...]:
-    """Return standard input as `piped_input` does; without it, UsageError asks for `what`."""
+    """Return `piped_input`; UsageError that asks for `what` if that is empty."""
     found = piped_input(report)
     if not found:
         raise click.UsageError(f"give {what}, or - for standard input")
@@ -371,7 +376,10 @@ def required_input(report: Reporter, what: str) -> tuple[str, ...]:
 
 
 def labels_of(vocabs: Sequence[str]) -> list[str]:
-    """Return the heads of columns: file names, or whole paths where names are equal."""
+    """Return heads of columns: the vocabularies' file names, or all paths if two names are equal.
+
+    A single vocabulary's column has the head "tokens".
+    """
     if len(vocabs) == 1:
         return ["tokens"]
     names = [os.path.basename(os.path.normpath(vocab)) for vocab in vocabs]
@@ -380,12 +388,12 @@ def labels_of(vocabs: Sequence[str]) -> list[str]:
 
 
 def id_or_text(token: str | None) -> int | str | None:
-    """Return a token named on the command line: an id if it is a number, else the text."""
+    """Return a token given on the command line: its id if given as a number, else its text."""
     return int(token) if token and re.fullmatch(r"[0-9]{1,10}", token) else token
 
 
 def gpu_from(least: int) -> int:
-    """Return the least bytes of text for a GPU under ``auto``: LLMGPU_GPU_FROM, or `least`.
+    """Return the fewest bytes of text for which ``auto`` takes a GPU: LLMGPU_GPU_FROM, or `least`.
 
     Raises click.UsageError if LLMGPU_GPU_FROM is not a size.
     """
@@ -396,10 +404,12 @@ def gpu_from(least: int) -> int:
 
 
 def open_device(device: str, paths: Sequence[str], *, encodes: bool) -> Opening:
-    """Return the opening of a command's device, begun at once if the device will surely be used.
+    """Return the `Opening` of a command's device. Begin to open a device that will surely be used.
 
-    paths: the files that the command reads. encodes: see `Opening`. ``auto`` will surely use a
-    device for large files.
+    With ``auto``, a device will surely be used if the files are large enough and all of their text
+    is read.
+
+    paths: the files that the command reads. encodes: see `Opening`.
     """
     context = click.get_current_context()
     least = gpu_from(encoding_from(usable_processors()) if encodes else TRAINING_FROM)

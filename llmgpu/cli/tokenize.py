@@ -95,10 +95,11 @@ from llmgpu.tokens.tokenizing import (
     write_slices,
 )
 
-# The encoder used last. Kept because, at exit, the system frees a device's memory faster.
+# The last encoder, kept alive until the process ends: the system then frees a device's memory,
+# faster than Python would.
 _used: list[Encoder] = []
-_BYTES_A_TOKEN = 4  # an estimate, in bytes of text
-_LEAST_TOLD = 1 << 20  # bytes of text; the memory that less text needs is not reported
+_BYTES_A_TOKEN = 4  # an estimate of the bytes of text per token
+_LEAST_TOLD = 1 << 20  # bytes of text; the memory needed for less text is not reported
 _OF_TEXT = (
     *("text_field", "template", "encoding_errors", "limit", "bad_rows"),
     *("input_format", "exclude", "gitignore", "subset", "list_skipped"),
@@ -119,7 +120,7 @@ def tokenize(asked: TokenizeCommand, opening: Opening) -> None:
     as_json, prints_data = asked.report.as_json, asked.output == STANDARD_OUTPUT and not asked.count
     report = Reporter(quiet=asked.report.quiet, prints_data=prints_data)
 
-    # Options and names of files: wrong ones are refused before any file is opened.
+    # Refuse wrong options and names of files before any file is opened.
     _check_unused(asked)
     job = PartJob(asked.part, asked.output, report)
     special = special_options(asked.special, asked.chat)
@@ -212,7 +213,10 @@ def _check_mask(output: TokenOutput) -> None:
 def _take(
     sources: Sources, options: CorpusOptions, output: TokenOutput, job: PartJob
 ) -> tuple[Sources, list[int] | None]:
-    """Return the sources to read, and the indices of the first files of the splits by position."""
+    """Return the sources to read, and for --split-by position the index of each split's first file.
+
+    The sources are those of the part, if the job has parts. UsageError for --split of one document.
+    """
     if output.asked.split_by == "position":
         return split_by_position(sources, output.split, options)
     if output.split and is_one_document(sources, options):
@@ -224,7 +228,7 @@ def _take(
 
 
 def _expected_bytes(found: Sources, limit: int | None, max_tokens: int | None) -> int | None:
-    """Return an estimate of the bytes of text to tokenize; None if there is none."""
+    """Return an estimate of the bytes of text to tokenize; None if the size is unknown."""
     size = known_bytes(found, limit)
     return size if size is None or max_tokens is None else min(size, _BYTES_A_TOKEN * max_tokens)
 
@@ -248,10 +252,10 @@ def _check_unused(asked: TokenizeCommand) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Tokenizing:
-    """A text that is turned into ids.
+    """The job of turning a text into ids, with everything that the job needs.
 
-    output: where the ids go; None only counts them. firsts: indices of the files at which the
-    splits by position begin. size: an estimate of the bytes of text; None without an estimate.
+    output: the place of the ids; None to count ids only. firsts: for --split-by position, the index
+    of each split's first file. size: an estimate of the bytes of text; None if unknown.
     """
 
     asked: TokenizeCommand
@@ -280,22 +284,22 @@ class _Tokenizing:
 
     @cached_property
     def taken(self) -> Totals:
-        """Sums over the ids left by --chunk-tokens or --max-tokens; complete at the end."""
+        """Sums over the ids that --chunk-tokens and --max-tokens keep; complete at the end."""
         return Totals()
 
     @cached_property
     def added(self) -> set[int]:
-        """Ids of tokens that are put around texts and stand for no text."""
+        """Ids of the tokens put around each text. They stand for no bytes of text."""
         return {*chain(*ids_around(self.vocabulary, self.special))}
 
     @cached_property
     def spans(self) -> NDArray[np.int64]:
-        """Bytes of text by id; 0 for the ids in `added`."""
+        """Number of bytes of text of each id, int64, indexed by id; 0 for the ids in `added`."""
         return spans_without(self.vocabulary, self.added)
 
     @cached_property
     def key(self) -> Run:
-        """The resume key of the ids; empty if the job can't be resumed."""
+        """The resume key of the job; empty if the job can't be resumed."""
         asked = self.asked
         if self.output is None or not (asked.shard_tokens or self.job.is_recorded):
             return {}
@@ -312,19 +316,20 @@ class _Tokenizing:
         return self.job.key(self.files, key)
 
     def carry_out(self) -> dict[str, Any]:
-        """Tokenize the text, unless an earlier command has done that; return the summary."""
+        """Tokenize the text, unless an earlier command has finished the job; return the summary."""
         report, output, asked = self.report, self.output, self.asked
         if output and (finished := self._finished(output)):
             return finished
         with Corpus(self.files, self.reading) as text, ExitStack() as unused:
             sink = None
             if output and writes_directly(output.name):
-                self.opening.backend()  # may fail, so before the output is opened
+                self.opening.backend()  # if this fails, a pipe or device stays unopened
             if output:
                 sink = self._open_sinks(output, text)
                 unused.callback(sink.abort)
                 if asked.max_tokens is None and self.reading.limit is None:
-                    sink.expect(self.files.plain_bytes)  # while the device is being opened
+                    # Prepare the sink for its size while the device is being opened.
+                    sink.expect(self.files.plain_bytes)
             # From here on the device is needed: wait for its opening.
             backend = self.opening.backend()
             report.line(f"tokenizing on {backend.description}")
@@ -343,7 +348,10 @@ class _Tokenizing:
         return summary
 
     def _finished(self, output: TokenOutput) -> dict[str, Any] | None:
-        """Return the summary of a finished part, or the sums of all shards if they are finished."""
+        """Return the summary of a finished job, None if there is still work.
+
+        The summary of shards has the sums in their manifests.
+        """
         asked, vocabulary, key = self.asked, self.vocabulary, self.key
         # The resume key with all other options that change the output.
         of_output = {
@@ -387,7 +395,7 @@ class _Tokenizing:
     def _filters(self, told: Callable[[], None]) -> list[Filter]:
         """Return the filters of ids for --chunk-tokens, --max-tokens and other options.
 
-        told: called after each slice that is taken to be shuffled.
+        told: called after each slice that is stored for shuffling.
         """
         filters = masking(self.reading.chat, self.vocabulary)
         if filters:
@@ -406,10 +414,13 @@ class _Tokenizing:
         return filters
 
     def _open_sinks(self, output: TokenOutput, text: Corpus) -> TokenSink:
-        """Open the sink of the ids: one of a sink for each split, or the only sink."""
+        """Open the sinks of all splits, and return one sink that distributes documents to them.
+
+        Without splits, return the only sink.
+        """
         if output.format == SHOWN:
             return ShownTokens(output.name, self.vocabulary, token_style(output.name))
-        with ExitStack() as opened:  # aborts the open sinks if another one can't be opened
+        with ExitStack() as opened:  # aborts the open sinks if opening another sink fails
             sinks = []
             for name in output.names:
                 sinks.append(self._open_sink(name, output))
@@ -440,7 +451,8 @@ class _Tokenizing:
         return shards
 
     def _encode(self, text: Corpus, encoder: Encoder, sink: TokenSink | None) -> dict[str, Any]:
-        """Tokenize into a sink, or only count; return the summary."""
+        """Tokenize into a sink, or count the ids without a sink; return the summary."""
+        # Define functions that report progress and memory.
         report, start = self.report, time.perf_counter()
         is_unknown = self.size is None and self.opening.wanted == "auto"
         show = suggesting_gpu(text, is_unknown, report.note, report)
@@ -459,7 +471,7 @@ class _Tokenizing:
             progress("tokenizing", text.bytes_read, text.total_bytes)
 
         slices = encode_corpus(encoder, text, ReusedMemory(), self._filters(tell))
-        # Without a sink nothing pulls the slices, so this loop does.
+        # Pull all slices through the encoder: into the sink, or counting their ids.
         with report:
             if sink is None:
                 for piece in slices:
@@ -476,7 +488,7 @@ class _Tokenizing:
                         ]
                     }
             estimate()  # a single long pre-token grows the encoder's memory all at once
-        # Chunks and limits change the text: the sums are then of the ids that are left.
+        # Sum up. With chunks or a limit, the sums are of the ids that are left, not of the text.
         seconds = time.perf_counter() - start
         taken = self.taken if self.chunk or self.asked.max_tokens else text
         return {
@@ -516,9 +528,10 @@ def _print_summary(report: Reporter, summary: dict[str, Any], names: Sequence[st
 
 @dataclass(frozen=True)
 class TokenOutput:
-    """The place of the ids, with the part in its name and the format decided.
+    """The place of the ids.
 
-    masked: a mask beside the ids marks the ids that the assistant wrote.
+    name: the file, with the part in its name. format: in `llmgpu.tokens.formats`. masked: whether
+    a mask is written beside the ids, which marks the ids that the assistant wrote.
     """
 
     asked: TokenizeCommand
@@ -533,7 +546,7 @@ class TokenOutput:
 
     @property
     def names(self) -> list[str]:
-        """The file of the first split, then the files of the others."""
+        """The names of all files of ids: the file of the rest, then a file for each split."""
         return [self.name, *(split_name(self.name, part) for part in self.split)]
 
 
@@ -552,7 +565,7 @@ def check_files(output: TokenOutput, read: Sequence[str], others: Sequence[Outpu
 
 
 def files_of_ids(names: Sequence[str], format: str | None) -> list[tuple[str, str]]:
-    """Return files of ids and their formats; a manifest stands for its shards."""
+    """Return pairs of a file of ids and its format, the files of all shards for a manifest."""
     found: list[str] = []
     for name in names:
         if os.path.isdir(name):
@@ -568,17 +581,19 @@ def _decode(
 ) -> dict[str, Any]:
     """Decode files of ids and manifests; return the summary.
 
-    target: receives the text of the documents in order. A target with the suffix of JSON Lines
-    receives an object for each document.
+    target: receives the text of the documents in order. If the target's name ends like JSON Lines,
+    each document becomes a line with an object.
 
     Raises click.UsageError for several separators, and for a separator with JSON Lines.
     """
+    # Resolve the names, and check options and output files.
     sources = files_of_ids(names, asked.format_name)
     sides = [side_path(name) for name, format in sources if format == "bin" and name != "-"]
     vocab, vocabulary_files = asked.vocab, find_vocabulary(asked.vocab)
     read = [*vocabulary_files.inputs, *asked.selection.lists, *names, *sides]
     check_files(target, [*read, *(name for name, _ in sources)], ())
     separators = asked.reading.corpus_options().separators  # at most one, between documents
+    # Read the vocabulary.
     vocabulary = vocabulary_files.read(report.note)
     vocabulary = vocabulary.with_match(asked.match or vocabulary.match)
     tokens, text_bytes = 0, 0
@@ -599,6 +614,7 @@ def _decode(
                 report.note(note_of_foreign([source], vocab))
             yield from read_bin(source, vocabulary.size, asked.layout, asked.token_dtype)
 
+    # Decode. With separators or JSON Lines, ids are regrouped so that a block is a document.
     apart = in_lines or separators
     with atomic_output(target.name) as file:
         for number, ids in enumerate(_documents(blocks(), _starts(sources)) if apart else blocks()):
@@ -612,9 +628,9 @@ def _decode(
 
 
 def _starts(sources: Sequence[tuple[str, str]]) -> Iterator[int]:
-    """Yield the document starts in the ids of all files, end to end.
+    """Yield the positions at which documents start, counted in ids over all files in a row.
 
-    Raises InputError for a file without document starts.
+    Raises InputError for a file that does not record document starts.
     """
     base = 0
     for source, format in sources:
@@ -631,11 +647,16 @@ def _starts(sources: Sequence[tuple[str, str]]) -> Iterator[int]:
 def _documents(
     blocks: Iterable[NDArray[np.int64]], starts: Iterator[int]
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield the ids of each document; the first may have begun in a file before the given ones."""
+    """Yield the ids of each document, int64 (L,), from blocks of ids that end anywhere.
+
+    starts: positions of document starts, see `_starts`. If the first start is not 0, the ids before
+    it end a document that began in an earlier shard; they are yielded as a document, too.
+    """
     edge = next(starts, None)
     has_begun = edge == 0
     if has_begun:
         edge = next(starts, None)
+    # The ids of the current document so far, from earlier blocks, and the ids before this block.
     parts: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     position = 0
     for block in blocks:

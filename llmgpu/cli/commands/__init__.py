@@ -1,1 +1,1 @@
-"""The commands: their options and help. What a command does is imported when it runs."""
+"""The commands: their options and help. The code of a command is imported when the command runs."""

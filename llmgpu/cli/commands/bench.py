@@ -1,4 +1,4 @@
-"""``llmgpu bench``: how fast this machine does each part of the work, next to other programs."""
+"""``llmgpu bench``: speed of each part of the work on this machine, next to other programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmgpu.option_fields import argument, group, option
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class BenchCommand:
-    """The options of the command."""
+    """The options of ``llmgpu bench``."""
 
     # fmt: off
     what: tuple[str, ...] = argument(

@@ -1,4 +1,4 @@
-"""``llmgpu bpe-train``: corpus in, vocabulary out."""
+"""``llmgpu bpe-train``: train a vocabulary on a corpus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class BpeTrainCommand:
-    """The options of the command."""
+    """The options of ``llmgpu bpe-train``."""
 
     # fmt: off
     corpus: tuple[str, ...] = argument(many=True)

@@ -1,4 +1,4 @@
-"""``llmgpu generate`` and ``llmgpu score``: texts by a model."""
+"""``llmgpu generate`` and ``llmgpu score``: write texts with a model, and score texts."""
 
 from __future__ import annotations
 

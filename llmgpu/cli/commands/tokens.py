@@ -1,4 +1,4 @@
-"""``llmgpu tokenize`` and ``llmgpu count``: text to ids and back, and the tokens of files."""
+"""``llmgpu tokenize`` and ``llmgpu count``: convert text to ids and back, and count tokens."""
 
 from __future__ import annotations
 

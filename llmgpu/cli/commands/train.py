@@ -1,4 +1,4 @@
-"""``llmgpu train``: text or token files in, a language model out."""
+"""``llmgpu train``: train a language model on text or token files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmgpu.option_fields import argument, group, option
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class TrainCommand:
-    """The options of the command."""
+    """The options of ``llmgpu train``."""
 
     # fmt: off
     corpus: tuple[str, ...] = argument(many=True)

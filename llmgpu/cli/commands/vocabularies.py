@@ -1,4 +1,4 @@
-"""``llmgpu info``, ``import``, ``export``, ``compare-vocabs``: vocabularies shown and converted."""
+"""``llmgpu info``, ``import``, ``export`` and ``compare-vocabs``: show and convert vocabularies."""
 
 from __future__ import annotations
 
