@@ -1,1 +1,1 @@
-"""Turning text into ids: byte pair encoding and greedy matching, on NumPy and on a GPU."""
+"""Turning text into ids: byte pair encoding on NumPy, on the C engine and on a GPU."""

@@ -1,10 +1,10 @@
 """The flags of Hugging Face's added tokens: lstrip, rstrip and single_word.
 
-- lstrip, rstrip: a match swallows the white space before or after it, within its document. Earlier
-  and later matches keep their own bytes. White space is Unicode's property White_Space.
-- single_word: a match beside a word character does not count, but the search continues after it. A
+- lstrip, rstrip: a match swallows the white space before it or after it, within the document.
+  Earlier and later matches keep their own bytes. White space has Unicode's property White_Space.
+- single_word: a match beside a word character does not count. The search continues at its end. A
   word character is a letter, a mark, a decimal or letter number, a connector such as "_", or a
-  joiner; circled letters are word characters, too.
+  joiner. Circled letters are word characters, too.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.normalizing import WHITE_SPACE
 
 LONGEST = 4  # bytes of a character
-_WINDOW = 64  # bytes looked at first
-_BLOCK = 3 << 14  # bytes of white space that are compared; each character fills it exactly
+_WINDOW = 64  # bytes that are searched first for the end of white space
+# Bytes of a block in `Blanks`: a multiple of the 1 to 3 bytes of a character of white space.
+_BLOCK = 3 << 14
 _ERRORS = "surrogateescape"
 _MORE_LETTERS = ((0x24B6, 0x24EA), (0x1F130, 0x1F14A), (0x1F150, 0x1F16A), (0x1F170, 0x1F18A))
 _JOINERS = (0x200C, 0x200D)
-_NEWER_FRACTIONS = range(0x1D2C0, 0x1D2D4)  # numbers that are no digits, unknown to older Pythons
+_NEWER_FRACTIONS = range(0x1D2C0, 0x1D2D4)  # numbers of category No that older Pythons lack
 
 
 class Flags(NamedTuple):
-    """The ids that have each flag."""
+    """The ids of the tokens with each flag."""
 
     lstrip: frozenset[int] = frozenset()
     rstrip: frozenset[int] = frozenset()
@@ -55,7 +56,7 @@ class Flags(NamedTuple):
 
 @cache
 def _word_characters() -> bytes:
-    """Return 1 for each code point that is a word character, else 0."""
+    """Return a byte for each code point: 1 for a word character, else 0."""
     classes = code_point_classes(DEFAULT_VERSION)
     found = np.isin(classes, [*LETTERS, MARK])
     for code in np.flatnonzero(classes == NUMBER).tolist():
@@ -83,7 +84,7 @@ def _is_word(character: str) -> bool:
 
 
 def blank_before(data: bytes, begin: int, end: int) -> int:
-    """Return the start of the white space before a position, not before `begin`."""
+    """Return the start of the white space that ends at `end`; `begin` or later."""
     size = _WINDOW
     while True:
         first = max(begin, end - size)
@@ -95,7 +96,7 @@ def blank_before(data: bytes, begin: int, end: int) -> int:
 
 
 def blank_after(data: bytes, begin: int, end: int) -> int:
-    """Return the end of the white space after a position, not after `end`."""
+    """Return the end of the white space that starts at `begin`; `end` or earlier."""
     size = _WINDOW
     while True:
         last = min(end, begin + size)
@@ -118,7 +119,10 @@ def incomplete_bytes(data: bytes) -> int:
 
 
 class Blanks:
-    """A run of white space in little memory: equal blocks are stored once, with their count."""
+    """A run of white space. Equal blocks in a row are stored once, with their count.
+
+    length: bytes of the run.
+    """
 
     def __init__(self) -> None:
         self._blocks: list[tuple[bytes, int]] = []
@@ -139,7 +143,7 @@ class Blanks:
                 self._blocks.append((block, 1))
 
     def take(self) -> Iterator[bytes]:
-        """Become empty; return all white space in blocks."""
+        """Return all white space in blocks, and leave the run empty."""
         blocks, self._blocks = [*self._blocks, (self._rest, 1)], []
         self._rest, self.length = b"", 0
         return chain.from_iterable(repeat(*block) for block in blocks)

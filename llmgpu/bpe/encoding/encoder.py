@@ -1,6 +1,7 @@
-"""The protocol of encoders, text in and ids out, slice by slice; and memory for the ids.
+"""The protocol of encoders, which turn text into ids slice by slice, and memory for the ids.
 
-Memory is reused or reserved: the system takes as long for new pages as a GPU for encoding.
+Memory is reused, or reserved for a whole text: for new pages the system takes as much time as a GPU
+takes for encoding.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ def new_ids(count: int) -> NDArray[np.uint32]:
 
 @dataclass(frozen=True)
 class EncodedSlice:
-    """The ids of a part of a text.
+    """The ids of a slice of text.
 
     ids: uint32 (tokens,).
-    document_starts: int64, positions in ids where documents start, repeated for empty documents.
+    document_starts: int64 (documents,), positions in `ids` where documents start. An empty document
+        has the same position as the next document.
     text_bytes: bytes of text that the slice covers.
-    closed: a document ends at the end of the slice.
-    mask: bool (tokens,), the ids that count in a loss; None if all count.
+    closed: whether a document ends at the end of the slice.
+    mask: bool (tokens,), whether an id counts in a loss; None if all count.
     content: the ids in the form that a sink writes, set when the sink has prepared the slice.
     """
 
@@ -52,13 +54,13 @@ class Encoder(Protocol):
     """Turns text into ids; `llmgpu.bpe.encoding.open.open_encoder` returns one."""
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
-        """Yield the ids of a text in order, each slice as soon as it is done.
+        """Yield the ids of a text in order, each slice as soon as it is encoded.
 
         allocate: returns memory for the ids of a slice; called at most once for a slice, in the
             order of the slices. An encoder with memory of its own for ids does not call `allocate`.
 
-        Raises NoTokenError if a byte has no token and the vocabulary no unknown token; InputError
-        as the source does.
+        Raises NoTokenError if a byte has no token and the vocabulary has no unknown token, and the
+        InputError of a source that can't be read.
         """
         ...
 
@@ -68,7 +70,7 @@ class Expecting(Protocol):
     """An encoder that uses the length of the next text, if known, to choose the size of slices."""
 
     def expect(self, text_bytes: int | None) -> None:
-        """Take the bytes of the next text; None: unknown."""
+        """Announce the length of the next text in bytes; None if unknown."""
 
 
 class NoTokenError(TextError):
@@ -85,11 +87,12 @@ class NoTokenError(TextError):
         self.byte = byte
 
 
-RESERVED_FROM = 1 << 22  # ids: fewer are quick to copy, and reserving would waste memory
+# The fewest ids for which `CollectedIds` reserves memory: fewer ids are copied quickly.
+RESERVED_FROM = 1 << 22
 
 
 class ReusedMemory:
-    """Memory for ids that is reused when no array refers to it any more.
+    """Allocates memory for ids, and reuses memory to which no array refers any more.
 
     Any thread may allocate.
     """
@@ -99,26 +102,27 @@ class ReusedMemory:
 
     def __call__(self, count: int) -> NDArray[np.uint32]:
         memory = new_ids(0)
-        with suppress(IndexError):  # memory that is too small is dropped here
+        with suppress(IndexError):  # idle memory that is too small is dropped here
             while len(memory) <= count:
                 memory = self._idle.popleft()
         if len(memory) <= count:
             memory = new_ids(1 + count + count // 4)
-        # Arrays made from `ids` refer to `ids`, not to `memory`: the base of `ids` is no array.
+        # Views of `ids` keep `ids.base` alive. (Without `memory.data`, which is no array, they
+        # would keep `memory` itself.) When the last view is gone, `memory` becomes idle.
         ids = np.frombuffer(memory.data, np.uint32)[:count]
         weakref.finalize(ids.base, self._idle.append, memory)
         return ids
 
 
 class CollectedIds:
-    """Ids that arrive slice by slice, collected in one array.
+    """Collects the ids of all slices of a text in one array.
 
     If there may be many ids, addresses are reserved for all of them. Reserved addresses take no
-    memory until ids are written. Slices that an encoder wrote into the array are not copied again.
+    memory until ids are written. Ids that an encoder writes into the array are not copied again.
     """
 
     def __init__(self, most: int | None) -> None:
-        """Expect about `most` ids (None: unknown); more may arrive."""
+        """Reserve memory for about `most` ids; None if unknown. More ids may arrive."""
         self._reserved = _reserve(most or 0)
         self._count = 0  # ids in the reserved memory
         self._rest: list[NDArray[np.uint32]] = []  # slices for which the array had no room
@@ -128,11 +132,11 @@ class CollectedIds:
 
     @property
     def room(self) -> int:
-        """How many ids the array has addresses for."""
+        """The number of ids that the reserved array can hold."""
         return len(self._reserved)
 
     def place(self, begin: int, count: int) -> NDArray[np.uint32] | None:
-        """Return the place of `count` ids from number `begin` on; None beyond the array.
+        """Return the part of the array for ids `begin` to `begin + count`; None beyond its end.
 
         Any thread may write ids to the place before they are appended.
         """
@@ -141,18 +145,18 @@ class CollectedIds:
         return self._reserved[begin : begin + count]
 
     def __call__(self, count: int) -> NDArray[np.uint32]:
-        """Allocate memory for the next `count` ids, in the array if there is room."""
+        """Return memory for the next `count` ids, in the array if there is room."""
         if self._rest or count > len(self._reserved) - self._count:
             return new_ids(count)
         return self._reserved[self._count : self._count + count]
 
     def append(self, ids: NDArray[np.uint32]) -> None:
-        """Append ids. Ids in allocated memory must be as many as were allocated."""
+        """Append ids. Memory that was allocated must be full of ids."""
         place = self(len(ids))
         if self._rest or place.base is not self._reserved:
             self._rest.append(ids)
             return
-        if ids.ctypes.data != place.ctypes.data:  # not written here already
+        if ids.ctypes.data != place.ctypes.data:  # unless the encoder wrote them here
             place[:] = ids
         self._count += len(ids)
 
@@ -165,10 +169,10 @@ class CollectedIds:
 
 
 def _reserve(most: int) -> NDArray[np.uint32]:
-    """Reserve untouched memory; none if there are few ids or the system refuses."""
+    """Return an uninitialized array for `most` ids; an empty one for few ids or without memory."""
     if most < RESERVED_FROM or has_limited_address_space():
         return new_ids(0)
     try:
         return new_ids(most)
-    except (MemoryError, ValueError):  # more than there is, or than an array may have
+    except (MemoryError, ValueError):  # ValueError: an array can't be this large
         return new_ids(0)

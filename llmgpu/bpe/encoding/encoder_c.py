@@ -1,8 +1,8 @@
 """The encoder on the CPU engine: see `llmgpu/cpu/encode.c` for how text becomes ids.
 
-All threads share one table of words, so a new word is merged once; no thread waits for another. A
-few threads encode a slice each. Many threads are the engine's own, see `llmgpu/cpu/parts.c`: they
-encode parts of the same slice.
+All threads share one table of words, so a new word is merged once. No thread waits for another. Up
+to three threads encode a slice each. More threads are threads of the engine, which encode parts of
+the same slice, see `llmgpu/cpu/parts.c`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from llmgpu.forking import delaying_forks
 from llmgpu.text.streams import FileBytes
 
 SLICE_BYTES = 1 << 20
-MANY_THREADS = 4  # from so many on, threads of the engine encode a slice together
-PARTS = 4  # of a slice of SLICE_BYTES; a thread of the engine encodes one part at a time
-MAX_TABLE_BYTES = 384 << 20  # of the table of words
-LONG_TEXT = 1 << 17  # bytes; shorter text is encoded faster than cuts are found
-_LEAST_SHARE = 32  # characters beyond ASCII begin at 1/32 of the bytes or more: cuts pay off
-# characters beyond ASCII in a token on average: with more, few places to cut are left
+MANY_THREADS = 4  # with at least as many threads, threads of the engine encode a slice together
+PARTS = 4  # parts of a slice of SLICE_BYTES; a thread of the engine encodes one part at a time
+MAX_TABLE_BYTES = 384 << 20  # the largest table of words
+LONG_TEXT = 1 << 17  # bytes; a shorter text is encoded in less time than finding cuts takes
+# Cuts pay off if characters beyond ASCII begin at 1/32 of a text's bytes or more.
+_LEAST_SHARE = 32
+# The most characters beyond ASCII in a token, on average: with more, few places to cut are left.
 _MOST_LEADS = 0.5
-_SAMPLE = 1 << 16  # bytes of a slice whose characters are counted
+_SAMPLE = 1 << 16  # bytes of a slice in which characters beyond ASCII are counted
 _FIRST_LEAD = 0xC0  # the lowest lead byte of a character beyond ASCII; words may be cut before it
 
 
@@ -58,22 +59,22 @@ class CpuEncoder(HostEncoder):
         cuts_from: int = LONG_TEXT,
     ) -> None:
         """Prepare for encoding with `vocabulary`; see `HostEncoder` and `CSliceEncoder`."""
-        # A few threads are faster with a slice each: no thread waits for the end of a shared slice.
+        # Few threads are faster with a slice each: no thread waits for the end of a shared slice.
         engine_threads = threads if threads >= MANY_THREADS else 1
         self._c_slices = CSliceEncoder(vocabulary, cuts_from, engine_threads, slice_bytes // PARTS)
         slice_bytes *= max(1, engine_threads // MANY_THREADS)
         super().__init__(vocabulary, self._c_slices, slice_bytes, threads)
 
     def encode_document(self, text: bytes) -> NDArray[np.uint32] | None:
-        """Return the ids of a document at once; None if `encode` must do it.
+        """Return the ids of a document without slices; None if only `encode` can encode it.
 
-        `encode` handles bytes without a token, and patterns that the engine lacks.
+        Only `encode` handles bytes without a token, and patterns that the engine lacks.
         """
         return self._c_slices.encode_document(text)
 
 
 class CSliceEncoder:
-    """Encodes slices in any number of threads."""
+    """Encodes slices on the engine, in any number of threads; see `HostSlices`."""
 
     def __init__(
         self,
@@ -84,8 +85,9 @@ class CSliceEncoder:
     ) -> None:
         """Start with an empty table of words.
 
-        cuts_from: bytes of a slice from which finding places to cut words pays.
-        threads: threads of the engine for one slice, each encoding up to `part_bytes` at a time.
+        cuts_from: the fewest bytes of a slice for which places to cut words are sought.
+        threads: threads of the engine for one slice, each of which encodes up to `part_bytes` at a
+            time.
         """
         self.is_parallel = threads > 1
         self._threads, self._part_bytes = threads, part_bytes
@@ -98,14 +100,14 @@ class CSliceEncoder:
         lacks_bytes = bool(vocabulary.missing_bytes)
         self._is_complete = has_unknown or not lacks_bytes
         self._cuts_from = cuts_from
-        # The bytes of an unknown token are not the bytes of the text, nor are the bytes of its
-        # merges.
+        # A cut is found by the bytes of tokens. An unknown token, or a token merged from one, has
+        # other bytes than the text for which it stands.
         self._has_no_cuts = (has_unknown and lacks_bytes) or vocabulary.pieces is not None
 
     def encode(
         self, piece: Slice, entry: int, memory: NDArray[np.uint32] | None = None
     ) -> tuple[EncodedSlice, int]:
-        """Return the ids of a slice, a view of a larger array, and where the last token ends.
+        """Return the ids of a slice, a view of a larger array, and the end of the last token.
 
         See `llmgpu.bpe.encoding.encoder_host.HostSlices.encode`.
         """
@@ -118,7 +120,7 @@ class CSliceEncoder:
         ids, starts, stopped = encoder.encode(
             words, piece.text, marks, piece.main_end, entry, piece.starts, own, memory
         )
-        self._idle.append(encoder)  # an encoder that failed is not used again
+        self._idle.append(encoder)  # not reached after an error, so a failed encoder is dropped
         if not self._is_complete:
             require_tokens(self._vocabulary, piece, ids, entry)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
@@ -133,7 +135,7 @@ class CSliceEncoder:
         none = np.empty(0, np.int64)
         try:
             ids, starts, _ = encoder.encode(words, place, None, main_end, 0, none, 0, memory)
-        except OSError:  # reading the slice here raises the reason
+        except OSError:  # read again in Python, which raises an error with the reason
             return self.encode(piece.read(np.empty(file.nbytes + PADDING, np.uint8)), 0, memory)
         file.check_unchanged()
         self._idle.append(encoder)
@@ -159,9 +161,9 @@ class CSliceEncoder:
         return [encoder.encode_document(self._words, word.tobytes()) for word in words]
 
     def _take_encoder(self) -> tuple[CEncoder, CSharedWords]:
-        """Return an encoder for this thread, and the table of words.
+        """Return an encoder for this thread, and the table of words that it must use.
 
-        Another thread may replace the table meanwhile.
+        Another thread may replace `self._words` meanwhile, when the table is full.
         """
         words = self._words
         if words.is_spent:
@@ -173,18 +175,18 @@ class CSliceEncoder:
             return encoder, words
 
     def _marks(self, piece: Slice) -> NDArray[np.bool_] | None:
-        """Mark the starts of pre-tokens, if only Python's `regex` module knows the pattern."""
+        """Return a mask of pre-token starts, bool (n,), if the engine lacks the pattern."""
         if not self.pattern.is_marked:
             return None
         return start_mask(piece.text, self._vocabulary.cut, piece.starts, closed=piece.closed)
 
     @property
     def is_immediate(self) -> bool:
-        """Whether a document can be encoded without NumPy."""
+        """Whether the engine alone can encode a document."""
         return self._is_complete and not self.pattern.is_marked
 
     def find_cuts_if_many(self) -> None:
-        """Find places where words may be cut for a text with many characters beyond ASCII."""
+        """Find places where words may be cut, unless the tokens leave too few such places."""
         if self._cuts_are_many and not (self._has_no_cuts or self._matching.has_cuts):
             self._matching.find_cuts()
 
@@ -204,19 +206,19 @@ class CSliceEncoder:
 
 
 def _middle(text: FileBytes) -> NDArray[np.uint8]:
-    """Return some of the text in a file."""
+    """Return up to _SAMPLE bytes from the middle of a text in a file."""
     sample = np.empty(min(_SAMPLE, text.nbytes), np.uint8)
     text.read(sample, (text.nbytes - len(sample)) // 2)
     return sample
 
 
 def _leads(text: NDArray[np.uint8]) -> int:
-    """Return how many characters beyond ASCII begin in a text."""
+    """Return the number of characters beyond ASCII that begin in a text."""
     return int(np.count_nonzero(text >= _FIRST_LEAD))
 
 
 def host_slices(vocabulary: Vocabulary) -> HostSlices:
-    """Return the host's encoder for slices and for words that are too long for a device."""
+    """Return the CPU's encoder for slices and words that are too long for a device."""
     if library() is not None:
         return CSliceEncoder(vocabulary)
     from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
@@ -225,9 +227,9 @@ def host_slices(vocabulary: Vocabulary) -> HostSlices:
 
 
 def open_coder(vocabulary: Vocabulary) -> Any:
-    """Return a `Coder` of the extension module, which decodes; None without the module.
+    """Return a `Coder` of the extension module, which decodes; None if the module is missing.
 
-    None also for a vocabulary of SentencePiece's kind, whose documents decode by further rules.
+    Also None for a vocabulary of SentencePiece's kind, because further rules decode its documents.
     """
     module = extension()
     if module is None or vocabulary.pieces is not None:
@@ -238,7 +240,10 @@ def open_coder(vocabulary: Vocabulary) -> Any:
 
 @delaying_forks()
 def prepare_coder(coder: Any, vocabulary: Vocabulary, most_bytes: int) -> None:
-    """Let a coder encode documents of up to `most_bytes`, if `CSliceEncoder` could at once."""
+    """Let a coder encode documents of up to `most_bytes`.
+
+    The coder stays unable to encode if the text is normalized or `CSliceEncoder` is not immediate.
+    """
     slices = CSliceEncoder(vocabulary)
     pattern = None if vocabulary.normalizer or not slices.is_immediate else slices.pattern
     prepare(
@@ -255,7 +260,7 @@ _making = threading.Lock()
 
 
 def make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:
-    """Return a vocabulary in the form of the CPU engine, the same object each time."""
+    """Return a vocabulary in the form of the CPU engine. The same object is returned every time."""
     with _making:
         made = _made.get(vocabulary)
         if made is None or not made.is_of(library()):
@@ -303,11 +308,15 @@ def _make_c_pieces(symbols: PieceSymbols) -> CVocabulary:
 
 
 def _ranked_merges(vocabulary: Vocabulary) -> NDArray[np.uint32] | None:
-    """Return the pairs that merge in the form that `CVocabulary` takes."""
+    """Return the pairs that merge: uint32 (pairs, 4), each left, right, result and rank.
+
+    None if the engine needs no list: for greedy matching, and for merging by rank if every byte has
+    a token.
+    """
     merges = vocabulary.merges
     if vocabulary.match == "greedy":
         return None
-    if len(merges):  # if a pair is listed several times, the last place counts in C, too
+    if len(merges):  # of a pair that is listed several times, the last place counts in C, too
         return np.column_stack([merges, np.arange(len(merges), dtype=np.uint32)])
     if not vocabulary.missing_bytes:
         return None

@@ -1,9 +1,9 @@
-"""Byte pair encoding on a GPU: kernels in wgsl/encode, on the table of distinct words.
+"""Byte pair encoding on a GPU by the kernels in wgsl/encode, with a table of distinct words.
 
-- A slice is one submission. Kernels look its words up in the table, insert the missing words and
-  merge each new word in one thread. Then they count the tokens of all words and copy the tokens
-  to the positions that the counts give. The table persists over slices and texts; a full table is
-  emptied.
+- A slice is one submission. Kernels look up the slice's words in the table, insert missing words
+  and merge each new word in one thread. Further kernels count the tokens of all words, and copy the
+  tokens to the positions that the counts give. The table is kept from slice to slice and from text
+  to text. A full table is emptied.
 - Long words are merged on the host. The device writes LONG_WORD in place of their ids.
 """
 
@@ -42,7 +42,7 @@ from llmgpu.gpu import Commands, Device, Download, Kernel, parallel_copy
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.text.corpus import TextSource
 
-LONGEST = 512  # bytes of a word that the device merges: the steps grow with the square
+LONGEST = 512  # bytes of a word that the device merges; the steps grow with the length's square
 SOFTWARE_LONGEST = 256  # a software adapter limits the steps of a thread
 LONG_WORD = constant("encode/params.wgsl", "LONG_WORD")
 LISTED = constant("encode/08_long_words.wgsl", "LISTED")
@@ -54,7 +54,7 @@ SLICE_BYTES, SOFTWARE_SLICE_BYTES = 64 << 20, 2 << 20
 # as the last entry.
 SHORTER_SLICES = ((256 << 20, 12 << 20), (4 << 30, 32 << 20))
 MORE_IDS = 1.05  # ids copied with a slice, as a multiple of the ids expected from the slice before
-FREE = constant("encode/02_merge.wgsl", "FREE")  # rank of a free slot
+FREE = constant("encode/02_merge.wgsl", "FREE")  # the rank in a free slot of the pair table
 
 
 class GpuEncoder:
@@ -74,9 +74,9 @@ class GpuEncoder:
     ) -> None:
         """Compile the kernels, upload the pairs that merge, and make an empty table.
 
-        slice_bytes, first_words, table_bytes: sizes that do not change the ids. text_bytes: as
-            for `expect`.
-        hash_mask: the bits of the words' hashes that are used; the ids do not depend on the mask.
+        slice_bytes: bytes of text to encode at a time. first_words, table_bytes: the table's first
+            capacity and its largest size. text_bytes: see `expect`. hash_mask: the bits of the
+            words' hashes that are used. The ids depend on none of these.
 
         Raises the errors of `llmgpu.bpe.encoding.open.open_encoder`.
         """
@@ -88,7 +88,7 @@ class GpuEncoder:
         self._shared_bytes = 0  # largest slice for which `_share_buffers` has made buffers
         self._longest = SOFTWARE_LONGEST if device.is_software else LONGEST
         self._wg = workgroup_size
-        # Compiling, packing and allocating each take long, so they run at the same time.
+        # Compile kernels, pack pairs and allocate slots at the same time, because each takes long.
         with ThreadPoolExecutor(thread_name_prefix="llmgpu-pack") as threads:
             packing = threads.submit(packed_pairs, vocabulary)
             slots = begin_slots(device, threads, lambda: _Slot(self))
@@ -109,15 +109,15 @@ class GpuEncoder:
                 "pairs": upload("pairs", packing.result()),
             }
             self._share_buffers(self._slot_bytes)
+        # Choose the kernels of a slice.
         whole = ("whole_tokens",) if vocabulary.takes_whole_tokens else ()
         merging = (*INSERTION, *whole, "merge", "store")
         emitting = ("count_tokens", "scan_groups", "emit", "long_words", "document_starts")
-        # Kernels of a slice, in order.
         self.steps = ("begin_slice", "look_up", *merging, *emitting)
-        self._lock = threading.Lock()  # of the table: submitting and growing exclude each other
-        self._idle = made_slots(slots)  # kept from text to text
+        self._lock = threading.Lock()  # held to submit a slice or to let the table grow
+        self._idle = made_slots(slots)  # slots between two texts
         self._empty = True
-        self._ids_per_byte = 0.0  # of the slice fetched last
+        self._ids_per_byte = 0.0  # of the last slice whose ids arrived
 
     def expect(self, text_bytes: int | None) -> None:
         """Announce the length of the next text in bytes; None if unknown."""
@@ -145,10 +145,9 @@ class GpuEncoder:
         )
 
     def _share_buffers(self, nbytes: int) -> None:
-        """Make the buffers that slices of up to `nbytes` share, unless there are such buffers.
+        """Make the buffers that all slots use, for slices of up to `nbytes`, if still missing.
 
-        Only slots that are made later take slices of this size, so existing slots keep their
-        buffers.
+        Existing slots are for smaller slices, so they keep the buffers that they have.
         """
         if nbytes <= self._shared_bytes:
             return
@@ -186,18 +185,15 @@ class GpuEncoder:
         self._idle = slots
 
     def _finish(self, slot: _Slot) -> NDArray[Any]:
-        """Wait for a slice and rerun it until the table has all its words.
-
-        Return the slice's state.
-        """
+        """Wait for a slice, rerun it until the table has all its words, and return its state."""
         state = slot.collect()
         before, cleared = 0, False
         while pending := int(state["pending"]):
             with self._lock:
                 if state["undecided"]:
                     slot.mark_on_host()
-                # The device inserted nothing: the table is full, or too crowded around the hashes
-                # of the words.
+                # Stuck: the device inserts no more words, because the table is full or too crowded
+                # around the words' hashes.
                 stuck = state["full"] or pending == before
                 if stuck and not self._table.grow(state, beyond_limit=cleared):
                     self._table.clear()
@@ -207,7 +203,7 @@ class GpuEncoder:
         return state
 
     def expected_ids(self, text_bytes: int) -> int:
-        """Return how many ids to copy with this much text, before their number is known."""
+        """Return an estimate of the ids of a text: as many are copied before the count is known."""
         return min(text_bytes, int(MORE_IDS * self._ids_per_byte * text_bytes))
 
     def _fetch(
@@ -236,10 +232,11 @@ class GpuEncoder:
 
 @dataclass
 class LongWords:
-    """The words of a slice that the host encodes, in order.
+    """The words of a slice that the host encodes, in the order of the text.
 
-    texts: uint8, the bytes of the words. places: int64, positions of their LONG_WORD among the
-        slice's ids; None: every position with LONG_WORD. ids: uint32, the ids of the words.
+    texts: uint8, the bytes of each word. places: int64 (words,), the position of each word's
+        LONG_WORD among the slice's ids; None if these have to be searched for LONG_WORD. ids:
+        uint32, the ids of each word.
     """
 
     texts: list[NDArray[np.uint8]]
@@ -248,7 +245,7 @@ class LongWords:
 
 
 class _Slot(WordSlot):
-    """One slice in flight, of up to `slice_bytes`."""
+    """The buffers of one slice in flight, of up to `slice_bytes`."""
 
     def __init__(self, encoder: GpuEncoder) -> None:
         self.slice_bytes = encoder._slot_bytes
@@ -260,9 +257,9 @@ class _Slot(WordSlot):
         self.buffers["long_words"] = self.device.create_buffer("long words", nbytes)
         self._ids_copy, self._starts_copy = Download(self.device), Download(self.device)
         self._long_copy = Download(self.device)
-        self._documents = 0  # of the slice submitted last
-        self._copied = 0  # ids of the slice whose copy was submitted with the slice
-        self._ids_copy.reserve(self.slice_bytes * 3 // 2)  # 4 bytes per id, for 3 or 4
+        self._documents = 0  # document starts in the last submitted slice
+        self._copied = 0  # number of ids whose copy was submitted with the slice
+        self._ids_copy.reserve(self.slice_bytes * 3 // 2)  # 4 bytes an id, 2.7 bytes of text an id
 
     def submit(self, piece: Slice) -> None:
         """Submit the slice that was read into the staging memory."""
@@ -284,7 +281,7 @@ class _Slot(WordSlot):
         self.device.write(self.buffers["documents"], starts.astype(np.uint32))
 
     def run_again(self) -> None:
-        """Submit the slice again; the words inserted by now are found in the table."""
+        """Submit the slice again; the table has the words that earlier runs inserted."""
         self._ids_copy.cancel()
         self._starts_copy.cancel()
         commands = self.device.record()
@@ -296,6 +293,7 @@ class _Slot(WordSlot):
         begin, look_up, *insertion, merge, store, count, scan, emit, long, starts = self.bound(
             table, encoder.steps
         )
+        # Insert new words into the table, and merge them.
         groups = -(-self.main_end // (32 * encoder._wg))
         commands.dispatch(begin, 1)
         commands.dispatch(look_up, groups)
@@ -303,12 +301,14 @@ class _Slot(WordSlot):
             commands.dispatch(kernel, table.groups)
         commands.dispatch(merge, -(-table.fresh_capacity // encoder._wg))
         commands.dispatch(store, table.groups)
+        # Write the ids of all words and the positions of long words and documents.
         commands.dispatch(count, groups)
         commands.dispatch(scan, 1)
         commands.dispatch(emit, groups)
         commands.dispatch(long, 1)
         if self._documents:
             commands.dispatch(starts, -(-self._documents // encoder._wg))
+        # Copy the results to memory of the host. The number of ids is an estimate.
         self._copied = encoder.expected_ids(self.main_end)
         self._ids_copy.record(commands, self.buffers["output"], 4 * self._copied)
         self._starts_copy.record(commands, self.buffers["documents"], 4 * self._documents)
@@ -319,9 +319,10 @@ class _Slot(WordSlot):
         self._starts_copy.begin()
 
     def take_long_words(self, count: int, longest: int) -> LongWords:
-        """Return the `count` words of more than `longest` bytes, 1 or more, without their ids.
+        """Return the slice's words of more than `longest` bytes, without their ids.
 
-        Reading words that are not listed waits for the slices that were submitted after this one.
+        count: their number, 1 or more. The device lists up to LISTED words with their text. If not
+        all are listed, the words are read from the device, after all slices submitted so far.
         """
         if count <= LISTED:
             listed = np.empty(count, LISTED_WORD)
@@ -338,10 +339,10 @@ class _Slot(WordSlot):
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Return the slice's ids, in memory from `allocate`, and the positions of document starts.
 
-        tokens: the number of ids on the device. long_words: each takes the place of one of these
-            ids.
+        tokens: the number of ids on the device. long_words: one of these ids is the LONG_WORD of
+            each, and is replaced by the word's ids.
         """
-        if tokens > self._copied:  # more than expected: copy again
+        if tokens > self._copied:  # more than estimated: copy again
             self._ids_copy.cancel()
             self._ids_copy.start(self.buffers["output"], 4 * tokens)
         positions = np.empty(self._documents, np.uint32)
@@ -351,7 +352,7 @@ class _Slot(WordSlot):
             ids = allocate(tokens)
             self._ids_copy.finish(ids.view(np.uint8))
             return ids, starts
-        # gained[k]: by how many ids the first k long words lengthen the result.
+        # gained[k]: the number of ids that the first k long words add to the result.
         gained = np.cumsum([0, *(len(ids) - 1 for ids in long_words.ids)])
         ids = allocate(tokens + int(gained[-1]))
 
@@ -374,9 +375,12 @@ def insert_long_words(
     long_words: Sequence[NDArray[np.uint32]],
     places: NDArray[np.int64],
 ) -> None:
-    """Copy ids, replacing each LONG_WORD by the ids of its word."""
+    """Copy ids into `out`, replacing each LONG_WORD by the ids of its word.
+
+    places: int64, the positions of LONG_WORD in `ids`.
+    """
     pieces: list[NDArray[np.uint32]] = []
-    after = 0  # the last long word replaced
+    after = 0  # position after the last LONG_WORD
     for place, word in zip(places.tolist(), long_words, strict=True):
         pieces += [ids[after:place], word]
         after = place + 1
@@ -387,7 +391,7 @@ def insert_long_words(
 
 
 def ranked_pairs(vocabulary: Vocabulary) -> PairRanks:
-    """Return the result of `pair_ranks`, in milliseconds if the CPU engine can compute it."""
+    """Return `pair_ranks`. If the CPU engine can compute the pairs, this takes milliseconds."""
     if library() is None or len(vocabulary.merges) or vocabulary.missing_bytes:
         return pair_ranks(vocabulary)
     left, right, ids = make_c_vocabulary(vocabulary).pairs().astype(np.int32).T
@@ -399,14 +403,17 @@ _packing = threading.Lock()
 
 
 def prepare_tables(vocabulary: Vocabulary) -> None:
-    """Make the tables for a device before it is open; VocabularyError for too many merges."""
+    """Make the tables for a device that may not be open yet, so that `GpuEncoder` finds them made.
+
+    VocabularyError for too many merges.
+    """
     packed_pairs(vocabulary)
     if vocabulary.cut.unicode is not None:
         pack_classes(vocabulary.cut.unicode)
 
 
 def packed_pairs(vocabulary: Vocabulary) -> NDArray[np.uint32]:
-    """Return `pack_pairs` of a vocabulary, made once."""
+    """Return `pack_pairs` of a vocabulary. The table is made once and kept."""
     with _packing:
         packed = _packed.get(vocabulary)
         if packed is None:
@@ -419,7 +426,8 @@ def pack_pairs(vocabulary: Vocabulary, pairs: PairRanks) -> NDArray[np.uint32]:
 
     The token of each byte comes first, then a hash table of the pairs, at most half full.
     """
-    # The kernel takes the buffer's size for the table's, and buffers come in units of 256 bytes.
+    # The kernel computes the number of slots from the buffer's size, a multiple of 256 bytes. With
+    # 32 slots or more, the table fills the buffer exactly.
     slots = 2 << max(len(pairs.ranks), 8).bit_length()
     packed = np.full((BYTE_VECTORS + slots, 4), FREE, np.uint32)
     packed[:BYTE_VECTORS] = byte_ids(vocabulary).reshape(BYTE_VECTORS, 4)
@@ -436,7 +444,7 @@ def _insert_pairs(entries: NDArray[np.uint32], table: NDArray[np.uint32]) -> Non
     """NumPy's version of `llmgpu.cpu.library.insert_pairs`."""
     last = np.uint32(len(table) - 1)
     at = _pair_hash(entries[:, 0], entries[:, 1]) & last
-    # Insert all pairs at once; a pair that loses its slot to another pair tries the next slot.
+    # Insert all pairs at once. A pair whose slot another pair has taken tries the next slot.
     while len(entries):
         free = np.flatnonzero(table[at, 2] == FREE)
         table[at[free]] = entries[free]  # if several pairs write to one slot, the last remains

@@ -1,7 +1,8 @@
-"""Encoding on the host: slices of a text, each encoded by one of the host's engines.
+"""Encoding on the host: a text is cut into slices, which the C engine or NumPy encodes.
 
-- A few threads encode a slice each, while another one reads the next slices.
-- An engine with threads of its own encodes one slice at a time, and reads slices of a file itself.
+- A few threads encode a slice each, while another thread reads the next slices.
+- An engine with threads of its own encodes one slice at a time. The engine also reads slices that
+  lie in a file.
 """
 
 from __future__ import annotations
@@ -30,16 +31,18 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.pipeline import in_order
 from llmgpu.text.corpus import TextSource
 
-# slices beside one for each thread: read already, or encoded and waiting for their turn
+# Slices in memory beyond one for each thread: read ahead, or encoded and waiting for their turn.
 _SPARE_SLICES = 2
-_FIRST_BYTES = 1 << 16  # of the first slice of a file; the later slices need not be read in turn
-_LARGE = 16  # slices read as one when their ids are written straight to their final place
+# Bytes of the first slice for an engine that reads slices of a file: the first slice is read here,
+# and the engine reads the later slices.
+_FIRST_BYTES = 1 << 16
+_LARGE = 16  # slices encoded as one if their ids are written straight to their final place
 
 
 class HostSlices(Protocol):
-    """Encodes slices in any number of threads.
+    """Encodes slices; any number of threads may call `encode`.
 
-    is_parallel: `encode` has threads of its own, and reads slices of a file itself.
+    is_parallel: whether `encode` has threads of its own, and reads slices of a file itself.
     """
 
     is_parallel: bool
@@ -47,10 +50,11 @@ class HostSlices(Protocol):
     def encode(
         self, piece: Slice, entry: int, memory: NDArray[np.uint32] | None = None
     ) -> tuple[EncodedSlice, int]:
-        """Return the ids of a slice, and where its last token ends.
+        """Return the ids of a slice, and the position in the slice at which its last token ends.
 
-        piece: read, unless `is_parallel`. entry: where in the slice the first token starts.
-        memory: a place for the ids, used if it has room for PADDING more than the slice has bytes.
+        piece: the slice, with its text in memory unless `is_parallel`. entry: the position at which
+            the first token starts. memory: a place for the ids, used if the place has room for an
+            id for each byte of the slice, and PADDING more.
 
         Raises NoTokenError for a byte without a token if the vocabulary has no unknown token,
         InputError for a file that can't be read.
@@ -65,15 +69,17 @@ class HostSlices(Protocol):
 class HostEncoder:
     """Encodes texts with a vocabulary, one text at a time.
 
-    pattern: cuts the text. slices: encodes it, `slice_bytes` at a time in each of `threads`.
+    pattern: the pattern that cuts texts. slices: encodes slices of up to `slice_bytes`. threads:
+    number of threads.
     """
 
     def __init__(
         self, vocabulary: Vocabulary, slices: HostSlices, slice_bytes: int, threads: int
     ) -> None:
-        """Encode with `slices`, `slice_bytes` (1 or more) at a time in each of `threads`.
+        """Encode with `slices`.
 
-        The ids depend neither on `slice_bytes` nor on the number of threads.
+        slice_bytes: bytes of a slice, 1 or more. threads: number of threads that encode. The ids
+        depend on neither.
         """
         self.pattern = vocabulary.cut
         self.slice_bytes = slice_bytes
@@ -101,11 +107,12 @@ class HostEncoder:
         first = next(jobs, None)
         if first is None:
             return
-        # Make memory for more slices in flight, for fewer where there is little memory. A text of
-        # one slice is encoded by this thread.
+        # Allocate memory for further slices, as many as there is memory for. A text of one slice
+        # needs none: this thread encodes it.
         with suppress(MemoryError):
             while not (is_alone or first.taken.end) and len(idle) < at_a_time + _SPARE_SLICES - 1:
                 idle.append(_Memory(nbytes))
+        # Encode slices in threads, and yield their ids in order.
         every, ahead = chain([first], jobs), 1 + len(idle)
         with closing(
             in_order(every, text.encode, ahead, threads=at_a_time, reader_thread=True)
@@ -126,7 +133,10 @@ class _Memory:
 
 @dataclass(eq=False)
 class _Job:
-    """A slice with its number in the text, from 0, and its memory; encoded: set by `encode`."""
+    """A slice on its way through the threads.
+
+    number: counts the slices of the text from 0. encoded: the ids, set by `_Text.encode`.
+    """
 
     number: int
     taken: Slice
@@ -135,10 +145,11 @@ class _Job:
 
 
 class _Text:
-    """A text that is being encoded.
+    """A text that is being encoded: `jobs` reads its slices, and `encode` encodes one.
 
-    idle: memory that no slice in flight uses. collected: the array for the ids' final places. An
-    id's place is known when all earlier ids are counted. is_alone: one thread reads and encodes.
+    idle: memory that no slice in flight uses. collected: the array of all ids, if the caller
+    collects them. The place of a slice's ids in the array is known when all earlier slices are
+    encoded. is_alone: whether a single thread reads and encodes.
     """
 
     def __init__(
@@ -153,15 +164,15 @@ class _Text:
         self._reader, self._slices, self._idle = reader, slices, idle
         self._collected, self._is_alone = collected, is_alone
         self._read_bytes = 0
-        self._entry = 0  # offset of the first token in the next slice, if text is cut anywhere
-        # encoded slices without a final place for their ids, by number
+        self._entry = 0  # start of the first token in the next slice, if text is cut anywhere
+        # Encoded slices that wait for the place of their ids, by number.
         self._encoded: dict[int, _Job] = {}
         self._placing = threading.Lock()
         self._placed = 0  # number of slices whose ids have a final place
         self._ids = 0 if collected is None else len(collected)  # number of ids with a final place
 
     def jobs(self) -> Iterator[_Job]:
-        """Yield the slices in order, each with its memory."""
+        """Read the slices in order, and yield a job for each."""
         for number in count():
             memory = self._idle.pop()
             taken = self._next(memory.text)
@@ -171,11 +182,10 @@ class _Text:
             yield _Job(number, taken, memory)
 
     def _next(self, buffer: NDArray[np.uint8]) -> Slice | None:
-        """Return the next slice.
+        """Return the next slice, None at the end.
 
-        Unread if it is a slice of a file that the encoding thread can read.
-
-        A file counts as readable once its first slice was read.
+        A slice that lies in a file stays unread if its end is known: the thread that encodes it
+        reads it. Any other slice is read here.
         """
         reader, nbytes = self._reader, len(buffer)
         if self._is_alone:
@@ -189,7 +199,7 @@ class _Text:
         return taken or reader.read(buffer[first])
 
     def encode(self, job: _Job) -> _Job:
-        """Encode a slice; the ids are in the job's memory, or in their final place."""
+        """Encode a slice; the ids are then in the job's memory, or in their final place."""
         taken, memory, entry = job.taken, job.memory.ids, 0
         if not self._slices.is_parallel:
             taken = taken.read(job.memory.text)
@@ -200,16 +210,17 @@ class _Text:
             memory = memory if place is None else place
         job.encoded, stopped = self._slices.encode(taken, entry, memory)
         if self._is_alone:
-            # The last token may reach into the next slice, so the first token there starts later.
+            # The last token may extend into the next slice, whose first token starts after it.
             self._entry = max(stopped, entry) - taken.main_end
         if self._collected is not None:
             self._put(job, self._collected)
         return job
 
     def _put(self, job: _Job, collected: CollectedIds) -> None:
-        """Put the ids of a slice, and of the later slices that waited for it, in their final place.
+        """Copy the ids of a slice to their final place, then those of later slices that waited.
 
-        If an earlier slice is not encoded yet, the thread that encodes it does so.
+        If an earlier slice is not encoded yet, the slice waits: the thread that encodes the earlier
+        slice copies the ids.
         """
         with self._placing:
             self._encoded[job.number] = job
@@ -225,19 +236,19 @@ class _Text:
 
 
 def settled(encoded: EncodedSlice, allocate: Allocate) -> EncodedSlice:
-    """Return a slice with its ids in memory of their own, not in part of a larger array."""
+    """Return a slice whose ids are in an array of their own, not a part of a larger array."""
     if encoded.ids.base is None:
         return encoded
     ids = allocate(len(encoded.ids))
-    if ids.ctypes.data != encoded.ids.ctypes.data:  # not written straight to their final place
+    if ids.ctypes.data != encoded.ids.ctypes.data:  # unless `_Text` put them here
         ids[:] = encoded.ids
     return replace(encoded, ids=ids)
 
 
 def stream_lookahead(vocabulary: Vocabulary) -> int | None:
-    """Return the lookahead of slices that are cut anywhere.
+    """Return the bytes of lookahead that slices need if they may be cut anywhere.
 
-    None if slices are cut between words.
+    None if slices are cut only between words: in all cases but greedy matching with pattern "none".
     """
     cut_anywhere = vocabulary.pattern == "none" and vocabulary.match == "greedy"
     return vocabulary.trie.longest if cut_anywhere else None
@@ -250,10 +261,10 @@ def require_tokens(
     entry: int,
     read_byte: Callable[[int], int] | None = None,
 ) -> None:
-    """Raise NoTokenError for the first byte of a slice whose id is NO_TOKEN.
+    """Raise NoTokenError for the first byte of a slice that has no token.
 
-    ids: of the slice. entry: position of the first token. read_byte: returns a byte of a slice
-        whose text is not in memory.
+    ids: the ids of the slice; NO_TOKEN stands for such a byte. entry: position of the first token.
+    read_byte: returns the byte at a position, if the text of the slice is not in memory.
     """
     if ids.max(initial=0) != NO_TOKEN:
         return

@@ -1,8 +1,8 @@
 """The encoder on NumPy: slices are cut into words, and each distinct word is matched once.
 
-A table shared by all threads keeps the ids of words from slice to slice. If a text is cut anywhere,
-the last word of a slice extends past the main part. Tokens that start in the main part belong to
-this slice, and the next slice starts at the end of the last such token.
+A table that all threads share keeps the ids of words from slice to slice. If a text may be cut
+anywhere, the last word of a slice extends past the main part. The tokens that start in the main
+part belong to this slice, and the next slice starts at the end of the last such token.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import Numbers, number_words
 
-MAX_TABLE_BYTES = 256 << 20  # of the table of words
-_WORD_BYTES = 250  # of memory for a word, apart from its text and its ids
+MAX_TABLE_BYTES = 256 << 20  # the largest table of words
+_WORD_BYTES = 250  # bytes of memory for a word, apart from its text and its ids
 SLICE_BYTES = 4 << 20
 
 
@@ -43,7 +43,11 @@ class _Table:
     def encode(
         self, matcher: Matcher, padded: NDArray[np.uint8], bounds: NDArray[np.int64]
     ) -> Matches:
-        """Return the ids of the words between bounds, and how many each has."""
+        """Return the ids of the words between bounds, and the number of ids of each word.
+
+        padded: uint8, the text and PADDING bytes. bounds: int64 (words + 1,).
+        """
+        # Number the words of the text; words beyond `known` are new to the table.
         words, which = number_words(padded, bounds)
         known = len(self._numbers)
         numbers = self._numbers.of(words, len(words))[which]
@@ -77,15 +81,16 @@ class SliceEncoder:
     def encode(
         self, piece: Slice, entry: int, memory: NDArray[np.uint32] | None = None
     ) -> tuple[EncodedSlice, int]:
-        """Return the ids of a slice, and the end of the last token.
+        """Return the ids of a slice, and the position at which the last token ends.
 
-        entry: where in the slice the first token starts.
+        entry: the position at which the first token starts.
 
         Raises NoTokenError for a byte without a token if the vocabulary has no unknown token.
         """
         bounds = self._word_bounds(piece, entry)
         (ids, counts), stopped = self._encode_words(piece, bounds)
         require_tokens(self._vocabulary, piece, ids, entry)
+        # before[k]: number of ids before word k, int64 (words + 1,).
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         starts = before[np.searchsorted(bounds[:-1], piece.document_starts, side="left")]
         return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
@@ -98,8 +103,8 @@ class SliceEncoder:
     def _word_bounds(self, piece: Slice, entry: int) -> NDArray[np.int64]:
         """Return the starts of the words that start in the main part, then the last word's end.
 
-        entry: where the first token, and so the first word, starts. Earlier words belong to the
-            slice before.
+        entry: the position at which the first token starts. A word starts there, and earlier words
+            belong to the slice before.
         """
         mask = start_mask(
             piece.text,
@@ -125,9 +130,9 @@ class SliceEncoder:
         return (np.append(ids, last), np.append(counts, len(last))), begin + stopped
 
     def _look_up(self, piece: Slice, bounds: NDArray[np.int64]) -> Matches:
-        """Return the ids of the words between bounds, and how many each has."""
+        """Return the ids of the words between bounds, and the number of ids of each word."""
         with self._lock:
-            # An error may leave the table incomplete; then no slice uses the table again.
+            # Take the table out while it is in use: after an error, an incomplete table is dropped.
             table, self._table = self._table or _Table(), None
             matches = table.encode(self._matcher, piece.buffer, bounds)
             if table.nbytes < MAX_TABLE_BYTES:

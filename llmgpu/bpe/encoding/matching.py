@@ -1,16 +1,16 @@
-"""Matching on NumPy by merges: from words to the tokens of each word.
+"""Matching on NumPy by merges: the tokens of each word.
 
 Which pairs of tokens merge, and in which order:
 
 - With a list of merges, pairs merge in the order of the list, as in Hugging Face's tokenizers. If a
   pair is listed several times, the last place counts, as in Hugging Face's tokenizers.
 - Without a list, two neighbours merge if together they spell a token, lowest id first, as in
-  tiktoken. Every way to cut a token into two tokens is a pair with that token's rank.
+  tiktoken. Every way to cut a token into two tokens is a pair, whose rank is the token's id.
 
-If the vocabulary says so, a word that is a token becomes that token. Other words are merged many at
-a time, in rounds. In each round, every word merges its pair of the lowest rank, and the leftmost
-of several. A word is done when no pair merges. This is the definition. A long word is merged
-alone, with a heap of its pairs.
+If the vocabulary has `takes_whole_tokens`, a word that spells a token becomes this token. Other
+words are merged in rounds, many words at a time. In each round, every word merges its pair of the
+lowest rank, the leftmost of several. A word is done when none of its pairs merges. This is the
+definition. A word of more than MOST_BYTES is merged alone, with a heap of its pairs.
 
 A heap takes some hundred bytes for each byte of a word, so a word of more than WINDOW bytes is
 merged in windows. Windows give the word's tokens if every pair with a token ranks after all pairs
@@ -19,14 +19,15 @@ that make the token. Under this condition pairs merge in stages, rank by rank an
 - If no merge of a text crosses a border, the text before the border and the text after it merge
   independently. So a window's tokens up to a border between two of them are the tokens of this
   stretch merged alone.
-- Two stretches may be put end to end if the last token of the first stretch and the first token of
-  the second, merged together, become these two tokens again. Only a pair of the symbols on either
-  side of the border could cross it. At every stage these symbols do not depend on the text around
-  the two tokens. Of equal symbols in a row every other pair merges, counted from the left. No
-  merge crosses the border between the last token and the token before it, so counting starts there.
+- The tokens of two stretches may be put end to end if the last token of the first stretch and the
+  first token of the second stretch, merged together, become these two tokens again. The only pair
+  that could cross the border consists of the symbols on either side of the border. At every stage
+  these symbols do not depend on the text around the two tokens. Of equal symbols in a row every
+  other pair merges, counted from the left. No merge crosses the border between the last token and
+  the token before it, so counting starts there.
 
-(See M. Berglund, B. van der Merwe, Formalizing BPE Tokenization, arXiv 2309.08715.) The border is
-sought away from the window's end. If several borders fail the test, the window grows.
+(See M. Berglund, B. van der Merwe, Formalizing BPE Tokenization, arXiv 2309.08715.) Borders are
+tried at some distance from the window's end. If several borders fail the test, the window grows.
 """
 
 from __future__ import annotations
@@ -48,23 +49,24 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.spelling import spelled
 
-NO_RANK = 0x3FFFFF  # of a pair that does not merge; all ranks are below
+NO_RANK = 0x3FFFFF  # the rank of a pair that does not merge; all other ranks are lower
 WINDOW = 1 << 12  # bytes
-_LEAST_TOKENS = 8  # in a window that is cut
+_LEAST_TOKENS = 8  # the fewest tokens of a window that is cut
 _CUTS = (15, 12, 10, 8, 6)  # 16ths of a window's tokens after which a border is tried
-_REMEMBERED_WORDS = 1024  # of up to WINDOW bytes: texts that repeat words repeat windows, too
-_GONE = -2  # marks a symbol merged into the symbol before; -1 is a byte without a token
+# Words and windows of up to WINDOW bytes whose tokens are remembered, for texts that repeat them.
+_REMEMBERED_WORDS = 1024
+_GONE = -2  # marks a symbol that was merged into the symbol before; -1 is a byte without a token
 
-# positions where tokens begin, and the ids of the tokens
+# The tokens of a word: the positions at which they begin, int32, and their ids, int32.
 _Merged = tuple[NDArray[np.int32], NDArray[np.int32]]
-# of a word that is merged in rounds, because a word may need a round for each byte
+# The most bytes of a word that is merged in rounds: a word may need a round for each byte.
 MOST_BYTES = 128
 _BLOCK = 1 << 18  # bytes of words that are merged at a time
-_NO_TOKEN = -1  # of a word that is no token
+_NO_TOKEN = -1  # stands for the id of a word that spells no token
 
-# The tokens of all words in order, uint32, and how many each word has, int64 (words,).
+# The tokens of all words in order, uint32, and the number of tokens of each word, int64 (words,).
 Matches = tuple[NDArray[np.uint32], NDArray[np.int64]]
-# the word of each symbol, and the id of each symbol
+# The number of the word of each symbol, int64, and the id of each symbol, int32.
 _Symbols = tuple[NDArray[np.int64], NDArray[np.int32]]
 
 
@@ -89,7 +91,8 @@ class BpeMatcher:
     def match(self, words: Sequence[bytes]) -> Matches:
         """Return the tokens of words; NO_TOKEN for a byte without a token."""
         count = len(words)
-        # Words are whole tokens, short, or long; each kind has its own way to ids.
+        # Find the ids of words that are tokens, of short words and of long words, each in its way.
+        # whole: int32 (words,), the id of a word that is a token.
         whole = np.fromiter((self._whole.get(word, _NO_TOKEN) for word in words), np.int32, count)
         lengths = np.fromiter(map(len, words), np.int64, count)
         counts = np.ones(count, np.int64)
@@ -99,7 +102,7 @@ class BpeMatcher:
         longer = np.flatnonzero((whole == _NO_TOKEN) & (lengths > MOST_BYTES)).tolist()
         long_ids = [self._long_words.merge(np.frombuffer(words[k], np.uint8)) for k in longer]
         counts[longer] = [len(ids) for ids in long_ids]
-        # Put the ids of the three kinds together in the order of the words.
+        # Put the ids together in the order of the words; firsts: the position of a word's first id.
         ids = np.repeat(whole.view(np.uint32), counts)
         firsts = np.cumsum(counts) - counts
         ids[ranges(firsts[short], counts[short])] = merged[0]
@@ -108,7 +111,7 @@ class BpeMatcher:
         return ids, counts
 
     def _merge_short(self, words: Sequence[bytes], lengths: NDArray[np.int64]) -> Matches:
-        """Return the tokens of words of at most MOST_BYTES, of these lengths."""
+        """Return the tokens of words of at most MOST_BYTES; lengths: int64 (words,), in bytes."""
         parts = [(np.empty(0, np.int64), np.empty(0, np.int32))]
         for block in blocks(lengths, _BLOCK):
             symbols = self._byte_ids[np.frombuffer(b"".join(words[block]), np.uint8)]
@@ -120,12 +123,16 @@ class BpeMatcher:
         return symbols[order].view(np.uint32), np.bincount(of_words, minlength=len(words))
 
     def _merge(self, words: NDArray[np.int64], symbols: NDArray[np.int32]) -> list[_Symbols]:
-        """Return the symbols that are left of words, grouped by word and in order.
+        """Return the symbols that are left of all words when no pair merges.
 
-        words: int64 (n,), ascending, the word of each symbol. symbols: int32 (n,), overwritten.
+        Each entry of the result has the words that were done after the same round, with their
+        symbols in order.
+
+        words: int64 (n,), ascending, the number of each symbol's word. symbols: int32 (n,),
+        overwritten.
         """
         done = []
-        # of the pair of each symbol and the next symbol of its word
+        # ranks[k]: the rank of the pair of symbols k and k + 1, NO_RANK at the end of a word.
         ranks = np.full(len(words), NO_RANK, np.int32)
         self._rank(ranks, words, symbols, np.arange(len(words)))
         while True:
@@ -147,7 +154,7 @@ class BpeMatcher:
             words, symbols, ranks = (
                 np.delete(values, places + 1) for values in (words, symbols, ranks)
             )
-            # The new symbols make new pairs with their neighbours.
+            # Rank the pairs of the new symbols and their neighbours.
             places -= np.arange(len(places))
             ranks[places] = NO_RANK
             self._rank(ranks, words, symbols, np.concatenate([places - 1, places]))
@@ -159,7 +166,7 @@ class BpeMatcher:
         symbols: NDArray[np.int32],
         places: NDArray[np.int64],
     ) -> None:
-        """Write the ranks of the pairs that begin at the given positions."""
+        """Write the ranks of the pairs whose left symbols are at `places`, int64."""
         places = places[(places >= 0) & (places < len(words) - 1)]
         places = places[words[places] == words[places + 1]]
         ranks[places] = self._pairs.look_up(symbols[places], symbols[places + 1])
@@ -167,11 +174,11 @@ class BpeMatcher:
 
 @dataclass(frozen=True, eq=False)
 class PairRanks:
-    """The pairs that merge, all different; int32 (pairs,).
+    """The pairs that merge. No pair occurs twice.
 
-    left, right: ids of the parts.
-    ranks: the lowest merges first. Pairs of equal rank have the same result.
-    results: int32 (ranks,), id by rank.
+    left, right: int32 (pairs,), ids of the parts.
+    ranks: int32 (pairs,), the lowest merges first. Pairs of equal rank have the same result.
+    results: int32 (ranks,), the id that a pair of each rank becomes.
     """
 
     left: NDArray[np.int32]
@@ -181,12 +188,12 @@ class PairRanks:
 
     @property
     def keys(self) -> NDArray[np.int64]:
-        """One number for each pair, from its parts: int64 (pairs,)."""
+        """The key of each pair, see `pair_keys`: int64 (pairs,)."""
         return pair_keys(self.left, self.right)
 
     @cached_property
     def _sorted(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The keys, ascending, with their ranks, and a last key that belongs to no pair."""
+        """The keys in ascending order with their ranks, then a last key that no pair has."""
         order = np.argsort(self.keys)
         keys = np.append(self.keys[order], np.iinfo(np.int64).max)
         return keys, np.append(self.ranks[order], np.int32(NO_RANK))
@@ -200,12 +207,15 @@ class PairRanks:
 
 
 def pair_keys(left: NDArray[np.int32], right: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return a number for each pair: int64 (n,), below 0 if a part is -1."""
+    """Return left << 32 | right for each pair: int64 (n,), negative if a part is -1."""
     return left.astype(np.int64) << 32 | right
 
 
 def pair_ranks(vocabulary: Vocabulary) -> PairRanks:
-    """Return the pairs of a vocabulary; VocabularyError if there are too many to be ranked."""
+    """Return the pairs that merge in a vocabulary.
+
+    VocabularyError if there are more than NO_RANK merges or tokens.
+    """
     if max(len(vocabulary.merges), vocabulary.size) > NO_RANK:
         raise VocabularyError(
             f"more than {NO_RANK} tokens or merges: too many for {spelled('--match bpe')}"
@@ -222,7 +232,10 @@ def _listed(merges: NDArray[np.int32]) -> PairRanks:
 
 
 def _all_cuts(vocabulary: Vocabulary) -> PairRanks:
-    """Return a pair for every way to cut a token into two, sorted by id and then by cut."""
+    """Return a pair for every way to cut a token into two tokens, in the order of `ordinary_ranks`.
+
+    The pairs of a token are in the order of the cuts.
+    """
     ids = ordinary_ranks(vocabulary)
     pairs = array("i")
     for token, number in ids.items():
@@ -239,7 +252,7 @@ def _all_cuts(vocabulary: Vocabulary) -> PairRanks:
 def byte_ids(vocabulary: Vocabulary) -> NDArray[np.int32]:
     """Return the id of each byte, int32 (256,).
 
-    A byte without a token has the unknown token or -1.
+    A byte without a token gets the id of the unknown token, or -1 if there is none.
     """
     unknown = -1 if vocabulary.unknown_token is None else vocabulary.unknown_token
     ids = np.full(256, unknown, np.int32)
@@ -251,7 +264,10 @@ def byte_ids(vocabulary: Vocabulary) -> NDArray[np.int32]:
 
 
 class LongWordMerger:
-    """Merges words one at a time. Memory: 5 bytes for each byte of a word."""
+    """Merges words one at a time, in windows if possible.
+
+    Memory: 5 bytes for each byte of a word in windows.
+    """
 
     def __init__(self, pairs: PairRanks, byte_ids: NDArray[np.int32]) -> None:
         """Prepare for pairs; byte_ids: int32 (256,), the symbol of each byte."""
@@ -269,7 +285,7 @@ class LongWordMerger:
 
     @cached_property
     def _ranks_and_results(self) -> tuple[dict[int, int], list[int]]:
-        """The rank of each pair, by left << 32 | right, and the results by rank."""
+        """The rank of each pair by left << 32 | right, and the results by rank."""
         ranks = dict(zip(self._pairs.keys.tolist(), self._pairs.ranks.tolist(), strict=True))
         return ranks, self._pairs.results.tolist()
 
@@ -286,9 +302,12 @@ class LongWordMerger:
         return bool(((pairs.ranks > made[pairs.left]) & (pairs.ranks > made[pairs.right])).all())
 
     def _merge_windows(self, word: NDArray[np.uint8]) -> NDArray[np.uint32] | None:
-        """Return the tokens; None if a window that grew does not join the tokens before it."""
+        """Return the tokens of a word.
+
+        None if the tokens of a window that grew can't be put behind the tokens before it.
+        """
         ids = bytearray()  # raw bytes of uint32 ids, because a bytearray grows in place
-        last = first = 0  # starts of the last token before the window and of the window
+        last = first = 0  # where the last token before the window begins, and the window
         size, window = WINDOW, self._merge(word[:WINDOW])
         while first + size < len(word):
             found = self._cut(word, first, window)
@@ -308,7 +327,10 @@ class LongWordMerger:
     def _cut(
         self, word: NDArray[np.uint8], first: int, window: _Merged
     ) -> tuple[int, _Merged] | None:
-        """Return after how many tokens a window from `first` on ends, and the next window."""
+        """Return the number of a window's tokens up to a border, and the window after the border.
+
+        None if no border passes the test. first: where the window begins in the word.
+        """
         begins, _ = window
         if len(begins) < _LEAST_TOKENS:
             return None
@@ -323,14 +345,14 @@ class LongWordMerger:
     def _go_together(
         self, word: NDArray[np.uint8], last: int, border: int, following: _Merged
     ) -> bool:
-        """Tell whether the two tokens beside a border, merged together, become themselves."""
+        """Return whether the two tokens beside a border, merged together, become the same two."""
         begins, _ = following
         end = border + int(begins[1]) if len(begins) > 1 else min(border + WINDOW, len(word))
         alone, _ = self._merge(word[last:end])
         return border - last in alone.tolist()
 
     def _merge(self, word: NDArray[np.uint8]) -> _Merged:
-        """Return where the tokens of a word begin, and their ids; recent words are remembered."""
+        """Return where the tokens of a word begin, and their ids. Words are remembered."""
         key = word.tobytes() if len(word) <= WINDOW else b""
         merged = self._remembered.get(key)
         if merged is None:
@@ -350,11 +372,13 @@ def _merge_by_heap(symbols: list[int], ranks: dict[int, int], results: list[int]
 
     A merged symbol stays at the position of its first byte; its other positions hold _GONE.
 
-    ranks: by left << 32 | right. The heap may hold a pair that was merged away or whose rank has
-    changed since. Such entries are skipped.
+    symbols: a symbol for each byte, overwritten. ranks: ranks of pairs by left << 32 | right.
+    results: symbols by rank.
     """
+    # Link the symbols: before[k] and after[k] are the positions of symbol k's neighbours. The heap
+    # has rank << 32 | position for each pair.
     end = len(symbols)
-    symbols.append(-1)  # after the last symbol, and before the first: it has no pairs
+    symbols.append(-1)  # the neighbour after the last symbol and, as symbols[-1], before the first
     before, after = list(range(-1, end)), list(range(1, end + 1))
     rank_of = ranks.get
     pairs = map(rank_of, (left << 32 | right for left, right in pairwise(symbols)))
@@ -362,6 +386,7 @@ def _merge_by_heap(symbols: list[int], ranks: dict[int, int], results: list[int]
     heapify(heap)
     while heap:
         key = heappop(heap)
+        # Skip a pair that has merged or changed since its entry was made.
         rank, place = key >> 32, key & 0xFFFFFFFF
         gone = after[place]
         if symbols[place] == _GONE or rank_of(symbols[place] << 32 | symbols[gone]) != rank:
@@ -371,7 +396,7 @@ def _merge_by_heap(symbols: list[int], ranks: dict[int, int], results: list[int]
         symbols[gone] = _GONE
         previous, following = before[place], after[gone]
         after[place], before[following] = following, place
-        # The new symbol makes new pairs with its two neighbours.
+        # Push the pairs of the new symbol and its two neighbours.
         if (new := rank_of(symbols[previous] << 32 | merged)) is not None:
             heappush(heap, new << 32 | previous)
         if (new := rank_of(merged << 32 | symbols[following])) is not None:

@@ -35,9 +35,9 @@ _log = logging.getLogger("llmgpu")
 
 @delaying_forks()
 def prepare_vocabulary(vocabulary: Vocabulary, opening: Opening) -> None:
-    """Make the tables for a vocabulary's encoder on a device, while the device is being opened.
+    """Make the tables for a vocabulary's encoder on a device while the device is being opened.
 
-    opening: has begun. `open_encoder` meets an error of the opening again and raises it.
+    opening: has begun. Errors are ignored here; `open_encoder` raises them.
     """
     if opening.wanted != "cpu" and vocabulary.match == "bpe" and vocabulary.pieces is None:
         from llmgpu.bpe.encoding.encoder_gpu import prepare_tables
@@ -55,14 +55,15 @@ def open_encoder(
     threads: int | None = None,
     text_bytes: int | None = None,
 ) -> Encoder:
-    """Return an encoder for a vocabulary: by its match rule, after its normalizer.
+    """Return an encoder that normalizes text and matches it by the vocabulary's rule.
 
-    slice_bytes: bytes of text to encode at a time. threads: of the CPU, without a device.
-    text_bytes: about the size of the first text, None if unknown. These three don't change the ids.
+    slice_bytes: bytes of text to encode at a time. threads: CPU threads that encode, if the CPU
+        encodes. text_bytes: an estimate of the first text's size; None if unknown. The ids depend
+        on none of these.
     special: the special tokens that text may spell, and the tokens around documents.
 
-    Raises VocabularyError if `special` names a token that the vocabulary does not have or there are
-    too many merges, DeviceError if the device's memory or limits are too small.
+    Raises VocabularyError if `special` names a token that the vocabulary does not have, or if there
+    are too many merges; DeviceError if the device's memory or limits are too small.
     """
     encoder = open_matching_encoder(
         vocabulary, backend, slice_bytes, threads=threads, text_bytes=text_bytes
@@ -79,7 +80,11 @@ def open_matching_encoder(
     threads: int | None = None,
     text_bytes: int | None = None,
 ) -> Encoder:
-    """Return an encoder of normalized text without special tokens; otherwise as `open_encoder`."""
+    """Return an encoder of normalized text without special tokens.
+
+    The arguments and errors are as for `open_encoder`. Encoders are kept in `backend.encoders`, if
+    the backend has such a dict.
+    """
     kept = {} if backend.encoders is None else backend.encoders
     key = vocabulary.fingerprint, backend.device, slice_bytes, threads
     if key not in kept:
@@ -102,7 +107,7 @@ def _open_new(
         return open_host_encoder(vocabulary, None, threads)
     try:
         encoder: DeviceEncoder
-        # Imported here, since these modules import a GPU package.
+        # These modules import a GPU package, so they are imported only here.
         if vocabulary.match == "bpe":
             from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 
@@ -129,7 +134,7 @@ def open_host_encoder(
 ) -> HostEncoder:
     """Return an encoder on the CPU engine, or on NumPy if there is no engine.
 
-    By the match rule alone.
+    The encoder matches normalized text. It finds no special tokens.
     """
     threads = threads or default_threads()
     if library() is None:
@@ -168,7 +173,7 @@ class OptionalDeviceEncoder:
         self._vocabulary, self._open_host = vocabulary, open_host
 
     def expect(self, text_bytes: int | None) -> None:
-        """Take the bytes of the next text; see `Expecting`."""
+        """Announce the length of the next text in bytes; see `Expecting`."""
         if isinstance(self._device, Expecting):
             self._device.expect(text_bytes)
 
@@ -199,10 +204,10 @@ def _encode_again(host: HostEncoder, taken: Slice, allocate: Allocate) -> Encode
 
 
 class _InFlight:
-    """Slices that a device was given, kept until their ids have arrived.
+    """A reader of slices that keeps the slices in flight on a device until their ids arrive.
 
-    A failing device loses the memory that text is read into. Slices of a file can be read again;
-    all other slices are copied.
+    A device that fails loses the memory into which text was read. So slices that were not read from
+    a known place of a file are copied. Slices of a file can be read again.
     """
 
     def __init__(self, reader: SliceReader) -> None:
@@ -213,7 +218,7 @@ class _InFlight:
         self._has_ended = False
 
     def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
-        """Return the next slice, see `SliceSource`; None after `end`, too."""
+        """Return the next slice, see `SliceSource`; also None once `end` was called."""
         from llmgpu.gpu import parallel_copy
 
         with self._reading:
@@ -238,15 +243,15 @@ class _InFlight:
             return replace(piece, text=text, buffer=buffer)
 
     def forget_first(self) -> None:
-        """Keep the first slice no longer."""
+        """Drop the first slice: its ids have arrived."""
         _, memory = self._kept.popleft()
         if memory is not None:
             self._idle.append(memory)
 
     def end(self) -> list[Slice]:
-        """Return the slices without ids.
+        """Return the slices whose ids have not arrived, and let `read` return None from now on.
 
-        Waits for a read that has begun, and allows no more reads.
+        Waits for a read that has begun.
         """
         self._has_ended = True
         with self._reading:

@@ -1,24 +1,26 @@
 """Special tokens on the way from text to ids: spelled by text, or around documents.
 
-Text passes through the search for special tokens, then the vocabulary's normalizer, then a second
-search for the special tokens that are normalized, then matching.
+Text passes through the search for special tokens, the vocabulary's normalizer, a second search for
+the special tokens that are normalized, and matching.
 
-Text that spells a special token is plain text unless the token is allowed. Allowed tokens are taken
-out of the text before encoding, and their ids are inserted between the other ids. So the stretches
-between them have the ids that they would have as whole texts. For the search in blocks of text:
+Text that spells a special token is plain text unless the token is allowed. Allowed tokens are cut
+out of the text before encoding, and their ids are inserted between the other ids. So each stretch
+between two of them has the ids that it would have as a text of its own. The text is searched in
+blocks:
 
-- The leftmost allowed token counts, and at one position the longest. The search continues after
-  the token. A disallowed token is an error wherever it occurs, even inside or across an allowed
-  token. tiktoken does the same, but picks either of two tokens at the same position.
+- The leftmost allowed token counts, and of several at one position the longest. The search
+  continues after the token. A disallowed token is an error wherever it occurs, even inside or
+  across an allowed token. tiktoken does the same, but picks either of two tokens at one position.
 - No special token extends past the end of a document.
-- In the filtered text a document starts where a special token was, so that no token crosses the
-  place. `_Boundaries` tells these starts from real starts.
+- In the filtered text a document starts where a special token was cut out, so that no token crosses
+  this position. `_Boundaries` records which starts are those of real documents.
 - Only bytes that may begin a special token are held back until the next block. Before a token with
-  the flag lstrip, the white space that may belong to it is held back, too.
+  the flag lstrip, the white space that may belong to the token is held back, too.
 
-Tokens with flags match as in Hugging Face's tokenizers (`llmgpu.bpe.encoding.added_flags`). The
-white space that they swallow is in no id, like text that a normalizer removes. It does not count as
-text of the slices. A disallowed token is an error even where its flags would not let it match.
+Tokens with flags match as in Hugging Face's tokenizers (`llmgpu.bpe.encoding.added_flags`). No id
+stands for the white space that such a token swallows, as for text that a normalizer removes. The
+white space does not count as text of the slices. A disallowed token is an error even where its
+flags would not let it match.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
 from llmgpu.text.documents import Piece, remove_spans
 from llmgpu.text.normalizing import Normalizer, get_normalizer
 
-# the kind of a boundary where a document starts; the kind of any other boundary is an id
+# The kind of a boundary at which a document starts. The kind of any other boundary is the id of a
+# special token.
 _DOCUMENT = -1
 
 _NO_BOUNDARIES = np.empty((2, 0), np.int64)
@@ -64,16 +67,17 @@ def with_special_tokens(
     options: SpecialOptions,
     block_bytes: int = LEAST_BYTES,
 ) -> Encoder:
-    """Return an encoder that also normalizes, and handles special tokens.
+    """Return an encoder that normalizes text and handles special tokens around `encoder`.
 
-    encoder: of normalized text without special tokens; returned itself if there is nothing to do.
-    block_bytes: bytes of text to search at a time, or more; the ids do not depend on the number.
+    encoder: encodes normalized text without special tokens. It is returned itself if nothing has
+        to be added.
+    block_bytes: the fewest bytes of text to search at a time. The ids do not depend on the number.
 
     Raises VocabularyError for a token that the vocabulary does not have.
     """
     special = vocabulary.special_tokens
     allowed, disallowed = chosen_texts(vocabulary, options)
-    # Normalized special tokens are searched for last, so their encoder is made first.
+    # The encoder nearest to the ids finds the special tokens that are normalized.
     late = _normalized_texts(vocabulary)
     flags = Flags.of(vocabulary)
     late_allowed: dict[bytes, int] = {}
@@ -93,15 +97,16 @@ def with_special_tokens(
             block_bytes=block_bytes,
             is_normalized=True,
         )
-    # Text passes the encoders from the outermost inwards, so the normalizer is wrapped around the
-    # search for normalized tokens, and the search for special tokens around the normalizer.
+    # Wrap the normalizer around it. Text passes through the outermost encoder first.
     if vocabulary.normalizer is not None:
         encoder = _NormalizingEncoder(encoder, get_normalizer(vocabulary.normalizer))
+    # Wrap the search for the other special tokens around the normalizer.
     early = [text for text in allowed if text not in late]
     if options.is_plain and not early:
         return encoder
     before, after = ids_around(vocabulary, options)
-    # Each encoder puts one token before and one after a document. The pairs start at the text.
+    # An encoder puts one token before and one after a document. Of several tokens, the pair nearest
+    # to the text comes first, and an encoder for each further pair is wrapped around it.
     first, *others = zip_longest(reversed(before), after) if before or after else [(None, None)]
     made = _SpecialEncoder(
         encoder,
@@ -121,10 +126,10 @@ def with_special_tokens(
 def special_matches(
     vocabulary: Vocabulary, allowed: Collection[str], document: bytes
 ) -> list[tuple[int, int, int, int]]:
-    """Return where the allowed special tokens are in a document, which is normalized.
+    """Return the positions of the allowed special tokens in a normalized document, ascending.
 
-    Each is the beginning of the white space that it swallows, its own beginning and end, and the
-    end of the white space after it.
+    A token has four positions: where the white space begins that the token swallows, where the
+    token itself begins and ends, and where the swallowed white space after the token ends.
 
     Raises VocabularyError for a token that the vocabulary does not have.
     """
@@ -132,8 +137,9 @@ def special_matches(
     late = _normalized_texts(vocabulary)
     early = {text.encode(): vocabulary.special_tokens[text] for text in texts if text not in late}
     normalized = {late[text]: vocabulary.special_tokens[text] for text in texts if text in late}
+    # Search for the tokens of either kind, for the normalized tokens only between the others.
     found: list[tuple[int, int, int, int]] = []
-    segments = [(0, len(document))]
+    segments = [(0, len(document))]  # the stretches still to be searched
     for tokens in filter(None, (early, normalized)):
         search = _SpecialTokenFilter(tokens, Flags.of(vocabulary), None, _Boundaries())
         between = []
@@ -150,7 +156,7 @@ def special_matches(
 
 
 def ids_around(vocabulary: Vocabulary, options: SpecialOptions) -> tuple[list[int], list[int]]:
-    """Return the ids before and after each document; raises as `token_id`."""
+    """Return the ids before and after each document; VocabularyError as in `token_id`."""
     before, after = (
         [token_id(vocabulary, token) for token in several(tokens)]
         for tokens in (options.bos, options.eos)
@@ -189,7 +195,7 @@ def token_id(vocabulary: Vocabulary, token: int | str) -> int:
 def chosen_texts(
     vocabulary: Vocabulary, options: SpecialOptions
 ) -> tuple[Collection[str], Collection[str]]:
-    """Return the special tokens that text may spell, and the ones that are errors."""
+    """Return the special tokens that text may spell, and the special tokens that are errors."""
     special = vocabulary.special_tokens
     allowed = _chosen(vocabulary, options.allowed, special)
     if vocabulary.always_allowed:
@@ -200,7 +206,7 @@ def chosen_texts(
 def _chosen(
     vocabulary: Vocabulary, texts: Collection[str], every: Collection[str]
 ) -> Collection[str]:
-    """Return the special tokens named in `texts`, `every` for "all"."""
+    """Return the special tokens named in `texts`; "all" stands for `every`."""
     texts = (texts,) if isinstance(texts, str) else texts
     for text in texts:
         if text != ALL and text not in vocabulary.special_tokens:
@@ -212,7 +218,7 @@ def _chosen(
 
 
 def _normalized_texts(vocabulary: Vocabulary) -> dict[str, bytes]:
-    """Return the text to search for in normalized text, by special token."""
+    """Return the bytes to search for in normalized text, by the special token's text."""
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
     found = [texts[number] for number in vocabulary.normalized_tokens]
     if vocabulary.pieces is not None and vocabulary.pieces.ranks:
@@ -232,7 +238,7 @@ def _known_tokens(vocabulary: Vocabulary) -> str:
 
 
 class _NormalizingEncoder:
-    """An encoder of normalized text; slices and offsets count bytes of normalized text."""
+    """Normalizes text, and encodes it. Slices and offsets count bytes of normalized text."""
 
     def __init__(self, encoder: Encoder, normalizer: Normalizer) -> None:
         self._encoder, self._normalizer = encoder, normalizer
@@ -252,10 +258,10 @@ class _NormalizingEncoder:
 
 @dataclass(frozen=True, eq=False)
 class _SpecialEncoder:
-    """Filters the text of another encoder, and inserts ids of special tokens into its ids.
+    """Cuts special tokens out of the text of another encoder, and inserts their ids into its ids.
 
-    lengths: int64, bytes of text of each token. allowed: ids by text. is_normalized: the text is
-    normalized, so its offsets are not offsets in the corpus.
+    lengths: int64, the bytes of each token's text by id. allowed: ids by text. is_normalized:
+    whether the text is normalized, so that its offsets are not offsets in the corpus.
     """
 
     encoder: Encoder
@@ -271,7 +277,7 @@ class _SpecialEncoder:
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`.
 
-        Raises also TextError for a disallowed special token.
+        Raises TextError for a disallowed special token, too.
         """
         insertion = _Insertion(self.bos, self.eos)
         if not (self.allowed or self.disallowed):
@@ -284,16 +290,18 @@ class _SpecialEncoder:
             yield last
 
     def _encode_filtered(self, source: TextSource, insertion: _Insertion) -> Iterator[EncodedSlice]:
+        # Connect the encoder to the filtered text.
         boundaries = _Boundaries()
         guard = Guard(self.disallowed, self.is_normalized) if self.disallowed else None
         special_filter = _SpecialTokenFilter(self.allowed, self.flags, guard, boundaries)
         filtered = _SpecialSource(source, special_filter, self.block_bytes)
-        special_bytes = done = 0  # in the text up to here, and other bytes
+        special_bytes = done = 0  # bytes of special tokens so far, and of filtered text
         if isinstance(self.encoder, _NormalizingEncoder):
             boundaries.follows = deque()
             encoded_slices = self.encoder.encode(filtered, follows=boundaries.follows)
         else:
             encoded_slices = self.encoder.encode(filtered)
+        # Insert the ids of special tokens, and count their bytes as text.
         try:
             for piece in encoded_slices:
                 done += piece.text_bytes
@@ -305,7 +313,7 @@ class _SpecialEncoder:
                 piece = replace(piece, text_bytes=piece.text_bytes + span, closed=closed)
                 yield insertion.insert(piece, kinds)
         except NoTokenError as error:
-            # The offset is in the filtered text: add the special tokens before it.
+            # The offset is one in the filtered text: add the bytes cut out before it.
             before = boundaries.special_before(error.offset)
             offset = error.offset + special_bytes + int(self.lengths[before].sum())
             offset += boundaries.pass_swallowed(error.offset)
@@ -313,29 +321,31 @@ class _SpecialEncoder:
 
 
 class _Insertion:
-    """Puts ids of special tokens between the ids of a text, slice by slice."""
+    """Inserts special tokens into the ids of a text, and `bos` and `eos` around its documents."""
 
     def __init__(self, bos: int | None, eos: int | None) -> None:
         self._bos, self._eos = bos, eos
-        self._is_open = False  # a document has started, and its end was not reached
+        self._is_open = False  # whether a document has started whose end is not reached
 
     def insert(self, piece: EncodedSlice, kinds: NDArray[np.int64]) -> EncodedSlice:
-        """Return a slice with its special tokens; kinds: of its boundaries (see `_Boundaries`)."""
+        """Return a slice with its special tokens; kinds: int64, of its boundaries in order."""
         starts = piece.document_starts
         begins = kinds == _DOCUMENT
-        # Two values may go in at each boundary: first the end of a document or a special token,
-        # then the start of a document. `present` marks the values that do go in.
+        # values: the ids that may be inserted at each boundary, int64 (boundaries, 2). Column 0 is
+        # a special token or the end of a document, column 1 the start of a document. present: bool,
+        # of the same shape, whether an id is inserted.
         values = np.stack([kinds, np.zeros_like(kinds)], axis=1)
         present = np.stack([~begins, begins & (self._bos is not None)], axis=1)
         values[:, 1] = self._bos or 0
         if self._eos is not None:
-            # A document start ends the document before it, if there is one.
+            # A document start ends the document before it, if a document is open.
             ending = begins.copy()
             if len(ending) and not self._is_open:
                 ending[np.argmax(begins)] = False
             values[begins, 0] = self._eos
             present[:, 0] |= ending
-        # The position of the first token of a document.
+        # Insert the ids. before: the number of ids inserted before the first token of the document
+        # that starts at each boundary, int64 (boundaries,).
         before = np.cumsum(present.sum(axis=1)) - present[:, 1]
         ids = np.insert(piece.ids, np.repeat(starts, 2)[present.ravel()], values[present])
         self._is_open |= bool(begins.any())
@@ -346,7 +356,7 @@ class _Insertion:
         return EncodedSlice(ids, (starts + before)[begins], piece.text_bytes, piece.closed)
 
     def finish(self) -> EncodedSlice | None:
-        """Return the end of the last document, if it is still missing."""
+        """Return a slice with the id that ends the last document; None if nothing is missing."""
         if not self._is_open or self._eos is None:
             return None
         self._is_open = False
@@ -355,39 +365,42 @@ class _Insertion:
 
 
 class _Boundaries:
-    """The boundaries of a filtered text: each is the start of a document, or a special token.
+    """The boundaries in a filtered text: starts of documents, and special tokens that were cut out.
 
-    The thread that reads text adds boundaries. The thread that has the ids before a boundary takes
-    it. Both may be the same thread.
+    The thread that reads text adds boundaries. The thread that receives the ids takes them. Both
+    may be the same thread.
+
+    follows: a queue that tells a normalizer for each boundary whether it is a special token; None
+    without a normalizer.
     """
 
     def __init__(self) -> None:
-        self._found: deque[NDArray[np.int64]] = deque()
-        self._ends: deque[int] = deque()
-        self._added = self._taken = 0
-        self._ahead = _NO_BOUNDARIES  # out of the queue, not yet asked for
-        # for a normalizer, whether each boundary is a special token
+        # Boundaries are int64 (2, n): row 0 has their kinds, row 1 their offsets in filtered text.
+        self._found: deque[NDArray[np.int64]] = deque()  # boundaries added and not moved to _ahead
+        self._ends: deque[int] = deque()  # numbers of boundaries after which a document ends
+        self._added = self._taken = 0  # numbers of boundaries
+        self._ahead = _NO_BOUNDARIES  # boundaries moved out of the queue and not taken
         self.follows: deque[bool] | None = None
-        # offsets in the filtered text at which white space was, with its bytes; bytes before these
+        # Offsets in the filtered text at which white space was swallowed, with its bytes.
         self._swallowed: deque[tuple[int, int]] = deque()
-        self._swallowed_before = 0
+        self._swallowed_before = 0  # bytes of the entries that left the queue
 
     def add_swallowed(self, offset: int, count: int) -> None:
-        """Take note of `count` bytes of white space that were at an offset of the filtered text."""
+        """Record that `count` bytes of white space were cut out at an offset of filtered text."""
         self._swallowed.append((offset, count))
 
     def pass_swallowed(self, offset: int) -> int:
-        """Return the bytes of white space swallowed up to an offset; calls ascend."""
+        """Return the bytes of white space cut out up to an offset; offsets of calls ascend."""
         while self._swallowed and self._swallowed[0][0] <= offset:
             self._swallowed_before += self._swallowed.popleft()[1]
         return self._swallowed_before
 
     def add(self, kinds: NDArray[np.int64], offsets: NDArray[np.int64], ended: int | None) -> None:
-        """Append the next boundaries, before the text around them is handed over.
+        """Append the next boundaries. Must be called before the text around them is handed over.
 
         kinds: int64 (n,), _DOCUMENT or ids of special tokens. offsets: int64 (n,), positions in the
-        whole filtered text. ended: a document ends after this many of the boundaries; None: none
-        ends.
+        whole filtered text. ended: the number of these boundaries after which a document ends; None
+        if no document ends.
         """
         if ended is not None:
             self._ends.append(self._added + ended)
@@ -412,7 +425,7 @@ class _Boundaries:
         return bool(self._ends) and self._ends[0] == self._taken
 
     def special_before(self, offset: int) -> NDArray[np.int64]:
-        """Return the special tokens, not taken yet, up to an offset of the filtered text."""
+        """Return the ids, int64, of special tokens up to an offset that are not taken yet."""
         while self._found:
             self._look_ahead()
         kinds: NDArray[np.int64] = self._ahead[0, self._ahead[1] <= offset]
@@ -422,7 +435,7 @@ class _Boundaries:
         self._ahead = np.concatenate([self._ahead, self._found.popleft()], axis=1)
 
 
-# A special token: the begin and end of the bytes taken out, and its id.
+# A special token: where the bytes that are cut out begin and end, and its id.
 _Match = tuple[int, int, int]
 
 
@@ -437,7 +450,7 @@ class _SpecialSource(FilteredSource):
 
     def _pieces(self) -> Iterator[Piece]:
         for piece in super()._pieces():
-            # The text has not ended while white space in front of its last piece is left.
+            # Report the end only with the last piece, not with the white space in front of it.
             ended, self._ended = self._ended, False
             for blanks in self._special.blanks:
                 yield Piece(np.frombuffer(blanks, np.uint8), np.empty(0, np.int64), closed=False)
@@ -446,9 +459,10 @@ class _SpecialSource(FilteredSource):
 
 
 def _document_around(borders: list[int], position: int, end: int) -> tuple[int, int, bool]:
-    """Return the begin and end of the document around a position, and whether it began earlier.
+    """Return where the document around a position begins and ends, and whether it began earlier.
 
-    borders: document starts in the data. end: of the data.
+    borders: the document starts in the data. end: the end of the data. A document that began in
+    earlier data begins at 0.
     """
     number = bisect_right(borders, position)
     low = borders[number - 1] if number else 0
@@ -456,9 +470,9 @@ def _document_around(borders: list[int], position: int, end: int) -> tuple[int, 
 
 
 class _SpecialTokenFilter:
-    """Takes the allowed special tokens out of a text; see `llmgpu.text.documents.TextFilter`.
+    """Cuts the allowed special tokens out of a text; see `llmgpu.text.documents.TextFilter`.
 
-    blanks: white space in front of the text that `feed` returned last.
+    blanks: white space that belongs in front of the text returned by the last call of `feed`.
     """
 
     def __init__(
@@ -468,22 +482,22 @@ class _SpecialTokenFilter:
         guard: Guard | None,
         boundaries: _Boundaries,
     ) -> None:
-        """Search for the allowed texts, which have ids, and add each match to `boundaries`."""
+        """Search for the texts of `allowed`, ids by text, and add each match to `boundaries`."""
         self._ids = allowed
         self._search = search_for(allowed) if allowed else None
         self._flags = Flags(*(ids.intersection(allowed.values()) for ids in flags))
         self._guard = guard
         self._boundaries = boundaries
-        self._held = b""
-        self._held_starts = np.empty(0, np.int64)
-        self._handed_over = 0
+        self._held = b""  # bytes that are not decided yet
+        self._held_starts = np.empty(0, np.int64)  # document starts in the held bytes
+        self._handed_over = 0  # bytes of filtered text so far
         self.blanks: Iterable[bytes] = ()
-        self._blanks = Blanks()  # the white space before the held bytes, in their document
-        self._context = b""  # the end of the document before the held bytes
-        self._swallows = False  # the last token takes the white space that comes next
+        self._blanks = Blanks()  # white space before the held bytes, in the same document
+        self._context = b""  # up to LONGEST bytes before the held bytes, in the same document
+        self._swallows = False  # whether the last token swallows the white space that comes next
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
-        """Return the text without special tokens, with a boundary at the place of each.
+        """Return the text without special tokens, with a document start in place of each token.
 
         Raises TextError for a disallowed special token.
         """
@@ -500,11 +514,7 @@ class _SpecialTokenFilter:
         return self._hand_over(data, starts, matches, decided, decided, final)
 
     def matches(self, document: bytes) -> list[tuple[int, int, int, int]]:
-        """Return where the tokens of a document are.
-
-        Each is the beginning of the white space before a token, the token's own beginning and end,
-        and the end of the white space after it.
-        """
+        """Return the positions of the tokens in a document; see `special_matches`."""
         spans, decided = self._find(document, [0], final=True)
         spans = self._valid(document, [0], spans)
         widened = self._widen(document, [0], spans, decided)
@@ -519,12 +529,15 @@ class _SpecialTokenFilter:
         decided: int,
         final: bool,
     ) -> Piece:
-        """Return the text up to `end` without `matches`; hold the data from `decided` on."""
-        # A document start after the decided text is left to the next block.
+        """Return the text up to `end` without `matches`, and hold back the data from `decided` on.
+
+        The data between `end` and `decided` is white space, which is in `_blanks`.
+        """
+        # Leave document starts after the decided text to the next block.
         own = len(starts) if final else int(np.searchsorted(starts, decided))
         self._held, self._held_starts = data[decided:], starts[own:] - decided
         piece, kinds = self._cut(data[:end], starts[:own], matches, final)
-        # A document that starts at the very end has no text yet, so it does not end here.
+        # The data ends a document, but no document that starts at the very end of the data.
         begun = int((starts == len(data)).sum())
         ended = len(kinds) - begun if final else None
         self._boundaries.add(kinds, piece.starts + self._handed_over, ended)
@@ -539,12 +552,12 @@ class _SpecialTokenFilter:
         decided: int,
         final: bool,
     ) -> Piece:
-        """Return what `feed` returns, with the flags of tokens applied to the spans found."""
+        """Return the result of `feed`, with the flags of tokens applied to the spans found."""
         borders = starts.tolist()
         spans = self._valid(data, borders, spans)
         before, last = (b"", borders[-1]) if borders else (self._context, 0)
         self._context = (before + data[last:decided])[-LONGEST:]
-        # White space after the token before this data is swallowed up to the next token.
+        # Cut off the white space at the beginning that the last token swallows, if it has rstrip.
         if self._swallows:
             lead = blank_after(data, 0, min([decided, *borders[:1], *(b for b, _ in spans[:1])]))
             self._boundaries.add_swallowed(self._handed_over, lead)
@@ -554,7 +567,8 @@ class _SpecialTokenFilter:
             spans = [(begin - lead, end - lead) for begin, end in spans]
         self.blanks = ()
         matches = self._widen(data, borders, spans, decided)
-        # The white space at the end may belong to the next token.
+        # Keep back white space at the end, which a next token with lstrip may swallow. White space
+        # kept back earlier is handed over as soon as other text, a token or a document follows it.
         taken = max([0, *borders[-1:], *(end for _, end, _ in matches[-1:])])
         end = decided
         if self._flags.lstrip and not final:
@@ -568,9 +582,10 @@ class _SpecialTokenFilter:
     def _valid(
         self, data: bytes, borders: list[int], spans: list[tuple[int, int]]
     ) -> list[tuple[int, int]]:
-        """Return the spans of tokens that their flags let match."""
+        """Return the spans of the tokens whose flags let them match."""
         valid: list[tuple[int, int]] = []
-        # White space from here up to there, at most, belongs to a token already.
+        # The last token with rstrip swallows the white space that begins at `swallowed`, up to
+        # `until` at most.
         swallowed, until = 0, min([len(data), *borders[:1]]) if self._swallows else 0
         for begin, end in spans:
             token = self._ids[data[begin:end]]
@@ -581,7 +596,7 @@ class _SpecialTokenFilter:
                 after = data[end : min(high, end + LONGEST)]
                 if ends_in_word(before) or begins_with_word(after):
                     continue
-            # White space is swallowed only once, so that nothing is left of this token.
+            # The last token swallows all of this one, which is white space and has lstrip.
             swallows = token in self._flags.lstrip and begin < until
             if swallows and blank_after(data, swallowed, end) == end:
                 continue
@@ -592,11 +607,12 @@ class _SpecialTokenFilter:
     def _widen(
         self, data: bytes, borders: list[int], spans: list[tuple[int, int]], decided: int
     ) -> list[_Match]:
-        """Return the matches of tokens with the white space that they swallow."""
+        """Return matches for the spans, widened by the white space that their tokens swallow."""
         matches: list[_Match] = []
-        removed = taken = 0
+        removed = taken = 0  # bytes cut out so far, and the end of the last match
         tokens = [self._ids[data[begin:end]] for begin, end in spans]
-        # A token that begins with white space keeps it, unless the token swallows white space, too.
+        # The end of the white space that the token before may swallow. A token that begins with
+        # white space keeps it, unless the token has lstrip.
         limits = [
             decided if token in self._flags.lstrip else begin
             for (begin, _), token in zip(spans, tokens, strict=True)
@@ -608,7 +624,7 @@ class _SpecialTokenFilter:
             held = 0
             if token in self._flags.lstrip:
                 first = blank_before(data, max(low, taken), first)
-                # White space held since earlier data is part of the same run.
+                # The run of white space began in earlier data, and is kept in `_blanks`.
                 if first == 0 and continues:
                     held = self._blanks.length
                     self._blanks.take()
@@ -625,21 +641,24 @@ class _SpecialTokenFilter:
     def _find(
         self, data: bytes, borders: list[int], final: bool
     ) -> tuple[list[tuple[int, int]], int]:
-        """Return the (begin, end) of allowed tokens, and the end of the decided text."""
+        """Return the (begin, end) of allowed tokens, and the end of the decided text.
+
+        Text is decided if no later text can change which tokens it has.
+        """
         search, position = self._search, 0
         if search is None:
             return [], len(data)
         spans: list[tuple[int, int]] = []
-        # Up to here every match is certain: from here to the end of the last document, fewer bytes
-        # follow than the longest token has, and the character after it.
+        # Find the tokens that begin before `safe`. They are certain: the longest token and, for
+        # single_word, the character after it would fit into the data, or a document ends earlier.
         longest = search.longest + (LONGEST if self._flags.single_word else 0)
         safe = len(data) if final else max(len(data) - longest + 1, *borders[-1:], 0)
         while (found := search.find(data, position, borders)) and found[0] < safe:
             spans.append(found)
             position = found[1]
         position = max(position, safe)
+        # Go on to the first position at which later text may complete a longer token.
         while (position := search.next_candidate(data, position)) < len(data):
-            # A longer token may still replace the token found here, so check this first.
             if search.may_continue(data, position):
                 break
             match = search.pattern.match(data, position)
@@ -648,6 +667,7 @@ class _SpecialTokenFilter:
                     break
                 spans.append(match.span())
             position = match.end() if match else position + 1
+        # With flags, the decided text ends between two characters.
         if any(self._flags) and position == len(data) and not final:
             position -= incomplete_bytes(data[max([0, *borders[-1:]]) :][-LONGEST:])
             position = max([position, *(end for _, end in spans[-1:])])
@@ -659,7 +679,7 @@ class _SpecialTokenFilter:
     def _cut(
         self, data: bytes, starts: NDArray[np.int64], matches: list[_Match], final: bool
     ) -> tuple[Piece, NDArray[np.int64]]:
-        """Take `matches` out of `data`; return the rest, and the kinds of its boundaries."""
+        """Cut `matches` out of `data`; return the rest, and the kinds of its boundaries, int64."""
         text = np.frombuffer(data, np.uint8)
         kinds = np.full(len(starts), _DOCUMENT, np.int64)
         if matches:
@@ -667,7 +687,7 @@ class _SpecialTokenFilter:
             text, cuts = remove_spans(text, places[:, :2])
             ends = places[:, 1]
             removed = np.concatenate([np.zeros(1, np.int64), ends - cuts])
-            # A document start goes before a token that begins there, but after one that ends there.
+            # A document start goes before a token that begins there, and after one that ends there.
             order = np.argsort(np.concatenate([2 * starts, 2 * places[:, 0] + 1]), kind="stable")
             starts = starts - removed[np.searchsorted(ends, starts, side="right")]
             starts = np.concatenate([starts, cuts])[order]

@@ -1,4 +1,4 @@
-"""Options of callers: special tokens that a text may spell, and tokens around documents."""
+"""Options about the special tokens that a text may spell, and about tokens around documents."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Tokens = int | str | tuple[int | str, ...]
 class SpecialOptions:
     """The special tokens that a text may spell, and the tokens around its documents.
 
-    allowed: special tokens whose text becomes their id; "all" for all.
+    allowed: special tokens whose text is encoded as their id; "all" for all special tokens.
     disallowed: special tokens whose text is an error; "all" for all that are not allowed.
-    bos, eos: put before and after each document: an id, the text of a special token, the text of
-        exactly one ordinary token, or several of these.
+    bos, eos: the tokens before and after each document. A token is an id, the text of a special
+        token, or a text that exactly one ordinary token has; a tuple has several tokens.
     """
 
     allowed: Collection[str] = ()
@@ -30,7 +30,10 @@ class SpecialOptions:
     eos: Tokens | None = None
 
     def around(self, vocabulary: Vocabulary) -> SpecialOptions:
-        """Add the tokens that a vocabulary puts around texts to the tokens around documents."""
+        """Return the options with the vocabulary's `prefix_ids` and `suffix_ids` added.
+
+        They are put between the text and the tokens of `bos` and `eos`.
+        """
         bos = *several(self.bos), *vocabulary.prefix_ids
         eos = *vocabulary.suffix_ids, *several(self.eos)
         one_or_more = ((each if len(each) > 1 else next(iter(each), None)) for each in (bos, eos))
@@ -38,7 +41,7 @@ class SpecialOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether all fields are empty."""
         no_text = not self.allowed and not self.disallowed
         return no_text and self.bos is None and self.eos is None
 
@@ -47,5 +50,5 @@ NO_SPECIAL_TOKENS = SpecialOptions()
 
 
 def several(tokens: Tokens | None) -> tuple[int | str, ...]:
-    """Return the tokens as a tuple, None as an empty one."""
+    """Return one token or several as a tuple, which is empty for None."""
     return tokens if isinstance(tokens, tuple) else () if tokens is None else (tokens,)

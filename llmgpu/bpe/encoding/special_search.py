@@ -16,12 +16,12 @@ from llmgpu.errors import InputError, TextError
 from llmgpu.input_files import quote
 from llmgpu.spelling import spelled
 
-# groups in a regular expression, because the expression parser recurses into each group
+# The most groups inside each other in a regular expression: the parser recurses into each group.
 _MOST_NESTED = 50
 
 
 def search_for(texts: Collection[bytes]) -> Search:
-    """Return a search for byte strings: at least one, none of them empty."""
+    """Return a search for one or more byte strings, none of which is empty."""
     return _search_for(tuple(sorted(set(texts))))
 
 
@@ -31,13 +31,13 @@ def _search_for(texts: tuple[bytes, ...]) -> Search:
 
 
 class Search:
-    """Finds byte strings, leftmost first, the longest at a position.
+    """Finds byte strings: the leftmost, and of several at one position the longest.
 
-    longest: bytes of the longest string. pattern: matches the longest at a position.
+    longest: bytes of the longest string. pattern: matches the longest string at a position.
     """
 
     def __init__(self, texts: Sequence[bytes]) -> None:
-        """Take one or more distinct texts, sorted."""
+        """Search for one or more distinct texts, which are sorted."""
         self._texts = texts
         self.longest = max(map(len, texts))
         self.pattern = re.compile(_longest_of(texts))
@@ -45,7 +45,10 @@ class Search:
         self._first = re.compile(b"[" + b"".join(map(re.escape, sorted(firsts))) + b"]")
 
     def find(self, data: bytes, position: int, starts: Sequence[int]) -> tuple[int, int] | None:
-        """Return the (begin, end) of the first string, from a position on, within a document."""
+        """Return the (begin, end) of the first string from a position on; None without one.
+
+        starts: document starts in the data, ascending. A string does not extend across a start.
+        """
         match = self.pattern.search(data, position)
         while match:
             after = bisect_right(starts, match.start())
@@ -57,12 +60,12 @@ class Search:
         return None
 
     def next_candidate(self, data: bytes, position: int) -> int:
-        """Return the first position, from `position` on, where a string may start; else the end."""
+        """Return the first position from `position` on at which a string may start, or the end."""
         match = self._first.search(data, position)
         return match.start() if match else len(data)
 
     def may_continue(self, data: bytes, position: int) -> bool:
-        """Whether the data from a position on is a proper prefix of a string."""
+        """Whether the data from a position on is the beginning of a longer string."""
         rest = data[position:]
         return any(len(text) > len(rest) and text.startswith(rest) for text in self._texts)
 
@@ -71,6 +74,7 @@ def _longest_of(texts: Sequence[bytes], depth: int = 0) -> bytes:
     """Return a regular expression for the longest of sorted, distinct texts.
 
     Texts with a common beginning share one branch, so that few branches are tried at a position.
+    depth: the number of groups around the expression.
     """
     first, last = texts[0], texts[-1]
     alike = next((k for k, byte in enumerate(first) if byte != last[k]), len(first))
@@ -90,19 +94,22 @@ class Guard:
     """Refuses text in which certain byte strings occur."""
 
     def __init__(self, texts: Collection[bytes], is_normalized: bool) -> None:
-        """Take at least one byte string, none of them empty.
+        """Refuse one or more byte strings, none of which is empty.
 
-        Is_normalized: for the error's wording.
+        is_normalized: whether the text is normalized, which the error then says.
         """
         self._search = search_for(texts)
         self._is_normalized = is_normalized
-        self._before = b""  # the end of the document so far, too short to hold the longest
-        self._offset = 0  # of that beginning, in the whole text
+        # The end of the current document so far, a byte shorter than the longest string, and its
+        # offset in the whole text.
+        self._before = b""
+        self._offset = 0
 
     def check(self, block: bytes, starts: NDArray[np.int64], final: bool) -> None:
-        """Raise TextError if a string ends in the next block.
+        """Raise TextError if a string ends in the next block of text.
 
-        InputError if the text is normalized.
+        Raise InputError instead if the text is normalized. starts: document starts in the block.
+        final: whether a document ends with the block.
         """
         data = self._before + block
         found = self._search.find(data, 0, (starts + len(self._before)).tolist())

@@ -1,4 +1,4 @@
-"""The count of special tokens that a text spells, and that are encoded as text."""
+"""The count of special tokens that a text spells, and that are encoded as text, not as ids."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.input_files import number_of
 from llmgpu.spelling import spelled
 
-SEARCHED_BYTES = 64 << 20  # of a text, at most
+SEARCHED_BYTES = 64 << 20  # the most bytes of a text that are searched
 _SEARCHED_AT_ONCE = 1 << 16  # bytes
-_MOST_TIME = 0.01  # of the time of a command
+_MOST_TIME = 0.01  # the largest share of a command's time that the search may take
 
 
 class SpelledTokens:
     """Counts the special tokens that a text spells, and that are encoded as text; a `TextWatch`.
 
-    Only the first SEARCHED_BYTES of the text are searched, and only while the search has taken less
-    than a hundredth of the time since the object was made.
+    At most SEARCHED_BYTES of the text are searched, and only while the search has taken at most a
+    hundredth of the time since the object was made.
 
-    is_complete: the whole text was searched.
+    is_complete: whether all text so far was searched.
     """
 
     def __init__(
@@ -42,9 +42,11 @@ class SpelledTokens:
         self._found, self.is_complete = 0, True
 
     def see(self, nbytes: int, read: Callable[[int, int], bytes]) -> None:
-        """Search the next `nbytes` of the text; read: returns its bytes from a position to another.
+        """Search the next `nbytes` of the text.
 
-        After a stretch that was not searched, a token across the border is not found.
+        read: returns the bytes between two positions, counted from the first of these bytes.
+
+        If a stretch is not searched, a token that begins or ends in the stretch is not found.
         """
         if self._search is None:
             return
@@ -74,7 +76,7 @@ class SpelledTokens:
 
     @property
     def found(self) -> int:
-        """Special tokens so far."""
+        """The number of special tokens found so far."""
         at_end = self._search.pattern.findall(self._tail) if self._search else ()
         return self._found + len(at_end)
 
