@@ -1,14 +1,14 @@
 """Cuts of text between characters that are neighbours in no token.
 
-In vocabularies of SentencePiece's kind, merges run over whole texts. But every symbol is a token or
-a single character after every merge. A symbol across a border between two characters is a token
-with these two neighbours. So no merge crosses a border between characters that are neighbours in no
-token, merges on one side do not affect the other side, and the text may be cut at the border. Where
-several unknown characters become one id, one of the two neighbours must have a token, because this
-character never becomes part of the unknown token.
+In vocabularies of SentencePiece's kind, merges run over whole texts. But after every merge each
+symbol is a token or a single character, so a symbol that crosses a border between two characters is
+a token with these two characters as neighbours. If the characters are neighbours in no token, no
+merge crosses the border, merges on one side do not affect the other side, and the text may be cut
+there. If unknown characters in a row become one id, one of the two characters must have a token,
+because such a character never becomes part of the unknown id.
 
-A text need not be cut at all such borders. A border is left out if its pair of characters shares a
-bit with a pair that a token joins.
+A text need not be cut at all such borders. Pairs of characters are hashed to bits, and a border is
+left out if its pair has the bit of a pair that a token joins.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Marks, Pattern, Positions, Text
 
-PAIR_BITS = 22  # equal in llmgpu/cpu/pieces.c
-_POINTS = 0x110000  # code points; the next 256 numbers stand for bytes that are no character
-_WINDOW = 1 << 12  # bytes at the end of a text, searched first
+PAIR_BITS = 22  # bits of a pair's hash; equal in llmgpu/cpu/pieces.c
+# Number of code points. The next 256 numbers stand for bytes that belong to no character.
+_POINTS = 0x110000
+_WINDOW = 1 << 12  # bytes at the end of a text that `last_start` searches first
 
 
 def _indices(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the index of the bit of each pair of characters: (n,)."""
+    """Return the index of the bit of each pair of characters, uint32 (n,); see `neighbours_of`.
+
+    before, after: numbers of the characters, uint32 (n,).
+    """
     hashed = (before * np.uint32(0x9E3779B1)) ^ (after * np.uint32(0x85EBCA77))
     plain = before << np.uint32(7) | after
     return np.where((before | after) < 128, plain, hashed >> np.uint32(32 - PAIR_BITS))
@@ -39,12 +43,14 @@ def _indices(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> NDArray[n
 def neighbours_of(
     texts: Sequence[str], known: Sequence[str] | None, *, nowhere: bool = False
 ) -> NDArray[np.uint8]:
-    """Return bits of pairs of characters that may be joined, then bits of characters with a token.
+    """Return a bit for each hash of a pair of characters, then a bit for each character.
 
-    texts: tokens. known: the characters with a token; None: all characters. nowhere: join all
-        pairs, so that no text is cut.
+    The first is set if a token joins a pair of this hash, the second if the character has a token.
 
-    Returns packed bits, uint8, the lowest bit first.
+    texts: the tokens. known: the characters with a token; None for all characters. nowhere: whether
+        to set the bits of all pairs, so that no text is cut.
+
+    Returns packed bits, uint8, the lowest bit of a byte first.
     """
     joined = np.full(1 << PAIR_BITS, nowhere, np.bool_)
     points = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
@@ -59,7 +65,7 @@ def neighbours_of(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NeighboursPattern(Pattern):
-    """A pattern that cuts between characters which no token joins; bits: see `neighbours_of`."""
+    """A pattern that cuts between characters that no token joins; bits: see `neighbours_of`."""
 
     bits: NDArray[np.uint8]
     name: str = "none"
@@ -72,7 +78,10 @@ class NeighboursPattern(Pattern):
 
     @cached_property
     def _plain(self) -> re.Pattern[bytes] | None:
-        """Matches a space after a letter, in reversed text, at an allowed cut; None: no cut."""
+        """An expression for reversed text that finds a space after a letter where a cut is allowed.
+
+        None if no cut between a letter and a space is allowed.
+        """
         letters = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", np.uint8)
         points = letters.astype(np.uint32)
         fits = letters[self._may_cut(points, np.full(len(points), 0x20, np.uint32))]
@@ -84,16 +93,19 @@ class NeighboursPattern(Pattern):
         return cut & (known[before] | known[after])
 
     def _cuts(self, data: bytes, *, only_valid: bool = False) -> Positions:
-        """Return the positions, more than 0, at which a document may be cut.
+        """Return the positions above 0 at which a document may be cut: int64, ascending.
 
-        only_valid: only between characters that are valid UTF-8.
+        only_valid: whether to cut only between characters that are valid UTF-8.
         """
+        # Number the characters. points: code points, or _POINTS + value for bytes of no character.
+        # sizes: bytes of each character. is_alone: whether it is such a byte.
         text = data.decode(errors="surrogateescape")
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         is_alone = (points >= 0xDC80) & (points < 0xDD00)
         sizes = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
         sizes[is_alone] = 1
         points = np.where(is_alone, points - np.uint32(0xDC00) + np.uint32(_POINTS), points)
+        # Cut between characters where it is allowed, but not before a continuation byte.
         cut = self._may_cut(points[:-1], points[1:])
         if only_valid:
             cut &= ~is_alone[:-1] & ~is_alone[1:]
@@ -112,7 +124,7 @@ class NeighboursPattern(Pattern):
         return mask
 
     def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
-        """Search in growing windows at the end of the text."""
+        """Return the last allowed cut, sought in growing windows at the end of the text."""
         size = _WINDOW
         while True:
             low = max(begin, len(text) - size)
@@ -122,6 +134,6 @@ class NeighboursPattern(Pattern):
             size *= 2
 
     def last_plain_start(self, end: Text) -> int:
-        """Return the distance of the last allowed cut before a space after a letter; 0: unknown."""
+        """Return the bytes after the last allowed cut between a letter and a space; 0 if none."""
         found = self._plain.search(end.tobytes()[::-1]) if self._plain else None
         return found.start() + 1 if found else 0

@@ -1,4 +1,4 @@
-"""Making vocabularies: from the 256 bytes, or by adding merges and special tokens to another.
+"""Making vocabularies: of the 256 bytes, or by adding merges and special tokens to a vocabulary.
 
 The tie rule decides which of several equally frequent pairs is merged first: the pair whose left
 symbol has the lowest rank, then the pair whose right symbol has the lowest rank. The rank of a
@@ -6,7 +6,7 @@ merged symbol is its id, so it ranks after all bytes. The rules differ in the ra
 
 - ``bytes``: a byte ranks as its value.
 - ``hf``: bytes rank in the order of their characters in Hugging Face's byte-level alphabet (GPT-2's
-  bytes_to_unicode): a printable Latin-1 character stands for its own byte, every other byte takes
+  bytes_to_unicode): a printable Latin-1 character stands for its own byte, every other byte has
   the next free code point from 256 on. Hugging Face's trainer makes the same merges.
 """
 
@@ -37,7 +37,7 @@ def _make_alphabet() -> tuple[str, ...]:
     return tuple(chr(number.get(value, value)) for value in range(256))
 
 
-ALPHABET = _make_alphabet()  # by byte
+ALPHABET = _make_alphabet()  # the byte-level alphabet: a character for each byte
 
 
 def byte_ranks(tie: str) -> NDArray[np.uint32]:
@@ -53,13 +53,13 @@ def byte_ranks(tie: str) -> NDArray[np.uint32]:
     return ranks
 
 
-_LONG_TOKEN = 64  # mean bytes of new tokens in the first allocation
+_LONG_TOKEN = 64  # bytes allocated for each new token, an estimate of their mean length
 
 
 def byte_vocabulary(pattern: str, tie: str, unicode: str = DEFAULT_VERSION) -> Vocabulary:
-    """Return the vocabulary of the 256 bytes, matched by merges, from which training starts.
+    """Return the vocabulary from which training starts: the 256 bytes, matched by merges.
 
-    unicode: version of the pattern's character classes.
+    pattern: a name. unicode: version of the pattern's character classes.
 
     Raises LlmgpuError for an unknown pattern or version, VocabularyError for an unknown tie rule.
     """
@@ -82,12 +82,14 @@ def extend_vocabulary(
     special_tokens: Sequence[str],
     training: dict[str, int | float | str],
 ) -> Vocabulary:
-    """Append merges to the merges of a vocabulary, and special tokens last; existing ids stay.
+    """Append the results of merges to a vocabulary, then special tokens. Existing ids stay.
 
     merges: integers (M, 3), ids of the left part, the right part and the result. A result is the
         next free id, or the id of an existing token with the same bytes.
 
-    Raises VocabularyError for a merge of an id that does not exist yet or with any other result,
+    special_tokens: texts, which get the ids after the results. training: facts of the training.
+
+    Raises VocabularyError for a merge with an id that does not exist yet or with any other result,
     and for a special token that is empty, repeated or spelled like another token.
     """
     triples = np.asarray(merges)
@@ -104,7 +106,7 @@ def extend_vocabulary(
 
 
 def _appended(seed: Vocabulary, merges: NDArray[np.int64]) -> PackedTokens:
-    """Return the tokens of a vocabulary, then the results of merges."""
+    """Return the tokens of a vocabulary followed by the results of merges, int64 (M, 3)."""
     if library() is not None and len(merges) and 0 <= merges.min() <= merges.max() < NO_TOKEN:
         most = seed.token_offsets[-1] + _LONG_TOKEN * len(merges)
         made = append_merges(seed.token_data, seed.token_offsets, merges.astype(np.uint32), most)
@@ -124,7 +126,7 @@ def _appended(seed: Vocabulary, merges: NDArray[np.int64]) -> PackedTokens:
 
 
 def _number_special_tokens(texts: Sequence[str], tokens: Sequence[bytes]) -> dict[str, int]:
-    """Give special tokens the ids after all other tokens."""
+    """Return the ids of special tokens by text: the ids that follow `tokens`."""
     numbered: dict[str, int] = {}
     taken = set(tokens) if texts else set()
     for text in texts:

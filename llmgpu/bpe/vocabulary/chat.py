@@ -1,7 +1,7 @@
-"""The chat template of a vocabulary: how the messages of a conversation become one text.
+"""The chat template of a vocabulary, which makes one text of the messages of a conversation.
 
-A vocabulary file keeps the template among its training data, because older files have no field for
-it: the source as ``chat_template``, and the special tokens named in it as JSON, ``chat_tokens``.
+The format of a vocabulary file has no field for a template, so the training data holds it:
+``chat_template`` is the source, and ``chat_tokens`` has the source's special tokens as JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SOURCE, TOKENS = "chat_template", "chat_tokens"
 class ChatTemplate:
     """A template in the language Jinja; VocabularyError if a vocabulary file can't hold it.
 
-    source: empty if there are only names of tokens.
+    source: the template; empty if there are only tokens, for a template that is given later.
     tokens: texts of special tokens by their names in the template, such as ``eos_token``.
     """
 
@@ -34,18 +34,20 @@ class ChatTemplate:
             check_text(f"the {name}", text)
 
     def __bool__(self) -> bool:
-        """Whether there is a template, not only names of tokens for one that is given later."""
+        """Whether there is a source, not only tokens."""
         return bool(self.source)
 
     def entries(self) -> dict[str, str]:
-        """Return the entries of a file."""
+        """Return the entries of the template in a file's training data."""
         tokens = json.dumps(dict(sorted(self.tokens.items())), ensure_ascii=False)
         source = {SOURCE: self.source} if self.source else {}
         return source | ({TOKENS: tokens} if self.tokens else {})
 
 
 def take_chat_template(training: dict[str, int | float | str]) -> ChatTemplate | None:
-    """Take the entries of a template out of a file's training data; None if there are none.
+    """Remove the entries of a template from a file's training data, and return the template.
+
+    None if there are no such entries.
 
     Raises VocabularyError for entries that `ChatTemplate.entries` would not return.
     """

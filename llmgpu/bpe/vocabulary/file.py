@@ -2,21 +2,22 @@
 
 - ``format`` and ``version`` come first, then the fields of a Vocabulary, ``trie`` (a map) and
   ``fingerprint``. A file of a newer version is refused before anything else in it is read.
-- Any long field is one binary string of bytes or little-endian 32-bit numbers, checked before
-  objects are made of it: ``token_lengths`` and ``token_data`` (bytes by id, end to end),
-  ``special_ids`` (ascending; the text is the token), ``merges`` (left, right, result),
+- Any long field is a binary string of bytes or little-endian 32-bit numbers, which is checked
+  before Python objects are made: ``token_lengths`` and ``token_data`` (the tokens' bytes by id, end
+  to end), ``special_ids`` (ascending; the token is the text), ``merges`` (left, right, result),
   ``trie.nodes`` (first child, number of children, token id) and ``trie.edges`` (byte, target node).
-- ``training`` also has ``unicode``, the version of the character classes, if the pattern has some;
-  a file without this entry has ``unicode_classes.UNRECORDED_VERSION``.
+- ``training`` also has ``unicode``, the version of the character classes, if the pattern has
+  classes. Without this entry, the version is ``unicode_classes.UNRECORDED_VERSION``.
 - ``training`` also has ``normalized_tokens``, ``lstrip_tokens``, ``rstrip_tokens``,
-  ``single_word_tokens``, ``whole_tokens``, ``prefix_ids`` and ``suffix_ids``, ids with commas
-  between them, if there are any, and a chat template, see `llmgpu.bpe.vocabulary.chat`.
+  ``single_word_tokens``, ``whole_tokens``, ``prefix_ids`` and ``suffix_ids``, each a list of ids
+  with commas between them, which is left out if empty, and the entries of a chat template, see
+  `llmgpu.bpe.vocabulary.chat`.
 - A vocabulary of SentencePiece's kind ends with ``piece_kinds`` (a byte for each id),
   ``piece_ranks`` (a number for each id, or none) and ``piece_rules`` (JSON), see
   `llmgpu.bpe.vocabulary.pieces`. Other files have none of the three.
-- There are no msgpack arrays, and only three maps of few entries. A reader that allows no more
-  can't be made to allocate much more than the size of the file.
-- This module checks the form of the bytes. Vocabulary checks that the fields fit together.
+- There are no msgpack arrays, and only three maps of few entries. The reader allows no more, so no
+  file makes it allocate much more than the file's size.
+- This module checks the form of the bytes. Vocabulary checks that the fields are consistent.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from llmgpu.spelling import spelled
 FORMAT_NAME = "llmgpu vocabulary"
 FORMAT_VERSION = 3
 MAX_TRAINING_ENTRIES = 64
-# Entries of a file's training data, because older files have no field for them.
+# Names of entries in a file's training data. The format has no fields for these facts.
 UNICODE, NORMALIZED_TOKENS = "unicode", "normalized_tokens"
 ADDED_FLAGS = ("lstrip_tokens", "rstrip_tokens", "single_word_tokens", "whole_tokens")
 PREFIX_IDS, SUFFIX_IDS = "prefix_ids", "suffix_ids"
-MAX_TEXT_BYTES = 1 << 16  # of the expression and of each text in the training data
-MAX_NORMALIZER_BYTES = 1 << 20  # of pieces
+MAX_TEXT_BYTES = 1 << 16  # limit for the expression and for each text in the training data
+MAX_NORMALIZER_BYTES = 1 << 20  # limit for the normalizer of a vocabulary of SentencePiece's kind
 
-_MAPS = 3  # the file, the trie, the training data
-_MOST_BYTES = (1 << 32) - 1  # of a binary string in msgpack
-_HEADER_BYTES = 64  # more than `format` and `version` take
+_MAPS = 3  # number of maps in a file: the file, the trie and the training data
+_MOST_BYTES = (1 << 32) - 1  # limit of msgpack for a binary string
+_HEADER_BYTES = 64  # more bytes than `format` and `version` have
 _NONE = type(None)
 
 _FIELDS: dict[str, tuple[type, ...]] = {
@@ -94,9 +95,10 @@ _SAME_IN_VOCABULARY = (
 
 
 class PackedTokens(Sequence[bytes]):
-    """Tokens end to end, as in a file; an object is made only for a token that is read.
+    """A sequence of tokens that are stored end to end, as in a file.
 
-    data: bytes of all tokens. offsets: int64 (tokens + 1,), the start of each token, then the end.
+    An object is made only for a token that is read. data: the bytes of all tokens. offsets: int64
+    (tokens + 1,), the position in `data` at which each token starts, then the end.
     """
 
     def __init__(self, data: bytes, offsets: NDArray[np.int64]) -> None:
@@ -104,7 +106,7 @@ class PackedTokens(Sequence[bytes]):
 
     @classmethod
     def of(cls, tokens: Sequence[bytes]) -> PackedTokens:
-        """Return tokens end to end."""
+        """Return `tokens` packed, or `tokens` itself if it is packed already."""
         if isinstance(tokens, cls):
             return tokens
         lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
@@ -119,7 +121,7 @@ class PackedTokens(Sequence[bytes]):
         return len(self.offsets) - 1
 
     def __getitem__(self, place: Any) -> Any:
-        """Return a token, or a tuple of the tokens of a slice; for all tokens a loop is faster."""
+        """Return a token, or a tuple of the tokens of a slice. To read all, iterating is faster."""
         if isinstance(place, slice):
             return self._all[place]
         token = range(len(self))[place]
@@ -129,11 +131,11 @@ class PackedTokens(Sequence[bytes]):
         return iter(self._all)
 
     def __add__(self, more: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """Return a tuple of these tokens and more."""
+        """Return a tuple of these tokens and the tokens of `more`."""
         return self._all + more
 
     def __eq__(self, other: object) -> bool:
-        """Whether these are the tokens of another sequence."""
+        """Whether another sequence has the same tokens."""
         return isinstance(other, Sequence) and self._all == tuple(other)
 
     __hash__ = None  # type: ignore[assignment]
@@ -141,7 +143,7 @@ class PackedTokens(Sequence[bytes]):
 
 @dataclass(frozen=True, eq=False)
 class FileContent:
-    """The content of a file: the arguments of Vocabulary, its trie and fingerprint, unchecked."""
+    """The unchecked content of a file: arguments of Vocabulary, the trie and the fingerprint."""
 
     fields: dict[str, Any]
     trie: Trie
@@ -166,7 +168,7 @@ def pack_ids(ids: Sequence[int] | NDArray[np.integer]) -> bytes:
 
 
 def pack(fields: dict[str, Any], trie: Trie | SortedTokens, fingerprint: str) -> Iterator[bytes]:
-    """Yield the bytes of a file, some at a time: the same bytes for the same `FileContent`.
+    """Yield the bytes of a file, some at a time. Equal arguments give equal bytes.
 
     Raises VocabularyError for a field that is too long for the file.
     """
@@ -184,7 +186,7 @@ def pack(fields: dict[str, Any], trie: Trie | SortedTokens, fingerprint: str) ->
     }
     optional = [name for name in OPTIONAL if name in fields]
     yield msgpack.Packer().pack_map_header(len(_FIELDS) + len(optional))
-    # Entries have the order of _FIELDS.
+    # Yield the entries in the order of _FIELDS, and the long ones part by part.
     for name in [*_FIELDS, *optional]:
         yield msgpack.packb(name)
         if name == "token_data":
@@ -196,7 +198,7 @@ def pack(fields: dict[str, Any], trie: Trie | SortedTokens, fingerprint: str) ->
 
 
 def _pack_trie(trie: Trie | SortedTokens) -> Iterator[bytes]:
-    """Yield the map of a trie; its blocks are made twice, for the nodes and for the edges."""
+    """Yield the map of a trie. Its blocks are made twice: for the nodes, and for the edges."""
     nodes, edges = trie.num_nodes, trie.num_nodes - 1
     counts = {"node_count": nodes, "edge_count": edges, "longest_token": trie.longest}
     yield msgpack.Packer().pack_map_header(len(_TRIE_FIELDS))
@@ -209,7 +211,7 @@ def _pack_trie(trie: Trie | SortedTokens) -> Iterator[bytes]:
 
 
 def pack_data(name: str, size: int, parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield a binary string of `size` bytes in msgpack's form: its head, then its parts.
+    """Yield a binary string of `size` bytes in msgpack's form: the head, then `parts`.
 
     Raises VocabularyError, before the first part, if the string is too long.
     """
@@ -229,7 +231,7 @@ def unpack(data: bytes) -> FileContent:
     Vocabulary and `validate_trie` check whether the parts are consistent.
     """
     check_header(data)
-    # The normalizer of pieces may hold a map of characters.
+    # The normalizer of SentencePiece's kind may hold a long map of characters.
     longest = MAX_NORMALIZER_BYTES if b"piece_rules" in data else MAX_TEXT_BYTES
     content = _unpack_msgpack(lambda limits: msgpack.unpackb(data, **limits), len(data), longest)
     has_pieces = isinstance(content, dict) and any(name in content for name in OPTIONAL)
@@ -277,9 +279,11 @@ def check_header(data: bytes) -> None:
 def _unpack_msgpack(
     read: Callable[[dict[str, Any]], Any], size: int, longest: int = MAX_TEXT_BYTES
 ) -> Any:
-    """Run a msgpack reader with limits that keep it from allocating much more than `size`.
+    """Return `read(limits)`. The limits keep msgpack from allocating much more than `size` bytes.
 
-    longest: bytes of a string.
+    longest: the most bytes of a string.
+
+    VocabularyError if msgpack can't read the data.
     """
     maps = 0
 
@@ -297,7 +301,8 @@ def _unpack_msgpack(
         "max_str_len": longest,
         "max_bin_len": size,
         "max_array_len": 0,
-        "max_map_len": MAX_TRAINING_ENTRIES + 10,  # and rules and chat template
+        # Rules and the chat template are further entries.
+        "max_map_len": MAX_TRAINING_ENTRIES + 10,
         "max_ext_len": 0,
     }
     try:
@@ -308,7 +313,7 @@ def _unpack_msgpack(
 
 
 def _check_fields(what: str, content: Any, types: dict[str, tuple[type, ...]]) -> None:
-    """Check that a map has exactly the entries of `types`, each of one of the given types."""
+    """Raise VocabularyError unless a map has the entries of `types`, each of a type given there."""
     if not isinstance(content, dict) or content.keys() != types.keys():
         raise VocabularyError(f"damaged: {what} has unexpected or missing entries")
     for name, value in content.items():
@@ -317,7 +322,7 @@ def _check_fields(what: str, content: Any, types: dict[str, tuple[type, ...]]) -
 
 
 def _unpack_table(name: str, data: bytes, columns: int) -> NDArray[np.uint32]:
-    """Read 32-bit numbers as uint32 (rows, columns)."""
+    """Return little-endian 32-bit numbers as uint32 (rows, columns)."""
     if len(data) % (4 * columns):
         raise VocabularyError(f"damaged: {name} has {len(data)} bytes, not {4 * columns} per row")
     return np.frombuffer(data, "<u4").astype(np.uint32, copy=False).reshape(-1, columns)

@@ -1,8 +1,8 @@
 """The rules of vocabularies of SentencePiece's kind, whose tokens are made of characters.
 
 Such a vocabulary has the pattern ``none`` and matches by merges. Its tokens have a space where the
-model writes U+2581, and its normalizer makes the same of texts. Each id has a kind, numbered as in
-SentencePiece's files. See `llmgpu.bpe.vocabulary.symbols` for the way from text to ids.
+model writes U+2581. The normalizer changes U+2581 in texts to a space, too. Each id has a kind,
+numbered as in SentencePiece's files. `llmgpu.bpe.vocabulary.symbols` tells how text becomes ids.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ import numpy as np
 from llmgpu.errors import VocabularyError
 
 ABSENT, NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(7)
-SPACE_MARK = "\u2581"  # what models write for a space
-LONGEST_PIECE = 1024  # characters: all ways to cut a piece in two are tried
+SPACE_MARK = "\u2581"  # stands for a space in the files of models
+LONGEST_PIECE = 1024  # characters; limited, because all ways to cut a token in two are tried
 DECODERS = ("", "first", "each", "token")
 _MOST_RANK = 1 << 31
 
 
 @dataclass(frozen=True)
 class PieceRules:
-    """The rules.
+    """The rules of a vocabulary.
 
-    kinds: a byte for each id. User-defined tokens are found in all texts; other special tokens, of
-        kind CONTROL, only where a caller allows them.
-    ranks: little-endian 32-bit ranks by id. Two neighbours whose text is a token merge, the token
-        of the lowest rank first. Empty: only the vocabulary's merges are made, in their order.
-    fuses: unknown characters in a row become one id.
-    splits: no token goes past a space inside of a text; merges that make such tokens are not made.
-    decoder: which spaces at the start of a decoded text are dropped: none; the first; the first of
-        each token up to the first token with more text; or all of the first token ("token").
+    kinds: a byte for each id. Tokens of kind USER are found in all texts, and tokens of kind
+        CONTROL only where a caller allows them.
+    ranks: little-endian 32-bit ranks by id. Two neighbours that together spell a token merge, the
+        token of the lowest rank first. If empty, the vocabulary's merges are made, in their order.
+    fuses: whether unknown characters in a row become one id.
+    splits: whether a Metaspace cuts text before each space. Then a token may begin with a space but
+        has no space after that, and merges that would make such tokens are left out.
+    decoder: the spaces that are dropped at the start of a decoded text. "": none; "first": the
+        first space; "each": the first space of each token, up to the first token with other text;
+        "token": all spaces of the first token.
     marked: ids of special tokens that texts spell with U+2581 for each space.
     """
 
@@ -46,7 +48,7 @@ class PieceRules:
     marked: tuple[int, ...] = ()
 
     def entries(self) -> dict[str, bytes | str]:
-        """Return the entries of a vocabulary file."""
+        """Return the entries of the rules in a vocabulary file."""
         rules = {name: getattr(self, name) for name in ("decoder", "fuses", "marked", "splits")}
         return {
             "piece_kinds": self.kinds,
@@ -73,18 +75,18 @@ class PieceRules:
         return bytes([BYTE]) in self.kinds
 
     def ids_of(self, *kinds: int) -> list[int]:
-        """Return the ids of some kinds, ascending."""
+        """Return the ids of the given kinds, ascending."""
         every = np.frombuffer(self.kinds, np.uint8)
         found: list[int] = np.flatnonzero(np.isin(every, kinds)).tolist()
         return found
 
     @property
     def text_kinds(self) -> tuple[int, ...]:
-        """The kinds of tokens that are made by merging."""
+        """The kinds of tokens that merging may make."""
         return (NORMAL, UNUSED) if self.ranks else (NORMAL, UNUSED, USER)
 
     def literal(self, token: int, text: str) -> str:
-        """Return the spelling of a special token in texts, by that of its bytes."""
+        """Return the text that spells a special token; text: the token's bytes as text."""
         return text.replace(" ", SPACE_MARK) if token in self.marked else text
 
     def check(self, tokens: Sequence[bytes], unknown: int | None) -> None:
@@ -117,9 +119,9 @@ class PieceRules:
 
 
 def drop_spaces(decoder: str, tokens: Sequence[bytes], keeps: Sequence[bool]) -> list[bytes]:
-    """Return the tokens of a document's start without the spaces that a decoder drops.
+    """Return the first tokens of a document without the spaces that a decoder drops.
 
-    keeps: tokens that are no text, and keep their spaces.
+    keeps: whether each token keeps its spaces, because it is the unknown token.
     """
     kept = list(tokens)
     for number, token in enumerate(kept):

@@ -1,17 +1,16 @@
 """Merges recovered from ranks: the pair that makes each token.
 
-By rank, any two neighbouring parts that together spell a token may merge, lowest rank first. Merge
-the bytes of a token by this rule until two parts are left: these are its pair. No other pair ever
-makes the token:
+By rank, two neighbouring parts that together spell a token may merge, lowest rank first. Merge the
+bytes of a token by this rule until two parts are left. These two parts are the token's pair, and no
+other pair ever makes the token:
 
 - Take a stretch of a longer text. As long as no merge has crossed the ends of the stretch, the
   merges inside are the merges of the stretch alone, in the same order: if the lowest rank of the
   text is inside, it is also the lowest rank inside. So when two neighbours spell a token, they are
   its pair.
 - Hence a list with one merge per token, sorted by rank, gives the same ids as the ranks. If the
-  bytes of a token never merge to the token, it has no pair. Such a token results only from a pre-
-  token
-  of exactly its bytes, for which a list of merges needs `ignore_merges`.
+  bytes of a token never merge to the token, the token has no pair. Such a token results only from a
+  pre-token of exactly its bytes, for which a list of merges needs `ignore_merges`.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
-_NO_PART = -2  # no part starts here any more
+_NO_PART = -2  # marks a position at which no part begins, since a merge
 
 
 def ordinary_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
-    """Return the id of every ordinary token, ids ascending; of equal tokens the lowest id."""
+    """Return the ids of ordinary tokens by their bytes, ascending; of equal tokens the lowest."""
     ranks: dict[bytes, int] = {}
     for number in vocabulary.ordinary_ids.tolist():
         if token := vocabulary.tokens[number]:
@@ -37,7 +36,10 @@ def ordinary_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
 
 
 def listed_merges(vocabulary: Vocabulary) -> NDArray[np.uint32]:
-    """Return the merges of a vocabulary's ids, recovered if there are only ranks: (M, 3)."""
+    """Return a vocabulary's merges, recovered if it has only ranks.
+
+    uint32 (M, 3): left, right and result.
+    """
     if len(vocabulary.merges):
         return vocabulary.merges
     return recover_merges(ordinary_ranks(vocabulary))
@@ -58,11 +60,11 @@ def recover_merges(ranks: Mapping[bytes, int]) -> NDArray[np.uint32]:
 
 
 def _last_pair(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes] | None:
-    """Merge the bytes of `token` until two parts are left; None if no merge is left before."""
+    """Merge the bytes of `token` until two parts are left; None if merging stops earlier."""
     length = len(token)
-    ends = list(range(1, length + 1))  # end of the part that begins at each position
-    starts = list(range(-1, length))  # start of the part before the part at each position
-    waiting: list[tuple[int, int, int]] = []  # rank, beginning and end of two parts
+    ends = list(range(1, length + 1))  # ends[k]: the end of the part that begins at k
+    starts = list(range(-1, length))  # starts[k]: where the part before the part at k begins
+    waiting: list[tuple[int, int, int]] = []  # heap of rank, begin and end of two parts
     _offer(waiting, token, ranks, ((i, i + 2) for i in range(length - 1)))
     parts = length
     while parts > 2:
@@ -71,12 +73,13 @@ def _last_pair(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes] 
         _, begin, end = heapq.heappop(waiting)
         middle = ends[begin]
         if starts[begin] == _NO_PART or middle == length or ends[middle] != end:
-            continue  # one of the two parts was merged in the meantime
+            continue  # one of the two parts has merged since
         ends[begin] = end
         starts[middle] = _NO_PART
         if end < length:
             starts[end] = begin
         parts -= 1
+        # Offer the new part with each of its neighbours.
         around = []
         if begin > 0:
             around.append((starts[begin], end))

@@ -1,4 +1,4 @@
-"""The text of ids: as characters, as people read it, and as a stream without an end."""
+"""The text of ids: the characters of each id, text for people, streams, and chunks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from numpy.typing import ArrayLike, NDArray
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 
-# Printable, but not seen: the backslash of escapes, variation selectors, and fillers.
+# Printable characters that `readable` escapes: the backslash, variation selectors and fillers.
 _UNSEEN = {"\\", *"\u034f\u115f\u1160\u3164\uffa0", *map(chr, range(0xFE00, 0xFE10))}
-_CONTINUATION = 0x80  # the two highest bits of every byte of a character but the first
+_CONTINUATION = 0x80  # the two highest bits of a character's bytes after the first byte
 
 
 def character_spans(data: bytes, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return each token's characters: int64 (n, 2), the first and the one after the last.
+    """Return each token's characters: int64 (n, 2), the first, and the end after the last.
 
-    data: the text in UTF-8. lengths: bytes of each token (n,), which add up to len(data). A
-        character shared by tokens belongs to each of them; an empty token has none.
+    data: the text in UTF-8. lengths: int64 (n,), bytes of each token, len(data) in all.
+
+    A character whose bytes several tokens share belongs to each of them. An empty token has none.
     """
     begins_character = (np.frombuffer(data, np.uint8) & 0xC0) != _CONTINUATION
+    # characters[k]: number of characters that begin before byte k.
     characters = np.concatenate([np.zeros(1, np.int64), np.cumsum(begins_character)])
     ends = np.cumsum(lengths)
     begins = ends - lengths
@@ -33,7 +35,7 @@ def character_spans(data: bytes, lengths: NDArray[np.int64]) -> NDArray[np.int64
 
 
 def decode_with_spans(vocabulary: Vocabulary, ids: ArrayLike) -> tuple[str, NDArray[np.int64]]:
-    """Return the text of ids (n,), and each id's characters as `character_spans` does.
+    """Return the text of ids (n,), and the characters of each id, see `character_spans`.
 
     Raises InputError for unknown ids and for ids whose bytes are not UTF-8.
     """
@@ -48,11 +50,12 @@ def decode_with_spans(vocabulary: Vocabulary, ids: ArrayLike) -> tuple[str, NDAr
 
 
 def readable(token: bytes) -> str:
-    r"""Return a token for people, on one line; different tokens stay different.
+    r"""Return a token as text for people, on one line; different tokens have different texts.
 
-    Characters of every script stay as they are. Escapes show everything invisible: bytes that are
-    not UTF-8 and ASCII as ``\xff``, other characters as ``\u200b``, and the backslash is doubled. A
-    mark that would be drawn over the character before the token is escaped, too.
+    Visible characters of every script stay as they are, but the backslash is doubled. Invisible
+    ASCII characters and bytes that are not UTF-8 are escaped as ``\xff``, other invisible
+    characters as ``\u200b``. A mark at the beginning of a token, which would be drawn over the
+    character before the token, is escaped, too.
     """
     text = token.decode(errors="surrogateescape")
     if text.isascii() and text.isprintable() and "\\" not in text:
@@ -73,12 +76,13 @@ def _escape(character: str) -> str:
 
 
 def decode_stream(vocabulary: Vocabulary, ids: Iterable[int], errors: str) -> Iterator[str]:
-    """Yield the text of each of `ids` as soon as its characters are complete, "" before.
+    """Yield a text for each of `ids`: the characters that this id completes, possibly none.
 
-    At the end, yields the incomplete rest, too. Raises InputError for ids without a token.
+    errors: how bytes that are not UTF-8 are decoded, as for `bytes.decode`. An incomplete rest is
+    yielded at the end. Raises InputError for ids without a token.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
-    first: list[int] | None = []  # the ids so far, as long as they have no text
+    first: list[int] | None = []  # the ids so far, as long as their text is empty; then None
     for number in ids:
         if first is None:
             yield decoder.decode(vocabulary.decode([number]))
@@ -102,10 +106,11 @@ def chunks_of(
 ) -> Iterator[str]:
     """Yield a text in chunks of up to `tokens` ids, see `Tokenizer.chunks`.
 
-    spans: (n, 2), the characters of which each id has a part. count: number of ids of a text alone,
-        possibly more than the text's ids within the whole.
+    spans: int64 (n, 2), the characters of each id, see `character_spans`. overlap: ids at the end
+        of a chunk that the next chunk repeats. count: returns the number of ids of a text by
+        itself, which may be larger than the number of its ids within the whole text.
     """
-    # Ids may be parted where they share no character.
+    # cuts: positions between ids that share no character, int64.
     parted = np.flatnonzero(spans[1:, 0] >= spans[:-1, 1]) + 1
     cuts = np.array([0, *parted, len(spans)])
 
@@ -122,7 +127,7 @@ def chunks_of(
             if over <= 0 or end == following:
                 break
             end = max(cut_before(end - over), following)
-        # Ids that share characters may still be too many: the characters between are cut apart.
+        # If a stretch without a cut has too many ids, cut it between any two characters.
         while over > 0 and len(chunk) > 1:
             cut = 1
             while count(chunk[: cut + 1]) <= tokens:

@@ -1,22 +1,24 @@
-"""Symbols of SentencePiece's kind: merges from bytes to tokens, and tokens for unmerged symbols.
+"""Symbols of SentencePiece's kind: text becomes symbols, symbols merge, and symbols become ids.
 
-A word starts as the symbols of its bytes. Merges of rank 0 come first, and make the characters of
-the vocabulary: byte after byte, so that no other merge of rank 0 has its parts in one text. Then
-characters merge to tokens, lowest rank first, and of equal ranks leftmost first. Symbols from the
-vocabulary's size on are no tokens: bytes, beginnings of characters, and characters that only occur
+A word starts as a symbol for each byte. Merges of rank 0 come first, and make the characters of
+the vocabulary byte after byte. No two merges of rank 0 compete for a byte. Then characters merge to
+tokens, lowest rank first, and of equal ranks leftmost first. Symbols below the vocabulary's size
+are tokens. The other symbols are bytes, beginnings of characters, and characters that occur only
 inside tokens.
 
-- By ranks (SentencePiece's own files), two neighbours merge if together they are a token, so every
-  way to cut a token into two tokens or characters is a pair. Characters without a token merge, too.
-- By a list (tokenizer.json), exactly the listed pairs merge. A character without a token is no
-  symbol: its bytes stay by themselves.
-- In the end each symbol becomes items. A token is its own item. An unused token is the items of the
-  pair that made it, and an unused character is a character without a token. Only one pair may be
-  able to make an unused token: SentencePiece takes the last pair that it has considered in the
-  text, which may lie anywhere.
-- Any other symbol becomes its bytes' tokens. Without byte tokens a character becomes the unknown
-  token. Its stretches have items that say how many bytes are missing, since a character may be in
-  several symbols. In text that is not UTF-8, a byte by itself counts as a character.
+- By ranks (SentencePiece's own files), two neighbours merge if together they spell a token. So
+  every way to cut a token into two tokens or characters is a pair. Characters without a token
+  merge, too.
+- By a list (tokenizer.json), exactly the listed pairs merge. A character without a token is not a
+  symbol: its bytes never merge.
+- In the end each symbol is replaced by its items. The item of a token is its id. The items of an
+  unused token are the items of the pair that made it. An unused character is treated like a
+  character without a token. A vocabulary is refused if several pairs can make an unused token:
+  SentencePiece replaces it by the last pair considered, anywhere in the text.
+- The items of any other symbol are the tokens of its bytes. Without byte tokens, a character
+  becomes the unknown token. The bytes of the character may be in several symbols, so an item for
+  the beginning of a character says how many of its bytes are missing. In text that is not UTF-8, a
+  byte that belongs to no character counts as a character.
 """
 
 from __future__ import annotations
@@ -38,11 +40,15 @@ from llmgpu.input_files import quote
 if TYPE_CHECKING:
     from llmgpu.bpe.vocabulary.pieces import PieceRules
 
-_CONTINUES = 4  # the item of a byte that continues a character, after the vocabulary's size
+_CONTINUES = 4  # the vocabulary's size plus this is the item of a byte that continues a character
 
 
 def _missing(data: bytes) -> int:
-    """Return the item, after the vocabulary's size, of the beginning of a character."""
+    """Return the item of an unknown character's bytes, less the vocabulary's size.
+
+    data: the first bytes of a character, or one of its other bytes. The result is the number of
+    missing bytes, 0 for a whole character or an invalid byte, or _CONTINUES for another byte.
+    """
     lead = data[0]
     if 0x80 <= lead < 0xC0:
         return _CONTINUES
@@ -52,10 +58,11 @@ def _missing(data: bytes) -> int:
 
 @dataclass(frozen=True, eq=False)
 class PieceSymbols:
-    """The symbols of a vocabulary.
+    """The symbols of a vocabulary, whose rules are checked.
 
-    tokens, merges, rules, unknown, whole: of the vocabulary, all its rules checked; whole: whether
-    a text that is a token becomes this token without merging.
+    tokens: the bytes of each id. listed: the vocabulary's merges, uint32 (M, 3). unknown: the
+    unknown token's id. whole: whether a text that spells a token becomes this token without
+    merging.
     """
 
     tokens: tuple[bytes, ...]
@@ -66,7 +73,7 @@ class PieceSymbols:
 
     @cached_property
     def texts(self) -> Mapping[str, int]:
-        """The ids of tokens that merging may make, by text; of equal texts the lowest."""
+        """The ids of the tokens that merging may make, by text; of equal tokens the lowest id."""
         texts: dict[str, int] = {}
         for number in self.rules.ids_of(*self.rules.text_kinds):
             text = self.tokens[number].decode()
@@ -76,7 +83,7 @@ class PieceSymbols:
 
     @cached_property
     def whole_tokens(self) -> dict[bytes, int]:
-        """The ids that stand for whole texts, by text."""
+        """The ids that a whole text may become without merging, by the text's bytes."""
         if not self.whole:
             return {}
         found = {text.encode(): number for text, number in self.texts.items()}
@@ -88,7 +95,7 @@ class PieceSymbols:
 
     @cached_property
     def pattern(self) -> NeighboursPattern:
-        """The pattern that cuts text where no token can lie across."""
+        """The pattern that cuts text where no token can extend across the cut."""
         fuses = self.rules.fuses and not self.rules.ids_of(BYTE)
         unused = set(self.rules.ids_of(UNUSED))
         known = [
@@ -104,10 +111,16 @@ class PieceSymbols:
 
     @cached_property
     def _made(self) -> tuple[dict[bytes, int], NDArray[np.uint32], list[list[int]]]:
-        """The symbols that are no tokens, by bytes; the merges; the items of all symbols."""
+        """The symbols of bytes and characters by their bytes, the merges, and each symbol's items.
+
+        Merges are uint32 (n, 4): left and right symbol, result, rank.
+        """
+        # Number the symbols of the 256 bytes.
         size = len(self.tokens)
         symbols = {bytes([value]): size + value for value in range(256)}
         merges: list[tuple[int, int, int, int]] = []
+        # Make the characters by merges of rank 0. The beginning of a character, or a character
+        # without a token, gets a new symbol.
         alphabet = {*"".join(self.texts)} if self.rules.ranks else set(self.texts)
         for character in sorted(c for c in alphabet if len(c) == 1):
             data, token = character.encode(), self.texts.get(character)
@@ -122,13 +135,16 @@ class PieceSymbols:
                     if not is_token:
                         symbols[part] = size + 256 + len(merges)
                     merges.append((symbols[part[:-1]], symbols[part[-1:]], symbols[part], 0))
+        # Set the items of all symbols.
         items = [[number] for number in range(size)]
         items += [[] for _ in range(256 + len(merges))]
         for data, symbol in symbols.items():
             if symbol >= size:
                 items[symbol] = self._items_of(data)
-        for value in range(256):  # of characters with a token, too: nothing has this symbol
+        # A byte with a token has that token's symbol, so its symbol here has no use, but has items.
+        for value in range(256):
             items[size + value] = self._items_of(bytes([value]))
+        # Add the merges of tokens.
         if self.rules.ranks:
             self._rank_cuts(symbols, merges, items)
         else:
@@ -151,7 +167,11 @@ class PieceSymbols:
         merges: list[tuple[int, int, int, int]],
         items: list[list[int]],
     ) -> None:
-        """Append every way to cut a token into two symbols; set the items of unused tokens."""
+        """Append every way to cut a token into two symbols to `merges`.
+
+        Set the items of unused tokens. VocabularyError if several pairs can make an unused token.
+        """
+        # Symbols by text: tokens, and characters without a token.
         ranks = np.frombuffer(self.rules.ranks, "<u4").tolist()
         known = dict(self.texts)
         for text in {*"".join(self.texts)}:
@@ -185,11 +205,14 @@ class PieceSymbols:
 
     @cached_property
     def firsts(self) -> NDArray[np.uint32]:
-        """Where the items of each symbol start, and the end: uint32 (symbols + 1,)."""
+        """The index in `items` at which each symbol's items start, then the end.
+
+        uint32 (symbols + 1,).
+        """
         lengths = np.array([len(each) for each in self._made[2]], np.int64)
         return offsets_of(lengths).astype(np.uint32)
 
     @cached_property
     def items(self) -> NDArray[np.uint32]:
-        """The items of all symbols: an id, or the vocabulary's size and `_missing`: uint32."""
+        """The items of all symbols, uint32: an id, or the vocabulary's size plus `_missing`."""
         return np.array([item for each in self._made[2] for item in each], np.uint32)

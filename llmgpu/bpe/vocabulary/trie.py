@@ -3,18 +3,18 @@
 - Nodes are in breadth-first order, node 0 is the root, and the children of a node are sorted by
   byte. Edge e leads to node e + 1, so a node's edges are
   ``edges[first_child : first_child + num_children]``: first_child is an index into edges.
-- A leaf has first_child 0 and num_children 0. A node where no token ends has token_id NO_TOKEN.
+- A leaf has first_child 0 and num_children 0. A node at which no token ends has token_id NO_TOKEN.
 - A set of tokens has exactly one trie: breadth first, siblings ascending, and every path leads to
   a token. A trie from a file is checked to be this trie.
 
-The trie is laid out block by block, some of its levels at a time, in memory that does not grow:
+The trie is laid out block by block, a few levels at a time, so that memory does not grow with it:
 
-- Compilation compares neighbours in the sorted list of tokens: a token makes one node for each byte
-  after the prefix in common with the token before. A node is thus a depth and a place in this list.
-  Nodes ordered by depth, then place, are in breadth-first order.
-- A node's parent is the last node a level up whose place in the list is the same or earlier.
+- Compilation compares neighbours in the sorted list of tokens. A token makes one node for each byte
+  after the prefix that it shares with the token before. So a depth and a place in the list identify
+  a node. Nodes sorted by depth, then place, are in breadth-first order.
+- A node's parent is the last node of the level above with the same or an earlier place in the list.
 - Training on one long pre-token makes tokens of megabytes. Their trie has many times the bytes of
-  the tokens, and is written to a file without ever being whole.
+  the tokens, and is written to a file without being whole in memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from llmgpu.errors import VocabularyError
 NO_TOKEN = 0xFFFFFFFF
 BLOCK_NODES = 1 << 18
 
-# some nodes, and the edges that leave these nodes
+# Some nodes, uint32 (n, 3), and the edges that leave these nodes, uint32 (m, 2); see `Trie`.
 Block = tuple[NDArray[np.uint32], NDArray[np.uint32]]
 
 
@@ -41,8 +41,9 @@ Block = tuple[NDArray[np.uint32], NDArray[np.uint32]]
 class SortedTokens:
     """Distinct tokens in ascending order.
 
-    tokens: of at least one byte. ids (t,): their ids. lengths (t,): their lengths in bytes.
-    shared (t,): bytes that each token has in common with the token before.
+    tokens: of at least one byte each. ids: int64 (tokens,). lengths: int64 (tokens,), in bytes.
+    shared: int64 (tokens,), the number of leading bytes that each token shares with the token
+    before.
     """
 
     tokens: list[bytes]
@@ -52,7 +53,7 @@ class SortedTokens:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the trie, the root included."""
+        """Number of the trie's nodes, the root included."""
         return 1 + int((self.lengths - self.shared).sum())
 
     @property
@@ -63,32 +64,38 @@ class SortedTokens:
     def blocks(self, most: int = BLOCK_NODES) -> Iterator[Block]:
         """Yield the nodes of the trie and the edges that leave them, in order.
 
-        most: nodes of a block, unless one level has more.
+        most: the most nodes of a block, unless a single level has more.
         """
         if not self.tokens:
             yield np.array([[0, 0, NO_TOKEN]], np.uint32), np.empty((0, 2), np.uint32)
             return
-        done = 0  # edges
+        done = 0  # edges of earlier blocks
         for first, last in self._levels(most):
             nodes, edges = self._block(first, last, done)
             done += len(edges)
             yield nodes, edges
 
     def _first_levels(self) -> NDArray[np.int64]:
-        """Return the level of the first node that each token makes; the first makes the root."""
+        """Return the level of the first node that each token makes: int64 (tokens,).
+
+        The first token also makes the root, at level 0.
+        """
         first = self.shared + 1
         first[0] = 0
         return first
 
     def _levels(self, most: int) -> Iterator[tuple[int, int]]:
-        """Cut the levels, 0 to the longest token's length, into ranges of up to `most` nodes."""
-        # Between two ends the levels are equally wide.
+        """Yield (first, last + 1) for ranges of levels that have up to `most` nodes together.
+
+        A level with more nodes is a range of its own.
+        """
+        # All levels between two cuts have the same width. widths[k]: nodes of a level from cuts[k].
         begins = np.sort(self._first_levels())
         ends = np.sort(self.lengths + 1)
         cuts = np.unique(np.concatenate([begins, ends]))
         widths = np.searchsorted(begins, cuts, "right") - np.searchsorted(ends, cuts, "right")
         before = offsets_of(np.diff(cuts) * widths[:-1])  # nodes in the levels before each cut
-        first, done = 0, 0
+        first, done = 0, 0  # the range's first level, and the nodes above it
         while first <= self.longest:
             cut = int(np.searchsorted(before, done + most, "right")) - 1
             last = int(cuts[cut])
@@ -102,19 +109,23 @@ class SortedTokens:
 
     def _block(self, first: int, last: int, done: int) -> Block:
         """Return the nodes of levels first .. last - 1; done: edges that leave earlier levels."""
+        # List the nodes of levels first .. last: level `last` has the children of the last nodes. A
+        # node is its level (depths) and the place of the token that makes it (places).
         begins = np.maximum(self._first_levels(), first)
-        ends = np.minimum(self.lengths, last)  # with the level below, of the last nodes' children
+        ends = np.minimum(self.lengths, last)
         listed = np.flatnonzero(ends >= begins)
         counts = ends[listed] + 1 - begins[listed]
         depths = ranges(begins[listed], counts)
         places = np.repeat(listed, counts)
-        # Numbers of up to 16 bits are sorted in one pass.
+        # Sort the nodes by level, then place. NumPy sorts numbers of up to 16 bits faster.
         narrow = np.min_scalar_type(last - first)
         order = np.argsort((depths - first).astype(narrow), kind="stable")
         depths, places = depths[order], places[order]
         keys = depths * len(self.tokens) + places
+        # The block's own nodes come before `own`; children of its nodes are from `below` on.
         own, below = np.searchsorted(depths, [last, first + 1])
 
+        # Find each child's parent, and fill the table of nodes.
         parents = np.searchsorted(keys[:own], keys[below:] - len(self.tokens), "right") - 1
         children = np.bincount(parents, minlength=own)
         firsts = done + np.cumsum(children) - children
@@ -123,6 +134,7 @@ class SortedTokens:
         nodes[:, 0] = np.where(children > 0, firsts, 0)
         nodes[:, 1] = children
         nodes[:, 2] = np.where(is_end, self.ids[places[:own]], NO_TOKEN)
+        # Fill the table of edges, one for each child.
         edges = np.empty((len(parents), 2), np.uint32)
         edges[:, 0] = self._labels(listed, begins[listed], ends[listed])[order[below:]]
         edges[:, 1] = np.arange(done + 1, done + 1 + len(parents))
@@ -131,7 +143,10 @@ class SortedTokens:
     def _labels(
         self, listed: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> NDArray[np.uint8]:
-        """Return the byte that leads to each node of levels begins .. ends of the tokens listed."""
+        """Return the byte that leads to each node, token by token; 0 for the root.
+
+        listed: places of tokens. begins, ends: the first and last level of each token's nodes.
+        """
         firsts, root = np.maximum(begins - 1, 0).tolist(), b"\0" * int(begins[0] == 0)
         tokens = map(self.tokens.__getitem__, listed.tolist())
         parts = map(bytes.__getitem__, tokens, map(slice, firsts, ends.tolist()))
@@ -139,17 +154,18 @@ class SortedTokens:
 
 
 def sort_tokens(tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.integer]) -> SortedTokens:
-    """Sort tokens for their trie; see `llmgpu.bpe.vocabulary.trie.compile_trie`."""
+    """Sort tokens for their trie; the arguments and errors are as for `compile_trie`."""
     numbers = np.asarray(ids, np.int64)
     if len(numbers) and not 0 <= numbers.min() <= numbers.max() < NO_TOKEN:
         raise VocabularyError(f"a token's id is below 0 or above {NO_TOKEN - 1}")
     if len(tokens) != len(numbers):
         raise ValueError(f"{len(tokens)} tokens, but {len(numbers)} ids")
-    # The lowest id of a token comes first, and stays first.
+    # Sort by id, then stably by token, so that of equal tokens the lowest id comes first.
     ascending = np.argsort(numbers, kind="stable").tolist()
     order = sorted(filter(tokens.__getitem__, ascending), key=tokens.__getitem__)
     listed = [tokens[place] for place in order]
     is_first = list(map(operator.ne, [b"", *listed[:-1]], listed))
+    # Keep the first of equal tokens.
     distinct = list(compress(listed, is_first))
     lengths = np.fromiter(map(len, distinct), np.int64, len(distinct))
     found = numbers[np.array(order, np.int64)[is_first]]
@@ -164,7 +180,8 @@ def _shared_prefix(left: bytes, right: bytes) -> int:
     left, right = left[:length], right[:length]
     if left == right:
         return length
-    # As big-endian numbers, the strings' highest different bit is in the first different byte.
+    # Compare the strings as big-endian numbers: the highest bit that differs is in the first byte
+    # that differs.
     difference = int.from_bytes(left, "big") ^ int.from_bytes(right, "big")
     return length - (difference.bit_length() + 7) // 8
 
@@ -175,7 +192,7 @@ class Trie:
 
     nodes: uint32 (N, 3), first_child, num_children and token_id of each node.
     edges: uint32 (N - 1, 2), byte and target node of each edge.
-    longest: bytes of the longest token, the depth of the tree.
+    longest: bytes of the longest token, which is the depth of the tree.
     """
 
     nodes: NDArray[np.uint32]
@@ -184,18 +201,18 @@ class Trie:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes, the root included."""
+        """Number of nodes, the root included."""
         return len(self.nodes)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the nodes and edges, all at once."""
+        """Yield all nodes and edges as one block."""
         yield self.nodes, self.edges
 
 
 def compile_trie(tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.integer]) -> Trie:
-    """Build the trie of `tokens`, whose ids are `ids` (one each, below NO_TOKEN).
+    """Build the trie of `tokens`; ids: the id of each token, below NO_TOKEN.
 
-    Of several tokens with the same bytes, the lowest id is taken. Empty tokens are left out.
+    Of several tokens with the same bytes, the trie has the lowest id. Empty tokens are left out.
     Raises VocabularyError for an id out of range.
     """
     return lay_out(sort_tokens(tokens, ids))

@@ -1,18 +1,18 @@
 """A vocabulary: the token of each id, and the rules by which text becomes ids.
 
 - A Vocabulary is immutable and always consistent, whether trained, imported or read from a file.
-- A token is its bytes. A vocabulary trained here has the 256 bytes (id = value), then the merges in
-  the order they were made, then the special tokens. A vocabulary that extends another starts with
-  all tokens of the other. An imported vocabulary may have any order, gaps (empty tokens) and
-  repeats.
+- A token is a string of bytes. A vocabulary trained by llmgpu has the 256 bytes (the id is the
+  value), then the results of merges in the order in which they were made, then the special tokens.
+  A vocabulary that extends another one starts with all tokens of the other. An imported vocabulary
+  may have any order, gaps (empty tokens) and repeated tokens.
 - Special tokens are not in the trie: text that spells a special token is plain text unless a caller
   allows the token.
 - The fingerprint covers exactly the facts that change the ids of some text or the bytes of some
-  ids, and files made with a vocabulary carry it. The fingerprint leaves out the tie rule, the
-  facts of the training, and merges that a greedy match never looks at.
-- If the pattern has character classes, the fingerprint covers their Unicode version, because it
-  changes the ids of some text. A file without a version has UNRECORDED_VERSION. This version is
-  left out of the fingerprint, so that the fingerprints of such files stay.
+  ids. Files made with a vocabulary record the fingerprint. It leaves out the tie rule, the facts
+  of the training, and, with greedy matching, the merges.
+- If the pattern has character classes, the fingerprint covers their Unicode version, which changes
+  the ids of some text. A file without a version has UNRECORDED_VERSION. The fingerprint leaves out
+  this version, because such files were written with fingerprints without a version.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ from llmgpu.input_files import quote, read_whole
 from llmgpu.outputs import VOCABULARY, Output, check_outputs, kind_of
 from llmgpu.text.normalizing import get_normalizer
 
-_DECODE_BLOCK = 1 << 16  # ids gathered at once: bounds the temporary arrays
-_FEW_NODES = 1 << 22  # of a trie that is made whole before it is written
+_DECODE_BLOCK = 1 << 16  # ids decoded at once, which limits the temporary arrays
+_FEW_NODES = 1 << 22  # the most nodes of a trie that is made whole before it is written
 _USER = bytes([USER])
 
 
@@ -95,24 +95,26 @@ class Vocabulary:
     tie: the rule by which training chose between equally frequent pairs.
     match: "greedy" (longest token first) or "bpe" (merges in order; without merges, the pair that
         spells the token of the lowest id first).
-    ignore_merges: with "bpe", take a pre-token that is a token whole; implied without merges.
+    ignore_merges: with "bpe", whether a pre-token that spells a token becomes this token; without
+        merges, it always does.
     normalizer: applied to text first: None, "NFC" or steps, see `llmgpu.text.normalizing`.
-    unknown_token: id of bytes that no token matches; None makes them an error.
-    normalized_tokens: ids of the special tokens that are searched for last: in the text between the
-        other special tokens, after its normalization and theirs.
-    lstrip_tokens, rstrip_tokens: ids of the special tokens that swallow the white space before and
-        after them.
-    single_word_tokens: ids of the special tokens that count only between characters that are not of
-        words.
+    unknown_token: id of a byte without a token; if None, such a byte is an error.
+    normalized_tokens: ids of the special tokens that are searched for last. The text between the
+        other special tokens is normalized, and searched for the tokens' normalized text.
+    lstrip_tokens, rstrip_tokens: ids of the special tokens that swallow the white space before
+        them, and after them.
+    single_word_tokens: ids of the special tokens that count only if no word character is next to
+        them.
     whole_tokens: ids of the special tokens that are ordinary tokens, too: a pre-token of exactly
         their bytes becomes their id.
     training: facts of the training, up to 64 numbers and texts for people to read.
     unicode: version of the character classes in the pattern, one of `unicode_classes.VERSIONS`;
         without meaning for a pattern without classes.
-    prefix_ids, suffix_ids: ids before and after a text, added on request only; no part of the
+    prefix_ids, suffix_ids: ids before and after a text, added on request only; not part of the
         fingerprint.
-    chat: how conversations become text, if the vocabulary says so; no part of the fingerprint.
-    pieces: the rules of a vocabulary of SentencePiece's kind; None for any other.
+    chat: the template that makes text of conversations, if there is one; not part of the
+        fingerprint.
+    pieces: the rules of a vocabulary of SentencePiece's kind; None for other vocabularies.
     """
 
     tokens: tuple[bytes, ...] | PackedTokens
@@ -150,15 +152,16 @@ class Vocabulary:
         if match == self.match:
             return self
         changed = replace(self, match=match)
-        # cached_property keeps its values in __dict__.
+        # Keep the values of two properties; cached_property stores them in __dict__.
         changed.__dict__.update(trie=self.trie, _own_fingerprint=self._own_fingerprint)
         return changed
 
     @property
     def match_facts(self) -> dict[str, str]:
-        """The facts of the match rule in a token file: none for a vocabulary's own merges.
+        """The facts about the match rule that a token file records.
 
-        Otherwise the rule, and the fingerprint of the vocabulary with the rule of its file.
+        Empty if the vocabulary has the rule of its file, and it is "bpe". Otherwise the rule, and
+        the fingerprint of the vocabulary with the rule of its file.
         """
         if self.match == "bpe" and self._own_fingerprint == self.fingerprint:
             return {}
@@ -170,14 +173,14 @@ class Vocabulary:
 
     @cached_property
     def cut(self) -> Pattern:
-        """The pattern with the character classes of its version; LlmgpuError if it is unknown."""
+        """The pattern that cuts text, with its version's classes; LlmgpuError if it is unknown."""
         if self.piece_symbols is not None:
             return self.piece_symbols.pattern
         return get_pattern(self.pattern, self.unicode)
 
     @cached_property
     def piece_symbols(self) -> PieceSymbols | None:
-        """The symbols of a vocabulary of SentencePiece's kind; None for any other."""
+        """The symbols of a vocabulary of SentencePiece's kind; None for other vocabularies."""
         if self.pieces is None:
             return None
         others = self.pieces, self.unknown_token, self.ignore_merges
@@ -198,7 +201,10 @@ class Vocabulary:
 
     @property
     def _recorded(self) -> dict[str, str]:
-        """Rules without a field in older files, as the fingerprint and the file have them."""
+        """The rules that a file records in its training data, as text by name.
+
+        The format has no fields for these rules. Empty rules are left out.
+        """
         version = self.classes_version
         rules = {
             UNICODE: version if version and version != UNRECORDED_VERSION else "",
@@ -211,7 +217,7 @@ class Vocabulary:
 
     @property
     def _around(self) -> dict[str, str]:
-        """The tokens around a text in the file's form."""
+        """The ids around a text that a file records in its training data, as text by name."""
         ids = {PREFIX_IDS: self.prefix_ids, SUFFIX_IDS: self.suffix_ids}
         return {name: ",".join(map(str, found)) for name, found in ids.items() if found}
 
@@ -244,7 +250,7 @@ class Vocabulary:
 
     @cached_property
     def token_spans(self) -> NDArray[np.int64]:
-        """Bytes of text for which each id stands, 1 for the unknown token: int64 (size,)."""
+        """Bytes of text that each id stands for, 1 for the unknown token: int64 (size,)."""
         spans = self.token_lengths.copy()
         if self.unknown_token is not None:
             spans[self.unknown_token] = 1
@@ -261,13 +267,13 @@ class Vocabulary:
 
     @cached_property
     def ordinary_ids(self) -> NDArray[np.int64]:
-        """The ids that are not special, or whole tokens, ascending: int64."""
+        """The ids of tokens that are not special, and of `whole_tokens`, ascending: int64."""
         special = set(self.special_tokens.values()).difference(self.whole_tokens)
         return np.delete(np.arange(self.size), list(special))
 
     @cached_property
     def ordinary_tokens(self) -> list[bytes]:
-        """The tokens that are not special, by ascending id."""
+        """The tokens of `ordinary_ids`, in the same order."""
         return list(map(tuple(self.tokens).__getitem__, self.ordinary_ids.tolist()))
 
     @cached_property
@@ -278,6 +284,7 @@ class Vocabulary:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of all facts that change ids, in hexadecimal."""
+        # Collect the facts with a field of their own, and the rules without one.
         by_merges = self.match == "bpe"
         decisive = (
             "llmgpu fingerprint 1",
@@ -290,7 +297,7 @@ class Vocabulary:
             pack_ids(sorted(self.special_tokens.values())),
             self.token_lengths.astype("<u4").tobytes(),
         )
-        # Lists of ids that mean different things differ by their names.
+        # Two flags may have equal lists of ids, so their rules contain their names.
         rules = [
             f"{name} {rule}" if name in ADDED_FLAGS else rule
             for name, rule in self._recorded.items()
@@ -309,9 +316,9 @@ class Vocabulary:
 
     @cached_property
     def missing_bytes(self) -> list[int]:
-        """The byte values that are not a token; special tokens do not count.
+        """The byte values that no token spells, ascending. Special tokens do not count.
 
-        None by pieces, where any text has ids.
+        Empty for a vocabulary of SentencePiece's kind, in which any text has ids.
         """
         if self.pieces is not None:
             return []
@@ -338,14 +345,14 @@ class Vocabulary:
         return b"".join(self._spell(numbers[i : i + _DECODE_BLOCK], i) for i in blocks)
 
     def decode_document(self, ids: ArrayLike) -> bytes:
-        """Return the bytes of the ids of a document, without the space that encoding puts first.
+        """Return the bytes of the ids of a document, without spaces that encoding put first.
 
-        Raises InputError as `decode`.
+        Raises InputError as `decode` does.
         """
         data, pieces = self.decode(ids), self.pieces
         if pieces is None or not pieces.decoder or not data.startswith(b" "):
             return data
-        # Spaces are dropped up to the first token with something else.
+        # Drop spaces from the tokens up to the first one with other text; keep the rest as it is.
         begin = len(data) - len(data.lstrip(b" "))
         numbers = _as_row(ids)[: begin + 1 + int((self.token_lengths == 0).any())]
         tokens = [self.tokens[number] for number in numbers.tolist()]
@@ -353,7 +360,7 @@ class Vocabulary:
         return b"".join(drop_spaces(pieces.decoder, tokens, keeps)) + data[sum(map(len, tokens)) :]
 
     def to_bytes(self) -> bytes:
-        """Return the bytes of the vocabulary file: the same for the same vocabulary."""
+        """Return the bytes of the vocabulary file. Equal vocabularies have equal bytes."""
         return b"".join(self.packed())
 
     def packed(self) -> Iterator[bytes]:
@@ -364,7 +371,8 @@ class Vocabulary:
         entries["tokens"] = self._packed_tokens
         if (pieces := entries.pop("pieces")) is not None:
             entries |= pieces.entries()
-        trie: Trie | SortedTokens | None = self.__dict__.get("trie")  # if it was compiled before
+        # Use the trie if it exists. Otherwise make it, or only sort the tokens of a large trie.
+        trie: Trie | SortedTokens | None = self.__dict__.get("trie")
         if trie is None:
             trie = self.__dict__["trie"] = self._small_trie()
         if trie is None:
@@ -374,7 +382,7 @@ class Vocabulary:
         return pack(entries, trie, self.fingerprint)
 
     def _small_trie(self) -> Trie | None:
-        """Return the trie laid out by the CPU engine; None without an engine, or for many bytes."""
+        """Return the trie laid out by the CPU engine; None without engine, or for a large trie."""
         ids, lengths = self.ordinary_ids, self.token_lengths[self.ordinary_ids]
         if library() is None or int(lengths.sum()) > _FEW_NODES:
             return None
@@ -383,11 +391,12 @@ class Vocabulary:
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "vocabulary") -> Vocabulary:
-        """Read the result of `to_bytes`; errors call it `name`.
+        """Return the vocabulary with the given bytes, see `to_bytes`; name: its name in errors.
 
         Raises VocabularyError if anything is wrong with the data. Allocates no more than a small
         multiple of len(data).
         """
+        # Take the rules out of the training data, then check everything.
         try:
             content = unpack(data)
             has_classes = _has_classes(content.fields["pattern"])
@@ -404,7 +413,7 @@ class Vocabulary:
                 validate_trie(content.trie, vocabulary.ordinary_tokens, vocabulary.ordinary_ids)
         except VocabularyError as error:
             raise VocabularyError(f"{name}: {error}") from error
-        vocabulary.__dict__["trie"] = content.trie  # cached_property keeps its value there
+        vocabulary.__dict__["trie"] = content.trie  # where cached_property stores it
         return vocabulary
 
     @classmethod
@@ -431,7 +440,7 @@ class Vocabulary:
             stream.writelines(self.packed())
 
     def _spell(self, ids: NDArray[np.integer], begin: int) -> bytes:
-        """Return the bytes of ids (n,) below `size`, which begin at position `begin`."""
+        """Return the bytes of ids (n,), all below `size`; begin: their position, for errors."""
         lengths = self.token_lengths[ids]
         if not lengths.all():
             position = int(np.argmin(lengths))
@@ -443,7 +452,10 @@ class Vocabulary:
 
 
 def _spells_each_token_once(trie: Trie, vocabulary: Vocabulary) -> bool:
-    """Whether the CPU engine finds this to be the trie of the vocabulary, all tokens distinct."""
+    """Whether the CPU engine finds that a trie spells each ordinary token exactly once.
+
+    False without an engine, and for equal tokens, for which `validate_trie` is needed.
+    """
     if library() is None:
         return False
     is_ordinary = np.zeros(vocabulary.size, np.bool_)
@@ -461,7 +473,7 @@ def _has_classes(pattern: str) -> bool:
 
 
 def _take_ids(training: dict[str, int | float | str], name: str) -> tuple[int, ...]:
-    """Take ids, with commas between them, out of a file's training data; VocabularyError if bad."""
+    """Remove an entry from a file's training data, and return its ids; VocabularyError if bad."""
     text = training.pop(name, None)
     if text is None:
         return ()
@@ -471,7 +483,10 @@ def _take_ids(training: dict[str, int | float | str], name: str) -> tuple[int, .
 
 
 def _take_pieces(fields: dict[str, Any]) -> PieceRules | None:
-    """Take the rules of pieces out of a file's fields, and spell its special tokens by them."""
+    """Remove the rules of pieces from a file's fields, and return them.
+
+    Change the special tokens in `fields` to the texts that spell them in texts.
+    """
     entries = {name: fields.pop(name) for name in OPTIONAL if name in fields}
     if not entries:
         return None
@@ -497,7 +512,7 @@ def _as_row(ids: ArrayLike) -> NDArray[np.integer]:
 def _check(vocabulary: Vocabulary) -> None:
     """Raise VocabularyError for the first error in a vocabulary.
 
-    Sizes are checked before memory is allocated by them, so that a check of a hostile vocabulary
+    Sizes are checked before memory is allocated by size, so that the check of a hostile vocabulary
     takes at most a small multiple of the vocabulary's own memory.
     """
     if not 0 < vocabulary.size < NO_TOKEN:
@@ -569,7 +584,7 @@ def _check_merges(vocabulary: Vocabulary) -> None:
     lengths = vocabulary.token_lengths[merges]
     if (lengths[:, :2] == 0).any():
         raise VocabularyError("a merge has an empty part")
-    # Compare lengths first, so that no concatenation below is longer than a token.
+    # Compare lengths first, so that `_spell_results` makes no string that is longer than a token.
     if (lengths[:, 0] + lengths[:, 1] != lengths[:, 2]).any() or not _spell_results(vocabulary):
         raise VocabularyError("a merge does not spell its result")
 
@@ -585,7 +600,11 @@ def _spell_results(vocabulary: Vocabulary) -> bool:
 
 
 def check_pattern(name: str, expression: str) -> None:
-    """Raise VocabularyError unless a published name and its published expression come together."""
+    """Raise VocabularyError unless a pattern's name and expression belong together.
+
+    A name in PATTERNS belongs to the expression there, and a custom pattern's name contains its
+    expression. Other names, of other versions, may have any expression that is not in PATTERNS.
+    """
     check_text("the pattern's name", name)
     check_text("the pattern's expression", expression)
     prefixes = [prefix for prefix in (REGEX_PREFIX, SPLITS_PREFIX) if name.startswith(prefix)]
@@ -601,7 +620,7 @@ def check_pattern(name: str, expression: str) -> None:
 def check_training(training: Mapping[str, object], recorded: Mapping[str, str]) -> None:
     """Raise VocabularyError for training data that a file can't hold.
 
-    recorded: the rules that the file keeps in its training data.
+    recorded: the rules, as text by name, that the file adds to its training data.
     """
     if len(training) > MAX_TRAINING_ENTRIES:
         raise VocabularyError(
