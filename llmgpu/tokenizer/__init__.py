@@ -1,4 +1,4 @@
-"""The Python API: text to ids, and back.
+"""The Python API: `Tokenizer` turns text into ids, and ids into text.
 
 ::
 
@@ -28,15 +28,15 @@ Peer = TypeVar("Peer")
 
 
 def as_transformers(tokenizer: Peer, strict: bool = True) -> Peer:
-    """Return a copy of a fast tokenizer of transformers 5 whose hot methods run in llmgpu.
+    """Return a copy of a fast tokenizer of transformers 5 that encodes and decodes in llmgpu.
 
-    The copy's class is a subclass of the tokenizer's, and every result is exactly the
+    The copy's class is a subclass of the tokenizer's class, and every result is exactly the
     tokenizer's. Calls that llmgpu can't do exactly run in transformers' own code.
 
     strict: if False, return `tokenizer` itself with a warning instead of a VocabularyError.
 
-    Raises VocabularyError, with the reason, for a tokenizer that can't be had exactly, and for
-    another version of transformers; TypeError for another object.
+    Raises VocabularyError, with the reason, for a tokenizer whose ids llmgpu can't give exactly,
+    and for another version of transformers; TypeError for any other object.
     """
     try:
         from llmgpu.tokenizer.fast_transformers import wrap
@@ -51,7 +51,7 @@ def as_transformers(tokenizer: Peer, strict: bool = True) -> Peer:
 
 
 def __getattr__(name: str) -> object:
-    """Import the calls for parts of a job on demand: a tokenizer alone is imported sooner."""
+    """Import `llmgpu.tokenizer.jobs` only when needed: the tokenizer alone is imported faster."""
     if name in __all__:
         from llmgpu.tokenizer import jobs
 

@@ -25,7 +25,7 @@ _NONE: Collection[str] = ()
 
 
 class SpecialArguments(TypedDict, total=False):
-    """Arguments of all methods that encode."""
+    """The arguments about special tokens that all methods for encoding have."""
 
     allowed_special: Collection[str]
     disallowed_special: Collection[str]
@@ -43,13 +43,16 @@ def special_options(
     add_special_tokens: bool = False,
     **unknown: object,
 ) -> SpecialOptions:
-    """Return options that can be compared and hashed."""
+    """Return the arguments as options that can be compared and hashed.
+
+    The arguments are as for `Tokenizer.encode`. TypeError for an unknown argument.
+    """
     if unknown:
         known = ", ".join(SpecialArguments.__annotations__)
         raise TypeError(f"unexpected argument {min(unknown)!r}; there are {known}")
     given = bos is not None or eos is not None or add_special_tokens
     if allowed_special is _NONE and disallowed_special is _NONE and not given:
-        return NO_SPECIAL_TOKENS  # at once, for most calls
+        return NO_SPECIAL_TOKENS  # most calls end here
     bos, eos = _one_token(bos), _one_token(eos)
     allowed, disallowed = (
         frozenset([texts] if isinstance(texts, str) else texts)
@@ -60,7 +63,7 @@ def special_options(
 
 
 def _one_token(token: Any) -> Any:
-    """Return the text of a token unchanged, and the id of a token, perhaps NumPy's, as an int.
+    """Return a token's text unchanged, and a token's id, which may be NumPy's, as an int.
 
     Raises TypeError for other types.
     """
@@ -73,7 +76,7 @@ def _one_token(token: Any) -> Any:
 
 
 def several(texts: Iterable[Text]) -> Iterable[Text]:
-    """Return several texts; TypeError for a single text: its characters would be texts."""
+    """Return `texts`; TypeError for a single text, whose characters would be taken for texts."""
     if isinstance(texts, (str, bytes)):
         raise TypeError("expected a list of texts, but got a single one")
     return texts
@@ -87,7 +90,7 @@ def names_of(paths: str | Path | Sequence[str | Path]) -> list[str]:
 def to_bytes(text: Any, of_several: str = "") -> bytes:
     """Return a text in UTF-8; TypeError unless it is str or bytes.
 
-    of_several: advice of the error for a list of texts.
+    of_several: advice that the error gives if `text` is a list of texts.
     """
     if isinstance(text, bytes):
         return text
@@ -103,9 +106,11 @@ def to_bytes(text: Any, of_several: str = "") -> bytes:
 def as_asked(ids: NDArray[np.uint32], dtype: Any) -> Any:
     """Return ids as a list if `dtype` is ``list``, a tensor if it is PyTorch's, else an array.
 
-    "pt" and "np" are int64, as transformers returns them.
+    None leaves the ids as they are. "pt" and "np" mean a tensor and an array of int64, as
+    transformers returns them.
 
-    Raises TypeError for a type without integers, InputError for an id too large for the type.
+    Raises TypeError for a type without integers, InputError for an id that is too large for the
+    type.
     """
     if dtype is None:
         return ids
@@ -140,7 +145,7 @@ def check_dtype(dtype: Any) -> None:
 
 
 def holds(dtype: Any, number: int) -> bool:
-    """Whether `as_asked` can return an id as a type, one that `check_dtype` accepts."""
+    """Whether an id fits into a type that `check_dtype` accepts."""
     if dtype is None or dtype is list:
         return True
     import numpy as np
@@ -153,7 +158,7 @@ def holds(dtype: Any, number: int) -> bool:
 
 
 def without(ids: ArrayLike, skipped: Iterable[int]) -> ArrayLike:
-    """Return ids (n,) without some of them; ids of another shape unchanged."""
+    """Return ids (n,) without the ids in `skipped`; return ids of another shape unchanged."""
     import numpy as np
 
     array = np.asarray(ids)
@@ -161,12 +166,12 @@ def without(ids: ArrayLike, skipped: Iterable[int]) -> ArrayLike:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most this many characters, cut with an ellipsis if it is longer."""
+    """Return a text of at most `most` characters; a longer text is cut and ends with "..."."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 class TokenIds(dict[str, int]):
-    """Ids by the text of tokens; TypeError for bytes, which no text is equal to."""
+    """Ids by the text of tokens. TypeError if bytes are looked up, since no text equals bytes."""
 
     def __missing__(self, token: object) -> int:
         _refuse_bytes(token)

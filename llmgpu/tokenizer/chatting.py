@@ -1,4 +1,4 @@
-"""Conversations as ids, for `Tokenizer.apply_chat_template`."""
+"""The conversion of conversations to ids, for `Tokenizer.apply_chat_template`."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ Message = Mapping[str, Any]
 
 
 class ChatEncoder:
-    """Converts conversations to ids, by a vocabulary's chat template or by one in Jinja.
+    """Converts conversations to ids, by a vocabulary's chat template or by a given template.
 
-    The process for rendering starts with the first conversation, and ends with this object. After a
-    fork the child starts a new process. Threads take turns.
+    A process renders templates. It starts with the first conversation, and ends with this object.
+    After a fork the child starts a process of its own. Threads take turns.
     """
 
     def __init__(
         self, vocabulary: Vocabulary, encode: Callable[[bytes], NDArray[np.uint32]]
     ) -> None:
-        """Use a vocabulary; encode: converts text to ids, with all special tokens allowed."""
+        """Use a vocabulary; encode: a function that encodes text and allows all special tokens."""
         self._vocabulary, self._encode = vocabulary, encode
         self._lock = threading.Lock()
-        self._process = 0
+        self._process = 0  # id of the process to which the next two belong
         self._conversations: dict[str | None, Conversations] = {}  # by template
-        self._closing: dict[str, Callable[[], object]] = {}  # of templates passed as arguments
+        # Functions that close the conversations of given templates, by template.
+        self._closing: dict[str, Callable[[], object]] = {}
 
     def encode(
         self,
@@ -45,9 +46,11 @@ class ChatEncoder:
         prompt: bool,
         template: str | None = None,
     ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-        """Return the ids of a conversation, and a mask of ids by the assistant: (n,) each.
+        """Return the ids of a conversation, uint32 (n,), and a mask, bool (n,).
 
-        template: None for the vocabulary's own.
+        The mask is True for the ids that the assistant wrote.
+
+        template: a template in Jinja; None for the vocabulary's own.
         """
         with self._lock:
             conversations = self._opened(template)
@@ -96,7 +99,7 @@ class ChatEncoder:
                 )
             conversations = Conversations(vocabulary)
             close = close_with(self, conversations.close)
-            if template is not None:  # each template has a process: keep the last
+            if template is not None:  # close other templates: each has a process
                 for other in [*self._closing]:
                     self._closing.pop(other)()
                     del self._conversations[other]

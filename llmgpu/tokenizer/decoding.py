@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 _log = logging.getLogger("llmgpu")
-# Error handlers with which the extension module streams texts. Others may do anything.
+# Error handlers that the extension module supports in streams. Any other handler runs in Python.
 _HANDLERS = ("replace", "strict", "ignore", "backslashreplace", "surrogateescape", "surrogatepass")
 
 
 @speaks_python
 class Decoder:
-    """The base of `Tokenizer`, which sets the vocabulary."""
+    """The base class of `Tokenizer`; the subclass sets `_vocabulary`."""
 
     _vocabulary: Vocabulary
-    _coder: Any = None  # of the extension module, once it is open: does most calls at once
+    _coder: Any = None  # the extension module's object for fast calls, once it is made
 
     def decode(
         self, ids: ArrayLike, errors: str = "replace", *, skip_special_tokens: bool = False
@@ -53,7 +53,7 @@ class Decoder:
     def decode_bytes(self, ids: ArrayLike) -> bytes:
         """Return the bytes of `ids` (n,), any integers; InputError for unknown ids.
 
-        Without the space that a vocabulary of SentencePiece's kind puts before a text.
+        A vocabulary of SentencePiece's kind may put a space before a text. This space is left out.
         """
         if self._coder is None:
             self._open_coder(encodes=False)
@@ -66,9 +66,10 @@ class Decoder:
         *,
         skip_special_tokens: bool = False,
     ) -> list[str]:
-        """Return the text of each list of ids, like `decode`."""
+        """Return the text of each list of ids, as `decode` does."""
         coder = self._coder or self._open_coder(encodes=False)
-        # A subclass may have methods of its own, and an iterator may use one array for all rows.
+        # Decode rows one at a time if a subclass overrides these methods, or if an iterator may use
+        # one array for all rows.
         kinds = {type(method) for method in (self.decode, self.decode_bytes)}
         is_usual = isinstance(batch, (list, tuple)) and kinds == {BuiltinMethodType}
         if skip_special_tokens or coder is None or not is_usual:
@@ -82,7 +83,10 @@ class Decoder:
         ]
 
     def decode_stream(self, ids: Iterable[int], errors: str = "replace") -> Iterator[str]:
-        """Yield the text of each id as it arrives: "" while a character is incomplete."""
+        """Yield the text that each id completes, "" while a character is incomplete.
+
+        The incomplete rest is yielded at the end.
+        """
         coder = self._coder or self._open_coder(encodes=False)
         vocabulary = self._vocabulary
         if coder is not None and errors in _HANDLERS:
@@ -95,8 +99,8 @@ class Decoder:
     def decode_with_offsets(self, ids: ArrayLike) -> tuple[str, NDArray[np.int64]]:
         """Return the text of `ids` (n,) and the character offsets of each, int64 (n, 2).
 
-        A row holds the first character of a token and the one after its last; see
-        `encode_with_offsets`.
+        A row holds the index of a token's first character, and the index after its last character;
+        see `encode_with_offsets`.
 
         Raises InputError for unknown ids and for ids whose bytes are not UTF-8.
         """
@@ -134,14 +138,14 @@ class Decoder:
             raise KeyError(token)
         return number
 
-    __iter__ = None  # else Python would ask for the items 0, 1, and so on
+    __iter__ = None  # otherwise Python would iterate by asking for the items 0, 1, and so on
 
     def get_vocab(self) -> dict[str, int]:
         """Return the ids of all tokens by their text, as transformers does.
 
         Ordinary tokens are written in GPT-2's byte-level alphabet ("\u0120low" for " low"), special
-        tokens as they are; of tokens written alike, special tokens and low ids win. Looking for
-        bytes in the result raises TypeError: `get_vocab_bytes` has them.
+        tokens with their own text. Of two tokens with the same text, the special token or else the
+        lower id is in the result. Looking up bytes raises TypeError: use `get_vocab_bytes`.
         """
         from llmgpu.bpe.interchange.token_tables import to_text
 
@@ -149,13 +153,13 @@ class Decoder:
         return TokenIds(ordinary | self._vocabulary.special_tokens)
 
     def get_vocab_bytes(self) -> dict[bytes, int]:
-        """Return the ids of all ordinary tokens by their bytes; `special_tokens` has the others."""
+        """Return the ids of ordinary tokens by their bytes; see `special_tokens` for the others."""
         return dict(self._ids)
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:
         tokens, ids = self._vocabulary.ordinary_tokens, self._vocabulary.ordinary_ids.tolist()
-        # Backwards: of equal tokens the lowest id counts.
+        # In descending order, so that of equal tokens the lowest id is stored last.
         pairs = zip(reversed(tokens), reversed(ids), strict=True)
         return {token: number for token, number in pairs if token}
 
@@ -177,10 +181,10 @@ class Decoder:
     def as_tiktoken(self, name: str = "llmgpu", *, fast: bool = False) -> Any:
         """Return a `tiktoken.Encoding` with the same ids, for code that expects one.
 
-        fast: of a subclass that encodes in llmgpu, with tiktoken's results and errors;
-            `encode_with_unstable` is an InputError.
+        fast: return a subclass that encodes in llmgpu, with tiktoken's results and errors. Its
+            `encode_with_unstable` raises InputError.
 
-        Raises VocabularyError if ranks can't give them, or tiktoken is not installed.
+        Raises VocabularyError if ranks can't give the same ids, or tiktoken is not installed.
         """
         if fast:
             from llmgpu.tokenizer.fast_tiktoken import as_fast_tiktoken
@@ -193,7 +197,7 @@ class Decoder:
     def as_hf(self) -> Any:
         """Return a `transformers.PreTrainedTokenizerFast` with the same ids.
 
-        Raises VocabularyError if a tokenizer.json can't give them, or transformers is not
+        Raises VocabularyError if a tokenizer.json can't give the same ids, or transformers is not
         installed.
         """
         from llmgpu.bpe.interchange.huggingface import to_transformers
@@ -205,7 +209,7 @@ class Decoder:
 
         force: overwrite even a file of a different kind, such as a text.
 
-        Raises OutputError if it can't be written.
+        Raises OutputError if the file can't be written.
         """
         self._vocabulary.save(path, force=force)
 
@@ -233,12 +237,12 @@ class Decoder:
 
     @property
     def special_tokens(self) -> dict[str, int]:
-        """Ids of the special tokens by text; a copy."""
+        """A copy of the ids of the special tokens by text."""
         return dict(self._vocabulary.special_tokens)
 
     def __len__(self) -> int:
         return self._vocabulary.size
 
     def _open_coder(self, *, encodes: bool) -> Any:
-        """Return the coder of the extension module, which methods then call; None without it."""
+        """Return the extension module's object for fast calls; None without the module."""
         raise NotImplementedError

@@ -1,15 +1,15 @@
-"""Encoding and decoding exactly as a `tokenizers.Tokenizer`, whose components are read once.
+"""Encoding and decoding exactly as a `tokenizers.Tokenizer` does, whose components are read once.
 
-The steps are those of the library: split the text at added tokens that are searched for as
-written, normalize the rest, split that at added tokens that are searched for in normalized text,
-and match what is left. A method returns None where only the library gives the exact result:
+The steps are the library's steps: split the text at the added tokens that are not normalized,
+normalize the text between them, split this text at the normalized added tokens, and match the text
+that remains. A method returns None in the cases in which only the library gives the exact result:
 
 - A text spells an added token with lstrip, rstrip or single_word.
 - A text is not valid Unicode, or has a byte without a token.
-- The package regex cuts the text, and a character belongs to a Unicode version later than the
-  library's, or changed its class since.
-- Special tokens are to be text, but some added token is not special, or whole pre-tokens may be
-  tokens; and the text spells a special token.
+- The package regex cuts the text, and a character is newer than the library's version of Unicode,
+  or its class has changed since that version.
+- The caller wants special tokens to be text, the text spells a special token, and either some added
+  token is not special or a whole pre-token may become a token.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from llmgpu.text.normalizing import get_normalizer
 from llmgpu.tokenizer.tokenizer import Tokenizer
 
 _FLAGS = ("lstrip", "rstrip", "single_word")
-_FEW = 24  # stretches of text; encoding more of them in one call is faster
+_FEW = 24  # the most stretches of text that are encoded one by one; one call for more is faster
 _CHANGED = "\u0295"  # a letter whose class Unicode changed after the library's version
 
 Ids = Sequence[int]
@@ -41,7 +41,10 @@ Ids = Sequence[int]
 
 @dataclass(frozen=True)
 class Around:
-    """Ids that a post-processor puts around a text, and the type ids of before, text and after."""
+    """The ids that a post-processor puts around a text.
+
+    before, after: the ids. types: the type ids of `before`, of the text and of `after`.
+    """
 
     before: list[int]
     after: list[int]
@@ -52,12 +55,12 @@ class _Added:
     """Added tokens that are searched for at the same time."""
 
     def __init__(self, ids: Mapping[bytes, int]) -> None:
-        """Take ids by the bytes to search for."""
+        """Search for the keys of `ids`, which has ids by bytes."""
         self.ids = ids
         self._pattern = search_for(ids).pattern if ids else None
 
     def split(self, pieces: list[bytes | int]) -> list[bytes | int]:
-        """Return the pieces, with ids in place of the tokens that their text spells."""
+        """Replace the tokens that text spells by their ids; pieces: stretches of text, and ids."""
         if self._pattern is None:
             return pieces
         found: list[bytes | int] = []
@@ -77,23 +80,25 @@ class _Added:
 
 
 class ExactBackend:
-    """What a `tokenizers.Tokenizer` does with single texts, without truncation and padding.
+    """Encodes and decodes single texts as a `tokenizers.Tokenizer` without truncation and padding.
 
-    text: its tokenizer.json. around: the ids around a text, by whether special tokens are added.
-    tokens: texts of tokens by id.
+    text: the content of its tokenizer.json. around: the ids around a text, without special tokens
+    (False) and with special tokens (True). tokens: texts of tokens by id.
     """
 
     def __init__(self, library: Any) -> None:
         """Read the library's tokenizer, which stays unchanged.
 
-        Raises VocabularyError if some component can't be had exactly.
+        Raises VocabularyError for a component that llmgpu can't replace exactly.
         """
+        # Read the tokenizer.json.
         try:
             self.text: str = library.to_str()
-        except Exception as error:  # the library raises plain ones for components in Python
+        except Exception as error:  # the library's error for a component that is Python code
             raise VocabularyError(f"the tokenizer can't be written as JSON: {error}") from error
         content = json.loads(self.text) | {"truncation": None, "padding": None}
         vocabulary = read_content(content)
+        # Find the ids around a text by letting the post-processor run.
         self.around = {adds: _ids_around(library.post_processor, adds) for adds in (False, True)}
         around = self.around[True]
         if (around.before, around.after) != (
@@ -101,6 +106,7 @@ class ExactBackend:
             [*vocabulary.suffix_ids],
         ):
             raise VocabularyError("post_processor adds other ids than it lists")
+        # Keep a tokenizer that only matches text: the steps before are done here.
         self._normalizer = vocabulary.normalizer
         self._read_added(content["added_tokens"], {*vocabulary.normalized_tokens})
         self._takes_whole = bool(vocabulary.takes_whole_tokens)
@@ -153,14 +159,15 @@ class ExactBackend:
     ) -> list[Any] | None:
         """Return the ids of each text, without the ids around it; None if only the library can.
 
-        special_is_text: special tokens are not searched for. as_lists: lists of int, not arrays.
+        special_is_text: whether special tokens in a text are ordinary text. as_lists: return lists
+            of int, not arrays.
         """
         try:
             cut = [self._cut(text, special_is_text) for text in texts]
             if any(pieces is None for pieces in cut):
                 return None
             stretches = [p for pieces in cut for p in pieces or () if not isinstance(p, int)]
-            # Without added tokens, a text that is not empty is one stretch.
+            # Encode all stretches in one go. A text without added tokens is a single stretch.
             is_uncut = all(pieces and len(pieces) == 1 for pieces in cut)
             is_uncut = is_uncut and len(stretches) == len(texts)
             found = self._encode(stretches, as_lists or not is_uncut)
@@ -181,10 +188,11 @@ class ExactBackend:
         return [self._tokenizer.encode(stretch, dtype=dtype) for stretch in stretches]
 
     def _cut(self, text: str, special_is_text: bool) -> list[bytes | int] | None:
-        """Return the stretches of a text to match, and the ids of added tokens between them.
+        """Return a text as stretches to match, and the ids of the added tokens between them.
 
         None if only the library gives the exact ids.
         """
+        # Find out whether llmgpu gives the exact ids, and whether added tokens are searched for.
         data = str.encode(text)
         if self._flagged.occurs(data) or (self._is_cut_by_regex and not _is_sure(text)):
             return None
@@ -194,6 +202,7 @@ class ExactBackend:
             is_plain = not finds and not self._takes_whole
             if not is_plain and (self._normalizer is not None or self._special.occurs(data)):
                 return None
+        # Split and normalize the text.
         pieces: list[bytes | int] = [data] if data else []
         if finds:
             pieces = self._early.split(pieces)
@@ -216,7 +225,7 @@ class ExactBackend:
 
 
 def _ids_around(post_processor: Any, adds: bool) -> Around:
-    """Return what a post-processor puts around a text of one token."""
+    """Return the ids that a post-processor puts around a text; adds: whether it may add any."""
     library = require_package("tokenizers")
     encoding = library.Tokenizer(library.models.WordLevel({"x": 0}, unk_token="x")).encode("x")
     if post_processor is not None:
@@ -227,13 +236,16 @@ def _ids_around(post_processor: Any, adds: bool) -> Around:
 
 
 def _is_sure(text: str) -> bool:
-    """Whether all engines for expressions agree about the classes of a text's characters."""
+    """Whether all engines for expressions have the same classes for a text's characters."""
     return text.isascii() or _unsure().search(text) is None
 
 
 @cache
 def _unsure() -> re.Pattern[str]:
-    """Return an expression for characters that Python's version of Unicode lacks, or changed."""
+    """Return an expression for characters whose class may differ from engine to engine.
+
+    These are the characters that Python's version of Unicode lacks, and _CHANGED.
+    """
     codes = [code for code in range(0x110000) if unicodedata.category(chr(code)) == "Cn"]
     runs = []
     for _, run in groupby(enumerate(codes), lambda pair: pair[1] - pair[0]):

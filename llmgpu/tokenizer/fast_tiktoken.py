@@ -1,6 +1,6 @@
-"""A `tiktoken.Encoding` that encodes in llmgpu, with the same results and errors.
+"""A `tiktoken.Encoding` that encodes in llmgpu, with tiktoken's results and errors.
 
-Decoding and looking up single tokens stay tiktoken's own: its Rust code is as fast.
+tiktoken's own code still decodes and looks up single tokens, because its Rust code is as fast.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Encoding: Any = tiktoken.Encoding
 class FastEncoding(Encoding):  # type: ignore[misc]
     """An encoding whose ``encode`` methods run in llmgpu; see `as_fast_tiktoken`."""
 
-    _tokenizer: Any  # a Tokenizer, whose module imports this one
+    _tokenizer: Any  # a Tokenizer; not imported here, because its module imports this module
 
     def encode(self, text: str, **special: Any) -> Any:
         """Return the ids of a text as tiktoken does: a list of int.
@@ -48,17 +48,17 @@ class FastEncoding(Encoding):  # type: ignore[misc]
         return ids
 
     def encode_batch(self, text: Iterable[str], *, num_threads: int = 8, **special: Any) -> Any:
-        """Return the ids of several texts as `encode` does; num_threads: not used."""
+        """Return the ids of several texts as `encode` does; num_threads: without effect."""
         allowed, disallowed = self._sets(**special)
         texts = [_checked(each, disallowed) for each in text]
         return self._tokenizer.encode_batch(texts, dtype=list, allowed_special=allowed)
 
     def encode_ordinary_batch(self, text: Iterable[str], *, num_threads: int = 8) -> Any:
-        """Return the ids of several texts as `encode_ordinary` does; num_threads: not used."""
+        """Return the ids of texts as `encode_ordinary` does; num_threads: without effect."""
         return self._tokenizer.encode_batch([_checked(each) for each in text], dtype=list)
 
     def encode_with_unstable(self, text: str, **_named: Any) -> Any:
-        """Raise InputError."""
+        """Raise InputError, because only tiktoken's own code can find unstable tokens."""
         raise InputError("encode_with_unstable is tiktoken's alone: use as_tiktoken() without fast")
 
     def _sets(
@@ -74,7 +74,7 @@ class FastEncoding(Encoding):  # type: ignore[misc]
 
 
 def _checked(text: Any, disallowed: frozenset[str] = frozenset()) -> str:
-    """Return a str that spells no disallowed special token; tiktoken's ValueError if it does."""
+    """Return `text`; tiktoken's ValueError if it spells a disallowed special token."""
     if not isinstance(text, str):
         raise TypeError(f"a text is a str, not {type(text).__name__}")
     if disallowed and (found := _search(disallowed).search(text)):

@@ -2,15 +2,15 @@
 
 `wrap` returns a copy of a tokenizer whose class is a subclass of the tokenizer's class. The
 subclass overrides the few methods through which all of transformers' calls encode and decode.
-Whatever these can't do exactly is done by transformers' own code: pairs, words that are split
-already, offsets, overflowing tokens.
+transformers' own code handles the calls that llmgpu can't do exactly: pairs of texts, texts that
+are split into words, offsets, and overflowing tokens.
 
-The tokenizer of the library, `_tokenizer`, can be changed by its owner and by anybody who got it
-from there. `WatchedBackend` tells: as long as nobody but the methods of `_READERS` asked for
-`_tokenizer`, it is unchanged; from then on its components are compared before each call.
+The library's tokenizer, `_tokenizer`, can be changed by any code that has a reference to it. As
+long as only the methods of `_READERS` have read `_tokenizer`, it is unchanged. Once other code has
+read `_tokenizer`, `WatchedBackend` compares its components before each call.
 
-A BatchEncoding has an `Encoding` of the library for each text, which few callers use. They are
-made when they are asked for, by the library.
+A BatchEncoding has an `Encoding` of the library for each text, which few callers use. The library
+makes these objects when a caller first reads them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from llmgpu.bpe.interchange.token_tables import require_package
 from llmgpu.errors import VocabularyError
 from llmgpu.tokenizer.exact_backend import Around, ExactBackend
 
-MAJOR = 5  # version of transformers
+MAJOR = 5  # major version of transformers
 
 
 def _require_transformers() -> Any:
@@ -46,7 +46,7 @@ transformers = _require_transformers()
 TokenizersBackend: Any = transformers.TokenizersBackend
 BatchEncoding: Any = transformers.BatchEncoding
 
-_local = threading.local()  # depth: number of running methods that only read `_tokenizer`
+_local = threading.local()  # depth: number of running calls of `_read` in this thread
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 
@@ -55,7 +55,7 @@ def _is_read(attribute: object) -> bool:
 
 
 def _describe(library: Any) -> tuple[object, ...]:
-    """Return facts of a tokenizer of the library that are equal while its ids are."""
+    """Return facts about a tokenizer of the library. While they are equal, its ids are equal."""
     parts, model = [getattr(library, name) for name in _PARTS], library.model
     return (
         [library.get_vocab_size(with_added_tokens=adds) for adds in (False, True)],
@@ -67,10 +67,10 @@ def _describe(library: Any) -> tuple[object, ...]:
 
 
 class WatchedBackend:
-    """A tokenizer of the library, and its `ExactBackend` as long as that is up to date.
+    """A tokenizer of the library, and the `ExactBackend` made from its current state.
 
-    is_shared: whether others may hold the library's tokenizer, and change it. reason: why there is
-    no ExactBackend.
+    is_shared: whether other code may have a reference to the library's tokenizer, and change it.
+    reason: the reason why there is no ExactBackend.
     """
 
     def __init__(self, library: Any, is_shared: bool) -> None:
@@ -78,7 +78,7 @@ class WatchedBackend:
         self._made: tuple[object, ExactBackend | None] = None, None
 
     def exact(self) -> ExactBackend | None:
-        """Return what encodes exactly as the library does now; None if only the library does."""
+        """Return the ExactBackend for the library's current state; None if there is none."""
         described, exact = self._made
         if described is not None and not self.is_shared:
             return exact
@@ -88,7 +88,7 @@ class WatchedBackend:
                 return exact
             exact = ExactBackend(self.library)
         except Exception as error:
-            # the library's plain exceptions are for components that are written in Python
+            # The library raises plain exceptions for components that are written in Python.
             exact, self.reason = None, str(error)
         self._made = described, exact
         return exact
@@ -103,10 +103,11 @@ class WatchedBackend:
     ) -> list[Any]:
         """Return the library's `Encoding` of each text.
 
-        settings: truncation, padding, whether special tokens are text and whether they are added.
+        exact: encoded the texts. settings: truncation, padding, whether special tokens are text,
+            and whether they are added.
         """
         library = self.library
-        if self.exact() is not exact:  # it has changed since the texts were encoded
+        if self.exact() is not exact:  # the tokenizer has changed since the texts were encoded
             library = require_package("tokenizers").Tokenizer.from_str(exact.text)
         before = _settings(library)
         _set(library, *settings[:3])
@@ -128,7 +129,7 @@ def _set(library: Any, truncation: Any, padding: Any, special_is_text: bool) -> 
 
 
 class _Batch(BatchEncoding):  # type: ignore[misc]
-    """A BatchEncoding that makes its encodings when they are asked for."""
+    """A BatchEncoding that makes its encodings when a caller first reads them."""
 
     @property
     def _encodings(self) -> Any:
@@ -143,7 +144,7 @@ class _Batch(BatchEncoding):  # type: ignore[misc]
 
     @property
     def is_fast(self) -> bool:
-        """Whether there are encodings."""
+        """Whether there are encodings, made or still to be made."""
         return "_make" in self.__dict__ or self.__dict__.get("_made") is not None
 
     def __reduce__(self) -> Any:
@@ -152,7 +153,7 @@ class _Batch(BatchEncoding):  # type: ignore[misc]
 
 @dataclass
 class _Request:
-    """Arguments of ``_encode_plus`` for single texts, named and set as there."""
+    """The arguments of ``_encode_plus`` for single texts, with its names and defaults."""
 
     add_special_tokens: bool = True
     padding_strategy: Any = "do_not_pad"
@@ -175,7 +176,7 @@ class _Request:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the request has nothing that only transformers does."""
+        """Whether llmgpu can do everything that is requested."""
         others = self.is_split_into_words or self.return_overflowing_tokens or self.stride
         others = others or self.return_offsets_mapping or self.sanitize_control_tokens
         return not others and _value(self.truncation_strategy) != "only_second"
@@ -191,13 +192,16 @@ class _Request:
         return {name: getattr(self, name) for name in _SETTINGS}
 
     def room(self, around: Around) -> int | None:
-        """Return the most ids of a text, without those around it; None if texts are not cut."""
+        """Return the most ids of a text without the ids around it; None if texts are not cut."""
         if _value(self.truncation_strategy) == "do_not_truncate":
             return None
         return (self.max_length or 0) - len(around.before) - len(around.after)
 
     def padded(self, longest: int) -> int | None:
-        """Return the least length of the rows; None without padding. longest: of the rows."""
+        """Return the length up to which rows are padded; longest: the longest row's length.
+
+        None without padding.
+        """
         pad, multiple = _value(self.padding_strategy), self.pad_to_multiple_of
         if pad == "do_not_pad":
             return None
@@ -210,9 +214,10 @@ _SETTINGS = _FIELDS[1:7]  # the arguments of `set_truncation_and_padding`
 
 
 class _Rows:
-    """Rows of a batch: the ids of texts with the ids around them, cut and padded.
+    """The rows of a batch: the ids of texts with the ids around them, padded.
 
-    lengths: of the rows. length: least length of padded rows; None without padding.
+    lengths: length of each row. length: the length up to which rows are padded; None without
+    padding.
     """
 
     def __init__(self, texts: Sequence[Any], around: Around, is_left: bool) -> None:
@@ -222,7 +227,10 @@ class _Rows:
         self.length: int | None = None
 
     def values(self, kind: str, pad: int) -> list[list[int]]:
-        """Return the rows as lists; kind: "ids", "types", "attention" or "special"."""
+        """Return the rows as lists; kind: "ids", "types", "attention" or "special".
+
+        pad: the value that fills up a row.
+        """
         lists = [ids if type(ids) is list else ids.tolist() for ids in self._texts]
         return [self._row(kind, ids, pad) for ids in lists]
 
@@ -245,7 +253,7 @@ class _Rows:
         return [1] * len(around.before), [1 - special] * len(ids), [1] * len(around.after)
 
     def matrix(self, kind: str, pad: int) -> Any:
-        """Return the rows as int64 (texts, length), if all have the same length."""
+        """Return the rows as int64 (texts, length); all must have the same length."""
         width = self.lengths[0]
         made = np.full((len(self._texts), width), pad, np.int64)
         for row, ids in zip(made, self._texts, strict=True):
@@ -257,13 +265,13 @@ class _Rows:
 
 
 class FastTokenizer:
-    """The methods that run in llmgpu; a mixin before a class of transformers."""
+    """The methods that run in llmgpu, as a mixin in front of a class of transformers."""
 
     _base: type
 
     @property
     def _tokenizer(self) -> Any:
-        """The library's tokenizer."""
+        """The library's tokenizer. Reading it outside of `_read` marks it as shared."""
         watched = self.__dict__.get("_watched")
         if watched is None:
             return None
@@ -285,7 +293,7 @@ class FastTokenizer:
 
     @classmethod
     def convert_to_native_format(cls, *args: Any, **named: Any) -> Any:
-        """Do as the class of transformers, whose own initializer decides."""
+        """Call the base class's method on the base class, because its initializer decides."""
         return cls._base.convert_to_native_format(*args, **named)  # type: ignore[attr-defined]
 
     def _encode_plus(self, text: Any, text_pair: Any = None, *args: Any, **options: Any) -> Any:
@@ -298,6 +306,7 @@ class FastTokenizer:
 
     def _encode_here(self: Any, text: Any, request: _Request) -> Any:
         """Return a BatchEncoding; None if transformers has to make it."""
+        # Return None for a request that llmgpu can't do exactly.
         is_single = isinstance(text, str)
         texts = [text] if is_single else [*text] if isinstance(text, (list, tuple)) else []
         exact = self._watched.exact()
@@ -307,6 +316,7 @@ class FastTokenizer:
         room = request.room(around)
         if room is not None and room <= 0:
             return None
+        # Encode the texts.
         special_is_text = request.split_special_tokens
         if special_is_text is None:
             special_is_text = self.split_special_tokens
@@ -314,11 +324,12 @@ class FastTokenizer:
         ids = exact.encode(texts, bool(special_is_text), as_lists=kind not in ("np", "pt"))
         if ids is None:
             return None
+        # Leave the settings of this call in the library's tokenizer, as transformers does.
         library = self._watched.library
-        # The library's tokenizer keeps the settings of the last call.
         if request.changes or library.truncation or library.padding:
             self.set_truncation_and_padding(**request.settings())
         library.encode_special_tokens = special_is_text
+        # Cut and pad the rows.
         if room is not None:
             is_right = self.truncation_side == "right"
             ids = [each[:room] if is_right else each[-room:] for each in ids]
@@ -329,6 +340,7 @@ class FastTokenizer:
         for length in rows.lengths:
             if request.max_length is None and length > self.model_max_length:
                 self._eventual_warn_about_too_long_sequence(range(length), None, request.verbose)
+        # Make the BatchEncoding. For a single text without tensors, it has no rows.
         data = self._columns(rows, kind, request)
         if is_single and kind is None:
             data = {name: value if name == "length" else value[0] for name, value in data.items()}
@@ -339,7 +351,7 @@ class FastTokenizer:
         return batch
 
     def _columns(self: Any, rows: _Rows, kind: str | None, request: _Request) -> dict[str, Any]:
-        """Return the values of a BatchEncoding by name; kind: of tensors."""
+        """Return the values of a BatchEncoding by name; kind: "np", "pt", another, or None."""
         has_types, has_mask = request.return_token_type_ids, request.return_attention_mask
         if has_types is None:
             has_types = "token_type_ids" in self.model_input_names
@@ -405,12 +417,12 @@ class FastTokenizer:
             return None
         text: str | None = exact.decode(ids, bool(skips))
         if text is not None and cleans:
-            # transformers warns, once, that it leaves the text of a BPE model as it is
+            # Let transformers warn, once, that it does not clean up the text of a BPE model.
             _read(self, "_decode", [], clean_up_tokenization_spaces=True)
         return text
 
     def convert_ids_to_tokens(self: Any, ids: Any, skip_special_tokens: bool = False) -> Any:
-        """Return the token of an id, or the tokens of several."""
+        """Return the token of an id, or the tokens of several ids."""
         exact = self._watched.exact()
         try:
             if exact is not None and isinstance(ids, int):
@@ -425,7 +437,7 @@ class FastTokenizer:
 
 
 def _value(setting: Any) -> Any:
-    """Return the value of an enumeration's member, or a value itself."""
+    """Return the value of an enumeration's member; return any other value unchanged."""
     return getattr(setting, "value", setting)
 
 
@@ -434,7 +446,10 @@ def _are_texts(texts: Sequence[Any]) -> bool:
 
 
 def _read(tokenizer: FastTokenizer, name: str, *args: Any, **named: Any) -> Any:
-    """Return a method's result or an attribute of transformers' class, which only read."""
+    """Return the result of a base class's method, or its attribute, without marking as shared.
+
+    The method only reads `_tokenizer`.
+    """
     _local.depth = getattr(_local, "depth", 0) + 1
     try:
         found = getattr(super(FastTokenizer, tokenizer), name)
@@ -471,9 +486,9 @@ for _name in _READERS:
 
 @cache
 def _class_of(base: type) -> Any:
-    """Return the subclass of a class of transformers whose methods run in llmgpu.
+    """Return a subclass of a class of transformers whose methods run in llmgpu.
 
-    The name stays, since `save_pretrained` writes it.
+    The subclass has the same name, because `save_pretrained` writes the name.
     """
     named = {"__module__": base.__module__, "__qualname__": base.__qualname__, "_base": base}
     own = {
@@ -493,7 +508,7 @@ def _restore(base: type, state: dict[str, Any]) -> Any:
 def wrap(tokenizer: Any) -> Any:
     """Return a copy of a fast tokenizer of transformers that encodes and decodes in llmgpu.
 
-    Raises VocabularyError if its ids can't be had exactly; TypeError for another object.
+    Raises VocabularyError if llmgpu can't give its ids exactly; TypeError for any other object.
     """
     if isinstance(tokenizer, FastTokenizer):
         return copy.deepcopy(tokenizer)

@@ -1,8 +1,9 @@
-"""Whole jobs of the Python API: vocabularies trained, words counted, parts of a corpus tokenized.
+"""Jobs of the Python API: train vocabularies, count words, tokenize parts of a corpus.
 
 An engine such as Ray, Spark or datatrove can send `count_words`, `merge_counts` and `tokenize_part`
-to its workers: all arguments and results can be pickled. The files are byte for byte those of the
-command line, and together those of a single call for the whole job.
+to its workers, because all arguments and results can be pickled. The files are byte for byte equal
+to the files of the command line. The parts' files together give the result of a single call for the
+whole job.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from llmgpu.tokens.manifest import describe_manifest
 from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
 from llmgpu.tokens.tokenizing import encode_into, encoding_key, known_bytes
 
-_ANY_SIZE = 1 << 10  # of a vocabulary, which counting does not depend on
-Options = Mapping[str, Any]  # of `TrainingOptions`
+_ANY_SIZE = 1 << 10  # a size of the vocabulary for jobs that only count, which don't depend on it
+Options = Mapping[str, Any]  # values of fields of `TrainingOptions`, by name
 
 
 def train_on_files(
@@ -69,7 +70,7 @@ def train_on_texts(texts: Iterable[str | bytes], opening: Opening, options: Opti
 def train_on_counts(
     counts: Mapping[str, int] | Mapping[bytes, int], opening: Opening, options: Options
 ) -> Vocabulary:
-    """Train on words, and how often each occurs."""
+    """Train on counts of words; TypeError for a count that is not an integer."""
     checked = _checked(options)
     sums: Counter[bytes] = Counter()
     for word, count in counts.items():
@@ -80,9 +81,9 @@ def train_on_counts(
 
 
 def train_on_counts_files(names: Sequence[str], opening: Opening, options: Options) -> Vocabulary:
-    """Train on the sum of word counts; a pattern of None is theirs.
+    """Train on the sum of files of word counts. Without a pattern, use the pattern of the counts.
 
-    Raises InputError if there are none, or they were not counted as for the options.
+    Raises InputError if there are no files, or if the words were counted by other options.
     """
     if not names:
         raise InputError("there are no word counts to train on: give at least one file")
@@ -95,7 +96,7 @@ def train_on_counts_files(names: Sequence[str], opening: Opening, options: Optio
 
 
 def _checked(options: Options) -> TrainingOptions:
-    """Return the options of a training; a pattern of None is the default."""
+    """Return the options as `TrainingOptions`, with the default pattern if there is none."""
     known = {field.name for field in fields(TrainingOptions)}
     if unknown := options.keys() - known:
         raise TypeError(f"unexpected argument {min(unknown)!r}")
@@ -107,7 +108,7 @@ def _special_bytes(options: TrainingOptions) -> tuple[bytes, ...]:
 
 
 def _train(source: Corpus | WordCounts, opening: Opening, options: TrainingOptions) -> Vocabulary:
-    opening.begin()  # if that waited for the text, as ``auto`` does
+    opening.begin()  # ``auto`` has not begun before there is a text
     with source if isinstance(source, Corpus) else nullcontext():
         return train_vocabulary(source, options, opening.backend()).vocabulary
 
@@ -125,14 +126,14 @@ def count_words(
 ) -> dict[str, Any]:
     """Count the words of a corpus, or of a part of it, as ``bpe-train --counts-only`` does.
 
-    corpus: files, folders or globs. output: file of word counts, .parquet for a table. part: number
-        from 1, and how many there are. special_tokens: not counted. reading: how to read the
-        corpus.
+    corpus: files, folders or globs. output: file of word counts; a table if it ends with .parquet.
+        part: the part's number, from 1, and the number of parts. special_tokens: texts that cut
+        documents and are not counted. reading: options for reading the corpus.
 
     Returns "output", "distinct_words", "text_bytes" and "documents".
 
-    Raises InputError for a corpus that can't be read or cut, OutputError for a file of another kind
-    in the output's place, LlmgpuError for an unknown pattern, DeviceError for a missing device.
+    Raises InputError for a corpus that can't be read or cut, OutputError if `output` is an existing
+    file of another kind, LlmgpuError for an unknown pattern, DeviceError for a missing device.
     """
     special = tuple(several(special_tokens))
     options = TrainingOptions(_ANY_SIZE, pattern=pattern, special_tokens=special)
@@ -158,12 +159,15 @@ def count_words(
 def merge_counts(
     counts: Sequence[str | Path], output: str | Path, *, weights: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """Add up files of word counts, each `weights` times, as ``merge-word-counts`` does.
+    """Add up files of word counts, as ``merge-word-counts`` does.
 
-    Returns the facts of the sum, as `count_words`.
+    counts: the files. output: file of the sum. weights: an integer of 1 or more for each file, by
+        which its counts are multiplied.
 
-    Raises InputError for a file that is damaged or was counted differently, OutputError for a file
-    of another kind in the output's place.
+    Returns "output", "distinct_words", "text_bytes" and "documents" of the sum.
+
+    Raises InputError for a file that is damaged or was counted differently, OutputError if `output`
+    is an existing file of another kind.
     """
     names = names_of(counts)
     if not names:
@@ -197,17 +201,19 @@ def tokenize_part(
 ) -> dict[str, Any]:
     """Tokenize a part of a corpus into shards, as ``tokenize --shard-tokens N --part I/M`` does.
 
-    vocabulary: file, folder or name as for `Tokenizer.load`. output: OUT.bin, a name for each part,
-        whose shards are OUT-000000.bin and so on and whose manifest, OUT.json, is for
-        ``merge-shards``. part: its number from 1, and how many there are. A finished part is not
-        repeated, and an interrupted one is resumed.
+    A finished part is not repeated, and an interrupted part is resumed.
 
-    Returns the manifest's path and its "count" of ids, "bytes" of text and "documents".
+    vocabulary: file, folder or name as for `Tokenizer.load`. output: OUT.bin, another name for each
+        part. The shards are OUT-000000.bin and so on, and the manifest OUT.json is input for
+        ``merge-shards``. part: the part's number, from 1, and the number of parts.
+
+    Returns the path of the "manifest", and its "count" of ids, "bytes" of text and "documents".
 
     Raises InputError for a corpus that can't be read or cut, VocabularyError for a vocabulary that
-    can't be read, OutputError for another file in a shard's place, DeviceError for a missing
+    can't be read, OutputError if another file has the name of a shard, DeviceError for a missing
     device.
     """
+    # Find the part of the corpus, and its resume key.
     name, shard_tokens = os.fspath(output), index(shard_tokens)
     known = open_vocabulary(vocabulary)
     special = special_options(known, bos=bos, eos=eos)
@@ -216,6 +222,7 @@ def tokenize_part(
     whole = resolve_sources(names_of(corpus))
     own = take_part(whole, Part(*part), how)
     key = part_key(encoding_key(own, how, special), Part(*part), whole, own)
+    # Tokenize the part, unless it is finished.
     finished = finished_job(name, known, shard_tokens, layout, key)
     if finished is None:
         _check_part(ShardNames(name).manifest, str(Part(*part)))
@@ -233,7 +240,7 @@ def tokenize_part(
 
 
 def _check_part(manifest: str, part: str) -> None:
-    """Raise OutputError if there are the shards of another part."""
+    """Raise OutputError if a manifest lists the shards of another part."""
     with suppress(InputError):
         other = describe_manifest(manifest).get("part", part)
         if other != part:

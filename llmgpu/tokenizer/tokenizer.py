@@ -1,6 +1,6 @@
 """The tokenizer: a vocabulary, and the device for encoding.
 
-Modules that need NumPy are imported inside methods: a device opens meanwhile.
+Modules that need NumPy are imported inside methods, while a device is being opened.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ else:
     Ids = TypeVar("Ids")
 
 _log = logging.getLogger("llmgpu")
-_MOST_SHOWN = 120  # characters of a representation, of which the device has up to 40
+_MOST_SHOWN = 120  # the most characters of a representation; up to 40 of them are the device
 
 
 @speaks_python
@@ -75,9 +75,10 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     - Threads may share a tokenizer. They encode side by side on the CPU, and one at a time on a
       device.
     - A pickle holds the vocabulary and the name of the device; the device is opened again when
-      needed. A process forked from a user of adapters can't use adapters: "auto" means the CPU,
-      and any adapter raises DeviceError. Spawned processes have no such limit.
-    - Up to 64 KiB of text are always encoded on the CPU, the faster way.
+      needed. A process that was forked from a process with an open adapter can't use adapters:
+      "auto" means the CPU there, and any adapter raises DeviceError. Spawned processes have no such
+      limit.
+    - Texts of up to 64 KiB are always encoded on the CPU, because this is faster.
     """
 
     def __init__(
@@ -86,8 +87,8 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         """Use a vocabulary that is loaded already; `load` reads a file.
 
         device: as for --device, or its opening. "auto" is opened when needed, others at once.
-        dtype: of the ids that `encode`, `encode_ordinary`, `encode_batch` and calls return; see
-            `encode`.
+        dtype: the type of the ids that `encode`, `encode_ordinary`, `encode_batch` and calls
+            return; see `encode`.
 
         Raises DeviceError if there is no such device, TypeError for a type without integers.
         """
@@ -146,11 +147,13 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         path: a vocabulary file, a tokenizer.json, a .tiktoken file, vocab.json or merges.txt next
             to the other, a Hugging Face folder, or the name of a published encoding that tiktoken
             has downloaded: "cl100k", "o200k", "gpt2".
-        match: overrides its rule: "bpe" (merges in order) or "greedy" (longest token first).
-        dtype: of the ids that `encode` returns, as its argument of this name.
+        match: a rule in place of the vocabulary's: "bpe" (merges in order) or "greedy" (longest
+            token first).
+        dtype: the type of the ids that `encode` returns; see `encode`.
 
-        Raises VocabularyError if it can't be read exactly or is damaged, and for an unknown rule;
-        DeviceError like the constructor. Notes are logged to "llmgpu" at level INFO.
+        Raises VocabularyError if the vocabulary can't be read exactly or is damaged, and for an
+        unknown rule; DeviceError as the constructor does. Notes go to the log "llmgpu", at level
+        INFO.
         """
         with _opening(device) as opening:
             from llmgpu.bpe.interchange.open import open_vocabulary
@@ -170,8 +173,8 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     ) -> Self:
         """Read a .tiktoken file.
 
-        pattern: how text is split; required unless the file is a published encoding or has a side
-            file. special_tokens: ids by text, added to the known ones.
+        pattern: name of the pattern that cuts text; required unless the file is a published
+            encoding or has a side file. special_tokens: ids by text, added to the known tokens.
 
         Raises VocabularyError for a file that can't be read exactly, LlmgpuError for an unknown
         pattern. Notes go to the log "llmgpu", at level INFO.
@@ -186,8 +189,8 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     def from_huggingface(cls, path: str | Path, *, device: str = "auto") -> Self:
         """Read a Hugging Face tokenizer.json.
 
-        Raises VocabularyError for one that can't be read exactly. Notes go to the log "llmgpu", at
-        level INFO.
+        Raises VocabularyError for a file that can't be read exactly. Notes go to the log "llmgpu",
+        at level INFO.
         """
         with _opening(device) as opening:
             return cls(FORMATS["huggingface"].read(path, note=_log.info), opening)
@@ -204,7 +207,8 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     ) -> Self:
         """Read GPT-2's two files, vocab.json and merges.txt.
 
-        pattern: how text is split, gpt2 by default. special_tokens: as in `from_tiktoken`.
+        pattern: name of the pattern that cuts text, gpt2 by default. special_tokens: as in
+            `from_tiktoken`.
 
         Raises VocabularyError for files that can't be read exactly.
         """
@@ -216,9 +220,12 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, device: str = "auto") -> Self:
-        """Read a Hugging Face folder: its tokenizer.json, else its vocab.json and merges.txt.
+        """Read the vocabulary in a Hugging Face folder.
 
-        Raises VocabularyError for a folder without them, and like `from_huggingface`.
+        It is tokenizer.json, else tekken.json, tokenizer.model, or vocab.json with merges.txt.
+
+        Raises VocabularyError for a folder without these files, and for files that can't be read
+        exactly. Notes go to the log "llmgpu", at level INFO.
         """
         with _opening(device) as opening:
             from llmgpu.bpe.interchange.open import find_in_folder
@@ -243,12 +250,13 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     ) -> Self:
         """Train a vocabulary as ``llmgpu bpe-train`` does, with options named like its flags.
 
-        corpus: files, folders or globs. reading: how to read them. counts: files of word counts to
-            add up and train on instead of a corpus. pattern: a name, or "regex:" and an expression;
-            by default that of bpe-train, or of the counts.
+        corpus: files, folders or globs. reading: options for reading the corpus. counts: files of
+            word counts, which are added up and trained on instead of a corpus. pattern: a name, or
+            "regex:" and an expression; by default the default of bpe-train, or the pattern of the
+            counts.
 
         Raises InputError for a corpus that is empty or can't be read, and for counts that don't fit
-        each other or the options, DeviceError for a device that is missing or too small,
+        each other or the options; DeviceError for a device that is missing or too small;
         LlmgpuError for an option out of range.
         """
         if (corpus is None) == (counts is None):
@@ -280,12 +288,14 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         device: str = "auto",
         **options: Any,
     ) -> Self:
-        """Train on an iterable of documents, each taken when it is needed.
+        """Train on an iterable of documents, which is read document by document.
 
-        options: the other options of `train`, except `reading`. Memory grows with the distinct
-        words, not with the text.
+        Memory grows with the number of distinct words, not with the text.
 
-        Raises like `train`, and TypeError for a text that is not str or bytes, or a single str.
+        options: the other options of `train`, except `reading`.
+
+        Raises the errors of `train`, and TypeError for a text that is not str or bytes, or if
+        `texts` is a single str.
         """
         with _opening(device, encodes=False) as opening:
             from llmgpu.tokenizer.jobs import train_on_texts
@@ -306,10 +316,11 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     ) -> Self:
         """Train on words that were counted elsewhere.
 
-        counts: how often each word occurs, 1 or more. A word is a pre-token as split by `pattern`;
-            no merge crosses its ends. options: the other options of `train`, except `reading`.
+        counts: number of occurrences of each word, 1 or more. A word is a pre-token that `pattern`
+            cuts out of a text; no merge crosses its ends. options: the other options of `train`,
+            except `reading`.
 
-        Raises InputError for an empty word or a count below 1; else like `train`.
+        Raises InputError for an empty word or a count below 1, and the errors of `train`.
         """
         with _opening(device, encodes=False) as opening:
             from llmgpu.tokenizer.jobs import train_on_counts
@@ -358,10 +369,10 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         text: bytes are encoded as they are, valid UTF-8 or not. In a str, a surrogate pair becomes
             its character and any other surrogate becomes U+FFFD, as in tiktoken.
         dtype: ``list`` for a list of int, another NumPy dtype such as "int64", or a PyTorch dtype
-            for a tensor ("pt" or ``torch.int64`` for ``nn.Embedding``). By default the tokenizer's
-            own, which is uint32 unless `load` or the constructor got another.
-        allowed_special: special tokens to encode as their ids, "all" for all of them; others are
-            encoded as ordinary text.
+            for a tensor ("pt" or ``torch.int64`` for ``nn.Embedding``). By default the `dtype` of
+            `load` or the constructor, else uint32.
+        allowed_special: special tokens to encode as their ids, "all" for all special tokens. The
+            other special tokens are encoded as ordinary text.
         disallowed_special: special tokens that raise an error, "all" for all that aren't allowed.
         bos, eos: token to prepend and to append: an id, or the text of a single token.
         add_special_tokens: also add the special tokens that the vocabulary's tokenizer.json adds.
@@ -383,7 +394,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         return as_asked(ids, self._dtype if dtype is None else dtype)
 
     def encode_ordinary(self, text: str | bytes) -> Ids:
-        """Return the ids of a document, special tokens as ordinary text: (n,), as `encode`."""
+        """Return the ids of a document as `encode` does, with special tokens as ordinary text."""
         return self.encode(text)
 
     def __call__(
@@ -391,10 +402,13 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     ) -> dict[str, Any]:
         """Return the ids and the attention mask of a document, or of several, as transformers does.
 
-        All special tokens are allowed in the text, and the tokens that the vocabulary's
-        tokenizer.json adds are added. dtype: of both; see `encode`. Documents are not padded.
+        All special tokens are allowed in the text, and the special tokens that the vocabulary's
+        tokenizer.json adds are added. Documents are not padded.
 
-        Returns a dict with "input_ids" and "attention_mask", (n,) each, or lists of these.
+        dtype: the type of ids and mask; see `encode`.
+
+        Returns a dict with "input_ids" and "attention_mask", (n,) each; lists of these for several
+        documents.
         """
         dtype = self._dtype if dtype is None else dtype
         texts = [text] if isinstance(text, (str, bytes)) else [*text]
@@ -443,10 +457,10 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         dtype: Any = None,
         **special: Unpack[SpecialArguments],
     ) -> Any:
-        """Encode several documents in one pass; return a list of their ids, like `encode`.
+        """Encode several documents in one pass, and return a list of the ids of each.
 
-        The arrays are consecutive views of one array. Raises TypeError for a single str, whose
-        characters would be documents.
+        The arguments and errors are as for `encode`. Arrays of ids are consecutive views of one
+        array. Raises TypeError for a single str, whose characters would be documents.
         """
         options = special_options(self._vocabulary, **special)
         dtype = self._dtype if dtype is None else dtype
@@ -470,13 +484,16 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         reading: CorpusOptions | None = None,
         **special: Unpack[SpecialArguments],
     ) -> NDArray[np.uint32]:
-        """Return the ids of files, folders or globs, documents end to end: uint32 (n,).
+        """Return the ids of all documents in files, folders or globs, end to end: uint32 (n,).
 
-        reading: how to read them; by default each file is a document, and each line of a .jsonl.
-        Takes 4 bytes of memory per id, and reserves address space for one id per byte of text. If
-        address space is limited, or compression hides the size of the text, 8 bytes per id.
+        By default each file is a document, and each line of a .jsonl file.
 
-        Raises like `encode`, and InputError for files that can't be read.
+        Uses 4 bytes of memory per id, and reserves address space for one id per byte of text. If
+        address space is limited, or if compression hides the size of the text, uses 8 bytes per id.
+
+        reading: options for reading the files.
+
+        Raises the errors of `encode`, and InputError for files that can't be read.
         """
         options = special_options(self._vocabulary, **special)
         return self._current_encoders().encode_files(names_of(path), reading, options)
@@ -486,14 +503,16 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Return the ids of a document, uint32 (n,), and their character offsets, int64 (n, 2).
 
-        A row holds the first character of a token and the one after its last. Tokens that share a
-        character both include it. A special token includes the white space that it swallows. With a
-        normalizer, offsets refer to the normalized text, without swallowed white space.
+        A row holds the index of a token's first character, and the index after its last character.
+        If tokens share a character, it belongs to each of them. A special token includes the white
+        space that it swallows. With a normalizer, offsets refer to the normalized text, without
+        swallowed white space.
 
-        Raises like `encode`.
+        Raises the errors of `encode`, and InputError for a vocabulary of SentencePiece's kind
+        without byte tokens.
         """
         is_plain = isinstance(allowed_special, tuple) and not allowed_special
-        # A subclass may have a method of its own.
+        # Encode by the extension module, unless a subclass overrides `encode`.
         is_usual = is_plain and isinstance(self.encode, BuiltinMethodType)
         ids = self._coder.encode(text) if is_usual and self._coder is not None else None
         if ids is None:
@@ -517,7 +536,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     def _spans_with_swallowed(
         self, text: str | bytes, ids: NDArray[np.uint32], allowed_special: Collection[str]
     ) -> NDArray[np.int64]:
-        """Return the character offsets where special tokens swallow white space, int64 (n, 2)."""
+        """Return the character offsets of ids, int64 (n, 2), if special tokens swallow space."""
         import numpy as np
 
         from llmgpu.bpe.encoding.special_encoding import special_matches
@@ -540,16 +559,17 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
         """Return the ids of a conversation, uint32 (n,), and a mask of assistant tokens, bool (n,).
 
-        They are those of ``llmgpu tokenize --chat``: text by the chat template of the vocabulary,
-        else ChatML if it has its tokens, in which all special tokens are allowed. The mask says
-        what a model is trained to predict.
+        The result is the same as that of ``llmgpu tokenize --chat``. The vocabulary's chat template
+        makes a text of the conversation, or ChatML's template if the vocabulary only has ChatML's
+        tokens. All special tokens are allowed in this text. The mask is True for the ids that a
+        model is trained to predict.
 
         messages: each with "role" and "content". tools: passed to the template.
         add_generation_prompt: append the prompt of an assistant message. chat_template: a Jinja
         template to use instead of the vocabulary's.
 
-        Raises VocabularyError if there is no template, InputError for messages that it can't
-        render, or takes more than its limits for, and without the package jinja2.
+        Raises VocabularyError if there is no template; InputError for messages that the template
+        can't render within its limits, and if the package jinja2 is missing.
         """
         return self._chat.encode(messages, tools, add_generation_prompt, chat_template)
 
@@ -581,11 +601,11 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         return len(self.encode(text, allowed_special=allowed_special))
 
     def truncate(self, text: str, tokens: int) -> str:
-        """Return the beginning of a text, at most this many tokens, cut between characters.
+        """Return the beginning of a text with at most `tokens` ids, cut between characters.
 
-        With a normalizer, the normalized text is returned.
+        With a normalizer, a text that has to be cut is returned normalized.
 
-        Raises InputError for a number below 0, and like `encode`.
+        Raises InputError for a number below 0, and the errors of `encode`.
         """
         tokens = index(tokens)
         if tokens < 0:
@@ -600,12 +620,15 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         return ""
 
     def chunks(self, text: str, tokens: int, *, overlap: int = 0) -> list[str]:
-        """Return a text in chunks of at most this many ids each, encoded alone, for retrieval.
+        """Return a text in chunks, for retrieval, each of which has at most `tokens` ids by itself.
 
-        overlap: how many of its last ids a chunk shares with the next one, about: cuts are between
-        characters. A character of more ids is a chunk. A vocabulary's normalizer is applied.
+        Chunks are cut between characters. A character with more ids is a chunk of its own. With a
+        normalizer, the text is normalized.
 
-        Raises InputError unless 0 <= overlap < tokens, and like `encode`.
+        overlap: number of ids at the end of a chunk that the next chunk repeats, approximately,
+        because cuts are between characters.
+
+        Raises InputError unless 0 <= overlap < tokens, and the errors of `encode`.
         """
         tokens, overlap = index(tokens), index(overlap)
         if tokens < 1:
@@ -624,7 +647,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         return f"<Tokenizer: {facts[0]}{shortened(self._vocabulary.pattern, room)}{facts[1]}>"
 
     def __eq__(self, other: object) -> bool:
-        """Whether both give the same ids, on any device."""
+        """Whether both tokenizers give the same ids. The device does not matter."""
         if not isinstance(other, Tokenizer):
             return NotImplemented
         same_special = self.special_tokens == other.special_tokens
@@ -633,10 +656,10 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     def __hash__(self) -> int:
         return hash(self._vocabulary.fingerprint)
 
-    if not TYPE_CHECKING:  # to which every name would be known then
+    if not TYPE_CHECKING:  # a type checker would take every name for an attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError with our name for the `name` of another tool."""
+            """Raise AttributeError; for another tool's name, the error has the name used here."""
             name_ours(type(self).__name__, name)
             return self.__getattribute__(name)  # raises the original error
 
@@ -653,7 +676,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         self._encoders = ProcessEncoders(self._vocabulary, Opening(self._device, encodes=True))
 
     def _open_coder(self, *, encodes: bool) -> Any:
-        """Return the coder of the extension module, which methods then call; None without it."""
+        """Return the extension module's object for fast calls, which methods then use, or None."""
         coder = self._current_encoders().coder(encodes=encodes)
         if coder is not None:
             from llmgpu.cpu.extension import bind_methods
@@ -661,7 +684,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
             coder.returns(self._dtype, not holds(self._dtype, self.vocab_size - 1))
             for owner, functions in _IN_PYTHON.items():
                 bind_methods(owner, functions)
-            self._coder = coder  # complete, since other threads use it at once
+            self._coder = coder  # set last, because other threads use it at once
         return coder
 
     def _current_encoders(self) -> ProcessEncoders:
@@ -671,6 +694,6 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         return encoders
 
 
-# Methods whose usual case the extension module does, see `llmgpu/cpu/python/calls.c`.
+# Methods whose usual case the extension module handles, see `llmgpu/cpu/python/calls.c`.
 _USUAL = {Tokenizer: ("encode", "count"), Decoder: ("decode", "decode_bytes", "token_to_id")}
 _IN_PYTHON = {owner: {name: vars(owner)[name] for name in names} for owner, names in _USUAL.items()}
