@@ -1,16 +1,16 @@
 """SentencePiece's normalizer: a map of strings, then the rules of white space.
 
 - A text is mapped from the left. At each position, the longest user-defined symbol stays
-  unchanged; without a symbol, the longest key of the map is replaced by its value; without a key,
-  the character stays. Then U+2581 counts as a space.
+  unchanged. Without a symbol, the longest key of the map is replaced by its value. Without a key,
+  the character stays. After that, U+2581 counts as a space.
 - With `remove_extra_whitespaces`, a run of spaces becomes one space, and spaces at both ends of a
   text are removed. A value with two spaces in a row is refused: SentencePiece would keep both.
-- The dummy prefix, a space, precedes a text, or with `suffix` follows the text. An empty text gets
-  no dummy prefix, nor does a text of removed spaces alone. Removing spaces at the end also removes
-  a prefix that nothing follows.
+- The dummy prefix is a space before a text, or with `suffix` after the text. An empty text gets no
+  dummy prefix, nor does a text that consists of removed spaces. Removing spaces at the end also
+  removes a prefix that no other text follows.
 - The map is a double array (Darts): the number of bytes of all units (32 bits), the units, then the
   values, each ended by a zero byte. Many keys share units (226,640 keys in 46,080 units), so only
-  the first two characters of all keys are listed.
+  the first two characters of the keys are listed, not all keys.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from llmgpu.input_files import quote
 MOST_MAP_BYTES = 700_000  # SentencePiece's own maps have up to 300,000
 _MOST_KEY_BYTES = 32  # SentencePiece compares up to 32 keys at a position, enough for these
 _MOST_VALUE_BYTES = 256
-_MOST_NODES = 1 << 16  # most nodes listed; SentencePiece's largest map needs about 20,000
+_MOST_NODES = 1 << 16  # the most nodes visited to list characters; the largest map has 20,000
 _LABELS = np.arange(1, 256, dtype=np.uint32)
 _MARK = "\u2581"
 
@@ -38,8 +38,8 @@ _MARK = "\u2581"
 class CharsMap:
     """A map of strings.
 
-    singles: the keys of one character. firsts, seconds: the characters that begin longer keys, and
-    the characters after them. has_double_spaces: a value has two spaces in a row.
+    singles: the keys of one character. firsts, seconds: the first and the second characters of
+    longer keys. has_double_spaces: whether a value has two spaces in a row.
     """
 
     def __init__(self, blob: bytes) -> None:
@@ -54,8 +54,9 @@ class CharsMap:
         if max(map(len, self._values.split(b"\0"))) > _MOST_VALUE_BYTES:
             raise VocabularyError(f"the charsmap has values of over {_MOST_VALUE_BYTES} bytes")
         self._list: list[int] = self._units.tolist()
-        self._nodes = 0  # nodes listed so far
-        self._alone: dict[str, tuple[int, str]] = {}  # results, if no longer key begins
+        self._nodes = 0  # number of nodes visited so far
+        # Results of `find` for characters that begin no longer key.
+        self._alone: dict[str, tuple[int, str]] = {}
         root = [(b"", int(_offsets(self._units[:1])[0]))]
         characters = [*self._characters(root)]
         self.singles = {text for text, _, is_key in characters if is_key}
@@ -75,6 +76,7 @@ class CharsMap:
         return known
 
     def _search(self, text: str, at: int) -> tuple[int, str]:
+        # Walk through the units byte by byte, and remember the last key.
         data = text[at : at + _MOST_KEY_BYTES].encode(errors="surrogateescape")
         data = data[:_MOST_KEY_BYTES]
         units, place, leaf, length = self._list, 0, -1, 0
@@ -90,6 +92,7 @@ class CharsMap:
                 leaf, length = place, number
         if leaf < 0:
             return 0, ""
+        # Read its value.
         begin = units[leaf] & 0x7FFFFFFF if leaf < len(units) else len(self._values)
         end = self._values.find(b"\0", begin)
         try:
@@ -100,7 +103,11 @@ class CharsMap:
             raise VocabularyError(f"the charsmap is damaged at {quote(data[:length])}") from error
 
     def _characters(self, nodes: list[tuple[bytes, int]]) -> list[tuple[str, int, bool]]:
-        """Return characters that follow nodes, each with its node and whether a key ends there."""
+        """Return the characters that follow nodes, with their nodes and whether a key ends there.
+
+        nodes: (bytes of the character so far, offset of the children). A character has up to four
+        bytes, so four steps down the tree find all characters.
+        """
         found: list[tuple[str, int, bool]] = []
         for _ in range(4):
             following: list[tuple[bytes, int]] = []
@@ -133,7 +140,8 @@ def _offsets(units: NDArray[np.uint32]) -> NDArray[np.uint32]:
 class SentencePieceRules:
     """The rules of a model's normalizer.
 
-    charsmap: map in base64; "" for no map. symbols: user-defined symbols in the model's spelling.
+    charsmap: the map in base64; "" for no map. dummy_prefix, remove_extra_whitespaces, suffix: see
+    `llmgpu.text.charsmap`. symbols: user-defined symbols in the model's spelling.
 
     Raises VocabularyError for a damaged map, and for a value with two spaces in a row if spaces are
     removed.
@@ -163,7 +171,7 @@ class SentencePieceRules:
 
     @cached_property
     def _candidates(self) -> re.Pattern[str] | None:
-        """Matches where a symbol or a key may begin; None without symbols and keys."""
+        """An expression that finds where a symbol or a key may begin; None if there are none."""
         single = {symbol for symbol in self._symbols if len(symbol) == 1}
         longer = self._symbols - single
         firsts, seconds = {symbol[0] for symbol in longer}, {symbol[1] for symbol in longer}
@@ -177,9 +185,10 @@ class SentencePieceRules:
         return re.compile("|".join(parts)) if parts else None
 
     def map(self, text: str, limit: int) -> tuple[str, int, bool]:
-        """Map a text up to a limit; a key or symbol that begins before the limit may end later.
+        """Map a text up to a limit. A key or symbol that begins before the limit may end after it.
 
-        Returns the mapped text, the end of the text mapped, and whether it has more than spaces.
+        Returns the mapped text, the position in `text` up to which it was mapped, and whether the
+        mapped text has other characters than spaces.
         """
         parts: list[str] = []
         at, has_more = 0, False
@@ -207,9 +216,10 @@ class SentencePieceRules:
 
 
 def _any_of(characters: Set[str]) -> str:
-    """Return a set of a regular expression with these characters.
+    """Return a set of a regular expression that has these characters.
 
-    One character beyond U+FFFF adds all such characters: `re` compares listed ones one by one.
+    With a character beyond U+FFFF, the set has all such characters: `re` would compare a list of
+    them one by one.
     """
     plain = [character for character in sorted(characters) if character < "\U00010000"]
     beyond = "\U00010000-\U0010ffff" if len(plain) < len(characters) else ""
@@ -227,7 +237,7 @@ class SentencePiece:
         self._has_begun = False
         self._has_more = False
         self._was_space = rules.removes
-        self._spaces = ""  # spaces held back, because the text may end with these
+        self._spaces = ""  # spaces held back, because the text may end with them
 
     @property
     def held(self) -> Sequence[str]:
@@ -271,7 +281,7 @@ class SentencePiece:
 
 
 def read_rules(given: dict[str, Any]) -> SentencePieceRules | None:
-    """Return the rules in a vocabulary's normalizer; None for other or missing entries."""
+    """Return the rules in a step of a vocabulary's normalizer; None for other entries."""
     match given:
         case {
             "charsmap": str(charsmap),

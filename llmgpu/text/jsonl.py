@@ -1,12 +1,12 @@
 """The documents of a JSON Lines file: one field of the object in each line.
 
-A line ends at a newline byte; blank lines are skipped, as every reader of the format does. JSON can
-spell lone surrogates, which are not text: they become U+FFFD, as in the strings that a tokenizer
-encodes, unless the policy is "strict", which refuses them. Invalid UTF-8 in a line is treated by
-the same policy.
+A line ends at a newline byte. Blank lines are skipped, as every reader of the format does. JSON can
+spell lone surrogates, which are not text. They become U+FFFD, as in a str that a tokenizer encodes;
+the policy "strict" refuses them. Invalid UTF-8 in a line is treated by the same policy.
 
-Rows without the field, or with null in it, are left out and counted, as in tables. But if all of a
-file's FIRST_ROWS rows lack the field, the file is refused: its field must have another name.
+Rows without the field, or with null in it, are left out and counted, as in tables. But if the first
+FIRST_ROWS rows of a file, or all of fewer rows, lack the field, the file is refused: its field must
+have another name.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from llmgpu.text.documents import REPLACEMENT, InputPolicy, Piece
 from llmgpu.text.streams import ByteStream, Source
 from llmgpu.text.template import Template, field_hint
 
-_BLOCK_BYTES = 1 << 20  # of a stream, read at a time
-_SPAN_BYTES = 2 << 20  # of a regular file; one thread reads and parses its lines
-_TAIL_BYTES = 1 << 16  # read first after a span, for the end of the span's last line
+_BLOCK_BYTES = 1 << 20  # bytes of a stream that are read at a time
+_SPAN_BYTES = 2 << 20  # bytes of a regular file whose lines one thread reads and parses
+_TAIL_BYTES = 1 << 16  # bytes after a span that are read first, to find the end of its last line
 _AHEAD = 12  # blocks or spans that threads parse before they are needed
 _BEGUN = 2  # blocks or spans that are parsed before the turn of their file
 FIRST_ROWS = 1000  # a file is refused if all of its first rows lack the field
 LINE_BYTES = 1 << 30  # a longer line is refused: parsing needs a multiple of the line's memory
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_SPELLED = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # if the others are invalid bytes
+# Surrogates, without those that stand for invalid bytes.
+_SPELLED = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _KINDS = {
     bool: "a boolean",
     int: "a number",
@@ -67,7 +68,8 @@ def jsonl_lines(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (line number from 1, line) of every line that isn't blank.
 
-    is_begin: the stream begins at the begin of the file, where a byte order mark is dropped.
+    name: the file, for errors. is_begin: whether the stream begins where the file begins. There a
+    byte order mark is dropped.
 
     InputError for a line of more than `most` bytes, LINE_BYTES by default.
     """
@@ -84,9 +86,10 @@ def jsonl_lines(
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Whole lines: data[begin:end]; is_last: the last line may lack its newline.
+    """Whole lines: data[begin:end].
 
-    after: offset in the file of the end of the lines, None where the stream counts its bytes.
+    is_last: whether the last line may lack its newline. after: offset of the end of the span, from
+    the beginning of the part of the file that is read; None for a stream, which counts its bytes.
     """
 
     data: NDArray[np.uint8]
@@ -108,7 +111,7 @@ class JsonlStream(ByteStream):
         self._first_missing = ""
 
     def value(self, document: dict[str, object], where: str) -> object:
-        """Return the value of the field in a line; None leaves the line out."""
+        """Return the value of the field in a line's object; None if the line is to be left out."""
         try:
             found = find_field(document, where, self._field)
         except MissingFieldError as error:
@@ -122,10 +125,14 @@ class JsonlStream(ByteStream):
         return found
 
     def check_field(self) -> None:
-        """Raise InputError if all rows so far lack the field, the file's first rows included."""
+        """Raise InputError if all rows so far lack the field, the file's first rows included.
+
+        If only a part of the file is read, decide by the first rows of the whole file, so that the
+        decision is the same for all parts.
+        """
         if self._has_field or not self._missing:
             return
-        if self._source.span is not None:  # all parts of the file must come to the same decision
+        if self._source.span is not None:
             whole = JsonlStream(self._source._replace(span=None), self._field)
             with io.BufferedReader(whole, _BLOCK_BYTES) as stream:
                 for number, line in jsonl_lines(stream, self.name):
@@ -150,7 +157,7 @@ class JsonlFile(JsonlStream):
         """Allow any file."""
 
     def __init__(self, source: Source, text_field: str, template: Template | None = None) -> None:
-        """Open the file; `text_field` of each line's object is its text, or a template is."""
+        """Open the file. The field `text_field` of a line is its text, or a template makes it."""
         super().__init__(source, text_field)
         self._lines = 0
         self._template = template
@@ -160,7 +167,7 @@ class JsonlFile(JsonlStream):
         self._parts = self._taken_parts()
 
     def documents(self, policy: InputPolicy) -> Iterator[Piece]:
-        """Yield the text of the lines; InputError names the file and the line."""
+        """Yield the texts of the lines. The InputError of a bad line names the file and line."""
         if self._texts is None:
             for block in self._read_blocks():
                 yield from self._take(block, policy, None)
@@ -185,7 +192,10 @@ class JsonlFile(JsonlStream):
         super().close()
 
     def _taken_parts(self) -> Begun[Any, tuple[_Block, TakenTexts]]:
-        """Return blocks and their texts, parsed by threads: spans of files or blocks of streams."""
+        """Return blocks with their texts, which threads parse ahead.
+
+        A regular file is divided into spans, which threads read, too. A stream is read in blocks.
+        """
         most = 0 if self._pollable is not None else min(usable_processors(), _AHEAD)
         if not self.reads_anywhere:
             return Begun(self._read_blocks(), self._take_block, most)
@@ -200,11 +210,12 @@ class JsonlFile(JsonlStream):
 
     def _read_span(self, begin: int) -> _Block:
         """Return the lines that start in the span from `begin` on. Any thread may call this."""
+        # Read the span and on to the end of the last line that starts in the span.
         end = min(begin + _SPAN_BYTES, self._end_of_file)
-        first = max(begin - 1, self._begin)  # this byte tells if a line starts at `begin`
-        data = np.empty(0, np.uint8)
+        first = max(begin - 1, self._begin)  # if this byte is a newline, a line starts at `begin`
+        data = np.empty(0, np.uint8)  # the bytes of the file from `first` on
         length, tail = 0, _TAIL_BYTES
-        while True:  # read on until the end of the last line that starts in the span
+        while True:
             stop = min(end + tail, self._end_of_file)
             longer = np.empty(stop - first + TEXT_PADDING, np.uint8)
             longer[:length] = data[:length]
@@ -216,6 +227,7 @@ class JsonlFile(JsonlStream):
             if newline or stop == self._end_of_file or length > end - first + LINE_BYTES:
                 break
             tail *= 4
+        # Find the first line that starts in the span.
         last = searched + newline if newline else length
         start = 0
         if begin > self._begin:
@@ -228,6 +240,7 @@ class JsonlFile(JsonlStream):
         data = np.empty(_BLOCK_BYTES + TEXT_PADDING, np.uint8)
         held = 0  # bytes of an incomplete line at the front
         while count := self.readinto(data[held:-TEXT_PADDING]):
+            # Yield the whole lines, and move the incomplete line to the memory for the next block.
             length = held + count
             end = _after_last_newline(data, held, length)
             held = length - end
@@ -250,6 +263,7 @@ class JsonlFile(JsonlStream):
         """Yield the texts of a block. Python's json parses the lines that C has not parsed."""
         begin, end, lines = block.begin, block.end, b""
         while begin < end:
+            # Yield the texts that C has parsed, up to the first line that C leaves to Python.
             if self._texts is not None:
                 taken = taken or self._texts.take(block.data, begin, end, is_last=block.is_last)
                 begin = taken.end
@@ -261,6 +275,7 @@ class JsonlFile(JsonlStream):
                 taken = None
                 if begin == end:
                     return
+            # Parse one line in Python.
             lines = lines or block.data[:end].tobytes()
             after = lines.find(b"\n", begin) + 1 or end
             line, begin = lines[begin:after], after
@@ -276,7 +291,7 @@ class JsonlFile(JsonlStream):
                     yield Piece(text, np.zeros(1, np.int64), closed=True)
 
     def _document(self, line: bytes, policy: InputPolicy) -> bytes | None:
-        """Return the text of a line, None if it is left out."""
+        """Return the text of a line; None if the line is left out, which `policy` counts."""
         where = place_of_line(self.name, self._lines, self._begin)
         decoded, has_invalid = decode_line(line, where, policy)
         try:
@@ -292,7 +307,7 @@ class JsonlFile(JsonlStream):
     def _text_of(self, row: dict[str, object], where: str) -> str | None:
         """Return the text of a row; BadRowError for a value that is not text, or a missing field.
 
-        A missing field leaves the row out if there is no template.
+        Without a template, None for a missing field, so that the row is left out.
         """
         if self._template is None:
             return _as_text(self.value(row, where), self._field, where)
@@ -324,7 +339,10 @@ def _after_last_newline(data: NDArray[np.uint8], begin: int, end: int) -> int:
 
 
 def place_of_line(name: str, number: int, begin: int) -> str:
-    """Return the name of a line in errors; begin: offset in the file at which line 1 begins."""
+    """Return the name that errors give a line.
+
+    number: of the line, from 1. begin: offset in the file at which line 1 begins.
+    """
     return f"{name}, line {number}" + (f" after byte {begin}" if begin else "")
 
 
@@ -333,7 +351,7 @@ def _too_long(name: str, number: int, most: int) -> InputError:
 
 
 def parse_json_object(text: str | bytes, where: str) -> dict[str, object]:
-    """Parse a JSON object; the message of a BadRowError begins with `where`."""
+    """Return a parsed JSON object; BadRowError, which begins with `where`, for any other text."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -354,9 +372,9 @@ def kind_of_value(value: object) -> str:
 
 
 def find_field(document: dict[str, object], where: str, text_field: str) -> object:
-    """Return the value of a field of an object, or of a field "a.b" of an object within it.
+    """Return the value of a field of an object; "a.b" is field b of the object in field a.
 
-    Raises MissingFieldError, with the names of the existing fields, if it is missing.
+    Raises MissingFieldError, with the names of the existing fields, if the field is missing.
     """
     names = [text_field] if text_field in document else text_field.split(".")
     value: object = document

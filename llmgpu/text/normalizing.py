@@ -1,16 +1,17 @@
-"""Text changed before it is cut, step by step, as the normalizers of Hugging Face tokenizers do.
+"""Normalizers: steps that change text before it is cut, as in Hugging Face tokenizers.
 
 - A normalizer is NFC, or a list of steps in JSON as in a tokenizer.json: Lowercase, Prepend,
-  Replace of a string, Strip, NFC.
+  Replace of a string, Strip, NFC. Vocabularies of SentencePiece's kind also have the steps
+  Metaspace and SentencePiece.
 - Each document is normalized on its own, as Hugging Face normalizes text between special tokens.
-- A document may come in blocks. Each step holds back text that it can't decide yet: Replace the
-  beginning of its string, Strip white space that may end the document, NFC characters that may
-  still compose. Invalid UTF-8 stays as it is, and nothing composes across it.
+- A document may come in blocks. A step holds back text that later text may still change: Replace
+  the beginning of its string, Strip white space that may end the document, NFC characters that may
+  still compose. Invalid UTF-8 stays as it is, and no characters compose across it.
 - Steps get a document in blocks of `BLOCK_BYTES`, counted from the document's start, however the
-  caller cuts the text. A step may turn a block into at most `MOST_BYTES`: without this bound, each
-  of a few steps that replace "a" by ten letters makes a text ten times as long. Blocks that Strip
-  or NFC holds back whole count as blocks when the step returns them.
-- Lowercase maps single characters by the tables of Hugging Face tokenizers. White space is
+  caller cuts the text. A step may turn a block into at most `MOST_BYTES`. Without this limit, each
+  of a few steps that replace "a" by ten letters makes a text ten times as long. If Strip or NFC
+  holds back whole blocks, the limit is higher when the step returns them, by as many blocks.
+- Lowercase maps single characters by the tables of Hugging Face tokenizers. White space has
   Unicode's property White_Space, as in Rust.
 """
 
@@ -39,12 +40,12 @@ from llmgpu.text.nfc import normalize as compose
 
 NFC = "NFC"
 STEPS = {"Lowercase", "NFC", "Prepend", "Replace", "Strip"}
-BLOCK_BYTES = 1 << 16  # of a document, before the first step
-MOST_BYTES = 1 << 22  # of a block, after each step
+BLOCK_BYTES = 1 << 16  # bytes of a block of a document, before the first step
+MOST_BYTES = 1 << 22  # the most bytes that a step may make of a block
 
 _ERRORS = "surrogateescape"
 _MOST_STEPS = 100
-_MOST_ADDED = 1 << 16  # bytes of the text that Prepend or Replace inserts
+_MOST_ADDED = 1 << 16  # the most bytes of a text that Prepend or Replace inserts
 WHITE_SPACE = (
     "".join(
         map(chr, [*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029])
@@ -54,9 +55,9 @@ WHITE_SPACE = (
 
 
 class Step(ABC):
-    """A step of a normalizer, with the state of one document.
+    """A step of a normalizer, with its state within one document.
 
-    held: text that the step has not decided. held_blocks: number of blocks held whole.
+    held: text that the step holds back. held_blocks: number of whole blocks that it holds back.
     """
 
     held: Sequence[str] = ()
@@ -64,10 +65,13 @@ class Step(ABC):
 
     @abstractmethod
     def feed(self, text: str, final: bool) -> str:
-        """Return the text that is decided so far; final: the document ends with `text`."""
+        """Return the changed text, without the text that the step holds back.
+
+        final: whether the document ends with `text`.
+        """
 
     def count_bytes(self, text: str) -> int:
-        """Return the bytes that `feed` is about to make of `text`, if they may be far more."""
+        """Return the bytes that `feed` would make of `text`; 0 if the step can't make far more."""
         return 0
 
 
@@ -94,7 +98,7 @@ class Prepend(Step):
 
 
 class Replace(Step):
-    """Replaces a string, which is not empty: leftmost first, without overlaps."""
+    """Replaces a string that is not empty, from the left and without overlaps."""
 
     def __init__(self, old: str, new: str) -> None:
         self._old, self._new = old, new
@@ -166,7 +170,7 @@ class Metaspace(Step):
         self._is_done = False
 
     def follow_special_token(self) -> None:
-        """Note that the text follows a special token in its document."""
+        """Prepare for text that follows a special token: "first" puts no space before it."""
         self._is_done = self.only_first
 
     def feed(self, text: str, final: bool) -> str:
@@ -178,7 +182,7 @@ class Metaspace(Step):
 
 
 class Normalizer:
-    """A normalizer; name: of its steps, for messages."""
+    """A normalizer; name: the names of its steps, for messages."""
 
     def __init__(self, text: str) -> None:
         """Parse NFC or steps in JSON; VocabularyError for any other text."""
@@ -193,29 +197,29 @@ class Normalizer:
         try:
             data = np.frombuffer(text.encode(errors=_ERRORS), np.uint8)
         except UnicodeEncodeError:
-            return text  # no text has it
+            return text  # a str with lone surrogates, which no text to encode contains
         piece = _StepsFilter(self._makers).feed(data, np.empty(0, np.int64), final=True)
         return piece.text.tobytes().decode(errors=_ERRORS)
 
     def filter(self, follows: deque[bool] | None = None) -> TextFilter:
         """Return a filter that normalizes a text in blocks.
 
-        follows: whether each start of a document in the text, in order, is a special token instead;
-        a start is appended before the filter is fed with it.
+        follows: a queue with a bool for each document start in the text: whether the start is the
+        place of a special token that was cut out. It is appended before the filter gets the text.
         """
         return NfcFilter() if self._text == NFC else _StepsFilter(self._makers, follows)
 
 
 @cache
 def get_normalizer(text: str) -> Normalizer:
-    """Return the normalizer in a vocabulary; VocabularyError if `text` names none."""
+    """Return the normalizer that `text` describes, see `Normalizer`."""
     return Normalizer(text)
 
 
 def spell_normalizer(steps: Sequence[dict[str, Any]]) -> str | None:
-    """Return the steps of a tokenizer.json as a vocabulary stores them; None for no steps.
+    """Return the steps of a tokenizer.json as text for a vocabulary; None for no steps.
 
-    Raises VocabularyError for steps that can't be done exactly.
+    Raises VocabularyError for steps that llmgpu can't do exactly.
     """
     if not steps:
         return None
@@ -245,7 +249,7 @@ def _parse(text: str) -> list[dict[str, Any]]:
 
 
 def _read_step(step: dict[str, Any]) -> Callable[[], Any]:
-    """Return a function that makes the step; VocabularyError if the step can't be done exactly."""
+    """Return a function that makes a step; VocabularyError if llmgpu can't do the step exactly."""
     given = {name: value for name, value in step.items() if name != "type"}
     match step.get("type"), given:
         case "NFC", {**rest} if not rest:
@@ -304,6 +308,7 @@ class _StepsFilter:
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
         """Return the normalized text that no later text can change."""
+        # places: starts of the documents in the normalized text. length: its bytes so far.
         data, found, places, length = text.tobytes(), [], [], 0
         for number, (begin, end) in enumerate(pairwise([0, *starts.tolist(), len(data)])):
             is_last = number == len(starts)
@@ -325,7 +330,7 @@ class _StepsFilter:
 
     def _feed(self, data: bytes, *, final: bool) -> bytes:
         data = self._held + data
-        # A block waits for a byte after it, since the steps are told which block is the last one.
+        # Keep a block until a byte after it arrives, because steps have to know the last block.
         blocks = max(1, -(-len(data) // BLOCK_BYTES)) - (not final)
         found = []
         for start in range(0, blocks * BLOCK_BYTES, BLOCK_BYTES):
@@ -338,7 +343,7 @@ class _StepsFilter:
         return b"".join(found)
 
     def _normalize(self, text: str, *, final: bool) -> str:
-        """Return what the steps make of a block; VocabularyError if that is too much."""
+        """Return a normalized block; VocabularyError if a step makes more than its limit."""
         blocks = 1
         for number, step in enumerate(self._steps, 1):
             blocks += step.held_blocks
@@ -358,7 +363,7 @@ class _StepsFilter:
 
 @cache
 def _lowercase() -> dict[int, str]:
-    """Return the lowercase of each character that differs from its lowercase."""
+    """Return a table for `str.translate`: the lowercase of each character that has another."""
     text = Path(__file__).with_name("lowercase.txt").read_text(encoding="ascii")
     lines = (line for line in text.splitlines() if not line.startswith("#"))
     table: dict[int, str] = {}

@@ -1,13 +1,14 @@
-"""The sources of a corpus: names turned into files, and the formats of files.
+"""The sources of a corpus: the files that names stand for, and the formats of files.
 
-- A source is a file, a folder (walked; its files in byte order of their relative names), a glob
-  (the files it matches, with matching folders walked, each file once, in byte order) or ``-`` for
-  standard input. The name of an existing file stands for the file even if it looks like a glob. A
-  URL is a file, folder or glob of another machine, see `llmgpu.text.remote`.
+- A name is a file, a folder, a glob, or ``-`` for standard input. A folder stands for all files in
+  it and in folders within, in byte order of their relative names. A glob stands for the files that
+  it matches and the files of matching folders, each file once, in byte order. The name of an
+  existing file stands for the file even if it looks like a glob. A URL is a file, folder or glob of
+  another machine, see `llmgpu.text.remote`.
 - In a folder, names that start with a dot, links to folders and special files are left out and
   counted.
-- ``--exclude`` takes globs: a glob without a slash is matched with the names of files and folders,
-  a glob with a slash with paths from the named folder. A matching folder is not entered.
+- ``--exclude`` has globs. A glob without a slash is matched with the names of files and folders, a
+  glob with a slash with paths from the named folder on. A matching folder is not entered.
 - ``--gitignore`` reads .gitignore files as git does: in the folder, in folders within, and in the
   folders above up to the root of the repository. A later line overrules an earlier one, and a
   deeper file overrules a higher one; the content of an ignored folder stays ignored.
@@ -68,7 +69,8 @@ FORMATS: dict[str, type[DocumentFile]] = {
 }
 
 
-# Suffixes of text. Such files may be many, so their first bytes are checked when they are read.
+# Suffixes of text. There may be many such files, so their first bytes are checked only when the
+# files are read.
 _TEXTS = (
     ".c .cc .cfg .conf .cpp .cs .css .csv .cu .go .h .hpp .htm .html .ini .java .js .json .jsx .kt "
     ".log .lua .m .md .php .pl .py .pyi .r .rb .rs .rst .scala .sh .sql .srt .swift .tex .toml .ts "
@@ -95,17 +97,18 @@ INPUT_FORMATS = (AUTO, TEXT, "jsonl", "parquet", "arrow", BYTES)  # see `Selecti
 class Selection:
     """The files to read, and their formats.
 
-    input_format: by suffix ("auto"), text for any name ("text"), lines of JSON ("jsonl"), a table
-        ("parquet"), or bytes ("bytes"). Bytes of any kind are accepted, and standard input is then
-        not decompressed.
+    input_format: "auto" to decide by suffix; otherwise the format of all files: "text", "jsonl"
+        (lines of JSON), "parquet" or "arrow" (tables), or "bytes". "bytes" accepts any file, and
+        does not decompress standard input.
     of_input: the format of standard input alone, if input_format is "auto".
     exclude, gitignore: see `llmgpu.text.sources`.
     skips_binaries: files of folders, globs and lists that are not text are left out, with a note.
     lists_skipped: the note names each of them.
     listed: names from a list, treated like names of files in a folder.
-    subset: a key of SUBSETS; files of folders, globs and URLs are read if their name, or else the
-        next folder with a word of SUBSETS in its name, says so.
-    may_be_tokens: files may be token files; reading them as text raises the error.
+    subset: a key of SUBSETS, None for all files. Files of folders, globs and URLs are read if the
+        last part of their path that contains a word of SUBSETS has a word of this subset.
+    may_be_tokens: whether files may be token files. They are then not refused here, but when they
+        are read as text.
     """
 
     input_format: str = AUTO
@@ -121,13 +124,14 @@ class Selection:
 
 _BINARY, _DAMAGED = "binary file", "damaged compressed file"
 _EVERYTHING = Selection()
-_ITERATED = "use train_from_iterator, or encode"  # of the Python API
+_ITERATED = "use train_from_iterator, or encode"  # advice for callers of the Python API
 
 
 class Sources(NamedTuple):
-    """The files of a corpus in reading order, and the number of folder entries that were left out.
+    """The files of a corpus.
 
-    notes: remarks for the user on the files.
+    files: in reading order. left_out: the number of folder entries that were left out. notes:
+    remarks about the files for the user.
 
     Resolving names walks folders, so names are resolved once and the result is passed on.
     """
@@ -138,14 +142,14 @@ class Sources(NamedTuple):
 
     @property
     def total_bytes(self) -> int | None:
-        """Bytes to read of all files on disk, None if a file is not a regular file."""
+        """Bytes to read in all files; None if the length of a file is unknown, as of a pipe."""
         lengths = (source.length for source in self.files)
         known = [length for length in lengths if length is not None]
         return sum(known) if len(known) == len(self.files) else None
 
     @property
     def plain_bytes(self) -> int | None:
-        """`total_bytes` if the bytes are the text; None with a compressed file or a format."""
+        """`total_bytes` if all files are plain text; None with a compressed file or a format."""
         if any(format_of(source) or source.compression for source in self.files):
             return None
         return self.total_bytes
@@ -256,9 +260,9 @@ class _Found:
                 self.not_text.setdefault(why, []).append(path)
 
     def _chosen(self, paths: list[str], name: str) -> list[str]:
-        """Return the files of a folder, glob or URL without the card of a data set, by subset.
+        """Return the files of a folder, glob or URL without a data set's card, by subset.
 
-        A data set has nothing but its card and files of formats with documents inside.
+        Files named like a card are a card if all other files have a format with documents inside.
         """
         chosen = self._selection
         cards = [path for path in paths if os.path.basename(path) in _CARDS]
@@ -335,7 +339,7 @@ def _is_text(head: bytes, path: str) -> bool:
 def _expand(name: str, selection: Selection) -> tuple[list[str], int]:
     """Return the files of a name, and the number of folder entries that were left out."""
     exclude = selection.exclude
-    # An existing name stands for itself, even if it looks like a glob.
+    # A name that exists, even if it looks like a glob.
     if name == STANDARD_INPUT:
         return [name], 0
     if os.path.isdir(name):
@@ -349,7 +353,7 @@ def _expand(name: str, selection: Selection) -> tuple[list[str], int]:
             else ""
         )
         raise InputError(f"no such file or folder: {name!r}{hint}")
-    # A glob: a file that it matches twice, itself and in a folder, counts once.
+    # A glob. A file counts once, even if the glob matches both the file and its folder.
     _check_searched(name)
     paths: set[str] = set()
     left_out = 0
@@ -408,7 +412,7 @@ def _check_format(source: Source) -> Source:
 
 
 def _standard_input_size() -> int | None:
-    """Bytes left in a file that is redirected to standard input; None for anything else."""
+    """Return the bytes left in a file redirected to standard input; None for a pipe or terminal."""
     try:
         descriptor = sys.stdin.fileno()
         status = os.fstat(descriptor)
@@ -426,8 +430,9 @@ _IGNORE = ".gitignore"
 class Rule:
     """A line of a .gitignore.
 
-    folder: of the .gitignore. expression: matches names, or paths from the folder on.
-    ignores: false for a line that begins with "!".
+    folder: the folder of the .gitignore. expression: matches names (is_for_names), or else paths
+    from the folder on. is_for_folders: whether the line is for folders only. ignores: False for a
+    line that begins with "!".
     """
 
     folder: str
@@ -451,7 +456,7 @@ def walk_folder(
 ) -> tuple[list[str], int]:
     """Return the files of a folder in byte order, and the number of entries that were left out.
 
-    Entries that `exclude` or `gitignore` leave out are not in that number.
+    The number does not include entries that `exclude` or `gitignore` leave out.
 
     Raises InputError for a folder or .gitignore that can't be read, and if there are no files.
     """
@@ -485,7 +490,7 @@ def walk_folder(
 
 
 def subset_of(path: str) -> str | None:
-    """Return the subset that the last part of a path with a word of SUBSETS names."""
+    """Return the subset named by the last part of a path that has a word of SUBSETS."""
     for part in reversed(path.split("/")):
         words = re.split(r"[^a-z]+", part.lower())
         for subset, names in SUBSETS.items():
@@ -495,14 +500,14 @@ def subset_of(path: str) -> str | None:
 
 
 def is_excluded(path: str, exclude: Sequence[str]) -> bool:
-    """Whether one of some globs matches a path or, if the glob has no slash, a path's last name."""
+    """Whether a glob matches a path; a glob without a slash is matched with the last name only."""
     name = os.path.basename(path)
     globs = (glob.rstrip("/") for glob in exclude)
     return any(fnmatchcase(path if "/" in glob else name, glob.lstrip("/")) for glob in globs)
 
 
 def _is_unwanted(folder: str, path: str, exclude: Sequence[str]) -> bool:
-    """Whether globs leave out an entry of `folder`, or of a folder within it."""
+    """Whether a glob leaves out an entry of `folder`, or of a folder within."""
     return is_excluded(os.path.relpath(path, folder).replace(os.sep, "/"), exclude)
 
 
@@ -539,7 +544,7 @@ def parse_rule(line: str, folder: str) -> Rule | None:
         return None
     try:
         expression = re.compile(_expression_of(pattern.removeprefix("/")), re.DOTALL)
-    except re.error:  # a class such as [z-a]: matches nothing
+    except re.error:  # a class such as [z-a], which matches no name
         return None
     return Rule(folder, expression, "/" not in pattern, is_for_folders, ignores)
 
@@ -560,7 +565,7 @@ def _expression_of(glob: str) -> str:
             inside = token[1:-1]
             negated = inside[:1] in ("!", "^")
             inside = inside[negated:].replace("[", "\\[")
-            first = "\\" if inside.startswith("]") else ""  # a bracket here is a character
+            first = "\\" if inside.startswith("]") else ""  # the bracket is in the class
             parts.append(f"(?!/)[{'^' if negated else ''}{first}{inside}]")
         else:
             parts.append(re.escape(token[1:] if token.startswith("\\") else token))
