@@ -1,17 +1,18 @@
-/* Where pre-tokens start in ASCII text, 64 bytes at a time: a bit for each byte.
+/* Starts of pre-tokens in ASCII text, 64 bytes at a time, with a bit for each byte.
  *
- * A block begins where a pre-token starts, so nothing before it matters. Classes of bytes are sets of
- * bits, and each rule is a few operations on all of them: `set << 1` is what comes after a byte of a
- * set, and adding the first bits of runs to the runs carries to where these end. The starts at the
- * end of a block may depend on what follows; they are left to the next block, which begins at the
- * last start that is certain. What these rules don't decide is left to those of pretokens.c.
+ * A block begins where a pre-token starts, so the text before it does not matter. A class of bytes
+ * is a set of bits, and a rule is a few operations on whole sets. `set << 1` has the bits after the
+ * bytes of a set. Adding the first bits of runs to the runs carries to the bits after the runs.
+ * Starts at the end of a block may depend on the bytes that follow. They are left to the next
+ * block, which begins at the last certain start. Text that these rules don't decide is left to
+ * pretokens.c.
  */
 #include "engine.h"
 
 #if HAS_BLOCKS
 #include <emmintrin.h>
 
-/* The ASCII bytes of a block by class; bytes from `known` on are in none, nor do they count. */
+/* The ASCII bytes of a block by class. Bytes from `known` on are in no class. */
 typedef struct {
     uint64_t letters, capitals, numbers, white, newlines, spaces, others;
     int known;
@@ -23,10 +24,10 @@ static inline uint64_t bits_below(int bit)
     return bit > 63 ? UINT64_MAX : (UINT64_C(1) << bit) - 1;
 }
 
-/* Set the bits of the bytes from `low` up to `low + count - 1`. */
+/* Return the bits of the bytes with values from `low` to `low + count - 1`. */
 static inline uint64_t in_range(__m128i bytes, int low, int count)
 {
-    /* Compared as signed numbers, of which the lowest come first. */
+    /* Move `low` to -128, because the comparison is one of signed numbers. */
     __m128i moved = _mm_add_epi8(bytes, _mm_set1_epi8((char)(128 - low)));
     __m128i found = _mm_cmplt_epi8(moved, _mm_set1_epi8((char)(-128 + count)));
 
@@ -38,13 +39,13 @@ static inline uint64_t equal(__m128i bytes, char byte)
     return (uint64_t)(unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(byte)));
 }
 
-/* Classify the bytes at p, of which the text has `size`, 64 at most. */
+/* Classify `size` bytes at p, 64 at most. */
 static inline Classes classify(const uint8_t *p, int size)
 {
     Classes classes = {0, 0, 0, 0, 0, 0, 0, size};
     uint64_t beyond = size < 64 ? ~bits_below(size) : 0;
 
-    for (int at = 0; at < 64 && at < size; at += 16) { /* up to 15 bytes of padding are read */
+    for (int at = 0; at < 64 && at < size; at += 16) { /* reads up to 15 bytes of padding */
         __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)(p + at));
         __m128i folded = _mm_or_si128(bytes, _mm_set1_epi8(0x20));
         classes.letters |= in_range(folded, 'a', 26) << at;
@@ -70,19 +71,19 @@ static inline Classes classify(const uint8_t *p, int size)
     return classes;
 }
 
-/* Return the first bits of runs. */
+/* Return the first bit of each run. */
 static inline uint64_t firsts(uint64_t runs)
 {
     return runs & ~(runs << 1);
 }
 
-/* Return what comes after those runs of which first bits are given. */
+/* Return the bit after each run whose first bit is in `given`. */
 static inline uint64_t ends(uint64_t runs, uint64_t given)
 {
     return (runs + given) & ~runs;
 }
 
-/* Return the bits of others that are apostrophes, of those given. */
+/* Return the bits in `given` whose bytes are apostrophes. */
 static inline uint64_t apostrophes(const uint8_t *p, uint64_t given)
 {
     uint64_t found = 0;
@@ -92,8 +93,8 @@ static inline uint64_t apostrophes(const uint8_t *p, uint64_t given)
     return found;
 }
 
-/* Return the starts among those given that are certain if all before `known` are: not those in a run
- * of white space that may continue, but for its first. */
+/* Return the starts before `known` that are certain. White space at the end of the block may
+ * continue after it, so only the first start in this run is certain. */
 static inline uint64_t certain(const Classes *classes, uint64_t starts, int known)
 {
     uint64_t other = ~classes->white & bits_below(known);
@@ -123,25 +124,27 @@ static uint64_t gpt2_starts(const Classes *classes, const uint8_t *p, const uint
     return certain(classes, starts, classes->known);
 }
 
-/* What cl100k and o200k have in common: all but contractions and capitals.
+/* Return the starts by the rules that cl100k and o200k share: all but contractions and capitals.
  *
- * others: where those begin before which no space is. known: up to where the result holds. */
+ * others: first bits of runs of other characters without a space before them. known: set to the
+ *     position up to which the result is correct. */
 static inline uint64_t common_starts(const Classes *classes, int digits, uint64_t others, int *known)
 {
     uint64_t numbers = classes->numbers, newlines = classes->newlines;
     uint64_t blanks = classes->white & ~newlines;
-    /* Blanks and a single other byte before which no space is belong to the letters after them. */
+    /* A blank, or a single other byte without a space before it, belongs to the letters after
+     * it. */
     uint64_t prefixes = blanks | (others & ~(classes->others >> 1));
     uint64_t starts = others | (firsts(classes->letters) & ~(prefixes << 1));
 
-    /* Numbers are counted off from the first one. */
+    /* Cut runs of numbers after every `digits`, counted from the first. */
     uint64_t inner = numbers;
     for (int k = 1; k <= digits; k++)
         inner &= numbers << k;
     for (uint64_t first = firsts(numbers); first; first = first << digits & inner)
         starts |= first;
-    /* Newlines belong to the others before them. White space is divided after its last newline,
-     * and before its last blank. */
+    /* Newlines belong to the other characters before them. Divide white space after its last
+     * newline and before its last blank. */
     uint64_t taken = newlines & classes->others << 1;
     uint64_t blank_firsts = blanks & newlines << 1;
     starts |= firsts(classes->white) & ~taken;
@@ -175,7 +178,8 @@ static uint64_t o200k_starts(const Classes *classes, const uint8_t *p, const uin
     int known;
     uint64_t starts = common_starts(classes, 3, others, &known) | (classes->capitals & small << 1);
 
-    /* A slash after newlines that others take belongs to them, too. */
+    /* A slash belongs to the newlines before it if these belong to other characters. Leave such
+     * text undecided. */
     uint64_t after_newlines = ends(classes->newlines, classes->newlines & classes->others << 1);
     for (uint64_t left = after_newlines & classes->others; left; left &= left - 1) {
         int at = __builtin_ctzll(left);
@@ -186,7 +190,7 @@ static uint64_t o200k_starts(const Classes *classes, const uint8_t *p, const uin
     for (int closed = 0; opening; opening &= opening - 1) {
         int at = __builtin_ctzll(opening);
         const uint8_t *after = contraction_end(p + at, end, 1);
-        if (after == NULL || (closed && at == closed)) /* one begins a word after another */
+        if (after == NULL || (closed && at == closed)) /* after a contraction, it begins a word */
             continue;
         closed = (int)(after - p);
         starts &= ~(bits_below(closed) & ~bits_below(at));

@@ -1,18 +1,18 @@
 /* Ids and positions as decimal text.
  *
- * How an id is spelled is looked up: its cell is a number of which the lowest byte is the separator
- * before an id, those after it are the digits, and the highest byte is how many of these bytes there
- * are.
+ * A table has a cell of 64 bits for each id. The lowest byte is the separator before an id, the
+ * next bytes are the digits, and the highest byte is the number of all these bytes.
  */
 #include "engine.h"
 
 #define SIZE_SHIFT 56
 
-/* Write ids to `out` and return how many bytes that took.
+/* Write ids to `out`, and return the number of bytes written.
  *
- * starts: int64_t (num_starts,), where documents start in the ids, ascending. The first id of a
- *     document has no separator; `border` is written before each document.
- * out: room for 7 bytes an id, a border a start, and 8 bytes more. */
+ * cells: uint64_t, by id. starts: int64_t (num_starts,), positions in `ids` at which documents
+ *     start, ascending. The first id of a document has no separator. `border` is written before a
+ *     document.
+ * out: has room for 7 bytes for each id, a border for each start, and 8 more bytes. */
 API int64_t llmgpu_format_ids(const uint64_t *cells, const uint32_t *ids, int64_t count,
                               const int64_t *starts, int64_t num_starts, const uint8_t *border,
                               int64_t border_length, uint8_t *out)
@@ -40,9 +40,10 @@ API int64_t llmgpu_format_ids(const uint64_t *cells, const uint32_t *ids, int64_
     }
 }
 
-/* Write numbers, none negative, with ", " between them; return how many bytes that took.
+/* Write numbers with ", " between them, and return the number of bytes written.
  *
- * out: room for two bytes more a number than the longest has digits. */
+ * numbers: none is negative. out: has room for the digits of the longest number and 2 more bytes,
+ *     for each number. */
 API int64_t llmgpu_format_numbers(const int64_t *numbers, int64_t count, uint8_t *out)
 {
     uint8_t *at = out;

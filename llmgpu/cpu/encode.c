@@ -1,14 +1,14 @@
-/* Text to ids in one pass: pre-tokens are found, looked up in a table of words, and their ids copied.
+/* Text to ids in one pass: find pre-tokens, look each up in a table of words, and copy its ids.
  *
- * Text repeats itself, so most words are in the table. A few words at a time are found and their slots
- * requested from memory, before the first of them is looked up.
- * Pre-tokens too long for a slot are cut where no token can lie across: the parts
- * repeat themselves more often, in scripts without spaces above all.
+ * Text repeats itself, so most words are in the table. Words are looked up in batches: the slots of
+ * all words of a batch are prefetched before the first look-up. A pre-token that is too long for a
+ * slot is cut where no token can extend across the cut. Such parts repeat themselves more often
+ * than whole pre-tokens, most of all in scripts without spaces.
  */
 #include "engine.h"
 
 #define BATCH 128
-#define LONGEST_KEPT 256 /* bytes of a word that is kept in the table */
+#define LONGEST_KEPT 256 /* the most bytes of a word that is put into the table */
 
 API void llmgpu_encoder_free(Encoder *encoders)
 {
@@ -21,8 +21,8 @@ API void llmgpu_encoder_free(Encoder *encoders)
     free(encoders);
 }
 
-/* Make what up to `threads` threads encode with; NULL without memory. The pattern and the vocabulary
- * have to outlive it. */
+/* Return an array of encoders, one for each of `threads` threads; NULL without memory. The pattern
+ * and the vocabulary must outlive them. */
 API Encoder *llmgpu_encoder_new(const Pattern *pattern, const Vocabulary *vocabulary,
                                 int64_t threads)
 {
@@ -40,7 +40,8 @@ API Encoder *llmgpu_encoder_new(const Pattern *pattern, const Vocabulary *vocabu
     return encoders;
 }
 
-/* Write the ids of a word that is not in the table, and keep it there. */
+/* Write the ids of a word that is not in the table, and put the word into the table. Return the
+ * number of ids, or NO_MEMORY. */
 static int64_t encode_new(Encoder *encoder, const Word *word, uint32_t *out)
 {
     int64_t count =
@@ -51,15 +52,15 @@ static int64_t encode_new(Encoder *encoder, const Word *word, uint32_t *out)
     return count;
 }
 
-/* Words that wait to be looked up, and the ids of those before them. */
+/* Words that wait to be looked up, and the ids of earlier words. */
 typedef struct {
     Word words[BATCH];
     int count;
-    const SharedSlots *table; /* where they probably are */
+    const SharedSlots *table; /* the table whose slots are prefetched */
     uint32_t *ids;
-    int64_t written;
-    /* Of documents, how many ids come before them; of those from `settled` up to `due`, which begin
-     * among the words, how many of these do. */
+    int64_t written; /* number of ids */
+    /* For each document before `settled`: the number of ids before the document. For each document
+     * from `settled` to `due`, which begins within the batch: the number of its words before it. */
     int64_t *starts, settled, due;
 } Batch;
 
@@ -72,7 +73,7 @@ static inline void begin_batch(Batch *batch, const Encoder *encoder, uint32_t *i
     batch->written = batch->settled = batch->due = 0;
 }
 
-/* Write the ids of the words from `first` to `stop`; return 0, or NO_MEMORY. */
+/* Write the ids of the batch's words from `first` to `stop`; return 0 or NO_MEMORY. */
 static inline int64_t write_words(Encoder *encoder, Batch *batch, int64_t first, int64_t stop)
 {
     const SharedSlots *table = shared_table(encoder->shared);
@@ -94,7 +95,7 @@ static inline int64_t write_words(Encoder *encoder, Batch *batch, int64_t first,
         }
         uint32_t count = slot->value[0];
         if (LIKELY(count <= MOST_INLINE)) {
-            /* There is room for all of them, wanted or not. */
+            /* Copy all places for ids in the slot, used or not: there is room for them. */
             memcpy(at, slot->value + 1, MOST_INLINE * sizeof *at);
         } else {
             const uint32_t *ids;
@@ -132,7 +133,7 @@ static inline void add_word(Batch *batch, const uint8_t *start, int64_t length)
     __builtin_prefetch(batch->table->slots + (word->hash & batch->table->mask));
 }
 
-/* Take a pre-token part by part. */
+/* Add a long pre-token to a batch, part by part; return 0 or NO_MEMORY. */
 static int64_t add_parts(Encoder *encoder, Batch *batch, const uint8_t *start, int64_t length)
 {
     int64_t failure;
@@ -157,8 +158,8 @@ static int64_t add_parts(Encoder *encoder, Batch *batch, const uint8_t *start, i
     return 0;
 }
 
-/* Take the pre-tokens of a document that start from `at` on and before `stop`; return 0, or
- * NO_MEMORY. */
+/* Add the pre-tokens of a document that start from `at` on and before `stop` to a batch; return 0
+ * or NO_MEMORY. limit: where the document ends. */
 static int64_t add_document(Encoder *encoder, Batch *batch, const uint8_t *text,
                             const uint8_t *marks, int64_t at, int64_t limit, int64_t stop)
 {

@@ -1,9 +1,9 @@
-/* A block of generated text: llmgpu/text/generated.py says what it is, and does the same in NumPy. */
+/* Blocks of generated text: llmgpu/text/generated.py defines them, and makes the same in NumPy. */
 #include "engine.h"
 
 #include <math.h>
 
-#define ENTRY 24 /* bytes of a frequent word: up to 20 of its text, and their number at LENGTH */
+#define ENTRY 24 /* bytes of an entry for a frequent word: 20 for its text, its length at LENGTH */
 #define LENGTH 20
 #define MULTIPLIER 0xDA942042E4DD58B5u
 
@@ -30,7 +30,7 @@ static uint64_t next_random(Random *random)
     return found;
 }
 
-/* Write a cell's bytes, the first one lowest, and zeros up to four; return where the next ones go. */
+/* Write four bytes: a cell's bytes, lowest first, then zeros. Return where the next bytes go. */
 static inline uint8_t *put_cell(uint8_t *out, uint32_t cell)
 {
     out[0] = (uint8_t)cell;
@@ -40,7 +40,7 @@ static inline uint8_t *put_cell(uint8_t *out, uint32_t cell)
     return out + ((70 - __builtin_clzll((uint64_t)cell << 1 | 1)) >> 3);
 }
 
-/* Write the word of a rank; return where what follows it goes. */
+/* Write the word of a rank; return where the next bytes go. */
 static uint8_t *spell(uint64_t rank, const uint32_t *syllables, const uint32_t *codas, uint8_t *out)
 {
     int count = 1 + (rank >= 1 << 6) + (rank >= 1 << 11) + (rank >= 1 << 19);
@@ -60,11 +60,12 @@ static uint64_t rare_rank(uint64_t random, double table_words)
     return (uint64_t)(rank - (double)(uint64_t)(rank * 0x1p-32) * 0x1p32);
 }
 
-/* What blocks are made of.
+/* The tables that blocks are made of.
  *
- * words: of a block. ranks: (draws,), each of the first `table_words` as often as it is drawn.
- * frequent: their words, (table_words, ENTRY). syllables (768,), codas (8,), ends (256,): cells.
- * ends_sentence: of each end, whether it does.
+ * words: number of words of a block. ranks: (draws,), ranks below table_words; a rank is in the
+ *     table as often as it is to be drawn.
+ * frequent: (table_words, ENTRY), the words of these ranks. syllables (768,), codas (8,) and ends
+ *     (256,): cells. ends_sentence: (256,), whether each of `ends` ends a sentence.
  */
 typedef struct {
     int64_t words, draws, table_words;
@@ -97,10 +98,10 @@ static uint8_t *put_block(Random random, const Material *from, uint8_t *at)
     return at;
 }
 
-/* Write blocks end to end to `out`, which has room for LENGTH bytes a word and 4 more.
+/* Write blocks end to end to `out`, which has room for LENGTH bytes for each word and 4 more.
  *
- * states: uint64_t (blocks, 4), of the random numbers: state and increment, the lower half first.
- * sizes: int64_t (blocks,), becomes the bytes of each.
+ * states: uint64_t (blocks, 4), the state and the increment of each block's generator, lower half
+ *     first. sizes: int64_t (blocks,), set to the bytes of each block.
  */
 API void llmgpu_generate_blocks(const uint64_t *states, int64_t blocks, const Material *from,
                                 uint8_t *out, int64_t *sizes)

@@ -1,31 +1,34 @@
 /* The texts of JSON Lines: one field of the object in each line.
  *
- * Lines are read strictly (RFC 8259). A line that a reader may see in another way, or refuse, is left
- * to the caller: what is no such object, a missing field or one that is neither a string nor null, a field
- * named twice, lone surrogates, invalid UTF-8, escapes in names that matter, deep nesting, long numbers.
+ * Lines are read strictly (RFC 8259). A line that another reader may read differently, or refuse,
+ * is left to the caller. Such lines are no object, lack the field, or have it twice, or its value
+ * is neither a string nor null; or they have lone surrogates, invalid UTF-8, escapes in the field's
+ * name, deep nesting or long numbers.
  */
 #include "engine.h"
 
 #define MOST_DEPTH 64
-#define LONGEST_NUMBER 256 /* bytes */
+#define LONGEST_NUMBER 256 /* the most bytes of a number */
 
-/* The name of a field. Its parts, one or more, are the names of objects within one another; `ends` are
- * the positions in the whole name at which they end, each before a period. */
+/* The name of a field, such as "a.b", which may also be field b of the object in field a. Its
+ * parts, one or more, end at the positions `ends` in the whole name. A period follows each part
+ * but the last. */
 typedef struct {
     const uint8_t *whole;
     const int64_t *ends;
     int64_t parts, length;
 } Field;
 
-/* What is between quotes; start: NULL if it was not found; length: -1 for null in its place. */
+/* The bytes between the quotes of a string. start: NULL if there is no string. length: -1 if there
+ * is null in place of a string. */
 typedef struct {
     const uint8_t *start;
     int64_t length;
     int is_escaped;
 } String;
 
-/* at: what is read next. seen: top bits of the bytes in strings. whole, within: the text, under the
- * whole name and by its parts. */
+/* A line that is being read. at: the next byte. seen: has the top bits of all bytes in strings.
+ * whole, within: the text, found by the field's whole name and by the name's parts. */
 typedef struct {
     const uint8_t *at;
     const Field *field;
@@ -33,7 +36,7 @@ typedef struct {
     String whole, within;
 } Line;
 
-/* What an escape of one character stands for. */
+/* The character for the letter of an escape such as \n. */
 static const uint8_t escaped[256] = {
     ['"'] = '"', ['\\'] = '\\', ['/'] = '/',  ['b'] = '\b',
     ['f'] = '\f', ['n'] = '\n',  ['r'] = '\r', ['t'] = '\t',
@@ -44,7 +47,7 @@ static int is_hex(uint8_t byte)
     return (uint8_t)(byte - '0') < 10 || (uint8_t)((byte | 32) - 'a') < 6;
 }
 
-/* Read a string from after its first quote to after its last one; 0 if it is none. */
+/* Read a string from behind its first quote to behind its last quote; return 0 if it is invalid. */
 static int read_string(Line *line, String *string)
 {
     const uint8_t *p = line->at;
@@ -136,11 +139,11 @@ static int is_name(const String *name, const uint8_t *expected, int64_t length)
 
 static int read_value(Line *line, int depth);
 
-/* Read the value of a member that is part number `part` of the field's name. */
+/* Read the value of a member whose name is part number `part` of the field's name. */
 static int read_part(Line *line, int64_t part, String *text, int depth);
 
-/* Read an object from after its brace; part: of the field's name that one of its names may be, -1 if
- * it is not among them. */
+/* Read an object from behind its brace. part: the number of the part of the field's name that a
+ * member may have as its name; -1 if the field can't be in this object. */
 static int read_object(Line *line, int64_t part, int depth)
 {
     const Field *field = line->field;
@@ -274,8 +277,8 @@ static uint8_t *put_character(uint8_t *out, uint32_t point)
     return out;
 }
 
-/* Write the character of an escape from after its \u on; return where it ends in the string, NULL for
- * a lone surrogate. */
+/* Write the character of an escape, from behind its \u on; return the end of the escape in the
+ * string, or NULL for a lone surrogate. */
 static const uint8_t *put_escaped(const uint8_t *p, const uint8_t *end, uint8_t **out)
 {
     uint32_t point = hex_value(p);
@@ -294,8 +297,8 @@ static const uint8_t *put_escaped(const uint8_t *p, const uint8_t *end, uint8_t 
     return p;
 }
 
-/* Write a string without its escapes, and up to 8 bytes more; return where it ends, NULL for a lone
- * surrogate. */
+/* Write a string with its escapes replaced; may overwrite 8 bytes after it. Return its end in
+ * `out`, or NULL for a lone surrogate. */
 static uint8_t *unescape(const String *string, uint8_t *out)
 {
     const uint8_t *p = string->start, *end = p + string->length;
@@ -324,8 +327,8 @@ static uint8_t *unescape(const String *string, uint8_t *out)
     return out;
 }
 
-/* Write the text of a line that ends at `end`, where a newline is; NULL if it is left to the caller.
- * is_null: becomes whether the text is null. */
+/* Write the text of a line that ends at `end`, where there is a newline; return the text's end, or
+ * NULL if the line is left to the caller. is_null: set to whether the text is null. */
 static uint8_t *line_text(const uint8_t *start, const uint8_t *end, const Field *field, uint8_t *out,
                           int *is_null)
 {
@@ -351,14 +354,16 @@ static int is_blank(const uint8_t *p, const uint8_t *end)
     return p == end;
 }
 
-/* Write the texts of lines, end to end, up to the first line that is left to the caller or not whole.
- * Returns how many, not counting blank lines and those whose text is null.
+/* Write the texts of lines end to end, up to the first line that is left to the caller or is not
+ * complete. Return the number of texts, without blank lines and lines whose text is null.
  *
- * data: `length` bytes, then a newline and padding. is_last: the last line may lack its newline.
- * longest: bytes of a line, its newline included, that is not left to the caller.
- * whole, length, ends, parts: of the field, see `Field`.
- * text: room for `length` bytes, and 8 more. starts: for a number for each 8 bytes, and one more.
- * done: int64_t (4,), becomes bytes of data, lines, bytes of text, and lines whose text is null. */
+ * data: `length` bytes, then a newline and padding. is_last: whether the last line may lack its
+ *     newline.
+ * longest: the most bytes of a line, its newline included; a longer line is left to the caller.
+ * whole, whole_length, ends, parts: see `Field`.
+ * text: has room for `length` bytes and 8 more. starts: int64_t, set to the positions in `text` at
+ *     which texts start; has room for a number for each 8 bytes, and one more.
+ * done: int64_t (4,), set to the numbers of bytes of data, lines, bytes of text, and null texts. */
 API int64_t llmgpu_jsonl_texts(const uint8_t *data, int64_t length, int is_last, int64_t longest,
                                const uint8_t *whole, int64_t whole_length, const int64_t *ends,
                                int64_t parts, uint8_t *text, int64_t *starts, int64_t *done)

@@ -1,29 +1,30 @@
-/* Byte pair encoding of one long word, with a heap of its pairs, window by window.
+/* Byte pair encoding of one long word with a heap of its pairs, window by window.
  *
  * A heap and its symbols take 24 bytes for each byte of a word, so a word of more than MOST_AT_ONCE
  * bytes is merged in windows, if every pair with a token ranks after all pairs that make the token.
- * llmgpu/bpe/encoding/matching.py has the argument why that gives the word's tokens, and is the
- * same algorithm. Any other vocabulary, and one whose windows don't go together, takes the heap for
- * the whole word.
+ * llmgpu/bpe/encoding/matching.py proves that windows give the word's tokens, and has the same
+ * algorithm. With any other vocabulary, or if windows don't fit together, one heap has the whole
+ * word.
  */
 #include "matching.h"
 
-/* Bytes; tests make both smaller. */
+/* In bytes; tests make both smaller. */
 #ifndef MOST_AT_ONCE
 #define MOST_AT_ONCE (1 << 16)
 #define WINDOW (1 << 13)
 #endif
-#define LEAST_TOKENS 8 /* of a window that is cut */
-#define FIRST_CUT 7    /* eighths of a window's tokens after which a border is tried first, */
-#define LAST_CUT 3     /* and last */
-#define MOST_STEPS (1 << 29) /* bytes read to find out whether windows may be merged */
+#define LEAST_TOKENS 8 /* the fewest tokens of a window that is cut */
+#define FIRST_CUT 7    /* the first border is tried after 7 eighths of a window's tokens, */
+#define LAST_CUT 3     /* and the last border after 3 */
+#define MOST_STEPS (1 << 29) /* limit for the bytes read to check whether windows may be merged */
 #define GONE (-1)
-#define APART (-2) /* returned if windows don't go together */
+#define APART (-2) /* returned if windows don't fit together */
 
 enum { STAGES_UNKNOWN, STAGES, NO_STAGES };
 
-/* A symbol of a longer word, at the place of its first byte; rank: of it and the next one.
- * before, after: places of its neighbours; after is GONE once it is merged into the one before. */
+/* A symbol of a word, stored at the place of its first byte. before, after: places of its
+ * neighbours; after is GONE once the symbol is merged into the symbol before. rank: of the pair of
+ * this symbol and the next one. */
 typedef struct {
     int32_t before, after;
     uint32_t id, rank;
@@ -71,7 +72,7 @@ static int push(Heap *heap, Scratch *scratch, Waiting pushed)
     return 0;
 }
 
-/* Rank a symbol and the next one; return what they become. */
+/* Set the rank of the pair of a symbol and the next one; return the id that the pair becomes. */
 static uint32_t rank_symbol(const Vocabulary *vocabulary, const uint8_t *word, int64_t length,
                             Symbol *symbols, int32_t place)
 {
@@ -122,7 +123,7 @@ static int start_heap(const Vocabulary *vocabulary, Scratch *scratch, const uint
     return 0;
 }
 
-/* Merge a word, leaving its symbols linked in the scratch memory; 0, or NO_MEMORY. */
+/* Merge a word, and leave its symbols linked in the scratch memory; return 0 or NO_MEMORY. */
 static int merge_by_heap(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
                          int64_t length)
 {
@@ -139,7 +140,7 @@ static int merge_by_heap(const Vocabulary *vocabulary, Scratch *scratch, const u
             sift_down(&heap, 0);
         Symbol *symbol = symbols + place;
         if (symbol->after == GONE || symbol->rank != best >> 32)
-            continue; /* merged since, or with another symbol */
+            continue; /* the pair has merged or changed since */
         Symbol *gone = symbols + symbol->after;
         symbol->id = vocabulary->pairs == NULL
                          ? symbol->rank
@@ -159,7 +160,7 @@ static int merge_by_heap(const Vocabulary *vocabulary, Scratch *scratch, const u
 
 /* ---- Whether windows may be merged ---- */
 
-/* Tell whether a token is two tokens in some way. */
+/* Return whether a token can be cut into two tokens. */
 static int has_parts(const Vocabulary *vocabulary, const uint8_t *token, int64_t length)
 {
     for (int64_t cut = 1; cut < length; cut++)
@@ -169,7 +170,8 @@ static int has_parts(const Vocabulary *vocabulary, const uint8_t *token, int64_t
     return 0;
 }
 
-/* Tell whether a part of a token is made by a pair of this rank or a later one. */
+/* Return whether a pair of rank `rank` or a later rank makes a part; id: the part's id, and its
+ * rank. */
 static int ranks_after(const Vocabulary *vocabulary, const uint8_t *part, int64_t length,
                        uint32_t id, uint32_t rank)
 {
@@ -215,7 +217,7 @@ static int pairs_have_stages(const Vocabulary *vocabulary)
         if (pair->key != NO_PAIR && pair->result > most)
             most = pair->result;
     }
-    /* By what pairs make: 1 more than the rank of the last of them. */
+    /* made[id]: 1 more than the last rank of the pairs that make an id, 0 if no pair does. */
     uint64_t *made = calloc((size_t)most + 1, sizeof *made);
     if (made == NULL)
         return NO_MEMORY;
@@ -237,19 +239,19 @@ static int pairs_have_stages(const Vocabulary *vocabulary)
 
 /* ---- Windows ---- */
 
-/* A token of a window, and where it begins there. */
+/* A token of a window, and the position in the window at which it begins. */
 typedef struct {
     int32_t begin;
     uint32_t id;
 } Token;
 
-/* The tokens of the bytes from `first` on, up to `size` of them. */
+/* The tokens of `size` bytes of a word, from position `first` on. */
 typedef struct {
     const Token *tokens;
     int64_t count, first, size;
 } Window;
 
-/* Merge the part of a word in a window; `which` of the two memories has its tokens. */
+/* Merge the part of a word in a window. which: the one of the two arrays that gets the tokens. */
 static int merge_window(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
                         int64_t length, int which, Window *window)
 {
@@ -270,8 +272,8 @@ static int merge_window(const Vocabulary *vocabulary, Scratch *scratch, const ui
     return 0;
 }
 
-/* Merge the next window of a word, or take the tokens of the window before, if that has the same
- * bytes, as in runs of one character. */
+/* Merge the next window of a word. If it has the same bytes as the window before, as in runs of one
+ * character, copy the tokens of that window. */
 static int merge_next(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
                       int64_t length, const Window *window, int which, Window *next)
 {
@@ -287,8 +289,8 @@ static int merge_next(const Vocabulary *vocabulary, Scratch *scratch, const uint
     return 0;
 }
 
-/* Tell whether the token from `last` on and the first one of the window after it stay as they are;
- * or NO_MEMORY. */
+/* Return whether the token that begins at `last` and the first token of the window after it, merged
+ * together, become the same two tokens; or NO_MEMORY. */
 static int go_together(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
                        int64_t last, const Window *after)
 {
@@ -300,7 +302,8 @@ static int go_together(const Vocabulary *vocabulary, Scratch *scratch, const uin
     return symbols[after->first - last].after != GONE;
 }
 
-/* Find after how many tokens a window may end, and merge the next one; 0 if nowhere. */
+/* Return the number of tokens after which a window may end, 0 if there is no such border. Merge the
+ * window after the border. */
 static int64_t cut_window(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
                           int64_t length, const Window *window, int which, Window *next)
 {
@@ -320,7 +323,7 @@ static int64_t cut_window(const Vocabulary *vocabulary, Scratch *scratch, const 
     return 0;
 }
 
-/* Write the ids of a word window by window; return how many, NO_MEMORY or APART. */
+/* Write the ids of a word window by window; return the number of ids, NO_MEMORY or APART. */
 static int64_t merge_windows(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
                              int64_t length, uint32_t *ids)
 {
