@@ -1,24 +1,25 @@
 /* The tokens of a word, by merges or by the longest token first.
  *
- * Byte pair encoding merges the pair of the lowest rank, the leftmost of several, until no pair is
- * left. A vocabulary without a list of merges ranks a pair by the id of the token that it spells, so
- * bytes are looked up; with a list, pairs of ids are. Short words are searched for the lowest rank
- * again and again; longer ones are in long_words.c.
+ * Byte pair encoding merges the pair of the lowest rank, the leftmost of several, until no pair
+ * merges. A vocabulary without a list of merges ranks a pair by the id of the token that it spells,
+ * so the bytes of pairs are looked up. With a list, pairs of ids are looked up. A short word is
+ * searched for its lowest rank after every merge. long_words.c merges longer words.
  *
- * Words may be cut before a byte of 0xC0 or more where no token has the bytes around that place as
- * neighbours: no merge crosses it, and no longest token does. A word that is a token may be taken
- * whole even if no merges lead to it; a part of a word may not, so no cut yields a part of such a
- * token. What decides is the byte before, that byte, and the one after.
+ * A word may be cut before a byte of 0xC0 or more if no token has the byte before the cut, this
+ * byte
+ * and the byte after it as neighbours: then neither a merge nor a longest token crosses the cut.
+ * Some tokens result from no merges, only from a whole word that spells the token. No cut may make
+ * a part of a word that spells such a token, so no word is cut at the ends of these tokens.
  */
 #include "matching.h"
 
-#define MOST_SEARCHED 48 /* symbols of a word that is merged without a heap */
+#define MOST_SEARCHED 48 /* the most symbols of a word that is merged without a heap */
 #define FIRST_LEAD 0xC0
 #define JOINED_BITS (64 * 256 * 256)
 
 /* ---- Merging ---- */
 
-/* A part of a word that has an id so far; rank and result are those of it and the next one. */
+/* A part of a word with its id so far. rank, result: of the pair of this part and the next one. */
 typedef struct {
     int start;
     uint32_t id, rank, result;
@@ -52,7 +53,7 @@ static int64_t merge_short(const Vocabulary *vocabulary, const uint8_t *word, in
             break;
         parts[best].id = parts[best].result;
         count--;
-        /* The end of the word moves, too. */
+        /* Move all later parts, and the entry that marks the end of the word. */
         memmove(parts + best + 1, parts + best + 2, (size_t)(count - best) * sizeof *parts);
         if (best + 1 < count)
             rank_part(vocabulary, word, parts + best);
@@ -71,7 +72,8 @@ int is_greedy(const Vocabulary *vocabulary)
     return vocabulary->nodes != NULL;
 }
 
-/* Return the child of a node by its byte, 0 if it has none; children are sorted by byte. */
+/* Return the child of a node to which a byte leads, 0 if there is none; children are sorted by
+ * byte. */
 static uint32_t child_of(const Vocabulary *vocabulary, uint32_t node, uint8_t byte)
 {
     uint32_t low = vocabulary->nodes[3 * (size_t)node];
@@ -153,7 +155,7 @@ int64_t first_part(const Vocabulary *vocabulary, const uint8_t *word, int64_t le
     for (int64_t k = 1; k < length; k++) {
         if (word[k] < FIRST_LEAD)
             continue;
-        if (k + 1 == length) /* a lead byte without what follows it: what comes next may join it */
+        if (k + 1 == length) /* the bytes that follow are unknown, so do not cut */
             break;
         uint64_t index = joined_index(word[k], word[k - 1], word[k + 1]);
         if (!(joined[index >> 6] >> (index & 63) & 1))
@@ -168,7 +170,7 @@ static void join(uint64_t *joined, uint64_t first, uint64_t last, uint64_t step)
         joined[index >> 6] |= UINT64_C(1) << (index & 63);
 }
 
-/* Mark what a token has as neighbours; whole: no merges lead to it. */
+/* Mark the bytes that are neighbours in a token. whole: whether no merges result in the token. */
 static void join_token(uint64_t *joined, const uint8_t *token, int64_t length, int whole)
 {
     for (int64_t k = 1; k < length; k++) {
@@ -177,12 +179,12 @@ static void join_token(uint64_t *joined, const uint8_t *token, int64_t length, i
         uint64_t index = joined_index(token[k], token[k - 1], 0);
         if (k + 1 < length)
             join(joined, index | token[k + 1], index | token[k + 1], 1);
-        else /* any byte may follow */
+        else /* any byte may follow the token */
             join(joined, index, index | 0xFF, 1);
     }
     if (!whole || length < 2)
         return;
-    /* No cut after its last byte, and none before its first. */
+    /* Allow no cut after its last byte, and none before its first byte. */
     for (uint64_t lead = 0; lead < 64; lead++) {
         uint64_t index = lead << 16 | (uint64_t)token[length - 1] << 8;
         join(joined, index, index | 0xFF, 1);
@@ -193,9 +195,10 @@ static void join_token(uint64_t *joined, const uint8_t *token, int64_t length, i
     }
 }
 
-/* Find where words may be cut; encoders cut none before that. One thread at a time.
+/* Find out where words may be cut. Encoders cut no words before this call. Only one thread may call
+ * this at a time. Returns 0 or NO_MEMORY.
  *
- * data, offsets: as for `llmgpu_vocabulary_new`. */
+ * data, offsets, tokens, count: as for `llmgpu_vocabulary_new`. */
 API int llmgpu_vocabulary_find_cuts(Vocabulary *vocabulary, const uint8_t *data,
                                     const int64_t *offsets, const int64_t *tokens, int64_t count)
 {
@@ -229,19 +232,20 @@ API int llmgpu_vocabulary_find_cuts(Vocabulary *vocabulary, const uint8_t *data,
     return status;
 }
 
-/* Return the lowest id of the ordinary token that a text spells, with padding after it; NO_ID. */
+/* Return the lowest id of an ordinary token that a text spells, or NO_ID. Padding follows the
+ * text. */
 API uint32_t llmgpu_find_token(const Vocabulary *vocabulary, const uint8_t *text, int64_t length)
 {
     return token_id(vocabulary, text, length);
 }
 
-/* ---- What a device merges with ---- */
+/* ---- Tables for a device ---- */
 
-/* Write every way to cut a token into two tokens; return how many there are.
+/* Write every way to cut a token into two tokens; return the number of ways.
  *
- * data, offsets, tokens, count: as the vocabulary was made with.
- * pairs: uint32_t (cuts, 3), ids of the parts and of the token, with room for all cuts; ascending
- *     by token, then by cut. Of equal tokens only the lowest id counts. */
+ * data, offsets, tokens, count: the arguments with which the vocabulary was made.
+ * pairs: uint32_t (cuts, 3), the ids of the parts and of the token, ascending by token, then by
+ *     cut; has room for all cuts. Of equal tokens only the lowest id counts. */
 API int64_t llmgpu_vocabulary_pairs(const Vocabulary *vocabulary, const uint8_t *data,
                                     const int64_t *offsets, const int64_t *tokens, int64_t count,
                                     uint32_t *pairs)
@@ -269,10 +273,10 @@ API int64_t llmgpu_vocabulary_pairs(const Vocabulary *vocabulary, const uint8_t 
     return found;
 }
 
-/* Insert pairs into a hash table as wgsl/encode/02_merge.wgsl looks them up.
+/* Insert pairs into a hash table at the slots where wgsl/encode/02_merge.wgsl looks them up.
  *
- * pairs: uint32_t (count, 4), ids of the parts, rank and result; all different.
- * table: uint32_t (slots, 4), every number `empty` at first; slots: a power of 2, above count. */
+ * pairs: uint32_t (count, 4), ids of the parts, rank and result; no pair occurs twice.
+ * table: uint32_t (slots, 4), every number is `empty` before. slots: a power of 2 above count. */
 API void llmgpu_insert_pairs(const uint32_t *pairs, int64_t count, uint32_t *table, int64_t slots,
                              uint32_t empty)
 {
@@ -313,7 +317,7 @@ static int add_tokens(Vocabulary *vocabulary, const uint8_t *data, const int64_t
         set_word(&word, data + offsets[tokens[k]], length);
         Slot *slot = table_find(&vocabulary->tokens, &word);
         if (!slot_is_free(slot))
-            continue; /* the lowest id of equal tokens is there already */
+            continue; /* of equal tokens, the table has the lowest id already */
         slot = table_insert(&vocabulary->tokens, &word);
         if (slot == NULL)
             return NO_MEMORY;
@@ -379,14 +383,16 @@ int rank_bytes(Vocabulary *vocabulary)
     return 0;
 }
 
-/* Make what words are matched with; NULL without memory.
+/* Return a new vocabulary for matching words; NULL without memory.
  *
  * data: the bytes of all tokens, then padding. offsets: int64_t, token t is data[offsets[t]] up to
  *     offsets[t + 1]. tokens: int64_t (count,), the ids of ordinary tokens, ascending.
- * merges: uint32_t (num_merges, 4), left id, right id, result and rank; NULL if a pair's rank is the
- *     id of what it spells, which takes a token for each byte.
- * takes_whole: whether words that are tokens are taken whole. unknown: id of bytes without a token.
- * nodes, edges: the trie for greedy matching, which has to outlive the vocabulary; else NULL. */
+ * merges: uint32_t (num_merges, 4), left id, right id, result and rank; NULL if a pair's rank is
+ *     the id of the token that it spells, which requires a token for each byte.
+ * takes_whole: whether a word that spells a token becomes this token without merging. unknown: id
+ *     of bytes without a token, or NO_ID.
+ * nodes, edges: the trie for greedy matching, which must outlive the vocabulary; NULL for
+ * merges. */
 API Vocabulary *llmgpu_vocabulary_new(const uint8_t *data, const int64_t *offsets,
                                       const int64_t *tokens, int64_t count, const uint32_t *merges,
                                       int64_t num_merges, int takes_whole, uint32_t unknown,

@@ -1,4 +1,4 @@
-/* What words are matched with, and how pairs rank: what matching.c and long_words.c share. */
+/* Vocabularies and the ranks of pairs: the definitions that matching.c and long_words.c share. */
 #ifndef LLMGPU_MATCHING_H
 #define LLMGPU_MATCHING_H
 
@@ -11,18 +11,20 @@ typedef struct {
 
 #define NO_PAIR UINT64_MAX
 
-/* What words are matched with. Threads may share one once it is made.
+/* A vocabulary for matching words. Threads may share it.
  *
- * tokens: the ordinary tokens with their lowest ids; words that are tokens are taken whole if
- *     takes_whole. longest: bytes of the longest one.
- * filter: bits by the upper half of a word's hash, set for those of tokens. Most parts of words are
- *     no token, and this tells so without a look into the table, which is too large for near caches.
- * pairs: the list of merges; NULL if ranks are those of the bytes.
- * byte_ids: of single bytes, the unknown token's or NO_ID for those without a token.
- * byte_ranks, byte_results: of a byte and the next.
- * joined: a bit for each lead byte, byte before and byte after that are neighbours; NULL until
- *     it is made.
- * nodes, edges: the trie for greedy matching, else NULL, as in trie.py.
+ * tokens: the ordinary tokens with their ids, of equal tokens the lowest. longest: bytes of the
+ *     longest token. takes_whole: whether a word that spells a token becomes this token without
+ *     merging.
+ * filter: a bit for each value of `filter_index`, set if a token has this value. Most parts of
+ *     words are no token. The filter tells so without a look-up in the table, which is too large
+ *     for the nearest caches.
+ * pairs: a hash table of the listed merges; NULL if a pair's rank is the id of the token it spells.
+ * byte_ids: the id of each byte; for a byte without a token, the unknown token's id or NO_ID.
+ * byte_ranks, byte_results: (65536,), of each pair of bytes, first byte << 8 | second byte.
+ * joined: a bit for each combination of lead byte, byte before and byte after it, set if words must
+ *     not be cut before this lead byte; NULL until `llmgpu_vocabulary_find_cuts`.
+ * nodes, edges: the trie for greedy matching, as in trie.py; NULL for merges.
  * firsts, items, size, fuses: see `llmgpu_vocabulary_set_pieces`; NULL for other vocabularies.
  */
 struct Vocabulary {
@@ -73,9 +75,10 @@ static inline uint32_t token_id(const Vocabulary *vocabulary, const uint8_t *sta
     return slot_is_free(slot) ? NO_ID : slot->value[0];
 }
 
-/* Return the rank of two neighbours, NO_ID if they do not merge, and what they become.
+/* Return the rank of a pair of neighbours, NO_ID if they don't merge. *result is set to the id that
+ * the pair becomes.
  *
- * word: their bytes, of `length` in all. */
+ * word: the bytes of both, `length` in all. left, right: their ids. */
 static inline uint32_t rank_of(const Vocabulary *vocabulary, const uint8_t *word, int64_t length,
                                uint32_t left, uint32_t right, uint32_t *result)
 {
@@ -91,14 +94,14 @@ static inline uint32_t rank_of(const Vocabulary *vocabulary, const uint8_t *word
     return pair->rank;
 }
 
-/* Rank all pairs of bytes; 0, or NO_MEMORY. */
+/* Set byte_ranks and byte_results; return 0 or NO_MEMORY. */
 int rank_bytes(Vocabulary *vocabulary);
 
-/* Turn the `count` symbols of a word of `length` bytes into ids, in the same memory; return how many
- * there are (pieces.c). */
+/* Replace the `count` symbols of a word of `length` bytes by ids, in the same memory; return the
+ * number of ids (pieces.c). */
 int64_t finish_pieces(const Vocabulary *vocabulary, uint32_t *ids, int64_t count, int64_t length);
 
-/* Write the ids of a word by merges to `ids`; return how many, or NO_MEMORY. For longer words. */
+/* Write the ids of a long word by merges; return the number of ids, or NO_MEMORY (long_words.c). */
 int64_t merge_long(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
                    int64_t length, uint32_t *ids);
 

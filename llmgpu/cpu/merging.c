@@ -1,27 +1,27 @@
-/* Merging the pairs of distinct words: the most frequent one after the other, or given ones.
+/* Merging the pairs of distinct words: the most frequent pair again and again, or given merges.
  *
- * - A symbol covers as many positions as it has bytes. Its number is at the first of them, and at
- *   the last, so that both neighbours of a symbol are found by its length; those between are COVERED.
- *   A separator is before and after each word.
- * - A pair has a list of the positions where it occurs or occurred. A position whose symbols are no
- *   longer those of the pair is skipped: a symbol that once starts at a position and is merged
- *   neither starts nor ends there again.
- * - Lists lie end to end in a pool, each with its pair and its room before it. When the pool is full,
- *   lists without a pair and positions that are skipped are taken out of it: all that remains is
- *   positions where pairs occur, no more than the words have symbols.
+ * - A symbol covers as many positions as it has bytes. Its number is at the first and the last of
+ *   these positions, so that a symbol's length leads to both neighbours. The positions between are
+ *   COVERED. There is a separator before and after each word.
+ * - A pair has a list of the positions at which it occurs or has occurred. A position is skipped if
+ *   other symbols are there: once a symbol that starts at a position is merged, it neither starts
+ *   nor ends there again.
+ * - Lists lie end to end in a pool. Before each list are its pair and its room. When the pool is
+ *   full, lists without a pair and positions to be skipped are removed. The positions that remain
+ *   are occurrences of pairs, no more than the words have symbols.
  * - Lists ascend, so that the occurrences of (a, a) are merged from the left of a run. A list that
- *   gets more positions later, as only given merges can make it, is sorted before it is used.
- * - Merging changes the counts of neighbouring pairs, which are gathered by neighbour, so that a
- *   pair is looked up once a merge. A pair that is too rare, or too long, when it is made stays so:
- *   it is not kept. One that becomes too rare loses its list.
- * - The next pair is the first of a heap of those that occur `threshold` times or more. Counts only
- *   fall, so an entry whose count is out of date is put back with today's; if the heap is empty the
- *   threshold is lowered to half the largest count.
- * - Where memory is short, there may be `most_pairs` pairs. When there are more, the words are indexed
- *   again, without the pairs that occur less often than `kept`. As counts only fall, each pair that
- *   occurs `kept` times or more is indexed: when it is indexed, or when a merge makes it. So the first
- *   of the heap is the next pair. When the heap is empty, `kept` is halved and the words are indexed
- *   again, until `kept` is `least`.
+ *   gets further positions later, which only given merges can cause, is sorted before it is used.
+ * - A merge changes the counts of neighbouring pairs. The changes are gathered by neighbour, so
+ *   that a pair is looked up once for each merge. A pair that is too rare or too long when it is
+ *   made is not kept, because it stays so. A pair that becomes too rare loses its list.
+ * - The next pair is the first in a heap of the pairs that occur `threshold` times or more. Counts
+ *   only fall, so an entry with an old count is put back with the current count. If the heap is
+ *   empty, the threshold becomes half of the largest count.
+ * - If memory is short, there may be only about `most_pairs` pairs. When there are more, the words
+ *   are indexed again, without the pairs that occur less often than `kept`. Because counts only
+ *   fall, every pair that occurs `kept` times or more is indexed: either when the words are
+ *   indexed, or when a merge makes the pair. So the first pair in the heap is the next pair. When
+ *   the heap is empty, `kept` is halved and the words are indexed again, until `kept` is `least`.
  */
 #include "trainer.h"
 
@@ -52,7 +52,7 @@ static void note(Side *side, uint32_t symbol, int64_t weight)
     change->weight += weight;
 }
 
-/* Take occurrences off the count of a pair, if it is kept. */
+/* Subtract from the count of a pair, if it is kept. */
 static void lose(Trainer *trainer, uint64_t key, int64_t weight)
 {
     uint32_t pair = *entry_of(trainer, key);
@@ -64,7 +64,8 @@ static void lose(Trainer *trainer, uint64_t key, int64_t weight)
         drop_list(trainer, pair);
 }
 
-/* Make a pair, or add to it, if it is worth that; its positions are for the caller to fill in. */
+/* Add the occurrences of a change to a pair, which is made if it is worth keeping. The caller
+ * writes their positions into the list. Return 0 or NO_MEMORY. */
 static int gain(Trainer *trainer, uint64_t key, Change *change)
 {
     change->pair = NO_PAIR;
@@ -88,7 +89,8 @@ static int gain(Trainer *trainer, uint64_t key, Change *change)
     return trainer->pairs[pair].count >= trainer->threshold ? push_candidate(trainer, pair) : 0;
 }
 
-/* Merge the occurrences of a pair, leave those in its list, and note what changes on both sides. */
+/* Merge the occurrences of a pair, leave only their positions in its list, and record the changes
+ * on both sides. */
 static void merge_occurrences(Trainer *trainer, uint32_t pair, uint32_t merged)
 {
     uint32_t *symbols = trainer->symbols;
@@ -96,7 +98,7 @@ static void merge_occurrences(Trainer *trainer, uint32_t pair, uint32_t merged)
     uint32_t right = (uint32_t)(trainer->pairs[pair].key & SYMBOL_MASK);
     uint32_t left_length = trainer->lengths[left];
     uint32_t length = left_length + trainer->lengths[right];
-    uint32_t last = 0; /* where the last merged symbol starts; position 0 is a separator */
+    uint32_t last = 0; /* start of the last merged symbol, 0 for none: there is a separator */
     uint32_t *list = trainer->pool + trainer->pairs[pair].begin;
     int64_t made = 0;
 
@@ -110,7 +112,7 @@ static void merge_occurrences(Trainer *trainer, uint32_t pair, uint32_t merged)
             note(&trainer->left, trainer->most, weight);
         else if (before != SEPARATOR)
             note(&trainer->left, before, weight);
-        /* What lies between two merged symbols is noted with the second. */
+        /* Record the pair between two merged symbols with the second of them. */
         if (after != SEPARATOR &&
             !(after == left && symbols[at + length + left_length] == right))
             note(&trainer->right, after, weight);
@@ -126,8 +128,9 @@ static void merge_occurrences(Trainer *trainer, uint32_t pair, uint32_t merged)
     trainer->pairs[pair].size = made;
 }
 
-/* Let the pairs that remain lose what changes. On the left of a symbol that the same merge
- * has just made, it was the second part of that; the new pair is then of two merged symbols. */
+/* Subtract the changes from the old pairs on both sides. If the neighbour on the left is a symbol
+ * that the same merge has made, the old pair began with `right`, and the new pair has two merged
+ * symbols. */
 static void lose_changes(Trainer *trainer, uint32_t left, uint32_t right, uint32_t merged)
 {
     Side *sides[2] = {&trainer->left, &trainer->right};
@@ -154,7 +157,8 @@ static void list_position(Trainer *trainer, Change *change, uint32_t position)
         trainer->pool[trainer->pairs[change->pair].begin + change->at++] = position;
 }
 
-/* List where the new pairs on the left of the merged symbols start; each neighbour has a change. */
+/* Write the positions at which the new pairs on the left of merged symbols start into their
+ * lists. */
 static void list_left(Trainer *trainer, const uint32_t *list, int64_t size)
 {
     for (int64_t k = 0; k < size; k++) {
@@ -165,7 +169,7 @@ static void list_left(Trainer *trainer, const uint32_t *list, int64_t size)
     }
 }
 
-/* List those on the right, but for what lies between two merged symbols. */
+/* Write the positions of the new pairs on the right, without pairs of two merged symbols. */
 static void list_right(Trainer *trainer, const uint32_t *list, int64_t size, uint32_t merged)
 {
     uint32_t length = trainer->lengths[merged];
@@ -177,7 +181,7 @@ static void list_right(Trainer *trainer, const uint32_t *list, int64_t size, uin
     }
 }
 
-/* Make the new pairs on one side of the merged ones. */
+/* Make the new pairs on one side of merged symbols; return 0 or NO_MEMORY. */
 static int gain_changes(Trainer *trainer, Side *side, uint32_t merged)
 {
     int is_left = side == &trainer->left;
@@ -192,7 +196,8 @@ static int gain_changes(Trainer *trainer, Side *side, uint32_t merged)
     return 0;
 }
 
-/* Make the new pairs on both sides of merged symbols, and list their positions. */
+/* Make the new pairs on both sides of merged symbols, and list their positions; return 0 or
+ * NO_MEMORY. */
 static int gain_pairs(Trainer *trainer, const uint32_t *list, int64_t size, uint32_t merged)
 {
     Side *sides[2] = {&trainer->left, &trainer->right};
@@ -211,8 +216,8 @@ static int gain_pairs(Trainer *trainer, const uint32_t *list, int64_t size, uint
     return 0;
 }
 
-/* Return the most that the lists of pairs of `merged` take in the pool. If it is not a new symbol,
- * there may be such pairs: their lists are copied, that of (merged, merged) for each side. */
+/* Return the most room in the pool that lists of pairs with `merged` need. If `merged` is not a new
+ * symbol, such pairs may exist. Their lists are copied, and the list of (merged, merged) twice. */
 static int64_t needed_room(const Trainer *trainer, uint32_t merged, int is_new)
 {
     const Side *sides[2] = {&trainer->left, &trainer->right};
@@ -232,7 +237,7 @@ static int64_t needed_room(const Trainer *trainer, uint32_t merged, int is_new)
     return is_new ? needed : 2 * needed;
 }
 
-/* Merge a pair everywhere; 0, or NO_MEMORY, after which the trainer can only be freed. */
+/* Merge a pair everywhere; return 0, or NO_MEMORY, after which the trainer can only be freed. */
 static int merge(Trainer *trainer, uint32_t pair, uint32_t merged, int is_new)
 {
     uint32_t left = (uint32_t)(trainer->pairs[pair].key >> SYMBOL_BITS);
@@ -255,9 +260,10 @@ static int merge(Trainer *trainer, uint32_t pair, uint32_t merged, int is_new)
     return gain_pairs(trainer, list, size, merged);
 }
 
-/* ---- What callers ask for ---- */
+/* ---- Functions for callers ---- */
 
-/* Find the pair that is merged next, its symbols and its count; 1, 0 if there is none, NO_MEMORY. */
+/* Find the next pair to merge, its symbols and its count; return 1, 0 if there is none,
+ * NO_MEMORY. */
 API int llmgpu_trainer_best(Trainer *trainer, uint32_t *symbols, int64_t *count)
 {
     uint32_t pair;
@@ -265,7 +271,7 @@ API int llmgpu_trainer_best(Trainer *trainer, uint32_t *symbols, int64_t *count)
         return NO_MEMORY;
     int found = best_pair(trainer, &pair);
     while (found == 0 && trainer->kept > trainer->least) {
-        trainer->kept /= 2; /* the product of `least` and a power of two */
+        trainer->kept /= 2; /* kept is `least` times a power of two */
         if (index_pairs(trainer) != 0)
             return NO_MEMORY;
         found = best_pair(trainer, &pair);
@@ -279,8 +285,9 @@ API int llmgpu_trainer_best(Trainer *trainer, uint32_t *symbols, int64_t *count)
     return found;
 }
 
-/* Make up to `merges` merges, each into a new symbol, and fewer if that takes more than `work`
- * occurrences. Write the symbols of each, two, and its count; return how many, or NO_MEMORY. */
+/* Make up to `merges` merges, each into a new symbol. Stop earlier once the pairs had `work`
+ * occurrences in all. Write the two symbols of each merge and its count; return the number of
+ * merges, or NO_MEMORY. */
 API int64_t llmgpu_trainer_train(Trainer *trainer, int64_t merges, int64_t work, uint32_t *symbols,
                                  int64_t *counts)
 {
@@ -300,10 +307,9 @@ API int64_t llmgpu_trainer_train(Trainer *trainer, int64_t merges, int64_t work,
     return made;
 }
 
-/* Make given merges, each as its left symbol, right symbol and result; 0, or NO_MEMORY.
- *
- * A result that is a symbol already has as many bytes as its parts. If not, or for a symbol that does
- * not exist, returns WRONG_MERGE. */
+/* Make given merges: uint32_t (count, 3), left symbol, right symbol and result. Return 0,
+ * NO_MEMORY, or WRONG_MERGE for a part that does not exist, a result beyond the limit, or a result
+ * that is an existing symbol of another length than its parts. */
 API int llmgpu_trainer_merge(Trainer *trainer, const uint32_t *merges, int64_t count)
 {
     for (const uint32_t *each = merges; each < merges + 3 * count; each += 3) {

@@ -1,4 +1,5 @@
-/* The pairs of a trainer: a table of them, where each occurs, and a heap of the most frequent ones. */
+/* The pairs of a trainer: a table of pairs, lists of their positions, and a heap of frequent
+ * pairs. */
 #include "trainer.h"
 
 #ifndef POOL_SPARE
@@ -7,7 +8,7 @@
 
 int make_pair_table(Trainer *trainer, uint64_t entries)
 {
-    free(trainer->table); /* all that is in it is among the pairs */
+    free(trainer->table); /* all of its content can be made from `pairs` */
     trainer->table = malloc((size_t)entries * sizeof *trainer->table);
     if (trainer->table == NULL)
         return NO_MEMORY;
@@ -29,7 +30,7 @@ static int grow_pairs(Trainer *trainer)
     return make_pair_table(trainer, 2 * (trainer->mask + 1));
 }
 
-/* Return a pair, made with no occurrences if it is new; NO_PAIR without memory. */
+/* Return the pair of a key. A new pair has no occurrences. NO_PAIR without memory. */
 uint32_t find_or_add(Trainer *trainer, uint64_t key)
 {
     uint32_t *entry = entry_of(trainer, key);
@@ -52,7 +53,7 @@ void drop_list(Trainer *trainer, uint32_t pair)
     trainer->pairs[pair].size = 0;
 }
 
-/* Give a pair without a list one, in a pool that has the room. */
+/* Make a list for a pair at the end of the pool, which must have the room. */
 void new_list(Trainer *trainer, uint32_t pair, int64_t room)
 {
     uint32_t *head = trainer->pool + trainer->pool_used;
@@ -63,7 +64,8 @@ void new_list(Trainer *trainer, uint32_t pair, int64_t room)
     trainer->pool_used += LIST_HEAD + room;
 }
 
-/* Take out of the pool what no pair has, and of each list but one the positions to be skipped. */
+/* Remove lists without a pair from the pool, and positions to be skipped from all lists except that
+ * of the pair `kept_whole`. */
 static void compact_pool(Trainer *trainer, uint32_t kept_whole)
 {
     int64_t used = trainer->pool_used, at = 0;
@@ -88,7 +90,8 @@ static void compact_pool(Trainer *trainer, uint32_t kept_whole)
     }
 }
 
-/* Make room for more lists; those that exist move, and one of them keeps all its positions. */
+/* Make room for more lists; return 0 or NO_MEMORY. Existing lists move. The list of the pair
+ * `kept_whole` keeps all its positions. */
 int reserve_lists(Trainer *trainer, int64_t needed, uint32_t kept_whole)
 {
     if (trainer->pool_used + needed <= trainer->pool_room)
@@ -168,7 +171,7 @@ static int lower_threshold(Trainer *trainer)
     return 0;
 }
 
-/* Find the pair to merge next; 1, 0 if there is none, or NO_MEMORY. */
+/* Find the next pair to merge; return 1, 0 if there is none, or NO_MEMORY. */
 int best_pair(Trainer *trainer, uint32_t *pair)
 {
     for (;;) {

@@ -1,12 +1,12 @@
-/* Text to ids in several threads, of which Python sees but one call.
+/* Text to ids in several threads, for which Python makes a single call.
  *
- * - Threads take one part of the text after the other. A part ends where a pre-token starts in any
- *   surroundings, or a document, so the ids do not depend on where parts end.
- * - The ids of a part go to their place once it is known how many are before them: when all earlier
- *   parts are encoded. Until then their thread keeps them, and takes up to MOST_WAITING other parts.
- *   Who has taken the first part that is not encoded does not wait, so there always is progress.
- * - Parts of a file are read by the thread that encodes them, to memory that it keeps.
- * - The last parts are smaller, as all threads should end at the same time.
+ * - Threads take one part of the text after the other. A part ends where a document starts, or
+ *   where a pre-token starts in any surroundings, so the ids do not depend on where parts end.
+ * - The place of a part's ids is known when all earlier parts are encoded. Until then the thread
+ *   that encoded the part keeps the ids. A thread keeps up to MOST_WAITING parts, then it waits.
+ *   The thread with the first part that is not encoded does not wait, so there always is progress.
+ * - The thread that encodes a part of a file also reads it, into memory that the thread keeps.
+ * - The last parts are smaller, so that all threads end at about the same time.
  */
 #define _POSIX_C_SOURCE 200809L
 #include "engine.h"
@@ -20,14 +20,15 @@
 
 #define UNREADABLE (-2)
 #define FIRST_WINDOW 256 /* bytes before the end of a part that are searched first for a cut */
-#define SMALLEST 8       /* the last parts have 1 / SMALLEST of the bytes of the first */
-#define SEEN_AFTER 64    /* bytes after a part of a file that are read, too */
-#define SHARES 10        /* of part_bytes; one is encoded in the 25 us that starting a thread takes */
-#define COPIED 512       /* bytes of a text that is copied whole to where there is padding */
-#define KEPT (1 << 20)   /* bytes of a copy whose memory is kept */
+#define SMALLEST 8       /* the last parts have 1 / SMALLEST of the bytes of the first parts */
+#define SEEN_AFTER 64    /* bytes after a part of a file that are read with the part */
+#define SHARES 10        /* starting a thread takes 25 us, as encoding part_bytes / SHARES does */
+#define COPIED 512       /* the most bytes of a text that is copied whole, to add padding */
+#define KEPT (1 << 20)   /* the most bytes of a copy whose memory is kept */
 
-/* descriptor: of the file that has the text from `offset` on; -1 if it is in memory.
- * waiting: encoded parts with earlier ones that are not, by number. */
+/* A text that several threads encode. descriptor: the file that has the text from `offset` on; -1
+ * for a text in memory. waiting: encoded parts that wait for earlier parts, by number %
+ * most_waiting. */
 typedef struct {
     Encoder *encoders;
     SharedWords *shared;
@@ -35,16 +36,17 @@ typedef struct {
     uint32_t *ids;
     int64_t offset, part_bytes;
     int descriptor;
-    pthread_mutex_t lock; /* of what follows */
+    pthread_mutex_t lock; /* held to change the fields below */
     pthread_cond_t has_placed;
-    int64_t joined;              /* threads */
-    int64_t taken, at, document; /* parts, and where the next one starts */
-    int64_t placed, begin;       /* parts, and their ids */
+    int64_t joined;              /* number of threads that have begun */
+    int64_t taken, at, document; /* number of parts taken; where the next part starts */
+    int64_t placed, begin;       /* number of parts whose place is known; number of their ids */
     int64_t failure, stopped, most_waiting;
     TextPart **waiting;
 } Work;
 
-/* Put bytes of the text where there is padding after them; return them, or NULL after a failure. */
+/* Return bytes of the text with padding after them, which are first read if the text is in a file;
+ * NULL after a failure. */
 static const uint8_t *read_text(Work *work, Encoder *encoder, int64_t from, int64_t end,
                                 int64_t *failure)
 {
@@ -72,7 +74,7 @@ static const uint8_t *read_text(Work *work, Encoder *encoder, int64_t from, int6
     return encoder->padded;
 }
 
-/* Return how many documents begin before a position. */
+/* Return the number of documents that begin before a position. */
 static int64_t documents_before(const Text *text, int64_t position)
 {
     int64_t low = 0, high = text->own_starts;
@@ -87,7 +89,8 @@ static int64_t documents_before(const Text *text, int64_t position)
     return low;
 }
 
-/* Return the last place in (from, at] to cut, within one document; `from` if there is none. */
+/* Return the last position in (from, at] at which a document may be cut; `from` if there is none.
+ * limit: where the document ends. */
 static int64_t cut_inside(Work *work, Encoder *encoder, int64_t from, int64_t at, int64_t limit)
 {
     const Text *text = work->text;
@@ -106,7 +109,7 @@ static int64_t cut_inside(Work *work, Encoder *encoder, int64_t from, int64_t at
     }
 }
 
-/* Return where to end a part of about `size` bytes: later if there is no place before that. */
+/* Return where to end a part of at most `size` bytes; of more bytes if it can't be cut earlier. */
 static int64_t part_end(Work *work, Encoder *encoder, int64_t size)
 {
     const Text *text = work->text;
@@ -125,7 +128,7 @@ static int64_t part_end(Work *work, Encoder *encoder, int64_t size)
     }
 }
 
-/* Take the next part, with the lock held; return whether there is one. */
+/* Take the next part, while holding the lock; return whether there is one. */
 static int take_part(Work *work, Encoder *encoder, TextPart *part)
 {
     const Text *text = work->text;
@@ -156,7 +159,7 @@ static int take_part(Work *work, Encoder *encoder, TextPart *part)
     return 1;
 }
 
-/* Encode a part; return 0 or a failure. */
+/* Encode a part, and keep its ids in the part; return 0 or a failure. */
 static int64_t encode_part(Work *work, Encoder *encoder, TextPart *part)
 {
     Text *text = &part->text;
@@ -180,7 +183,8 @@ static int64_t encode_part(Work *work, Encoder *encoder, TextPart *part)
     return part->count < 0 ? part->count : 0;
 }
 
-/* Tell parts where their ids begin, with the lock held, now that another one is encoded. */
+/* Set `begin` of all parts whose place is known now that `part` is encoded, while holding the
+ * lock. */
 static void place_parts(Work *work, TextPart *part)
 {
     TextPart **waiting = work->waiting;
@@ -194,7 +198,7 @@ static void place_parts(Work *work, TextPart *part)
     pthread_cond_broadcast(&work->has_placed);
 }
 
-/* Put the ids of the parts whose place is known there; return a free part, or NULL. */
+/* Copy the ids of the thread's parts to their place if it is known; return a free part, or NULL. */
 static TextPart *copy_parts(Work *work, Encoder *encoder)
 {
     TextPart *found = NULL;
@@ -214,8 +218,8 @@ static TextPart *copy_parts(Work *work, Encoder *encoder)
     return found;
 }
 
-/* Wait until it is known where the ids of one of the thread's parts go; return 0 if none waits, or
- * after a failure. */
+/* Wait until the place of one of the thread's parts is known; return 0 if no part waits, or after a
+ * failure. */
 static int wait_for_place(Work *work, Encoder *encoder)
 {
     int is_known = 0, waits = 1;
@@ -263,13 +267,14 @@ static void *work_on_parts(void *given)
             place_parts(work, part);
         pthread_mutex_unlock(&work->lock);
     }
-    pthread_cond_broadcast(&work->has_placed); /* those that wait see a failure */
+    pthread_cond_broadcast(&work->has_placed); /* wakes threads that wait, in case of a failure */
     while (wait_for_place(work, encoder))
         copy_parts(work, encoder);
     return NULL;
 }
 
-/* Be ready for another text, with no more memory than parts usually take. */
+/* Free the parts for another text, and the memory of those that have room for more than `most`
+ * ids. */
 static void release_parts(Encoder *encoder, int64_t most)
 {
     for (TextPart *part = encoder->parts; part < encoder->parts + MOST_WAITING; part++) {
@@ -304,8 +309,9 @@ static int64_t encode_parts(Work *work, int64_t threads)
     return work->failure ? work->failure : work->begin;
 }
 
-/* Return in how many threads some bytes are encoded soonest. Threads are started one after the other,
- * so n threads take n starts and an n-th of the work: they win for about n * n shares or more. */
+/* Return the number of threads that encode some bytes soonest. Threads are started one after the
+ * other, so n threads take the time of n starts and of an n-th of the work. A share is as much work
+ * as a start takes, so n threads win for about n * n shares or more. */
 static int64_t best_threads(int64_t bytes, int64_t part_bytes, int64_t most)
 {
     int64_t share = part_bytes / SHARES + 1, threads = 1;
@@ -315,14 +321,15 @@ static int64_t best_threads(int64_t bytes, int64_t part_bytes, int64_t most)
     return threads;
 }
 
-/* Write the ids of the words that start in a text, see `Text`; return how many, NO_MEMORY, or
- * UNREADABLE for a file that is shorter or can't be read.
+/* Write the ids of the words that start in a text, see `Text`; return the number of ids, NO_MEMORY,
+ * or UNREADABLE for a file that is shorter or can't be read.
  *
- * shared: words and their ids by the same vocabulary, to which more are added.
- * descriptor: of a file, that has the text from `offset` on; -1 if `text` points to it.
- * part_bytes: of the text that a thread takes at a time.
- * ids: uint32_t, room for as many as there are bytes up to main_end, and 3 more.
- * *stopped becomes where the last token ends. */
+ * encoders: of `llmgpu_encoder_new`. shared: words with their ids by the same vocabulary; new words
+ *     are added.
+ * descriptor: a file that has the text from `offset` on; -1 if `text` points to the text.
+ * part_bytes: the most bytes of the text that a thread takes at a time.
+ * ids: uint32_t, has room for an id for each byte up to main_end, and 3 more.
+ * *stopped is set to where the last token ends. */
 API int64_t llmgpu_encode(Encoder *encoders, SharedWords *shared, const uint8_t *text,
                           const uint8_t *marks, int descriptor, int64_t offset, int64_t length,
                           int64_t main_end, int64_t entry, const int64_t *starts,
@@ -343,8 +350,8 @@ API int64_t llmgpu_encode(Encoder *encoders, SharedWords *shared, const uint8_t 
     return encode_parts(&work, threads);
 }
 
-/* Return where the end of a document begins that is copied to where there is padding: at a place where
- * a pre-token starts, or at 0. Up to there the document can be encoded where it is. */
+/* Return the position from which on a document is copied, to add padding: 0, or a position at which
+ * a pre-token starts. The text before it is encoded in place, because other text follows it. */
 static int64_t copied_from(const Encoder *encoder, const uint8_t *text, int64_t length)
 {
     int64_t limit = length - TEXT_PADDING, at = limit - SEEN_AFTER;
@@ -360,7 +367,8 @@ static int64_t copied_from(const Encoder *encoder, const uint8_t *text, int64_t 
     }
 }
 
-/* Write the ids of a document without padding, and without marks; otherwise as `llmgpu_encode`. */
+/* Write the ids of a document that has neither padding nor marks; otherwise like
+ * `llmgpu_encode`. */
 API int64_t llmgpu_encode_document(Encoder *encoders, SharedWords *shared, const uint8_t *text,
                                    int64_t length, int64_t part_bytes, uint32_t *ids)
 {
