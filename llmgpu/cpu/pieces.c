@@ -1,18 +1,18 @@
-/* Words of SentencePiece's kind: symbols that remain after merging become ids.
+/* Words of SentencePiece's kind: the symbols that remain after merging become ids.
  *
- * llmgpu/bpe/vocabulary/symbols.py says what the symbols are, and makes the tables. A symbol covers at
- * least as many bytes of the word as it has ids.
+ * llmgpu/bpe/vocabulary/symbols.py defines the symbols, and makes the tables. A symbol covers at
+ * least as many bytes of a word as it has ids.
  */
 #include "matching.h"
 
-/* Set what words become.
+/* Set the tables by which words become ids. The arrays must outlive the vocabulary. Returns 0 or
+ * NO_MEMORY.
  *
- * byte_symbols: uint32_t (256,), the symbols of single bytes, before they merge.
- * firsts: uint32_t (symbols + 1,), where the items of each symbol start in `items`. items: uint32_t;
- *     an id below `size`, or a stretch of an unknown character: `size` and how many bytes are missing
- *     after it, or `size` + 4 for a byte that continues one.
- * fuses: whether unknown characters in a row become one id.
- * The arrays have to outlive the vocabulary. Returns 0, or NO_MEMORY. */
+ * byte_symbols: uint32_t (256,), the symbol of each byte before merging.
+ * firsts: uint32_t (symbols + 1,), where the items of each symbol start in `items`. items:
+ *     uint32_t, an id below `size`, or a stretch of an unknown character: `size` plus the number of
+ *     bytes that are missing after it, or `size` + 4 for a byte that continues a character.
+ * fuses: whether unknown characters in a row become one id. */
 API int llmgpu_vocabulary_set_pieces(Vocabulary *vocabulary, const uint32_t *byte_symbols,
                                      const uint32_t *firsts, const uint32_t *items, uint32_t size,
                                      int fuses)
@@ -32,8 +32,9 @@ int64_t finish_pieces(const Vocabulary *vocabulary, uint32_t *ids, int64_t count
     int64_t written = 0;
     int was_unknown = 0;
 
-    /* From the end of the room on, symbols are read before ids are written over them: after any
-     * symbol, no more ids are written than bytes are covered, and no more symbols left than bytes. */
+    /* Move the symbols to the end of the room, so that each is read before ids overwrite it: after
+     * any symbol, at most as many ids are written as bytes are covered, and at most as many symbols
+     * are left as bytes. */
     memmove(ids + length - count, ids, (size_t)count * sizeof *ids);
     for (int64_t k = 0; k < count; k++) {
         uint32_t symbol = symbols[k];
@@ -58,9 +59,10 @@ int64_t finish_pieces(const Vocabulary *vocabulary, uint32_t *ids, int64_t count
 
 /* ---- Cuts ---- */
 
-#define PAIR_BITS 22 /* of llmgpu/bpe/pretokens/neighbours.py */
+#define PAIR_BITS 22 /* as in llmgpu/bpe/pretokens/neighbours.py */
 
-/* Return the character at p, and its bytes; a byte by itself is beyond all code points. */
+/* Return the number of the character at p; length: set to its bytes. A byte that belongs to no
+ * character has a number above all code points. */
 static inline uint32_t character_at(const uint8_t *p, const uint8_t *end, int *length)
 {
     uint32_t point = 0;
@@ -118,6 +120,6 @@ int neighbours_part(const uint8_t *joined, const uint8_t *start, const uint8_t *
     while (lead > start && p - lead < 4 && is_continuation(*lead))
         lead--;
     uint32_t before = character_at(lead, p, &length);
-    /* Bytes by themselves stay together. */
+    /* A byte that belongs to no character is not a certain place to cut. */
     return lead + length == p && before < 0x110000 && may_cut(joined, before, character_at(p, end, &next));
 }

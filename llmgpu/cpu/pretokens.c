@@ -1,14 +1,16 @@
-/* Where pre-tokens end, by each named pattern: its regular expression, taken from left to right.
+/* The ends of pre-tokens by each named pattern: its regular expression, applied from left to right.
  *
  * - A character is a letter, a number, white space or other. A byte that is not part of a valid
- *   UTF-8 sequence (RFC 3629) is a character by itself, of kind other.
- * - The next pre-token is found in one pass over it and a bounded look-ahead. White space is passed
- *   over up to three times: to the last newline, to the last character, and that character.
+ *   UTF-8 sequence (RFC 3629) is a character of kind other.
+ * - The next pre-token is found in one pass over its text and a bounded look-ahead. Only white
+ *   space is
+ *   passed over up to three times: to the last newline, to the last character, and that character.
  * - ASCII letters, of which most text consists, are passed over eight at a time.
  */
 #include "engine.h"
 
-/* A bit for each class of unicode_classes.py, and one for newlines, which are white space, too. */
+/* A bit for each class of unicode_classes.py, and a bit for newlines, which are also white
+ * space. */
 enum {
     OTHER = 1 << 0,
     UPPER = 1 << 1,
@@ -40,7 +42,7 @@ static inline unsigned kind_at(const Pattern *pattern, const uint8_t *p, const u
     return 1u << pattern->classes[point];
 }
 
-/* Pass over characters of some kinds. */
+/* Return the end of the characters at p that are of some kinds. */
 static inline const uint8_t *skip(const Pattern *pattern, const uint8_t *p, const uint8_t *end,
                                   unsigned kinds)
 {
@@ -59,7 +61,7 @@ static inline uint64_t lower_bytes(uint64_t bytes, uint64_t letters)
     return (low + ONES * (0x80 - 'a')) & ~(low + ONES * (0x80 - 'z' - 1)) & ~bytes & TOPS;
 }
 
-/* Pass over ASCII letters, or only small ones. */
+/* Return the end of the ASCII letters at p, or of the small letters. */
 static inline const uint8_t *skip_ascii(const uint8_t *p, const uint8_t *end, uint64_t fold)
 {
     while (p < end) {
@@ -112,7 +114,7 @@ const uint8_t *contraction_end(const uint8_t *p, const uint8_t *end, int any_cas
     return is_double(first, p[2] | fold) ? p + 3 : NULL;
 }
 
-/* Return the end of the pre-token that begins at p with white space, which nothing else takes. */
+/* Return the end of the pre-token of white space that begins at p. */
 static const uint8_t *space_end(const Pattern *pattern, const uint8_t *p, const uint8_t *end,
                                 int divides_at_newlines)
 {
@@ -195,10 +197,11 @@ static inline const uint8_t *next_cl100k(const Pattern *pattern, const uint8_t *
     return space_end(pattern, p, end, 1);
 }
 
-/* Return the end of the word of pattern o200k at p, where a letter or a mark is.
+/* Return the end of the word of pattern o200k at p, where there is a letter or a mark.
  *
- * It is capitals and neutral characters (of which neither case is known), then small letters and
- * neutral ones; or it ends after the last neutral one of the former; or it is capitals alone. */
+ * A word has capitals and neutral characters (without case), then small and neutral characters.
+ * Without small characters, the word ends after its last neutral character, or else after its
+ * last capital. */
 static inline const uint8_t *word_end(const Pattern *pattern, const uint8_t *p, const uint8_t *end)
 {
     const uint8_t *after_neutral = NULL;
@@ -260,7 +263,7 @@ static inline const uint8_t *next_o200k(const Pattern *pattern, const uint8_t *p
     return space_end(pattern, p, end, 1);
 }
 
-/* Pattern class has kinds of bytes; letters and digits go with the spaces before them. */
+/* Pattern class cuts between kinds of bytes. Letters and digits include the spaces before them. */
 static inline const uint8_t *next_class(const Pattern *pattern, const uint8_t *p,
                                         const uint8_t *end)
 {
@@ -284,13 +287,14 @@ static inline const uint8_t *marked_end(const uint8_t *text, const uint8_t *mark
 }
 
 #if HAS_BLOCKS
-/* Write the ends of pre-tokens in the 64 bytes at *p, and move it to the last one; return how many. */
+/* Write the ends of pre-tokens in the 64 bytes at *p, and move *p to the last end; return the
+ * number of ends. */
 static inline int64_t write_block(const Pattern *pattern, const uint8_t *text, const uint8_t **p,
                                   const uint8_t *end, int64_t *ends)
 {
     int64_t count = 0, from = *p - text;
 
-    if (load64(*p + 1) & TOPS) /* most likely not worth a try */
+    if (load64(*p + 1) & TOPS) /* beyond ASCII: a block would most likely be in vain */
         return 0;
     for (uint64_t left = block_starts(pattern, *p, end) & ~UINT64_C(1); left; left &= left - 1)
         ends[count++] = from + __builtin_ctzll(left);
@@ -308,7 +312,7 @@ static inline int64_t write_block(const Pattern *pattern, const uint8_t *text, c
 #endif
 
 #define LONGEST_PAIR 8 /* bytes of two characters */
-#define LEAST_BLOCK 16 /* bytes at the end of a document that are worth it */
+#define LEAST_BLOCK 16 /* the fewest bytes at the end of a document for which a block pays off */
 
 #define WRITE_END(next)                                                                            \
     do {                                                                                           \
@@ -321,7 +325,8 @@ static inline int64_t write_block(const Pattern *pattern, const uint8_t *text, c
         WRITE_END(next);                                                                           \
     break
 
-/* Blocks first, and the next pre-token by itself where they find none. */
+/* Write the ends in a block. If a block finds none, write the end of the next pre-token by
+ * `next`. */
 #define WRITE_BLOCKS(next)                                                                         \
     while (HAS_BLOCKS && room - count >= 64 &&                                                     \
            (last - p >= 64 || (last == end && last - p >= LEAST_BLOCK))) {                         \
@@ -365,14 +370,14 @@ static void set_class_kinds(Pattern *pattern)
     }
 }
 
-/* The kernels of the patterns. */
+/* The names of the patterns' kernels, by rule. */
 static const char *const NAMES[RULE_MARKS] = {
     [RULE_NONE] = "none",     [RULE_CLASS] = "class", [RULE_GPT2] = "gpt2",
     [RULE_CL100K] = "cl100k", [RULE_O200K] = "o200k", [RULE_NEIGHBOURS] = "neighbours",
 };
 
-/* Make a pattern, see `Pattern`, by the name of its kernel; `classes` has to outlive it. Returns NULL
- * without memory. */
+/* Return a new pattern, see `Pattern`; NULL without memory. kernel: the name of its kernel.
+ * classes: must outlive the pattern. */
 API Pattern *llmgpu_pattern_new(const char *kernel, int digits, int whole_at_end,
                                 const uint8_t *classes)
 {
@@ -400,7 +405,7 @@ API Pattern *llmgpu_pattern_new(const char *kernel, int digits, int whole_at_end
     return pattern;
 }
 
-/* Return whether the text has to come with marks, as there is no rule. */
+/* Return whether the engine lacks a rule for the pattern, so that texts need marks. */
 API int llmgpu_pattern_is_marked(const Pattern *pattern)
 {
     return pattern->rule == RULE_MARKS;
@@ -411,7 +416,8 @@ API void llmgpu_pattern_free(Pattern *pattern)
     free(pattern);
 }
 
-/* Return the kind of the character that ends at p > start; a byte by itself is OTHER. */
+/* Return the kind of the character that ends at p > start; OTHER for a byte that is no
+ * character. */
 static unsigned kind_before(const Pattern *pattern, const uint8_t *start, const uint8_t *p)
 {
     const uint8_t *lead = p - 1;
@@ -423,9 +429,10 @@ static unsigned kind_before(const Pattern *pattern, const uint8_t *start, const 
     return lead + length == p ? kind : OTHER;
 }
 
-/* Return whether a pre-token starts at p in any surroundings, by what is before it, from `start` on,
- * and after it: between kinds that never go together, or at the last of several spaces. Marks and
- * apostrophes go with letters in some patterns, a slash with newlines before it. */
+/* Return whether a pre-token starts at p in any surroundings: between characters of kinds that no
+ * pattern puts together, or at the last of several spaces. Some patterns put marks and apostrophes
+ * together with letters, and a slash with newlines before it. Only the characters next to p
+ * count, from `start` on. */
 static int starts_certainly(const Pattern *pattern, const uint8_t *start, const uint8_t *p,
                             const uint8_t *end)
 {
@@ -463,7 +470,7 @@ int64_t last_certain_start(const Pattern *pattern, const uint8_t *text, const ui
     return from;
 }
 
-/* Write the ends of the pre-tokens of one document, int64_t (length,) at most; return how many. */
+/* Write the ends of the pre-tokens of one document; return their number, at most `length`. */
 API int64_t llmgpu_pretoken_ends(const Pattern *pattern, const uint8_t *text, int64_t length,
                                  int64_t *ends)
 {

@@ -1,17 +1,17 @@
-/* Matrix products by NumPy's library, shared by threads, and attention, which is made of them.
+/* Matrix products by NumPy's library in threads, and attention, which consists of such products.
  *
- * A product is divided into whole rows or columns. The caller says into how many parts at most: as
- * many as there are threads, if the bits of the library's sums do not depend on the number of rows
- * and columns of a product that is too large for the kernels for small ones. Otherwise the number
- * must not depend on the threads.
+ * A product is divided into parts of whole rows or columns. The caller gives the largest number of
+ * parts: the number of threads, if the bits of the library's sums do not depend on the number of
+ * rows and columns of a product that is too large for the library's small kernels. Otherwise the
+ * number must not depend on the number of threads.
  */
 #include "tensors.h"
 
-#define ALIGNMENT 64 /* rows or columns of a part: a multiple of what the library computes at once */
-#define LEAST_PART (INT64_C(1) << 22) /* multiplications: below, it is not worth a thread */
-#define BLOCK 64 /* queries whose scores there are at a time */
+#define ALIGNMENT 64 /* rows or columns of a part are a multiple of this */
+#define LEAST_PART (INT64_C(1) << 22) /* multiplications; a smaller part is not worth a thread */
+#define BLOCK 64 /* queries whose scores are computed at a time */
 
-enum { ROW_MAJOR = 101, AS_IT_IS = 111, TRANSPOSED = 112 }; /* of CBLAS */
+enum { ROW_MAJOR = 101, AS_IT_IS = 111, TRANSPOSED = 112 }; /* constants of CBLAS */
 
 typedef void (*Sgemm64)(int, int, int, int64_t, int64_t, int64_t, float, const float *, int64_t,
                         const float *, int64_t, float, float *, int64_t);
@@ -70,8 +70,9 @@ static void multiply_parts(const void *arguments, int64_t start, int64_t stop, i
              columns, p->inner);
 }
 
-/* out = left right + addend, (rows, inner) and (inner, columns), either stored as it is or
- * transposed, in at most `most_parts` parts. addend: as large as out, maybe out itself, or NULL. */
+/* Compute out = left right + addend in at most `most_parts` parts. left: (rows, inner), right:
+ * (inner, columns), each stored as it is or transposed. addend: (rows, columns), may be `out`
+ * itself, or NULL. */
 API void llmgpu_multiply(Threads *threads, void *sgemm, int has_64_bits, const float *left,
                          int left_transposed, const float *right, int right_transposed,
                          const float *addend, float *out, int64_t rows, int64_t columns,
@@ -104,8 +105,9 @@ API void llmgpu_multiply(Threads *threads, void *sgemm, int has_64_bits, const f
 
 /* ---- Attention ---- */
 
-/* starts: uint32_t (batch * seq,), the first key that a query sees. scores: room for 2 * BLOCK * seq
- * numbers a thread. The others are those of AttentionTensors and AttentionGradients. */
+/* The arguments of attention. starts: uint32_t (batch * seq,), the first key that each query sees.
+ * scores: has room for 2 * BLOCK * seq numbers for each thread. The other fields are those of
+ * AttentionTensors and AttentionGradients. */
 typedef struct {
     Blas blas;
     const float *q, *k, *v;
@@ -118,8 +120,8 @@ typedef struct {
     float scale;
 } Attention;
 
-/* A block of queries of a head: where its rows begin in (batch * seq, heads), the same of keys, and
- * how many queries and keys there are. */
+/* A block of queries of a head: where its rows begin in the queries and in the keys, and the
+ * numbers of queries and keys. */
 typedef struct {
     int64_t query, key, rows, keys, first;
 } Block;
@@ -137,7 +139,7 @@ static Block block_of(const Attention *a, int64_t sequence, int64_t head, int64_
     };
 }
 
-/* Compute the scores of a block, all keys included, and return where the row of a query's are. */
+/* Compute the scores of a block's queries for all of its keys: (rows, keys). */
 static void block_scores(const Attention *a, const Block *b, float *scores)
 {
     multiply(&a->blas, a->scale, (Matrix){a->q + b->query, 0, a->heads * a->head_dim},
@@ -145,7 +147,8 @@ static void block_scores(const Attention *a, const Block *b, float *scores)
              b->keys, a->head_dim);
 }
 
-/* Set a row to 0 outside of the keys that a query sees: from the first one up to `seen`. */
+/* Set the scores in a row to 0 except those of the keys that a query sees, from `first` to
+ * `seen`. */
 static void clear_unseen(float *row, int64_t first, int64_t seen, int64_t keys)
 {
     memset(row, 0, (size_t)first * sizeof *row);
@@ -181,7 +184,7 @@ static void attend(const void *arguments, int64_t start, int64_t stop, int64_t t
         }
 }
 
-/* Attention's output and log_sum_exp; see Operations.attention. */
+/* Compute attention's output and log_sum_exp; see Operations.attention. */
 API void llmgpu_attention(Threads *threads, void *sgemm, int has_64_bits, const float *q,
                           const float *k, const float *v, float *out, float *log_sum_exp,
                           const uint32_t *starts, float *scores, int64_t batch, int64_t seq,
@@ -196,7 +199,8 @@ API void llmgpu_attention(Threads *threads, void *sgemm, int has_64_bits, const 
     run_job(threads, attend, &a, batch * heads, 1);
 }
 
-/* Scores of a block become probabilities, and the gradients of probabilities those of scores. */
+/* Turn the scores of a block into probabilities, and the gradients of probabilities into gradients
+ * of scores. */
 static void score_gradients(const Attention *a, const Block *b, int64_t sequence, int64_t head,
                             float *scores, float *gradients)
 {
@@ -238,7 +242,8 @@ static void attend_backward(const void *arguments, int64_t start, int64_t stop, 
                 multiply(&a->blas, 1.0f, grad_out, (Matrix){a->v + b.key, 1, kv_width}, 0.0f,
                          gradients, b.keys, b.rows, b.keys, a->head_dim);
                 score_gradients(a, &b, sequence, head, scores, gradients);
-                /* Queries are complete with their block; keys and values collect all blocks. */
+                /* Write the gradients of the block's queries, and add to those of keys and
+                 * values. */
                 multiply(&a->blas, 1.0f, (Matrix){gradients, 0, b.keys},
                          (Matrix){a->k + b.key, 0, kv_width}, 0.0f, a->grad_q + b.query, width,
                          b.rows, a->head_dim, b.keys);
@@ -251,7 +256,7 @@ static void attend_backward(const void *arguments, int64_t start, int64_t stop, 
     }
 }
 
-/* The gradients of queries, keys and values; see Operations.attention_backward. */
+/* Compute the gradients of queries, keys and values; see Operations.attention_backward. */
 API void llmgpu_attention_backward(Threads *threads, void *sgemm, int has_64_bits, const float *q,
                                    const float *k, const float *v, float *out, float *log_sum_exp,
                                    const float *grad_out, float *grad_q, float *grad_k,

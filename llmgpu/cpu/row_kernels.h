@@ -1,9 +1,10 @@
-/* Functions on rows of numbers, included by rows.c once for each kind of vectors: NAME gives each
- * kind names of its own, and TARGET says which instructions it may use. All kinds compute the same
- * bits: sums are added in LANES, in one order.
+/* Functions on rows of numbers. rows.c includes this file once for each kind of vectors: NAME gives
+ * the functions of each kind names of their own, and TARGET the instructions that they may use. All
+ * kinds compute the same bits, because all add the same LANES sums in the same order.
  */
 
-/* exp, within 2 units in the last place: 2^n times a polynomial of what remains (those of Cephes). */
+/* exp(x), within 2 units in the last place: 2^n times a polynomial of the remainder, from
+ * Cephes. */
 static inline TARGET float NAME(exp_of)(float x)
 {
     const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
@@ -22,7 +23,7 @@ static inline TARGET float NAME(exp_of)(float x)
     y = y * r + 1.6666665459e-1f;
     y = y * r + 5.0000001201e-1f;
     y = y * (r * r) + r + 1.0f;
-    /* In two factors, as 2^n may be out of range where the result is not. */
+    /* Multiply by two factors, because 2^n may be out of range though the result is in range. */
     memcpy(&bits, &shifted, sizeof bits);
     bits -= 0x4B400000;
     half = bits >> 1;
@@ -38,9 +39,9 @@ static inline TARGET float NAME(sigmoid)(float x)
     return 1.0f / (1.0f + NAME(exp_of)(-x));
 }
 
-/* Add up TERM(type) at i = 0 to n - 1: an expression of AT(type, array), which stands for array[i] or
- * for as many numbers as the type has. LANES sums side by side make that of a SUM_BLOCK; these are
- * added in double precision. */
+/* Sum TERM(type) for i = 0 to n - 1. TERM is an expression of AT(type, array), which stands for
+ * array[i], or for a vector from array[i] on. LANES sums side by side make the sum of a SUM_BLOCK,
+ * and the sums of blocks are added in double precision. */
 #define AT(type, array) (*(const type *)((array) + i_))
 #define SUM(result, n, TERM)                                                                       \
     do {                                                                                           \
@@ -116,7 +117,7 @@ static TARGET void NAME(exp_shifted)(float *scores, int64_t n, float shift)
         scores[i] = NAME(exp_of)(scores[i] - shift);
 }
 
-/* a = (factor a - shift) scale */
+/* Compute a = (factor a - shift) scale. */
 static TARGET void NAME(rescale)(float *a, int64_t n, float factor, float shift, float scale)
 {
     for (int64_t i = 0; i < n; i++)
@@ -135,7 +136,7 @@ static TARGET void NAME(norm)(const Norm *p, int64_t row)
         out[i] = x[i] * r * weight[i];
 }
 
-/* for_weight: to which the row's part of the weight's gradient is added. */
+/* Add to a row of the gradient of x, and to for_weight, a partial sum of the weight's gradient. */
 static TARGET void NAME(norm_backward)(const Norm *p, int64_t row, float *restrict for_weight)
 {
     int64_t n = p->width;
@@ -146,7 +147,8 @@ static TARGET void NAME(norm_backward)(const Norm *p, int64_t row, float *restri
 #define TERM(type) (AT(type, grad_out) * r * AT(type, weight) * AT(type, x))
     SUM(mean, n, TERM);
 #undef TERM
-    /* Remove what only changes the length of the row, which the norm takes away. */
+    /* Subtract the part of the gradient along the row itself: the norm undoes a change of its
+     * length. */
     share = r * r * (mean / (float)n);
     for (int64_t i = 0; i < n; i++) {
         float gradient = grad_out[i] * r;
@@ -196,7 +198,7 @@ static TARGET void NAME(swiglu_backward)(const Swiglu *p, int64_t start, int64_t
 
 static TARGET void NAME(adamw)(const Adamw *p, int64_t start, int64_t stop)
 {
-    Adamw c = *p; /* so that the compiler sees that nothing changes it */
+    Adamw c = *p; /* a copy, so that the compiler sees that it does not change */
     float *restrict parameter = c.parameter, *restrict first = c.first;
     float *restrict second = c.second;
 

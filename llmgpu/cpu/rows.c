@@ -1,11 +1,11 @@
-/* What a language model computes row by row or element by element, in threads. */
+/* The operations of a language model on rows or elements, in threads. */
 #include "tensors.h"
 
-#define LANES 16 /* sums that are added side by side */
-#define SUM_BLOCK 2048 /* numbers whose sums are single, before they are added in double precision */
-#define NORM_ROWS 64 /* whose part of a weight's gradient is added up by itself */
+#define LANES 16 /* sums that are computed side by side */
+#define SUM_BLOCK 2048 /* numbers summed in single precision; their sums are added in double */
+#define NORM_ROWS 64 /* rows that make one partial sum of a weight's gradient */
 
-/* At any address of a number. */
+/* Vectors, which may be at any address of a number. */
 typedef float Vector __attribute__((vector_size(LANES / 2 * 4), aligned(4), may_alias));
 typedef int32_t Mask __attribute__((vector_size(LANES / 2 * 4), aligned(4), may_alias));
 
@@ -137,7 +137,8 @@ static void norm_backward_blocks(const void *arguments, int64_t start, int64_t s
     }
 }
 
-/* Add the gradients of x and of the weight; partials: room for (rows / NORM_ROWS rounded up, width). */
+/* Add to the gradients of x and of the weight. partials: has room for (rows / NORM_ROWS rounded up,
+ * width) numbers. */
 API void llmgpu_rms_norm_backward(Threads *threads, const float *x, const float *weight,
                                   float *inverse_rms, const float *grad_out, float *grad_x,
                                   float *grad_weight, float *partials, int64_t rows, int64_t width)
@@ -208,7 +209,7 @@ typedef struct {
     int64_t width, tokens;
 } Loss;
 
-/* Write the parts of a row's loss, and the gradient over its finite logits; see
+/* Write the parts of a row's loss, and replace its finite logits by the gradient; see
  * `_loss_and_gradient` in loss.py. */
 static void row_loss(const Loss *p, int64_t row, float *logits, uint32_t target)
 {
@@ -227,12 +228,13 @@ static void row_loss(const Loss *p, int64_t row, float *logits, uint32_t target)
         smoothing = alpha * (distance - mean);
     }
     kernels->exp_shifted(logits, n, largest);
-    /* Keep the target apart from the rest, whose share 1 - p is exact even if p is nearly 1. */
+    /* Sum the other tokens apart from the target: their share 1 - p is then exact even if p is
+     * nearly 1. */
     float of_target = logits[target];
     logits[target] = 0.0f;
     float rest = kernels->sum(logits, n), total = rest + of_target;
     float log_sum_exp = largest + log_of(total), z_loss = beta * log_sum_exp * log_sum_exp;
-    /* Where the target is the largest, the others' sum may be too small for 1 + rest. */
+    /* If the target has the largest logit, `rest` may be too small to change 1 + rest. */
     loss += of_target == 1.0f ? (float)log1p((double)rest) : log_of(total);
     p->losses[row] = loss;
     p->smoothing[row] = smoothing;
@@ -293,7 +295,7 @@ static void add_squares(const void *arguments, int64_t start, int64_t stop, int6
     }
 }
 
-/* Write the sums of squares of `piece` numbers each. */
+/* Write the sum of squares of each piece of `piece` numbers. */
 API void llmgpu_reduce_norm_sq(Threads *threads, const float *values, float *sums, int64_t elements,
                                int64_t piece)
 {
@@ -307,14 +309,14 @@ static void update(const void *arguments, int64_t start, int64_t stop, int64_t t
     kernels_here()->adamw(arguments, start, stop);
 }
 
-/* Of a step, as wgsl/lm/hyper.wgsl has them. */
+/* The parameters of a step of an optimizer, as in wgsl/lm/hyper.wgsl. */
 typedef struct {
     float learning_rate, one_minus_beta1, one_minus_beta2, epsilon, weight_decay, correction1,
         correction2, max_norm, inverse_count, inverse_scale;
     uint32_t slot;
 } Hyper;
 
-enum { CLIP_SCALE, NORM, BAD }; /* entries of stats, as in weight_state.py */
+enum { CLIP_SCALE, NORM, BAD }; /* indices in `stats`, as in weight_state.py */
 
 API void llmgpu_adamw(Threads *threads, float *parameter, const float *gradient, float *first,
                       float *second, const float *stats, const Hyper *hyper, int decays,
