@@ -1,11 +1,13 @@
-/* What the files of the CPU engine share: reading bytes, patterns, and tables of distinct words.
+/* The declarations that the files of the CPU engine share: reading bytes, patterns, and tables of
+ * distinct words.
  *
- * Plain C99 for GCC and Clang, without Python's API, so that one library serves every Python. No
- * function keeps state of its own but the hash keys, which are set once: threads may call all of them,
- * each with objects of its own where the comment does not say that an object may be shared.
+ * The engine is plain C99 for GCC and Clang, without Python's API, so that one library serves every
+ * Python. The only global state are the hash keys, which are set once. So threads may call all
+ * functions, each with objects of its own, unless a comment says that threads may share an object.
  *
- * A text is followed by TEXT_PADDING readable bytes of any value. Lengths and positions are int64_t.
- * Functions that allocate return NO_MEMORY, or NULL, if there is no memory; their objects stay whole.
+ * A text is followed by TEXT_PADDING readable bytes of any value. Lengths and positions are
+ * int64_t. Functions that allocate return NO_MEMORY or NULL if there is no memory. Their objects
+ * stay valid.
  */
 #ifndef LLMGPU_ENGINE_H
 #define LLMGPU_ENGINE_H
@@ -23,11 +25,11 @@
 #define NO_MEMORY (-1)
 #define NO_ID UINT32_MAX
 
-/* Of eight bytes, the lowest bits and the top bits. */
+/* The lowest bit of each of eight bytes, and the top bit of each. */
 #define ONES UINT64_C(0x0101010101010101)
 #define TOPS UINT64_C(0x8080808080808080)
 
-/* Return the eight bytes from p on, the first one lowest. */
+/* Return the eight bytes from p on as a number; the first byte is the lowest. */
 static inline uint64_t load64(const uint8_t *p)
 {
     uint64_t value;
@@ -38,7 +40,7 @@ static inline uint64_t load64(const uint8_t *p)
     return value;
 }
 
-/* Return how many bytes come before the first one whose top bit is set in a number other than 0. */
+/* Return the number of bytes before the first byte whose top bit is set; top_bits is not 0. */
 static inline int64_t bytes_before(uint64_t top_bits)
 {
     return __builtin_ctzll(top_bits) >> 3;
@@ -51,7 +53,8 @@ static inline int is_continuation(uint8_t byte)
     return (byte & 0xC0) == 0x80;
 }
 
-/* Decode the character beyond ASCII at p; return its bytes, 0 if it is not valid UTF-8. */
+/* Decode the character beyond ASCII at p; return its number of bytes, 0 if it is not valid
+ * UTF-8. */
 static inline int decode(const uint8_t *p, const uint8_t *end, uint32_t *point)
 {
     uint8_t lead = p[0];
@@ -76,12 +79,12 @@ static inline int decode(const uint8_t *p, const uint8_t *end, uint32_t *point)
     return *point < 0x10000 || *point > 0x10FFFF ? 0 : 4;
 }
 
-/* Return where the first invalid UTF-8 sequence of a text begins, or its length. */
+/* Return the position of the first invalid UTF-8 sequence in a text; `length` if there is none. */
 API int64_t llmgpu_valid_utf8(const uint8_t *text, int64_t length);
 
 /* ---- Patterns (pretokens.c) ---- */
 
-/* RULE_MARKS is the rule of the patterns that have no name in pretokens.c. */
+/* The rules of patterns. RULE_MARKS is for patterns without a rule in pretokens.c. */
 enum pattern_rule {
     RULE_NONE,
     RULE_CLASS,
@@ -92,13 +95,14 @@ enum pattern_rule {
     RULE_MARKS
 };
 
-/* How text is cut. Threads may share one.
+/* A pattern that cuts text. Threads may share a pattern.
  *
- * digits: a pre-token holds up to this many numbers (RULE_CL100K).
- * whole_at_end: white space at the end of a document is one pre-token (RULE_CL100K).
- * classes: uint8_t (0x110000,), the class of each code point, as in unicode_classes.py; or bits that
- *     say where text may be cut (RULE_NEIGHBOURS), as in neighbours.py.
- * kinds: of single bytes, a bit for each class; 0 where a character beyond ASCII may begin.
+ * digits: the most numbers in a pre-token (RULE_CL100K).
+ * whole_at_end: whether white space at the end of a document is one pre-token (RULE_CL100K).
+ * classes: uint8_t (0x110000,), the class of each code point, as in unicode_classes.py; with
+ *     RULE_NEIGHBOURS, bits that tell where text may be cut, as in neighbours.py.
+ * kinds: the kind of each byte, with a bit for each class; 0 if a character beyond ASCII may begin
+ *     with the byte.
  */
 typedef struct {
     enum pattern_rule rule;
@@ -108,28 +112,30 @@ typedef struct {
     uint8_t kinds[256];
 } Pattern;
 
-/* Write the ends of the pre-tokens of a document, from position `at` on, where one starts.
+/* Write the ends of the pre-tokens of a document that start before `stop`, and return their number,
+ * `room` at most. The first pre-token starts at position `at`.
  *
- * marks: uint8_t, 1 where pre-tokens start (RULE_MARKS), else NULL.
- * limit: where the document ends. stop: no pre-token from there on is wanted.
- * Returns how many ends it has written, `room` at most.
+ * marks: uint8_t, 1 where pre-tokens start (RULE_MARKS); NULL for other rules.
+ * limit: where the document ends.
  */
 int64_t pretoken_ends(const Pattern *pattern, const uint8_t *text, const uint8_t *marks, int64_t at,
                       int64_t limit, int64_t stop, int64_t *ends, int64_t room);
 
-/* Return the last position in (from, at] at which a pre-token starts, whatever precedes `from` or
- * follows `limit`, where the document may end; `from` if none is found. */
+/* Return the last position in (from, at] at which a pre-token certainly starts; `from` if none is
+ * found.
+ * Certainly: whatever text precedes `from` or follows `limit`, and whether or not the document ends
+ * there. */
 int64_t last_certain_start(const Pattern *pattern, const uint8_t *text, const uint8_t *marks,
                            int64_t from, int64_t at, int64_t limit);
 
-/* Return where the contraction ends that the apostrophe at p opens, or NULL. */
+/* Return the end of the contraction that begins with the apostrophe at p; NULL if there is none. */
 const uint8_t *contraction_end(const uint8_t *p, const uint8_t *end, int any_case);
 
-/* Return where the first part of a document ends that starts at p, by the rule of neighbours
- * (pieces.c). */
+/* Return the end of the pre-token that starts at p, by the rule of neighbours (pieces.c). */
 const uint8_t *neighbours_end(const uint8_t *joined, const uint8_t *p, const uint8_t *end);
 
-/* Whether a text that begins at `start` may be cut at p > start. */
+/* Return whether a text that begins at `start` may be cut at p > start, by the rule of
+ * neighbours. */
 int neighbours_part(const uint8_t *joined, const uint8_t *start, const uint8_t *p,
                     const uint8_t *end);
 
@@ -139,29 +145,32 @@ int neighbours_part(const uint8_t *joined, const uint8_t *start, const uint8_t *
 #define HAS_BLOCKS 0
 #endif
 
-/* Return a bit for each of up to 64 bytes at p at which a pre-token certainly starts, by rules gpt2,
- * cl100k and o200k (blocks.c). One starts at p; another follows the last only if there are others.
- * end: where the document ends, from which on none is. */
+/* Return the bits of the bytes, of up to 64 at p, at which a pre-token certainly starts, by the
+ * rules of gpt2, cl100k and o200k (blocks.c). A pre-token starts at p. If no other start is
+ * certain, only the bit of p may be set. end: where the document ends; no start is at or after
+ * `end`. */
 uint64_t block_starts(const Pattern *pattern, const uint8_t *p, const uint8_t *end);
 
 /* ---- Tables of distinct words (words.c) ---- */
 
-#define LONGEST_INLINE 15 /* bytes of a word that is kept in its slot */
+#define LONGEST_INLINE 15 /* the most bytes of a word that are stored in its slot */
 #define LONG_TAG (UINT64_C(0xFF) << 56)
 
-/* A word is identified by `low` and `high`: its bytes in order and its length in the top byte; or
- * for longer words a hash, and LONG_TAG with the place of its bytes. high is 0 in free slots. */
+/* A slot of a table. `low` and `high` identify the word: they have its bytes in order, and its
+ * length in the top byte. For a word of more than LONGEST_INLINE bytes, `low` is its hash, and
+ * `high` is LONG_TAG with the place of its bytes. In free slots, `high` is 0. */
 typedef struct {
     uint64_t low, high;
     uint32_t value[4];
 } Slot;
 
-/* Slots are a power of two in number, at most half of them taken, probed one after the other. */
+/* A hash table of words. The number of slots is a power of two. At most half of the slots are
+ * taken. Slots are probed one after the other. */
 typedef struct {
     Slot *slots;
     uint64_t mask; /* number of slots - 1 */
     int64_t words;
-    uint8_t *bytes; /* of longer words: length, then bytes */
+    uint8_t *bytes; /* the longer words: for each, its length, then its bytes */
     int64_t bytes_used, bytes_room;
 } WordTable;
 
@@ -176,11 +185,12 @@ typedef struct {
 #define LLMGPU_HASH_MASK UINT64_MAX
 #endif
 
-/* Random numbers of this process, see llmgpu_set_hash_keys in words.c. All hashes of tables depend on
- * them, so that nobody can choose words that collide; no result does. */
+/* Random numbers of this process, see llmgpu_set_hash_keys in words.c. All hashes of tables depend
+ * on these keys, so that an attacker can't choose words that collide. No result depends on the
+ * keys. */
 extern uint64_t hash_keys[4];
 
-/* Multiply, and fold the product of 128 bits: its low half xor its high half. */
+/* Return the product of 128 bits, folded: its low half xor its high half. */
 static inline uint64_t fold(uint64_t a, uint64_t b)
 {
 #ifdef __SIZEOF_INT128__
@@ -194,8 +204,8 @@ static inline uint64_t fold(uint64_t a, uint64_t b)
 #endif
 }
 
-/* Hash two numbers by a folded product of both, each xor a key: which numbers collide depends on the
- * keys, unlike with an invertible mix between keys. */
+/* Hash two numbers: xor each with a key, and fold the product. The keys decide which numbers
+ * collide. With an invertible mix between two keys, the same numbers would collide for all keys. */
 static inline uint64_t mix_words(uint64_t low, uint64_t high)
 {
     return fold(low ^ hash_keys[0], high ^ hash_keys[1]) & LLMGPU_HASH_MASK;
@@ -203,20 +213,21 @@ static inline uint64_t mix_words(uint64_t low, uint64_t high)
 
 uint64_t hash_long(const uint8_t *start, int64_t length);
 
-/* By length, the bytes of the first eight that belong to a word; 16 later, those of the next eight. */
+/* Masks by the length of a word: word_masks[length] for its first eight bytes, word_masks[16 +
+ * length] for the next eight. */
 extern const uint64_t word_masks[32];
 
-/* Make what identifies the word of `length` bytes, 1 or more, at `start`. */
+/* Set the fields of a word of `length` bytes, 1 or more, at `start`. */
 static inline void set_word(Word *word, const uint8_t *start, int64_t length)
 {
     uint64_t low, high;
 
     if (UNLIKELY(length > LONGEST_INLINE)) {
         low = hash_long(start, length);
-        high = UINT64_MAX; /* in no slot: the bytes have to be compared */
+        high = UINT64_MAX; /* in no slot, so the bytes are compared */
         word->hash = low;
     } else {
-        /* Without branches on the length, which are hard to predict. */
+        /* Use masks, because branches on the length are hard to predict. */
         low = load64(start) & word_masks[length];
         high = (load64(start + 8) & word_masks[16 + length]) | (uint64_t)length << 56;
         word->hash = mix_words(low, high);
@@ -230,7 +241,7 @@ static inline void set_word(Word *word, const uint8_t *start, int64_t length)
 int table_init(WordTable *table, int64_t slots);
 void table_free(WordTable *table);
 
-/* Return the slot of a word, or the free one where it belongs. */
+/* Return the slot of a word, or the free slot for it. */
 Slot *table_find(const WordTable *table, const Word *word);
 
 static inline int slot_is_free(const Slot *slot)
@@ -238,46 +249,49 @@ static inline int slot_is_free(const Slot *slot)
     return slot->high == 0;
 }
 
-/* Put a new word into the table; return its slot, with values undefined, or NULL without memory. */
+/* Put a new word into the table; return its slot with undefined `value`, or NULL without memory. */
 Slot *table_insert(WordTable *table, const Word *word);
 
-/* Return the bytes of the word in a slot, and its length; `room` may be used for 16 bytes. */
+/* Return the bytes of the word in a slot, and its length; `room` has 16 bytes for short words. */
 const uint8_t *slot_word(const WordTable *table, const Slot *slot, uint8_t *room, int64_t *length);
 
-/* Make room for `needed` items of `size` bytes in an array that grows; 0, or NO_MEMORY. */
+/* Make room for `needed` items of `size` bytes in an array; return 0 or NO_MEMORY. */
 int grow(void **items, int64_t *room, int64_t needed, size_t size);
 
-/* Return zeros in memory with few page table entries; NULL without memory. Free it by its size. */
+/* Return zeros in memory of large pages, if possible; NULL without memory. `free_pages` frees
+ * it. */
 void *zero_pages(size_t bytes);
 void free_pages(void *pages, size_t bytes);
 
 /* ---- Words with ids that threads share (shared_words.c) ---- */
 
-#define MOST_INLINE 3 /* ids of a word that are kept in its slot */
+#define MOST_INLINE 3 /* the most ids of a word that are stored in its slot */
 
 typedef struct SharedWords SharedWords;
 
-/* value: the number of ids, and the ids or a pointer to them. */
+/* A table of shared words. A slot's value is the number of ids, then the ids or a pointer to
+ * them. */
 typedef struct SharedSlots {
     Slot *slots;
     uint64_t mask;
     struct SharedSlots *older;
 } SharedSlots;
 
-/* Return the slots, which may be replaced by others any time; these stay as they are. */
+/* Return the current table. Another thread may replace it at any time; the returned table stays
+ * valid. */
 const SharedSlots *shared_table(const SharedWords *words);
 
-/* Return the slot of a word, or NULL. */
+/* Return the slot of a word, or NULL if the word is not in the table. */
 const Slot *shared_find(const SharedSlots *table, const Word *word);
 
-/* Keep a word with its ids, if there is room. */
+/* Put a word with its ids into the table, if there is room. */
 void shared_insert(SharedWords *words, const Word *word, const uint32_t *ids, int64_t count);
 
 /* ---- Vocabularies (matching.c) ---- */
 
 typedef struct Vocabulary Vocabulary;
 
-/* Memory for the matching of one thread with one vocabulary; see long_words.c. */
+/* Memory of one thread for matching with one vocabulary; see long_words.c. */
 typedef struct {
     void *symbols, *heap, *windows[2];
     int64_t symbol_room, heap_room, window_room[2];
@@ -286,32 +300,33 @@ typedef struct {
 
 void scratch_free(Scratch *scratch);
 
-/* Whether words are matched by the longest token first. */
+/* Return whether the vocabulary matches the longest token first. */
 int is_greedy(const Vocabulary *vocabulary);
 
-/* Write the ids of a word to `ids`, which has room for one for each byte; NO_ID for a byte without
- * a token. Returns how many, or NO_MEMORY. */
+/* Write the ids of a word; return the number of ids, or NO_MEMORY. `ids` has room for an id for
+ * each byte. NO_ID stands for a byte without a token. */
 int64_t match_word(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
                    int64_t length, uint32_t *ids);
 
-/* Write the longest tokens from `at` on that start before `stop` and end by `limit`; return how
- * many, and where the last one ends in `at`. */
+/* Write the ids of the longest tokens from position *at on that start before `stop` and end at
+ * `limit` or before. Return their number; *at is set to the end of the last token. */
 int64_t match_greedily(const Vocabulary *vocabulary, const uint8_t *text, int64_t *at, int64_t stop,
                        int64_t limit, uint32_t *ids);
 
-/* Return the length of the first part of a word when it is cut where no token can lie across. */
+/* Return the length of a word's first part, if the word is cut where no token can extend across. */
 int64_t first_part(const Vocabulary *vocabulary, const uint8_t *word, int64_t length);
 
 /* ---- Encoding (encode.c, parts.c) ---- */
 
-/* A text that is encoded.
+/* A text to be encoded.
  *
  * text: `length` bytes, then padding. marks: see `pretoken_ends`.
- * entry: where the first token starts; at 0 a pre-token does.
- * main_end: no token that starts from there on is wanted; pre-tokens end there, except those that
- *     are cut anywhere (RULE_NONE and greedy matching).
- * starts: int64_t (num_starts,), where documents begin in the text, ascending. For the first
- *     `own_starts` of them token_starts becomes the number of ids before it. */
+ * entry: where the first token starts. A pre-token starts at 0.
+ * main_end: only tokens that start before it are encoded. A pre-token ends there, unless the text
+ *     is cut anywhere (RULE_NONE and greedy matching).
+ * starts: int64_t (num_starts,), where documents begin in the text, ascending. token_starts:
+ *     int64_t (own_starts,), set to the number of ids before each of the first `own_starts`
+ *     documents. */
 typedef struct {
     const uint8_t *text, *marks;
     int64_t length, main_end, entry;
@@ -319,12 +334,12 @@ typedef struct {
     int64_t num_starts, own_starts, *token_starts;
 } Text;
 
-#define MOST_WAITING 4 /* parts that a thread has encoded */
+#define MOST_WAITING 4 /* the most encoded parts that a thread keeps */
 
-/* A part of a text, with its ids until it is known how many are before them.
+/* A part of a text. It keeps its ids until their place is known.
  *
- * number: of the part, from 0. first: where it starts in the text. begin: how many ids are before
- * those of the part; -1 as long as that is not known. */
+ * number: counts the parts of a text from 0. first: where the part starts in the text. begin: the
+ * number of ids before the part's ids; -1 as long as it is unknown. */
 typedef struct {
     uint32_t *ids;
     int64_t room, count, number, first, begin;
@@ -332,27 +347,28 @@ typedef struct {
     int is_free;
 } TextPart;
 
-/* What one thread encodes with, but for the words. */
+/* The objects with which one thread encodes. The words are shared. */
 typedef struct {
     const Pattern *pattern;
     const Vocabulary *vocabulary;
-    SharedWords *shared; /* during a call */
+    SharedWords *shared; /* set during a call */
     Scratch scratch;
     uint8_t *padded; /* a copy of a text, or of a part of a file */
     int64_t padded_room;
     TextPart parts[MOST_WAITING];
-    int64_t threads; /* in the first of as many encoders */
+    int64_t threads; /* the number of encoders in the array; set in the first one */
 } Encoder;
 
-/* Whether tokens may lie across pre-tokens, of which a document is one. */
+/* Return whether a document is one pre-token that may be cut anywhere between tokens. */
 int cuts_anywhere(const Encoder *encoder);
 
-/* Write the ids of the words that start in a text, with room for as many as there are bytes up to
- * main_end, and 3 more; *stopped becomes where the last ends. Returns how many, or NO_MEMORY. */
+/* Write the ids of the words that start in a text; return the number of ids, or NO_MEMORY. `ids`
+ * has room for an id for each byte up to main_end, and 3 more. *stopped is set to the end of the
+ * last token. */
 int64_t encode_text(Encoder *encoder, const Text *text, uint32_t *ids, int64_t *stopped);
 
-/* Write the ids of a document without padding, which is copied to where there is some, with room for
- * 3 more ids than bytes. Returns how many, or NO_MEMORY. Words are those of encoder->shared. */
+/* Write the ids of a document without padding, by copying it; return the number of ids, or
+ * NO_MEMORY. `ids` has room for an id for each byte, and 3 more. encoder->shared must be set. */
 int64_t encode_copy(Encoder *encoder, const uint8_t *text, int64_t length, uint32_t *ids);
 
 /* Run a function in up to `threads` threads, the caller's included, until all return. */

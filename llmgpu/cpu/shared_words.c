@@ -1,37 +1,39 @@
 /* A table of words with their ids that threads share without waiting for each other.
  *
- * - A word is never changed or taken out. Its slot is claimed by setting `high` to CLAIMED, filled, and
- *   published by setting `high` to what identifies the word; readers load that first. Who meets a
- *   claimed slot takes the word for a new one and does not keep it.
- * - One thread at a time makes a larger table and copies the slots, while others keep using the one
- *   there is. A word put there too late is not copied: it is new once more, and the ids are the same.
- *   Tables that were replaced stay until the end, as threads may still read them.
- * - Bytes and ids that a slot has no room for are in chunks, of which parts are taken by adding to
- *   how much is used.
- * - A table that has reached its limit takes no more words. It is spent when as many have been
- *   missing as it holds: time to start with another one.
+ * - A word is never changed or removed. A thread claims a slot by setting `high` to CLAIMED, fills
+ *   the slot, and publishes it by setting `high` to the word's own value. Readers load `high`
+ *   first. A thread that meets a claimed slot treats its word as new, and does not put the word
+ *   into the table.
+ * - One thread at a time makes a larger table and copies the slots, while the others use the old
+ *   table. A word that is put into the old table too late is not copied. It counts as new once
+ *   more, and gets the same ids. Old tables stay until the end, because threads may still read
+ *   them.
+ * - Bytes and ids for which a slot has no room are in chunks. A thread takes room in a chunk by
+ *   adding to `used`.
+ * - A table at its limit accepts no more words. The table is spent when more words were turned away
+ *   than it holds. Then it is time to start another table.
  */
 #include "engine.h"
 
 #include <sched.h>
 
-#define FIRST_SLOTS 4096 /* a quarter stays free for words of 1,024 threads that come at once */
-#define FAST_GROWTH (1 << 18) /* slots up to which a table grows fourfold */
-#define CLAIMED UINT64_C(1)   /* no word has it: its length would be 0 */
+#define FIRST_SLOTS 4096 /* a quarter stays free, for words of 1,024 threads at once */
+#define FAST_GROWTH (1 << 18) /* the most slots of a table that grows fourfold */
+#define CLAIMED UINT64_C(1)   /* no word has this `high`, since its length would be 0 */
 #define PLACE_MASK ((UINT64_C(1) << 56) - 1)
 #define CHUNK_BYTES (1 << 18)
 
 typedef struct Chunk {
     struct Chunk *older;
-    int64_t used; /* of CHUNK_BYTES; more if some asked in vain */
+    int64_t used; /* bytes; more than CHUNK_BYTES if threads asked in vain */
     uint64_t bytes[CHUNK_BYTES / 8];
 } Chunk;
 
 struct SharedWords {
     SharedSlots *table;
-    char apart[64 - sizeof(SharedSlots *)]; /* what is written often is not beside what is read */
+    char apart[64 - sizeof(SharedSlots *)]; /* keeps counts, written often, off its cache line */
     int64_t words, missed, most_bytes;
-    int64_t bytes; /* of tables and chunks */
+    int64_t bytes; /* of all tables and chunks */
     Chunk *chunk;
     char is_growing;
 };
@@ -68,7 +70,8 @@ API void llmgpu_shared_words_free(SharedWords *words)
     free(words);
 }
 
-/* Make an empty table that takes up to about `most_bytes`; NULL without memory. Threads share it. */
+/* Return an empty table, which threads may share, of up to about `most_bytes`; NULL without
+ * memory. */
 API SharedWords *llmgpu_shared_words_new(int64_t most_bytes)
 {
     SharedWords *words = calloc(1, sizeof *words);
@@ -85,7 +88,7 @@ API SharedWords *llmgpu_shared_words_new(int64_t most_bytes)
     return words;
 }
 
-/* Return whether it is time to start with another table. */
+/* Return whether it is time to start another table. */
 API int llmgpu_shared_words_spent(const SharedWords *words)
 {
     return __atomic_load_n(&words->missed, __ATOMIC_RELAXED) >
@@ -146,12 +149,12 @@ static void copy_slots(const SharedSlots *from, SharedSlots *to)
     }
 }
 
-/* Make a larger table unless another thread does, or the limit does not allow it. */
+/* Make a larger table, unless another thread does so or the limit is reached. */
 static void grow_table(SharedWords *words)
 {
     if (__atomic_test_and_set(&words->is_growing, __ATOMIC_ACQUIRE))
         return;
-    SharedSlots *table = words->table; /* only who grows it replaces it */
+    SharedSlots *table = words->table; /* only the thread that lets it grow replaces it */
     uint64_t slots = (table->mask + 1) * (table->mask < FAST_GROWTH ? 4 : 2);
     int64_t more = (int64_t)(slots * sizeof(Slot));
     int64_t known = __atomic_load_n(&words->words, __ATOMIC_RELAXED);
@@ -194,7 +197,7 @@ static void *keep_room(SharedWords *words, int64_t bytes)
     }
 }
 
-/* Fill a slot for a word; NO_MEMORY if there is no room for what it does not hold itself. */
+/* Fill a slot for a word; return 0, or NO_MEMORY if the chunks lack room for bytes or ids. */
 static int fill_slot(SharedWords *words, Slot *slot, const Word *word, const uint32_t *ids,
                      int64_t count)
 {
@@ -232,7 +235,7 @@ void shared_insert(SharedWords *words, const Word *word, const uint32_t *ids, in
     if (2 * known > shared_table(words)->mask) {
         grow_table(words);
         if (__atomic_load_n(&words->is_growing, __ATOMIC_RELAXED))
-            sched_yield(); /* to who grows it, where there are more threads than processors */
+            sched_yield(); /* lets the thread run that does so, if there are too few processors */
     }
     const SharedSlots *table = shared_table(words);
     if (4 * known > 3 * table->mask || fill_slot(words, &filled, word, ids, count) != 0) {

@@ -1,4 +1,4 @@
-/* Reading many small files of text with several threads, of which Python sees but one call. */
+/* Reading many small files of text in several threads, for which Python makes a single call. */
 #define _POSIX_C_SOURCE 200809L
 #include "engine.h"
 
@@ -13,10 +13,10 @@
 #else
 #define CHANGED_NS(status) ((status).st_mtim.tv_nsec)
 #endif
-#define MOST_BYTES (1 << 16) /* of a file */
+#define MOST_BYTES (1 << 16) /* the most bytes of a file */
 
-/* As the arguments of llmgpu_read_small_files; next: the first file that no thread has taken. done:
- * how many come before the first that is not read. */
+/* The arguments of llmgpu_read_small_files. next: the first file that no thread has taken. done:
+ * the number of files before the first file that is not read. */
 typedef struct {
     const char *names;
     const int64_t *names_at, *texts_at, *changed_ns;
@@ -25,7 +25,7 @@ typedef struct {
     int64_t count, next, done;
 } SmallFiles;
 
-/* Read a file that is as it was found; 0 if it is not, or can't be read. data: room for its bytes. */
+/* Read a file into `data`; return 0 if it can't be read, or if its length or time has changed. */
 static int read_file(const char *name, int64_t length, int64_t changed_ns, uint8_t *data)
 {
     int descriptor = open(name, O_RDONLY | O_CLOEXEC);
@@ -45,7 +45,7 @@ static int read_file(const char *name, int64_t length, int64_t changed_ns, uint8
     return is_same;
 }
 
-/* Whether a text begins, after white space, as an object of JSON does on one line. */
+/* Whether a text begins, after white space, like an object in a line of JSON. */
 static int begins_as_json(const uint8_t *p, const uint8_t *end)
 {
     while (p < end && (*p == ' ' || (*p >= '\t' && *p <= '\r')))
@@ -57,7 +57,7 @@ static int begins_as_json(const uint8_t *p, const uint8_t *end)
     return p < end && *p == '"';
 }
 
-/* Whether there is nothing in a text that somebody has to be told of. */
+/* Whether a text is plain: without control characters, byte order mark, JSON and invalid UTF-8. */
 static int is_plain(const uint8_t *text, int64_t length)
 {
     uint32_t allowed = UINT32_C(1) << '\a' | 1 << '\b' | 1 << '\t' | 1 << '\n' | 1 << '\v' |
@@ -73,7 +73,7 @@ static int is_plain(const uint8_t *text, int64_t length)
 static void *read_files(void *given)
 {
     SmallFiles *files = given;
-    uint8_t data[MOST_BYTES]; /* a text may go to memory that is slow to look at */
+    uint8_t data[MOST_BYTES]; /* texts are checked here, because `text` may be slow to read */
     int64_t k;
 
     while ((k = __atomic_fetch_add(&files->next, 1, __ATOMIC_RELAXED)) <
@@ -93,12 +93,13 @@ static void *read_files(void *given)
 }
 #endif
 
-/* Read files end to end up to one that is not as it was found, can't be read, or has more in it than
- * plain text; return how many.
+/* Read files into `text`, up to the first file that has changed, can't be read, or is not plain
+ * text; return the number of files read.
  *
- * names: each with a zero after it; the one of file k begins at names_at[k]. changed_ns: (count,).
- * are_any_bytes: (count,), whether a file need not be text. texts_at: (count + 1,), where in `text`
- *     their bytes go, and where they end; up to 65,536 bytes each. */
+ * names: end to end, each with a zero after it; the name of file k begins at names_at[k].
+ *     changed_ns: (count,), the time of each file's last change. are_any_bytes: (count,), whether a
+ *     file need not be plain text. texts_at: (count + 1,), the position in `text` for each file,
+ *     then the end; files have up to 65,536 bytes each. */
 API int64_t llmgpu_read_small_files(const char *names, const int64_t *names_at,
                                     const int64_t *changed_ns, const uint8_t *are_any_bytes,
                                     int64_t count, uint8_t *text, const int64_t *texts_at,

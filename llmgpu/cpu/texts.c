@@ -1,4 +1,4 @@
-/* What is valid in a text, and where its lines begin. */
+/* Validity of UTF-8, and the starts of lines. */
 #include "engine.h"
 
 API int64_t llmgpu_valid_utf8(const uint8_t *text, int64_t length)
@@ -22,7 +22,7 @@ API int64_t llmgpu_valid_utf8(const uint8_t *text, int64_t length)
     return p - text;
 }
 
-/* Set the top bits of bytes that are newlines. */
+/* Return the top bits of the bytes that are newlines. */
 static inline uint64_t newline_tops(uint64_t bytes)
 {
     uint64_t others = bytes ^ ONES * '\n';
@@ -30,7 +30,7 @@ static inline uint64_t newline_tops(uint64_t bytes)
     return ~(((others & ~TOPS) + ~TOPS) | others) & TOPS;
 }
 
-/* Write the first positions after newlines, and return how many there are in all.
+/* Write the first `room` positions after newlines, and return the number of newlines in all.
  *
  * starts: int64_t (room,). No padding is read. */
 API int64_t llmgpu_line_starts(const uint8_t *text, int64_t length, int64_t *starts, int64_t room)

@@ -1,29 +1,29 @@
 /* Threads that share the work of an operation.
  *
- * A thread takes the next items when it has done its last, so one that the system holds back delays
- * nobody: an operation ends when all items are done, whoever did them. A thread that waits looks for
- * work for some microseconds, as operations follow each other closely, and then sleeps.
+ * A thread takes further items when its last items are done, and an operation ends when all items
+ * are done. So a thread that the system holds back delays no other thread. A waiting thread looks
+ * for work for some microseconds, because operations follow each other closely, and then sleeps.
  */
 #include "tensors.h"
 
 #include <pthread.h>
 
 #define MOST_THREADS 256
-#define LOOKS 4000 /* before a thread sleeps */
-#define LEAST_ELEMENTS 16384 /* of work on rows: below, a part costs less than handing it over */
+#define LOOKS 4000 /* number of looks for work before a thread sleeps */
+#define LEAST_ELEMENTS 16384 /* a step with fewer elements of rows costs less than its hand-over */
 
 struct Threads {
     pthread_mutex_t turn; /* held by the caller of run_job */
-    pthread_mutex_t lock; /* of what follows */
+    pthread_mutex_t lock; /* held to change the fields below */
     pthread_cond_t has_work, is_done;
-    int64_t others; /* threads beside the caller's */
-    int64_t started; /* jobs so far */
-    int64_t inside;  /* threads that work on this one */
+    int64_t others; /* number of threads beside the caller's */
+    int64_t started; /* number of jobs so far */
+    int64_t inside;  /* number of these threads that work on the job */
     int is_open, is_ended;
     Job job;
     const void *arguments;
     int64_t count, step, next;
-    int64_t numbers; /* of threads that have one */
+    int64_t numbers; /* the last number given to a thread */
     pthread_t handles[MOST_THREADS];
 };
 
@@ -49,7 +49,7 @@ static void take_items(Threads *threads, int64_t thread)
 static void *work(void *argument)
 {
     Threads *threads = argument;
-    int64_t seen = 0; /* jobs that this thread has done its part of, or missed */
+    int64_t seen = 0; /* number of jobs that this thread has worked on or missed */
 
     pthread_mutex_lock(&threads->lock);
     int64_t thread = ++threads->numbers;
@@ -116,7 +116,7 @@ void run_job(Threads *threads, Job job, const void *arguments, int64_t count, in
         pause_briefly();
     }
     pthread_mutex_lock(&threads->lock);
-    threads->is_open = 0; /* who comes now finds nothing to do */
+    threads->is_open = 0; /* threads that wake up from here on take no items */
     while (__atomic_load_n(&threads->inside, __ATOMIC_ACQUIRE) > 0)
         pthread_cond_wait(&threads->is_done, &threads->lock);
     pthread_mutex_unlock(&threads->lock);
@@ -135,7 +135,7 @@ API void llmgpu_threads_free(Threads *threads)
     free(threads);
 }
 
-/* Start `count` - 1 threads, or as many as there can be; NULL without memory. */
+/* Start `count` - 1 threads, or as many as the system allows; return NULL without memory. */
 API Threads *llmgpu_threads_new(int64_t count)
 {
     Threads *threads = calloc(1, sizeof *threads);
@@ -160,7 +160,7 @@ void run_in_threads(void *(*function)(void *), void *argument, int64_t threads)
     threads = threads < MOST_THREADS ? threads : MOST_THREADS;
     while (started < threads - 1 &&
            pthread_create(&others[started], NULL, function, argument) == 0)
-        started++; /* with fewer threads than wanted, those that there are do the work */
+        started++; /* if the system allows fewer threads, these do the work */
     function(argument);
     while (started)
         pthread_join(others[--started], NULL);

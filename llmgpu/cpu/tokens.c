@@ -1,15 +1,16 @@
-/* The tokens of a vocabulary: their trie, and what merges spell.
+/* The tokens of a vocabulary: their trie, and the tokens that merges spell.
  *
- * data, offsets: the tokens end to end; offsets is int64_t (tokens + 1,). */
+ * In all functions, data has the tokens end to end, and offsets, int64_t (tokens + 1,), their
+ * starts and the end. */
 #include "engine.h"
 
-/* Count the nodes of a trie that have a token, each an ordinary one that its path spells.
+/* Return the number of nodes of a trie that have a token; -1 if the token of a node is not ordinary
+ * or not what the path to the node spells, or if the nodes are in another order than `compile_trie`
+ * makes.
  *
- * nodes: uint32_t (count, 3), first child, children and token; edges: uint32_t (count - 1, 2), label
- *     and target; as `compile_trie` in trie.py makes them.
- * data, offsets: the tokens. is_ordinary: uint8_t (size,), by id.
- * parents: room for `count` numbers.
- * Returns -1 for a token that is not spelled, or for nodes in another order. */
+ * nodes: uint32_t (count, 3), first child, number of children, and token. edges: uint32_t (count -
+ *     1, 2), label and target. Both are as `compile_trie` in trie.py makes them.
+ * is_ordinary: uint8_t (size,), by id. parents: has room for `count` numbers. */
 API int64_t llmgpu_spelled_tokens(const uint32_t *nodes, const uint32_t *edges, const uint8_t *data,
                                   const int64_t *offsets, const uint8_t *is_ordinary, int64_t count,
                                   int64_t size, uint32_t *parents)
@@ -52,15 +53,15 @@ API int64_t llmgpu_spelled_tokens(const uint32_t *nodes, const uint32_t *edges, 
     return found;
 }
 
-/* A node of a trie that grows: its parent, the label of the edge from there, the child that was made
- * last, the sibling that was made before it (0: none), and its token. */
+/* A node of a trie that is being made: its parent, the label of the edge from the parent, the child
+ * made last (0: none), the sibling made before this node (0: none), and its token. */
 typedef struct {
     uint32_t parent, label, child, sibling, token;
 } Branch;
 
-/* Return the child of a branch by its label, which is made if there is none.
+/* Return the child of a branch by its label. The child is made if there is none.
  *
- * slots: a hash table of the branches by parent and label; 0 is free. */
+ * slots: a hash table of the branches by parent and label; 0 in free slots. */
 static uint32_t child_by(Branch *branches, uint32_t *count, uint32_t *slots, uint64_t mask,
                          uint32_t parent, uint32_t label)
 {
@@ -77,12 +78,12 @@ static uint32_t child_by(Branch *branches, uint32_t *count, uint32_t *slots, uin
     return (*count)++;
 }
 
-/* Lay out the trie of tokens as `compile_trie` in trie.py does, and return how many nodes it has.
+/* Lay out the trie of tokens as `compile_trie` in trie.py does, and return its number of nodes.
  *
- * ids: int64_t (count,), which of the tokens, ascending. The lowest of equal ones is taken.
- * slots: zeros, a power of two of them and twice as many as there may be nodes, or more.
- * branches, order, nodes, edges: room for 5, 1, 3 and 2 numbers a node; the trie is left in `nodes`
- *     and `edges`. */
+ * ids: int64_t (count,), the ids of the tokens, ascending. Of equal tokens the lowest id counts.
+ * slots: zeros; their number is a power of two, and at least twice the largest number of nodes.
+ * branches, order, nodes, edges: have room for 5, 1, 3 and 2 numbers for each node. The trie is
+ *     written into `nodes` and `edges`. */
 API int64_t llmgpu_lay_out_trie(const uint8_t *data, const int64_t *offsets, const int64_t *ids,
                                 int64_t count, uint32_t *slots, int64_t num_slots, Branch *branches,
                                 uint32_t *order, uint32_t *nodes, uint32_t *edges)
@@ -102,7 +103,7 @@ API int64_t llmgpu_lay_out_trie(const uint8_t *data, const int64_t *offsets, con
         const Branch *branch = &branches[order[k]];
         uint32_t first = listed;
         for (uint32_t child = branch->child; child != 0; child = branches[child].sibling) {
-            uint32_t at = listed++; /* siblings go in the order of their labels */
+            uint32_t at = listed++; /* insert the child so that siblings are sorted by label */
             for (; at > first && branches[order[at - 1]].label > branches[child].label; at--)
                 order[at] = order[at - 1];
             order[at] = child;
@@ -118,12 +119,12 @@ API int64_t llmgpu_lay_out_trie(const uint8_t *data, const int64_t *offsets, con
     return made;
 }
 
-/* Append what merges make to tokens, and return how many there are then.
+/* Append the results of merges to tokens, and return the number of tokens then. Return -1 for a
+ * merge of a token that does not exist, for a result that is neither the next token nor an existing
+ * one, and if tokens would have more than `most` bytes in all.
  *
- * merges: uint32_t (count, 3), left, right and result: the next token, or one that there is already.
- * data: NULL to find out the offsets first. offsets: with room for a token for each merge.
- * Returns -1 for a merge of a token that there is not, or of any other result, or beyond `most` bytes
- * in all. */
+ * merges: uint32_t (count, 3), left, right and result. data: NULL to compute only the offsets.
+ *     offsets: has room for a token for each merge. */
 API int64_t llmgpu_append_merges(const uint32_t *merges, int64_t count, uint8_t *data,
                                  int64_t *offsets, int64_t tokens, int64_t most)
 {
@@ -146,7 +147,7 @@ API int64_t llmgpu_append_merges(const uint32_t *merges, int64_t count, uint8_t 
     return tokens;
 }
 
-/* Return whether each merge spells its result, which is as long as its parts together. */
+/* Return whether each merge spells its result. A result has as many bytes as its parts together. */
 API int llmgpu_merges_spell(const uint32_t *merges, int64_t count, const uint8_t *data,
                             const int64_t *offsets)
 {

@@ -1,17 +1,17 @@
-/* Making a trainer of words, and taking the words out of it. */
+/* Making a trainer of words, and returning its words. */
 #include "trainer.h"
 
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
 
-/* Return a symbol of the words as they are given, in `width` bytes. */
+/* Return the symbol at a position of the caller's words, which have `width` bytes a symbol. */
 static uint32_t given_symbol(const void *symbols, int64_t at, int width)
 {
     return width == 1 ? ((const uint8_t *)symbols)[at] : ((const uint32_t *)symbols)[at];
 }
 
-#define TOO_MANY (-3) /* pairs are counted in more passes */
+#define TOO_MANY (-3) /* returned if there are too many pairs for so few passes */
 
 static int lay_out(Trainer *trainer, const void *symbols, int width, const int64_t *offsets)
 {
@@ -53,7 +53,8 @@ static int lay_out(Trainer *trainer, const void *symbols, int width, const int64
     return 0;
 }
 
-/* Call `found` with each place where a pair starts in the words; 0, or what it returns. */
+/* Call `found` with each pair and its position in the words. Stop if `found` returns a number other
+ * than 0, and return this number. */
 static int each_pair(Trainer *trainer, int (*found)(Trainer *, uint64_t, uint32_t, int64_t))
 {
     for (int64_t word = 0; word < trainer->words; word++) {
@@ -85,8 +86,8 @@ static int count_one(Trainer *trainer, uint64_t key, uint32_t at, int64_t weight
     return trainer->num_pairs > trainer->pair_limit ? TOO_MANY : 0;
 }
 
-/* Forget the pairs that occur less often than `kept`, which is doubled while half of the room is not
- * enough for the others. At least the most frequent pair stays. */
+/* Remove the pairs that occur less often than `kept`. Double `kept` until half of the room is
+ * enough for the others. The most frequent pair always stays. Return 0 or NO_MEMORY. */
 static int forget_rare_pairs(Trainer *trainer)
 {
     for (;; trainer->kept *= 2) {
@@ -104,7 +105,8 @@ static int forget_rare_pairs(Trainer *trainer)
     }
 }
 
-/* Count the pairs of the words, in as many passes as it takes to count few enough at a time. */
+/* Count the pairs of the words. If there are too many pairs at a time, count shares of them in more
+ * passes. Return 0 or NO_MEMORY. */
 static int count_pairs(Trainer *trainer)
 {
     int failed = TOO_MANY;
@@ -119,7 +121,8 @@ static int count_pairs(Trainer *trainer)
                 failed = forget_rare_pairs(trainer);
         }
     }
-    /* Where equally frequent pairs are too many, they stay, and the words are not indexed for each. */
+    /* Too many equally frequent pairs all stay. Then the limit is higher, so that the words are not
+     * indexed again at once. */
     trainer->pair_limit = trainer->most_pairs / 2 + trainer->num_pairs;
     return failed;
 }
@@ -134,7 +137,7 @@ static int list_one(Trainer *trainer, uint64_t key, uint32_t at, int64_t weight)
     return 0;
 }
 
-/* Count the pairs of the words as they are now, and list the positions of those that are kept. */
+/* Count the pairs of the words, and list the positions of the pairs that are kept. */
 int index_pairs(Trainer *trainer)
 {
     int64_t needed = 0;
@@ -170,15 +173,16 @@ API void llmgpu_trainer_free(Trainer *trainer)
     free(trainer);
 }
 
-/* Make a trainer.
+/* Return a trainer of words, which may have up to 2^32 - 3 bytes and separators in all; NULL
+ * without memory.
  *
- * symbols, offsets: the words end to end, in `width` bytes each, 1 or 4, and where each starts in
- *     them. counts: how often each word occurs; kept alive by the caller.
- * lengths: of the first `known` symbols in bytes. most: symbols there may be, up to 2^20.
- * total: symbols of the whole text.
+ * symbols: the words end to end, in `width` bytes a symbol, 1 or 4. offsets: where each word
+ *     starts.
+ * counts: the number of occurrences of each word; must outlive the trainer.
+ * lengths: bytes of the first `known` symbols. most: the most symbols, up to 2^20.
+ * total: the number of symbols in the whole text.
  * least, longest: pairs that occur less often, or have more bytes, are not merged.
- * most_pairs: about how many pairs are indexed at a time, 2 or more; fewer take more time.
- * Words and symbols may have up to 2^32 - 3 bytes and separators in all. NULL without memory.
+ * most_pairs: about the most pairs that are indexed at a time, 2 or more; fewer take more time.
  */
 API Trainer *llmgpu_trainer_new(const void *symbols, int width, const int64_t *offsets,
                                 const int64_t *counts, int64_t words, const uint32_t *lengths,
@@ -189,7 +193,7 @@ API Trainer *llmgpu_trainer_new(const void *symbols, int width, const int64_t *o
     if (trainer == NULL)
         return NULL;
 #ifdef __GLIBC__
-    malloc_trim(0); /* what counting has freed is not kept while merging takes most memory */
+    malloc_trim(0); /* gives back what counting has freed, before merging needs most memory */
 #endif
     trainer->counts = counts;
     trainer->words = words;
@@ -218,15 +222,16 @@ API Trainer *llmgpu_trainer_new(const void *symbols, int width, const int64_t *o
     return trainer;
 }
 
-/* Return how many symbols the distinct words have, and how many the whole text has. */
+/* Return the number of symbols in the distinct words; total: set to that of the whole text. */
 API int64_t llmgpu_trainer_size(const Trainer *trainer, int64_t *total)
 {
     *total = trainer->total;
     return trainer->remaining;
 }
 
-/* Write the words of two symbols or more: symbols, where each word ends in them, and counts; and the
- * lengths of all `known` symbols. Return how many words there are. */
+/* Write the words of two symbols or more, and return their number: their symbols end to end, where
+ * each word ends, and counts. Write the number of all symbols to `known`, and their lengths in
+ * bytes. */
 API int64_t llmgpu_trainer_take(const Trainer *trainer, uint32_t *symbols, int64_t *ends,
                                 int64_t *counts, uint32_t *lengths, int64_t *known)
 {

@@ -1,4 +1,5 @@
-/* Copying, reading and writing many bytes with several threads, of which Python sees but one call. */
+/* Copying, reading and writing many bytes in several threads, for which Python makes a single
+ * call. */
 #define _GNU_SOURCE /* madvise, fallocate */
 #include "engine.h"
 
@@ -21,12 +22,13 @@
 #endif
 #endif
 
-#define MOST_OF_FREE 4 /* a file gets 1/4 of what is free on its disk before there is text for it */
-#define PIECE_BYTES (2 << 20) /* a huge page, which is cleared by each thread that comes to it first */
+#define MOST_OF_FREE 4 /* at most 1/4 of a disk's free memory is reserved for a file in advance */
+#define PIECE_BYTES (2 << 20) /* a huge page: each thread that touches one first clears it */
 
-/* Threads take one piece after the other, which end where huge pages of the target do. move: moves a
- * piece. descriptor: of the file that is read or written. done: bytes up to the first that are missing.
- * failure: why they are. */
+/* The work of several threads, which take one piece after the other. Pieces end where huge pages of
+ * the target end. move: moves a piece. descriptor: the file that is read or written. done: the
+ * number of bytes before the first missing byte. failure: the error that made it missing, 0 at
+ * the end of a file. */
 typedef struct Transfer {
     void (*move)(struct Transfer *, int64_t begin, int64_t end);
     uint8_t *target;
@@ -35,7 +37,7 @@ typedef struct Transfer {
     int descriptor, failure;
 #ifndef _WIN32
     pthread_mutex_t lock; /* of `done` and `failure` */
-    pthread_mutex_t turn; /* held by who writes through the file system */
+    pthread_mutex_t turn; /* held by the thread that writes through the file system */
 #endif
 } Transfer;
 
@@ -55,7 +57,7 @@ static void note_missing(Transfer *transfer, int64_t begin, int failure)
     pthread_mutex_unlock(&transfer->lock);
 }
 
-/* Read a piece and note where bytes are missing. */
+/* Read a piece, and record the first missing byte. */
 static void read_piece(Transfer *transfer, int64_t begin, int64_t end)
 {
     while (begin < end) {
@@ -71,7 +73,7 @@ static void read_piece(Transfer *transfer, int64_t begin, int64_t end)
 }
 
 #ifdef __linux__
-/* Return how many bytes are free where a file is; -1 if it is not in memory. */
+/* Return the free bytes of the disk of a file; -1 if the file is not in memory. */
 static int64_t free_memory(int descriptor)
 {
     struct statfs disk;
@@ -81,7 +83,7 @@ static int64_t free_memory(int descriptor)
     return (int64_t)disk.f_bavail * (int64_t)disk.f_bsize;
 }
 
-/* Write a piece and note where bytes are missing. */
+/* Write a piece, and record the first missing byte. */
 static void write_piece(Transfer *transfer, int64_t begin, int64_t end)
 {
     while (begin < end) {
@@ -96,9 +98,9 @@ static void write_piece(Transfer *transfer, int64_t begin, int64_t end)
     }
 }
 
-/* Write a piece: through the file system, which lets in one thread at a time, or, while another one is
- * there, through the mapping. Its pages are asked for first: where there are none left, that fails,
- * while touching one would end the process. */
+/* Write a piece through the file system, which allows one thread at a time. While another thread
+ * does so, write through the mapping. The mapping's pages are requested first: if no memory is
+ * left, the request fails, but writing to a missing page would end the process. */
 static void share_piece(Transfer *transfer, int64_t begin, int64_t end)
 {
     uint8_t *place = transfer->target + begin;
@@ -140,7 +142,7 @@ static void transfer_in_threads(Transfer *transfer, int threads)
 }
 #endif
 
-/* Copy bytes between places that don't overlap. */
+/* Copy bytes; source and target don't overlap. */
 API void llmgpu_copy(uint8_t *target, const uint8_t *source, int64_t length, int threads)
 {
 #ifdef _WIN32
@@ -152,8 +154,8 @@ API void llmgpu_copy(uint8_t *target, const uint8_t *source, int64_t length, int
 #endif
 }
 
-/* Read bytes of a file from `offset` on; return how many there are, or minus the error's number if the
- * first can't be read. */
+/* Read bytes of a file from `offset` on; return the number of bytes before the first missing byte.
+ * If no byte can be read, return minus the error's number. */
 API int64_t llmgpu_read(int descriptor, uint8_t *target, int64_t length, int64_t offset, int threads)
 {
 #ifdef _WIN32
@@ -167,9 +169,9 @@ API int64_t llmgpu_read(int descriptor, uint8_t *target, int64_t length, int64_t
 #endif
 }
 
-/* Write bytes to a file in memory from `offset` on, if it is one that can be read, too; return how many
- * of the first were written. The caller writes the others, and so gets to know why they weren't. The
- * file may be as long already as if all were. */
+/* Write bytes to a file in memory from `offset` on, if the file is also readable; return the number
+ * of bytes before the first missing byte. The caller writes the missing bytes, and so meets the
+ * error. The file's length may include the missing bytes. */
 API int64_t llmgpu_write(int descriptor, const uint8_t *source, int64_t length, int64_t offset,
                          int threads)
 {
@@ -195,9 +197,10 @@ API int64_t llmgpu_write(int descriptor, const uint8_t *source, int64_t length, 
 #endif
 }
 
-/* Get memory for the first bytes of a file in memory, which need not be as long yet and stays as long as
- * it is, until there is no more or another thread sets *has_ended. If little is free, others need it.
- * Returns for how many bytes there is some now. */
+/* Reserve memory for the first `length` bytes of a file in memory, without changing the file's
+ * length. Stop if no memory is left, or when another thread sets *has_ended. Reserve only a part of
+ * the free memory, because other files need memory, too. Return the number of bytes that are
+ * reserved. */
 API int64_t llmgpu_reserve(int descriptor, int64_t length, const int *has_ended)
 {
     int64_t reserved = 0;
@@ -207,7 +210,7 @@ API int64_t llmgpu_reserve(int descriptor, int64_t length, const int *has_ended)
 
     if (length > most)
         length = most;
-    /* In pieces, between which the file is written. */
+    /* Reserve piece by piece, so that other threads may write the file in between. */
     while (reserved < length && !__atomic_load_n(has_ended, __ATOMIC_RELAXED)) {
         int64_t rest = length - reserved, piece = rest < PIECE_BYTES ? rest : PIECE_BYTES;
 

@@ -1,4 +1,4 @@
-/* Tables of distinct words, and counting words with one. */
+/* Tables of distinct words, and counting words in such a table. */
 #define _DEFAULT_SOURCE /* for mmap and madvise */
 #include "engine.h"
 
@@ -8,9 +8,9 @@
 
 #define PLACE_MASK ((UINT64_C(1) << 56) - 1)
 #define FIRST_SLOTS 4096
-#define BATCH 128 /* words whose slots are fetched at a time */
+#define BATCH 128 /* words whose slots are prefetched at a time */
 #ifndef LEAST_ROOM
-#define LEAST_ROOM 1024 /* items for which memory is taken at first */
+#define LEAST_ROOM 1024 /* items for which memory is allocated at first */
 #endif
 
 #define LOWEST(bytes) ((UINT64_C(1) << 8 * (bytes)) - 1)
@@ -43,8 +43,8 @@ int grow(void **items, int64_t *room, int64_t needed, size_t size)
 #if defined(__linux__)
 #define HUGE_PAGE ((size_t)2 << 20)
 
-/* Look-ups go to any place, and each page has to be found: of large pages, the processor keeps all
- * entries at hand. */
+/* Look-ups touch random pages, and the processor has to translate each page's address. It can keep
+ * the addresses of all pages at hand if the pages are large. */
 void *zero_pages(size_t bytes)
 {
     if (bytes < HUGE_PAGE)
@@ -59,7 +59,7 @@ void *zero_pages(size_t bytes)
     if (before)
         munmap(pages, before);
     munmap(pages + before + bytes, HUGE_PAGE - before);
-    madvise(pages + before, bytes, MADV_HUGEPAGE); /* a kernel without them has small ones */
+    madvise(pages + before, bytes, MADV_HUGEPAGE); /* may fail: then the pages are small */
     return pages + before;
 }
 
@@ -86,8 +86,8 @@ void free_pages(void *pages, size_t bytes)
 uint64_t hash_keys[4] = {UINT64_C(0x9E3779B97F4A7C15), UINT64_C(0xC2B2AE3D27D4EB4F),
                          UINT64_C(0xFF51AFD7ED558CCD), UINT64_C(0x94D049BB133111EB)};
 
-/* Set the keys of all hashes, four random numbers, before the first table is made. Later calls change
- * nothing: tables that are there depend on the keys. */
+/* Set the keys of all hashes, four random numbers, before the first table is made. Later calls have
+ * no effect, because existing tables depend on the keys. */
 API void llmgpu_set_hash_keys(const uint64_t *keys)
 {
     static int are_set = 0;
@@ -97,7 +97,8 @@ API void llmgpu_set_hash_keys(const uint64_t *keys)
     are_set = 1;
 }
 
-/* Hash a word of 16 bytes or more: its length, its bytes sixteen at a time, and the last sixteen. */
+/* Hash a word of 16 bytes or more: its length, its bytes sixteen at a time, and the last
+ * sixteen. */
 uint64_t hash_long(const uint8_t *start, int64_t length)
 {
     uint64_t hash = hash_keys[0] ^ (uint64_t)length;
@@ -195,8 +196,9 @@ static int widen(WordTable *table)
     return 0;
 }
 
-/* Append a word to the bytes of a table, which has TEXT_PADDING bytes of room after the last one:
- * callers make words of its parts. */
+/* Append a word to the bytes of a table, and write its position to `place`; return 0 or NO_MEMORY.
+ * There are TEXT_PADDING bytes of room after the last word, because callers look up parts of
+ * words. */
 static int keep_bytes(WordTable *table, const Word *word, uint64_t *place)
 {
     int64_t length = word->length, used = table->bytes_used;
@@ -233,7 +235,7 @@ Slot *table_insert(WordTable *table, const Word *word)
 
 /* ---- Counting ---- */
 
-/* Words with how often each occurs, which is in the first 64 bits of a slot's value. */
+/* Words and their counts. The count of a word is in the first 64 bits of its slot's value. */
 typedef struct {
     const Pattern *pattern;
     WordTable table;
@@ -246,7 +248,8 @@ API void llmgpu_counter_free(Counter *counter)
     free(counter);
 }
 
-/* Make an empty counter for one thread; `pattern` has to outlive it. NULL without memory. */
+/* Return an empty counter for one thread; NULL without memory. `pattern` must outlive the
+ * counter. */
 API Counter *llmgpu_counter_new(const Pattern *pattern)
 {
     Counter *counter = calloc(1, sizeof *counter);
@@ -300,12 +303,11 @@ static int64_t count_document(Counter *counter, const uint8_t *text, const uint8
     return 0;
 }
 
-/* Count the pre-tokens that start in the first `main_end` of the `length` bytes of a text, which
- * begins with one; return 0.
+/* Count the pre-tokens that start in the first `main_end` bytes of a text of `length` bytes. A
+ * pre-token starts at 0. Return 0, NO_MEMORY, or the length of a pre-token of more than `most`
+ * bytes. The counts are undefined unless 0 is returned.
  *
- * marks: see `pretoken_ends`. starts: int64_t (num_starts,), where documents begin, ascending.
- * Counts are undefined after NO_MEMORY, and after a pre-token of more than `most` bytes, whose length
- * is returned. */
+ * marks: see `pretoken_ends`. starts: int64_t (num_starts,), where documents begin, ascending. */
 API int64_t llmgpu_count(Counter *counter, const uint8_t *text, const uint8_t *marks,
                          int64_t length, int64_t main_end, const int64_t *starts,
                          int64_t num_starts, int64_t most)
@@ -324,7 +326,7 @@ API int64_t llmgpu_count(Counter *counter, const uint8_t *text, const uint8_t *m
     return 0;
 }
 
-/* Add the words of another counter. */
+/* Add the words and counts of another counter; return 0 or NO_MEMORY. */
 API int llmgpu_counter_absorb(Counter *counter, const Counter *other)
 {
     uint8_t room[TEXT_PADDING + LONGEST_INLINE + 1] = {0};
@@ -344,7 +346,8 @@ API int llmgpu_counter_absorb(Counter *counter, const Counter *other)
     return 0;
 }
 
-/* Return how many words there are, and how many bytes they and the table have. */
+/* Return the number of words. bytes, unless NULL, and table_bytes: set to the bytes of all words
+ * and of the table. */
 API int64_t llmgpu_counter_size(const Counter *counter, int64_t *bytes, int64_t *table_bytes)
 {
     const WordTable *table = &counter->table;
@@ -363,7 +366,7 @@ API int64_t llmgpu_counter_size(const Counter *counter, int64_t *bytes, int64_t 
     return table->words;
 }
 
-/* Write the words end to end, their ends and their counts. */
+/* Write the words end to end to `data`, and the ends and counts of the words. */
 API void llmgpu_counter_take(const Counter *counter, uint8_t *data, int64_t *ends, int64_t *counts)
 {
     const WordTable *table = &counter->table;
