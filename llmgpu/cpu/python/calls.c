@@ -1,13 +1,15 @@
-/* Single calls of Python on the CPU engine: texts to ids and back, without a layer of Python between.
+/* The extension module: single calls from Python that encode or decode a text on the CPU engine.
  *
- * - The engine is the library that ctypes has loaded: Python hands over the addresses of its functions
- *   and objects. So both ways use the same code, and this module holds only what CPython's API is for.
- * - A call does the usual case. For any other one it returns None, and Python finds out what to do or
- *   which error to raise.
- * - CPython's lock is released for longer texts. What threads share is changed with the lock held, or
- *   with that of a `Coder` where CPython has none. Each call takes a `Tool` of its own to encode with.
- * - Arrays are made by NumPy's C functions, taken from its table by number; NumPy keeps the numbers
- *   within a version of its interface, which Python compares.
+ * - The engine is the library that ctypes has loaded: Python passes the addresses of its functions
+ *   and objects. So calls through ctypes and calls through this module run the same code, and this
+ *   module has only the code that needs CPython's API.
+ * - A function handles the usual case. In any other case it returns None, and Python's code does
+ *   the work or raises the error.
+ * - CPython's lock is released for longer texts. Data that threads share is changed with this lock
+ *   held, or, in a CPython without the lock, with the lock of a `Coder` held. Each call has a
+ *   `Tool` of its own.
+ * - NumPy's C functions make arrays. They are taken from NumPy's table by number. The numbers are
+ *   fixed within a version of NumPy's interface, which Python's code compares.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -19,15 +21,15 @@
 #include <string.h>
 
 #define TEXT_PADDING 16  /* as in engine.h */
-#define FEW_BYTES 2048   /* of text, or ids: releasing the lock takes longer */
-#define CACHED_CHARS (1 << 14) /* up to which a str may keep its UTF-8, up to 64 KiB */
-#define KEPT_BYTES (1 << 18) /* of text: for more, the memory for ids is not kept */
-#define LONG_BYTES (1 << 17) /* of text, and the rest as in encoder_c.py: */
+#define FEW_BYTES 2048   /* bytes of text, or ids, for which releasing the lock does not pay off */
+#define CACHED_CHARS (1 << 14) /* the most characters of a str that may keep its UTF-8: 64 KiB */
+#define KEPT_BYTES (1 << 18) /* bytes of text; memory for the ids of longer texts is not kept */
+#define LONG_BYTES (1 << 17) /* LONG_TEXT of encoder_c.py; the next three are from there, too */
 #define SAMPLE (1 << 16)
 #define LEAST_SHARE 32
 #define FIRST_LEAD 0xC0
-#define FEW_IDS 64       /* decoded without memory of the heap */
-#define TOKEN_BYTES 256  /* that are looked up without memory of the heap */
+#define FEW_IDS 64       /* the most ids that are decoded without memory of the heap */
+#define TOKEN_BYTES 256  /* the most bytes that are looked up without memory of the heap */
 
 #ifdef Py_GIL_DISABLED
 #define LOCK(coder) pthread_mutex_lock(&(coder)->lock)
@@ -39,7 +41,7 @@
 
 /* ---- The engine's and NumPy's functions ---- */
 
-/* In the order of FUNCTIONS in extension.py; see engine.h. */
+/* The engine's functions, in the order of FUNCTIONS in extension.py; see engine.h. */
 typedef struct {
     int64_t (*encode_document)(void *encoder, void *words, const uint8_t *text, int64_t length,
                                int64_t part_bytes, uint32_t *ids);
@@ -55,7 +57,7 @@ typedef struct {
     uint32_t (*find_token)(const void *vocabulary, const uint8_t *text, int64_t length);
 } Engine;
 
-#define NDARRAY_TYPE 2 /* numbers in NumPy's table */
+#define NDARRAY_TYPE 2 /* this and the next two are numbers in NumPy's table */
 #define NEW_ARRAY 93
 #define SET_BASE 282
 #define ARRAY_FLAGS 0x501 /* C order, aligned, writeable */
@@ -67,29 +69,31 @@ typedef int (*SetBase)(PyObject *array, PyObject *base);
 
 /* ---- Coders ---- */
 
-/* Words with ids, while calls use them. */
+/* A table of words with ids, and the number of calls that use it. */
 typedef struct {
     void *words;
     int64_t users;
 } Table;
 
-/* An encoder with its buffers, for one call at a time. next: in the list of idle tools. */
+/* An encoder with its buffers, for one call at a time. next: the next tool in the list of idle
+ * tools. */
 typedef struct Tool {
     void *encoder;
-    uint32_t *ids; /* room for those of a text of up to KEPT_BYTES */
+    uint32_t *ids; /* room for the ids of a text of up to KEPT_BYTES */
     int64_t room;
     Table *table;
     struct Tool *next;
 } Tool;
 
-/* A vocabulary with what encodes and decodes by it.
+/* An object that encodes and decodes by one vocabulary.
  *
- * pattern, vocabulary: NULL until, or unless, texts can be encoded here. most_bytes: of text that is
- * encoded unless the caller insists. find_cuts: called before the first long text that has many
- * characters beyond ASCII; NULL after that.
- * data, offsets: the tokens, with padding; spans: bytes of text that each stands for.
+ * pattern, vocabulary: NULL before `prepare`; pattern stays NULL if texts can't be encoded here.
+ * most_bytes: the most bytes of a text that is encoded unless the caller sets any_length.
+ * find_cuts: called before the first long text with many characters beyond ASCII; NULL after that.
+ * data, offsets: the tokens, with padding. spans: bytes of text that each token stands for.
  * special: ids of special tokens by text.
- * forks: of this process when the words were made. ready: int objects of ids, made when needed. */
+ * forks: the value of `forks` when the words were made. ready: int objects of ids, made when
+ * needed. */
 typedef struct {
     PyObject_HEAD
     Engine engine;
@@ -108,8 +112,8 @@ typedef struct {
     PyObject **ready;
 } Coder;
 
-static long forks; /* that this process is away from the one that loaded the module */
-static PyObject *ascii_method; /* its name */
+static long forks; /* number of forks between the process that loaded the module and this one */
+static PyObject *ascii_method; /* the name of the method */
 static PyTypeObject *stream_type;
 
 static PyObject *nothing(void)
@@ -125,8 +129,8 @@ static void drop_table(const Coder *self, Table *table)
     free(table);
 }
 
-/* Make words unless the ones there are fit; return whether there are any. A forked process can't use
- * those of its parent, which another thread may have been changing. */
+/* Make a new table of words if there is none that can be used; return whether there is a table. A
+ * forked process can't use the table of its parent, which another thread may have been changing. */
 static int renew_table(Coder *self)
 {
     Table *old = self->table, *made;
@@ -155,7 +159,7 @@ static void free_tool(const Coder *self, Tool *tool)
     free(tool);
 }
 
-/* Return what to encode with, until `put_back`; NULL without memory. */
+/* Return a tool for encoding until `put_back`; NULL without memory. */
 static Tool *take_tool(Coder *self)
 {
     Tool *tool = NULL;
@@ -236,8 +240,8 @@ static void coder_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-/* Coder(data, offsets, spans, size, capsule of NumPy's table, its numbers of uint32 and int64, owners
- * of the memory): decodes. */
+/* Coder(data, offsets, spans, size, capsule of NumPy's table, NumPy's numbers of uint32 and int64,
+ * owners of the memory): return a coder that decodes. */
 static PyObject *coder_new(PyTypeObject *type, PyObject *args, PyObject *named)
 {
     unsigned long long data, offsets, spans;
@@ -268,9 +272,10 @@ static PyObject *coder_new(PyTypeObject *type, PyObject *args, PyObject *named)
 }
 
 /* prepare(functions, pattern, vocabulary, threads, table_bytes, part_bytes, most_bytes, find_cuts,
- * special, owners): encodes, too; without a pattern only `find` works. Has no effect if called again.
+ * special, owners): let the coder encode, too; without a pattern only `find` works. Further calls
+ * have no effect.
  *
- * functions: as `Engine`, in bytes. */
+ * functions: bytes with the content of `Engine`. */
 static PyObject *coder_prepare(PyObject *object, PyObject *args)
 {
     unsigned long long pattern, vocabulary;
@@ -309,14 +314,14 @@ static PyObject *coder_prepare(PyObject *object, PyObject *args)
 
 /* ---- Texts ---- */
 
-/* A text in UTF-8, or any bytes; owner: of memory beside that of the argument. */
+/* A text in UTF-8, or any bytes. owner: owns the memory if the argument does not. */
 typedef struct {
     const uint8_t *bytes;
     Py_ssize_t length;
     PyObject *owner;
 } Taken;
 
-/* Return a str in UTF-8 whose surrogate pairs are characters, and other surrogates U+FFFD. */
+/* Return a str in UTF-8. A surrogate pair becomes its character, any other surrogate U+FFFD. */
 static PyObject *mended(PyObject *text)
 {
     PyObject *units = PyUnicode_AsEncodedString(text, "utf-16", "surrogatepass"), *whole;
@@ -342,10 +347,10 @@ static int is_ascii(PyObject *text)
     return answer == Py_True;
 }
 
-/* Take a text; 1, 0 if it is neither str nor bytes, -1 after an error.
+/* Get the bytes of a text; return 1, 0 if it is neither str nor bytes, -1 after an error.
  *
- * A str of ASCII has its UTF-8 in it. Any other one keeps the UTF-8 that it is asked for, so a long
- * one is asked for a copy. */
+ * A str of ASCII contains its UTF-8. Any other str keeps the UTF-8 that it is asked for, so that a
+ * copy is made of a long str. */
 static int take_text(PyObject *text, Taken *taken)
 {
     taken->owner = NULL;
@@ -383,7 +388,7 @@ static PyObject *new_array(const Coder *self, Py_ssize_t count)
     return make(self->numpy[NDARRAY_TYPE], 1, &count, self->id_number, NULL, NULL, 0, 0, NULL);
 }
 
-/* The pointer to an array's data is its first field. */
+/* Return the data of an array. The pointer is the array's first field. */
 static void *data_of(PyObject *array)
 {
     void *data;
@@ -404,7 +409,7 @@ static PyObject *array_of(const Coder *self, const uint32_t *ids, int64_t count)
 /* Return the int object of an id. */
 static inline PyObject *as_int(Coder *self, uint32_t id)
 {
-#ifndef Py_GIL_DISABLED /* where counting references of shared objects is slow */
+#ifndef Py_GIL_DISABLED /* without the lock, counting references of shared objects is slow */
     if (self->ready && id < self->size) {
         PyObject **ready = self->ready + id;
         if (*ready == NULL && (*ready = PyLong_FromUnsignedLong(id)) == NULL)
@@ -454,7 +459,8 @@ static PyObject *shortened(PyObject *array, int64_t count)
 
 /* ---- Encoding ---- */
 
-/* Write the ids of a text with the lock released if it is long; a number below 0 without memory. */
+/* Write the ids of a text, with the lock released if it is long; return the number of ids, below 0
+ * without memory. */
 static int64_t encode_to(Coder *self, Tool *tool, const Taken *text, uint32_t *ids)
 {
     PyThreadState *saved = text->length > FEW_BYTES ? PyEval_SaveThread() : NULL;
@@ -466,19 +472,20 @@ static int64_t encode_to(Coder *self, Tool *tool, const Taken *text, uint32_t *i
     return count;
 }
 
-/* OTHER, NARROW: arrays and tensors that are not made here; NARROW ones can't hold all ids. */
+/* The type of a result. OTHER, NARROW: types that are not made here; NARROW types can't hold all
+ * ids. */
 enum result { ARRAY, LIST, COUNT, OTHER, NARROW };
 
 static PyObject *result_of(Coder *self, enum result kind, const uint32_t *ids, int64_t count)
 {
     if (count < 0)
-        return nothing(); /* Python runs out of memory once more, and says so */
+        return nothing(); /* Python's code runs out of memory again, and raises the error */
     if (kind == COUNT)
         return PyLong_FromLongLong(count);
     return kind == LIST ? list_of(self, ids, count) : array_of(self, ids, count);
 }
 
-/* Have the places found where words may be cut, once, if a text would gain by that; -1 after an error. */
+/* Call find_cuts, once, if places to cut words speed up a text; return -1 after an error. */
 static int find_cuts(Coder *self, const uint8_t *text, int64_t length)
 {
     int64_t leads = 0;
@@ -500,7 +507,7 @@ static int find_cuts(Coder *self, const uint8_t *text, int64_t length)
 
 static PyObject *encode_taken(Coder *self, Tool *tool, const Taken *text, enum result kind)
 {
-    int is_direct = kind == ARRAY && text->length > KEPT_BYTES; /* into an array that is shortened */
+    int is_direct = kind == ARRAY && text->length > KEPT_BYTES; /* into an array to be shortened */
     PyObject *array = is_direct ? new_array(self, text->length + 3) : NULL;
     uint32_t *ids = is_direct ? NULL : room_for(tool, text->length + 3);
 
@@ -516,7 +523,7 @@ static PyObject *encode_taken(Coder *self, Tool *tool, const Taken *text, enum r
     return array ? nothing() : NULL;
 }
 
-/* Encode a text; None if Python has to. any_length: see most_bytes of `Coder`. */
+/* Return the ids of a text; None if Python's code has to encode it. any_length: see `Coder`. */
 static PyObject *encode(Coder *self, PyObject *given, enum result kind, int any_length)
 {
     PyObject *result = NULL;
@@ -571,7 +578,7 @@ static PyObject *coder_returns(PyObject *self, PyObject *const *args, Py_ssize_t
 
 /* ---- Batches ---- */
 
-/* Texts end to end, then padding, and where each starts. */
+/* Texts end to end, then padding, and the position at which each text starts. */
 typedef struct {
     uint8_t *bytes;
     int64_t length, room, count;
@@ -596,7 +603,7 @@ static int append(Joined *joined, const Taken *text)
     return 0;
 }
 
-/* Join the texts of a list; 1, 0 if Python has to encode them, -1 after an error. */
+/* Join the texts of a list; return 1, 0 if Python's code has to encode them, -1 after an error. */
 static int join(PyObject *texts, Py_ssize_t count, int64_t most, Joined *joined)
 {
     for (Py_ssize_t k = 0; k < count; k++) {
@@ -631,7 +638,7 @@ static PyObject *views_of(const Coder *self, PyObject *whole, const int64_t *sta
         if (view == NULL) {
             Py_DECREF(whole);
             Py_CLEAR(views);
-        } else if (set_base(view, whole) != 0) { /* takes the reference in any case */
+        } else if (set_base(view, whole) != 0) { /* takes the reference even if it fails */
             Py_DECREF(view);
             Py_CLEAR(views);
         } else {
@@ -655,7 +662,7 @@ static PyObject *lists_of(Coder *self, const uint32_t *ids, const int64_t *start
     return lists;
 }
 
-/* Encode joined texts; None without memory. */
+/* Return the ids of joined texts; None without memory. */
 static PyObject *encode_joined(Coder *self, Tool *tool, const Joined *joined, int as_list)
 {
     uint32_t *ids = room_for(tool, joined->length + 3);
@@ -720,7 +727,7 @@ static PyObject *coder_encode_batch(PyObject *object, PyObject *const *args, Py_
 
 /* ---- Decoding ---- */
 
-/* Ids to decode: their number, and the bytes of all. */
+/* Ids to decode: their number, and the number of their bytes. */
 typedef struct {
     uint32_t few[FEW_IDS];
     uint32_t *ids;
@@ -741,7 +748,7 @@ static void free_numbers(Numbers *numbers)
         free(numbers->ids);
 }
 
-/* Put a number in its place; return whether it is an id with a token. */
+/* Append a number; return whether it is an id with a token. */
 static inline int add_number(const Coder *self, Numbers *numbers, int64_t k, uint64_t number)
 {
     if (number >= (uint64_t)self->size)
@@ -814,7 +821,8 @@ static int take_array(const Coder *self, PyObject *array, Numbers *numbers)
     return fits;
 }
 
-/* Take ids from a list or tuple of int or an array (n,) of NumPy; 0 for all else, and for unknown ids. */
+/* Read ids from a list or tuple of int, or from an array (n,) of NumPy; return 0 for any other
+ * object, and for unknown ids. */
 static int take_ids(const Coder *self, PyObject *ids, Numbers *numbers)
 {
     numbers->ids = numbers->few;
@@ -864,7 +872,8 @@ static PyObject *spelled_text(const Coder *self, const Numbers *numbers, const c
     return text;
 }
 
-/* Return the text of ids, or their bytes if `errors` is NULL; None if Python has to. */
+/* Return the text of ids, or their bytes if `errors` is NULL; None if Python's code has to
+ * decode them. */
 static PyObject *decode(const Coder *self, PyObject *ids, const char *errors)
 {
     Numbers numbers;
@@ -880,7 +889,7 @@ static PyObject *decode(const Coder *self, PyObject *ids, const char *errors)
     return result;
 }
 
-/* Return the name of an error handler; NULL if Python has to look at the arguments. */
+/* Return the name of an error handler; NULL if Python's code has to read the arguments. */
 static const char *handler(PyObject *const *args, Py_ssize_t count)
 {
     Py_ssize_t length;
@@ -893,7 +902,9 @@ static const char *handler(PyObject *const *args, Py_ssize_t count)
     return name && strlen(name) == (size_t)length ? name : NULL;
 }
 
-/* decode_batch(rows, errors); rows: a list. None in place of a row that Python has to decode. */
+/* decode_batch(rows, errors): return a list of texts, with None for a row that Python's code has to
+ * decode.
+ * rows: a list. */
 static PyObject *coder_decode_batch(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
     const char *errors = handler(args, given);
@@ -903,7 +914,7 @@ static PyObject *coder_decode_batch(PyObject *self, PyObject *const *args, Py_ss
     for (Py_ssize_t k = 0; texts && k < count; k++) {
         PyObject *row = errors ? PySequence_GetItem(args[0], k) : NULL;
         PyObject *text = row ? decode((Coder *)self, row, errors) : nothing();
-        if (text == NULL) { /* Python raises the error in its turn */
+        if (text == NULL) { /* Python's code decodes this row, and raises the error */
             PyErr_Clear();
             text = nothing();
         }
@@ -915,7 +926,8 @@ static PyObject *coder_decode_batch(PyObject *self, PyObject *const *args, Py_ss
 
 /* ---- Offsets and names ---- */
 
-/* spans(text, ids): the characters of each token, int64 (n, 2), as `character_spans` of spelling.py. */
+/* spans(text, ids): return the characters of each token, int64 (n, 2), as `character_spans` of
+ * spelling.py does. */
 static PyObject *coder_spans(PyObject *object, PyObject *const *args, Py_ssize_t given)
 {
     Coder *self = (Coder *)object;
@@ -942,7 +954,7 @@ static PyObject *coder_spans(PyObject *object, PyObject *const *args, Py_ssize_t
         at = 0;
         for (int64_t k = 0; array && k < numbers.count; k++, row += 2) {
             const uint8_t *p = text.bytes + at, *end = p + self->spans[numbers.ids[k]];
-            /* A token that begins within a character shares it. */
+            /* A token that begins inside a character includes this character. */
             row[0] = characters - (p < end && (*p & 0xC0) == 0x80 && characters > 0);
             for (; p < end; p++)
                 characters += (*p & 0xC0) != 0x80;
@@ -957,7 +969,8 @@ static PyObject *coder_spans(PyObject *object, PyObject *const *args, Py_ssize_t
     return array;
 }
 
-/* Return the id of a special token, else the lowest id of an ordinary one; None if Python has to. */
+/* Return the id of a special token, or else the lowest id of an ordinary token; None if Python's
+ * code has to look it up. */
 static PyObject *find(Coder *self, PyObject *given)
 {
     uint8_t few[TOKEN_BYTES + TEXT_PADDING] = {0}, *padded = few;
@@ -991,8 +1004,8 @@ static PyObject *find(Coder *self, PyObject *given)
 
 /* ---- Streams ---- */
 
-/* The texts of ids as they come. rest: the beginning of a character. spell: a function for ids that
- * are not known here. */
+/* An iterator over the texts of ids. rest: the bytes of an incomplete character. spell: a function
+ * for ids that are not known here. */
 typedef struct {
     PyObject_HEAD
     PyObject *coder, *source, *ids, *errors, *spell;
@@ -1060,7 +1073,7 @@ static PyObject *feed(Stream *self, const uint8_t *bytes, Py_ssize_t length, int
     else
         text = PyUnicode_DecodeUTF8Stateful((const char *)bytes, total, errors, &used);
     if (text) {
-        /* An error handler may have put other bytes in place of these. */
+        /* An error handler may have replaced these bytes. */
         self->rest_length = used < total ? total - used : 0;
         if (self->rest_length > (Py_ssize_t)sizeof self->rest) {
             self->rest_length = 0;
@@ -1130,7 +1143,7 @@ static PyType_Slot stream_slots[] = {{Py_tp_dealloc, stream_dealloc},
 static PyType_Spec stream_spec = {"llmgpu.cpu.calls.Stream", sizeof(Stream), 0,
                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, stream_slots};
 
-/* stream(ids, errors, spell): an iterator over texts. */
+/* stream(ids, errors, spell): return an iterator over the texts of ids. */
 static PyObject *coder_stream(PyObject *coder, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 3)
@@ -1150,7 +1163,7 @@ static PyObject *coder_stream(PyObject *coder, PyObject *const *args, Py_ssize_t
 
 /* ---- Methods of Tokenizer ---- */
 
-/* Methods that do the usual case here, and call the functions that they replace in any other. */
+/* Methods that handle the usual case here, and call the replaced functions in any other case. */
 enum method { ENCODE, COUNT_IDS, DECODE, DECODE_BYTES, TOKEN_TO_ID, METHODS };
 
 static PyObject *replaced[METHODS];
@@ -1158,7 +1171,7 @@ static PyObject *coder_name, *encode_name, *decode_bytes_name; /* of attributes 
 static PyObject *dtype_name;                                  /* of an argument */
 static PyTypeObject *coder_type;
 
-/* Return the coder of a tokenizer, NULL if it has none; without an error. */
+/* Return the coder of a tokenizer; NULL, without an error, if it has none. */
 static PyObject *coder_of(PyObject *tokenizer)
 {
     PyObject *coder = PyObject_GetAttr(tokenizer, coder_name);
@@ -1172,7 +1185,8 @@ static PyObject *coder_of(PyObject *tokenizer)
 
 static PyMethodDef tokenizer_methods[METHODS];
 
-/* Whether a method of a tokenizer is the one made here, not that of a subclass or of the caller. */
+/* Return whether a method of a tokenizer is the method made here, not one of a subclass or
+ * object. */
 static int is_ours(PyObject *tokenizer, enum method method, PyObject *name)
 {
     PyObject *found = PyObject_GetAttr(tokenizer, name);
@@ -1185,7 +1199,7 @@ static int is_ours(PyObject *tokenizer, enum method method, PyObject *name)
     return is_same;
 }
 
-/* Call the replaced function. names: keywords of the last arguments, NULL for none. */
+/* Call the replaced function. names: the names of the last arguments; NULL if none has a name. */
 static PyObject *call_replaced(enum method method, PyObject *self, PyObject *const *args,
                                Py_ssize_t count, PyObject *names)
 {
@@ -1206,7 +1220,8 @@ static PyObject *call_replaced(enum method method, PyObject *self, PyObject *con
     return result;
 }
 
-/* Return the result of the usual case, unless it is None; else that of the replaced function. */
+/* Return the result of the usual case; if it is None, return the result of the replaced
+ * function. */
 static PyObject *or_replaced(PyObject *result, enum method method, PyObject *self,
                              PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
@@ -1248,7 +1263,7 @@ static PyObject *method_decode(PyObject *self, PyObject *const *args, Py_ssize_t
     return or_replaced(result, DECODE, self, args, count, names);
 }
 
-/* Do the usual case of a method with one argument. */
+/* Handle the usual case of a method with one argument. */
 static PyObject *of_one(enum method method, PyObject *self, PyObject *const *args, Py_ssize_t count,
                         PyObject *names)
 {
@@ -1286,8 +1301,8 @@ static PyMethodDef tokenizer_methods[METHODS] = {
     METHOD("encode", method_encode), METHOD("count", method_count), METHOD("decode", method_decode),
     METHOD("decode_bytes", method_decode_bytes), METHOD("token_to_id", method_token_to_id)};
 
-/* method(type, name, function, doc): a method of the type in place of a function, which is the same
- * in every call for the name. */
+/* method(type, name, function, doc): return a method of the type that replaces a function. All
+ * calls for a name have the same function. */
 static PyObject *make_method(PyObject *module, PyObject *args)
 {
     PyObject *type, *function;
@@ -1300,7 +1315,7 @@ static PyObject *make_method(PyObject *module, PyObject *args)
         if (strcmp(tokenizer_methods[k].ml_name, name) != 0)
             continue;
         if (replaced[k] == NULL) {
-            tokenizer_methods[k].ml_doc = strdup(doc); /* for as long as there is the type */
+            tokenizer_methods[k].ml_doc = strdup(doc); /* never freed, like the type */
             Py_INCREF(function);
             replaced[k] = function;
         } else if (replaced[k] != function) {
@@ -1338,7 +1353,7 @@ static PyObject *sources(PyObject *module, PyObject *none)
     return PyLong_FromUnsignedLong(LLMGPU_SOURCES);
 }
 
-/* forked(): to be called in a child process. */
+/* forked(): count a fork; must be called in the child process. */
 static PyObject *forked(PyObject *module, PyObject *none)
 {
     (void)module;
@@ -1347,7 +1362,7 @@ static PyObject *forked(PyObject *module, PyObject *none)
     return nothing();
 }
 
-/* Fill the module; made again, it has the same types. */
+/* Fill the module. A module that is made again has the same types. */
 static int fill_module(PyObject *module)
 {
     if (coder_type == NULL) {
