@@ -26,7 +26,7 @@ class Decompressor(Protocol):
     """Decompresses a file while the file is read."""
 
     def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fill the front of `buffer`; 0 at the end."""
+        """Fill the front of `buffer`; return the number of bytes, 0 at the end."""
 
     def close(self) -> None:
         """Free the buffers."""

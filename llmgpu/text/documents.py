@@ -329,7 +329,10 @@ class DocumentSplitter:
 def remove_spans(
     text: NDArray[np.uint8], spans: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Remove `spans`, int64 (K, 2), from `text`, uint8; return the text left, and cuts in it."""
+    """Remove `spans`, int64 (K, 2), from `text`, uint8.
+
+    Return the remaining text, and the positions in it at which spans were removed, int64 (K,).
+    """
     begins, lengths = spans[:, 0], spans[:, 1] - spans[:, 0]
     kept = np.ones(len(text), np.bool_)
     for length in np.unique(lengths):

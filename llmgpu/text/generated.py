@@ -27,7 +27,7 @@ from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
 
 BLOCK_WORDS = 1 << 15
-SMALLEST_BLOCK = 4 * BLOCK_WORDS  # bytes; any block has more
+SMALLEST_BLOCK = 4 * BLOCK_WORDS  # bytes; every block has more
 _GROUP = 16  # blocks made by a thread in one call: threads then seldom wait for Python's lock
 _TABLE_WORDS = 1 << 12  # ranks of words that are drawn from a table
 _DRAWS = 1 << 16  # entries of the table; a word's share of the entries is its frequency

@@ -58,7 +58,7 @@ class Conversations(Closing):
         self._renderer: Renderer = PlainRenderer()
         facts: list[object] = []
         if chat:
-            from llmgpu.text import chat_template  # starting processes takes time to load
+            from llmgpu.text import chat_template  # imported late, because it loads slowly
 
             facts = [chat.source, sorted(chat.tokens.items()), chat_template.chosen_time()]
             self._renderer = chat_template.TemplateRenderer(chat.source, chat.tokens)

@@ -55,10 +55,10 @@ class DocumentLengths:
         self._open = None
 
     def summary(self) -> dict[str, Any]:
-        """Return figures of the numbers of tokens of documents, by name.
+        """Return statistics about the lengths of documents in tokens, by name.
 
-        pN: the least number that N % of the documents don't exceed. above: the number of documents
-        with more tokens than each power of two from 128 on.
+        pN: the smallest length such that N % of the documents are not longer. above: for each power
+        of two from 128 on, the number of documents with more tokens.
         """
         self.close()
         lengths = sorted(self._documents)

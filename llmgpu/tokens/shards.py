@@ -405,7 +405,7 @@ def _remove_from(names: ShardNames, first: int) -> None:
     except InputError as error:
         if not isinstance(error.__cause__, (FileNotFoundError, type(None))):
             raise  # unknown whether another shard exists
-    for index in reversed(range(first, end)):  # backwards: a kill in between leaves no gap
+    for index in reversed(range(first, end)):  # last first: if killed, no gap is left
         path = names.shard(index)
         layout = get_layout(str(read_side_file(path)["layout"]))
         written = (path, mask_path(path), side_path(path), index_path(path, layout))

@@ -73,7 +73,7 @@ class TokenSink(Closing):
         """
 
     def prepare(self, piece: EncodedSlice) -> EncodedSlice:
-        """Return a slice for `write`, with `content` if the sink makes it from the ids alone.
+        """Return a slice for `write`, with `content` set if the sink can make it from ids alone.
 
         Several threads may call `prepare` at a time. Raises OutputError as `write` does.
         """

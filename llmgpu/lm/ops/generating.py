@@ -117,7 +117,7 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
     def attention_cached(
         self, heads: HeadTensors, places: Tensor, out: Tensor, shape: AttentionShape
     ) -> None:
-        """Write out (N, H * D): a query attends to the cache rows of its sequence up to its own.
+        """Write out (N, H * D): a query attends to its sequence's cache rows up to its own row.
 
         places: see `NewRows`. shape: `batch` and `seq` have no effect.
 

@@ -78,8 +78,8 @@ class Transfers:
     def start_writing(self, tensors: Sequence[Tensor]) -> tuple[FloatArray, Callable[[], None]]:
         """Return an (n,) array, and a function that writes the array's numbers to the tensors.
 
-        Programs that run later see these numbers. The array may be slow to read. Call the function
-        before the second call of `start_writing` after this one.
+        Programs that run later see these numbers. The array may be slow to read. At most two
+        transfers may be under way: call the function before `start_writing` is called twice more.
         """
         values = np.empty(sum(tensor.size for tensor in tensors), np.float32)
 
