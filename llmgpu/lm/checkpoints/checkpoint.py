@@ -237,7 +237,7 @@ def _write_model_files(
 
 
 def _keep_unchanging(folder: Path, unchanging: dict[str, bytes] | None) -> None:
-    """Write the contents of `unchanging`; read the files into an empty map."""
+    """Write the files in `unchanging` into a folder; fill an empty map from the folder's files."""
     for name, content in (unchanging or {}).items():
         _write_bytes(folder / name, content)
     if unchanging == {}:

@@ -234,7 +234,7 @@ class TrainingRun:
         self._spent = Spent()
         self._saved_step = -1  # step of the newest checkpoint, which may be incomplete yet
         self._snapshot: Snapshot | None = None  # copies of the tensors of a checkpoint
-        self._write: Callable[[], object] | None = None  # writes them, once they have been read
+        self._write: Callable[[], object] | None = None  # writes the copies, when all are read
         self._saving = Background()
         self._unchanging: dict[str, bytes] = {}  # files that are equal in all checkpoints
         self._notes_of_saving: deque[str] = deque()
