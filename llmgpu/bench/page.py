@@ -13,6 +13,7 @@ from llmgpu.bench.report import (
     common_rate,
     facts_of,
     headlines,
+    runs_line,
     time_lines,
 )
 from llmgpu.bench.results import Record, Result, ResultTable, quantity, seconds_text, three_digits
@@ -124,6 +125,8 @@ def _table(table: ResultTable, record: Record, software: Set[str]) -> list[str]:
     is_kernels = table.what == KERNELS
     lines = _engine_charts(table, record) if is_kernels else result_bars(table)
     lines += draw_table(columns_of(table), [result.correct is False for result in table.results])
+    if runs := runs_line(table):
+        lines.append(f'<p class="small">median of: {runs}</p>')
     if table.answers:
         lines.append(f'<p class="small">answers: {escape_text(table.answers)}</p>')
     for result in table.results:

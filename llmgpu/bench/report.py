@@ -11,7 +11,7 @@ llmgpu's times can be `slower`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llmgpu.bench import BPE_TRAIN, DEFAULT_THRESHOLD, EMBEDDING, GENERATE, KERNELS, TOKENIZE, TRAIN
@@ -20,12 +20,15 @@ from llmgpu.bench.results import (
     Record,
     Result,
     ResultTable,
+    Times,
     quantity,
+    runs_text,
     seconds_text,
     spread_text,
     three_digits,
 )
 from llmgpu.charts import NOTHING, Column
+from llmgpu.input_files import number_of
 
 
 @dataclass(frozen=True)
@@ -76,12 +79,18 @@ MEASURES = (
     SPEED_UP_OVER_TORCH := Measure("speed_up_over_torch", "vs torch", "x"),
 )
 _LEAST_SECONDS = 1e-9  # smallest divisor of a ratio: no clock is finer
+HALF_RANGE = "±%"  # column of `_half_range`, where a terminal has no room for "min-max"
 HEADLINED = (BPE_TRAIN, TOKENIZE, TRAIN)
 RATES = (TEXT_RATE, BYTE_RATE, TOKEN_RATE)  # rates for the chart of a job, the best first
 # The measures that a terminal shows, for parts whose measures do not all fit.
 NARROW = {
     EMBEDDING: (BYTE_RATE, SHARE_OF_COPY, SPEED_UP, SPEED_UP_OVER_TORCH),
-    KERNELS: (BYTE_RATE, OPERATION_RATE, SHARE_OF_FLOOR, SPEED_UP),
+    KERNELS: (
+        BYTE_RATE,
+        replace(OPERATION_RATE, title="FLOP/s", unit=""),
+        SHARE_OF_FLOOR,
+        SPEED_UP,
+    ),
     TRAIN: (TOKEN_RATE, SHARE_OF_FLOOR, SPEED_UP, SPEED_UP_OVER_TORCH),
     GENERATE: (TOKEN_RATE, SHARE_OF_FLOOR, SPEED_UP),
 }
@@ -99,7 +108,9 @@ def columns_of(table: ResultTable, *, narrow: bool = False) -> list[Column]:
         Column(first, "name", [*map(table.row_name, results)]),
         numbers("median", [seconds_text(t.median) if t else NOTHING for t in times]),
     ]
-    if not (narrow and table.what in NARROW):
+    if narrow and table.what in NARROW:
+        columns.append(numbers(HALF_RANGE, [_half_range(t) if t else NOTHING for t in times]))
+    else:
         spreads = [spread_text(t.median, t.min, t.max) if t else NOTHING for t in times]
         columns.append(numbers("min-max", spreads))
     for measure in NARROW.get(table.what, MEASURES) if narrow else MEASURES:
@@ -118,13 +129,36 @@ def columns_of(table: ResultTable, *, narrow: bool = False) -> list[Column]:
     return [*columns, Column("answer", "", [result.verdict for result in results])]
 
 
+def _half_range(times: Times) -> str:
+    """Return half the difference of the slowest and the fastest run, in percent of the median."""
+    return f"{50 * (times.max - times.min) / max(times.median, _LEAST_SECONDS):.0f}"
+
+
+def runs_line(table: ResultTable, *, narrow: bool = False) -> str:
+    """Return a line with the number of runs behind the medians of a table; "" if unknown.
+
+    narrow: explain the column `HALF_RANGE` of a narrow table, too.
+    """
+    counts = {len(result.seconds.runs) for result in table.results if result.seconds}
+    if not counts or 0 in counts:
+        return ""
+    least, most = min(counts), max(counts)
+    line = number_of(least, "run") if least == most else f"{least} to {most} runs"
+    has_column = narrow and table.what in NARROW
+    return f"{line}; {HALF_RANGE}: half of their range" if has_column else line
+
+
 def headlines(record: Record) -> Iterator[tuple[str, str]]:
     """Yield, for each part, a line with the ratio of llmgpu's speed to the fastest other program's.
 
-    If another program was faster, the line says so. The line is about the last job that another
-    program did, too, which is the largest. Without another program, an adapter is compared with the
-    CPU. Greedy matching is left out, because no other program supports it.
+    The runs of both and their spread stand beside the ratio. A --quick run has one line without a
+    ratio instead. If another program was faster, the line says so. The line is about the last job
+    that another program did, too, which is the largest. Without another program, an adapter is
+    compared with the CPU. Greedy matching is left out, because no other program supports it.
     """
+    if record.smoke is not None:
+        yield "smoke test", f"{record.smoke}; the times are too few for a comparison"
+        return
     told: dict[str, tuple[bool, str]] = {}
     for table in record.tables():
         timed = [
@@ -145,11 +179,11 @@ def headlines(record: Record) -> Iterator[tuple[str, str]]:
         fast, slow = sorted((best.median, other.median))
         if other.median < best.median:
             names = [f"{other.engine}{role and role + ','}", best.engine]
-        if record.smoke is not None:
-            told[table.what] = True, f"smoke test: {record.smoke}"
-            continue
         ratio = three_digits(slow / max(fast, _LEAST_SECONDS))
-        told[table.what] = bool(peers), f"{names[0]} is {ratio} times as fast as {names[1]}"
+        runs = [runs_text(each.seconds) for each in (best, other) if each.seconds]
+        runs = runs if best.median <= other.median else runs[::-1]
+        line = f"{names[0]} is {ratio} times as fast as {names[1]} ({' against '.join(runs)})"
+        told[table.what] = bool(peers), line
     yield from ((what, line) for what, (_, line) in told.items())
 
 

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from llmgpu.bench import EMBEDDING, KERNELS
 from llmgpu.errors import InputError, LlmgpuError
-from llmgpu.input_files import input_errors, printable, read_whole
+from llmgpu.input_files import input_errors, number_of, printable, read_whole
 
 FORMAT = "llmgpu-bench"
 VERSION = 2
@@ -51,6 +51,12 @@ def spread_text(median: float, fastest: float, slowest: float) -> str:
     """Return the fastest and the slowest of several runs in the unit of their median."""
     scale, unit = _second_unit(median)
     return f"{three_digits(fastest * scale)}-{three_digits(slowest * scale)} {unit}"
+
+
+def runs_text(times: Times) -> str:
+    """Return the number of runs, if it is known, and their spread: 5 runs, 1.2-1.3 ms."""
+    spread = spread_text(times.median, times.min, times.max)
+    return f"{number_of(len(times.runs), 'run')}, {spread}" if times.runs else spread
 
 
 def _second_unit(seconds: float) -> tuple[float, str]:

@@ -15,7 +15,14 @@ from rich.table import Table
 
 from llmgpu.bench import ALL, GENERATED, KERNELS, PARTS, QUICK_SIZES, BenchOptions
 from llmgpu.bench.page import draw_report
-from llmgpu.bench.report import columns_of, compare_records, facts_of, headlines, time_lines
+from llmgpu.bench.report import (
+    columns_of,
+    compare_records,
+    facts_of,
+    headlines,
+    runs_line,
+    time_lines,
+)
 from llmgpu.bench.results import Record, Result, ResultTable, load_record, seconds_text
 from llmgpu.bench.suite import Benchmark
 from llmgpu.bench.tokenizers import text_blocks
@@ -173,6 +180,8 @@ def _print_table(console: Console, title: str, columns: Sequence[Column]) -> Non
 
 def _lines_below(table: ResultTable) -> Iterator[str]:
     """Yield lines of answers and notes, and of the times of phases and kernels."""
+    if runs := runs_line(table, narrow=True):
+        yield f"median of: {runs}"
     if table.answers:
         yield f"answers: {table.answers}"
     for result in table.results if table.what != KERNELS else ():

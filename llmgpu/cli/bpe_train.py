@@ -89,7 +89,7 @@ def bpe_train(asked: BpeTrainCommand, opening: Opening) -> None:
         plan = _plan(options, opening, source, how.limit, report)
         written = _written(outputs.values(), counts_output, asked.checkpoint, resumed)
         check_outputs([*written, *job.outputs], read, force=asked.force)
-        seconds = {"total": 0.0, "open device": time.perf_counter() - before}
+        seconds = {"total": 0.0, **_opening_seconds(plan, before)}
         report.line(f"training on {plan.merging.description}")
         report.note(*plan.notes)
         # Count, or train.
@@ -241,6 +241,12 @@ def _plan(
     plan = make_plan(options, opening.backend())
     report.note_missing_engine(plan.merging)
     return plan
+
+
+def _opening_seconds(plan: Plan, before: float) -> dict[str, float]:
+    """Return the seconds since `before` as a phase; nothing on the CPU, which opens no device."""
+    has_device = plan.counting.device is not None
+    return {"open device": time.perf_counter() - before} if has_device else {}
 
 
 def _load_counts(asked: BpeTrainCommand) -> WordCounts:

@@ -12,6 +12,7 @@ from llmgpu.bench.report import (
     TOKEN_RATE,
     columns_of,
     headlines,
+    runs_line,
 )
 from llmgpu.bench.results import Result, load_record, read_record
 from tests.bench.test_compare import record, result
@@ -46,22 +47,44 @@ def test_headlines_compare_with_the_fastest_other_program() -> None:
         result("kernels", "fast", 1.0, peer=True),
     ]
     assert dict(headlines(read_record(record(*rows)))) == {
-        "tokenize": "a GPU is 2.5 times as fast as fast, the fastest other program",
-        "train": "a GPU is 1.5 times as fast as NumPy",
+        "tokenize": "a GPU is 2.5 times as fast as fast, the fastest other program "
+        "(1 run, 1-1 s against 1 run, 2.5-2.5 s)",
+        "train": "a GPU is 1.5 times as fast as NumPy (1 run, 2-2 s against 1 run, 3-3 s)",
     }
 
 
 def test_a_headline_tells_what_is_faster() -> None:
     rows = [result("tokenize", "NumPy", 3.0), result("tokenize", "other", 1.5, peer=True)]
     assert dict(headlines(read_record(record(*rows)))) == {
-        "tokenize": "other, the fastest other program, is 2 times as fast as NumPy"
+        "tokenize": "other, the fastest other program, is 2 times as fast as NumPy "
+        "(1 run, 1.5-1.5 s against 1 run, 3-3 s)"
     }
+
+
+def test_runs_and_their_spread_stand_beside_ratios() -> None:
+    times = {"median": 2.0, "min": 1.5, "max": 2.5, "runs": [2.5, 2.0, 1.5]}
+    rows = [result("train", "NumPy", 4.0), result("train", "a GPU") | {"seconds": times}]
+    measured = read_record(record(*rows))
+    ratio = "a GPU is 2 times as fast as NumPy"
+    assert dict(headlines(measured))["train"] == (
+        f"{ratio} (3 runs, 1.5-2.5 s against 1 run, 4-4 s)"
+    )
+    (table,) = measured.tables()
+    assert runs_line(table) == "1 to 3 runs"
+    assert runs_line(table, narrow=True) == "1 to 3 runs; ±%: half of their range"
+    (spread,) = (c for c in columns_of(table, narrow=True) if c.title == "±%")
+    assert spread.cells == ["0", "25"]
+    old = record(result() | {"seconds": {"median": 2.0, "min": 1.5, "max": 2.5}})
+    assert runs_line(read_record(old).tables()[0]) == ""
 
 
 def test_a_quick_run_has_no_ratio_in_its_headline() -> None:
     rows = [result("tokenize", "NumPy", 3.0), result("tokenize", "other", 1.5, peer=True)]
     quick = read_record(record(*rows) | {"smoke": "2 runs of 1 MB"})
-    assert dict(headlines(quick)) == {"tokenize": "smoke test: 2 runs of 1 MB"}
+    line = "2 runs of 1 MB; the times are too few for a comparison"
+    assert dict(headlines(quick)) == {"smoke test": line}
+    alone = read_record(record(rows[0]) | {"smoke": "2 runs of 1 MB"})
+    assert dict(headlines(alone)) == {"smoke test": line}
 
 
 def test_tables_of_records_fit_a_terminal() -> None:

@@ -138,6 +138,7 @@ def test_the_summary_has_rates(llmgpu: Run, corpus: Path) -> None:
     assert summary["distinct_words"] > 500 and 0 < summary["batches"] <= 244
     assert summary["estimated_memory_bytes"] > 1 << 22
     assert {"total", "count words", "merge"} <= summary["seconds"].keys()
+    assert "open device" not in summary["seconds"]  # the CPU opens none
 
 
 @pytest.mark.parametrize(
