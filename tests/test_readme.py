@@ -10,7 +10,7 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,8 @@ PAGES = [README, *sorted(DOCS.glob("*.md"))]
 FOR_DEVELOPERS = [ROOT / f"{name}.md" for name in ("ARCHITECTURE", "CONTRIBUTING", "SECURITY")]
 
 BLOCK = re.compile(
-    r"^(?:<!-- needs (\w+) -->\n)?```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL
+    r"^(?:<!-- needs (\w+) -->\n)?```(console|powershell|python)\n(.*?)^```",
+    re.MULTILINE | re.DOTALL,
 )
 ELSEWHERE = "https://example.com"  # in examples, a server that has the files of the page
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -46,6 +47,21 @@ class Example(NamedTuple):
     needed: str
 
 
+def for_bash(part: str) -> str:
+    """Translate a command for PowerShell, which bash would read in the same way but for two signs.
+
+    A backtick at the end of a line continues a command, and `$env:NAME = VALUE` sets a variable.
+    """
+    joined = re.sub(r"`\n\s*", "", part)
+    return re.sub(r"\$env:(\w+) = ", r"export \1=", joined)
+
+
+PROMPTS: dict[str, tuple[str, Callable[[str], str]]] = {
+    "console": (r"^\$ ", str),
+    "powershell": (r"^PS> ", for_bash),
+}
+
+
 def examples(page: Path) -> list[Example]:
     """Return the commands and programs of a page in order."""
     found: list[Example] = []
@@ -53,8 +69,9 @@ def examples(page: Path) -> list[Example]:
         if kind == "python":
             found.append(Example([sys.executable, "-c", block], "", needed))
             continue
-        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, _, output = part.partition("\n")
+        prompt, from_shell = PROMPTS[kind]
+        for part in re.split(prompt, block, flags=re.MULTILINE)[1:]:
+            command, _, output = from_shell(part).partition("\n")
             found.append(Example(["bash", "-o", "pipefail", "-c", command], output, needed))
     return found
 
@@ -73,6 +90,18 @@ def test_most_pages_have_examples() -> None:
     assert README in WITH_EXAMPLES
     assert len(WITH_EXAMPLES) >= 8
     assert sum(len(examples(page)) for page in WITH_EXAMPLES) >= 50
+
+
+def test_commands_for_powershell_are_read_by_bash(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    block = "PS> $env:ONE = 'a b'; printf '%s\\n' `\n    $ONE\na\nb\nPS> echo 'two'\ntwo\n"
+    page.write_text(f"```powershell\n{block}```\n\n```powershell\nnot run\n```\n")
+    found = examples(page)
+    assert [each.shown for each in found] == ["a\nb\n", "two\n"]
+    for each in found:
+        done = subprocess.run(each.command, capture_output=True, text=True)
+        assert done.stdout == each.shown, done.stderr
+    assert sum("PS> " in line for line in (DOCS / "windows-macos.md").read_text().split("\n")) > 5
 
 
 @pytest.mark.parametrize(
