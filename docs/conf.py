@@ -15,14 +15,12 @@ from typing import Any
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
 
-import click
-from docutils import nodes
-from docutils.parsers.rst import Directive
+from command_help import CommandHelp
 from sphinx.ext.autodoc.mock import mock
 
 from llmgpu import __version__
-from llmgpu.cli import cli
 
 project = "llmgpu"
 author = "llmgpu maintainers"
@@ -34,6 +32,8 @@ exclude_patterns = ["recorded"]
 html_theme = "furo"
 html_title = f"llmgpu {version}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["guide.css"]
 
 myst_heading_anchors = 3  # headings that links may name: page.md#heading
 default_role = "code"  # `text` in a docstring is code, as it is in Markdown
@@ -86,27 +86,6 @@ def shorten_arrays(
     """Write NumPy's array types as the source does: ``NDArray[uint32]``."""
     short = [text and _ARRAY.sub(r"NDArray[\1]", text) for text in (signature, returns)]
     return short[0], short[1]
-
-
-class CommandHelp(Directive):
-    """The directive ``command-help``: what ``llmgpu COMMAND --help`` prints on 80 columns."""
-
-    required_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        """Return the help of the command that the argument names."""
-        name = self.arguments[0]
-        command = cli.get_command(click.Context(cli), name)
-        if command is None:
-            raise self.error(f"llmgpu has no command {name!r}")
-        context = click.Context(
-            command,
-            info_name=f"llmgpu {name}",
-            terminal_width=80,
-            help_option_names=["-h", "--help"],
-        )
-        text = command.get_help(context)
-        return [nodes.literal_block(text, text, language="text")]
 
 
 def setup(app: Any) -> None:
