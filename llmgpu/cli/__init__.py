@@ -15,6 +15,7 @@ import sys
 
 import click
 
+from llmgpu.cli.help_formatter import HelpContext
 from llmgpu.cli.interrupts import code_of, handled_signals, say_interrupted
 from llmgpu.errors import LlmgpuError, errors_are_json, json_error, shorten
 from llmgpu.input_files import printable, quote
@@ -57,6 +58,8 @@ MAIN_COMMANDS = ("bpe-train", "tokenize", "count", "train", "generate", "info")
 
 class LazyGroup(click.Group):
     """A group that imports a command when the command is used."""
+
+    context_class = HelpContext
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

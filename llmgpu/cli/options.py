@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import click
 from click.core import ParameterSource
 
+from llmgpu.cli.help_formatter import HelpContext
 from llmgpu.cli.values import KINDS, PatternExpression
 from llmgpu.input_files import quote
 from llmgpu.option_fields import (
@@ -37,6 +38,8 @@ _EXPRESSION = Option(
 
 class SectionedCommand(click.Command):
     """A command whose --help lists options under the headings of `SECTIONS`, in this order."""
+
+    context_class = HelpContext
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in SECTIONS}

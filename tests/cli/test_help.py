@@ -7,13 +7,16 @@ change of ``help.txt`` then belongs to the commit.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import pytest
 from click.testing import CliRunner
 
 from llmgpu.cli import COMMANDS, cli
+from llmgpu.cli.help_formatter import HelpFormatter
 
 STORED = Path(__file__).with_name("help.txt")
 WIDTH = 100  # columns of the terminal
@@ -48,6 +51,42 @@ def test_options_stand_under_headings() -> None:
         own = [head for head in re.findall(r"^(\w.*):$", text, re.MULTILINE) if head in heads]
         assert own == [head for head in heads if head in own]
     assert texts[""].index("\n  train ") < texts[""].index("\n  bench ")
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line is wider than the terminal, and broken examples are still the same commands."""
+    wide = dict(zip(("", *COMMANDS), help_of_all_commands(), strict=True))
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for command in ("", *COMMANDS):
+        done = CliRunner().invoke(cli, [*filter(None, [command]), "--help"], prog_name="llmgpu")
+        lines = done.stdout.splitlines()
+        assert max(map(len, lines)) <= columns, command
+        assert [*examples_in(done.stdout)] == [*examples_in(wide[command])]
+        _, _, text = wide[command].partition("\n")  # without its heading
+        assert re.sub(r"[\s\\]", "", done.stdout) == re.sub(r"[\s\\]", "", text)
+
+
+def examples_in(text: str) -> Iterator[list[str]]:
+    """Yield the words of the commands below "Examples:"."""
+    block = text.partition("Examples:\n")[2].partition("\n\n")[0]
+    for line in block.replace("\\\n", "").splitlines():
+        yield shlex.split(line)
+
+
+def test_names_and_texts_stand_below_each_other_on_a_narrow_terminal() -> None:
+    formatter = HelpFormatter(width=40)
+    formatter.write_dl([("--sort [path|tokens|bytes|lines|order]", "Sort by this."), ("-q", "")])
+    formatter.write_text("\b\nExamples:\n  llmgpu count -o 'a  b' --vocab v.bin corpus.txt")
+    assert formatter.getvalue() == (
+        "--sort [path|tokens|bytes|lines|\n"
+        "      order]\n"
+        "    Sort by this.\n"
+        "-q\n"
+        "Examples:\n"
+        "  llmgpu count -o 'a  b' \\\n"
+        "      --vocab v.bin corpus.txt\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,95 @@
+"""The layout of --help. On a narrow terminal the text of an option stands below its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+import click
+from click.formatting import wrap_text
+
+_NARROW = 70  # columns; with fewer, two columns of names and texts would be too narrow to read
+_LEAST = 24  # columns of the narrowest page
+_RAW = "\b"  # marks a paragraph whose lines stay as they are
+# Words of a command. Quoted text is never divided, and an option stays beside its value.
+_WORD = re.compile(r"(?:[->]\S*\s+(?=[^\s|-]))?(?:'[^']*'|\"[^\"]*\"|\S)+")
+
+
+class HelpFormatter(click.HelpFormatter):
+    """A formatter whose lines fit the terminal, examples included."""
+
+    def __init__(
+        self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None
+    ) -> None:
+        import shutil  # 2 ms, which only help and usage take
+
+        super().__init__(indent_increment, width, max_width)
+        columns = shutil.get_terminal_size().columns
+        # Examples may be wider than text. Without a width, click makes no page below 50 columns.
+        self._room = max(columns, _LEAST) if width is None else width
+        self.width = min(self.width, self._room - 2) if width is None else width
+
+    def write_text(self, text: str) -> None:
+        """Write paragraphs; break lines of examples that are wider than the terminal."""
+        super().write_text(_fitted(text, self._room - self.current_indent))
+
+    def write_dl(
+        self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
+    ) -> None:
+        """Write names and texts side by side, or on a narrow terminal below each other."""
+        if self.width >= _NARROW:
+            super().write_dl(rows, col_max, col_spacing)
+            return
+        edge, inner = " " * self.current_indent, " " * (self.current_indent + 4)
+        for name, text in rows:
+            for number, line in enumerate(_lines(name, self.width - len(inner) - 2)):
+                self.write(f"{f'{inner}  ' if number else edge}{line}\n")
+            fitted = _fitted(text, self.width - len(inner))
+            self.write(f"{wrap_text(fitted, self.width, inner, inner, True)}\n" if text else "")
+
+
+def _fitted(text: str, width: int) -> str:
+    """Return a text with the lines of its raw paragraphs broken to a width in characters."""
+    paragraphs = text.split("\n\n")
+    for number, paragraph in enumerate(paragraphs):
+        if paragraph.lstrip(" \n").startswith(_RAW):
+            lines = [_broken(line, width) for line in paragraph.split("\n")]
+            paragraphs[number] = "\n".join(lines)
+    return "\n\n".join(paragraphs)
+
+
+def _broken(line: str, width: int) -> str:
+    """Break a raw line. The lines of a command, which is indented, end with backslashes."""
+    if len(line) <= width:
+        return line
+    indent = len(line) - len(line.lstrip())
+    end = " \\" if indent else ""
+    broken = _joined(_WORD.findall(line), width - indent - 4 - len(end))
+    return f"{end}\n{' ' * (indent + 4) if indent else ''}".join(
+        f"{' ' * indent}{each}" if not number else each for number, each in enumerate(broken)
+    )
+
+
+def _joined(words: Iterable[str], width: int, between: str = " ") -> Iterator[str]:
+    """Yield lines of as many words as the width permits."""
+    line = ""
+    for word in words:
+        if line and len(line) + len(between) + len(word) > width:
+            yield line
+            line = word
+        else:
+            line = f"{line}{between}{word}" if line else word
+    yield line
+
+
+def _lines(name: str, width: int) -> list[str]:
+    """Return the lines of a name; choices such as [a|b] are divided after a bar."""
+    if len(name) <= width:
+        return [name]
+    return [*_joined(re.findall(r"[^|]+\|?", name), width, "")]
+
+
+class HelpContext(click.Context):
+    """The context of a command with this layout."""
+
+    formatter_class = HelpFormatter
