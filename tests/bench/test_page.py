@@ -378,6 +378,7 @@ def test_the_page_opens_with_headlines_and_folds_software_adapters() -> None:
         "Tokenizing: a GPU is 2 times as fast as other, the fastest other program "
         "(1 run, 500-500 ms against 1 run, 1-1 s)."
     )
+    assert "median of: 1 run" in [node.text for node in page.all("p", "small")]
     folds = {str(node[0].text): node.get("open") for node in page.all("details")}
     assert folds["Where the time of lavapipe goes"] is None
     assert folds["Where the time of a GPU goes"] == "open"

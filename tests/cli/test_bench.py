@@ -87,6 +87,7 @@ def test_interrupted_command_hands_over_what_it_has(
     record = json.loads(paths[0].read_text())
     assert (len(record["results"]), record["complete"]) == (1, False)
     assert "interrupted" in result.stdout
+    assert result.stdout.startswith("smoke test: 1 run of 1 MB")
     assert "Interrupted" in paths[1].read_text()
 
 
@@ -97,6 +98,8 @@ def test_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(bench, [*TEXT_PARTS, *arguments, "-o", str(output)])
     assert result.exit_code == 0, result.output
     assert "KB of text, 300 ids, pattern gpt2" in result.stdout
+    assert "\n  median of: 1 run\n" in result.stdout
+    assert "smoke test" not in result.stdout
     assert json.loads(output.read_text())["complete"]
     more = ["--pattern", "class", "--corpus", "generated", "--json"]
     more += ["--match", "greedy"]
