@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.lm.checkpoints.checkpoint import load_checkpoint, open_model
 from llmgpu.lm.runs.records import read_log
+from llmgpu.tokenizer import Tokenizer
+from tests.bpe.interchange.models import BYTES, SPECIAL
+from tests.bpe.interchange.models import model as sentencepiece_model
 from tests.cli.conftest import Run, fails
 from tests.cli.test_train import assert_same_weights
 from tests.harness.arguments import overridden
+from tests.llama_cpp import LlamaCpp
 from tests.lm.pretrained_folders import kind_of_model, weights_of, write_folder
 from tests.lm.samples import small_vocabulary
+from tests.reference.lm.llama import Llama
+from tests.reference.pieces import MARK, NORMAL, Piece
 
 TRAIN = ("train", "--init", "model", "corpus.txt", "--device", "cpu", "--batch-size", "2")
 
@@ -111,3 +121,49 @@ def test_a_checkpoint_says_where_it_is_from_and_where_texts_end(
     tokenizer = json.loads((step / "tokenizer_config.json").read_text())
     assert tokenizer["pad_token"] == tokenizer["eos_token"] == "<|x|>"
     assert tokenizer["model_max_length"] == 64
+
+
+def pieces_of(text: str) -> list[Piece]:
+    """Pieces of Llama 2's kind, with every character of a text and every pair of two, in order."""
+    letters = sorted({MARK, *text.replace(" ", MARK)} - {"\n"})
+    pairs = sorted({a + b for a, b in pairwise(text.replace(" ", MARK)) if "\n" not in (a, b)})
+    texts = [*pairs, *letters]
+    return [*SPECIAL, *BYTES, *((t, -float(k), NORMAL) for k, t in enumerate(texts))]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.json"])
+def test_a_model_of_llama_2s_kind(llmgpu: Run, corpus: Path, name: str) -> None:
+    """Trained further, its checkpoint opens in transformers and llama.cpp, tokenizer included."""
+    data = sentencepiece_model(pieces_of(corpus.read_text()[:2000]))
+    (corpus.parent / "m.model").write_bytes(data)
+    vocabulary = open_vocabulary(corpus.parent / "m.model")
+    config = replace(kind_of_model("llama", vocabulary.size), max_positions=64)
+    folder = write_folder(
+        corpus.parent / "model", config, weights_of(config), vocabulary=vocabulary, eos_token_id=2
+    )
+    if name == "tokenizer.model":
+        (folder / "tokenizer.json").unlink()
+        (corpus.parent / "m.model").rename(folder / name)
+    done = llmgpu(*TRAIN, "-o", "run", "--steps", "2", "--seq-len", "16")
+    assert done.returncode == 0, done.stderr
+    made = llmgpu("generate", "run", "--prompt", "the the", "--max-new-tokens", "5")
+    assert made.returncode == 0 and made.stdout.startswith(b"the the"), made.stderr
+    checkpoint = load_checkpoint(corpus.parent / "run")
+    text = corpus.read_text()[:60]
+    ids = Tokenizer(checkpoint.vocabulary).encode(text, dtype=list)
+    expected = Llama(checkpoint.config, dict(checkpoint.weights)).forward(np.array([ids]))[0]
+    assert open_vocabulary(checkpoint.folder / "tokenizer.json").size == vocabulary.size
+
+    if importlib.util.find_spec("gguf") and os.environ.get("LLMGPU_LLAMA_CPP"):
+        done = llmgpu("export", "run", "-o", "m.gguf")
+        assert done.returncode == 0, done.stderr
+        llama = LlamaCpp(corpus.parent / "m.gguf")
+        assert llama.encode(text) == ids
+        llama.close()
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint.folder)
+    assert tokenizer(text, add_special_tokens=False).input_ids == ids
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(checkpoint.folder)
+    found = theirs(torch.tensor([ids])).logits[0].detach().numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-4)

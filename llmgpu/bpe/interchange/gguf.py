@@ -15,10 +15,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from llmgpu.bpe.interchange.piece_files import describe_llama, name_pieces
 from llmgpu.bpe.interchange.token_tables import (
     exportable_ids,
     find_end_of_text,
@@ -148,32 +149,27 @@ def describe(
     Raises VocabularyError if llama.cpp can't give the same ids.
     """
     # Choose llama.cpp's names and ids.
-    ids = exportable_ids(vocabulary, _TOOL)
-    merges = listed_merges(vocabulary)
-    pre = _name_split(vocabulary, len(set(merges[:, 2].tolist())))
+    if vocabulary.pieces is None:
+        texts, kinds, model = _describe_bytes(vocabulary)
+    else:
+        texts, kinds, model = _describe_pieces(vocabulary, note)
     end = find_end_of_text(vocabulary.special_tokens)
     bos_id, eos_id = _around(vocabulary, bos_id, eos_id, note)
     if eos_id is None and end is not None:
         eos_id = vocabulary.special_tokens[end]
     # List the text of every id. All must differ in llama.cpp, so an id without a token has [PADn].
-    texts = {number: text for text, number in ids.items()}
-    special = set(vocabulary.special_tokens.values())
     numbers = range(max(rows, vocabulary.size))
     names = [texts.get(number, f"[PAD{number}]") for number in numbers]
     if len(set(names)) < len(names):
         raise VocabularyError("a token has the text of an id without a token, [PAD...]: rename it")
-    kinds = (
-        _CONTROL if number in special else _NORMAL if number in texts else _UNUSED
-        for number in numbers
-    )
+    if "token_scores" in model:
+        model["token_scores"] += [model["token_scores"][-1]] * (len(numbers) - vocabulary.size)
     _note_differences(vocabulary, note, eos_id)
     chat = vocabulary.chat
     described = {
-        "tokenizer_model": "gpt2",
-        "tokenizer_pre": pre,
+        **model,
         "token_list": names,
-        "token_types": list(kinds),
-        "token_merges": [f"{left} {right}" for left, right in name_pairs(vocabulary, merges)],
+        "token_types": [kinds.get(number, _UNUSED) for number in numbers],
         "bos_token_id": eos_id if bos_id is None else bos_id,
         "eos_token_id": eos_id,
         "add_bos_token": vocabulary.prefix_ids == (bos_id,),
@@ -181,6 +177,33 @@ def describe(
         "chat_template": chat.source if chat else plain_template(vocabulary.special_tokens),
     }
     return {name: value for name, value in described.items() if value is not None}
+
+
+def _describe_bytes(
+    vocabulary: Vocabulary,
+) -> tuple[dict[int, str], dict[int, int], dict[str, Any]]:
+    """Return texts and kinds by id, and the metadata of a byte-level vocabulary's merges."""
+    ids = exportable_ids(vocabulary, _TOOL)
+    merges = listed_merges(vocabulary)
+    special = set(vocabulary.special_tokens.values())
+    kinds = {number: _CONTROL if number in special else _NORMAL for number in ids.values()}
+    model = {
+        "tokenizer_model": "gpt2",
+        "tokenizer_pre": _name_split(vocabulary, len(set(merges[:, 2].tolist()))),
+        "token_merges": [f"{left} {right}" for left, right in name_pairs(vocabulary, merges)],
+    }
+    return {number: text for text, number in ids.items()}, kinds, model
+
+
+def _describe_pieces(
+    vocabulary: Vocabulary, note: Note
+) -> tuple[dict[int, str], dict[int, int], dict[str, Any]]:
+    """Return the same of a vocabulary of SentencePiece's kind, with scores for merges."""
+    assert vocabulary.pieces is not None
+    plain = replace(vocabulary, normalized_tokens=()) if vocabulary.pieces.ranks else vocabulary
+    refuse_added_flags(plain, f"{_TOOL} does not support")
+    texts, kinds, model = describe_llama(vocabulary, name_pieces(vocabulary), note)
+    return texts, kinds, {"tokenizer_model": "llama", "tokenizer_pre": "default"} | model
 
 
 def _around(
@@ -231,8 +254,10 @@ def _name_split(vocabulary: Vocabulary, made: int) -> str:
 
 
 def _note_differences(vocabulary: Vocabulary, note: Note, eos_id: int | None) -> None:
-    differs: list[str | None] = [_NEW_CHARACTERS, _SPLITS[vocabulary.pattern].differs]
-    if vocabulary.normalizer is not None:
+    differs: list[str | None] = []
+    if vocabulary.pieces is None:
+        differs += [_NEW_CHARACTERS, _SPLITS[vocabulary.pattern].differs]
+    if vocabulary.normalizer is not None and vocabulary.pieces is None:
         name = get_normalizer(vocabulary.normalizer).name
         differs.append(f"text that the normalizer {name} changes, which it does not have")
     if eos_id is None:

@@ -54,6 +54,12 @@ from numpy.typing import NDArray
 from llmgpu.bpe.interchange import metaspace
 from llmgpu.bpe.interchange.added_tokens import check_added_ids, check_unmerged, find_whole
 from llmgpu.bpe.interchange.formats import END_OF_TEXT
+from llmgpu.bpe.interchange.piece_files import (
+    describe_decoder,
+    describe_model,
+    describe_steps,
+    name_pieces,
+)
 from llmgpu.bpe.interchange.post_processors import KINDS, describe_around, read_around
 from llmgpu.bpe.interchange.splits import SUPPORTED, describe_pattern, read_pattern
 from llmgpu.bpe.interchange.token_tables import (
@@ -74,6 +80,7 @@ from llmgpu.bpe.interchange.token_tables import (
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.chat import ChatTemplate
+from llmgpu.bpe.vocabulary.pieces import USER, PieceRules
 from llmgpu.bpe.vocabulary.recovery import listed_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
@@ -263,6 +270,8 @@ def describe_config(
 
 def describe(vocabulary: Vocabulary) -> dict[str, Any]:
     """Return the content of a tokenizer.json; VocabularyError if it can't give the same ids."""
+    if vocabulary.pieces is not None:
+        return _describe_pieces(vocabulary, vocabulary.pieces)
     ids = exportable_ids(vocabulary, "Hugging Face's tokenizers")
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     return {
@@ -286,6 +295,25 @@ def describe(vocabulary: Vocabulary) -> dict[str, Any]:
             "vocab": _model_ids(vocabulary, ids),
             "merges": name_pairs(vocabulary, listed_merges(vocabulary)),
         },
+    }
+
+
+def _describe_pieces(vocabulary: Vocabulary, rules: PieceRules) -> dict[str, Any]:
+    names = name_pieces(vocabulary)
+    normalizer, cut = describe_steps(vocabulary)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            added | {"content": names[added["id"]], "special": rules.kinds[added["id"]] != USER}
+            for added in _describe_added(vocabulary)
+        ],
+        "normalizer": normalizer,
+        "pre_tokenizer": cut,
+        "post_processor": describe_around(vocabulary, names),
+        "decoder": describe_decoder(rules),
+        "model": describe_model(vocabulary, names),
     }
 
 

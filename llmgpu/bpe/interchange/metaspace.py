@@ -38,8 +38,8 @@ from llmgpu.errors import VocabularyError
 from llmgpu.input_files import quote
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
-_TO_MARKS = {"content": SPACE_MARK, "pattern": {"String": " "}, "type": "Replace"}
-_TO_SPACES = {"content": " ", "pattern": {"String": SPACE_MARK}, "type": "Replace"}
+TO_MARKS = {"content": SPACE_MARK, "pattern": {"String": " "}, "type": "Replace"}
+TO_SPACES = {"content": " ", "pattern": {"String": SPACE_MARK}, "type": "Replace"}
 _CHANGES_STARTS = {"NFC", "Lowercase", "Strip"}
 
 PRE_TOKENIZERS = {"Metaspace", "Split"}
@@ -77,10 +77,10 @@ def read_steps(
             raise VocabularyError("pre_tokenizer Split is supported for spaces in this vocabulary")
     # Find the last step that makes U+2581 of spaces.
     if metaspace is not None:
-        steps.append(_TO_MARKS)
-    if _TO_MARKS not in steps:
+        steps.append(TO_MARKS)
+    if TO_MARKS not in steps:
         raise VocabularyError("the normalizer does not make U+2581 of spaces: not supported")
-    last = len(steps) - 1 - steps[::-1].index(_TO_MARKS)
+    last = len(steps) - 1 - steps[::-1].index(TO_MARKS)
     if any(" " in str(step.get("content", step.get("prepend", ""))) for step in steps[last + 1 :]):
         raise VocabularyError("the normalizer makes spaces after U+2581: not supported")
     # Turn U+2581 into spaces. As the last step, making U+2581 of spaces would be undone at once.
@@ -88,7 +88,7 @@ def read_steps(
         del steps[last]
         if steps and steps[-1] == {"prepend": SPACE_MARK, "type": "Prepend"}:
             steps[-1] = {"prepend": " ", "type": "Prepend"}
-    steps.append(_TO_SPACES)
+    steps.append(TO_SPACES)
     return steps, metaspace
 
 

@@ -64,13 +64,17 @@ def _id_of(name: object, number: object) -> int:
     return check_id(f"the post_processor's token {quote(str(name))}", number)
 
 
-def describe_around(vocabulary: Vocabulary) -> dict[str, Any] | None:
+def describe_around(
+    vocabulary: Vocabulary, texts: Mapping[int, str] | None = None
+) -> dict[str, Any] | None:
     """Return the post-processor that adds a vocabulary's `prefix_ids` and `suffix_ids`.
+
+    texts: of ids, unless they are written in the byte-level alphabet.
 
     None if the vocabulary has neither.
     """
     before, after = vocabulary.prefix_ids, vocabulary.suffix_ids
-    special = {number: text for text, number in vocabulary.special_tokens.items()}
+    special = texts or {number: text for text, number in vocabulary.special_tokens.items()}
     names = {
         number: special.get(number) or to_text(vocabulary.tokens[number])
         for number in (*before, *after)

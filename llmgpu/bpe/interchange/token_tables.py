@@ -188,8 +188,8 @@ def require_merging(vocabulary: Vocabulary, tool: str) -> None:
     """Raise VocabularyError unless the vocabulary applies merges to bytes, as `tool` does."""
     if vocabulary.pieces is not None:
         raise VocabularyError(
-            "a vocabulary of SentencePiece's kind can't be exported: use the file that it was "
-            "imported from"
+            f"a vocabulary of SentencePiece's kind can't be exported: {tool} has tokens of bytes, "
+            "not of characters; huggingface and gguf can hold such a vocabulary"
         )
     if vocabulary.match != "bpe":
         raise VocabularyError(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
+from typing import AnyStr
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,14 +54,19 @@ def recover_merges(ranks: Mapping[bytes, int]) -> NDArray[np.uint32]:
     triples = [
         (ranks[pair[0]], ranks[pair[1]], rank)
         for token, rank in ranks.items()
-        if len(token) > 1 and (pair := _last_pair(token, ranks))
+        if len(token) > 1 and (pair := last_pair(token, ranks))
     ]
     triples.sort(key=lambda triple: triple[2])
     return np.array(triples, np.uint32).reshape(-1, 3)
 
 
-def _last_pair(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes] | None:
-    """Merge the bytes of `token` until two parts are left; None if merging stops earlier."""
+def last_pair(token: AnyStr, ranks: Mapping[AnyStr, int]) -> tuple[AnyStr, AnyStr] | None:
+    """Merge the bytes or characters of `token` until two parts are left.
+
+    ranks: by token; the lowest rank merges first, and the leftmost pair of equal ranks.
+
+    Returns the two parts; None if no merge is left before.
+    """
     length = len(token)
     ends = list(range(1, length + 1))  # ends[k]: the end of the part that begins at k
     starts = list(range(-1, length))  # starts[k]: where the part before the part at k begins
@@ -91,8 +97,8 @@ def _last_pair(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes] 
 
 def _offer(
     waiting: list[tuple[int, int, int]],
-    token: bytes,
-    ranks: Mapping[bytes, int],
+    token: AnyStr,
+    ranks: Mapping[AnyStr, int],
     stretches: Iterable[tuple[int, int]],
 ) -> None:
     for begin, end in stretches:

@@ -39,6 +39,7 @@ _TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
     "tekken.json",
+    "tokenizer.model",
 )
 _COMPUTED = ".rotary_emb.inv_freq"  # end of names of tensors that old transformers stored
 

@@ -231,7 +231,7 @@ def test_the_package_gives_the_same_ids(tmp_path: Path, engine_of_host: str) -> 
 
 def test_what_is_not_supported_is_refused(tmp_path: Path) -> None:
     ours = load(tmp_path, model([*SPECIAL, *PLAIN])).vocabulary
-    for to, name in (("huggingface", "t.json"), ("tiktoken", "t.tiktoken"), ("gpt2", "t/")):
+    for to, name in (("tiktoken", "t.tiktoken"), ("gpt2", "t/")):
         with pytest.raises(VocabularyError, match="SentencePiece's kind can't be exported"):
             WRITERS[to].write(ours, tmp_path / name)
     with pytest.raises(VocabularyError, match="no other rule is possible"):

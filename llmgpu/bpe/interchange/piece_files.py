@@ -1,0 +1,355 @@
+"""Vocabularies of SentencePiece's kind as a tokenizer.json, and for llama.cpp's tokenizer `llama`.
+
+SentencePiece and llama.cpp merge two neighbours if together they are a piece, by the piece's score.
+A tokenizer.json lists pairs. Both orders give the same ids for these reasons:
+
+- Take a piece, and merge its characters alone, by score. Its last pair is the only pair that ever
+  makes the piece, in any text (`llmgpu.bpe.vocabulary.recovery`): of equal scores, the leftmost
+  pair merges first in the text and in the piece alike.
+- So a list with the last pair of each piece, by score, makes the same merges, unless two of these
+  pieces have equal scores (`_is_run` has an exception). A list can't merge characters that are no
+  piece by themselves, and can't split an unused piece again.
+- A list that holds the last pair of each piece makes no other merge, because no other pair ever
+  appears. So llama.cpp gives the ids of a tokenizer.json if the list holds all last pairs, in an
+  order by which these pairs are the last ones. llama.cpp looks for every token by its text, so a
+  control symbol, byte token or token without merges must have no last pair.
+
+User-defined symbols stand alone in both. SentencePiece puts the dummy prefix before the whole text,
+other tools put it after each symbol, too. llama.cpp looks for long symbols first, SentencePiece
+from the left, which differs only if symbols overlap.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby, pairwise, permutations
+from typing import Any
+
+import numpy as np
+
+from llmgpu.bpe.interchange.metaspace import TO_MARKS, TO_SPACES
+from llmgpu.bpe.vocabulary.pieces import (
+    ABSENT,
+    BYTE,
+    NORMAL,
+    SPACE_MARK,
+    UNKNOWN,
+    UNUSED,
+    USER,
+    PieceRules,
+)
+from llmgpu.bpe.vocabulary.recovery import last_pair
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import VocabularyError
+from llmgpu.input_files import Note, quote
+
+_PREFIX = {"prepend": " ", "type": "Prepend"}
+_LONGEST_RUN = 64  # characters of a piece, in `_is_run`
+_LLAMA = "llama.cpp's tokenizer llama"
+
+
+def describe_model(vocabulary: Vocabulary, names: Mapping[int, str]) -> dict[str, Any]:
+    """Return the model of a tokenizer.json; VocabularyError if it can't give the same ids.
+
+    names: see `name_pieces`.
+    """
+    rules = _rules(vocabulary)
+    unused = {n for n in rules.ids_of(UNUSED) if len(vocabulary.tokens[n].decode()) == 1}
+    unknown = vocabulary.unknown_token
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None if unknown is None else names[unknown],
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": rules.fuses,
+        "byte_fallback": rules.has_bytes,
+        "ignore_merges": vocabulary.ignore_merges,
+        "vocab": {text: number for number, text in names.items() if number not in unused},
+        "merges": _pairs_by_score(vocabulary) if rules.ranks else _listed_pairs(vocabulary, names),
+    }
+
+
+def describe_steps(vocabulary: Vocabulary) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Return the normalizer and the pre-tokenizer of a tokenizer.json.
+
+    Raises VocabularyError for a normalizer that a tokenizer.json can't hold.
+    """
+    rules, steps = _rules(vocabulary), _steps(vocabulary, "a tokenizer.json")
+    if rules.ranks and _PREFIX in steps:
+        _refuse_symbols(vocabulary, "a tokenizer.json would put")
+    cut = None
+    scheme = steps.pop()["prepend_scheme"] if steps[-1]["type"] == "Metaspace" else "never"
+    if scheme != "never" or rules.splits:
+        cut = {
+            "type": "Metaspace",
+            "replacement": SPACE_MARK,
+            "prepend_scheme": scheme,
+            "split": rules.splits,
+        }
+    if steps[-1] == TO_SPACES:  # what follows makes U+2581 of spaces again
+        del steps[-1]
+    if cut is None:
+        if steps and steps[-1] == _PREFIX:
+            steps[-1] = _PREFIX | {"prepend": SPACE_MARK}
+        steps.append(TO_MARKS)
+    if len(steps) < 2:
+        return (steps[0] if steps else None), cut
+    return {"type": "Sequence", "normalizers": steps}, cut
+
+
+def describe_decoder(rules: PieceRules) -> dict[str, Any]:
+    """Return the decoder of a tokenizer.json."""
+    steps: list[dict[str, Any]] = [{"type": "Replace", "pattern": TO_SPACES["pattern"]}]
+    steps[0]["content"] = " "
+    if rules.decoder == "token":
+        always = {"prepend_scheme": "always", "split": rules.splits}
+        steps = [{"type": "Metaspace", "replacement": SPACE_MARK} | always]
+    steps += [{"type": "ByteFallback"}, {"type": "Fuse"}]
+    if rules.decoder in ("first", "each"):
+        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {"type": "Sequence", "decoders": steps}
+
+
+def name_pieces(vocabulary: Vocabulary) -> dict[int, str]:
+    """Return the text of each id in a model's spelling; VocabularyError if two are equal."""
+    rules = _rules(vocabulary)
+    special = {number: text for text, number in vocabulary.special_tokens.items()}
+    names: dict[int, str] = {}
+    for number, kind in enumerate(rules.kinds):
+        token = vocabulary.tokens[number]
+        if kind == BYTE:
+            names[number] = f"<0x{token[0]:02X}>"
+        elif number in special:
+            # SentencePiece's symbols are those of normalized text.
+            spelled = special[number]
+            is_symbol = bool(rules.ranks) and kind == USER
+            names[number] = spelled.replace(" ", SPACE_MARK) if is_symbol else spelled
+        elif kind == UNKNOWN and rules.ranks:
+            names[number] = "<unk>"  # its token is the text that stands for it
+        elif kind != ABSENT:
+            names[number] = token.decode().replace(" ", SPACE_MARK)
+    text, count = max(Counter(names.values()).items(), key=lambda item: item[1])
+    if count > 1:
+        raise VocabularyError(f"{count} ids would be written {quote(text)}: a file can hold one")
+    return names
+
+
+def _pairs_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """Return the last pair of each piece, by score; VocabularyError if no list gives the ids."""
+    symbols, rules = vocabulary.piece_symbols, _rules(vocabulary)
+    assert symbols is not None
+    scores = np.frombuffer(rules.ranks, "<u4").tolist()
+    ranks = {text: scores[number] for text, number in symbols.texts.items()}
+    unused = set(rules.ids_of(UNUSED))
+    found = {text: last_pair(text, ranks) for text in ranks if len(text) > 1}
+    pairs = {text: pair for text, pair in found.items() if pair is not None}
+    for text, pair in pairs.items():
+        if symbols.texts[text] in unused:
+            raise VocabularyError(
+                f"the unused piece {quote(text)} is made and split again, which a tokenizer.json "
+                "can't do"
+            )
+        for part in pair:
+            if symbols.texts.get(part, -1) in (-1, *unused):
+                raise VocabularyError(
+                    f"the character {quote(part)} is no piece, but the piece {quote(text)} is made "
+                    "of it, which a tokenizer.json can't do"
+                )
+    order = sorted(pairs, key=lambda text: (ranks[text], -len(text)))
+    for _, group in groupby(order, key=ranks.__getitem__):
+        equal = [*group]
+        if len(equal) > 1 and not _is_run(equal, pairs):
+            raise VocabularyError(
+                f"the pieces {quote(equal[0])} and {quote(equal[1])} have equal scores: the "
+                "leftmost of the two merges first, which a tokenizer.json can't say"
+            )
+    return [
+        (left.replace(" ", SPACE_MARK), right.replace(" ", SPACE_MARK))
+        for left, right in map(pairs.__getitem__, order)
+    ]
+
+
+def _is_run(texts: Sequence[str], pairs: Mapping[str, tuple[str, str]]) -> bool:
+    """Whether pieces of equal scores are all runs of a character, which the list merges alike.
+
+    texts: the pieces, the longest first. pairs: the last pairs of all pieces.
+
+    No other piece may have a run as a part, so runs of a text do not affect each other. If the
+    first characters of a long run become the longest piece before any other merge, this piece stays
+    and the rest is a shorter run. Shorter runs are tried.
+    """
+    longest = len(texts[0])
+    parts = {part for text, pair in pairs.items() if text not in texts for part in pair}
+    is_alone = len({*"".join(texts)}) == 1 and parts.isdisjoint(texts)
+    if longest > _LONGEST_RUN or len(texts[-1]) != 2 or not is_alone:
+        return False
+    lengths = {len(text) for text in texts}
+    listed = {
+        (len(left), len(right)): place
+        for place, (left, right) in enumerate(map(pairs.__getitem__, texts))
+    }
+    for length in range(2, 2 * longest + 1):
+        by_score = _merge_run(length, lambda left, right: 0 if left + right in lengths else None)
+        by_list = _merge_run(length, lambda left, right: listed.get((left, right)))
+        if by_score[-1] != by_list[-1]:
+            return False
+    first = [longest] + [1] * longest
+    return first in by_score and first in by_list
+
+
+def _merge_run(length: int, rank: Callable[[int, int], int | None]) -> list[list[int]]:
+    """Return the lengths of the parts of a run after each merge.
+
+    rank: of two neighbours of these lengths; None if they do not merge.
+    """
+    parts = [1] * length
+    states: list[list[int]] = []
+    while True:
+        ranks = ((rank(*pair), place) for place, pair in enumerate(pairwise(parts)))
+        found = [(value, place) for value, place in ranks if value is not None]
+        if not found:
+            return states
+        _, place = min(found)
+        parts = [*parts[:place], parts[place] + parts[place + 1], *parts[place + 2 :]]
+        states.append(parts)
+
+
+def _listed_pairs(vocabulary: Vocabulary, names: Mapping[int, str]) -> list[tuple[str, str]]:
+    return [(names[left], names[right]) for left, right, _ in vocabulary.merges.tolist()]
+
+
+def describe_llama(
+    vocabulary: Vocabulary, names: Mapping[int, str], note: Note
+) -> tuple[dict[int, str], dict[int, int], dict[str, Any]]:
+    """Return texts and kinds by id, and the metadata of merges, for a GGUF file.
+
+    names: see `name_pieces`. note: called with texts that get other ids.
+
+    Raises VocabularyError if llama.cpp can't give the same ids.
+    """
+    rules = _rules(vocabulary)
+    if not rules.has_bytes:
+        raise VocabularyError(f"{_LLAMA} needs byte tokens, which the vocabulary does not have")
+    if vocabulary.ignore_merges:
+        raise VocabularyError(f"{_LLAMA} always applies merges, but this vocabulary ignore_merges")
+    steps = _steps(vocabulary, _LLAMA)
+    if steps not in ([TO_SPACES], [_PREFIX, TO_SPACES]):
+        types = ", ".join(step["type"] for step in steps)
+        raise VocabularyError(f"{_LLAMA} can't normalize text by the steps {types}")
+    has_prefix = steps[0] == _PREFIX
+    if has_prefix and rules.ranks:
+        _refuse_symbols(vocabulary, f"{_LLAMA} would put")
+    texts, kinds = dict(names), {number: rules.kinds[number] for number in names}
+    for number in rules.ids_of(UNUSED):
+        if len(vocabulary.tokens[number].decode()) == 1:  # its text would be this token
+            texts[number] = f"[UNUSED{number}]"
+    ranks = _ranks_for_llama(vocabulary, texts)
+    if rules.ranks:  # texts are searched for symbols before spaces become U+2581
+        for number in rules.ids_of(USER):
+            texts[number] = texts[number].replace(SPACE_MARK, " ")
+            if texts[number] != names[number]:
+                note(f"{_LLAMA} finds {quote(texts[number])} in spaces only, not in U+2581")
+    _refuse_overlaps([texts[number] for number in rules.ids_of(USER)])
+    if vocabulary.unknown_token is not None:
+        kinds[vocabulary.unknown_token] = UNKNOWN
+    scores = [-float(ranks.get(number, 0)) for number in range(vocabulary.size)]
+    return (
+        texts,
+        kinds,
+        {
+            "token_scores": scores,
+            "add_space_prefix": has_prefix,
+            "unk_token_id": vocabulary.unknown_token,
+        },
+    )
+
+
+def _ranks_for_llama(vocabulary: Vocabulary, texts: Mapping[int, str]) -> dict[int, int]:
+    """Return ranks by id by which llama.cpp makes the vocabulary's merges.
+
+    VocabularyError for a token that llama.cpp would make of another pair, or in another order.
+    """
+    rules, symbols = _rules(vocabulary), vocabulary.piece_symbols
+    assert symbols is not None
+    worst = vocabulary.size + len(vocabulary.merges)
+    places: dict[tuple[int, int], int] = {}
+    ranks = dict.fromkeys(texts, worst)
+    if rules.ranks:
+        scores = np.frombuffer(rules.ranks, "<u4").tolist()
+        ranks |= {n: scores[n] for n in rules.ids_of(NORMAL, UNUSED)}
+    else:
+        made = set(symbols.texts.values())
+        for place, (left, right, result) in enumerate(vocabulary.merges.tolist()):
+            if result in made:
+                places[left, right] = place
+                ranks[result] = min(ranks[result], place)
+    by_text = {text: ranks[number] for number, text in texts.items()}
+    ids = {text: number for number, text in texts.items()}
+    order: list[tuple[int, int, str]] = []  # by rank, the places of the last pairs
+    for number, text in texts.items():
+        stands_alone = rules.kinds[number] == USER and SPACE_MARK not in text
+        if len(text) < 2 or stands_alone or (rules.ranks and rules.kinds[number] == USER):
+            continue
+        pair = last_pair(text, by_text)
+        if pair is None or (rules.ranks and rules.kinds[number] == NORMAL):
+            continue
+        listed = ids.get(pair[0], -1), ids.get(pair[1], -1)
+        if listed not in places:
+            left, right = map(quote, pair)
+            raise VocabularyError(
+                f"{_LLAMA} would merge {left} and {right} to the token {quote(text)}; here they "
+                "do not merge"
+            )
+        order.append((ranks[number], places[listed], text))
+    order.sort()
+    for (_, place, text), (_, following, other) in pairwise(order):
+        if place > following:
+            raise VocabularyError(
+                f"{_LLAMA} would make the token {quote(text)} before {quote(other)}; here the "
+                "order of their merges is the other"
+            )
+    return ranks
+
+
+def _refuse_overlaps(symbols: list[str]) -> None:
+    for left, right in permutations(symbols, 2):
+        if len({*left, *right}) == 1:
+            continue
+        for shared in range(1, min(len(left), len(right))):
+            if left[-shared:] == right[:shared]:
+                raise VocabularyError(
+                    f"the user-defined tokens {quote(left)} and {quote(right)} may overlap, and "
+                    f"{_LLAMA} would look for the longer one first"
+                )
+
+
+def _refuse_symbols(vocabulary: Vocabulary, tool: str) -> None:
+    if found := vocabulary.always_allowed:
+        raise VocabularyError(
+            f"the model has the user-defined piece {quote(found[0])} and a dummy prefix, which "
+            f"{tool} after the piece, too"
+        )
+
+
+def _steps(vocabulary: Vocabulary, tool: str) -> list[dict[str, Any]]:
+    """Return the steps of the normalizer; VocabularyError for SentencePiece's own rules."""
+    steps: list[dict[str, Any]] = json.loads(vocabulary.normalizer or "[]")
+    for step in steps:
+        if step["type"] == "SentencePiece":
+            rule = (
+                "its map of characters"
+                if step["charsmap"]
+                else "white space that is removed"
+                if step["remove_extra_whitespaces"]
+                else "white space as suffix"
+            )
+            raise VocabularyError(f"{tool} can't hold the model's normalizer: {rule}")
+    return steps
+
+
+def _rules(vocabulary: Vocabulary) -> PieceRules:
+    assert vocabulary.pieces is not None
+    return vocabulary.pieces
