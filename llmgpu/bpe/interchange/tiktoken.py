@@ -3,8 +3,8 @@
 - A vocabulary read from ranks has no merges: two neighbours that together spell a token may merge,
   lowest id first, and a pre-token that is a token becomes that token.
 - The file names neither the pattern nor the special tokens. Both come from the side file
-  ``PATH.json`` that `write` makes, from the caller, or, for OpenAI's encodings, from a table by the
-  SHA-256 of the content, since a file name proves nothing.
+  ``PATH.json`` that `write` makes, from the caller, or, for the encodings of OpenAI, Qwen and
+  Whisper, from a table by the SHA-256 of the content, since a file name proves nothing.
 - A token may be empty, like one token of Whisper: no text gives its id.
 - A vocabulary with merges can be written if ids and merges are in the same order: then ranks give
   the same ids.
@@ -17,7 +17,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from llmgpu.files import OutputFile, atomic_output, output_errors, writes_direct
 from llmgpu.input_files import Note, naming, no_notes, number_of, parse_json, quote, read_limited
 from llmgpu.outputs import RANKS, RANKS_SIDE_FILE, Output, check_outputs
 from llmgpu.spelling import spelled
+from llmgpu.text.normalizing import NFC
 
 SIDE_FORMAT = "llmgpu-tiktoken"
 SIDE_VERSION = 1
@@ -60,9 +61,14 @@ class _Encoding:
     name: str
     pattern: str
     special_tokens: Mapping[str, int]
+    normalizer: str | None = None
 
 
-# OpenAI's encodings by the SHA-256 of the rank file.
+def _numbered(first: int, texts: Sequence[str]) -> dict[str, int]:
+    return {text: number for number, text in enumerate(texts, first)}
+
+
+# OpenAI's encodings by the SHA-256 of the rank file. They are found by their names, too.
 ENCODINGS = {
     "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930": _Encoding(
         "r50k_base", "gpt2", {_END: 50256}
@@ -83,6 +89,28 @@ ENCODINGS = {
     ),
     "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d": _Encoding(
         "o200k_base", "o200k", {_END: 199999, "<|endofprompt|>": 200018}
+    ),
+}
+# The languages of Whisper's special tokens, in order; models since large-v3 have yue as well.
+_LANGUAGES = (
+    "en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th "
+    "ur hr bg lt la mi ml cy sk te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr "
+    "pa si km sn yo so af oc ka be tg sd gu am yi lo uz fo ht ps tk nn mt sa lb my bo tl mg as tt "
+    "haw ln ha ba jw su"
+)
+_TASKS = "translate transcribe startoflm startofprev nospeech notimestamps"
+_TIMES = " ".join(f"{step / 50:.2f}" for step in range(1501))
+_WHISPER = f"endoftext startoftranscript {_LANGUAGES} {_TASKS} {_TIMES}"
+_OTHERS = {
+    "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186": _Encoding(
+        "Qwen",
+        "qwen2",
+        _numbered(151643, [_END, "<|im_start|>", "<|im_end|>"])
+        | _numbered(151646, [f"<|extra_{number}|>" for number in range(205)]),
+        NFC,
+    ),
+    "b34b360dbb493e781e479794586d661700670d65564001f23024971d1f2fa126": _Encoding(
+        "Whisper", "gpt2", _numbered(50257, [f"<|{name}|>" for name in _WHISPER.split()])
     ),
 }
 
@@ -125,7 +153,18 @@ def read(
         if b"" in ranks:
             note(f"id {ranks[b'']} has an empty token, so it is never used")
         tokens, merges = {rank: token for token, rank in ranks.items()}, np.empty((0, 3), np.uint32)
-        return imported_vocabulary("tiktoken", tokens, special, merges, chosen, ignore_merges=True)
+        normalizer = known.normalizer if known else None
+        return imported_vocabulary(
+            "tiktoken",
+            tokens,
+            special,
+            merges,
+            chosen,
+            ignore_merges=True,
+            normalizer=normalizer,
+            # Qwen's tokenizer normalizes the whole text before it looks for special tokens.
+            normalized_tokens=tuple(sorted(special.values())) if normalizer else (),
+        )
 
 
 def outputs(path: str | Path) -> list[Output]:
@@ -298,10 +337,11 @@ def _join_special(known: _Encoding | None, given: Mapping[str, int], note: Note)
 
 
 def _recognize(canonical: bytes, note: Note) -> _Encoding | None:
-    encoding = ENCODINGS.get(hashlib.sha256(canonical).hexdigest())
+    encoding = (ENCODINGS | _OTHERS).get(hashlib.sha256(canonical).hexdigest())
     if encoding:
         count = number_of(len(encoding.special_tokens), "special token")
-        note(f"the ranks of {encoding.name}: pattern {encoding.pattern}, {count}")
+        form = f", normalizer {encoding.normalizer}" if encoding.normalizer else ""
+        note(f"the ranks of {encoding.name}: pattern {encoding.pattern}, {count}{form}")
     return encoding
 
 
