@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby, pairwise, permutations
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -315,15 +315,18 @@ def _ranks_for_llama(vocabulary: Vocabulary, texts: Mapping[int, str]) -> dict[i
 
 
 def _refuse_overlaps(symbols: list[str]) -> None:
-    for left, right in permutations(symbols, 2):
-        if len({*left, *right}) == 1:
-            continue
-        for shared in range(1, min(len(left), len(right))):
-            if left[-shared:] == right[:shared]:
-                raise VocabularyError(
-                    f"the user-defined tokens {quote(left)} and {quote(right)} may overlap, and "
-                    f"{_LLAMA} would look for the longer one first"
-                )
+    begun: dict[str, set[str]] = {}  # the symbols that begin with a text
+    for text in symbols:
+        for end in range(1, len(text)):
+            begun.setdefault(text[:end], set()).add(text)
+    for left in symbols:
+        for begin in range(1, len(left)):
+            for right in begun.get(left[begin:], ()):
+                if right != left and len({*left, *right}) > 1:
+                    raise VocabularyError(
+                        f"the user-defined tokens {quote(left)} and {quote(right)} may overlap, "
+                        f"and {_LLAMA} would look for the longer one first"
+                    )
 
 
 def _refuse_symbols(vocabulary: Vocabulary, tool: str) -> None:
