@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, naming, no_notes, read_limited
-from llmgpu.outputs import RANKS, SENTENCEPIECE, TEKKEN, Output
+from llmgpu.outputs import GGUF, RANKS, SENTENCEPIECE, TEKKEN, Output, kind_of
 from llmgpu.registry import Entry, Registry
 from llmgpu.spelling import spelled
 
@@ -87,6 +87,7 @@ READERS: Registry[Reader] = Registry(
     {
         "tekken": Entry(f"{_ROOM}.tekken", "Mistral's tekken.json"),
         "sentencepiece": Entry(f"{_ROOM}.sentencepiece", "a tokenizer.model of type BPE"),
+        "gguf": Entry(f"{_ROOM}.gguf_reading", "a .gguf file of llama.cpp"),
     }
     | _FORMATS
 )
@@ -97,7 +98,7 @@ ALIASES = {"hf": "huggingface"}
 # formats that `export` chooses by the ending of a file
 ENDINGS = {".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf"}
 # formats of a single file, by the kind that `llmgpu.outputs.kind_of` recognizes
-KINDS = {RANKS: "tiktoken", TEKKEN: "tekken", SENTENCEPIECE: "sentencepiece"}
+KINDS = {RANKS: "tiktoken", TEKKEN: "tekken", SENTENCEPIECE: "sentencepiece", GGUF: "gguf"}
 # Formats by the name of a file in a folder; of several files, the first name here is read.
 NAMES = {
     "tokenizer.json": "huggingface",
@@ -112,6 +113,8 @@ WEIGHT_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q5_0": 8, "q4_0": 2}
 def guess_format(path: str | Path, merges_path: str | Path | None) -> str:
     """Return the name of the format of a file; VocabularyError if it can't be read."""
     with naming(path):
+        if merges_path is None and kind_of(str(path)) == GGUF:  # may have weights of any size
+            return "gguf"
         data = read_limited(path)
         for name, format in READERS.items():
             if format.recognizes(data, merges_path):

@@ -73,6 +73,9 @@ _SPLITS = {
 }
 
 
+DIFFERENCES = {name: split.differs for name, split in _SPLITS.items()}
+
+
 def outputs(path: str | Path) -> list[Output]:
     """Return the file that `write` writes."""
     return [Output(str(path), GGUF)]

@@ -17,7 +17,6 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, no_notes
 from llmgpu.outputs import (
-    GGUF,
     MERGES_TXT,
     TOKENIZER_JSON,
     VOCAB_JSON,
@@ -26,8 +25,8 @@ from llmgpu.outputs import (
 )
 
 _VOCAB, _MERGES, _TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
+_BY_ENDING = {".model": "sentencepiece", ".gguf": "gguf"}  # formats of unrecognized files
 _UNREADABLE = {  # formats that can't be read, by ending
-    ".gguf": "GGUF files can be written, not read",
     ".pkl": "pickles are not read, since they can run code",
 }
 
@@ -104,9 +103,9 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
     if kind == MERGES_TXT or name.endswith(_MERGES):
         return _pair(name, _MERGES, _VOCAB)
     # Otherwise the ending decides.
-    if kind is None and name.endswith(".model"):
-        return VocabularyFiles(name, "sentencepiece")
-    ending = ".gguf" if kind == GGUF else os.path.splitext(name)[1]
+    ending = os.path.splitext(name)[1]
+    if kind is None and ending in _BY_ENDING:
+        return VocabularyFiles(name, _BY_ENDING[ending])
     if ending in _UNREADABLE and kind != TOKENIZER_JSON:
         raise VocabularyError(f"{name}: {_UNREADABLE[ending]}: use the model's tokenizer.json")
     is_json = kind == TOKENIZER_JSON or (kind is not None and name.endswith(".json"))

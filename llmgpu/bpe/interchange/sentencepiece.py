@@ -91,6 +91,20 @@ def _read_model(data: bytes) -> Vocabulary:
             raise VocabularyError("the denormalizer of a model is not supported: use encode alone")
     if not pieces:
         raise VocabularyError("not a SentencePiece model: there are no pieces")
+    return make_model(pieces, trainer, normalizer)
+
+
+def make_model(
+    pieces: list[tuple[str, float, int]],
+    trainer: Mapping[int, int | bytes],
+    normalizer: Mapping[int, int | bytes],
+) -> Vocabulary:
+    """Return the vocabulary of pieces: texts, scores and kinds.
+
+    trainer, normalizer: SentencePiece's options by their numbers in its files.
+
+    Raises VocabularyError for a model that can't be read exactly.
+    """
     # Check the options: the trainer's 3 is the model's type and 35 byte_fallback, and the
     # normalizer's 5 is escape_whitespaces.
     kind = trainer.get(3, 1)

@@ -27,7 +27,7 @@ from llmgpu.input_files import Note, quote
 
 SUPPORTED = frozenset({"Split", "ByteLevel", "Digits"})
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _ESCAPED = r"\\(?:p\{[A-Z][a-z]?\}|[sSdrnt]|\W)"
 _PORTABLE = re.compile(
     rf"(?:{_ESCAPED}"
@@ -61,7 +61,7 @@ def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
         return "gpt2" if use_regex else "none"
     cuts = [_read_cut(kind, step) for kind, step in steps[:-1]]
     if use_regex:
-        cuts.append((_GPT2, True))
+        cuts.append((GPT2, True))
     # One expression may be the published spelling of a known pattern.
     if len(cuts) == 1:
         try:
