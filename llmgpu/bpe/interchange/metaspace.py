@@ -4,8 +4,9 @@
   no space afterwards, so a Split by spaces does nothing. llmgpu's tokens have spaces instead, and
   the last step of its normalizer turns every U+2581 of a text into a space.
 - A character without a token becomes its byte tokens, or else the unknown token, before anything
-  merges. If a file had only some of the byte tokens, the library would put unknown tokens and byte
-  tokens in another order than their characters. Such files are refused.
+  merges. A byte token may be missing if its byte is a character of ASCII that has a token, such as
+  the tab of Gemma 2. If a file lacked others, the library would put unknown tokens and byte tokens
+  in another order than their characters. Such files are refused.
 - Added tokens that are not special are found in every text. Special tokens are found only where a
   caller allows them, as with any other vocabulary.
 - With `ignore_merges`, a pre-token that spells a token becomes this token. In llmgpu the whole text
@@ -250,10 +251,19 @@ def _read_tokens(
             raise VocabularyError(f"the token {quote(text)} is empty or has a space")
     # Every character of a text must get ids.
     missing = 256 - list(kinds.values()).count(BYTE)
-    if has_bytes and 0 < missing < 256:
-        raise VocabularyError(f"byte_fallback, and {missing} of the 256 byte tokens are missing")
+    needed = [
+        value
+        for value in range(256 if has_bytes and missing < 256 else 0)
+        if f"<0x{value:02X}>" not in ids
+        and (value > 0x7F or kinds.get(ids.get(chr(value), -1)) != NORMAL)
+    ]
+    if needed:
+        raise VocabularyError(
+            f"byte_fallback, and {missing} of the 256 byte tokens are missing: the byte "
+            f"0x{needed[0]:02x} has no token"
+        )
     if missing < 256 and SPACE_MARK not in ids:
         raise VocabularyError("byte_fallback without a token U+2581 is not supported")
-    if missing and unknown is None:
+    if missing == 256 and unknown is None:
         raise VocabularyError("there are neither byte tokens nor an unk_token: text would be lost")
     return tokens, kinds

@@ -103,7 +103,12 @@ class PieceRules:
         if not all(type(number) is int and 0 <= number < size for number in self.marked):
             raise VocabularyError("the marked pieces are not ids")
         stand_for = [tokens[number] for number in self.ids_of(BYTE)]
-        if stand_for and sorted(stand_for) != [bytes([value]) for value in range(256)]:
+        # Characters of ASCII that have a token need no byte token.
+        texts = {tokens[number] for number in self.ids_of(*self.text_kinds)}
+        known = {*stand_for, *(bytes([value]) for value in range(128) if bytes([value]) in texts)}
+        if stand_for and not (
+            len({*stand_for}) == len(stand_for) and known == {bytes([v]) for v in range(256)}
+        ):
             raise VocabularyError("there are byte tokens, but not one for each of the 256 bytes")
         if not stand_for and unknown is None:
             raise VocabularyError("there are neither byte tokens nor an unknown token")

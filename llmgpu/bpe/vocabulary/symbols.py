@@ -158,7 +158,8 @@ class PieceSymbols:
 
     def _items_of(self, data: bytes) -> list[int]:
         if self._byte_ids:
-            return [self._byte_ids[byte] for byte in data]
+            # A byte without a byte token is a character with a token: nothing has its symbol.
+            return [self._byte_ids[byte] for byte in data if byte in self._byte_ids]
         return [len(self.tokens) + _missing(data)]
 
     def _rank_cuts(

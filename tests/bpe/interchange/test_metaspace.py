@@ -196,6 +196,24 @@ def change(*path: Any) -> Callable[[dict[str, Any]], None]:
     return set_entry
 
 
+def test_a_character_with_a_token_needs_no_byte_token(tmp_path: Path, engine_of_host: str) -> None:
+    """As the tab of Gemma 2."""
+    made = content(2, REPLACE, unk_token=None)
+    vocab = made["model"]["vocab"]
+    made["model"]["vocab"] = {"\t" if t == "<0x09>" else t: number for t, number in vocab.items()}
+    path = write(tmp_path, made)
+    ours, theirs = Tokenizer.load(path), tokenizers.Tokenizer.from_file(str(path))
+    ours.vocabulary.save(tmp_path / "v.bin")
+    again = Tokenizer.load(tmp_path / "v.bin")
+    draw = random.Random(2)
+    for text in (random_text(draw, ["\t", "\t\t"]) for _ in range(100)):
+        expected = theirs.encode(text).ids
+        assert ours.encode(text, dtype=list) == again.encode(text, dtype=list) == expected
+        decoded = theirs.decode(expected, skip_special_tokens=False)
+        assert ours.decode(expected) == decoded
+    assert len(ours.encode(b"\xff\t\xe6")) == 3
+
+
 def merge_of(left: str, right: str) -> Callable[[dict[str, Any]], None]:
     def add(made: dict[str, Any]) -> None:
         made["model"]["vocab"].setdefault(left + right, 5000)
@@ -211,7 +229,8 @@ def add_byte_token(made: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (change("model", "vocab", "<0x41>", None), "1 of the 256 byte tokens are missing"),
+        (change("model", "vocab", "<0x41>", None), "1 of the 256 byte tokens are missing: .* 0x41"),
+        (change("model", "vocab", "<0xE6>", None), "missing: the byte 0xe6 has no token"),
         (change("model", "unk_token", "<none>"), "unk_token '<none>' is not a token"),
         (change("model", "dropout", 0.1), "dropout"),
         (change("model", "vocab", "a b", 4000), "'a b' is empty or has a space"),
