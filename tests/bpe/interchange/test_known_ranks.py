@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import random
-import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -16,6 +12,7 @@ from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.tokenizer import Tokenizer
 from tests.bpe.interchange.samples import texts
+from tests.harness.models import module_in
 
 MARKS = ["e\u0301", "A\u030a", "\u1100\u1161", "\u0338", "\u212b", "<|endoftext|>", "<|im_end|>"]
 
@@ -27,28 +24,18 @@ def folder_of(package: str) -> Path:
     return Path(found.submodule_search_locations[0])
 
 
-def module_in(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Import a module of a folder without the package around it, which needs much else."""
-    parent = ModuleType("peer_files")
-    parent.__path__ = [str(folder)]
-    monkeypatch.setitem(sys.modules, "peer_files", parent)
-    module = importlib.import_module(f"peer_files.{name}")
-    monkeypatch.delitem(sys.modules, f"peer_files.{name}")
-    return module
-
-
 def many_texts(seed: int) -> list[str]:
     draw = random.Random(seed)
     return [f"{text}{draw.choice(MARKS)}{draw.choice(MARKS)}" for text in texts(seed, 2_000)]
 
 
-def test_qwen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_qwen() -> None:
     folder = folder_of("dashscope")
     path = folder / "resources" / "qwen.tiktoken"
     notes: list[str] = []
     vocabulary = open_vocabulary(path, note=notes.append)
     assert notes == ["the ranks of Qwen: pattern qwen2, 208 special tokens, normalizer NFC"]
-    theirs = module_in(folder / "tokenizers", "qwen_tokenizer", monkeypatch).QwenTokenizer(path)
+    theirs = module_in(folder / "tokenizers", "qwen_tokenizer").QwenTokenizer(path)
     ours = Tokenizer(vocabulary, "cpu")
     for text in many_texts(3):
         assert ours.encode(text, dtype=list) == theirs.encode(text, allowed_special=set()), text
@@ -58,11 +45,11 @@ def test_qwen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # open files
 @pytest.mark.parametrize("name", ["gpt2", "multilingual"])
-def test_whisper(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whisper(name: str) -> None:
     folder = folder_of("whisper")
     notes: list[str] = []
     vocabulary = open_vocabulary(folder / "assets" / f"{name}.tiktoken", note=notes.append)
-    theirs = module_in(folder, "tokenizer", monkeypatch).get_encoding(name)
+    theirs = module_in(folder, "tokenizer").get_encoding(name)
     if name == "multilingual":
         assert notes[0] == "the ranks of Whisper: pattern gpt2, 1,608 special tokens"
         assert vocabulary.special_tokens == theirs._special_tokens
