@@ -155,7 +155,7 @@ def describe(
     if vocabulary.pieces is None:
         texts, kinds, model = _describe_bytes(vocabulary)
     else:
-        texts, kinds, model = _describe_pieces(vocabulary, note)
+        texts, kinds, model = _describe_pieces(vocabulary, rows, note)
     end = find_end_of_text(vocabulary.special_tokens)
     bos_id, eos_id = _around(vocabulary, bos_id, eos_id, note)
     if eos_id is None and end is not None:
@@ -165,8 +165,6 @@ def describe(
     names = [texts.get(number, f"[PAD{number}]") for number in numbers]
     if len(set(names)) < len(names):
         raise VocabularyError("a token has the text of an id without a token, [PAD...]: rename it")
-    if "token_scores" in model:
-        model["token_scores"] += [model["token_scores"][-1]] * (len(numbers) - vocabulary.size)
     _note_differences(vocabulary, note, eos_id)
     chat = vocabulary.chat
     described = {
@@ -199,13 +197,16 @@ def _describe_bytes(
 
 
 def _describe_pieces(
-    vocabulary: Vocabulary, note: Note
+    vocabulary: Vocabulary, rows: int, note: Note
 ) -> tuple[dict[int, str], dict[int, int], dict[str, Any]]:
     """Return the same of a vocabulary of SentencePiece's kind, with scores for merges."""
     assert vocabulary.pieces is not None
     plain = replace(vocabulary, normalized_tokens=()) if vocabulary.pieces.ranks else vocabulary
     refuse_added_flags(plain, f"{_TOOL} does not support")
-    texts, kinds, model = describe_llama(vocabulary, name_pieces(vocabulary), note)
+    named = name_pieces(vocabulary)
+    numbers = range(max(rows, vocabulary.size))
+    names = {number: named.get(number, f"[PAD{number}]") for number in numbers}
+    texts, kinds, model = describe_llama(vocabulary, names, note)
     return texts, kinds, {"tokenizer_model": "llama", "tokenizer_pre": "default"} | model
 
 

@@ -226,7 +226,8 @@ def describe_llama(
 ) -> tuple[dict[int, str], dict[int, int], dict[str, Any]]:
     """Return texts and kinds by id, and the metadata of merges, for a GGUF file.
 
-    names: see `name_pieces`. note: called with texts that get other ids.
+    names: see `name_pieces`; texts of ids without a token may be added. note: called with texts
+    that get other ids.
 
     Raises VocabularyError if llama.cpp can't give the same ids.
     """
@@ -242,11 +243,12 @@ def describe_llama(
     has_prefix = steps[0] == _PREFIX
     if has_prefix and rules.ranks:
         _refuse_symbols(vocabulary, f"{_LLAMA} would put")
-    texts, kinds = dict(names), {number: rules.kinds[number] for number in names}
+    texts, known = dict(names), dict(enumerate(rules.kinds))
+    kinds = {number: known.get(number) or UNUSED for number in names}
     for number in rules.ids_of(UNUSED):
         if len(vocabulary.tokens[number].decode()) == 1:  # its text would be this token
             texts[number] = f"[UNUSED{number}]"
-    ranks = _ranks_for_llama(vocabulary, texts)
+    ranks = _ranks_for_llama(vocabulary, texts, kinds)
     if rules.ranks:  # texts are searched for symbols before spaces become U+2581
         for number in rules.ids_of(USER):
             texts[number] = texts[number].replace(SPACE_MARK, " ")
@@ -255,7 +257,7 @@ def describe_llama(
     _refuse_overlaps([texts[number] for number in rules.ids_of(USER)])
     if vocabulary.unknown_token is not None:
         kinds[vocabulary.unknown_token] = UNKNOWN
-    scores = [-float(ranks.get(number, 0)) for number in range(vocabulary.size)]
+    scores = [-float(ranks[number]) for number in sorted(ranks)]
     return (
         texts,
         kinds,
@@ -267,7 +269,9 @@ def describe_llama(
     )
 
 
-def _ranks_for_llama(vocabulary: Vocabulary, texts: Mapping[int, str]) -> dict[int, int]:
+def _ranks_for_llama(
+    vocabulary: Vocabulary, texts: Mapping[int, str], kinds: Mapping[int, int]
+) -> dict[int, int]:
     """Return ranks by id by which llama.cpp makes the vocabulary's merges.
 
     VocabularyError for a token that llama.cpp would make of another pair, or in another order.
@@ -290,11 +294,9 @@ def _ranks_for_llama(vocabulary: Vocabulary, texts: Mapping[int, str]) -> dict[i
     ids = {text: number for number, text in texts.items()}
     order: list[tuple[int, int, str]] = []  # by rank, the places of the last pairs
     for number, text in texts.items():
-        stands_alone = rules.kinds[number] == USER and SPACE_MARK not in text
-        if len(text) < 2 or stands_alone or (rules.ranks and rules.kinds[number] == USER):
-            continue
-        pair = last_pair(text, by_text)
-        if pair is None or (rules.ranks and rules.kinds[number] == NORMAL):
+        stands_alone = kinds[number] == USER and (rules.ranks or SPACE_MARK not in text)
+        pair = None if len(text) < 2 or stands_alone else last_pair(text, by_text)
+        if pair is None or (rules.ranks and kinds[number] == NORMAL):
             continue
         listed = ids.get(pair[0], -1), ids.get(pair[1], -1)
         if listed not in places:

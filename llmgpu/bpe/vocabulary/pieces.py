@@ -103,12 +103,10 @@ class PieceRules:
         if not all(type(number) is int and 0 <= number < size for number in self.marked):
             raise VocabularyError("the marked pieces are not ids")
         stand_for = [tokens[number] for number in self.ids_of(BYTE)]
-        # Characters of ASCII that have a token need no byte token.
-        texts = {tokens[number] for number in self.ids_of(*self.text_kinds)}
-        known = {*stand_for, *(bytes([value]) for value in range(128) if bytes([value]) in texts)}
-        if stand_for and not (
-            len({*stand_for}) == len(stand_for) and known == {bytes([v]) for v in range(256)}
-        ):
+        # A character of ASCII with a token needs no byte token.
+        every = {bytes([value]) for value in range(256)}
+        known = every.intersection(tokens[number] for number in self.ids_of(*self.text_kinds))
+        if stand_for and (len({*stand_for}) < len(stand_for) or known.union(stand_for) != every):
             raise VocabularyError("there are byte tokens, but not one for each of the 256 bytes")
         if not stand_for and unknown is None:
             raise VocabularyError("there are neither byte tokens nor an unknown token")

@@ -345,3 +345,18 @@ def test_other_formats_name_the_two(tmp_path: Path) -> None:
     ours = load(tmp_path, model([*SPECIAL, *PLAIN])).vocabulary
     with pytest.raises(VocabularyError, match="huggingface and gguf can hold such a vocabulary"):
         WRITERS["tiktoken"].write(ours, tmp_path / "t.tiktoken")
+
+
+def test_rows_without_a_token(tmp_path: Path) -> None:
+    """llama.cpp would make their texts, too, if the pieces spell them."""
+    ours = load(tmp_path, model([*SPECIAL, *BYTES, *PLAIN]))
+    made = gguf.describe(ours.vocabulary, rows=265)
+    assert made["token_list"][262:] == ["[PAD262]", "[PAD263]", "[PAD264]"]
+    assert made["token_types"][262:] == [5, 5, 5] and len(made["token_scores"]) == 265
+    more = [("[P", "[PA", "[PAD", "99", "999", "999]"), tuple("[PAD9]")]
+    texts = [text for group in more for text in group]
+    parts: list[Piece] = [(text, -float(k), NORMAL) for k, text in enumerate(texts, 9)]
+    ours = load(tmp_path, model([*SPECIAL, *BYTES, *PLAIN, *parts]))
+    gguf.describe(ours.vocabulary, rows=999)
+    with pytest.raises(VocabularyError, match=r"would merge '\[PAD' and '999\]' to the token"):
+        gguf.describe(ours.vocabulary, rows=1000)
