@@ -16,9 +16,9 @@ from llmgpu.errors import LlmgpuError
 from llmgpu.option_fields import option
 
 BPE_TRAIN, TOKENIZE, EMBEDDING, KERNELS = "bpe-train", "tokenize", "embedding", "kernels"
-TRAIN, GENERATE, STARTUP = "train", "generate", "startup"
+TRAIN, GENERATE, STARTUP, IDEAS = "train", "generate", "startup", "ideas"
 TEXT_PARTS = (BPE_TRAIN, TOKENIZE)
-PARTS = (*TEXT_PARTS, EMBEDDING, KERNELS, TRAIN, GENERATE, STARTUP)
+PARTS = (*TEXT_PARTS, EMBEDDING, KERNELS, TRAIN, GENERATE, STARTUP, IDEAS)
 ALL = "all"  # a value of --device and of the argument for parts
 GENERATED = "generated"  # a value of --corpus
 DEFAULT_LIMIT = 20_000_000

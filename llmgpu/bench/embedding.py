@@ -47,7 +47,7 @@ BUDGET, QUICK_BUDGET = 0.5, 0.1  # seconds after which no further run of a way s
 TILE_COLUMNS, TILE_TOKENS = 32, 8  # tile of a workgroup of embed_lookup_2d
 
 
-def _lab_kernel(
+def lab_kernel(
     file: str, groups: Callable[[int, int], int], *, adds: bool = False
 ) -> Callable[..., None]:
     """Return an operation of a GPU, float32, that dispatches a kernel used only by the lab.
@@ -67,13 +67,13 @@ def _lab_kernel(
     return record
 
 
-embed_lookup_2d = _lab_kernel(
+embed_lookup_2d = lab_kernel(
     "bench/embed_lookup_2d.wgsl", lambda n, c: -(-c // TILE_COLUMNS) * -(-n // TILE_TOKENS)
 )
-embed_lookup_token = _lab_kernel("bench/embed_lookup_token.wgsl", lambda n, _: workgroups(n))
-embed_lookup_rows_scalar = _lab_kernel("bench/embed_lookup_rows_scalar.wgsl", lambda n, _: n)
-embed_backward = _lab_kernel("lm/01_embed_backward.wgsl", lambda n, c: workgroups(n * c), adds=True)
-embed_backward_rows = _lab_kernel("lm/01_embed_backward_rows.wgsl", lambda n, _: n, adds=True)
+embed_lookup_token = lab_kernel("bench/embed_lookup_token.wgsl", lambda n, _: workgroups(n))
+embed_lookup_rows_scalar = lab_kernel("bench/embed_lookup_rows_scalar.wgsl", lambda n, _: n)
+embed_backward = lab_kernel("lm/01_embed_backward.wgsl", lambda n, c: workgroups(n * c), adds=True)
+embed_backward_rows = lab_kernel("lm/01_embed_backward_rows.wgsl", lambda n, _: n, adds=True)
 
 
 def embed_lookup_positions(
@@ -225,7 +225,8 @@ KINDS = {
 class Lab:
     """A table (vocab_size, width) in float32, and batch x seq_len tokens to look up.
 
-    scale: divisor of the model's vocabulary and tokens.
+    scale: divisor of the model's vocabulary and tokens. repeated: one token in so many is the same
+    token; 0 for the share of the kind of work.
     """
 
     model: str
@@ -234,6 +235,7 @@ class Lab:
     batch: int
     seq_len: int
     scale: int = 1
+    repeated: int = 0
 
     @property
     def tokens(self) -> int:
@@ -276,8 +278,9 @@ class Lab:
         """Return the tokens for one of `KINDS`, uint32 (N,)."""
         _, generator = self._numbers()
         ids = generator.integers(0, self.vocab_size, self.tokens).astype(np.uint32)
-        if kind == REPEATED:
-            same = max(self.tokens // REPEATED_SHARE, 1)
+        share = self.repeated or (REPEATED_SHARE if kind == REPEATED else 0)
+        if share:
+            same = max(self.tokens // share, 1)
             ids[generator.choice(self.tokens, same, replace=False)] = ids[0]
         return ids
 

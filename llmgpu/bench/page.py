@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
-from llmgpu.bench import BPE_TRAIN, EMBEDDING, GENERATE, KERNELS, STARTUP, TOKENIZE, TRAIN
+from llmgpu.bench import BPE_TRAIN, EMBEDDING, GENERATE, IDEAS, KERNELS, STARTUP, TOKENIZE, TRAIN
 from llmgpu.bench.report import (
     OPERATION_RATE,
     SHARE_OF_FLOOR,
@@ -63,6 +63,11 @@ _PARTS: dict[str, tuple[str, ...]] = {
         "model are compared first. The limit is reading all weights once for each step.",
     ),
     STARTUP: ("Starting", "Whole commands with little to do, each a process of its own."),
+    IDEAS: (
+        "What each idea is worth",
+        "Ideas of the kernels, each switched off alone. The first way of an idea is the product's. "
+        "The answers of all ways are compared with the CPU's first.",
+    ),
 }
 
 

@@ -14,7 +14,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmgpu.bench import BPE_TRAIN, DEFAULT_THRESHOLD, EMBEDDING, GENERATE, KERNELS, TOKENIZE, TRAIN
+from llmgpu.bench import (
+    BPE_TRAIN,
+    DEFAULT_THRESHOLD,
+    EMBEDDING,
+    GENERATE,
+    IDEAS,
+    KERNELS,
+    TOKENIZE,
+    TRAIN,
+)
 from llmgpu.bench.results import (
     HOST_ENGINES,
     Record,
@@ -91,6 +100,7 @@ NARROW = {
         SHARE_OF_FLOOR,
         SPEED_UP,
     ),
+    IDEAS: (BYTE_RATE, SHARE_OF_COPY),
     TRAIN: (TOKEN_RATE, SHARE_OF_FLOOR, SPEED_UP, SPEED_UP_OVER_TORCH),
     GENERATE: (TOKEN_RATE, SHARE_OF_FLOOR, SPEED_UP),
 }

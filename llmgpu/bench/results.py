@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, astuple, dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
-from llmgpu.bench import EMBEDDING, KERNELS
+from llmgpu.bench import EMBEDDING, IDEAS, KERNELS
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.input_files import input_errors, number_of, printable, read_whole
 
@@ -184,8 +184,8 @@ class Result:
 
     @property
     def kind_and_way(self) -> tuple[str, str]:
-        """Kind of work and way. Only variants of the part embedding name a kind of work."""
-        if self.what != EMBEDDING:
+        """Kind of work and way; only variants of embedding and ideas name a kind of work."""
+        if self.what not in (EMBEDDING, IDEAS):
             return "", self.variant
         kind, _, way = self.variant.partition(": ")
         return kind, way

@@ -26,6 +26,7 @@ from llmgpu.bench import (
     BPE_TRAIN,
     EMBEDDING,
     GENERATE,
+    IDEAS,
     KERNELS,
     STARTUP,
     TEXT_PARTS,
@@ -35,6 +36,7 @@ from llmgpu.bench import (
 )
 from llmgpu.bench.embedding import measure_embedding
 from llmgpu.bench.engines import Engine, describe_machine, open_engines
+from llmgpu.bench.ideas import measure_ideas
 from llmgpu.bench.kernels import measure_kernels
 from llmgpu.bench.models import measure_generate, measure_train
 from llmgpu.bench.results import Record, Result, Times, VocabularyFacts
@@ -123,6 +125,7 @@ MODEL_PARTS: dict[str, Callable[[Sequence[Engine], BenchOptions, Progress], Iter
     TRAIN: measure_train,
     GENERATE: measure_generate,
     STARTUP: measure_startup,
+    IDEAS: measure_ideas,
 }
 BOTH_DRIVERS = (KERNELS, TRAIN, GENERATE)  # parts measured on both drivers: matrix units help them
 RECOUNT_LIMIT = 10_000_000  # bytes of text for a GPU to recount for each merge
@@ -148,7 +151,7 @@ class Benchmark:
         self._options = options
         path = options.vocab
         self._vocabulary = None if path is None else open_vocabulary(path)
-        is_about_text = bool(set(options.parts) & set(TEXT_PARTS))
+        is_about_text = bool(set(options.parts) & {*TEXT_PARTS, IDEAS})
         self._text = load_text(options.corpus, options.limit) if is_about_text else None
         self._engines, not_opened = open_engines(options.devices)
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -174,7 +177,7 @@ class Benchmark:
     def _results(self, folder: Path, progress: Progress) -> Iterator[Result]:
         """Yield the results of all parts; store the engines' limits in the record, too."""
         options, engines = self._options, self._engines
-        if self._text is not None:
+        if self._text is not None and set(options.parts) & set(TEXT_PARTS):
             yield from self._text_results(Job.of(self._text, folder, options, progress))
         parts = [part for part in MODEL_PARTS if part in options.parts]
         for number, engine in enumerate(engines if set(parts) - {STARTUP} else ()):

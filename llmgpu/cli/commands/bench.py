@@ -50,7 +50,8 @@ def bench(asked: BenchCommand) -> None:
 
     WHAT is bpe-train (training a tokenizer), tokenize, embedding (row lookups), kernels (each
     language-model kernel by itself), train (training a language model), generate (continuing
-    prompts with one), startup (whole commands with little to do) or all, the default.
+    prompts with one), startup (whole commands with little to do), ideas (ideas of the kernels, each
+    switched off alone) or all, the default.
 
     Every result is checked before its time is shown. An interrupted run reports what it measured.
     The other programs are Hugging Face tokenizers, rustbpe, gigatoken, tiktoken and torch, if

@@ -1,0 +1,377 @@
+"""Ideas of the sources, each switched off alone and on again, on one text and in one call.
+
+A way of an idea is a number that a kernel takes, an existing kernel, or a kernel of ``wgsl/bench``
+that replaces a file of the product while the way is measured. The first way of an idea is the
+product's. Before a way is timed, its answer is compared with the CPU's. Ways on text run in turns,
+so that a change of the clocks meets all ways of an idea. Their seconds are those of all kernels of
+a job; the seconds of each kernel are recorded, too. Ideas without a switch are results without
+times, and their notes have the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.backend import NUMPY, Backend
+from llmgpu.bench import IDEAS, BenchOptions
+from llmgpu.bench.cases import Array, CaseBench, KernelCase, Sizes, Tensors
+from llmgpu.bench.embedding import (
+    BACKWARD,
+    BUDGET,
+    COMPACT,
+    HALF,
+    KINDS,
+    LABS,
+    LOOKUP,
+    QUICK_BUDGET,
+    QUICK_SOFTWARE_TABLE_BYTES,
+    QUICK_TABLE_BYTES,
+    SOFTWARE_TABLE_BYTES,
+    Lab,
+    Way,
+    lab_kernel,
+)
+from llmgpu.bench.engines import Engine, cpu_engine
+from llmgpu.bench.kernels import choose_sizes
+from llmgpu.bench.optimizer_cases import all_weights_cases
+from llmgpu.bench.results import NUMPY_ENGINE, Result
+from llmgpu.bench.timing import ProgramTimes, has_timestamps, kernel_times, raise_clocks, timed
+from llmgpu.bench.tokenizers import encode_all, kernel_text_bytes, load_text
+from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.plain import recount_gpu
+from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.train import train_vocabulary
+from llmgpu.errors import DeviceError, LlmgpuError
+from llmgpu.gpu import Device
+from llmgpu.gpu.adapters import OPTIONAL_FEATURES
+from llmgpu.lm.ops.embedding import group_tokens
+from llmgpu.lm.ops.operations import GpuOperations
+from llmgpu.lm.ops.recording import dims, workgroups
+from llmgpu.progress import Progress
+from llmgpu.text.corpus import corpus_from_bytes
+
+MERGES, SOFTWARE_MERGES = 256, 16  # a longer training has the same iterations on a shorter text
+LOSS_SEQUENCES = 1
+REPEATED_SHARES = (0, 50, 10, 2)  # one token in so many is the same token; 0: only by chance
+FLOAT_ATOMICS = "shader-float32-atomic"
+NOT_MEASURED = {
+    "word boundaries marked on the GPU": "the trainers on a GPU have no other way to cut text",
+    "marks and sums in one kernel": "no kernel only marks, or only sums",
+    "offsets, merge and move in one kernel": "no kernel does one of the three alone",
+    "one submission for many merges": "the number of merges in a submission follows the clock",
+    "nodes of the trie in breadth-first order": "a vocabulary has no other order",
+    "buffers that are kept between texts": "an encoder always keeps its buffers",
+    "one submission a slice": "the kernels of a slice are never submitted apart",
+    "only the ids that exist are copied": "no call copies the whole output",
+    "gradient in the place of the logits": "no kernel in single precision has a second matrix",
+    "softmax and loss in one kernel": "no kernel computes one of them alone",
+    "sums of the softmax in one pass": "no kernel reads the logits once for each sum",
+    "no second pass without label smoothing": "the sum for label smoothing needs no second pass",
+    "saturating casts": "no cast of one element a thread lets numbers overflow",
+}
+
+Answer = NDArray[np.uint32]
+Run = Callable[[], Answer]
+
+
+@dataclass(frozen=True)
+class TextWay:
+    """A way of an idea on text.
+
+    files: files of wgsl/ by the files that they replace. options: arguments of the job.
+    """
+
+    name: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, int] = field(default_factory=dict)
+
+
+_SCANS = (
+    TextWay("subgroup operations, 2 barriers"),
+    TextWay("workgroup memory, 18 barriers", {"scan": "common/scan_shared.wgsl"}),
+)
+_MATCH, _COUNT = "trie/match.wgsl", "recount/02_pair_count.wgsl"
+RECOUNT_IDEAS: dict[str, tuple[TextWay, ...]] = {
+    "counting in workgroup memory": (
+        TextWay("a table of 1,024 slots"),
+        TextWay("a table of 512 slots", {}, {"slots": 512}),
+        TextWay("a table of 2,048 slots", {}, {"slots": 2048}),
+        TextWay("global atomics alone", {_COUNT: "bench/pair_count_global.wgsl"}),
+    ),
+    "symbols that a workgroup counts": tuple(
+        TextWay(f"{tile:,}", {}, {"tile": tile}) for tile in (1024, 256, 4096)
+    ),
+    "scan of marks": _SCANS,
+}
+GREEDY_IDEAS: dict[str, tuple[TextWay, ...]] = {
+    "cached levels of the trie": (
+        TextWay("root and its children"),
+        TextWay("root alone", {_MATCH: "bench/match_root_cache.wgsl"}),
+        TextWay("none", {_MATCH: "bench/match_no_caches.wgsl"}),
+    ),
+    "branchless search": (
+        TextWay("as many steps for all threads"),
+        TextWay("ends at the child", {_MATCH: "bench/match_branches.wgsl"}),
+    ),
+    "sums of chunks": (
+        TextWay("a workgroup"),
+        TextWay("one thread", {"trie/04_prefix_sum.wgsl": "bench/prefix_sum_one_thread.wgsl"}),
+    ),
+    "coalesced copy of ids": (
+        TextWay("a workgroup a chunk"),
+        TextWay(
+            "a thread a chunk", {"trie/05_tokenizer_compact.wgsl": "bench/compact_by_threads.wgsl"}
+        ),
+    ),
+    "bytes of a chunk": tuple(
+        TextWay(f"{size:,}", {}, {"chunk_bytes": size}) for size in (256, 64, 512, 1024)
+    ),
+    "scan of counts": _SCANS,
+}
+
+
+def measure_ideas(
+    engines: Sequence[Engine], options: BenchOptions, progress: Progress
+) -> Iterator[Result]:
+    """Yield the results of each GPU: ideas on text, on tables, on losses and on updates."""
+    for engine in engines:
+        if engine.backend.device is None:
+            yield Result(IDEAS, engine.name, job="kernels", note="has no kernels")
+            continue
+        yield from _text_results(engine, options, progress)
+        yield from _case_results(engine, options, progress)
+        for idea, reason in NOT_MEASURED.items():
+            begun = Result(IDEAS, engine.name, job="ideas without a switch", note=reason)
+            yield replace(begun, variant=f"not measured: {idea}")
+
+
+# Ideas on text
+
+
+def _text_results(engine: Engine, options: BenchOptions, progress: Progress) -> Iterator[Result]:
+    device = engine.backend.device
+    assert device is not None
+    data = load_text(options.corpus, options.limit).data
+    data = data[: kernel_text_bytes(engine, quick=options.quick)]
+    merges = SOFTWARE_MERGES if engine.is_software_adapter else MERGES
+    training = TrainingOptions(256 + merges, options.pattern)
+    vocabulary = train_vocabulary(
+        corpus_from_bytes(data), TrainingOptions(options.vocab_size, options.pattern), NUMPY
+    ).vocabulary.with_match("greedy")
+
+    def recount(own: Device, way: TextWay) -> Run:
+        slots = way.options.get("slots", training.recount_slots)
+        asked = replace(training, recount_slots=slots)
+        text, starts = np.frombuffer(data, np.uint8), np.zeros(1, np.int64)
+        tile = way.options.get("tile")
+        return lambda: recount_gpu.train(own, text, starts, asked, count_tile=tile).pairs
+
+    def encode(own: Device, way: TextWay) -> Run:
+        encoder = GpuGreedyEncoder(own, vocabulary, **way.options)
+        return lambda: encode_all(encoder, corpus_from_bytes(data))
+
+    size = f"{len(data) / 1e6:,.2f} MB of text, pattern {options.pattern}"
+    learned = train_vocabulary(corpus_from_bytes(data), training, NUMPY).vocabulary.merges[:, :2]
+    ids = encode_all(open_encoder(vocabulary, NUMPY), corpus_from_bytes(data))
+    for job, ideas, make, expected, answer in (
+        (f"recounting {merges} merges, {size}", RECOUNT_IDEAS, recount, learned, "merges"),
+        (f"greedy ids of {vocabulary.size:,}, {size}", GREEDY_IDEAS, encode, ids, "ids"),
+    ):
+        for idea, ways in ideas.items():
+            progress(f"{IDEAS}: {engine.name}, {idea}", 0, 1)
+            begun = Result(IDEAS, engine.name, job=job)
+            if ways is _SCANS and not device.subgroup_size:
+                yield replace(begun, variant=f"{idea}: {ways[0].name}", note="no subgroups")
+                continue
+            yield from _compare_ways(begun, idea, ways, engine, make, (expected, answer), options)
+
+
+def _compare_ways(
+    begun: Result,
+    idea: str,
+    ways: Sequence[TextWay],
+    engine: Engine,
+    make: Callable[[Device, TextWay], Run],
+    reference: tuple[Answer, str],
+    options: BenchOptions,
+) -> Iterator[Result]:
+    """Compare the answers of all ways with the CPU's; time the right ways in turns."""
+    expected, answer = reference
+    results: dict[str, Result] = {}
+    runs: dict[str, tuple[Device, Run, ProgramTimes]] = {}
+    for way in ways:
+        result = replace(begun, variant=f"{idea}: {way.name}")
+        try:
+            device = Device(engine.backend.device)  # the same device, with kernels of its own
+            device.source_choices = device.source_choices | dict(way.files)
+            run = make(device, way)
+            same = np.array_equal(run(), expected)
+        except LlmgpuError as error:
+            results[way.name] = replace(result, note=str(error))
+            continue
+        results[way.name] = result.compared(same, f"{answer} of {cpu_engine()}")
+        if same:
+            clock = "gpu" if has_timestamps(device) else "host"
+            runs[way.name] = device, run, ProgramTimes(clock)
+    for _ in range(options.runs):
+        raise_clocks(engine.backend)
+        for device, run, times in runs.values():
+            _time_run(device, run, times)
+    for name, result in results.items():
+        if name in runs:
+            times = runs[name][2]
+            result = result.timed(times.seconds, clock=times.clock, kernels=times.kernels)
+        yield result
+
+
+def _time_run(device: Device, run: Run, times: ProgramTimes) -> None:
+    kernels = kernel_times(device, run)
+    if kernels is None:
+        times.seconds.append(timed(run)[0])
+        return
+    times.seconds.append(kernels.total)
+    for name, seconds in kernels.seconds.items():
+        times.by_kernel.setdefault(name, []).append(seconds)
+
+
+# Ideas on tensors
+
+
+def _case_results(engine: Engine, options: BenchOptions, progress: Progress) -> Iterator[Result]:
+    budget = QUICK_BUDGET if options.quick else BUDGET
+    bench = CaseBench(IDEAS, options, progress, budget, cold=True)
+    sizes, note = choose_sizes(engine, quick=options.quick)
+    lab = _lab(engine, quick=options.quick)
+    with_floats = _engine_with_floats(engine)
+    yield from bench.measure_cases(engine, _lookup_cases(lab))
+    for share in REPEATED_SHARES:
+        repeated = replace(lab, repeated=share)
+        yield from bench.measure_cases(engine, _gradient_cases(repeated))
+        case = _gradient_case(repeated, BACKWARD, "float32 additions of the device", _add_floats)
+        if isinstance(with_floats, str):
+            case, on = replace(case, why_not=with_floats), engine
+        else:
+            on = with_floats
+        yield from bench.measure_cases(on, [case])
+        yield _sorting(repeated, options)
+    cases = [*_loss_cases(replace(sizes, sequences=LOSS_SEQUENCES)), *_cast_cases(sizes)]
+    yield from bench.measure_cases(engine, [replace(case, note=note) for case in cases])
+
+
+def _lab(engine: Engine, *, quick: bool) -> Lab:
+    largest = QUICK_TABLE_BYTES if quick else LABS[0].table_bytes
+    if engine.is_software_adapter:
+        largest = QUICK_SOFTWARE_TABLE_BYTES if quick else SOFTWARE_TABLE_BYTES
+    return LABS[0].scaled_to(largest)
+
+
+def _engine_with_floats(engine: Engine) -> Engine | str:
+    """Return the adapter, opened with atomic additions of float32; or the reason why not."""
+    device = engine.backend.device
+    assert device is not None
+    if FLOAT_ATOMICS not in device.adapter.features:
+        return f"{device.webgpu.name} does not offer {FLOAT_ATOMICS} here"
+    try:
+        again = Device(device.adapter, features=OPTIONAL_FEATURES | {FLOAT_ATOMICS})
+    except DeviceError as error:
+        return str(error)
+    return replace(engine, backend=Backend(again, engine.backend.description))
+
+
+def _lookup_cases(lab: Lab) -> Iterator[KernelCase]:
+    for kind in (LOOKUP, HALF):
+        for way, record in reversed(KINDS[kind].gpu.items()):
+            case = lab.case(kind, way, record, lab.table_bytes)
+            yield replace(case, name=f"rows of a table: {kind}, {way}")
+
+
+_add_floats = lab_kernel(
+    "bench/embed_backward_float.wgsl", lambda n, c: workgroups(n * c), adds=True
+)
+
+
+def _gradient_cases(lab: Lab) -> Iterator[KernelCase]:
+    for way, record in reversed(KINDS[BACKWARD].gpu.items()):
+        yield _gradient_case(lab, BACKWARD, way, record)
+    yield _gradient_case(lab, COMPACT, "grouped, distinct rows alone", "embed_gradient_rows")
+
+
+def _gradient_idea(lab: Lab) -> str:
+    share = f"{100 / lab.repeated:g}" if lab.repeated else "0"
+    return f"gradients of rows, {share} % of the tokens the same"
+
+
+def _gradient_case(lab: Lab, kind: str, way: str, record: Way) -> KernelCase:
+    case = lab.case(kind, way, record, lab.table_bytes)
+    idea = _gradient_idea(lab)
+    return replace(case, name=f"{idea}: {way}", kind=f"{kind}, {idea}")
+
+
+def _sorting(lab: Lab, options: BenchOptions) -> Result:
+    """Return the time in which the host sorts tokens, as grouped gradients need."""
+    tokens = lab.token_ids(BACKWARD)
+    seconds = [timed(partial(group_tokens, tokens))[0] for _ in range(options.runs)]
+    variant = f"{_gradient_idea(lab)}: the host sorts tokens for grouping"
+    begun = Result(IDEAS, NUMPY_ENGINE, job=lab.describe(), variant=variant, clock="host")
+    return replace(begun, correct=True, answer="the reference").timed(seconds)
+
+
+def _loss_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Yield losses with and without smoothing and z-loss, then several numbers of threads."""
+    rows, width = s.rows, s.vocabulary
+
+    def given(smoothing: float, z_loss: float) -> Mapping[str, Array]:
+        params = np.array([1 / rows, smoothing, z_loss, 1 / width], np.float32)
+        return {"targets": s.tokens(), "params": params}
+
+    operands = "*logits:NV targets +cross_entropy:N +smoothing:N +z_loss:N params"
+    whole = partial(s.case, operands=operands, operations=7 * rows * width, record="cross_entropy")
+    for name, factors in (
+        ("neither", (0.0, 0.0)),
+        ("smoothing", (0.1, 0.0)),
+        ("z-loss", (0.0, 1e-4)),
+        ("both", (0.1, 1e-4)),
+    ):
+        yield whole(f"label smoothing and z-loss: {name}", given=partial(given, *factors))
+    for threads in (256, 128, 64):
+        case = whole(
+            f"threads for the softmax of a row: {threads}", given=partial(given, 0.1, 1e-4)
+        )
+        record = _cross_entropy(threads)
+        yield replace(case, record=record, reference="cross_entropy", kind="threads of a row")
+
+
+def _cross_entropy(threads: int) -> Callable[..., None]:
+    """Return the operation of a GPU with a number of threads for each row."""
+
+    def record(operations: GpuOperations, t: Tensors) -> None:
+        rows, width = t["logits"].shape
+        operations.dispatch(
+            "lm/07_cross_entropy.wgsl",
+            rows,
+            {"WORKGROUP_SIZE": threads},
+            logits=t["logits"],
+            tgts=t["targets"],
+            losses=t["cross_entropy"],
+            dims=dims(rows, width, width),
+            params=t["params"],
+            smoothing=t["smoothing"],
+            z_losses=t["z_loss"],
+        )
+
+    return record
+
+
+def _cast_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Yield updates of all weights with their half-precision copies, fused and apart."""
+    fused, apart = all_weights_cases(s)
+    both: dict[str, Any] = {"kind": "half-precision copies", "reference": fused.record, "where": ""}
+    yield replace(fused, name="half-precision copies: written by the update", **both)
+    yield replace(apart, name="half-precision copies: cast after the update", **both)

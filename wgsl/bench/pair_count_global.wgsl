@@ -1,0 +1,75 @@
+// bpe_pair_count_b: counts adjacent pairs by atomic additions to the global table alone.
+//
+//   pair_counts[slot of (a, b)] = |{i : symbols[i] = a, symbols[i + 1] = b, no start at i + 1}|
+//
+// recount/02_pair_count.wgsl without its table in workgroup memory: every occurrence of a pair is an
+// atomic addition in global memory.
+//
+// binding 0  symbols       read        (symbol_count)
+// binding 1  pair_counts   read_write  (table_size)
+// binding 2  pair_ids      read_write  (table_size) packed pairs, EMPTY_PAIR where free
+// binding 3  state         read        IterState
+// binding 4  table_status  read_write  (2) overflowed, slots used
+// dispatch: ARGS_COUNT = ceil(symbol_count / COUNT_TILE)
+//!include common/workgroup.wgsl
+//!include recount/iter_state.wgsl
+
+override LOCAL_TABLE_SIZE: u32 = 0u; // the host sets this; here no table has this size
+const PROBES: u32 = 32u;
+const SPURIOUS_FAILURES: u32 = 64u;
+
+@group(0) @binding(0) var<storage, read> symbols: array<u32>;
+@group(0) @binding(1) var<storage, read_write> pair_counts: array<atomic<u32>>;
+@group(0) @binding(2) var<storage, read_write> pair_ids: array<atomic<u32>>;
+@group(0) @binding(3) var<storage, read> state: IterState;
+@group(0) @binding(4) var<storage, read_write> table_status: array<atomic<u32>>;
+
+// Murmur3's 32-bit finaliser.
+fn hash_pair(pair: u32) -> u32 {
+    var h = pair;
+    h = (h ^ (h >> 16u)) * 0x85EBCA6Bu;
+    h = (h ^ (h >> 13u)) * 0xC2B2AE35u;
+    return h ^ (h >> 16u);
+}
+
+fn count_pair(pair: u32) {
+    let mask = state.table_size - 1u;
+    var slot = hash_pair(pair) & mask;
+    var probe = 0u;
+    for (var attempt = 0u; attempt < PROBES + SPURIOUS_FAILURES; attempt++) {
+        var seen = atomicLoad(&pair_ids[slot]);
+        if (seen == EMPTY_PAIR) {
+            let swap = atomicCompareExchangeWeak(&pair_ids[slot], EMPTY_PAIR, pair);
+            if (swap.exchanged) {
+                atomicAdd(&table_status[1], 1u);
+            }
+            seen = select(swap.old_value, pair, swap.exchanged);
+        }
+        if (seen == pair) {
+            atomicAdd(&pair_counts[slot], 1u);
+            return;
+        }
+        if (seen != EMPTY_PAIR) {
+            probe++;
+            slot = (slot + probe) & mask;
+        }
+    }
+    atomicStore(&table_status[0], 1u);
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn bpe_pair_count_b(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    let begin = flat_group(workgroup, workgroups) * COUNT_TILE;
+    let pairs = max(state.symbol_count, 1u) - 1u; // the last symbol is the first of no pair
+    let end = min(begin + COUNT_TILE, pairs);
+    for (var i = begin + local_index; i < end; i += WORKGROUP_SIZE) {
+        let second = symbols[i + 1u];
+        if ((second & WORD_START_BIT) == 0u) {
+            count_pair(((symbols[i] & RANK_MASK) << 16u) | second);
+        }
+    }
+}
