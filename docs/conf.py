@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from command_help import CommandHelp
+from kernel_tour import fill_page
 from sphinx.ext.autodoc.mock import mock
 
 from llmgpu import __version__
@@ -88,11 +89,18 @@ def shorten_arrays(
     return short[0], short[1]
 
 
+def write_tour(app: Any, name: str, source: list[str]) -> None:
+    """Write the kernels of wgsl/ into the page about them."""
+    if name == "kernels":
+        source[0] = fill_page(source[0])
+
+
 def setup(app: Any) -> None:
     """Connect what is above."""
     # Signatures name types of packages. The guide is built without torch, so its types are mocked.
     with patch.object(typing, "TYPE_CHECKING", True), mock(["torch"]):
         importlib.import_module("llmgpu.tokenizer")
     app.add_directive("command-help", CommandHelp)
+    app.connect("source-read", write_tour)
     app.connect("autodoc-process-docstring", list_parameters)
     app.connect("autodoc-process-signature", shorten_arrays)

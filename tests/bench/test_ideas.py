@@ -13,6 +13,8 @@ from llmgpu.bench.embedding import Lab
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.ideas import GREEDY_IDEAS, NOT_MEASURED, RECOUNT_IDEAS, TextWay, measure_ideas
 from llmgpu.bench.results import Limits, Result
+from llmgpu.bench.tokenizers import encode_all
+from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
 from llmgpu.gpu import Device
 from llmgpu.kernel_source import compose
 from llmgpu.lm.config import ModelConfig
@@ -100,9 +102,8 @@ def test_replaced_files_change_the_kernels(way: TextWay) -> None:
     scan = {"scan": "common/scan_subgroup.wgsl"}
     files = ["recount/08_merge_reduce.wgsl", "trie/03_tokenizer_chunked.wgsl", *way.files]
     kernels = [file for file in files if file.startswith(("recount/", "trie/0"))]
-    texts = [
-        [compose(file, choices).text for file in kernels] for choices in (scan, scan | way.files)
-    ]
+    chosen = (scan, scan | dict(way.files))
+    texts = [[compose(file, choices).text for file in kernels] for choices in chosen]
     assert texts[0] != texts[1]
 
 
@@ -112,11 +113,10 @@ def test_a_wrong_answer_has_no_time(device: Device, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ideas, "GREEDY_IDEAS", one)
     monkeypatch.setattr(ideas, "RECOUNT_IDEAS", {})
     monkeypatch.setattr(ideas, "_case_results", lambda *arguments: iter(()))
-    encode_all = ideas.encode_all
 
     def wrong_on_the_cpu(encoder: object, corpus: object) -> object:
         ids = encode_all(encoder, corpus)  # type: ignore[arg-type]
-        return ids if isinstance(encoder, ideas.GpuGreedyEncoder) else ids[:-1]
+        return ids if isinstance(encoder, GpuGreedyEncoder) else ids[:-1]
 
     monkeypatch.setattr(ideas, "encode_all", wrong_on_the_cpu)
     found = of_idea(list(measure_ideas([engine_of(device)], QUICK, no_progress)), "copy")

@@ -6,6 +6,7 @@
 // binding 3  compact_output  read_write  (tokens) ids
 // binding 4  params          uniform     TrieParams
 // dispatch: chunk_count; only the first ceil(chunk_count / WORKGROUP_SIZE) workgroups have chunks
+// source: the kernel that trie_tokenizer_compact replaced there.
 //!include common/workgroup.wgsl
 //!include trie/params.wgsl
 

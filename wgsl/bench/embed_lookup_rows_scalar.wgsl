@@ -7,6 +7,7 @@
 // binding 2  out     read_write  (N, C)
 // binding 3  dims    uniform     N, C, V
 // dispatch: one workgroup per token
+// source: embedding_lookup_optimized_kernel of the lab.
 //!include bench/copy_row.wgsl
 
 @compute @workgroup_size(WORKGROUP_SIZE)

@@ -8,6 +8,7 @@
 // binding 3  dims    uniform     N, C, V
 // dispatch: one thread per token; neighbouring threads are C elements apart in memory, which is slow
 //           and shows what the other kernels gain
+// source: option 1 of the lab, which the lab does not write out.
 //!include bench/copy_row.wgsl
 
 @compute @workgroup_size(WORKGROUP_SIZE)

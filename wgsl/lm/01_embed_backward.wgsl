@@ -7,6 +7,8 @@
 // binding 2  grad_table  read_write  (V, C), f32 as its bits
 // binding 3  dims        uniform     N, C, V
 // dispatch: one thread per element
+// source: embed_backward. Training uses 01_embed_backward_grouped.wgsl, whose sums have a fixed
+//   order and do not wait for each other.
 //!include lm/atomic_gradient.wgsl
 
 @compute @workgroup_size(WORKGROUP_SIZE)

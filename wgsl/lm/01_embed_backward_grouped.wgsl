@@ -8,6 +8,8 @@
 // binding 5  order     read        (N,) position in the batch of each sorted position
 // binding 6  grad_out  read        (N, C)
 // dispatch: one thread per slice and column
+// source: embed_backward. Here the host sorts positions by their token, so that no addition is
+//   atomic.
 //!include lm/grouped_gradient.wgsl
 
 @group(0) @binding(5) var<storage, read> order: array<u32>;

@@ -7,6 +7,8 @@
 // binding 2  out     read_write  (N, C)
 // binding 3  dims    uniform     N, C, V, first token of this part of the table
 // dispatch: one thread per element
+// source: embed_lookup, and embed_lookup_w16 with `half`. Here a table may come in parts, because
+//   a binding has a largest size.
 //!include lm/element_type.wgsl
 //!include lm/lookup.wgsl
 //!let suffix =

@@ -7,6 +7,8 @@
 // binding 2  out     read_write  (N, C / 4) vectors
 // binding 3  dims    uniform     N, C, V, first token of this part of the table
 // dispatch: LANES threads per token, WORKGROUP_SIZE / LANES tokens per workgroup; C is a multiple of 4
+// source: embed_lookup. Here a thread moves 16 bytes at a time, which takes a quarter of the
+//   loads, stores and divisions.
 //!include lm/element_type.wgsl
 //!include lm/lookup_rows.wgsl
 //!let suffix =

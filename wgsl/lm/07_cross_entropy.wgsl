@@ -30,6 +30,9 @@
 // binding 5  smoothing  read_write  (N,)
 // binding 6  z_losses   read_write  (N,)
 // dispatch: one workgroup per row; its threads stride over the logits
+// source: cross_entropy, which reads the logits three times, and four times with label smoothing.
+//   Here one pass finds the maximum and all sums. The parts of the loss are apart, columns beyond
+//   the tokens are left out, and logits that are not finite are not hidden.
 //!include lm/cross_entropy.wgsl
 
 @group(0) @binding(0) var<storage, read_write> logits: array<f32>;

@@ -4,6 +4,7 @@
 // binding 1  out_sum  read_write  (1,)
 // binding 2  n        uniform     N
 // dispatch: one workgroup, which fixes the order of additions
+// source: sum_losses.
 //!include common/reduce.wgsl
 
 @group(0) @binding(0) var<storage, read> losses: array<f32>;

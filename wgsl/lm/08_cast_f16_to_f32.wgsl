@@ -4,6 +4,7 @@
 // binding 1  dst  read_write  elements, f32
 // binding 2  n    uniform     elements
 // dispatch: one thread per element
+// source: cast_f16_to_f32.
 enable f16;
 //!include lm/elements.wgsl
 

@@ -9,6 +9,8 @@
 // binding 1  dst  read_write  elements, f16
 // binding 2  n    uniform     elements
 // dispatch: one thread per element
+// source: cast_f32_to_f16, f16(clamp(x)). Here the bits are computed, because WGSL leaves rounding
+//   to the device.
 //!include lm/half.wgsl
 //!include lm/elements.wgsl
 

@@ -9,6 +9,7 @@
 // binding 6  dims       uniform     elements, 1 if the tensor decays
 // binding 7  half_copy  read_write  as parameter, in half precision, if `half_copy` is set
 // dispatch: one thread per four elements
+// source: adamw_update_f16, with `half_copy`.
 //!override half_copy = 0
 //!let suffix =
 //!let suffix = _f16 if half_copy

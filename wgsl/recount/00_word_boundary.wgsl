@@ -10,6 +10,9 @@
 // binding 3  symbols     read_write  (symbol_count)
 // binding 4  state       read        IterState
 // dispatch: ceil(symbol_count / WORKGROUP_SIZE), one thread per byte
+// source: bpe_word_boundary. There it finds the class of each byte, for one pattern. Here kernels
+//   of wgsl/pretoken mark starts, because most patterns need characters; symbols are ranks, so
+//   that any tie rule is an order of numbers.
 //!include common/workgroup.wgsl
 //!include recount/iter_state.wgsl
 

@@ -7,6 +7,8 @@
 // binding 3  table_status   read_write  (2) overflowed, slots used
 // binding 4  dispatch_args  read_write  (ARGS_COUNT_OF, 3)
 // dispatch: ceil(table_size / WORKGROUP_SIZE), one thread per slot
+// source: clear_table. Here it also writes how many workgroups the shorter text needs, so that the
+//   host reads nothing between merges.
 //!include common/workgroup.wgsl
 //!include recount/iter_state.wgsl
 

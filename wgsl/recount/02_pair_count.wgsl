@@ -16,6 +16,8 @@
 // binding 3  state         read        IterState
 // binding 4  table_status  read_write  (2) overflowed, slots used
 // dispatch: ARGS_COUNT = ceil(symbol_count / COUNT_TILE)
+// source: bpe_pair_count_b, with the same table of 1024 slots, hash and probing. Here a fifth
+//   binding reports a global table that is full, where a pair would otherwise be lost.
 //!include common/workgroup.wgsl
 //!include recount/iter_state.wgsl
 

@@ -5,6 +5,7 @@
 // binding 2  candidates   read_write  (workgroups) count and packed pair
 // binding 3  state        read        IterState
 // dispatch: ceil(table_size / (4 * WORKGROUP_SIZE))
+// source: find_max4.
 //!include recount/best_pair.wgsl
 //!include recount/iter_state.wgsl
 

@@ -4,6 +4,7 @@
 // binding 1  best_pair   read_write  (1) count and packed pair
 // binding 2  state       read        IterState
 // dispatch: 1 workgroup
+// source: find_max_final_det.
 //!include recount/best_pair.wgsl
 //!include recount/iter_state.wgsl
 

@@ -8,6 +8,8 @@
 // binding 3  merge_log      read_write  (merge_limit) first rank, second rank, count, symbols before
 // binding 4  dispatch_args  read_write  (ARGS_COUNT_OF, 3)
 // dispatch: 1 workgroup of one thread
+// source: setup_merge. Here it also logs merges and ends the submission, because many merges are
+//   submitted at once.
 //!include recount/iter_state.wgsl
 
 const FIRST_NEW_SYMBOL: u32 = 256u;

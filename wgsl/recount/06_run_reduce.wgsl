@@ -5,6 +5,7 @@
 // binding 1  run_starts  read_write  (blocks) position + 1 of the last start, 0 where there is none
 // binding 2  state       read        IterState
 // dispatch: ARGS_RUNS = ceil(symbol_count / WORKGROUP_SIZE) or none
+// source: none. Without it, two threads would both merge the middle of a run a a a.
 //!include common/scan_max.wgsl
 //!include recount/iter_state.wgsl
 

@@ -3,6 +3,7 @@
 // binding 0  run_starts  read_write  (blocks)
 // binding 1  state       read        IterState
 // dispatch: ARGS_RUN_SCAN = 1 workgroup or none
+// source: none, see 06_run_reduce.wgsl.
 //!include common/scan_max.wgsl
 //!include recount/iter_state.wgsl
 

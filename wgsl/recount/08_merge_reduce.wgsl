@@ -13,6 +13,9 @@
 // binding 3  state       read        IterState
 // binding 4  run_starts  read        (blocks) only read when a symbol is merged with itself
 // dispatch: ARGS_BLOCKS = ceil(symbol_count / WORKGROUP_SIZE), one thread per symbol
+// source: bpe_merge_reduce_b. There marks are written into the symbols. Here symbols are only
+//   read, because neighbours read them in the same dispatch, and a fifth binding has the starts of
+//   runs.
 //!include scan
 //!include common/scan_max.wgsl
 //!include recount/iter_state.wgsl

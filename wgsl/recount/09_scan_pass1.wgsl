@@ -7,6 +7,9 @@
 // binding 1  tile_sums   read_write  (tiles)
 // binding 2  state       read        IterState
 // dispatch: ARGS_SCAN = ceil(blocks / SCAN_TILE)
+// source: scan_pass1 of a scan in three passes by G. Blelloch's algorithm. Here a workgroup scans
+//   as common/scan_subgroup.wgsl does, with 2 barriers, or without subgroups as
+//   common/scan_shared.wgsl does.
 //!include scan
 //!include recount/iter_state.wgsl
 

@@ -3,6 +3,7 @@
 // binding 0  tile_sums  read_write  (tiles)
 // binding 1  state      read_write  IterState: next_symbol_count
 // dispatch: ARGS_SINGLE = 1 workgroup
+// source: scan_pass2, see 09_scan_pass1.wgsl.
 //!include scan
 //!include recount/iter_state.wgsl
 

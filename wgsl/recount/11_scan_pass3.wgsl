@@ -4,6 +4,7 @@
 // binding 1  tile_sums   read        (tiles) exclusive sums
 // binding 2  state       read        IterState
 // dispatch: ARGS_SCAN = ceil(blocks / SCAN_TILE)
+// source: scan_pass3.
 //!include common/workgroup.wgsl
 //!include recount/iter_state.wgsl
 

@@ -6,6 +6,9 @@
 // binding 3  output_symbols  read_write  (next_symbol_count)
 // binding 4  state           read        IterState
 // dispatch: ARGS_BLOCKS = ceil(symbol_count / WORKGROUP_SIZE), one thread per symbol
+// source: bpe_finalize_compact_b. There a second subgroup scan adds up the sums of 8 subgroups.
+//   Here each thread adds them up: subgroups have 4 to 128 lanes, and 64 sums of subgroups of 4
+//   lanes are more than a subgroup scans.
 //!include scan
 //!include recount/iter_state.wgsl
 

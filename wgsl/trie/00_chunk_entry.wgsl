@@ -14,6 +14,8 @@
 // binding 7  long_args      read_write  (3) workgroups of trie_long_exit, (3) of trie_long_chain;
 //                                       x is 0 before
 // dispatch: ceil(chunk_count / WORKGROUP_SIZE), one thread per chunk
+// source: none. The source does not look for the first token of a chunk. Here ids do not depend on
+//   the size of chunks, so that each chunk needs this place.
 //!include trie/match.wgsl
 
 override LOOK_BACK: u32 = 256u;

@@ -14,6 +14,7 @@
 // binding 5  params         uniform     TrieParams
 // binding 6  start_bits     read        one bit per byte: a pre-token starts here
 // dispatch: long_args[0..3] = chunk_count or none, one workgroup per chunk
+// source: none, see 00_chunk_entry.wgsl.
 //!include trie/match.wgsl
 
 const MAX_CHUNK: u32 = 1024u;

@@ -7,6 +7,7 @@
 // binding 1  chunk_entries  read_write  (2, chunk_count) the first row is read, the second written
 // binding 2  params         uniform     TrieParams
 // dispatch: long_args[3..6] = ceil(chunk_count / WORKGROUP_SIZE) or none, one thread per chunk
+// source: none, see 00_chunk_entry.wgsl.
 //!include common/workgroup.wgsl
 //!include trie/params.wgsl
 

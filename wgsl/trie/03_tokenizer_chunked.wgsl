@@ -13,6 +13,9 @@
 // binding 7  chunk_entries  read        (2, chunk_count)
 // binding 8  slice_state    read_write  (4) STATE_*
 // dispatch: ceil(chunk_count / WORKGROUP_SIZE), one thread per chunk
+// source: trie_tokenizer_chunked, with 6 bindings and 512 places for the ids of a chunk. Here
+//   three bindings more have the starts of pre-tokens, which no token crosses, the chunks'
+//   entries, and the slice's state; chunks of 256 bytes give twice as many threads.
 //!include trie/match.wgsl
 
 @group(0) @binding(0) var<storage, read> input: array<u32>;

@@ -6,6 +6,8 @@
 // binding 3  params         uniform     TrieParams
 // binding 4  input          read        packed bytes: the byte that has no token is named
 // dispatch: 1 workgroup; it scans a tile of 4 counts per thread at a time
+// source: trie_prefix_sum, one thread. Here a workgroup scans, because one thread waits for memory
+//   at each of up to 65 536 counts; a fifth binding names the byte without a token.
 //!include scan
 //!include trie/params.wgsl
 

@@ -6,6 +6,8 @@
 // binding 3  compact_output  read_write  (tokens) ids
 // binding 4  params          uniform     TrieParams
 // dispatch: chunk_count
+// source: trie_tokenizer_compact, with 256 threads. Here a workgroup has 64 threads: a chunk of
+//   256 bytes has about 64 tokens, and more threads would have nothing to copy.
 //!include common/workgroup.wgsl
 //!include trie/params.wgsl
 
