@@ -80,7 +80,7 @@ MEASURES = (
     Measure("merges_per_second", "merges/s", ""),
     TOKEN_RATE := Measure("tokens_per_second", "tokens/s", ""),
     BYTE_RATE := Measure("bytes_per_second", "memory", "B/s"),
-    Measure("output_bytes_per_second", "output", "B/s"),
+    OUTPUT_RATE := Measure("output_bytes_per_second", "output", "B/s"),
     OPERATION_RATE := Measure("operations_per_second", "arithmetic", "FLOP/s"),
     SHARE_OF_COPY := Measure("share_of_copy", "of copy", "%"),
     SHARE_OF_FLOOR := Measure("share_of_floor", "of limit", "%"),
@@ -93,7 +93,7 @@ HEADLINED = (BPE_TRAIN, TOKENIZE, TRAIN)
 RATES = (TEXT_RATE, BYTE_RATE, TOKEN_RATE)  # rates for the chart of a job, the best first
 # The measures that a terminal shows, for parts whose measures do not all fit.
 NARROW = {
-    EMBEDDING: (BYTE_RATE, SHARE_OF_COPY, SPEED_UP, SPEED_UP_OVER_TORCH),
+    EMBEDDING: (BYTE_RATE, OUTPUT_RATE, SPEED_UP, SPEED_UP_OVER_TORCH),
     KERNELS: (
         BYTE_RATE,
         replace(OPERATION_RATE, title="FLOP/s", unit=""),

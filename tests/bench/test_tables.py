@@ -87,6 +87,14 @@ def test_a_quick_run_has_no_ratio_in_its_headline() -> None:
     assert dict(headlines(alone)) == {"smoke test": line}
 
 
+def test_a_terminal_shows_the_bandwidth_of_lookups() -> None:
+    rates = {"bytes_per_second": 2e12, "output_bytes_per_second": 1.2e12}
+    row = result("embedding", "GPU", 1.0) | {"variant": "lookup: by rows"} | rates
+    (table,) = read_record(record(row)).tables()
+    shown = {column.title: column.cells for column in columns_of(table, narrow=True)}
+    assert shown["memory"] == ["2 TB/s"] and shown["output"] == ["1.2 TB/s"]
+
+
 def test_tables_of_records_fit_a_terminal() -> None:
     for path in sorted(RECORDED.glob("*.json")):
         for table in load_record(str(path)).tables():

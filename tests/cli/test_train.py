@@ -91,6 +91,27 @@ def test_a_run_leaves_a_log_a_curve_and_a_model(
     assert tokens.returncode == 0 and tokens.stdout == llmgpu("info", "v.bin", "--tokens").stdout
 
 
+def test_smoothing_z_loss_and_activation_are_those_asked_for(
+    llmgpu: Run, corpus: Path, vocab: Path, device_name: str
+) -> None:
+    command = (*TRAIN, "--steps", "2", "--device", device_name)
+    asked = ("--label-smoothing", "0.1", "--z-loss", "0", "--activation", "gelu")
+    done = llmgpu(*command, *asked)
+    assert done.returncode == 0, done.stderr
+    log = read_log(corpus.parent / "run" / "log.jsonl")
+    options = log.facts["options"]
+    assert (options["label_smoothing"], options["z_loss"]) == (0.1, 0)
+    (record,) = log.records
+    assert record.smoothing_loss != 0 and record.z_loss == 0
+    assert load_checkpoint(corpus.parent / "run").config.activation == "gelu"
+    assert b"label-smoothing = 0.1" in (corpus.parent / "run" / "options.toml").read_bytes()
+    larger = llmgpu(*command, "--force", *asked[:3], "1e-2")
+    assert larger.returncode == 0, larger.stderr
+    (record,) = read_log(corpus.parent / "run" / "log.jsonl").records
+    assert record.z_loss and record.z_loss > 0.01
+    fails(llmgpu(*command, "--force", "--label-smoothing", "1"), 1, "--label-smoothing is 1.0")
+
+
 @pytest.mark.slow
 def test_as_many_steps_as_there_are_by_default(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     """All 500, and the last 100 again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -19,7 +20,8 @@ from llmgpu.bpe.training.symbols import Merges, byte_symbols, translate
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.errors import DeviceError, LlmgpuError
-from llmgpu.gpu import Device
+from llmgpu.gpu import Device, Kernel
+from llmgpu.kernel_source import constant
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.word_lists import byte_ids
 from tests.conftest import require_adapter
@@ -140,6 +142,29 @@ def test_workgroup_and_table_sizes_change_nothing(any_device: Device) -> None:
         np.testing.assert_array_equal(results[0].pairs, other.pairs)
         np.testing.assert_array_equal(results[0].counts, other.counts)
         assert results[0].symbols == other.symbols
+
+
+class _Hardware(Device):
+    """A device that takes itself for hardware, and remembers what it compiles."""
+
+    is_software = False  # type: ignore[assignment]
+
+    def prepare(self, requests: Sequence[tuple[str, Mapping[str, int]]]) -> list[Kernel]:
+        self.asked = {file: dict(constants) for file, constants in requests}
+        return super().prepare(requests)
+
+
+@pytest.mark.parametrize("slots", [64, 1024, 2048])
+def test_slots_and_the_tile_of_hardware_reach_the_kernels(device: Device, slots: int) -> None:
+    hardware, documents = _Hardware(device), [words(5, 900, 200)]
+    trained = train(hardware, documents, merges=30, pattern="class", recount_slots=slots)
+    counting = hardware.asked["recount/02_pair_count.wgsl"]
+    tile = constant("recount/iter_state.wgsl", "COUNT_TILE")
+    assert (counting["LOCAL_TABLE_SIZE"], counting["COUNT_TILE"]) == (slots, tile)
+    assert tile != recount_gpu.SOFTWARE_COUNT_TILE
+    assert hardware.asked["recount/01_clear_table.wgsl"]["COUNT_TILE"] == tile
+    expected = reference.train(documents, 30, "class", "bytes", 2)
+    assert [tuple(pair) for pair in trained.pairs.tolist()] == expected
 
 
 @pytest.mark.slow
