@@ -1,7 +1,7 @@
 """Writes the tables of docs/ideas.md and the picture docs/ideas.svg from recorded measurements.
 
-The records of ``llmgpu bench ideas`` are docs/recorded/ideas/DEVICE-1.json and DEVICE-2.json, where
-the second call repeats the first.
+The records of ``llmgpu bench ideas`` are docs/recorded/ideas/DEVICE-1.json and, of a second call
+on the same device, DEVICE-2.json.
 
 usage: python scripts/draw_ideas.py
 """
@@ -47,11 +47,13 @@ MOST = 4.0  # ratio at which bars end
 class Measured(NamedTuple):
     """A way of an idea on one device.
 
-    seconds: of the kernels that the idea changes, in both calls. job: seconds of all kernels.
+    seconds: median of the kernels that the idea changes, in each call. job: the same of all
+    kernels. runs: seconds of all kernels in each run of each call.
     """
 
     seconds: tuple[float, ...]
     job: tuple[float, ...]
+    runs: tuple[tuple[float, ...], ...]
 
 
 class Comparison(NamedTuple):
@@ -63,7 +65,7 @@ class Comparison(NamedTuple):
     devices: dict[str, tuple[Measured, Measured]]
 
     def ratios(self, device: str, *, of_job: bool = False) -> list[float]:
-        """Return the times of the other way, in times of llmgpu's, in both calls."""
+        """Return the times of the other way, in times of llmgpu's, in each call."""
         own, other = self.devices[device]
         pairs = zip(
             *((own.job, other.job) if of_job else (own.seconds, other.seconds)), strict=True
@@ -71,19 +73,20 @@ class Comparison(NamedTuple):
         return [there / here for here, there in pairs]
 
     def is_beyond_noise(self, device: str) -> bool:
-        """Whether both calls have the same winner, by more than by what the calls differ."""
-        ratios = self.ratios(device)
-        gains = [ratio - 1 for ratio in ratios]
-        least = min(map(abs, gains))
-        return len(ratios) > 1 and max(gains) * min(gains) > 0 and least > max(gains) - min(gains)
+        """Whether, in all calls, all runs of one and the same way are faster than the other's."""
+        own, other = self.devices[device]
+        calls = list(zip(own.runs, other.runs, strict=True))
+        wins = all(max(here) < min(there) for here, there in calls)
+        return wins or all(max(there) < min(here) for here, there in calls)
 
 
 def load(recorded: Path = RECORDED) -> dict[str, list[list[dict[str, Any]]]]:
-    """Return the results of both calls by device."""
+    """Return the results of each call by device."""
     found: dict[str, list[list[dict[str, Any]]]] = {}
     for path in sorted(recorded.glob("*.json")):
         results = json.loads(path.read_text(encoding="utf-8"))["results"]
-        device = next(r["engine"] for r in results if r["engine"] != "NumPy")
+        name = next(r["engine"] for r in results if r["engine"] != "NumPy")
+        device = " ".join(name.split()[:2])  # without memory and form
         found.setdefault(device, []).append(results)
     return found
 
@@ -112,10 +115,12 @@ def compare(calls: dict[str, list[list[dict[str, Any]]]]) -> list[Comparison]:
 
 def _measured(idea: str, results: list[dict[str, Any]]) -> Measured:
     whole = tuple(result["seconds"]["median"] for result in results)
+    runs = tuple(tuple(result["seconds"]["runs"]) for result in results)
     if idea not in KERNELS or any("kernels" not in result for result in results):
-        return Measured(whole, whole)
+        return Measured(whole, whole, runs)
     parts = (result["kernels"]["seconds"] for result in results)
-    return Measured(tuple(sum(part.get(k, 0.0) for k in KERNELS[idea]) for part in parts), whole)
+    of_idea = tuple(sum(part.get(k, 0.0) for k in KERNELS[idea]) for part in parts)
+    return Measured(of_idea, whole, runs)
 
 
 def table(comparisons: list[Comparison], devices: list[str]) -> list[str]:
@@ -141,6 +146,17 @@ def _cells(each: Comparison, device: str) -> list[str]:
         job = " ".join(f"{ratio:.2f}" for ratio in each.ratios(device, of_job=True))
         said += f" (job {job})"
     return [f"{1e6 * mean(own.seconds):,.0f} µs", said]
+
+
+def sorting(calls: dict[str, list[list[dict[str, Any]]]]) -> list[str]:
+    """Return the lines of the table of times in which the host sorts tokens."""
+    lines = ["| idea | host of | time |", "| --- | --- | --- |"]
+    for device, records in calls.items():
+        for result in records[0]:
+            idea, _, way = result["variant"].partition(": ")
+            if way == SORTING:
+                lines.append(f"| {idea} | {device} | {1e6 * result['seconds']['median']:,.0f} µs |")
+    return lines
 
 
 def not_measured(calls: dict[str, list[list[dict[str, Any]]]]) -> list[str]:
@@ -175,9 +191,10 @@ def draw(comparisons: list[Comparison], devices: list[str]) -> str:
             if device in each.devices:
                 ratio = mean(each.ratios(device))
                 length = scale * min(ratio, MOST)
+                after = left + max(length, scale) + 4  # the number is beyond the line at 1
                 lines.append(
                     f'<rect x="{left}" y="{top:.0f}" width="{length:.1f}" height="{BAR}" '
-                    f'fill="{colour}"/><text x="{left + length + 4:.1f}" y="{top + 9:.0f}">'
+                    f'fill="{colour}"/><text x="{after:.1f}" y="{top + 9:.0f}">'
                     f"{ratio:.2f}</text>"
                 )
                 top += ROW
@@ -212,7 +229,8 @@ def written(page: str, recorded: Path = RECORDED) -> tuple[str, str]:
     """Return the page with its tables, and the picture."""
     calls = load(recorded)
     comparisons, devices = compare(calls), [*calls]
-    tables = {"ways": table(comparisons, devices), NOT_MEASURED: not_measured(calls)}
+    tables = {"ways": table(comparisons, devices), "sorting": sorting(calls)}
+    tables[NOT_MEASURED] = not_measured(calls)
     return fill(page, tables), draw(comparisons, devices)
 
 

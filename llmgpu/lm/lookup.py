@@ -14,10 +14,11 @@ LARGEST_ID = 0xFFFFFFFF
 
 
 def look_up(table: ArrayLike, ids: ArrayLike, *, device: str = "auto") -> NDArray[np.float32]:
-    """Return the rows of a table: float32 (*S, C) for ids of shape S.
+    """Return the rows of a table for ids of any shape, float32.
 
-    An id beyond the table gives a row of zeros. A table or rows that are larger than a device's
-    bindings are computed in parts.
+    The result has the shape of the ids, and one dimension more, of C columns. An id beyond the
+    table gives a row of zeros. A table or rows that are larger than a device's bindings are
+    computed in parts.
 
     table: (V, C); float16 is kept, other numbers become float32. ids: integers of any shape.
     device: auto, cpu, gpu or part of an adapter's name.
