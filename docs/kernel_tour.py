@@ -1,7 +1,8 @@
 """The tour of the kernels, which the page `kernels.md` shows: the heads of WGSL files.
 
 A head is the comment at the top of a kernel's file, see "A kernel" in ARCHITECTURE.md. In
-`kernels.md`, a line ``{kernels FOLDER}`` stands for the kernels of a folder of wgsl/, in order.
+`kernels.md`, a line ``{kernels FOLDER}`` stands for the kernels of a folder of wgsl/, in order, and
+``{sources}`` for a table of the kernels of the documents that llmgpu implements.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ _ENTRY = re.compile(r"^fn (\w+)", re.MULTILINE)
 _BINDING = re.compile(r"binding (\d+)\s+(\w+)\s+(read_write|read|uniform)\s*(.*)")
 _FIELD = re.compile(r"(dispatch|limits|source): (.*)")
 _PLACE = re.compile(r"^\{kernels (\w+)\}$", re.MULTILINE)
+_NAME = re.compile(r"\b[a-z]+[a-z0-9]*(?:_[a-z0-9]+)+\b")
+_FOLDERS = ("recount", "trie", "lm", "bench")  # with kernels that the documents have, too
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,19 @@ def describe(head: Head) -> str:
     return "\n\n".join(parts)
 
 
+def source_table() -> str:
+    """Return a table of the documents' kernels, each with the kernels that implement it."""
+    found: dict[str, list[str]] = {}
+    for head in (read_head(file) for folder in _FOLDERS for file in kernel_files(folder)):
+        begin = re.sub("`.*?`", "", head.source.partition(". ")[0])  # without names of settings
+        for name in _NAME.findall(begin if not begin.startswith(("none", "the ")) else ""):
+            found.setdefault(name, []).append(
+                f"[{_escaped(head.name)}](#{head.name}), `{head.file}`"
+            )
+    rows = [f"| `{name}` | {'; '.join(kernels)} |" for name, kernels in found.items()]
+    return "\n".join(["| kernel of the source | in llmgpu |", "| --- | --- |", *rows])
+
+
 def _sentence(text: str) -> str:
     """Return a text with a full stop, and with a capital unless the first word is a name."""
     first = text.split()[0]
@@ -160,9 +176,9 @@ def _sentence(text: str) -> str:
 
 
 def fill_page(text: str) -> str:
-    """Replace each line ``{kernels FOLDER}`` of a page by the kernels of the folder."""
+    """Replace ``{sources}`` and each line ``{kernels FOLDER}`` of a page by what they stand for."""
 
     def kernels(found: re.Match[str]) -> str:
         return "\n\n".join(describe(read_head(file)) for file in kernel_files(found[1]))
 
-    return _PLACE.sub(kernels, text)
+    return _PLACE.sub(kernels, text.replace("{sources}", source_table()))

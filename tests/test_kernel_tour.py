@@ -81,6 +81,15 @@ def test_kernels_of_the_sources_are_found_by_their_names(
     assert name in re.findall(r"\w+", tour.read_head(f"{file}.wgsl").source)
 
 
+def test_a_table_has_all_kernels_of_the_sources(tour: ModuleType) -> None:
+    rows = tour.source_table().splitlines()[2:]
+    listed = {row.split("`")[1]: row for row in rows}
+    for file, name in SOURCES.items():
+        assert f"`{file}.wgsl`" in listed[name]
+    assert len(rows) == len(listed) and listed.keys() == set(SOURCES.values())
+    assert tour.source_table() in tour.fill_page(PAGE.read_text(encoding="utf-8"))
+
+
 def test_prose_is_no_markup(tour: ModuleType) -> None:
     assert tour._escaped("a * b_c `x_y` [d]") == r"a \* b\_c `x_y` \[d\]"
     lines = ["Steps:", "- one", "  and more", "  x = y"]

@@ -6,7 +6,7 @@
 // binding 3  params         uniform     TrieParams
 // binding 4  input          read        not read
 // dispatch: 1 workgroup of one thread
-// source: trie_prefix_sum.
+// source: the trie_prefix_sum there.
 //!include common/workgroup.wgsl
 //!include trie/params.wgsl
 
