@@ -25,7 +25,7 @@ $(SETUP): pyproject.toml scripts/ensure_adapter.sh
 	@touch $@
 
 # the CPU engine and its module, in place; made again when their sources change
-$(ENGINE): $(SETUP) $(wildcard llmgpu/cpu/*.[ch] llmgpu/cpu/python/*.c llmgpu/cpu/build.py)
+$(ENGINE): $(SETUP) $(wildcard llmgpu/cpu/*.[ch] llmgpu/cpu/python/*.[ch] llmgpu/cpu/build.py)
 	@$(BIN)/python -m llmgpu.cpu.build
 	@touch $@
 

@@ -19,7 +19,7 @@ LIBRARY = FOLDER / ("engine.dll" if sys.platform == "win32" else "engine.so")
 NUMBERS = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 FLAGS = ("-std=c99", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", *NUMBERS)
 LIBRARIES = ("-lm",)
-CALLS = FOLDER / "python" / "calls.c"
+CALLS = FOLDER / "python"
 IS_FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 # With the limited interface of 3.11, one file serves every CPython that has a global lock.
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX") if IS_FREE_THREADED else ".abi3.so"
@@ -38,15 +38,18 @@ def sources() -> list[Path]:
 
 def sources_checksum() -> int:
     """Return a checksum of the sources. A library with another checksum is not loaded."""
-    checksum = 0
-    for path in sources():
-        checksum = zlib.crc32(path.read_bytes(), checksum)
-    return checksum
+    return _checksum(sources(), 0)
 
 
 def module_checksum() -> int:
     """Return a checksum of the sources of the engine and of the module."""
-    return zlib.crc32(CALLS.read_bytes(), sources_checksum())
+    return _checksum(sorted([*CALLS.glob("*.c"), *CALLS.glob("*.h")]), sources_checksum())
+
+
+def _checksum(paths: Sequence[Path], checksum: int) -> int:
+    for path in paths:
+        checksum = zlib.crc32(path.read_bytes(), checksum)
+    return checksum
 
 
 def build(library: Path = LIBRARY, more_flags: Sequence[str] = ()) -> None:
@@ -67,7 +70,8 @@ def build_module(module: Path = MODULE, more_flags: Sequence[str] = ()) -> None:
         raise BuildError(f"there is no {header}")
     late = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
     flags = *LIMITED, f"-I{header.parent}", *late, *more_flags
-    _compile(module, module_checksum(), flags, [str(CALLS)])
+    files = [str(path) for path in sorted(CALLS.glob("*.c"))]
+    _compile(module, module_checksum(), flags, files)
 
 
 def _compile(target: Path, checksum: int, flags: Sequence[str], files: Sequence[str]) -> None:

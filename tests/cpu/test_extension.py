@@ -121,7 +121,7 @@ def test_another_interface_of_numpy_is_not_used(monkeypatch: pytest.MonkeyPatch)
 def test_the_numbers_of_functions_are_those_of_numpy() -> None:
     header = Path(np.get_include(), "numpy", "__multiarray_api.h")
     found = re.sub(r"\\\n", " ", header.read_text())
-    source = build.CALLS.read_text()
+    source = (build.CALLS / "calls.h").read_text()
     names = {"PyArray_Type": "NDARRAY_TYPE", "PyArray_New": "NEW_ARRAY"}
     for name, ours in (names | {"PyArray_SetBaseObject": "SET_BASE"}).items():
         (number,) = re.findall(rf"#define {name}\b[^#]*?PyArray_API\[(\d+)\]", found)

@@ -1,0 +1,129 @@
+/* Texts of Python as UTF-8, and ids as arrays and lists. */
+#include "calls.h"
+
+PyObject *ascii_method;
+
+/* Return a str in UTF-8. A surrogate pair becomes its character, any other surrogate U+FFFD. */
+static PyObject *mended(PyObject *text)
+{
+    PyObject *units = PyUnicode_AsEncodedString(text, "utf-16", "surrogatepass"), *whole;
+
+    if (units == NULL)
+        return NULL;
+    whole = PyUnicode_Decode(PyBytes_AsString(units), PyBytes_Size(units), "utf-16", "replace");
+    Py_DECREF(units);
+    if (whole == NULL)
+        return NULL;
+    PyObject *bytes = PyUnicode_AsUTF8String(whole);
+    Py_DECREF(whole);
+    return bytes;
+}
+
+static int is_ascii(PyObject *text)
+{
+    PyObject *answer = PyObject_CallFunctionObjArgs(ascii_method, text, NULL);
+
+    if (answer == NULL)
+        PyErr_Clear();
+    Py_XDECREF(answer);
+    return answer == Py_True;
+}
+
+/* A str of ASCII contains its UTF-8. Any other str keeps the UTF-8 that it is asked for, so that a
+ * copy is made of a long str. */
+int take_text(PyObject *text, Taken *taken)
+{
+    taken->owner = NULL;
+    taken->is_ascii = 0;
+    if (PyUnicode_Check(text)) {
+        Py_ssize_t characters = PyUnicode_GetLength(text);
+        if (characters <= CACHED_CHARS || is_ascii(text)) {
+            taken->bytes = (const uint8_t *)PyUnicode_AsUTF8AndSize(text, &taken->length);
+            taken->is_ascii = taken->length == characters;
+            if (taken->bytes)
+                return 1;
+        } else {
+            taken->owner = PyUnicode_AsUTF8String(text);
+        }
+        if (taken->owner == NULL) {
+            if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError))
+                return -1;
+            PyErr_Clear();
+            taken->owner = mended(text);
+            if (taken->owner == NULL)
+                return -1;
+        }
+        text = taken->owner;
+    } else if (!PyBytes_Check(text)) {
+        return 0;
+    }
+    taken->bytes = (const uint8_t *)PyBytes_AsString(text);
+    taken->length = PyBytes_Size(text);
+    return 1;
+}
+
+PyObject *new_array(const Coder *self, Py_ssize_t count)
+{
+    NewArray make = (NewArray)self->numpy[NEW_ARRAY];
+
+    return make(self->numpy[NDARRAY_TYPE], 1, &count, self->id_number, NULL, NULL, 0, 0, NULL);
+}
+
+PyObject *array_of(const Coder *self, const uint32_t *ids, int64_t count)
+{
+    PyObject *array = new_array(self, count);
+
+    if (array && count)
+        memcpy(data_of(array), ids, (size_t)count * sizeof *ids);
+    return array;
+}
+
+/* Return the int object of an id. */
+static inline PyObject *as_int(Coder *self, uint32_t id)
+{
+#ifndef Py_GIL_DISABLED /* without the lock, counting references of shared objects is slow */
+    if (self->ready && id < self->size) {
+        PyObject **ready = self->ready + id;
+        if (*ready == NULL && (*ready = PyLong_FromUnsignedLong(id)) == NULL)
+            return NULL;
+        Py_INCREF(*ready);
+        return *ready;
+    }
+#endif
+    return PyLong_FromUnsignedLong(id);
+}
+
+PyObject *list_of(Coder *self, const uint32_t *ids, int64_t count)
+{
+    PyObject *list = PyList_New(count);
+
+#ifndef Py_GIL_DISABLED
+    if (self->ready == NULL)
+        self->ready = calloc((size_t)self->size, sizeof *self->ready);
+#endif
+    for (int64_t k = 0; list && k < count; k++) {
+        PyObject *number = as_int(self, ids[k]);
+        if (number == NULL || PyList_SetItem(list, k, number) != 0) {
+            Py_DECREF(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+PyObject *shortened(PyObject *array, int64_t count)
+{
+    PyObject *resize = PyObject_GetAttrString(array, "resize");
+    PyObject *shape = Py_BuildValue("(L)", (long long)count);
+    PyObject *named = Py_BuildValue("{s:i}", "refcheck", 0), *done = NULL;
+
+    if (resize && shape && named)
+        done = PyObject_Call(resize, shape, named);
+    Py_XDECREF(resize);
+    Py_XDECREF(shape);
+    Py_XDECREF(named);
+    if (done == NULL)
+        Py_CLEAR(array);
+    Py_XDECREF(done);
+    return array;
+}
