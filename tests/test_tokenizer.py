@@ -509,6 +509,28 @@ def test_names_of_other_tools_lead_to_ours_before_there_is_a_tokenizer() -> None
         getattr(Tokenizer, "nothing")  # noqa: B009
 
 
+def test_names_of_other_tools_are_free_for_subclasses(tokenizer: Tokenizer) -> None:
+    class Mixin:
+        def batch_decode(self) -> str:
+            return "mixed in"
+
+    class Other(Tokenizer, Mixin):
+        def __init__(self) -> None:
+            super().__init__(tokenizer.vocabulary, "cpu")
+            self.pad_token = "<pad>"
+
+        def tokenize(self) -> str:
+            return "own"
+
+    other: Any = Other()
+    assert (other.batch_decode(), other.tokenize(), other.pad_token) == ("mixed in", "own", "<pad>")
+    with pytest.raises(AttributeError, match=r"Other has no encode_plus: use encode$"):
+        getattr(other, "encode_plus")  # noqa: B009
+    assert {"batch_decode", "tokenize", "pad_token", "encode"} <= {*dir(other)}
+    for each in (tokenizer, Tokenizer, other, Other):
+        assert not {"encode_plus", "from_file", "unk_token"} & {*dir(each)}
+
+
 def test_attributes_that_nobody_has(tokenizer: Tokenizer) -> None:
     assert not hasattr(tokenizer, "nothing")
     assert copy.copy(tokenizer) == tokenizer

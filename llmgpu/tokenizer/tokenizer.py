@@ -22,7 +22,7 @@ from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS
 from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.errors import InputError
-from llmgpu.other_names import Named, name_ours
+from llmgpu.other_names import Named, is_other_name
 from llmgpu.spelling import speaks_python
 from llmgpu.tokenizer.arguments import (
     SpecialArguments,
@@ -102,6 +102,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         check_dtype(dtype)
         self._encoders = ProcessEncoders(vocabulary, opening)
         self._encoders.open()
+        _bind_methods()  # now, since a caller may keep a method
 
     @overload
     @classmethod
@@ -656,12 +657,9 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     def __hash__(self) -> int:
         return hash(self._vocabulary.fingerprint)
 
-    if not TYPE_CHECKING:  # a type checker would take every name for an attribute
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError; for another tool's name, the error has the name used here."""
-            name_ours(type(self).__name__, name)
-            return self.__getattribute__(name)  # raises the original error
+    def __dir__(self) -> list[str]:
+        owner, own = type(self), vars(self)
+        return [name for name in super().__dir__() if name in own or not is_other_name(owner, name)]
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self._vocabulary.to_bytes(), self._device, self._dtype
@@ -679,11 +677,8 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         """Return the extension module's object for fast calls, which methods then use, or None."""
         coder = self._current_encoders().coder(encodes=encodes)
         if coder is not None:
-            from llmgpu.cpu.extension import bind_methods
-
             coder.returns(self._dtype, not holds(self._dtype, self.vocab_size - 1))
-            for owner, functions in _IN_PYTHON.items():
-                bind_methods(owner, functions)
+            _bind_methods()
             self._coder = coder  # set last, because other threads use it at once
         return coder
 
@@ -697,3 +692,10 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
 # Methods whose usual case the extension module handles, see `llmgpu/cpu/python/calls.c`.
 _USUAL = {Tokenizer: ("encode", "count"), Decoder: ("decode", "decode_bytes", "token_to_id")}
 _IN_PYTHON = {owner: {name: vars(owner)[name] for name in names} for owner, names in _USUAL.items()}
+
+
+def _bind_methods() -> None:
+    from llmgpu.cpu.extension import bind_methods
+
+    for owner, functions in _IN_PYTHON.items():
+        bind_methods(owner, functions)
