@@ -27,12 +27,12 @@ from llmgpu.cpu.library import CPattern, CVocabulary, default_threads, library
 from llmgpu.errors import LlmgpuError
 
 VARIABLE = "LLMGPU_CALLS"
-# Functions of the engine in the order of `Engine` in calls.c.
+# Functions of the engine in the order of `Engine` in calls.h.
 FUNCTIONS = (
     *("encode_document", "encode", "encoder_new", "encoder_free"),
     *("shared_words_new", "shared_words_free", "shared_words_spent", "find_token"),
 )
-# Versions of NumPy's binary interface in which functions have the numbers that calls.c uses.
+# Versions of NumPy's binary interface in which functions have the numbers that calls.h has.
 _NUMPY_VERSIONS = (0x01000009, 0x02000000)
 
 
@@ -89,8 +89,9 @@ def _numpy_table() -> Any:
 
 def _numpy_version() -> int:
     """Return the version of NumPy's binary interface by a call of the table's first function."""
-    address = ctypes.pythonapi.PyCapsule_GetPointer
-    address.restype, address.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    # Types set on a function of `ctypes.pythonapi` itself would hold for the whole process.
+    prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+    address = prototype(("PyCapsule_GetPointer", ctypes.pythonapi))
     table = ctypes.cast(address(_numpy_table(), None), ctypes.POINTER(ctypes.c_void_p))
     return int(ctypes.CFUNCTYPE(ctypes.c_uint)(table[0])())
 
@@ -138,10 +139,11 @@ def bind_methods(api: type, functions: dict[str, Callable[..., Any]]) -> None:
     """Replace methods of a class by methods of the module, which use the `Coder` in `_coder`.
 
     functions: the methods to replace, by name. The module's methods handle the usual case, and call
-        these functions in all other cases. A method that is not the function here stays.
+        these functions in all other cases. A method that is not the function here stays, and
+        without the module all do.
     """
     module = extension()
-    for name, function in functions.items():
+    for name, function in functions.items() if module else ():
         if vars(api)[name] is function:
             setattr(api, name, module.method(api, name, function, _documented(name, function)))
 

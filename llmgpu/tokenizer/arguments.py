@@ -98,9 +98,9 @@ def to_bytes(text: Any, of_several: str = "") -> bytes:
         advice = f"; {of_several}" if of_several and isinstance(text, (list, tuple)) else ""
         raise TypeError(f"a text is str or bytes, not {type(text).__name__}{advice}")
     try:
-        return text.encode()
+        return str.encode(text)  # a subclass may have an `encode` of its own
     except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+        return str.encode(text, "utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
 def as_asked(ids: NDArray[np.uint32], dtype: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import codecs
+import ctypes
 import gc
 import inspect
 import os
@@ -18,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import BuiltinMethodType
 from typing import Any
 
 import numpy as np
@@ -247,6 +249,40 @@ def test_methods_of_subclasses_are_called(tokenizer: Tokenizer) -> None:
     for _ in range(2):
         assert loud.encode("ab").tolist() == tokenizer.encode("AB").tolist()
         assert loud.encode("ab", dtype=list) == tokenizer.encode("AB", dtype=list)
+
+
+@needs_module
+def test_methods_that_are_kept_before_the_first_call_are_the_modules() -> None:
+    made = Tokenizer(vocabulary(), "cpu")
+    kept = made.encode, made.decode
+    assert [type(each) for each in kept] == [BuiltinMethodType] * 2
+    assert kept[1](kept[0]("a b")) == "a b"
+
+
+@pytest.mark.parametrize("way", ["module", "ctypes"])
+def test_a_str_of_a_subclass_is_its_characters(way: str) -> None:
+    class Odd(str):
+        def encode(self, *given: Any, **named: Any) -> bytes:
+            return b"b"
+
+        def isascii(self) -> bool:
+            raise AssertionError("the method of a subclass was called")
+
+    with calls.by(way):
+        made = Tokenizer(vocabulary(), "cpu")
+        for text in ("ab", "a\ud800", "\u00e9" * 20_000):
+            for options in ({}, {"dtype": "int64"}):
+                expected = made.encode(text, **options).tolist()
+                assert made.encode(Odd(text), **options).tolist() == expected
+
+
+@needs_module
+def test_functions_of_python_keep_their_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Types that are set on a function of `ctypes.pythonapi` hold for the whole process."""
+    function = ctypes.pythonapi.PyCapsule_GetPointer
+    monkeypatch.setattr(function, "restype", ctypes.c_short)
+    assert extension.load(build.MODULE)[1] == ""
+    assert function.restype is ctypes.c_short
 
 
 @needs_module
