@@ -472,13 +472,38 @@ def step_times(results: list[dict[str, Any]], preset: str) -> list[str]:
     return [f"{best[column] * 1e3:.1f}" if column in best else NOTHING for column in COLUMNS]
 
 
-def test_the_picture_is_drawn_from_the_recorded_runs() -> None:
-    path = ROOT / "scripts" / "draw_peers.py"
-    spec = importlib.util.spec_from_file_location("draw_peers", path)
+def script_of(name: str) -> Any:
+    """Return a script as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec and spec.loader
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    assert script.draw(RECORDED) == (DOCS / "peers.svg").read_text(encoding="utf-8")
+    return script
+
+
+def test_the_picture_is_drawn_from_the_recorded_runs() -> None:
+    drawn = script_of("draw_peers").draw(RECORDED)
+    assert drawn == (DOCS / "peers.svg").read_text(encoding="utf-8")
+
+
+def test_single_calls_are_those_recorded() -> None:
+    script = script_of("draw_calls")
+    assert table_rows(9) == script.rows()
+    assert script.draw() == (DOCS / "calls.svg").read_text(encoding="utf-8")
+    records = script.load()
+    assert {
+        result["correct"]
+        for record in records.values()
+        for interface in script.INTERFACES
+        for result in record[interface]["results"]
+    } == {True}
+    page = " ".join(BENCHMARKS.read_text(encoding="utf-8").split())
+    times = [
+        f"{records['16 cores'][interface]['threads']['times_one_thread']:.1f} times as much"
+        for interface in script.INTERFACES
+    ]
+    assert f"{times[0]} as one thread on the 16 cores, and {times[1]} through ctypes" in page
+    assert f"a text of twice the size takes at most {script.steepest():.1f} times" in page
 
 
 def table_rows(columns: int, page: Path = BENCHMARKS) -> list[list[str]]:
