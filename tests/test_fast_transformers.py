@@ -18,6 +18,7 @@ import pytest
 
 import llmgpu
 from llmgpu.errors import VocabularyError
+from llmgpu.tokenizer import exact_backend
 from tests.cli.conftest import ROOT
 from tests.conftest import examples
 from tests.harness.transformers_calls import (
@@ -49,6 +50,12 @@ def silent() -> Iterator[None]:
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True)
+def cut_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short texts are cut by the package regex, too."""
+    monkeypatch.setattr(exact_backend, "FEW_CHARACTERS", 0)
 
 
 def pair(name: str = "template", **named: Any) -> tuple[Any, Any]:
@@ -119,6 +126,20 @@ def test_each_character(name: str) -> None:
     ]
     expected, found = theirs(texts)["input_ids"], [ours(text)["input_ids"] for text in texts]
     assert found == expected
+
+
+def test_short_texts_are_left_to_the_library_that_cuts_them_sooner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exact_backend, "FEW_CHARACTERS", 100)
+    _, ours = pair("own")
+    monkeypatch.setattr(
+        transformers.TokenizersBackend, "_encode_plus", lambda *given, **named: None
+    )
+    for texts in ("low" * 40, ["low" * 20] * 2):
+        assert ours(texts)["input_ids"]
+    for texts in ("low", ["low"] * 2):
+        assert ours(texts) is None
 
 
 def test_hot_methods_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +309,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: _library(normalizer=tokenizers.normalizers.NFKC()), "normalizer 'NFKC' is not supp"),
     (
         lambda: _library(pre_tokenizer=tokenizers.pre_tokenizers.Metaspace()),
-        "vocabularies of SentencePiece's kind are read from files only",
+        "decoder 'ByteLevel' is not supported",
     ),
     (
         lambda: _library(pre_tokenizer=tokenizers.pre_tokenizers.ByteLevel()),

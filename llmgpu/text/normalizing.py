@@ -190,15 +190,20 @@ class Normalizer:
         self._makers = [] if text == NFC else list(map(_read_step, _parse(text)))
         self.name = NFC if text == NFC else ", ".join(step["type"] for step in _parse(text))
 
-    def apply(self, text: str) -> str:
-        """Return a whole document normalized."""
+    def apply(self, text: str, *, follows: bool = False) -> str:
+        """Return a whole document normalized; follows: it follows a special token in a text."""
         if self._text == NFC:
             return compose(text)
+        steps = _StepsFilter(self._makers)
+        if follows:
+            steps.follow_special_token()
+        if len(text) <= BLOCK_BYTES // 4 and _is_text(text):  # a single block
+            return steps.normalize(text, final=True)
         try:
             data = np.frombuffer(text.encode(errors=_ERRORS), np.uint8)
         except UnicodeEncodeError:
             return text  # a str with lone surrogates, which no text to encode contains
-        piece = _StepsFilter(self._makers).feed(data, np.empty(0, np.int64), final=True)
+        piece = steps.feed(data, np.empty(0, np.int64), final=True)
         return piece.text.tobytes().decode(errors=_ERRORS)
 
     def filter(self, follows: deque[bool] | None = None) -> TextFilter:
@@ -315,13 +320,17 @@ class _StepsFilter:
             if number:
                 places.append(length)
                 if self._follows is not None and self._follows.popleft():
-                    for step in self._steps:
-                        if isinstance(step, Metaspace):
-                            step.follow_special_token()
+                    self.follow_special_token()
             found.append(self._feed(data[begin:end], final=final if is_last else True))
             length += len(found[-1])
         whole = np.frombuffer(b"".join(found), np.uint8)
         return Piece(whole, np.array(places, np.int64), final)
+
+    def follow_special_token(self) -> None:
+        """Note that the next text follows a special token in its document."""
+        for step in self._steps:
+            if isinstance(step, Metaspace):
+                step.follow_special_token()
 
     def _begin(self) -> None:
         self._steps = [make() for make in self._makers]
@@ -336,13 +345,13 @@ class _StepsFilter:
         for start in range(0, blocks * BLOCK_BYTES, BLOCK_BYTES):
             is_last = final and start + BLOCK_BYTES >= len(data)
             text = self._decoder.decode(data[start : start + BLOCK_BYTES], is_last)
-            found.append(self._normalize(text, final=is_last).encode(errors=_ERRORS))
+            found.append(self.normalize(text, final=is_last).encode(errors=_ERRORS))
         self._held = data[blocks * BLOCK_BYTES :]
         if final:
             self._begin()
         return b"".join(found)
 
-    def _normalize(self, text: str, *, final: bool) -> str:
+    def normalize(self, text: str, *, final: bool) -> str:
         """Return a normalized block; VocabularyError if a step makes more than its limit."""
         blocks = 1
         for number, step in enumerate(self._steps, 1):

@@ -7,7 +7,8 @@ that remains. A method returns None in the cases in which only the library gives
 - A text spells an added token with lstrip, rstrip or single_word.
 - A text is not valid Unicode, or has a byte without a token.
 - The package regex cuts the text, and a character is newer than the library's version of Unicode,
-  or its class has changed since that version.
+  or its class has changed since that version; or the texts have less than FEW_CHARACTERS, which
+  the library encodes sooner.
 - The caller wants special tokens to be text, the text spells a special token, and either some added
   token is not special or a whole pre-token may become a token.
 """
@@ -27,12 +28,14 @@ from llmgpu.bpe.encoding.special_search import search_for
 from llmgpu.bpe.interchange.huggingface import read_content
 from llmgpu.bpe.interchange.token_tables import require_package, stands_for_bytes, to_bytes
 from llmgpu.bpe.pretokens.custom_regex import SPLITS_PREFIX
+from llmgpu.bpe.vocabulary.file import ADDED_FLAGS
 from llmgpu.errors import LlmgpuError, VocabularyError
 from llmgpu.input_files import quote
 from llmgpu.text.normalizing import get_normalizer
 from llmgpu.tokenizer.tokenizer import Tokenizer
 
 _FLAGS = ("lstrip", "rstrip", "single_word")
+FEW_CHARACTERS = 8192  # in the texts of a call; see the head
 _FEW = 24  # the most stretches of text that are encoded one by one; one call for more is faster
 _CHANGED = "\u0295"  # a letter whose class Unicode changed after the library's version
 
@@ -112,6 +115,9 @@ class ExactBackend:
         self._takes_whole = bool(vocabulary.takes_whole_tokens)
         self._is_cut_by_regex = vocabulary.pattern.startswith(SPLITS_PREFIX)
         plain = replace(vocabulary, normalizer=None, normalized_tokens=())
+        if vocabulary.pieces is not None:  # whose plain added tokens would be found in every text
+            no_flags: dict[str, Any] = dict.fromkeys(ADDED_FLAGS, ())
+            plain = replace(plain, special_tokens={}, **no_flags)
         self._tokenizer = Tokenizer(plain, "cpu")
         self._read_tokens(library, content, vocabulary.tokens)
 
@@ -162,6 +168,8 @@ class ExactBackend:
         special_is_text: whether special tokens in a text are ordinary text. as_lists: return lists
             of int, not arrays.
         """
+        if self._is_cut_by_regex and sum(map(len, texts)) < FEW_CHARACTERS:
+            return None
         try:
             cut = [self._cut(text, special_is_text) for text in texts]
             if any(pieces is None for pieces in cut):
@@ -208,7 +216,10 @@ class ExactBackend:
             pieces = self._early.split(pieces)
         if self._normalizer is not None:
             apply = get_normalizer(self._normalizer).apply
-            pieces = [p if isinstance(p, int) else apply(p.decode()).encode() for p in pieces]
+            pieces = [
+                p if isinstance(p, int) else apply(p.decode(), follows=number > 0).encode()
+                for number, p in enumerate(pieces)
+            ]
             pieces = [p for p in pieces if p != b""]
         return self._late.split(pieces) if finds else pieces
 

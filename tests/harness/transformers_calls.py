@@ -6,6 +6,7 @@ In a file of its own for `tests/test_fast_transformers.py` and longer runs.
 from __future__ import annotations
 
 import importlib
+import json
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -161,7 +162,9 @@ def random_decoding(rng: random.Random, size: int) -> Callable[[Any], Any]:
 
 def library_tokenizers() -> Iterator[tuple[str, Any]]:
     """Yield small tokenizers of the library by name: each component that llmgpu reads."""
-    from tokenizers import Regex, normalizers, pre_tokenizers, processors
+    from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
+
+    from tests.bpe.interchange.test_metaspace import CASES
 
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -216,6 +219,8 @@ def library_tokenizers() -> Iterator[tuple[str, Any]]:
     yield "mixed", _trained(byte_level, None, template, mixed=True)
     yield "mixed Lowercase", _trained(byte_level, changes["Lowercase"], template, mixed=True)
     yield "few bytes", _trained(byte_level, few=True)
+    for name, make in CASES.items():
+        yield f"pieces, {name}", Tokenizer.from_str(json.dumps(make(1)))
 
 
 def _trained(

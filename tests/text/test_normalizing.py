@@ -15,6 +15,7 @@ from tokenizers import normalizers
 
 from llmgpu.errors import VocabularyError
 from llmgpu.text.normalizing import (
+    BLOCK_BYTES,
     Normalizer,
     describe_normalizer,
     get_normalizer,
@@ -174,6 +175,15 @@ def test_held_text_counts_as_the_blocks_that_it_is() -> None:
         in_slices([strip(True, True), replace(" ", " " * 99)], b"a" + b" " * spaces + b"b", 1)
     marks = "a" + "\u0323" * 2_500_000
     assert in_slices([NFC, LOWERCASE], marks.encode(), 1).decode() == "\u1ea1" + marks[2:]
+
+
+@pytest.mark.parametrize("length", [2, BLOCK_BYTES])
+def test_a_text_after_a_special_token(length: int) -> None:
+    text = "a" * length
+    for scheme, expected in (("first", text), ("always", f" {text}")):
+        made = get_normalizer(json.dumps([{"prepend_scheme": scheme, "type": "Metaspace"}]))
+        assert made.apply(text) == f" {text}"
+        assert made.apply(text, follows=True) == expected
 
 
 def test_text_that_is_not_unicode_stays() -> None:

@@ -153,8 +153,6 @@ def read(
         raise VocabularyError("a tokenizer.json has its own pattern and special tokens")
     with naming(path):
         content = _as_map("the file", parse_json(read_limited(path)))
-        if metaspace.is_of_pieces(content):
-            return _read_pieces(content, read_chat_template(Path(path).parent, note), note)
         return read_content(content, lambda: read_chat_template(Path(path).parent, note), note)
 
 
@@ -167,12 +165,11 @@ def read_content(
 
     chat: a function that returns the chat template. note: see `formats.Format.read`.
 
-    Raises VocabularyError for content that can't be read exactly, and for content of
-    SentencePiece's kind.
+    Raises VocabularyError for content that can't be read exactly.
     """
     model = _model_of(content)
     if metaspace.is_of_pieces(content):
-        raise VocabularyError("vocabularies of SentencePiece's kind are read from files only")
+        return _read_pieces(content, model, chat(), note)
     # Read the components around the model.
     steps = _steps("pre_tokenizer", content.get("pre_tokenizer"), SUPPORTED)
     cut = get_pattern(read_pattern(steps, note))
@@ -445,10 +442,11 @@ def _model_of(content: Mapping[str, Any]) -> dict[str, Any]:
     return model
 
 
-def _read_pieces(content: Mapping[str, Any], chat: ChatTemplate | None, note: Note) -> Vocabulary:
+def _read_pieces(
+    content: Mapping[str, Any], model: Mapping[str, Any], chat: ChatTemplate | None, note: Note
+) -> Vocabulary:
     """Return the vocabulary of a file of SentencePiece's kind; see `metaspace`."""
     # Read the components around the model.
-    model = _model_of(content)
     _refuse_unknown("part of the model", model, _MODEL_PARTS | set(_MODEL_REFUSED))
     for name in ("dropout", *_MODEL_AFFIXES):
         if model.get(name):

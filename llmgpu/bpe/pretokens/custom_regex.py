@@ -113,6 +113,25 @@ def _check_cost(expression: str) -> None:
             )
 
 
+class _TimeLimit:
+    """A limit on the CPU time of the process.
+
+    CPU time is read at most once in 10 ms of the clock, which is read far sooner: the pieces that
+    an expression has left may be single characters.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.process_time() + seconds
+        self._left, self._read = seconds, time.perf_counter()
+
+    def left(self) -> float:
+        """Return the seconds that are left, 0.001 at least."""
+        now = time.perf_counter()
+        if now - self._read > 0.01:
+            self._left, self._read = self._end - time.process_time(), now
+        return max(self._left, 1e-3)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HostPattern(DocumentPattern):
     """A pattern of expressions. The host marks starts; the kernel marks starts of documents alone.
@@ -136,25 +155,24 @@ class HostPattern(DocumentPattern):
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
         """Mark starts in whole documents; see `Pattern.mark`."""
         mask = np.zeros(len(text), np.bool_)
-        last_moment = time.process_time() + _match_seconds * (1 + len(text) // 10**6)
+        limit = _TimeLimit(_match_seconds * (1 + len(text) // 10**6))
         for begin, end in pairwise([0, *np.unique(inner).tolist(), len(text)]):
             characters = text[begin:end].tobytes().decode("utf-8", "surrogateescape")
-            bounds = np.array(self._bounds(characters, last_moment), np.int64)
+            bounds = np.array(self._bounds(characters, limit), np.int64)
             mask[begin] = True
             places = begin + _byte_offsets(characters)[bounds]
             mask[places[places < end]] = True
         return mask
 
-    def _bounds(self, characters: str, last_moment: float) -> list[int]:
+    def _bounds(self, characters: str, limit: _TimeLimit) -> list[int]:
         """Return the bounds of the pieces of a document, ascending."""
         bounds = [0, len(characters)]
         for expression in self.expressions:
             compiled = compile_expression(expression)
             found = [0]
             for begin, end in pairwise(bounds):
-                seconds = max(last_moment - time.process_time(), 1e-3)
                 try:  # the module measures CPU time, too
-                    for match in compiled.finditer(characters, begin, end, timeout=seconds):
+                    for match in compiled.finditer(characters, begin, end, timeout=limit.left()):
                         if match.end() > match.start():
                             found += match.span()
                 except TimeoutError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import regex
@@ -13,6 +15,8 @@ from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.pretokens.custom_regex import (
     DEFAULT_MATCH_SECONDS,
     REGEX_PREFIX,
+    SPLITS_PREFIX,
+    describe_splits,
     limit_match_seconds,
 )
 from llmgpu.bpe.pretokens.names import PATTERNS
@@ -166,3 +170,19 @@ def test_matching_takes_limited_time(expression: str) -> None:
             start_mask(text, name, np.zeros(1, np.int64))
     finally:
         limit_match_seconds(DEFAULT_MATCH_SECONDS)
+
+
+def test_many_pieces_are_matched_without_reading_the_cpu_time_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, reads = time.process_time, [0]
+
+    def process_time() -> float:
+        reads[0] += 1
+        return real()
+
+    monkeypatch.setattr(time, "process_time", process_time)
+    text = np.frombuffer(b"ab " * 3000, np.uint8)
+    pattern = get_pattern(SPLITS_PREFIX + describe_splits([".", "a"]))
+    assert start_mask(text, pattern, np.empty(0, np.int64), closed=True).all()
+    assert 0 < reads[0] < 3000  # once for each of 9000 characters, else
