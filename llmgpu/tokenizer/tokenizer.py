@@ -16,8 +16,7 @@ from pathlib import Path
 from types import BuiltinMethodType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, Unpack, overload
 
-from llmgpu.backend import Opening
-from llmgpu.backend import opening_device as _opening
+from llmgpu.backend import Opening, opening_device
 from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS
 from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
@@ -156,7 +155,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         unknown rule; DeviceError as the constructor does. Notes go to the log "llmgpu", at level
         INFO.
         """
-        with _opening(device) as opening:
+        with opening_device(device) as opening:
             from llmgpu.bpe.interchange.open import open_vocabulary
 
             vocabulary = open_vocabulary(path, note=_log.info)
@@ -180,7 +179,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         Raises VocabularyError for a file that can't be read exactly, LlmgpuError for an unknown
         pattern. Notes go to the log "llmgpu", at level INFO.
         """
-        with _opening(device) as opening:
+        with opening_device(device) as opening:
             vocabulary = FORMATS["tiktoken"].read(
                 path, pattern=pattern, special_tokens=special_tokens, note=_log.info
             )
@@ -193,7 +192,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         Raises VocabularyError for a file that can't be read exactly. Notes go to the log "llmgpu",
         at level INFO.
         """
-        with _opening(device) as opening:
+        with opening_device(device) as opening:
             return cls(FORMATS["huggingface"].read(path, note=_log.info), opening)
 
     @classmethod
@@ -213,7 +212,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
 
         Raises VocabularyError for files that can't be read exactly.
         """
-        with _opening(device) as opening:
+        with opening_device(device) as opening:
             vocabulary = FORMATS["gpt2"].read(
                 vocab, merges, pattern=pattern, special_tokens=special_tokens, note=_log.info
             )
@@ -228,7 +227,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         Raises VocabularyError for a folder without these files, and for files that can't be read
         exactly. Notes go to the log "llmgpu", at level INFO.
         """
-        with _opening(device) as opening:
+        with opening_device(device) as opening:
             from llmgpu.bpe.interchange.open import find_in_folder
 
             return cls(find_in_folder(folder).read(_log.info), opening)
@@ -262,7 +261,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         """
         if (corpus is None) == (counts is None):
             raise InputError("give either corpus or counts")
-        with _opening(device, encodes=False) as opening:
+        with opening_device(device, encodes=False) as opening:
             from llmgpu.tokenizer.jobs import train_on_counts_files, train_on_files
 
             options: dict[str, Any] = {
@@ -298,7 +297,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         Raises the errors of `train`, and TypeError for a text that is not str or bytes, or if
         `texts` is a single str.
         """
-        with _opening(device, encodes=False) as opening:
+        with opening_device(device, encodes=False) as opening:
             from llmgpu.tokenizer.jobs import train_on_texts
 
             special = tuple(several(special_tokens))
@@ -323,7 +322,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
 
         Raises InputError for an empty word or a count below 1, and the errors of `train`.
         """
-        with _opening(device, encodes=False) as opening:
+        with opening_device(device, encodes=False) as opening:
             from llmgpu.tokenizer.jobs import train_on_counts
 
             options |= {"vocab_size": vocab_size, "pattern": pattern}
