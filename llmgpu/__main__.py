@@ -13,11 +13,9 @@ if TYPE_CHECKING:
 def _leave(number: int, frame: "FrameType | None") -> None:
     try:
         if sys.stderr is not None:  # else descriptor 2 may be another file
-            from llmgpu.errors import errors_are_json, json_error
+            from llmgpu.errors import interrupted_line
 
-            is_json = errors_are_json(sys.argv)
-            text = json_error("interrupted", 128 + number) if is_json else "interrupted"
-            os.write(2, f"{text}\n".encode())
+            os.write(2, f"{interrupted_line(128 + number)}\n".encode())
     except OSError:
         pass
     os._exit(128 + number)

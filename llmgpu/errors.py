@@ -6,7 +6,7 @@ after ``error:`` and exits with code 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
 
 _MOST_CHARACTERS = 700  # of a whole message; only messages that quote input are longer
 _FIRST, _LAST = 200, 100  # characters kept at both ends of a longer message
@@ -29,21 +29,29 @@ def shorten(message: str) -> str:
     return f"{message[:_FIRST]} ... {message[-_LAST:]}"
 
 
-def errors_are_json(arguments: Sequence[str]) -> bool:
-    """Whether a command line asks for errors as JSON: by ``--json``, or by ``--log-format json``.
+def errors_are_json() -> bool:
+    """Whether the command line asks for errors as JSON: ``--json``, or ``--log-format json``.
 
     A command line that can't be parsed has an error, too, so the arguments are only searched.
     """
+    arguments = sys.argv
     pairs = zip(arguments, [*arguments[1:], ""], strict=True)
     formats = ("--json", "--log-format=json")
     return any(one in formats or (one, value) == ("--log-format", "json") for one, value in pairs)
 
 
-def json_error(message: str, exit_code: int, **facts: str) -> str:
-    """Return the line of JSON about the error that ends a command; facts: further keys."""
+def error_line(message: str, exit_code: int, **facts: str) -> str:
+    """Return the line about the error that ends a command; facts: further keys of JSON."""
+    if not errors_are_json():
+        return f"error: {message}"
     import json
 
     return json.dumps({"error": message, "exit_code": exit_code, **facts}, ensure_ascii=False)
+
+
+def interrupted_line(exit_code: int) -> str:
+    """Return the line about an interrupt: a word, or JSON as for an error."""
+    return error_line("interrupted", exit_code) if errors_are_json() else "interrupted"
 
 
 class InputError(LlmgpuError):

@@ -17,7 +17,7 @@ import click
 
 from llmgpu.cli.help_formatter import HelpContext
 from llmgpu.cli.interrupts import code_of, handled_signals, say_interrupted
-from llmgpu.errors import LlmgpuError, errors_are_json, json_error, shorten
+from llmgpu.errors import LlmgpuError, error_line, errors_are_json, shorten
 from llmgpu.input_files import printable, quote
 from llmgpu.registry import Entry, Registry
 from llmgpu.version import __version__
@@ -198,7 +198,7 @@ def _refuse(error: click.ClickException) -> int:
     # The usage, then the message; as JSON, both on one line.
     context = error.ctx if isinstance(error, click.UsageError) else None
     usage = "" if context is None else context.get_usage()
-    if errors_are_json(sys.argv):
+    if errors_are_json():
         return _fail(message, error.exit_code, usage=" ".join(usage.split()))
     if context is not None:
         click.echo(usage, err=True)
@@ -209,8 +209,7 @@ def _refuse(error: click.ClickException) -> int:
 
 def _fail(message: str, code: int, **facts: str) -> int:
     """Print the line about the error that ends the command; return the exit code."""
-    is_json = errors_are_json(sys.argv)
-    click.echo(json_error(message, code, **facts) if is_json else f"error: {message}", err=True)
+    click.echo(error_line(message, code, **facts), err=True)
     return code
 
 

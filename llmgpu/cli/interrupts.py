@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from llmgpu.errors import errors_are_json, json_error
+from llmgpu.errors import interrupted_line
 from llmgpu.files import remove_unfinished
 
 GRACE_SECONDS = 0.7
@@ -129,9 +129,9 @@ def say_interrupted(code: int) -> None:
     # Without sys.stderr, descriptor 2 may be another file.
     if is_free and not _was_said.is_set() and sys.stderr is not None:
         _was_said.set()
-        text = json_error("interrupted", code) if errors_are_json(sys.argv) else "interrupted"
         with suppress(OSError):
-            os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}{text}\n".encode())
+            cursor = _SHOW_CURSOR if os.isatty(2) else ""
+            os.write(2, f"{cursor}{interrupted_line(code)}\n".encode())
     if is_free:
         _saying.release()
 

@@ -26,7 +26,7 @@ from llmgpu.cli.console import Reporter, human_count, human_time, left_out_of, p
 from llmgpu.cli.groups import READING_OPTIONS, check_text_field, id_or_text, required_input
 from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import refuse_given, was_asked
-from llmgpu.errors import InputError, shorten
+from llmgpu.errors import InputError, error_line, shorten
 from llmgpu.files import output_errors
 from llmgpu.input_files import number_of, printable
 from llmgpu.lm.checkpoints.checkpoint import (
@@ -608,5 +608,5 @@ def print_summary(report: Reporter, summary: dict[str, Any], *, as_json: bool) -
 
 
 def say_failure(line: str) -> None:
-    """Print the reason why a worker has ended, in one line."""
-    click.echo(shorten(printable(" ".join(line.split()))), err=True)
+    """Print the error that ends a worker, in one line."""
+    click.echo(error_line(shorten(printable(" ".join(line.split()))), 1), err=True)

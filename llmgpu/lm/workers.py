@@ -142,7 +142,7 @@ class Workers:
             if self._mpi is None or isinstance(error, KeyboardInterrupt):
                 raise
             what = str(error) if isinstance(error, LlmgpuError) else repr(error)
-            say(f"error: worker {self.number}: {what}")
+            say(f"worker {self.number}: {what}")
             self._mpi.Abort(1)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import list_adapters
+from llmgpu.cli.train import say_failure
 from llmgpu.lm.checkpoints.checkpoint import load_checkpoint
 from llmgpu.lm.checkpoints.safetensors_file import read_tensors
 from llmgpu.lm.runs.records import read_log
@@ -508,3 +509,13 @@ def test_too_many_layers_are_refused_before_a_device_is_opened(
     arguments = ("--vocab", "v.bin", "-o", "deep", "--layers", "100000", "--device", "gpu")
     done = run_here(corpus.parent, ("train", "corpus.txt", *arguments), b"")
     fails(done, 1, "the run needs at least")
+
+
+def test_the_failure_of_a_worker_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say_failure("worker 1: no\nmemory")
+    assert capsys.readouterr().err == "error: worker 1: no memory\n"
+    monkeypatch.setattr(sys, "argv", ["llmgpu", "train", "--log-format", "json"])
+    say_failure("worker 1: no\nmemory")
+    assert json.loads(capsys.readouterr().err) == {"error": "worker 1: no memory", "exit_code": 1}
