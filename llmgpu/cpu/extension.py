@@ -12,7 +12,7 @@ import ctypes
 import importlib
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
@@ -135,17 +135,18 @@ def prepare(
     )
 
 
-def bind_methods(api: type, functions: dict[str, Callable[..., Any]]) -> None:
-    """Replace methods of a class by methods of the module, which use the `Coder` in `_coder`.
+def bind_methods(replaced: Mapping[type, Mapping[str, Callable[..., Any]]]) -> None:
+    """Replace methods of classes by methods of the module, which use the `Coder` in `_coder`.
 
-    functions: the methods to replace, by name. The module's methods handle the usual case, and call
-        these functions in all other cases. A method that is not the function here stays, and
-        without the module all do.
+    replaced: the methods to replace, by class and name. The module's methods handle the usual
+        case, and call these functions in all other cases. A method that is not the function here
+        stays, and without the module all do.
     """
     module = extension()
-    for name, function in functions.items() if module else ():
-        if vars(api)[name] is function:
-            setattr(api, name, module.method(api, name, function, _documented(name, function)))
+    for api, functions in replaced.items() if module else ():
+        for name, function in functions.items():
+            if vars(api)[name] is function:
+                setattr(api, name, module.method(api, name, function, _documented(name, function)))
 
 
 def _documented(name: str, function: Callable[..., Any]) -> str:

@@ -92,6 +92,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         Raises DeviceError if there is no such device, TypeError for a type without integers.
         """
         from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+        from llmgpu.cpu.extension import bind_methods
         from llmgpu.tokens.process_encoders import ProcessEncoders
 
         if not isinstance(vocabulary, Vocabulary):
@@ -101,7 +102,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         check_dtype(dtype)
         self._encoders = ProcessEncoders(vocabulary, opening)
         self._encoders.open()
-        _bind_methods()  # now, since a caller may keep a method
+        bind_methods(_IN_PYTHON)  # now, since a caller may keep a method
 
     @overload
     @classmethod
@@ -676,8 +677,10 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         """Return the extension module's object for fast calls, which methods then use, or None."""
         coder = self._current_encoders().coder(encodes=encodes)
         if coder is not None:
+            from llmgpu.cpu.extension import bind_methods
+
             coder.returns(self._dtype, not holds(self._dtype, self.vocab_size - 1))
-            _bind_methods()
+            bind_methods(_IN_PYTHON)
             self._coder = coder  # set last, because other threads use it at once
         return coder
 
@@ -691,10 +694,3 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
 # Methods whose usual case the extension module handles, see `llmgpu/cpu/python/calls.c`.
 _USUAL = {Tokenizer: ("encode", "count"), Decoder: ("decode", "decode_bytes", "token_to_id")}
 _IN_PYTHON = {owner: {name: vars(owner)[name] for name in names} for owner, names in _USUAL.items()}
-
-
-def _bind_methods() -> None:
-    from llmgpu.cpu.extension import bind_methods
-
-    for owner, functions in _IN_PYTHON.items():
-        bind_methods(owner, functions)
