@@ -10,6 +10,9 @@ from pathlib import Path
 
 _RESIDENT, _STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
 _GROWTH_SPARE, _GROWTH_STEP = 8 << 20, 1.5
+USUAL_GROWTH = 0.5  # the words of ordinary text grow about as this power of its length
+_TABLE_BYTES = 128  # at most, of tables for a byte of text
+_USUAL_TABLE = 8192  # bytes of tables for ordinary text of one byte; longer text: USUAL_GROWTH
 _MEMORY_INFO = Path("/proc/meminfo")
 # Limit and use of memory of a container.
 _GROUP_LIMIT, _GROUP_USE = (Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
@@ -34,10 +37,14 @@ class Costs:
 
 @dataclass(frozen=True)
 class Memory:
-    """The most memory that a job needs, in bytes: of the process, and on a device."""
+    """The most memory that a job needs, in bytes: of the process, and on a device.
+
+    likely: about the memory that the process needs for ordinary text; None if `host` is no guess.
+    """
 
     host: int
     device: int = 0
+    likely: int | None = None
 
 
 OnMemory = Callable[[Memory], None]  # receives each new estimate
@@ -82,10 +89,14 @@ class Growth:
         self._fixed: int | None = None
         self._most = 0
 
-    def estimate(self, left: float | None) -> Memory | None:
+    def estimate(
+        self, left: float | None, text_bytes: int = 0, table_bytes: int | None = None
+    ) -> Memory | None:
         """Return the most memory that the whole text may need; None while unknown.
 
-        left: bytes of text still to come, as a multiple of the bytes so far; None if unknown.
+        left: bytes of the whole text, as a multiple of the bytes so far; None if unknown.
+        text_bytes: of the text so far. table_bytes: the most that the tables of words take; None:
+            as much as the text makes them grow.
         """
         now = self._resident()
         if now is None or self._begin is None:
@@ -98,8 +109,21 @@ class Growth:
             self._fixed = self._most
         if left is None:
             return None
-        grown = (self._most - self._fixed) * left
-        return Memory(round(_GROWTH_SPARE + self._fixed + grown * _GROWTH_STEP))
+        grown = self._most - self._fixed
+        if table_bytes is None:
+            most = self._fixed + grown * left * _GROWTH_STEP
+            likely = self._most + grown * (left**USUAL_GROWTH - 1)
+        else:
+            table_bytes = min(table_bytes, round(_TABLE_BYTES * text_bytes * left))
+            # The tables may fill up with the rest of the text. Memory that grew more than tables
+            # can grows on with the text.
+            other = max(grown - table_bytes, 0)
+            more = max(table_bytes - grown, 0) if left > 1 else 0
+            most = self._most + more + other * (left * _GROWTH_STEP - 1)
+            usual = min(_USUAL_TABLE * (text_bytes * left) ** USUAL_GROWTH, table_bytes)
+            likely = self._most + usual * (1 - left**-USUAL_GROWTH)
+        host = round(_GROWTH_SPARE + most)
+        return Memory(host, likely=min(round(likely), host) if left > 1 else None)
 
 
 def free_memory() -> int | None:

@@ -22,6 +22,24 @@ def test_growth_is_extrapolated_and_bounds_what_comes() -> None:
     assert hosts[1] > hosts[-1] and hosts[-1] <= 2.5 * peak
 
 
+def test_tables_of_known_size_are_bounded_from_the_start() -> None:
+    taken = [100 << 20]
+    growth = Growth(lambda: taken[0], lambda: taken[0])
+    taken[0] += 40 << 20  # buffers
+    estimates = []
+    for part, tables in enumerate((0, 1, 1, 34, 34, 34, 34, 101), 1):  # tables grow in steps
+        taken[0] = (140 + tables) << 20
+        estimates.append(growth.estimate(8 / part, part << 24, 384 << 20))
+    *early, last = [each for each in estimates if each is not None]
+    assert {each.host for each in early} == {(8 + 40 + 384) << 20}
+    peak = taken[0] - (100 << 20)
+    assert all(0.5 * peak <= (each.likely or 0) <= 2 * peak for each in early)
+    assert last.likely is None and last.host == peak + (8 << 20)
+    taken[0] += 600 << 20  # tables don't take so much: other memory grows with the text
+    more = growth.estimate(2.0, 1 << 27, 384 << 20)
+    assert more is not None and more.host > 2 * (600 << 20)
+
+
 def test_where_nothing_tells_there_is_no_estimate() -> None:
     assert Growth(lambda: None).estimate(1.0) is None
 

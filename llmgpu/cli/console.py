@@ -81,8 +81,8 @@ class Reporter(Closing):
     def need_memory(self, memory: Memory, *, is_small: bool = False) -> None:
         """Report the most memory that the process needs, unless the last report named as much.
 
-        memory: the most memory of the job, to which the memory of the process before the job is
-        added. A need for a small part of the free memory is not reported.
+        memory: of the job, to which the memory of the process before the job is added. A need for
+        a small part of the free memory is not reported.
 
         is_small: the job is too small for a report; only `needed_bytes` is set.
         """
@@ -96,7 +96,11 @@ class Reporter(Closing):
             return
         self._said = needed + needed // 10  # so that small changes need no new report
         on_device = f", {human_bytes(memory.device)} on the device" if memory.device else ""
-        self.line(f"needs at most {human_bytes(self._said)} of memory{on_device}")
+        about = ""
+        if memory.likely is not None:
+            likely = max(memory.likely + self._process, min(peak, needed))
+            about = f"about {human_bytes(likely)}, "
+        self.line(f"needs {about}at most {human_bytes(self._said)} of memory{on_device}")
         if free is not None and needed > free:
             self.line(f"note: only {human_bytes(free)} of memory are free: use less text (--limit)")
 

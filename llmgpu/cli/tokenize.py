@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from llmgpu.backend import Backend, Opening
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
-from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
+from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary, table_bytes
 from llmgpu.bpe.encoding.special_encoding import ids_around
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange.open import find_vocabulary
@@ -99,6 +99,7 @@ from llmgpu.tokens.tokenizing import (
 # faster than Python would.
 _used: list[Encoder] = []
 _BYTES_A_TOKEN = 4  # an estimate of the bytes of text per token
+_IN_FLIGHT = 1.01  # least part of a text that is estimated to be left while slices are encoded
 _LEAST_TOLD = 1 << 20  # bytes of text; the memory needed for less text is not reported
 _OF_TEXT = (
     *("text_field", "template", "encoding_errors", "limit", "bad_rows"),
@@ -457,9 +458,11 @@ class _Tokenizing:
         is_unknown = self.size is None and self.opening.wanted == "auto"
         show = suggesting_gpu(text, is_unknown, report.note, report)
         tokens, parts = 0, {}
+        most_table = table_bytes(self.opening.backend())
 
-        def estimate() -> None:
-            memory = self.growth.estimate(text.left)
+        def estimate(least_left: float = _IN_FLIGHT) -> None:
+            left = text.left and max(text.left, least_left)
+            memory = self.growth.estimate(left, text.text_bytes, most_table)
             if memory is not None:
                 report.need_memory(memory, is_small=text.bytes_read < _LEAST_TOLD)
 
@@ -487,7 +490,7 @@ class _Tokenizing:
                             {"tokens": each.ids, "documents": each.documents} for each in sink.sinks
                         ]
                     }
-            estimate()  # a single long pre-token grows the encoder's memory all at once
+            estimate(1.0)  # a single long pre-token grows the encoder's memory all at once
         # Sum up. With chunks or a limit, the sums are of the ids that are left, not of the text.
         seconds = time.perf_counter() - start
         taken = self.taken if self.chunk or self.asked.max_tokens else text

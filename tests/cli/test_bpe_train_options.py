@@ -224,6 +224,10 @@ def test_memory_is_said_again_only_when_it_grows(
     needs = [line for line in lines if line.startswith("needs")]
     assert [line.split()[3] for line in needs] == ["110.0", "132.0", "1.0"]
     assert report.needed_bytes == 900_000_000 and not any("free" in line for line in lines)
+    report = Reporter(quiet=False)
+    report.need_memory(Memory(450_000_000, likely=150_000_000))
+    report.need_memory(Memory(450_000_000, likely=350_000_000))  # nothing grew but the guess
+    assert capsys.readouterr().err == "needs about 200.0 MB, at most 550.0 MB of memory\n"
     peak[0] = 1_500_000_000  # reading has taken more than any estimate
     report.need_memory(Memory(1, 0))
     assert report.needed_bytes == 1_500_000_000

@@ -148,6 +148,19 @@ def open_host_encoder(
     return encoder_c.CpuEncoder(vocabulary, slice_bytes or encoder_c.SLICE_BYTES, threads)
 
 
+def table_bytes(backend: Backend) -> int | None:
+    """Return the most memory that an encoder's tables of words take on the host; None: no limit."""
+    if backend.device is not None:
+        return None
+    if library() is None:
+        from llmgpu.bpe.encoding import encoder_numpy
+
+        return 2 * encoder_numpy.MAX_TABLE_BYTES
+    from llmgpu.bpe.encoding import encoder_c
+
+    return encoder_c.MAX_TABLE_BYTES
+
+
 class DeviceEncoder(Encoder, Protocol):
     """Encodes texts, or slices of a text, on a device."""
 

@@ -9,11 +9,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.training import merge_host
 from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.vocabulary.vocabulary import FEW_NODES, Vocabulary
 from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.spilling import default_memory_bytes
 from llmgpu.errors import LlmgpuError
@@ -65,6 +67,7 @@ def _check_recount(options: TrainingOptions, backend: Backend) -> None:
 
 
 HOST_BYTES = 192 << 20  # staging memory and memory of the driver
+_WRITING_BYTES, _NODE_BYTES, _TOKEN_COPIES = 16 << 20, 60, 4
 _UPLOAD = Costs(fixed=HOST_BYTES, per_byte=16, per_word=64)
 
 
@@ -84,6 +87,13 @@ def recount_memory(plan: Plan, text_bytes: int) -> Memory:
     from llmgpu.bpe.plain import recount_gpu
 
     return _on_device(plan, HOST_BYTES + 2 * text_bytes, recount_gpu.gpu_bytes(text_bytes))
+
+
+def writing_memory(vocabularies: Iterable[Vocabulary]) -> int:
+    """Return the bytes of memory for writing vocabularies, of which the tries take the most."""
+    sizes = [len(vocabulary.token_data) for vocabulary in vocabularies]
+    of_nodes = sum(_NODE_BYTES * min(size, FEW_NODES) for size in sizes)
+    return _WRITING_BYTES + _TOKEN_COPIES * sum(sizes) + of_nodes
 
 
 def _counting(plan: Plan, words: float, nbytes: float) -> Memory:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,13 @@ from llmgpu.backend import Backend
 from llmgpu.bpe.training import merge_host
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.plan import Plan, make_plan, recount_memory, words_memory
+from llmgpu.bpe.training.plan import (
+    Plan,
+    make_plan,
+    recount_memory,
+    words_memory,
+    writing_memory,
+)
 from llmgpu.bpe.training.symbols import (
     Merges,
     OnMerges,
@@ -41,7 +47,7 @@ from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.errors import CapacityError, InputError, LlmgpuError
 from llmgpu.input_files import number_of
-from llmgpu.memory import OnMemory, no_memory
+from llmgpu.memory import USUAL_GROWTH, Memory, OnMemory, no_memory
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 from llmgpu.version import __version__
@@ -88,6 +94,7 @@ class Training:
     ) -> None:
         self._plan, self._options = plan, plan.options
         self._progress, self._on_memory = progress, on_memory
+        self._needed = Memory(0)  # the latest estimate
         self._seconds: dict[str, float] = {}
         self._notes: list[str] = []
 
@@ -121,7 +128,7 @@ class Training:
         _require_text(text_bytes)
         if on_counted is not None:
             on_counted(counts)
-        self._on_memory(words_memory(self._plan, count, len(counts.words.data)))
+        self._tell_memory(words_memory(self._plan, count, len(counts.words.data)))
         facts = {"text_bytes": text_bytes, "documents": counts.documents, "distinct_words": count}
         with self._phase("make symbols"):
             words = self._options.symbols.words(counts.words, byte_ranks(self._options.tie))
@@ -138,12 +145,16 @@ class Training:
         """
         device, options = self._plan.counting.device, self._options
 
-        def estimate(words: float, nbytes: float) -> None:
-            self._on_memory(words_memory(self._plan, words, nbytes, merges=merges))
+        def estimate(words: int, nbytes: int, left: float = 1.0) -> None:
+            memory, likely = (
+                words_memory(self._plan, words * times, nbytes * times, merges=merges)
+                for times in (left, left**USUAL_GROWTH)
+            )
+            self._tell_memory(replace(memory, likely=likely.host) if left > 1 else memory)
 
         def on_words(words: int, nbytes: int) -> None:
             if (left := corpus.left) is not None:
-                estimate(words * left, nbytes * left)
+                estimate(words, nbytes, left)
 
         if device is None:
             with self._phase("count words"):
@@ -168,6 +179,10 @@ class Training:
             _require_text(corpus.text_bytes)
         separators, unicode = corpus.options.separators, options.unicode
         return WordCounts(words, corpus.documents, options.pattern, separators, unicode=unicode)
+
+    def _tell_memory(self, memory: Memory) -> None:
+        self._needed = memory
+        self._on_memory(memory)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -290,7 +305,7 @@ class Training:
         device, options = self._plan.merging.device, self._options
         assert device is not None
         if (size := corpus.total_bytes) is not None:
-            self._on_memory(recount_memory(self._plan, size))
+            self._tell_memory(recount_memory(self._plan, size))
         with self._phase("read"):
             most = recount_gpu.most_text_bytes(device)
             text, starts = _read_all(corpus, most, self._progress)
@@ -331,6 +346,9 @@ class Training:
                 )
                 for size, (count, symbols) in sorted(sizes.items())
             }
+        writing = writing_memory(vocabularies.values())
+        if writing > self._needed.host:  # tokens of megabytes
+            self._tell_memory(replace(self._needed, host=writing))
         largest = vocabularies[options.vocab_size]
         return TrainingResult(
             vocabulary=largest,

@@ -73,7 +73,7 @@ from llmgpu.outputs import VOCABULARY, Output, check_outputs, kind_of
 from llmgpu.text.normalizing import get_normalizer
 
 _DECODE_BLOCK = 1 << 16  # ids decoded at once, which limits the temporary arrays
-_FEW_NODES = 1 << 22  # the most nodes of a trie that is made whole before it is written
+FEW_NODES = 1 << 22  # the most nodes of a trie that is made whole before it is written
 _USER = bytes([USER])
 
 
@@ -377,14 +377,14 @@ class Vocabulary:
             trie = self.__dict__["trie"] = self._small_trie()
         if trie is None:
             trie = sort_tokens(self.ordinary_tokens, self.ordinary_ids)
-            if trie.num_nodes <= _FEW_NODES:
+            if trie.num_nodes <= FEW_NODES:
                 trie = self.__dict__["trie"] = lay_out(trie)
         return pack(entries, trie, self.fingerprint)
 
     def _small_trie(self) -> Trie | None:
         """Return the trie laid out by the CPU engine; None without engine, or for a large trie."""
         ids, lengths = self.ordinary_ids, self.token_lengths[self.ordinary_ids]
-        if library() is None or int(lengths.sum()) > _FEW_NODES:
+        if library() is None or int(lengths.sum()) > FEW_NODES:
             return None
         nodes, edges = lay_out_trie(self.token_data, self.token_offsets, ids)
         return Trie(nodes, edges, int(lengths.max(initial=0)))
