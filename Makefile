@@ -55,9 +55,10 @@ test-dawn: $(ENGINE) ## run the tests of kernels on Dawn instead of wgpu
 FUZZ_CASES ?= 100000
 PEER_SHARE ?= 1
 fuzz: export OPENBLAS_NUM_THREADS = 1# whose threads a forked process lacks, and would wait for
-fuzz: $(ENGINE) ## faults at every call, FUZZ_CASES damaged files and options, a million strings
+fuzz: $(ENGINE) ## faults at every call, FUZZ_CASES damaged files and options, limits, a million strings
 	$(BIN)/python -m tests.harness.faults
 	$(BIN)/python -m tests.harness.fuzz --cases $(FUZZ_CASES)
+	$(BIN)/python -m tests.harness.limits --cases $$(($(FUZZ_CASES) / 100))
 	$(BIN)/python -m tests.harness.peers --share $(PEER_SHARE)
 	$(MAKE) mutate
 

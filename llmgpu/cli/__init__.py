@@ -155,6 +155,11 @@ def main() -> None:
         say_interrupted(code)
     except MemoryError:
         code = _fail(_OUT_OF_MEMORY, 1)
+    except SystemError as error:
+        # Python loses some MemoryErrors while it imports: "error return without exception set".
+        if debug or "without" not in str(error):
+            raise
+        code = _fail(_OUT_OF_MEMORY, 1)
     except ImportError as error:
         if debug or not any(text in str(error) for text in _NO_ROOM_FOR_LIBRARY):
             raise

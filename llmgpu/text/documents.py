@@ -29,7 +29,7 @@ from llmgpu.spelling import spelled
 
 ENCODING_POLICIES = ("strict", "replace", "raw")
 ROW_POLICIES = ("error", "skip")
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+REPLACEMENT = "\ufffd"  # its name would load a library, for which memory may be missing
 
 _CHECK_BYTES = 1 << 20  # bytes checked at a time; decoded text needs up to four times the memory
 

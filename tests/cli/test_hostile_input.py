@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from llmgpu.bpe.vocabulary.building import byte_vocabulary, extend_vocabulary
 from tests.cli.conftest import COMMAND, Run, environment, fails
+from tests.conftest import ROOT
 
 DIGITS = "9" * 5000
 SPARSE_BYTES = 5 << 30
@@ -86,6 +88,27 @@ def test_small_files_are_read_in_little_address_space(
 ) -> None:
     done = in_little_memory(vocab.parent, 700, arguments)
     assert done.returncode == 0, done.stderr
+
+
+def test_sources_need_no_table_of_the_names_of_characters() -> None:
+    """Python loads a library to read such a name, and calls a failure a syntax error."""
+    for path in (ROOT / "llmgpu").rglob("*.py"):
+        assert not re.search(r"(?<!\\)\\N\{", path.read_text()), path
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of address space")
+def test_openblas_gets_as_many_threads_as_the_address_space_has_room_for() -> None:
+    script = (
+        "import os, resource; from llmgpu import processors as p; "
+        "p.usable_processors = lambda: 8; limit = p._OTHER_BYTES + 8 * p._THREAD_BYTES - {less}; "
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit)); p.set_blas_variables(); "
+        "print(os.environ.get('OPENBLAS_NUM_THREADS'))"
+    )
+    child = {key: each for key, each in environment().items() if key != "OPENBLAS_NUM_THREADS"}
+    for less, threads in ((0, "None"), (1, "1")):
+        command = [sys.executable, "-c", script.format(less=less)]
+        done = subprocess.run(command, env=child, capture_output=True, text=True, check=True)
+        assert done.stdout == f"{threads}\n"
 
 
 @pytest.mark.slow

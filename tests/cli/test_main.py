@@ -284,11 +284,16 @@ def test_a_crash_says_where() -> None:
     assert subprocess.run(["sh", "-c", f"exec {closed} 2>&-"]).returncode == -signal.SIGSEGV
 
 
+@pytest.mark.parametrize(
+    "error_of_memory", [MemoryError(), SystemError("error return without exception set")]
+)
 def test_without_memory_no_option_is_named_that_a_command_lacks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error_of_memory: Exception,
 ) -> None:
     def fail(**options: object) -> None:
-        raise MemoryError
+        raise error_of_memory
 
     monkeypatch.setattr("llmgpu.cli.cli", fail)
     with pytest.raises(SystemExit) as ended:

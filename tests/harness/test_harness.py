@@ -12,6 +12,7 @@ from llmgpu.cli import COMMANDS
 from tests.cli.conftest import COMMAND, environment, fails
 from tests.harness.faults import run_all
 from tests.harness.faulty_calls import READING
+from tests.harness.limits import draw, run_case
 from tests.harness.mutations import TARGETS, mutation
 from tests.harness.options import BASES, option_case, parameters
 from tests.harness.properties import run_checked
@@ -94,6 +95,14 @@ def test_faults_at_every_call(capsys: pytest.CaptureFixture[str]) -> None:
     found |= run_all(["decode", "merge counts"], [READING], print)
     found |= run_all(["merge shards"], ["SIGTERM"], print)
     assert all(tried == survived > 20 for tried, survived in found.values()), capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_random_limits_and_signals(samples: Path, tmp_path: Path) -> None:
+    (samples / "in" / "other.txt").write_text("another text\n")
+    for number in range(20):
+        case = draw(number, gpu_share=0)
+        assert not run_case(samples, tmp_path / str(number), case), (number, case)
 
 
 def test_a_disk_that_fills(samples: Path, tmp_path: Path) -> None:
