@@ -21,7 +21,7 @@ from llmgpu.option_fields import (
 
 Precision = Literal["f32", "f16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-Schedule = Literal["cosine", "wsd"]
+Schedule = Literal["cosine", "linear", "wsd"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 Initialisation = Literal["normal", "fan-in"]
 INITIALISATIONS: tuple[Initialisation, ...] = get_args(Initialisation)
@@ -51,8 +51,9 @@ class TrainOptions:
 
     batch_size: sequences of a batch. grad_accum: batches of a step. steps: number of optimizer
     steps. learning_rate: the peak, after warmup_steps. The rate falls to min_learning_rate: by a
-    cosine over all other steps, or with schedule "wsd" (warm-up, stable, decay) over the last
-    decay_steps. table_rate: multiple of learning_rate for the embedding table and the output layer.
+    cosine or linearly over all other steps, or with schedule "wsd" (warm-up, stable, decay) over
+    the last decay_steps. table_rate: multiple of learning_rate for the embedding table and the
+    output layer.
     initialisation: see `llmgpu.lm.model.initial_values`.
     weight_decay: applies to matrices only. grad_clip: largest global norm of gradients; 0 disables
     clipping. precision: "f16" rounds the factors of matrix products to half precision and scales
@@ -104,7 +105,8 @@ class TrainOptions:
         default_words="10 with muon, else 1; 1 with --init")
     schedule: Schedule = option(
         "cosine", SCHEDULES,
-        "Learning-rate schedule: cosine decay, or constant until the last --decay-steps (wsd).")
+        "Learning-rate schedule: cosine or linear decay, or constant until the last --decay-steps "
+        "(wsd).")
     decay_steps: int = option(
         0, "count", "Length of the decay, for wsd.", least=0, may_change=True,
         default_words="a fifth of --steps")
@@ -277,7 +279,7 @@ class TrainOptions:
 
     @property
     def stable_end(self) -> int:
-        """The first step of the decay; a cosine decays from the end of the warm-up on."""
+        """The first step of the decay; only "wsd" has stable steps after the warm-up."""
         if self.schedule == "wsd":
             return max(self.warmup_steps, self.steps - self.decay_steps)
         return self.warmup_steps
@@ -306,6 +308,8 @@ class TrainOptions:
         progress = (step - self.stable_end) / (self.steps - self.stable_end)
         if self.schedule == "wsd":
             height = 1 - math.sqrt(progress)
+        elif self.schedule == "linear":
+            height = 1 - progress
         else:
             height = (1 + math.cos(math.pi * progress)) / 2  # falls from 1 to 0
         return minimum + (peak - minimum) * height

@@ -43,6 +43,13 @@ def test_no_warm_up_and_nothing_but_it() -> None:
     assert [schedule(2.0, 1.0, 4, 2).rate(step) for step in range(6)] == [0.5, 1, 1.5, 2, 1, 1]
 
 
+def test_a_rate_that_falls_linearly_from_the_end_of_the_warm_up() -> None:
+    options = replace(schedule(1.0, 0.2, 10, 200), schedule="linear")
+    expected = {0: 0.1, 9: 1.0, 10: 1.0, 105: 0.6, 200: 0.2, 10**9: 0.2}
+    assert {step: options.rate(step) for step in expected} == pytest.approx(expected)
+    assert options.stable_end == 10
+
+
 def test_a_rate_that_is_stable_and_decays_at_the_end() -> None:
     options = replace(schedule(1.0, 0.2, 10, 200), schedule="wsd", decay_steps=100)
     expected = {0: 0.1, 9: 1.0, 10: 1.0, 100: 1.0, 125: 0.6, 200: 0.2, 10**9: 0.2}
@@ -74,7 +81,7 @@ def test_impossible_schedules(numbers: tuple[float, float, int, int]) -> None:
         ({"seed": -1}, r"--seed is -1, but must be from 0 to 2\^63 - 1"),
         ({"evaluation_fraction": 1.0}, r"--eval-fraction is 1.0, .* less than 1"),
         ({"evaluation_fraction": math.nan}, r"--eval-fraction is nan"),
-        ({"schedule": "linear"}, "--schedule is linear; use one of cosine, wsd"),
+        ({"schedule": "step"}, "--schedule is step; use one of cosine, linear, wsd"),
         ({"initialisation": "zero"}, "--initialisation is zero; use one of normal, fan-in"),
     ],
 )
