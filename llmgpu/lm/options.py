@@ -41,7 +41,7 @@ _STORED_FIRST = (
     *("sparse_embedding", "evaluation_fraction", "evaluation_batches", "evaluation_parts"),
     *("lora_rank", "lora_alpha", "lora_targets", "driver", "f16_version", "document_mask"),
     *("recompute", "corpus_weights", "sync_every", "outer_learning_rate", "outer_momentum"),
-    "table_rate",
+    *("table_rate", "output_rate"),
 )
 
 
@@ -52,8 +52,8 @@ class TrainOptions:
     batch_size: sequences of a batch. grad_accum: batches of a step. steps: number of optimizer
     steps. learning_rate: the peak, after warmup_steps. The rate falls to min_learning_rate: by a
     cosine or linearly over all other steps, or with schedule "wsd" (warm-up, stable, decay) over
-    the last decay_steps. table_rate: multiple of learning_rate for the embedding table and the
-    output layer.
+    the last decay_steps. table_rate: multiple of learning_rate for the embedding table.
+    output_rate: multiple of it for an output layer that is not the embedding table.
     initialisation: see `llmgpu.lm.model.initial_values`.
     weight_decay: applies to matrices only. grad_clip: largest global norm of gradients; 0 disables
     clipping. precision: "f16" rounds the factors of matrix products to half precision and scales
@@ -100,9 +100,11 @@ class TrainOptions:
     min_learning_rate: float = option(
         6e-5, float, "Final learning rate.", "--min-lr", default_words="0")
     table_rate: float = option(
-        1.0, float,
-        "Learning rate of the embedding table and output layer, as a multiple of --lr.",
+        1.0, float, "Learning rate of the embedding table, as a multiple of --lr.",
         default_words="10 with muon, else 1; 1 with --init")
+    output_rate: float = option(
+        1.0, float, "Learning rate of the output layer with --untied, as a multiple of --lr.",
+        default_words="same as --table-rate")
     schedule: Schedule = option(
         "cosine", SCHEDULES,
         "Learning-rate schedule: cosine or linear decay, or constant until the last --decay-steps "

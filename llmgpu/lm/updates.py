@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.config import EMBEDDING, Weight
+from llmgpu.lm.config import EMBEDDING, OUTPUT, Weight
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.model import Model, make_weights
 from llmgpu.lm.ops.operations import Operations
@@ -88,6 +88,7 @@ class Updates:
         self.loss_sums = ops.tensor("loss sums", (LOSS_PARTS * options.grad_accum, SUM_WIDTH))
         self._hyper = ops.parameters("hyperparameters", (), HYPER)
         self._table_hyper = ops.parameters("hyperparameters of tables", (), HYPER)
+        self._output_hyper = ops.parameters("hyperparameters of the output layer", (), HYPER)
         self.loss_scaling = LossScaling(ops) if options.is_mixed else None
 
     def _make_state(self, weight: Weight, tensor: Tensor) -> WeightState:
@@ -125,6 +126,8 @@ class Updates:
         self._model.operations.write(self._hyper, hyper)
         hyper["learning_rate"] = learning_rate * self._options.table_rate
         self._model.operations.write(self._table_hyper, hyper)
+        hyper["learning_rate"] = learning_rate * self._options.output_rate
+        self._model.operations.write(self._output_hyper, hyper)
 
     def record_clear(self) -> None:
         """Record zeros for all gradients."""
@@ -144,12 +147,17 @@ class Updates:
                 tensor,
                 self.gradients[weight.name],
                 self.stats,
-                self._table_hyper if weight.is_table else self._hyper,
+                self._hyper_of(weight),
                 weight.decays,
                 self._model.half_copies.get(weight.name),
             )
             steps.append((self.states[weight.name], update))
         self._optimizer.record(ops, steps)
+
+    def _hyper_of(self, weight: Weight) -> Tensor:
+        if weight.name == OUTPUT:
+            return self._output_hyper
+        return self._table_hyper if weight.is_table else self._hyper
 
     def bad_tensors(self) -> list[str]:
         """Return the names of weights whose gradients were not finite in the last step."""

@@ -139,6 +139,7 @@ def _with_defaults(
         made.setdefault("learning_rate", min(LARGEST_RATE, RATE_TIMES_WIDTH / config.dim))
     else:
         made.setdefault("learning_rate", ADAPTER_RATE if rank else FINE_TUNING_RATE)
+    made.setdefault("output_rate", made.get("table_rate", TrainOptions.table_rate))
     made.setdefault("min_learning_rate", 0.0)
     made.setdefault("warmup_steps", min(TrainOptions.warmup_steps, steps // 10))
     is_wsd = made.get("schedule") == "wsd"
@@ -231,6 +232,9 @@ def _stored_options(checkpoint: Checkpoint) -> TrainOptions:
                 f"{checkpoint.folder} is of an unreleased version of llmgpu, whose {name} is not "
                 f"{value}: resume it with that version, or start a new run"
             )
+    # The output layer of runs without an output_rate has the table's rate.
+    if "table_rate" in stored:
+        stored.setdefault("output_rate", stored["table_rate"])
     missing = sorted(_OPTION_NAMES - stored.keys())
     if missing:
         raise CheckpointError(

@@ -36,7 +36,7 @@ KINDS = [
     ),
 ]
 NAMES = ["plain", "8 bits", "rows", "adapters"]
-UNIFORM_BYTES = 112  # of the parameters, which are in uniform buffers
+UNIFORM_BYTES = 160  # of the parameters, which are in uniform buffers
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=NAMES)

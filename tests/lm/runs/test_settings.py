@@ -48,7 +48,7 @@ def test_the_batch_is_that_of_the_preset_and_the_optimizer_by_where_weights_come
     for asked in ({}, {"lora_rank": 2}):
         tuned = new_settings({"preset": "tiny", **asked}, 300, model)
         assert (tuned.options.optimizer, tuned.options.batch_size) == ("adamw", 8)
-        assert tuned.options.table_rate == 1
+        assert tuned.options.table_rate == tuned.options.output_rate == 1
 
 
 def test_the_learning_rate_is_by_width_unless_given() -> None:
@@ -56,6 +56,12 @@ def test_the_learning_rate_is_by_width_unless_given() -> None:
         options = new(learning_rate=None, **sizes).options
         assert (options.learning_rate, options.min_learning_rate) == (rate, 0)
     assert new(learning_rate=2e-3).options.learning_rate == 2e-3
+
+
+def test_the_rate_of_the_output_layer_is_that_of_the_table_unless_given() -> None:
+    assert new(tied=False).options.output_rate == new(tied=False).options.table_rate == 10
+    assert new(tied=False, table_rate=3.0).options.output_rate == 3
+    assert new(tied=False, output_rate=2.0).options.table_rate == 10
 
 
 def test_learning_rates_that_do_not_fit_together_are_refused_at_once() -> None:
@@ -140,7 +146,14 @@ def test_runs_in_f16_keep_their_arithmetic_or_are_refused() -> None:
         resume(begun, {"f16_version": 1})
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(TrainOptions)])
+def test_runs_without_a_rate_of_the_output_layer_resume_with_the_rate_of_the_tables() -> None:
+    begun = new(table_rate=5.0, output_rate=5.0, tied=False)
+    assert resume(begun, {"output_rate": ...}) == begun
+
+
+@pytest.mark.parametrize(
+    "name", [each.name for each in fields(TrainOptions) if each.name != "output_rate"]
+)
 def test_an_option_that_a_checkpoint_lacks_is_never_filled_in(name: str) -> None:
     """Each was added at some time, and older checkpoints lack it."""
     with pytest.raises(CheckpointError, match=f"step-00000003: its options lack {name}, as in un"):
