@@ -96,19 +96,20 @@ class TrainOptions:
     grad_accum: int = option(
         1, "count", "Batches per step; more tokens per step in the same memory.")
     learning_rate: float = option(
-        6e-4, float, "Peak learning rate.", "--lr", default_words="0.5 / --dim, up to 0.01")
+        6e-4, float, "Peak learning rate.", "--lr",
+        default_words="0.06 / sqrt(--dim) with muon, else 0.5 / --dim; up to 0.01")
     min_learning_rate: float = option(
         6e-5, float, "Final learning rate.", "--min-lr", default_words="0")
     table_rate: float = option(
         1.0, float, "Learning rate of the embedding table, as a multiple of --lr.",
-        default_words="10 with muon, else 1; 1 with --init")
+        default_words="83 / sqrt(--dim) with muon, twice that with --untied, else 1; 1 with --init")
     output_rate: float = option(
         1.0, float, "Learning rate of the output layer with --untied, as a multiple of --lr.",
-        default_words="same as --table-rate")
+        default_words="a quarter of --table-rate with muon, else --table-rate")
     schedule: Schedule = option(
         "cosine", SCHEDULES,
         "Learning-rate schedule: cosine or linear decay, or constant until the last --decay-steps "
-        "(wsd).")
+        "(wsd).", default_words="linear with muon, else cosine; cosine with --init")
     decay_steps: int = option(
         0, "count", "Length of the decay, for wsd.", least=0, may_change=True,
         default_words="a fifth of --steps")
@@ -133,7 +134,7 @@ class TrainOptions:
     beta1: float = option(0.9, float, "Decay of the mean of gradients.", below=1,
         section=RARE)
     beta2: float = option(0.95, float, "Decay of the mean of squared gradients.", below=1,
-        section=RARE)
+        section=RARE, default_words="0.99 with muon, else 0.95; 0.95 with --init")
     grad_clip: float = option(
         1.0, float, "Clip the global gradient norm to this; 0 disables it.")
     label_smoothing: float = option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -31,11 +32,16 @@ MAY_CHANGE = {name for name, one in own_options(TrainOptions).items() if one.may
 # Learning rates for a trained model: low, as its weights are good already; adapters start from 0.
 FINE_TUNING_RATE, ADAPTER_RATE = 2e-5, 2e-4
 FINE_TUNING_LENGTH = 1024  # most tokens of a sequence with --init, unless --seq-len is set
-# The default learning rate times the width. With AdamW and Muon, for widths of 64 and 128, the best
-# rate was about 1 / width (docs/recipes.md). Half that rate costs 1 % and is safer.
+# The default learning rate times the width. With AdamW, for widths of 64 and 128, the best rate was
+# about 1 / width (docs/recipes.md). Half that rate costs 1 % and is safer.
 RATE_TIMES_WIDTH = 0.5
 LARGEST_RATE = 1e-2
-MUON_TABLE_RATE = 10.0  # the best of 1, 3 and 10 for widths of 128 and 384
+# With Muon the best rate falls only with the root of the width, because a step's singular values
+# are all equal; the rate of the tables, whose steps are AdamW's, falls with the width.
+MUON_RATE_TIMES_ROOT = 0.06
+MUON_TABLE_RATE_TIMES_WIDTH = 5.0
+# Most rows of a table have no gradient in most steps, so the mean of squares must be a long one.
+MUON_BETA2 = 0.99
 # Operations of a batch from which half precision is the default on matrix units. On an H200, half
 # precision was 1.4 times as slow as float32 for a batch of 1e10 operations, and twice as fast for a
 # batch of 7e11.
@@ -135,7 +141,9 @@ def _with_defaults(
     if is_new:
         # Muon is better for new weights at equal tokens and equal time (docs/recipes.md).
         takes_muon = made.setdefault("optimizer", "muon") == "muon"
-        made.setdefault("table_rate", MUON_TABLE_RATE if takes_muon else TrainOptions.table_rate)
+        made = (_muon_defaults(config) if takes_muon else {}) | made
+        if takes_muon and not config.tied:  # a table of its own learns faster than an output layer
+            made.setdefault("output_rate", made["table_rate"] / 4)
         made.setdefault("learning_rate", min(LARGEST_RATE, RATE_TIMES_WIDTH / config.dim))
     else:
         made.setdefault("learning_rate", ADAPTER_RATE if rank else FINE_TUNING_RATE)
@@ -147,6 +155,18 @@ def _with_defaults(
     if not rank:
         return made | {"lora_alpha": 0.0, "lora_targets": ""}
     return {"lora_alpha": 2.0 * rank, "lora_targets": ",".join(LORA_TARGETS), **made}
+
+
+def _muon_defaults(config: ModelConfig) -> dict[str, Any]:
+    """Return the defaults of a new model with Muon, which differ from the defaults of AdamW."""
+    rate = MUON_RATE_TIMES_ROOT / math.sqrt(config.dim)
+    table_rate = MUON_TABLE_RATE_TIMES_WIDTH / config.dim / rate
+    return {
+        "learning_rate": min(LARGEST_RATE, rate),
+        "table_rate": table_rate if config.tied else 2 * table_rate,
+        "schedule": "linear",
+        "beta2": MUON_BETA2,
+    }
 
 
 def _check_together(options: TrainOptions) -> None:

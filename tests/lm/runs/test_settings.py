@@ -42,26 +42,42 @@ def test_the_batch_is_that_of_the_preset_and_the_optimizer_by_where_weights_come
     assert of_presets == {"tiny": 8, "small": 32, "base": 16, "gpt2": 8, "gpt2-medium": 8}
     assert new(preset="small", batch_size=4).options.batch_size == 4
     assert new().options.optimizer == "muon" and new(optimizer="adamw").options.optimizer == "adamw"
-    assert new().options.table_rate == 10 and new(optimizer="adamw").options.table_rate == 1
+    assert new(optimizer="adamw").options.table_rate == 1
     assert new(table_rate=2.0).options.table_rate == 2
     model = replace(new().config, max_positions=1024)
     for asked in ({}, {"lora_rank": 2}):
         tuned = new_settings({"preset": "tiny", **asked}, 300, model)
         assert (tuned.options.optimizer, tuned.options.batch_size) == ("adamw", 8)
         assert tuned.options.table_rate == tuned.options.output_rate == 1
+        assert (tuned.options.schedule, tuned.options.beta2) == ("cosine", 0.95)
 
 
 def test_the_learning_rate_is_by_width_unless_given() -> None:
     for sizes, rate in (({"dim": 128}, 0.5 / 128), ({"dim": 768}, 0.5 / 768), ({"dim": 16}, 0.01)):
-        options = new(learning_rate=None, **sizes).options
+        options = new(learning_rate=None, optimizer="adamw", **sizes).options
         assert (options.learning_rate, options.min_learning_rate) == (rate, 0)
+        assert (options.schedule, options.beta2) == ("cosine", 0.95)
     assert new(learning_rate=2e-3).options.learning_rate == 2e-3
 
 
-def test_the_rate_of_the_output_layer_is_that_of_the_table_unless_given() -> None:
-    assert new(tied=False).options.output_rate == new(tied=False).options.table_rate == 10
-    assert new(tied=False, table_rate=3.0).options.output_rate == 3
-    assert new(tied=False, output_rate=2.0).options.table_rate == 10
+def test_the_recipe_of_muon_is_by_width_unless_given() -> None:
+    for width in (64, 768):
+        options = new(dim=width, learning_rate=None).options
+        assert options.learning_rate == pytest.approx(0.06 / width**0.5)
+        assert options.learning_rate * options.table_rate == pytest.approx(5 / width)
+        assert options.output_rate == options.table_rate
+        assert (options.schedule, options.beta2) == ("linear", 0.99)
+        untied = new(dim=width, tied=False, learning_rate=None).options
+        assert untied.table_rate == 2 * options.table_rate
+        assert untied.output_rate == options.table_rate / 2
+    given = {"schedule": "cosine", "beta2": 0.9, "output_rate": 3.0}
+    options = new(tied=False, **given).options
+    assert (options.schedule, options.beta2, options.output_rate) == ("cosine", 0.9, 3.0)
+
+
+def test_runs_without_a_rate_of_the_output_layer_resume_with_the_rate_of_the_tables() -> None:
+    begun = new(table_rate=10.0, output_rate=10.0, tied=False)
+    assert resume(begun, {"output_rate": ...}) == begun
 
 
 def test_learning_rates_that_do_not_fit_together_are_refused_at_once() -> None:
@@ -144,11 +160,6 @@ def test_runs_in_f16_keep_their_arithmetic_or_are_refused() -> None:
     assert resume(begun) == begun
     with pytest.raises(CheckpointError, match=r"rounds differently \(arithmetic 1, not 3\)"):
         resume(begun, {"f16_version": 1})
-
-
-def test_runs_without_a_rate_of_the_output_layer_resume_with_the_rate_of_the_tables() -> None:
-    begun = new(table_rate=5.0, output_rate=5.0, tied=False)
-    assert resume(begun, {"output_rate": ...}) == begun
 
 
 @pytest.mark.parametrize(
