@@ -367,11 +367,32 @@ def test_recipes_are_those_of_the_recorded_runs() -> None:
     assert all(mean in text for (_, preset, _), mean in means.items() if "tiny" in preset)
 
 
+def test_the_table_of_recipes_is_the_one_that_the_script_prints() -> None:
+    command = [
+        sys.executable,
+        "scripts/recipes.py",
+        "table",
+        str(RECORDED / "recipes/search.jsonl"),
+    ]
+    done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, check=True)
+    text = RECIPES.read_text(encoding="utf-8")
+    assert text.endswith(done.stdout)
+    # Figures of the final text: a row of the page has the tiny and the small model.
+    found: dict[str, list[str]] = {}
+    for preset, name, _, _, final in table_rows(5, RECIPES):
+        if name.startswith("**") and preset != "`gpt2`":
+            found.setdefault(name, []).insert(preset == "`small`", final)
+    shown = [cells for _, *cells in table_rows(3, RECIPES) if "±" in cells[0]]
+    assert sorted(shown) == sorted(
+        each for each in found.values() if len(each) == 2 and "±" in each[0]
+    )
+
+
 def test_long_runs_are_those_recorded() -> None:
     path = RECORDED / "recipes" / "nvidia-h200-long.json"
     record = json.loads(path.read_text(encoding="utf-8"))
     values = [{step: bits for step, bits, _ in run["bits_per_byte"]} for run in record["runs"]]
-    rows = table_rows(3, RECIPES)[:5]
+    rows = [row for row in table_rows(3, RECIPES) if row[0].endswith(" steps")]
     assert [row[0] for row in rows] == [f"{step:,} steps".replace(",", " ") for step in values[0]]
     for (_, *shown), step in zip(rows, values[0], strict=True):
         assert shown == [f"{bits[step]:.3f}" for bits in values]
