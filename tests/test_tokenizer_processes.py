@@ -127,6 +127,7 @@ LOCKED = """
 import os, signal, threading, time
 from llmgpu import Tokenizer, backend, gpu
 from llmgpu.bpe.encoding import encoder_c, encoder_gpu
+from llmgpu.bpe.vocabulary import vocabulary
 
 lock = threading.Lock()
 def slow(function):
@@ -167,6 +168,7 @@ with lock: os._exit(0)
         ("gpu", "gpu.load_driver"),
         ("cpu", "encoder_c.CSliceEncoder"),
         ("gpu", "encoder_gpu.GpuEncoder"),
+        ("cpu", "vocabulary._check_merges"),
     ],
 )
 def test_a_process_is_forked_once_encoders_are_open(

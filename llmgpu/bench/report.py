@@ -93,7 +93,12 @@ HEADLINED = (BPE_TRAIN, TOKENIZE, TRAIN)
 RATES = (TEXT_RATE, BYTE_RATE, TOKEN_RATE)  # rates for the chart of a job, the best first
 # The measures that a terminal shows, for parts whose measures do not all fit.
 NARROW = {
-    EMBEDDING: (BYTE_RATE, OUTPUT_RATE, SPEED_UP, SPEED_UP_OVER_TORCH),
+    EMBEDDING: (
+        BYTE_RATE,
+        replace(OUTPUT_RATE, title="out B/s", unit=""),
+        SPEED_UP,
+        SPEED_UP_OVER_TORCH,
+    ),
     KERNELS: (
         BYTE_RATE,
         replace(OPERATION_RATE, title="FLOP/s", unit=""),

@@ -92,7 +92,7 @@ def test_a_terminal_shows_the_bandwidth_of_lookups() -> None:
     row = result("embedding", "GPU", 1.0) | {"variant": "lookup: by rows"} | rates
     (table,) = read_record(record(row)).tables()
     shown = {column.title: column.cells for column in columns_of(table, narrow=True)}
-    assert shown["memory"] == ["2 TB/s"] and shown["output"] == ["1.2 TB/s"]
+    assert shown["memory"] == ["2 TB/s"] and shown["out B/s"] == ["1.2 T"]
 
 
 def test_tables_of_records_fit_a_terminal() -> None:

@@ -42,6 +42,8 @@ fn count(@builtin(global_invocation_id) id: vec3<u32>) {
 def test_tint_compiles_every_kernel(null_device: Any, scan: str) -> None:
     for file, settings in COMPILED:
         text = compose(file, {"scan": f"common/{scan}.wgsl"}, settings).text
+        if "atomic<f32>" in text:  # an extension of naga, of which WGSL and Tint know nothing
+            continue
         load_driver("dawn").create_shader_module(null_device, text, file)
 
 

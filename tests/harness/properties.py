@@ -67,7 +67,7 @@ def what_is_wrong(done: subprocess.CompletedProcess[bytes]) -> str:
     if done.returncode not in (0, 1, 2, 130) and not over_budget:
         return f"exit code {done.returncode}"
     lines = shown.splitlines()
-    errors = [line for line in lines if line.lower().startswith("error: ")]
+    errors = [line for line in lines if line.lower().startswith(("error: ", '{"error": '))]
     if done.returncode in (1, 2) and (len(errors) != 1 or lines[-1] != errors[0]):
         return f"{len(errors)} lines of errors"
     if done.returncode == 0 and errors:

@@ -68,6 +68,7 @@ from llmgpu.cpu.library import library
 from llmgpu.cpu.tokens import lay_out_trie, merges_spell, spelled_tokens
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.files import atomic_output
+from llmgpu.forking import delaying_forks
 from llmgpu.input_files import quote, read_whole
 from llmgpu.outputs import VOCABULARY, Output, check_outputs, kind_of
 from llmgpu.text.normalizing import get_normalizer
@@ -140,7 +141,8 @@ class Vocabulary:
     pieces: PieceRules | None = None
 
     def __post_init__(self) -> None:
-        _check(self)
+        with delaying_forks():  # cached properties hold locks before Python 3.12
+            _check(self)
 
     def __repr__(self) -> str:
         """Return a short text: notebooks print the value of a line."""

@@ -101,7 +101,7 @@ def test_tokens_of_a_file_are_those_of_a_tuple() -> None:
 def test_a_trie_that_is_written_block_by_block_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     merges = [(97, 97), *((number, number) for number in range(256, 276)), (97, 98), (270, 277)]
     whole = small_vocabulary(merges=merges, special_tokens=[]).to_bytes()
-    monkeypatch.setattr("llmgpu.bpe.vocabulary.vocabulary._FEW_NODES", 0)
+    monkeypatch.setattr("llmgpu.bpe.vocabulary.vocabulary.FEW_NODES", 0)
     assert small_vocabulary(merges=merges, special_tokens=[]).to_bytes() == whole
     assert Vocabulary.from_bytes(whole).tokens[-1].endswith(b"ab")
 
