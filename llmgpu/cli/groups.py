@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import stat
@@ -241,7 +242,8 @@ class FileOptions:
             else:
                 with open(self.files_from, "rb") as file:
                     data = file.read()
-        except (OSError, AttributeError) as error:
+            data = _without_mark(data)
+        except (OSError, AttributeError, UnicodeError) as error:
             reason = getattr(error, "strerror", error)
             raise InputError(f"can't read {source_name(self.files_from)}: {reason}") from error
         listed = data.split(b"\0") if b"\0" in data else [*map(_unquoted, data.splitlines())]
@@ -273,6 +275,16 @@ READING_OPTIONS = tuple(
     name for name, one in own_options(ReadingOptions).items() if "callback" not in one.settings
 )
 FILE_OPTIONS = tuple(own_options(FileOptions))
+
+
+def _without_mark(data: bytes) -> bytes:
+    """Return a list without its byte-order mark, in UTF-8: Windows PowerShell writes UTF-16.
+
+    Raises UnicodeError if the mark promises UTF-16, but the rest is not.
+    """
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16").encode()
+    return data.removeprefix(codecs.BOM_UTF8)
 
 
 def _unquoted(name: bytes) -> bytes:

@@ -183,6 +183,12 @@ def test_a_list_of_files(llmgpu: Run, vocab: Path) -> None:
         (vocab.parent / "list").write_bytes(names)
         assert ids_of(llmgpu, "d.txt", "--files-from", "list") == expected
         assert ids_of(llmgpu, "d.txt", "--files-from", "-", stdin=names) == expected
+    for encoding in ("utf-8-sig", "utf-16"):  # with a byte-order mark, as PowerShell writes lists
+        marked = "\r\n".join(["c.txt", "d.txt", ""]).encode(encoding)
+        done = llmgpu(*COUNT, "--files-from", "-", "--json", stdin=marked)
+        assert [file["path"] for file in json.loads(done.stdout)["files"]] == ["c.txt", "d.txt"]
+    broken = llmgpu(*ENCODE, "--files-from", "-", stdin=b"\xff\xfea")
+    fails(broken, 1, "can't read standard input")
     fails(llmgpu(*ENCODE, "--files-from", "none"), 1, "can't read none: No such file")
     fails(llmgpu(*ENCODE, "--files-from", "-"), 1, "--files-from: standard input names no files")
     fails(llmgpu(*ENCODE, "--files-from", "-", stdin=b"gone"), 1, "no such file or folder: 'gone'")
