@@ -117,7 +117,7 @@ class Begun(Generic[Job, Result]):
         self._first.clear()
         self._rest.close()
         _close(self._jobs)
-        self._do = _never  # drop a method of the owner: the owner would refer to itself
+        self._do = _never  # a method of the owner would close a cycle of references
 
 
 class Background(Closing):

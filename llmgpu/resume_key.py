@@ -41,7 +41,7 @@ def part_key(run: Run, part: Part, whole: Sources, own: Sources) -> Run:
 
 
 def check_same_run(what: str, begun: Run, asked: Run) -> None:
-    """Raise an InputError with the first difference, unless both keys are equal.
+    """Raise an InputError that names the first difference between `begun` and `asked`, if any.
 
     Folders of corpus files are not compared: a run may be resumed from another folder.
 

@@ -275,7 +275,7 @@ class TrainBench:
     def _measured(
         self, result: Result, own: OwnSteps, seconds: list[float], torch_seconds: list[float]
     ) -> Result:
-        """Add times, speed-ups, and shares of the engine's limits."""
+        """Return `result` with its times, its speed-ups, and its least possible time as a share."""
         engine, job = own.engine, own.job
         result = _with_steps(result, job, seconds)
         median = result.median

@@ -42,7 +42,7 @@ _INTERNAL = frozenset(["epsilon", "driver", "f16_version"])  # options of a run 
 
 _LEAST_PLOT = 32  # columns of a plot in any terminal
 _SHOWN = 2000  # characters of a normalizer
-_BASE64 = re.compile("[A-Za-z0-9+/]{100,}=*")  # SentencePiece's map of characters has 300 KB
+_BASE64 = re.compile("[A-Za-z0-9+/]{100,}=*")  # such as SentencePiece's maps
 _Row = tuple[int, dict[str, Any], list[int]]  # id, further facts, ids of the tokens to show
 
 

@@ -214,9 +214,9 @@ def _check_mask(output: TokenOutput) -> None:
 def _take(
     sources: Sources, options: CorpusOptions, output: TokenOutput, job: PartJob
 ) -> tuple[Sources, list[int] | None]:
-    """Return the sources to read, and for --split-by position the index of each split's first file.
+    """Return the sources to read, and with splits by position the index of each one's first file.
 
-    The sources are those of the part, if the job has parts. UsageError for --split of one document.
+    A job in parts reads the sources of its part alone. UsageError for --split of one document.
     """
     if output.asked.split_by == "position":
         return split_by_position(sources, output.split, options)
@@ -549,7 +549,7 @@ class TokenOutput:
 
     @property
     def names(self) -> list[str]:
-        """The names of all files of ids: the file of the rest, then a file for each split."""
+        """The names of all files of ids: for documents of no split, then for each split."""
         return [self.name, *(split_name(self.name, part) for part in self.split)]
 
 

@@ -245,7 +245,7 @@ class EngineObject:
 
 
 def as_argument(argument: Any) -> Any:
-    """Convert an argument of a function of the library for ctypes."""
+    """Convert an argument to a form that ctypes can pass to a library function."""
     if isinstance(argument, EngineObject):
         return argument.address
     return address_of(argument) if isinstance(argument, np.ndarray) else argument
@@ -346,7 +346,7 @@ class CVocabulary(EngineObject):
             self._finding_cuts.release()
 
     def set_pieces(self, arrays: Sequence[NDArray[np.uint32]], size: int, *, fuses: bool) -> None:
-        """Match words of SentencePiece's kind.
+        """Let the vocabulary match words by SentencePiece's rules from now on.
 
         arrays: byte_symbols, firsts and items of `llmgpu.bpe.vocabulary.symbols.PieceSymbols`.
         """

@@ -100,7 +100,7 @@ class Adapters:
             self._model.operations.write(adapter.base, values(name))
 
     def merge(self) -> None:
-        """Write W' of all adapters into the model."""
+        """Write the merged matrices, W' = W + (alpha / R) B A, of all adapters into the model."""
         with self._model.operations.record("merge") as program:
             self.record_merge()
         self._model.operations.run(program)

@@ -231,7 +231,7 @@ def make_weights(
 
 
 def _pack_of(weight: Weight) -> tuple[str, bool]:
-    """Return the prefix of a packed weight's name and True, or another weight's name and False."""
+    """Return the name of the tensor that stores a weight, and whether it packs several weights."""
     prefix, _, role = weight.name.removesuffix(".weight").rpartition(".")
     is_packed = role in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
     return (prefix, True) if is_packed else (weight.name, False)

@@ -82,7 +82,8 @@ def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, in
 class Scorer:
     """Scores ids with a model.
 
-    window: most targets of a window. stride: most targets from a window's begin to the next.
+    window: the maximum number of targets in a window. stride: the maximum number of targets
+    between the starts of two successive windows.
     """
 
     def __init__(self, model: Model, window: int, stride: int) -> None:

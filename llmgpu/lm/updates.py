@@ -105,9 +105,9 @@ class Updates:
         return 1.0 if self.loss_scaling is None else self.loss_scaling.scale
 
     def write_rows(self, batches: Sequence[Batch]) -> NDArray[np.uint32] | None:
-        """Write the rows of the embedding table that a step's batches look up.
+        """Write the numbers of the embedding rows that a step's batches look up.
 
-        Returns these rows, ascending; None if the gradient of the table has all rows.
+        Returns these numbers, ascending; None if the gradient covers the whole table.
         """
         if self.rows is None:
             return None

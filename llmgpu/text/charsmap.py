@@ -55,7 +55,7 @@ class CharsMap:
             raise VocabularyError(f"the charsmap has values of over {_MOST_VALUE_BYTES} bytes")
         self._list: list[int] = self._units.tolist()
         self._nodes = 0  # number of nodes visited so far
-        # Results of `find` for characters that begin no longer key.
+        # Cached results of `find` for characters with which no key of several characters starts.
         self._alone: dict[str, tuple[int, str]] = {}
         root = [(b"", int(_offsets(self._units[:1])[0]))]
         characters = [*self._characters(root)]

@@ -112,7 +112,7 @@ class ZstdFile:
         return text
 
     def _step_bytes(self) -> int:
-        """Return the compressed bytes of the next step: a few blocks (RFC 8878), or a few bytes.
+        """Return how many compressed bytes to decompress next: some blocks (RFC 8878), else 8 KiB.
 
         The step bounds the size of the output, but does not change the text.
         """

@@ -304,7 +304,7 @@ class DocumentSplitter:
         return Piece(text, cuts, self._closed or final)
 
     def _find_separators(self, data: bytes, final: bool) -> tuple[list[tuple[int, int]], int]:
-        """Return the (begin, end) of separators, and the position up to which `data` is decided."""
+        """Return the (begin, end) of each separator, and the position up to which these are all."""
         # A separator can only be incomplete if it begins in the last bytes, fewer than the longest
         # separator has.
         safe = len(data) if final else max(0, len(data) - len(self._separators[0]) + 1)

@@ -166,7 +166,8 @@ def _tables() -> _Tables:
         classes |= {chr(first + i): value for i in range(more + 1)}
     composed = dict(_entries(composed_table))
     decomposed = dict(_entries(decomposed_table))
-    # The first part of a composition is the decomposition without its last character, composed.
+    # A composition pairs the last character of the decomposition with all characters before it,
+    # which are composed into one.
     whole = {text: character for character, text in composed.items()}
     compositions = {
         (text[:-1] if len(text) == 2 else whole[text[:-1]], text[-1]): character

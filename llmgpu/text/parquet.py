@@ -31,7 +31,7 @@ _BATCH_BYTES = 1 << 22
 _BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20
 _AHEAD = 8  # row groups that are read before they are needed
-_BEGUN = 2  # row groups that are read before the turn of their file
+_BEGUN = 2  # row groups of a file that are read ahead of earlier files
 _AHEAD_BYTES = 16 << 20  # bytes of a row group's rows, decoded before they are needed
 _SHOWN_COLUMNS = 20
 

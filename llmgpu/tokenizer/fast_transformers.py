@@ -144,7 +144,7 @@ class _Batch(BatchEncoding):  # type: ignore[misc]
 
     @property
     def is_fast(self) -> bool:
-        """Whether there are encodings, made or still to be made."""
+        """Whether the batch has encodings, even if `_encodings` has not made them yet."""
         return "_make" in self.__dict__ or self.__dict__.get("_made") is not None
 
     def __reduce__(self) -> Any:

@@ -199,7 +199,7 @@ class _Text:
         return taken or reader.read(buffer[first])
 
     def encode(self, job: _Job) -> _Job:
-        """Encode a slice; the ids are then in the job's memory, or in their final place."""
+        """Encode a slice. Its ids go to their place among all ids, or to the job."""
         taken, memory, entry = job.taken, job.memory.ids, 0
         if not self._slices.is_parallel:
             taken = taken.read(job.memory.text)

@@ -97,7 +97,7 @@ def with_special_tokens(
             block_bytes=block_bytes,
             is_normalized=True,
         )
-    # Wrap the normalizer around it. Text passes through the outermost encoder first.
+    # Wrap the normalizer around the encoder. The outermost encoder gets the text first.
     if vocabulary.normalizer is not None:
         encoder = _NormalizingEncoder(encoder, get_normalizer(vocabulary.normalizer))
     # Wrap the search for the other special tokens around the normalizer.

@@ -244,7 +244,7 @@ _CODES = code_tables(
 
 
 def _certain_starts() -> NDArray[np.bool_]:
-    """Return whether a pre-token starts between two kinds in any surroundings: bool (7, 7).
+    """Return whether a pre-token always starts between characters of two kinds: bool (7, 7).
 
     The kind "other" covers marks, because some patterns join marks to letters, and the apostrophe,
     because an apostrophe may begin a contraction. A slash may join newlines before it.

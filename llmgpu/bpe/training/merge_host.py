@@ -142,7 +142,7 @@ def apply_merges(
 
 
 def _open(words: SymbolWords, new_symbols: int, **limits: Any) -> CTrainer:
-    """Return a trainer of words that can make `new_symbols` symbols; limits: see `CTrainer`."""
+    """Return a `CTrainer` of `words` with room for `new_symbols` symbols, within `limits`."""
     batched_numpy.check_limits(words, new_symbols)
     return CTrainer(
         *(words.symbols, words.offsets, words.counts, words.lengths, words.total),

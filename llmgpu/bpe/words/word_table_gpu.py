@@ -220,7 +220,7 @@ class WordSlot:
 
     @property
     def main_end(self) -> int:
-        """Bytes of the slice's main part."""
+        """Length of the main part of the uploaded slice in bytes, see `Slice.main_end`."""
         return self._piece.main_end if self._piece else 0
 
     def mark_on_host(self) -> None:
@@ -256,7 +256,7 @@ class WordSlot:
         self._generation = 0
 
     def submit_with_state(self, commands: Commands, table: GpuWordTable) -> None:
-        """Submit commands, and a copy of the state after them."""
+        """Submit commands, followed by a copy of the table's state, which is read later."""
         self._state_copy.record(commands, table.buffers["state"], STATE.itemsize)
         commands.submit()
         self._state_copy.begin()

@@ -46,7 +46,7 @@ class TokenSource:
     """
 
     def __init__(self, pieces: Sequence[_Piece], vocabulary: Vocabulary) -> None:
-        """Join pieces of files of a vocabulary, which `open_token_files` has checked."""
+        """Join pieces of token files; `open_token_files` has checked that all use `vocabulary`."""
         self._pieces = [piece for piece in pieces if piece.count]
         self._ends = np.cumsum([piece.count for piece in self._pieces], dtype=np.int64)
         self.vocabulary = vocabulary

@@ -256,7 +256,7 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
         bindings: Mapping[str, Tensor | AnyArray],
         constants: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Dispatch a kernel that computes `pairs` pairs of products of each normalised row."""
+        """Dispatch a kernel that multiplies each normalised row by pairs of rows of `weight`."""
         rows, width = norm.x.shape
         row_threads = thread_count(-(-width // (FOUR * LOADS)), LEAST_ROW_THREADS)
         self.dispatch(

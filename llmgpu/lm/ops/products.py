@@ -106,7 +106,7 @@ def sgemm() -> tuple[int, bool] | None:
 
 
 def _adds_alike() -> bool:
-    """Whether the bits of a sum do not depend on the number of rows and columns of its product."""
+    """Whether each element of a product has the same bits in products of any shape."""
     blas = _openblas()
     return blas is not None and blas.processor() in _ADD_ALIKE
 

@@ -215,7 +215,7 @@ class TrainingRun:
         self._token_bytes = token_bytes(self._vocabulary)
         if workers.is_first:
             prepare_step_folders(folder.path, 0 if checkpoint is None else checkpoint.state.step)
-        # A resumed run keeps the arithmetic of its log, so that its bits stay the same.
+        # A resumed run keeps the arithmetic that its log records, so that it gets the same bits.
         self._begun = None if checkpoint is None else read_log(folder.log)
         begun = {} if self._begun is None else self._begun.facts
         self._arithmetic = Arithmetic.choose(plan.backend, begun if checkpoint else None)
