@@ -168,9 +168,11 @@ def describe(
     _note_differences(vocabulary, note, eos_id)
     chat = vocabulary.chat
     described = {
-        **model,
+        "tokenizer_model": model.pop("tokenizer_model"),
+        "tokenizer_pre": model.pop("tokenizer_pre"),
         "token_list": names,
         "token_types": [kinds.get(number, _UNUSED) for number in numbers],
+        **model,  # merges or scores
         "bos_token_id": eos_id if bos_id is None else bos_id,
         "eos_token_id": eos_id,
         "add_bos_token": vocabulary.prefix_ids == (bos_id,),
