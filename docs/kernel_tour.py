@@ -53,7 +53,7 @@ def read_head(file: str) -> Head:
     paragraphs: list[list[str]] = [[]]
     bindings: list[list[str]] = []
     fields = {"dispatch": "", "limits": "", "source": ""}
-    kind = ""  # what a line continues: a field, a binding, or text
+    kind = ""  # the entry that a line continues: a field, a binding, or text
     for line in _comment(content):
         if found := _BINDING.match(line):
             bindings.append(list(found.groups()))
@@ -176,7 +176,7 @@ def _sentence(text: str) -> str:
 
 
 def fill_page(text: str) -> str:
-    """Replace ``{sources}`` and each line ``{kernels FOLDER}`` of a page by what they stand for."""
+    """Fill in a page: the table at ``{sources}``, and kernels at each line ``{kernels FOLDER}``."""
 
     def kernels(found: re.Match[str]) -> str:
         return "\n\n".join(describe(read_head(file)) for file in kernel_files(found[1]))

@@ -273,8 +273,8 @@ static void *work_on_parts(void *given)
     return NULL;
 }
 
-/* Free the parts for another text, and the memory of those that have room for more than `most`
- * ids. */
+/* Free the parts for another text. Free also the memory of each part that has room for more than
+ * `most` ids. */
 static void release_parts(Encoder *encoder, int64_t most)
 {
     for (TextPart *part = encoder->parts; part < encoder->parts + MOST_WAITING; part++) {

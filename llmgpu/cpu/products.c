@@ -147,8 +147,8 @@ static void block_scores(const Attention *a, const Block *b, float *scores)
              b->keys, a->head_dim);
 }
 
-/* Set the scores in a row to 0 except those of the keys that a query sees, from `first` to
- * `seen`. */
+/* Set the scores in a row to 0, except the scores of the keys from `first` to `seen`, which the
+ * query sees. */
 static void clear_unseen(float *row, int64_t first, int64_t seen, int64_t keys)
 {
     memset(row, 0, (size_t)first * sizeof *row);
@@ -242,8 +242,8 @@ static void attend_backward(const void *arguments, int64_t start, int64_t stop, 
                 multiply(&a->blas, 1.0f, grad_out, (Matrix){a->v + b.key, 1, kv_width}, 0.0f,
                          gradients, b.keys, b.rows, b.keys, a->head_dim);
                 score_gradients(a, &b, sequence, head, scores, gradients);
-                /* Write the gradients of the block's queries, and add to those of keys and
-                 * values. */
+                /* Write the gradients of the block's queries. Add to the gradients of keys
+                 * and values. */
                 multiply(&a->blas, 1.0f, (Matrix){gradients, 0, b.keys},
                          (Matrix){a->k + b.key, 0, kv_width}, 0.0f, a->grad_q + b.query, width,
                          b.rows, a->head_dim, b.keys);

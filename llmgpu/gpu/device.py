@@ -106,8 +106,8 @@ class Device(OpenedAdapter):
     ) -> Future[Kernel]:
         """Start to compile a kernel in a thread; the result is that of `kernel`.
 
-        in_thread: False compiles a kernel that no thread compiles yet before this call returns. So
-            does a limited address space, of which the stacks of threads take too much.
+        in_thread: whether a new thread compiles the kernel. Otherwise the calling thread does; so
+            it does in a limited address space, of which the stacks of threads take too much.
         """
         key = (file, *sorted(constants.items()))
         mine: Future[Kernel] = Future()
@@ -131,13 +131,13 @@ class Device(OpenedAdapter):
         constants: Mapping[str, int | str],
         kernel: Future[Kernel],
     ) -> None:
-        with self._compilers:
-            try:
+        try:
+            with self._compilers:
                 source = compose(file, self.source_choices, constants)
                 kernel.set_result(self._make_kernel(self, source, constants))
-            except BaseException as error:
-                del self._kernels[key]
-                kernel.set_exception(error)
+        except BaseException as error:
+            del self._kernels[key]
+            kernel.set_exception(error)
 
     def prepare(self, requests: Sequence[tuple[str, Mapping[str, int]]]) -> list[Kernel]:
         """Compile several kernels in threads; requests: (file, constants), see `kernel`."""

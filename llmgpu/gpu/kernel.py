@@ -100,7 +100,7 @@ class Kernel:
         )
 
     def bind_from(self, buffers: Mapping[str, Buffer]) -> BoundKernel:
-        """Attach those of `buffers` that the kernel binds, see `bind`; ignore all others."""
+        """Attach the buffers that the kernel binds, see `bind`; ignore all others."""
         names = [binding.name for binding in self.bindings]
         return self.bind(**{name: buffers[name] for name in names if name in buffers})
 

@@ -175,8 +175,7 @@ class SeparateHeads:
 class PackedHeads:
     """Queries, keys and values by one product, side by side in half precision.
 
-    Only for models with neither biases nor norms of heads. The methods are those of
-    `SeparateHeads`.
+    The model has neither biases nor norms of heads. `SeparateHeads` describes the methods.
     """
 
     def __init__(self, model: Model, heads: AttentionTensors) -> None:

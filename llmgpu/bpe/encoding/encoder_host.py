@@ -217,7 +217,7 @@ class _Text:
         return job
 
     def _put(self, job: _Job, collected: CollectedIds) -> None:
-        """Copy the ids of a slice to their final place, then those of later slices that waited.
+        """Copy the ids of a slice to their final place, then the ids of later slices that waited.
 
         If an earlier slice is not encoded yet, the slice waits: the thread that encodes the earlier
         slice copies the ids.

@@ -123,7 +123,7 @@ def name_pieces(vocabulary: Vocabulary) -> dict[int, str]:
         if kind == BYTE:
             names[number] = f"<0x{token[0]:02X}>"
         elif number in special:
-            # SentencePiece's symbols are those of normalized text.
+            # SentencePiece looks for its symbols in normalized text.
             spelled = special[number]
             is_symbol = bool(rules.ranks) and kind == USER
             names[number] = spelled.replace(" ", SPACE_MARK) if is_symbol else spelled

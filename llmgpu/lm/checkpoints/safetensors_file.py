@@ -26,6 +26,7 @@ from numpy.typing import DTypeLike, NDArray
 from llmgpu.errors import CheckpointError, VocabularyError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import parse_json, quote
+from llmgpu.memory import has_limited_address_space
 from llmgpu.pipeline import in_order
 
 MAX_HEADER_BYTES = 1 << 24  # enough for more than 100 000 tensors
@@ -133,8 +134,9 @@ def write_tensors(
     chunks = (chunk for named in ordered for chunk in _chunks(_read_source(*named)))
     with atomic_output(path) as stream:
         stream.write(start)
-        # One thread computes the digest of a chunk while this thread writes the chunk before it.
-        for chunk in in_order(chunks, hashed, 2, threads=1):
+        # A thread computes the digest of a chunk while this thread writes the chunk before it. In a
+        # limited address space, of which a thread's heap takes too much, there is no such thread.
+        for chunk in in_order(chunks, hashed, 2, threads=int(not has_limited_address_space())):
             stream.write(chunk)
     return digest.hexdigest()
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -32,7 +32,7 @@ WORKGROUP_SIZE = 256  # threads of a workgroup, unless a kernel has a number of 
 LARGEST_HALF = np.float32(65504)
 BLOCK_ELEMENTS = 1 << 18  # elements of a block of rows: temporary arrays fit in the cache
 SNAPSHOT_PART = 64 << 20  # bytes of a snapshot that are read after each step
-PARTS_IN_FLIGHT = 2
+PARTS_IN_FLIGHT = 2  # parts that the device copies while later steps run
 STAGED = 5  # staging buffers for uploads: the host fills one while the device still reads others
 
 P = ParamSpec("P")
@@ -376,6 +376,9 @@ class GpuTransfers(Transfers):
         return staging.array()[:size].view(np.float32), write
 
 
+_Piece: TypeAlias = "tuple[Buffer, NDArray[np.uint8]]"  # memory, and where its bytes go
+
+
 class GpuSnapshot(Snapshot):
     """Copies made on the device at once, and read in parts while the device runs programs."""
 
@@ -384,9 +387,9 @@ class GpuSnapshot(Snapshot):
         self._device = device
         self._copies = [device.create_buffer(f"copy of {t.name}", t.nbytes) for t in tensors]
         self._idle: list[Download] = []
-        # Parts to read, and parts being read. A part: pieces of buffers, and where their bytes go.
-        self._unread: deque[list[tuple[Buffer, NDArray[np.uint8]]]] = deque()
-        self._reading: deque[tuple[Download, list[tuple[Buffer, NDArray[np.uint8]]]]] = deque()
+        # Parts to read, and parts being read.
+        self._unread: deque[list[_Piece]] = deque()
+        self._reading: deque[tuple[Download, list[_Piece]]] = deque()
 
     def take(self) -> None:
         commands = self._device.record()

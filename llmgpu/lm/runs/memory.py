@@ -139,7 +139,7 @@ def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> i
         needed = NUMPY_BYTES + temporary + tensor_bytes
     else:
         needed = GPU_BYTES + temporary + (tensor_bytes if backend.is_software else 0)
-    # Add the copies of a checkpoint's tensors, if there is room; those of a software adapter, too.
+    # Add the copies of a checkpoint's tensors, if there is room. A software adapter holds its own.
     copies = SAVED_BYTES * config.parameters
     if backend.device is not None and backend.is_software:
         copies *= 2

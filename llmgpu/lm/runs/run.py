@@ -351,7 +351,7 @@ class TrainingRun:
         self._measured = self._paced = self._started, self._first_step
         number = 0  # number of the signal that stops the run
         log = self._log if self._workers.is_first else nullcontext()
-        with log, self._saving, stop_requests() as stop:
+        with log, self._saving, self._saves_on_failure(), stop_requests() as stop:
             while self._trainer.step < self._options.steps and not number:
                 step = self._trainer.step
                 if step == self._first_step:
@@ -576,6 +576,16 @@ class TrainingRun:
         if self._write is not None and self._snapshot is not None and self._snapshot.advance():
             write, self._write = self._write, None
             self._saving.start(write)
+
+    @contextmanager
+    def _saves_on_failure(self) -> Iterator[None]:
+        """If the block fails, complete the checkpoint whose copies are still being read."""
+        try:
+            yield
+        except Exception:
+            with suppress(Exception):  # the first error says more, and the device may be lost
+                self._finish_saving()
+            raise
 
     def _finish_saving(self) -> None:
         """Wait until the checkpoint that is being saved, if any, is complete."""

@@ -285,6 +285,26 @@ def test_steps_go_on_while_a_checkpoint_is_written(
     assert beside[4]["tokenizer.json"] == beside[7]["tokenizer.json"]
 
 
+def test_a_run_that_fails_reads_the_rest_of_a_checkpoint_from_the_device(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "SNAPSHOT_PART", 4096)
+    with open_run_folder(tmp_path / "run") as folder:
+        backend, intervals = Backend(device, "the device"), Intervals(save=4)
+        run = prepared(folder, [], intervals=intervals, backend=backend, steps=9)
+        take_step = run._trainer.take_step
+
+        def step(*given: Any) -> None:
+            take_step(*given)
+            if run._trainer.step == 5:
+                raise ZeroDivisionError
+
+        monkeypatch.setattr(run._trainer, "take_step", step)
+        with pytest.raises(ZeroDivisionError):
+            run.run()
+        assert load_checkpoint(folder.path).state.step == 4
+
+
 def test_a_device_is_read_in_parts_while_steps_go_on(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
