@@ -92,6 +92,8 @@ def norm_cases(s: Sizes) -> Iterator[KernelCase]:
 
     operands = "x:NC weight:C inverse_rms grad_out:NC *grad_x:NC *grad_weight:C"
     yield s.case("rms_norm_backward", operands, 9 * rows * width, given)
+    operands, record = f"{operands} +half:NC:h", "rms_norm_backward_to_half"
+    yield s.case("rms_norm_backward", operands, 9 * rows * width, given, record=record, **HALVES)
 
 
 def linear_cases(s: Sizes) -> Iterator[KernelCase]:
@@ -143,7 +145,7 @@ def _products(s: Sizes, outputs: str, where: str, *, halves: bool = False) -> It
     more["accumulate"], sizes = False, f"{by(rows, m)} to {by(rows, width)}"
     yield s.case("linear_backward_input", operands, sizes=sizes, torch=multiply_by_weight, **more)
     operands = f"grad_out:N{outputs}{half} x:NC{half} *grad_weight:{outputs}C"
-    sizes = f"{by(m, rows)} times {by(rows, width)}"
+    more["accumulate"], sizes = True, f"{by(m, rows)} times {by(rows, width)}"
     yield s.case("linear_backward_weight", operands, sizes=sizes, torch=add_product, **more)
 
 
@@ -341,13 +343,13 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
         params = np.array([scale / rows, 0.1, 1e-4, 1 / width], np.float32)
         return {"targets": s.tokens(), "params": params}
 
-    # Gradients in single precision replace the logits. Gradients in half precision are multiplied
-    # by the loss scale and written to another tensor.
-    parts = "targets +cross_entropy:N +smoothing:N +z_loss:N params"
-    in_half = f"logits:NV {parts} +gradient:NV:h"
-    for operands, scale, more in ((f"*logits:NV {parts}", 1, {}), (in_half, FIRST_SCALE, HALVES)):
+    # Gradients in half precision are multiplied by the loss scale.
+    operands = "targets +cross_entropy:N +smoothing:N +z_loss:N params"
+    halves = HALVES | {"where": "in half precision"}
+    for logits, scale, more in (("*logits:NV", 1, {}), ("*logits:NV:h", FIRST_SCALE, halves)):
         content = partial(given, scale)
-        yield s.case("cross_entropy", operands, 7 * rows * width, content, **more)
+        work = 7 * rows * width
+        yield s.case("cross_entropy", f"{logits} {operands}", work, content, **more)
     found = {"out": np.zeros(rows, np.uint32)}
     argmax: dict[str, Any] = {"tolerance": 0, "tokens": width}
     yield s.case("argmax", "logits:NV *out", rows * width, lambda: found, **argmax)

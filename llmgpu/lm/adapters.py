@@ -125,7 +125,7 @@ class Adapters:
                 whole = self.gradients[name]
                 of_a, of_b = gradients[adapter.a.name], gradients[adapter.b.name]
                 ops.linear_backward_input(whole, self._scaled(adapter.a), of_b, accumulate=True)
-                ops.linear_backward_weight(whole, self._scaled(adapter.b), of_a)
+                ops.linear_backward_weight(whole, self._scaled(adapter.b), of_a, accumulate=True)
                 ops.fill_zero(whole)  # the layer below adds its gradient to the same memory
 
     def _scaled(self, tensor: Tensor) -> Tensor:

@@ -27,14 +27,14 @@ from llmgpu.lm.ops.tensor import (
 )
 
 LOGITS_BYTES = 2_000_000_000  # most bytes of a block's logits, within the device's limit
-MIXED_LOGITS_BYTES = 500_000_000  # the same for mixed models, which also store a float16 gradient
+MIXED_LOGITS_BYTES = 500_000_000  # the same for the float16 logits of mixed models
 ROW_ALIGNMENT = 64  # block starts are multiples of this: 256 bytes even in float32 tensors (N,)
 
 
 class LossGraph:
     """The loss of a batch of B sequences of T tokens.
 
-    gradients: by weight name; `record_gradients` adds the loss's gradients to these tensors.
+    gradients: by weight name; `record_gradients` writes the loss's gradients to these tensors.
     Gradients of tables may be left out, since no other gradient follows from them. None: only
     losses can be recorded. The host calls `write_batch` for each batch, and `write_loss_params`
     before each step.
@@ -87,17 +87,17 @@ class LossGraph:
         self.final_inverse_rms = ops.tensor("final norm's scale", (self.rows,))
         if logits_bytes is None:
             logits_bytes = MIXED_LOGITS_BYTES if model.mixed else LOGITS_BYTES
-        self.block_rows = logits_block_rows(ops, config, self.rows, logits_bytes)
+        # `argmax` reads float32 logits.
+        of_logits = np.dtype(np.float32 if find_likeliest else half)
+        self.block_rows = logits_block_rows(
+            ops, config, self.rows, logits_bytes, of_logits.itemsize
+        )
         if model.mixed:  # blocks of equal size: a small last block would leave the device idle
             blocks = -(-self.rows // self.block_rows)
             self.block_rows = -(-self.rows // (blocks * ROW_ALIGNMENT)) * ROW_ALIGNMENT
-        self.logits = ops.tensor("logits", (self.block_rows, config.padded_vocab_size))
-        # The gradient of logits is an operand of products. In float32 it overwrites the logits.
-        self._logits_gradient = self.logits
+        width = config.padded_vocab_size
+        self.logits = ops.tensor("logits", (self.block_rows, width), of_logits)
         self.likeliest = self._ids("likeliest tokens") if find_likeliest else None
-        if gradients is not None and model.mixed:
-            name = "gradient of logits"
-            self._logits_gradient = ops.tensor(name, self.logits.shape, np.float16)
         self._gradients = gradients
         self._make_layers(keep_all=gradients is not None)
         if gradients is not None:
@@ -164,39 +164,51 @@ class LossGraph:
         for start, stop in self._blocks():
             self._record_block_loss(start, stop)
 
-    def record_gradients(self, final: Callable[[str], None] = lambda start: None) -> None:
+    @property
+    def _head(self) -> str:
+        """The name of the output layer's matrix; in a tied model the embedding table."""
+        return EMBEDDING if self.model.config.tied else OUTPUT
+
+    def written(self) -> set[str]:
+        """Return the names of the gradients that `record_gradients` can write without adding."""
+        hidden = {weight.name for weight in self.model.config.weights() if weight.is_hidden}
+        return (hidden | {self._head}) & set(self._gradients or ())
+
+    def record_gradients(
+        self, final: Callable[[str], None] = lambda start: None, *, accumulate: bool = True
+    ) -> None:
         """Record both passes: write `losses`, and add to the gradients of weights.
 
         final: called with a prefix of weights' names when the gradients of these weights are
             complete: no operation recorded later changes them.
+        accumulate: False: the old values of the `written` gradients don't matter.
         """
         self._record_forward()
         assert self._gradients is not None
         ops, model, inside = self.model.operations, self.model, self._inside
         # The gradient of a tied table has two parts: of the output layer here, of the embedding
         # below.
-        head = self._gradients.get(EMBEDDING if model.config.tied else OUTPUT)
+        head = self._gradients.get(self._head)
         for start, stop in self._blocks():
             logits = self._record_block_loss(start, stop)
             hidden, gradient = (t.rows(start, stop) for t in (self.final_normed, inside.normed))
             if head is not None:
-                ops.linear_backward_weight(logits, hidden, head)
+                adds = accumulate or start > 0
+                ops.linear_backward_weight(logits, hidden, head, accumulate=adds)
             ops.linear_backward_input(logits, model.output_weight, gradient, accumulate=False)
         if not model.config.tied:
             final(OUTPUT)
         # Norms add to the gradient of their input, so `inside.residual` collects all gradients of
         # the residual stream.
         ops.fill_zero(inside.residual)
-        ops.rms_norm_backward(
-            self._final_norm(), inside.normed, inside.residual, self._gradients[FINAL_NORM]
-        )
+        inside.add_through_norm(ops, self._final_norm(), self._gradients[FINAL_NORM])
         # Go backwards through the layers. Each layer adds its part to `inside.residual`.
         last = model.config.layers - 1
         for k in reversed(range(model.config.layers)):
             if self._recompute and k < last:  # the last layer's tensors are still in memory
                 self._record_layer(k, again=True)
-            weights, gradients, x = model.layers[k], self._of_weights[k], self._streams[k]
-            self._layers[k].record_backward(weights, gradients, inside, x, self._sequences)
+            tensors = model.layers[k], self._of_weights[k], inside, self._streams[k]
+            self._layers[k].record_backward(*tensors, self._sequences, accumulate=accumulate)
             final(f"model.layers.{k}.")
         # `inside.residual` has become the gradient of the embedding's output.
         if EMBEDDING in self._gradients:
@@ -226,7 +238,6 @@ class LossGraph:
         """Record logits and losses of a block of rows; return the logits' gradient."""
         ops, tokens = self.model.operations, self.model.config.vocab_size
         logits = self.logits.rows(0, stop - start)
-        gradient = self._logits_gradient.rows(0, stop - start)
         ops.linear(self.final_normed.rows(start, stop), self.model.output_weight, logits)
         if self.likeliest is not None:
             ops.argmax(logits, self.likeliest.rows(start, stop), tokens)
@@ -236,19 +247,20 @@ class LossGraph:
             self.losses.rows(start, stop),
             self._loss_params,
             tokens=tokens,
-            gradient=gradient if gradient.is_half else None,
         )
-        return gradient
+        return logits
 
 
 def logits_block_rows(
-    operations: Operations, config: ModelConfig, rows: int, most_bytes: int
+    operations: Operations, config: ModelConfig, rows: int, most_bytes: int, logit_bytes: int = 4
 ) -> int:
     """Return the number of rows in a block whose logits take up to `most_bytes` bytes.
 
-    A block has at least `ROW_ALIGNMENT` rows, or all rows.
+    logit_bytes: bytes of a logit. A block has at least `ROW_ALIGNMENT` rows, or all rows.
     """
-    fitting = min(most_bytes, operations.max_tensor_bytes) // (4 * config.padded_vocab_size)
+    fitting = min(most_bytes, operations.max_tensor_bytes) // (
+        logit_bytes * config.padded_vocab_size
+    )
     if fitting >= rows:
         return rows
     return max(ROW_ALIGNMENT, fitting // ROW_ALIGNMENT * ROW_ALIGNMENT)

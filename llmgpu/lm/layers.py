@@ -108,6 +108,17 @@ class LayerGradients:
     activated: Tensor  # (N, F)
     inner: tuple[Tensor, ...]  # gate and up or up alone, each (N, F), or both in one (N, R)
 
+    def add_through_norm(self, operations: Operations, norm: Norm, grad_weight: Tensor) -> None:
+        """Record the gradients of a norm whose output has the gradient `normed`.
+
+        The gradient of its input is added to `residual`, whose operand is then made again.
+        """
+        gradients = self.normed, self.residual, grad_weight
+        if self.residual_operand is self.residual:
+            operations.rms_norm_backward(norm, *gradients)
+        else:
+            operations.rms_norm_backward_to_half(norm, *gradients, self.residual_operand)
+
 
 class SeparateHeads:
     """Queries, keys and values by a product each, with biases and norms of heads, if any."""
@@ -148,9 +159,19 @@ class SeparateHeads:
         round_operand(ops, value, heads.v)
 
     def record_backward(
-        self, w: LayerWeights, d: LayerWeights, g: LayerGradients, x: Tensor, rotation: Rotation
+        self,
+        w: LayerWeights,
+        d: LayerWeights,
+        g: LayerGradients,
+        x: Tensor,
+        rotation: Rotation,
+        *,
+        accumulate: bool,
     ) -> None:
-        """Record the gradients of weights, and the gradient of the norm's output, `g.normed`."""
+        """Record the gradients of weights, and the gradient of the norm's output, `g.normed`.
+
+        accumulate: see `Layer.record_backward`.
+        """
         ops = self._ops
         # Undo the rotation, the norm and the bias of queries, keys and values.
         for k, gradient in enumerate((g.attention.q, g.attention.k, g.attention.v)):
@@ -168,7 +189,7 @@ class SeparateHeads:
             round_operand(ops, of_product, g.heads[k])
         # Compute the gradients of the matrices and of their common input.
         for k, operand in enumerate(g.heads):
-            ops.linear_backward_weight(operand, x, d.heads[k])
+            ops.linear_backward_weight(operand, x, d.heads[k], accumulate=accumulate)
             ops.linear_backward_input(operand, w.heads[k], g.normed, accumulate=k > 0)
 
 
@@ -189,12 +210,19 @@ class PackedHeads:
         self._ops.split_heads(self._product, w.packed_heads.starts, rotation, self._heads)
 
     def record_backward(
-        self, w: LayerWeights, d: LayerWeights, g: LayerGradients, x: Tensor, rotation: Rotation
+        self,
+        w: LayerWeights,
+        d: LayerWeights,
+        g: LayerGradients,
+        x: Tensor,
+        rotation: Rotation,
+        *,
+        accumulate: bool,
     ) -> None:
         (gradient,) = g.heads
         self._ops.join_heads(g.attention, rotation, gradient, w.packed_heads.starts)
-        self._ops.linear_backward_weight(gradient, x, d.packed_heads.tensor)
-        packed = w.packed_heads.tensor
+        packed, d_packed = w.packed_heads.tensor, d.packed_heads.tensor
+        self._ops.linear_backward_weight(gradient, x, d_packed, accumulate=accumulate)
         self._ops.linear_backward_input(gradient, packed, g.normed, accumulate=False)
 
 
@@ -261,36 +289,46 @@ class Layer:
             ops.linear(self._activated, w.down, out, residual=self._middle)
 
     def record_backward(
-        self, w: LayerWeights, d: LayerWeights, g: LayerGradients, x: Tensor, rows: Sequences
+        self,
+        w: LayerWeights,
+        d: LayerWeights,
+        g: LayerGradients,
+        x: Tensor,
+        rows: Sequences,
+        *,
+        accumulate: bool,
     ) -> None:
         """Record the backward pass from the layer's output to its input `x` (N, C).
 
-        g: `g.residual` is the gradient of the output, and becomes the gradient of x. d: gradients
-        of the weights; the pass adds to them.
+        g: `g.residual` and its operand are the gradient of the output, and become that of x.
+        d: gradients of the weights. accumulate: add to the gradients of matrices instead of writing
+        them; the pass always adds to those of biases and norms.
         """
         ops = self._ops
         # From the layer's output to the residual stream after attention.
-        residual = round_operand(ops, g.residual, g.residual_operand)
-        if self._mixed:
-            ops.activate(self._activation, self._inner, self._activated)
-        ops.linear_backward_weight(residual, self._activated, d.down)
+        residual = g.residual_operand
         ops.linear_backward_input(residual, w.down, g.activated, accumulate=False)
-        ops.activate_backward(self._activation, self._inner, g.activated, g.inner)
+        gradients = g.activated, g.inner
+        if self._mixed:
+            ops.activate_and_backward(self._activation, self._inner, self._activated, *gradients)
+        else:
+            ops.activate_backward(self._activation, self._inner, *gradients)
+        ops.linear_backward_weight(residual, self._activated, d.down, accumulate=accumulate)
         for gradient, of_weight in zip(g.inner, self._inner_of(d), strict=True):
-            ops.linear_backward_weight(gradient, self._ffn_normed, of_weight)
+            ops.linear_backward_weight(gradient, self._ffn_normed, of_weight, accumulate=accumulate)
         # Start with up: the order of the sum fixes its bits.
         backwards = reversed([*zip(g.inner, self._inner_of(w), strict=True)])
         for k, (gradient, weight) in enumerate(backwards):
             ops.linear_backward_input(gradient, weight, g.normed, accumulate=k > 0)
-        ops.rms_norm_backward(self._ffn_norm(w), g.normed, g.residual, d.ffn_norm)
+        g.add_through_norm(ops, self._ffn_norm(w), d.ffn_norm)
         # From the residual stream after attention to the layer's input.
-        residual = round_operand(ops, g.residual, g.residual_operand)
-        ops.linear_backward_weight(residual, self._attended, d.attention_out)
+        out = d.attention_out
+        ops.linear_backward_weight(residual, self._attended, out, accumulate=accumulate)
         ops.linear_backward_input(residual, w.attention_out, g.attention.out, accumulate=False)
         rows.attend_backward(self.attention, g.attention)
-        self._heads.record_backward(w, d, g, self._attention_normed, rows.rotation)
-        norm = self._attention_norm(w, x)
-        ops.rms_norm_backward(norm, g.normed, g.residual, d.attention_norm)
+        heads, normed = self._heads, self._attention_normed
+        heads.record_backward(w, d, g, normed, rows.rotation, accumulate=accumulate)
+        g.add_through_norm(ops, self._attention_norm(w, x), d.attention_norm)
 
     def _attention_norm(self, w: LayerWeights, x: Tensor) -> Norm:
         return Norm(x, w.attention_norm, self._attention_normed, self._attention_scale)

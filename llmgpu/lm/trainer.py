@@ -115,23 +115,20 @@ class Trainer:
 
     def _record_programs(self) -> None:
         alone = self._workers.count == 1 or self._local is not None
+        # Adapters empty the gradients of whole matrices themselves.
+        written = set() if self.adapters is not None else self.graph.written()
         with self._ops.record("clear") as clear:
-            self.updates.record_clear()
+            self.updates.record_clear(written)
             if not alone:  # workers write the rows of their own batches, and add up all rows
                 self._ops.fill_zero(self.updates.loss_sums)
-        # Prefixes of weights' names, each with the number of steps that complete their gradients.
-        ends: list[tuple[str, int]] = []
-        with self._ops.record("gradients") as gradients:
-
-            def end(start: str) -> None:
-                if self.adapters is not None:
-                    self.adapters.record_gradients(start, self.updates.gradients)
-                ends.append((start, len(gradients.steps)))
-
-            self.graph.record_gradients(end)
-        # Make a program for each of this worker's batches, by the batch's number in the step.
-        self._batch_programs = {}
+        # Make a program for each of this worker's batches, by the batch's number in the step. The
+        # first batch writes the gradients of matrices, the others share a program that adds.
+        self._batch_programs: dict[int, Program] = {}
+        gradients, ends = Program("no batch"), list[tuple[str, int]]()
         for index in self._workers.own(self.options.grad_accum):
+            if len(self._batch_programs) < 2:
+                adds = not written or bool(self._batch_programs)
+                gradients, ends = self._record_gradients(accumulate=adds)
             with self._ops.record("sums of losses") as sums:
                 for part, losses in enumerate(self.graph.losses.parts):
                     row = part * self.options.grad_accum + index
@@ -156,6 +153,23 @@ class Trainer:
             self._exchange = Exchange(self._ops, self._workers.open_sums, stages)
         with self._ops.record("losses") as self._losses:
             self.graph.record_losses()
+
+    def _record_gradients(self, *, accumulate: bool) -> tuple[Program, list[tuple[str, int]]]:
+        """Record the gradients of a batch, see `LossGraph.record_gradients`.
+
+        Returns the program, and prefixes of weights' names, each with the number of the program's
+        steps that complete the gradients of these weights.
+        """
+        ends: list[tuple[str, int]] = []
+        with self._ops.record("gradients") as gradients:
+
+            def end(start: str) -> None:
+                if self.adapters is not None:
+                    self.adapters.record_gradients(start, self.updates.gradients)
+                ends.append((start, len(gradients.steps)))
+
+            self.graph.record_gradients(end, accumulate=accumulate)
+        return gradients, ends
 
     def _stages(self, program: Program, ends: Iterable[tuple[str, int]]) -> list[Stage]:
         """Cut the program of the last batch into stages that complete gradients.

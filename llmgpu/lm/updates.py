@@ -13,7 +13,7 @@ changes no weight and halves the scale; many steps without overflow double the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,10 +129,11 @@ class Updates:
         hyper["learning_rate"] = learning_rate * self._options.output_rate
         self._model.operations.write(self._output_hyper, hyper)
 
-    def record_clear(self) -> None:
-        """Record zeros for all gradients."""
-        for gradient in self.gradients.values():
-            self._model.operations.fill_zero(gradient)
+    def record_clear(self, written: Collection[str] = ()) -> None:
+        """Record zeros for all gradients but those with the names `written`."""
+        for name, gradient in self.gradients.items():
+            if name not in written:
+                self._model.operations.fill_zero(gradient)
 
     def record_update(self) -> None:
         """Record a step: norm, clipping, and the update of all weights and their half copies."""

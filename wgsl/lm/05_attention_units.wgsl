@@ -20,8 +20,8 @@
 // limits: D, steps and rows are whole numbers of matrices and of vectors of 8 halves
 
 //!let inputs = 1 q heads, 2 k kv_heads, 3 v kv_heads
-//!let arrays = scores vec4<f32> 4, weights vec4<u32> 8
-//!let others = 0 k, 1 v
+//!let arrays = scores vec4<u32> 4, weights vec4<u32> 8
+//!let others = 0 k next, 1 v first
 //!include lm/attention_units.wgsl
 
 //!let lowest = -3.0e38
@@ -46,6 +46,7 @@ fn attention(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
     @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
 ) {
 //!include place_of_workgroup
     // The last workgroups of a dispatch that is split over two dimensions may have nothing to do.
@@ -53,65 +54,73 @@ fn attention(
 //!include place_of_queries
 //!include place_of_subgroup
 //!include load_own
+//!include part_of_row
+        let place = sequence + min(row, params.seq - 1u);
         var largest = {lowest};
         var sum = 0.0;
         atomicStore(&grown, 0u);
         // A row may see nothing of its first steps: its sums there are finite, and multiplied by 0
         // at the first score that it sees.
         let begin = starts[sequence + own_first] / STEP * STEP;
-        let last_row = params.seq - 1u;
-        let own_start = vec4<u32>(starts[sequence + min(own_first + local_index, last_row)]);
+        let own_start = vec4<u32>(starts[place]);
 //!include declare_sums
         var next = begin;
 //!include declare_rows
+//!let others = 0 k next
 //!include load_rows
 //!include store_rows
+//!let others = 0 k next, 1 v first
         workgroupBarrier();
         for (var first = next; first < min(own_first + ROWS, params.seq); first = next) {
             next = first + STEP;
-            // A round stores what it loads: compilers move loads to the round that uses them.
 //!include load_rows
 //!let side = 0
 //!include multiply_rows
             workgroupBarrier();
-            // A thread makes the weights of a row.
+            // All subgroups have read the step's keys, and the values of the step before.
+//!include store_rows
+//!for c in 0..part_quads
+            let keys{c} = first + 4u * (part_quad + {c}u) + FOUR;
+  //!let seen = (keys{c} <= vec4<u32>(row)) & (keys{c} >= own_start)
+  //!let score = bitcast<vec4<f32>>(scores[part_row * SCORE_STRIDE + part_quad + {c}u])
+            let s{c} = select(vec4<f32>({lowest}), {score}, {seen});
+//!end
+            var four = s0;
+//!for c in 1..part_quads
+            four = max(four, s{c});
+//!end
+            var top = max(max(four.x, four.y), max(four.z, four.w));
+//!if row_threads > 1
+            top = max(top, subgroupShuffleXor(top, 1u));
+//!end
+//!if row_threads > 2
+            top = max(top, subgroupShuffleXor(top, 2u));
+//!end
             var factor = 1.0;
-            if (local_index < ROWS) {
-//!for c in 0..step / 4
-                let keys{c} = first + {4 * c}u + FOUR;
-  //!let seen = (keys{c} <= vec4<u32>(own_first + local_index)) & (keys{c} >= own_start)
-  //!let score = scores[local_index * SCORE_STRIDE + {c}u]
-                let s{c} = select(vec4<f32>({lowest}), {score}, {seen});
-//!end
-                var four = s0;
-//!for c in 1..step / 4
-                four = max(four, s{c});
-//!end
-                let top = max(max(four.x, four.y), max(four.z, four.w));
-                if (params.log2_scale * (top - largest) > 8.0) {
-                    factor = exp2(params.log2_scale * (largest - top));
-                    largest = top;
-                    atomicStore(&grown, first + 1u);
-                }
-                // exp(scale * (score - largest)); the difference first, since large scores have few
-                // digits.
-                var total = vec4<f32>();
-//!for c in 0..step / 4
-                let p{c} = exp2(params.log2_scale * (s{c} - largest));
-                total += p{c};
+            if (params.log2_scale * (top - largest) > 8.0) {
+                factor = exp2(params.log2_scale * (largest - top));
+                largest = top;
+                atomicStore(&grown, first + 1u);
+            }
+            // exp(scale * (score - largest)); the difference first, since large scores have few
+            // digits.
+            var total = vec4<f32>();
+//!for c in 0..part_quads
+            let p{c} = exp2(params.log2_scale * (s{c} - largest));
+            total += p{c};
   //!if c % 2
-                weights[local_index * WEIGHT_STRIDE + {c / 2}u] = halves_of(p{c - 1}, p{c});
+            weights[part_row * WEIGHT_STRIDE + part_quad / 2u + {c / 2}u] = halves_of(p{c - 1}, p{c});
   //!end
 //!end
-                sum = fma(sum, factor, (total.x + total.y) + (total.z + total.w));
-            }
+            sum = fma(sum, factor, (total.x + total.y) + (total.z + total.w));
             // The first step has no sums yet. Loading `grown` also waits for all weights.
             if (workgroupUniformLoad(&grown) == first + 1u && first > begin) {
 //!for c in 0..chunks
   //!include chunk_of_sums
   //!include store_sums
-                for (var c = 0u; c < {chunk_width / 4}u && local_index < ROWS; c++) {
-                    scores[local_index * SCORE_STRIDE + c] *= factor;
+                for (var c = lane % {row_threads}u; c < {chunk_width / 4}u; c += {row_threads}u) {
+                    let i = part_row * SCORE_STRIDE + c;
+                    scores[i] = bitcast<vec4<u32>>(bitcast<vec4<f32>>(scores[i]) * factor);
                 }
                 workgroupBarrier();
   //!include load_sums
@@ -119,23 +128,24 @@ fn attention(
             }
 //!let side = 1
 //!include add_weighted
-            workgroupBarrier();
-//!include store_rows
-            workgroupBarrier();
         }
-        let row = own_first + local_index;
-        let is_inside = local_index < ROWS && row < params.seq;
-        let number = (sequence + row) * params.heads + head;
-        if (is_inside) {
+//!if row_threads > 1
+        sum += subgroupShuffleXor(sum, 1u);
+//!end
+//!if row_threads > 2
+        sum += subgroupShuffleXor(sum, 2u);
+//!end
+        let number = place * params.heads + head;
+        if (row < params.seq && lane % {row_threads}u == 0u) {
             log_sum_exp[number] = params.scale * largest + log(sum);
         }
 //!for c in 0..chunks
   //!include chunk_of_sums
   //!include store_sums
-        for (var c = 0u; c < {chunk_width / 8}u && is_inside; c++) {
-            let i = local_index * SCORE_STRIDE + 2u * c;
+        for (var c = lane % {row_threads}u; c < {chunk_width / 8}u && row < params.seq; c += {row_threads}u) {
+            let i = part_row * SCORE_STRIDE + 2u * c;
             out[number * VECTORS + {chunk / 8}u + c] =
-                halves_of(scores[i] / sum, scores[i + 1u] / sum);
+                halves_of(bitcast<vec4<f32>>(scores[i]) / sum, bitcast<vec4<f32>>(scores[i + 1u]) / sum);
         }
         workgroupBarrier();
 //!end

@@ -33,9 +33,24 @@
 // source: cross_entropy, which reads the logits three times, and four times with label smoothing.
 //   Here one pass finds the maximum and all sums. The parts of the loss are apart, columns beyond
 //   the tokens are left out, and logits that are not finite are not hidden.
+//!let first = local_index
+//!let spread = WORKGROUP_SIZE
 //!include lm/cross_entropy.wgsl
 
 @group(0) @binding(0) var<storage, read_write> logits: array<f32>;
+
+fn logit(i: u32) -> f32 {
+    return logits[i];
+}
+
+fn four_logits(base: u32, places: vec4<u32>) -> vec4<f32> {
+    return vec4(
+        logits[base + places.x],
+        logits[base + places.y],
+        logits[base + places.z],
+        logits[base + places.w],
+    );
+}
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn cross_entropy(

@@ -1,20 +1,33 @@
-// cross_entropy_half: the losses of 07_cross_entropy.wgsl, and the gradient of the logits in half
-// precision apart from them.
+// cross_entropy_half: the losses and the gradient of 07_cross_entropy.wgsl, of logits in half
+// precision.
 //
-// binding 0  logits     read        (N, V); V is a multiple of 4
+// Half the memory traffic of single precision. A thread reads four neighbours at once.
+//
+// binding 0  logits     read_write  (N, V), half precision, four per element; dLogits afterwards
 // binding 1  tgts       read        (N,)
 // binding 2  losses     read_write  (N,)
 // binding 3  dims       uniform     N, V, W
 // binding 4  params     uniform     inv_norm (0 where all rows are ignored), alpha, beta, 1 / W
 // binding 5  smoothing  read_write  (N,)
 // binding 6  z_losses   read_write  (N,)
-// binding 7  gradient   read_write  (N, V), half precision, four per element
 // dispatch: one workgroup per row; its threads stride over the logits
+// limits: V is a multiple of 4
+//!let first = 4u * local_index
+//!let spread = 1u
 //!include lm/cross_entropy.wgsl
 //!include lm/half_bits.wgsl
 
-@group(0) @binding(0) var<storage, read> logits: array<f32>;
-@group(0) @binding(7) var<storage, read_write> gradient: array<vec2<u32>>;
+@group(0) @binding(0) var<storage, read_write> logits: array<vec2<u32>>;
+
+fn logit(i: u32) -> f32 {
+    return four_singles(logits[i / 4u])[i % 4u];
+}
+
+// Four neighbours; those beyond the last token, whose places are not in order, repeat the first.
+fn four_logits(base: u32, places: vec4<u32>) -> vec4<f32> {
+    let four = four_singles(logits[(base + places.x) / 4u]);
+    return select(vec4(four.x), four, places == places.x + vec4(0u, 1u, 2u, 3u));
+}
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn cross_entropy_half(
@@ -28,16 +41,17 @@ fn cross_entropy_half(
     let slope = store_losses(row, select(0u, dims.z, has_row), has_row, local_index);
     let end = select(0u, dims.y, has_row);
     for (var v = 4u * local_index; v < end; v += 4u * WORKGROUP_SIZE) {
-        gradient[(row * dims.y + v) / 4u] = four_halves(four_gradients(row * dims.y, v, slope));
+        let place = (row * dims.y + v) / 4u;
+        logits[place] = four_halves(four_gradients(four_singles(logits[place]), v, slope));
     }
 }
 
 // Gradients of logits that stand for no token are 0.
-fn four_gradients(base: u32, first: u32, slope: Slope) -> vec4<f32> {
+fn four_gradients(four: vec4<f32>, first: u32, slope: Slope) -> vec4<f32> {
     var gradients = vec4<f32>();
     for (var i = 0u; i < 4u; i++) {
         if (first + i < dims.z) {
-            gradients[i] = gradient_of(logits[base + first + i], first + i, slope);
+            gradients[i] = gradient_of(four[i], first + i, slope);
         }
     }
     return gradients;

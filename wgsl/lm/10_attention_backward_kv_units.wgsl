@@ -21,7 +21,7 @@
 // limits: D, steps and rows are whole numbers of matrices and of vectors of 8 halves
 
 //!let outputs = 7 grad_k, 8 grad_v
-//!let others = 0 q, 1 grad_out
+//!let others = 0 q next, 1 grad_out next
 //!include lm/attention_units_gradients.wgsl
 
 //!let own = k, v
@@ -76,6 +76,7 @@ fn attention_backward_kv(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
     @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
 ) {
 //!include place_of_workgroup
     // The last workgroups of a dispatch that is split over two dimensions may have nothing to do.

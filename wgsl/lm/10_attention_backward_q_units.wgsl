@@ -18,7 +18,7 @@
 // limits: D, steps and rows are whole numbers of matrices and of vectors of 8 halves
 
 //!let outputs = 7 grad_q
-//!let others = 0 k, 1 v
+//!let others = 0 k next, 1 v next
 //!include lm/attention_units_gradients.wgsl
 
 //!let own = q, grad_out
@@ -40,6 +40,7 @@ fn attention_backward_q(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
     @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
 ) {
 //!include place_of_workgroup
     // The last workgroups of a dispatch that is split over two dimensions may have nothing to do.

@@ -12,9 +12,9 @@
 // (number and name of each input that a walk loads).
 
 // Own rows of a workgroup and of a subgroup, and rows of a step.
-//!override rows = 32
-//!override subgroup_rows = 16
-//!override step = 32
+//!override rows = 128
+//!override subgroup_rows = 32
+//!override step = 16
 //!override lanes = 32
 //!override head_dim = 64
 // Workgroups that share the columns of a block of keys, in the gradients of keys and values.
@@ -90,20 +90,39 @@ fn halves_of(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
         var zero: Sum;
 //!end
 
-// Load own rows of the inputs `own` as matrices, by way of workgroup memory.
+// Threads that share a row of scores, and vectors of four scores that each has.
+//!let row_threads = {lanes / subgroup_rows}
+//!let part_quads = {step / 4 / row_threads}
+
+// The row of scores of a thread, and the first four of its columns.
+//!block part_of_row
+        let part_row = own_row + lane / {row_threads}u;
+        let part_quad = lane % {row_threads}u * {part_quads}u;
+        let row = own_first + part_row;
+//!end
+
+// Load own rows of the inputs `own` as matrices, by way of `scores`, which has room for `chunk`
+// columns of them.
 //!block load_own
   //!for name in {own}
-    //!for i in 0..down
-        for (var n = local_index; n < {subgroups * unit_rows}u * VECTORS; n += THREADS) {
-            let line = n / VECTORS;
-            let row = line / {unit_rows}u * {subgroup_rows}u + line % {unit_rows}u;
-            tiles[line * STRIDE + n % VECTORS] =
-                load_{name}(sequence, head, own_first + row + {i * unit_rows}u, n % VECTORS);
+    //!for c in 0..(head_dim + 2 * step - 1) / (2 * step)
+      //!let chunk = {c * 2 * step}
+      //!let vectors = {step / 4}
+      //!let vectors = {(head_dim - chunk) / 8} if chunk + 2 * step > head_dim
+        for (var n = local_index; n < ROWS * {vectors}u; n += THREADS) {
+            let line = n / {vectors}u;
+            let vector = n % {vectors}u;
+            scores[line * SCORE_STRIDE + vector] =
+                load_{name}(sequence, head, own_first + line, {chunk / 8}u + vector);
         }
         workgroupBarrier();
-      //!for d in 0..depth
-        //!let place = own_subgroup * {unit_rows}u * STRIDE + {d * unit_inner / 8}u
-        let {name}_{i}_{d} = subgroupMatrixLoad<Left, row_major>(&tiles, {place}, STRIDE);
+      //!for d in 0..vectors * 8 / unit_inner
+        //!for i in 0..down
+          //!let matrix = {name}_{i}_{chunk / unit_inner + d}
+          //!let row = (own_row + {i * unit_rows}u) * SCORE_STRIDE
+          //!let place = {row} + {d * unit_inner / 8}u, SCORE_STRIDE
+        let {matrix} = subgroupMatrixLoad<Left, row_major>(&scores, {place});
+        //!end
       //!end
         workgroupBarrier();
     //!end
@@ -121,7 +140,7 @@ fn halves_of(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
 
 // A thread's part of the next step's rows.
 //!block declare_rows
-  //!for side name in {others}
+  //!for side name from in {others}
     //!for j in 0..loads
         var next_{side}_{j} = vec4<u32>();
     //!end
@@ -129,17 +148,17 @@ fn halves_of(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
 //!end
 
 //!block load_rows
-  //!for side name in {others}
+  //!for side name from in {others}
     //!for j in 0..loads
       //!let n = (local_index + {j * threads}u)
-      //!let place = next + {n} / VECTORS, {n} % VECTORS
+      //!let place = {from} + {n} / VECTORS, {n} % VECTORS
             next_{side}_{j} = load_{name}(sequence, other_head, {place});
     //!end
   //!end
 //!end
 
 //!block store_rows
-  //!for side name in {others}
+  //!for side name from in {others}
     //!for j in 0..loads
       //!let n = (local_index + {j * threads}u)
       //!let place = ({side * step}u + {n} / VECTORS) * STRIDE + {n} % VECTORS

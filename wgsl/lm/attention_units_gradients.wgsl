@@ -7,10 +7,6 @@
 //!let arrays = scores vec4<u32> 4
 //!include lm/attention_units.wgsl
 
-// Threads that share a row of scores, and vectors of four scores that each has.
-//!let row_threads = {lanes / subgroup_rows}
-//!let part_quads = {step / 4 / row_threads}
-
 @group(0) @binding(5) var<storage, read> log_sum_exp: array<f32>;
 @group(0) @binding(6) var<storage, read> delta: array<f32>;
 //!for binding name in {outputs}
@@ -24,13 +20,6 @@ fn probabilities(
     let seen = (keys <= queries) & after & (queries < vec4<u32>(params.seq));
     return select(vec4<f32>(), exp2(params.log2_scale * (scores - logs)), seen);
 }
-
-// The row of scores of a thread, and the first four of its columns.
-//!block part_of_row
-        let part_row = local_index / {row_threads}u;
-        let part_quad = local_index % {row_threads}u * {part_quads}u;
-        let row = own_first + part_row;
-//!end
 
 // Make weights of the products of own rows and a step's rows: of `own_0` and side 0, scores; of
 // `own_1` and side 1, slopes. The block `weights_of_four` makes p{q} and ds{q} of s{q} and

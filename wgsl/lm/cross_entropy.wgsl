@@ -1,6 +1,7 @@
 // Shared by the kernels of the loss: the softmax of a row, its losses, and the numbers that its
 // gradients are made of.
-// The kernel declares its logits.
+// The kernel declares its logits and `logit`, one of them, and sets `first`, a thread's first column,
+// and `spread`, the columns from one of its four logits to the next.
 //!include common/reduce.wgsl
 
 @group(0) @binding(1) var<storage, read> tgts: array<u32>;
@@ -37,7 +38,7 @@ fn store_losses(row: u32, width: u32, has_row: bool, local_index: u32) -> Slope 
     let base = row * dims.y;
     let index = tgts[row];
     let counted = index < dims.z;
-    let target_logit = logits[base + min(index, dims.z - 1u)];
+    let target_logit = logit(base + min(index, dims.z - 1u));
     let sums = row_sums(thread_sums(base, width, index, local_index), local_index);
     storageBarrier();
 
@@ -69,9 +70,9 @@ fn gradient_of(logit: f32, v: u32, slope: Slope) -> f32 {
 
 // The sums of one thread's logits, four at a time so that more of them are on their way at once.
 fn thread_sums(base: u32, width: u32, index: u32, local_index: u32) -> Sums {
-    var sums = Sums(logits[base + min(local_index, dims.z - 1u)], 0.0, 0.0, 0.0, 0.0);
-    for (var v = local_index; v < width; v += 4u * WORKGROUP_SIZE) {
-        let places = v + WORKGROUP_SIZE * vec4(0u, 1u, 2u, 3u);
+    var sums = Sums(logit(base + min(local_index, dims.z - 1u)), 0.0, 0.0, 0.0, 0.0);
+    for (var v = {first}; v < width; v += 4u * WORKGROUP_SIZE) {
+        let places = v + {spread} * vec4(0u, 1u, 2u, 3u);
         let l = four_logits(base, min(places, vec4(width - 1u)));
         let inside = places < vec4(width);
         let largest = max(max(sums.largest, max(l.x, l.y)), max(l.z, l.w));
@@ -86,15 +87,6 @@ fn thread_sums(base: u32, width: u32, index: u32, local_index: u32) -> Sums {
         sums.bad = select(sums.bad, 1.0, any(exponents == vec4(NOT_FINITE)));
     }
     return sums;
-}
-
-fn four_logits(base: u32, places: vec4<u32>) -> vec4<f32> {
-    return vec4(
-        logits[base + places.x],
-        logits[base + places.y],
-        logits[base + places.z],
-        logits[base + places.w],
-    );
 }
 
 // The row's sums out of the sums of all threads. The gap is summed up only for label smoothing.

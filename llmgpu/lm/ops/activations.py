@@ -157,6 +157,18 @@ class ActivationOperations(Recorder):
 
         self.over_blocks(compute, *grad_out.shape)
 
+    def activate_and_backward(
+        self,
+        activation: ActivationFunction,
+        inner: Sequence[Tensor],
+        out: Tensor,
+        grad_out: Tensor,
+        grad_inner: Sequence[Tensor],
+    ) -> None:
+        """Call `activate` and `activate_backward`; one kernel does both for gate and up in one."""
+        self.activate(activation, inner, out)
+        self.activate_backward(activation, inner, grad_out, grad_inner)
+
 
 class GpuActivations(GpuRecorder, ActivationOperations):
     """Activations as kernels."""
@@ -177,13 +189,27 @@ class GpuActivations(GpuRecorder, ActivationOperations):
         grad_out: Tensor,
         grad_inner: Sequence[Tensor],
     ) -> None:
-        inputs = {**_named(inner), "grad_out": grad_out}
-        gradients = _named(grad_inner, "grad_")
         if _are_packed(activation, inner):
-            self._halves("09_gated_backward_half", activation, grad_out, inputs | gradients)
-        else:
-            kernel = "09_gated_backward" if activation.is_gated else "09_activation_backward"
-            self._elements(kernel, activation, inputs, gradients)
+            out = self.scratch("activation", grad_out.shape, np.float16)
+            self.activate_and_backward(activation, inner, out, grad_out, grad_inner)
+            return
+        inputs = {**_named(inner), "grad_out": grad_out}
+        kernel = "09_gated_backward" if activation.is_gated else "09_activation_backward"
+        self._elements(kernel, activation, inputs, _named(grad_inner, "grad_"))
+
+    def activate_and_backward(
+        self,
+        activation: ActivationFunction,
+        inner: Sequence[Tensor],
+        out: Tensor,
+        grad_out: Tensor,
+        grad_inner: Sequence[Tensor],
+    ) -> None:
+        if not _are_packed(activation, inner):
+            super().activate_and_backward(activation, inner, out, grad_out, grad_inner)
+            return
+        tensors = {"x": inner[0], "out": out, "grad_out": grad_out, "grad_x": grad_inner[0]}
+        self._halves("09_gated_backward_half", activation, grad_out, tensors)
 
     def _halves(
         self,

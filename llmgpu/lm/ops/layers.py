@@ -113,6 +113,13 @@ class LayerOperations(Recorder):
         for for_weight in self.over_blocks(compute, *norm.x.shape):
             grad_weight.array[...] += for_weight
 
+    def rms_norm_backward_to_half(
+        self, norm: Norm, grad_out: Tensor, grad_x: Tensor, grad_weight: Tensor, half: Tensor
+    ) -> None:
+        """Call `rms_norm_backward`, then `round_to_half` of grad_x into `half`, float16 (N, C)."""
+        self.rms_norm_backward(norm, grad_out, grad_x, grad_weight)
+        self.round_to_half(grad_x, half)
+
     @recorded
     def add_bias(self, x: Tensor, bias: Tensor) -> None:
         """Add bias (O,) to each row of x (N, O)."""
@@ -207,23 +214,44 @@ class GpuLayers(GpuRecorder, LayerOperations):
     def rms_norm_backward(
         self, norm: Norm, grad_out: Tensor, grad_x: Tensor, grad_weight: Tensor
     ) -> None:
+        gradients = {"grad_out": grad_out, "grad_x": grad_x}
+        self._norm_backward("02_rms_norm_backward", norm, 1, gradients, grad_weight)
+
+    def rms_norm_backward_to_half(
+        self, norm: Norm, grad_out: Tensor, grad_x: Tensor, grad_weight: Tensor, half: Tensor
+    ) -> None:
+        if norm.x.shape[1] % FOUR:
+            super().rms_norm_backward_to_half(norm, grad_out, grad_x, grad_weight, half)
+            return
+        gradients = {"grad_out": grad_out, "grad_x": grad_x, "rounded": half}
+        self._norm_backward("02_rms_norm_backward_half", norm, FOUR, gradients, grad_weight)
+
+    def _norm_backward(
+        self,
+        kernel: str,
+        norm: Norm,
+        numbers: int,
+        gradients: Mapping[str, Tensor],
+        grad_weight: Tensor,
+    ) -> None:
+        """Dispatch a kernel whose elements are `numbers` numbers, and add up its parts."""
         rows, width = norm.x.shape
         blocks = -(-rows // BLOCK_ROWS)
         # Each workgroup computes whole blocks of rows; there are at most MAX_PARTIALS workgroups.
         group_rows = max(-(-blocks // MAX_PARTIALS), 1) * BLOCK_ROWS
         groups = -(-rows // group_rows)
         partials = self.scratch("rms_norm_backward", (groups, width))
+        threads = thread_count(width // numbers, LEAST_THREADS)
         self.dispatch(
-            "lm/02_rms_norm_backward.wgsl",
+            f"lm/{kernel}.wgsl",
             groups,
-            {"WORKGROUP_SIZE": thread_count(width, LEAST_THREADS), "BLOCK_ROWS": BLOCK_ROWS},
+            {"WORKGROUP_SIZE": threads, "BLOCK_ROWS": BLOCK_ROWS},
             x=norm.x,
             weight=norm.weight,
             inverse_rms=norm.inverse_rms,
-            grad_out=grad_out,
-            grad_x=grad_x,
+            **gradients,
             partials=partials,
-            dims=dims(rows, width, group_rows),
+            dims=dims(rows, width // numbers, group_rows),
         )
         self._add_columns(partials, grad_weight, HALF_COLUMNS if norm.out.is_half else COLUMNS)
 

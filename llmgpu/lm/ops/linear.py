@@ -100,11 +100,14 @@ class ProductOperations(Recorder):
         name = "linear_backward_input"
         self.multiply_matrices(Product(name, grad_out, weight, grad_x, accumulate=accumulate))
 
-    def linear_backward_weight(self, grad_out: Tensor, x: Tensor, grad_weight: Tensor) -> None:
-        """Add grad_out^T x to grad_weight (O, I)."""
-        name = "linear_backward_weight"
-        product = Product(name, grad_out, x, grad_weight, left_transposed=True, accumulate=True)
-        self.multiply_matrices(product)
+    def linear_backward_weight(
+        self, grad_out: Tensor, x: Tensor, grad_weight: Tensor, *, accumulate: bool
+    ) -> None:
+        """Write grad_weight (O, I) = grad_out^T x; `accumulate`: add it to grad_weight instead."""
+        name, transposed = "linear_backward_weight", True
+        self.multiply_matrices(
+            Product(name, grad_out, x, grad_weight, transposed, accumulate=accumulate)
+        )
 
     def multiply(
         self,

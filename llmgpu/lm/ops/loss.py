@@ -9,7 +9,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.recording import GpuRecorder, Recorder, dims, put, recorded, thread_count
+from llmgpu.lm.ops.recording import (
+    GpuRecorder,
+    Recorder,
+    as_single,
+    dims,
+    put,
+    recorded,
+    thread_count,
+)
 from llmgpu.lm.ops.tensor import Losses, Tensor
 
 LEAST_THREADS = 64  # least threads of a workgroup, which computes one row
@@ -28,28 +36,27 @@ class LossOperations(Recorder):
         params: Tensor,
         *,
         tokens: int | None = None,
-        gradient: Tensor | None = None,
     ) -> None:
         """Write the loss of each row, and overwrite the logits by their gradient.
 
         A logit that is NaN or infinite makes the loss and the gradient of its row NaN.
 
-        logits: (N, V). tokens: W, the number of columns that stand for tokens, the first columns of
-            V; all by default. Other columns are not read, and their gradient is 0.
+        logits: (N, V), float32, or float16 if V is a multiple of 4.
+        tokens: W, the number of columns that stand for tokens, the first columns of V; all by
+            default. Other columns are not read, and their gradient is 0.
         targets: uint32 (N,); the loss and the gradient of a row whose target is W or more are 0.
         params: (4,), from `parameters`: factor of the gradients (1 / number of valid targets, 0 if
             there are none), label smoothing, weight of the z-loss, 1 / W.
-        gradient: float16 (N, V), receives the gradient instead; the logits are undefined then.
         """
 
         def compute(rows: slice) -> None:
+            block = as_single(logits.array[rows])
             if tokens is not None:
-                logits.array[rows, tokens:] = 0
-            found = _cross_entropy(logits.array[rows, :tokens], targets.array[rows], params.array)
+                block[:, tokens:] = 0
+            found = _cross_entropy(block[:, :tokens], targets.array[rows], params.array)
             for part, values in zip(losses.parts, found, strict=True):
                 part.array[rows] = values
-            if gradient is not None:
-                put(logits.array[rows], gradient.array[rows])
+            put(block, logits.array[rows])
 
         self.over_blocks(compute, *logits.shape)
 
@@ -82,13 +89,11 @@ class GpuLoss(GpuRecorder, LossOperations):
         params: Tensor,
         *,
         tokens: int | None = None,
-        gradient: Tensor | None = None,
     ) -> None:
         rows, width = logits.shape
-        in_fours = gradient is not None and width % THREAD_LOGITS == 0
         threads = thread_count(-(-width // THREAD_LOGITS), LEAST_THREADS)
         self.dispatch(
-            "lm/07_cross_entropy_half.wgsl" if in_fours else "lm/07_cross_entropy.wgsl",
+            "lm/07_cross_entropy_half.wgsl" if logits.is_half else "lm/07_cross_entropy.wgsl",
             rows,
             {"WORKGROUP_SIZE": threads},
             logits=logits,
@@ -98,10 +103,7 @@ class GpuLoss(GpuRecorder, LossOperations):
             params=params,
             smoothing=losses.smoothing,
             z_losses=losses.z_loss,
-            **({"gradient": gradient} if gradient is not None and in_fours else {}),
         )
-        if gradient is not None and not in_fours:
-            self.round_to_half(logits, gradient)
 
     def argmax(self, logits: Tensor, out: Tensor, tokens: int) -> None:
         rows, width = logits.shape

@@ -57,7 +57,11 @@ class AttentionTile:
     subgroup_rows: int
 
 
-ATTENTION_TILES = (AttentionTile(64, 32, 16), AttentionTile(32, 32, 16))
+ATTENTION_TILES = (
+    AttentionTile(128, 16, 32),
+    AttentionTile(64, 32, 16),
+    AttentionTile(32, 32, 16),
+)
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,6 @@ class AttentionUnits:
             or self.lanes % tile.subgroup_rows
             or tile.step % (HALVES * row_threads)
             or tile.step // row_threads % inner
-            or self.subgroups * rows > 2 * tile.step
         )
 
     @property

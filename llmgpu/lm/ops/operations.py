@@ -208,13 +208,13 @@ class EngineOperations(Operations):
         params: Tensor,
         *,
         tokens: int | None = None,
-        gradient: Tensor | None = None,
     ) -> None:
+        if logits.is_half:
+            super().cross_entropy(logits, targets, losses, params, tokens=tokens)
+            return
         rows, width = logits.shape
         arrays = logits, targets, *losses.parts, params
         self.call("cross_entropy", *arrays, rows, width, width if tokens is None else tokens)
-        if gradient is not None:
-            self.round_to_half(logits, gradient)
 
     @called_in_c
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> Call:

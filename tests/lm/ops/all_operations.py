@@ -123,7 +123,7 @@ def _products(new: Tensors, shape: AttentionShape, vocabulary: int) -> Callable[
         ops.linear(x, weight, sums[2], residual=sums[2])
         ops.linear_backward_input(out, weight, sums[0], accumulate=True)
         ops.linear_backward_input(out, weight, x, accumulate=False)
-        ops.linear_backward_weight(out, x, sums[1])
+        ops.linear_backward_weight(out, x, sums[1], accumulate=True)
 
     return record
 

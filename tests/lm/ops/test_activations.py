@@ -126,12 +126,19 @@ def test_gate_and_up_side_by_side(
     grad_out = tensor_of(operations, "gradient", arrays[2])
     out = poisoned_halves(operations, "out", shape)
     grad_x = poisoned_halves(operations, "gradient", x.shape)
+    again = poisoned_halves(operations, "out", shape)
+    grad_again = poisoned_halves(operations, "gradient", x.shape)
 
     def record() -> None:
         operations.activate(SWIGLU, [x], out)
         operations.activate_backward(SWIGLU, [x], grad_out, [grad_x])
+        operations.activate_and_backward(SWIGLU, [x], again, grad_out, [grad_again])
 
     run(operations, record)
+    np.testing.assert_array_equal(operations.read(again), operations.read(out))
+    read = [operations.read(each) for each in (grad_again, grad_x)]
+    for columns in (slice(width), slice(-width, None)):
+        np.testing.assert_array_equal(*(each[:, columns] for each in read))
     exact = [array.astype(np.float64) for array in arrays]
     assert_rounded(operations.read(out), reference.swiglu(*exact[:2]))
     found = operations.read(grad_x)

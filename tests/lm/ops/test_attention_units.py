@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 from llmgpu.gpu import Device, load_driver
 from llmgpu.kernel_source import KernelSource, compose
 from llmgpu.lm.ops.attention import PARAMS
-from llmgpu.lm.ops.matrix_units import AttentionTile, AttentionUnits, attention_units
+from llmgpu.lm.ops.matrix_units import (
+    ATTENTION_TILES,
+    AttentionTile,
+    AttentionUnits,
+    attention_units,
+)
 from llmgpu.lm.ops.tensor import AttentionShape
 from tests.harness.kernels import kernel_of
 from tests.lm.ops.test_attention import starts_of
@@ -179,7 +184,7 @@ def test_the_largest_score_grows(device: Device) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 96, 128])
-@pytest.mark.parametrize("tile", [AttentionTile(128, 32, 32), AttentionTile(64, 32, 16)], ids=str)
+@pytest.mark.parametrize("tile", ATTENTION_TILES, ids=str)
 def test_tint_compiles_every_kind(null_device: Any, tile: AttentionTile, head_dim: int) -> None:
     a = AttentionUnits(tile, (16, 16, 16), 32, head_dim)
     assert a.fits

@@ -101,6 +101,27 @@ def test_rms_norm_backward_adds(operations: Operations, shape: tuple[int, int]) 
         assert_close(actual, before + added)
 
 
+@pytest.mark.parametrize("shape", [(1, 4), (19, 132), (1031, 768), (7, 33)])
+@np.errstate(all="ignore")
+def test_gradients_and_their_rounding(operations: Operations, shape: tuple[int, int]) -> None:
+    x, weight, grad_out = inputs(shape)
+    _, inverse_rms = reference.rms_norm(x, weight, EPSILON)
+    arrays = (x, weight, np.zeros(shape), inverse_rms, grad_out)
+    *tensors, grad = (tensor_of(operations, "input", array) for array in arrays)
+    grad_x, grad_weight = (tensor_of(operations, "gradient", array) for array in begun(shape))
+    half = poisoned_halves(operations, "half", shape)
+
+    def record() -> None:
+        norm = Norm(*tensors)
+        operations.rms_norm_backward_to_half(norm, grad, grad_x, grad_weight, half)
+
+    run(operations, record)
+    expected = reference.rms_norm_backward(x, weight, EPSILON, grad_out)
+    for actual, before, added in zip((grad_x, grad_weight), begun(shape), expected, strict=True):
+        assert_close(operations.read(actual), before + added)
+    assert_rounded(operations.read(half), operations.read(grad_x).astype(np.float64))
+
+
 def test_gradients_repeat_bit_for_bit(operations: Operations) -> None:
     first, second = (backward(operations, (1031, 65)) for _ in range(2))
     for one, other in zip(first, second, strict=True):

@@ -84,13 +84,14 @@ def check_backward_input(
     assert_close(operations.read(tensors[2]), expected, tolerance(half))
 
 
-def check_backward_weight(operations: Operations, sizes: Sizes) -> None:
+def check_backward_weight(operations: Operations, sizes: Sizes, *, accumulate: bool) -> None:
     n, i, o = sizes
     rng = np.random.default_rng(n + i + o)
     arrays = [float32_values(rng, *shape) for shape in ((n, o), (n, i), (o, i))]
-    tensors = [tensor_of(operations, "input", array) for array in arrays]
-    run(operations, lambda: operations.linear_backward_weight(*tensors))
-    expected = reference.backward_weight(*arrays[:2]) + arrays[2]
+    before = arrays[2] if accumulate else np.full((o, i), np.nan)
+    tensors = [tensor_of(operations, "input", array) for array in (*arrays[:2], before)]
+    run(operations, lambda: operations.linear_backward_weight(*tensors, accumulate=accumulate))
+    expected = reference.backward_weight(*arrays[:2]) + (before if accumulate else 0)
     assert_close(operations.read(tensors[2]), expected)
 
 
@@ -132,8 +133,9 @@ def test_products_in_half_precision(operations: Operations, sizes: Sizes) -> Non
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_linear_backward_weight(operations: Operations, sizes: Sizes) -> None:
-    check_backward_weight(operations, sizes)
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_linear_backward_weight(operations: Operations, sizes: Sizes, accumulate: bool) -> None:
+    check_backward_weight(operations, sizes, accumulate=accumulate)
 
 
 @pytest.mark.parametrize("tile", sorted({*TILES, *SOFTWARE_TILES}, key=repr))
@@ -145,7 +147,7 @@ def test_every_tile(
     operations = open_operations(device)
     check_linear(operations, sizes, "nothing")
     check_backward_input(operations, sizes, accumulate=True)
-    check_backward_weight(operations, sizes)
+    check_backward_weight(operations, sizes, accumulate=True)
 
 
 @pytest.mark.parametrize("tile", TILES)
@@ -167,7 +169,8 @@ def test_parts_of_the_inner_dimension(operations: Operations) -> None:
     check_linear(operations, (16, 4003, 10), "residual")
     check_backward_input(operations, sizes, accumulate=True)
     check_backward_input(operations, sizes, accumulate=False)
-    check_backward_weight(operations, (4003, 10, 16))
+    for accumulate in (False, True):
+        check_backward_weight(operations, (4003, 10, 16), accumulate=accumulate)
 
 
 @pytest.mark.slow
@@ -186,7 +189,10 @@ def test_results_repeat_bit_for_bit(operations: Operations) -> None:
     tensors = [tensor_of(operations, "input", array) for array in (grad_out, x)]
     grads = [tensor_of(operations, "grad", np.zeros((24, 40))) for _ in range(2)]
     for grad in grads:
-        run(operations, lambda grad=grad: operations.linear_backward_weight(*tensors, grad))
+        run(
+            operations,
+            lambda grad=grad: operations.linear_backward_weight(*tensors, grad, accumulate=True),
+        )
     first, second = (operations.read(grad) for grad in grads)
     assert first.tobytes() == second.tobytes()
 

@@ -12,7 +12,6 @@ from tests.lm.ops.checking import (
     assert_close,
     float32_values,
     poisoned,
-    poisoned_halves,
     run,
     tensor_of,
 )
@@ -176,28 +175,45 @@ def test_columns_without_a_token_count_for_nothing(
     assert not gradient[:, tokens:].any() and not gradient[3].any()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("width", "tokens"), [(1028, 1028), (260, 257), (37, 35)])
-def test_the_gradient_in_half_precision(operations: Operations, width: int, tokens: int) -> None:
+@pytest.mark.parametrize(("width", "tokens"), [(1028, 1028), (260, 257), (4, 1)])
+@pytest.mark.parametrize(
+    "shift", [0.0, -50.0]
+)  # with negative logits the largest is not a 0 beyond
+def test_logits_in_half_precision(
+    operations: Operations, width: int, tokens: int, shift: float
+) -> None:
     rng = np.random.default_rng(width)
-    logits = float32_values(rng, 5, width) * 4
-    targets = np.array([0, tokens - 1, 3, tokens, 7])  # the fourth one is ignored
-    gradient = poisoned_halves(operations, "gradient", logits.shape)
+    logits = (float32_values(rng, 5, width) * 4 + shift).astype(np.float16)
+    logits[:, tokens:] = 0
+    targets = np.minimum([0, tokens - 1, 3, tokens, 7], tokens)  # the fourth one is ignored
     losses = losses_of(operations, 5)
     params = parameters(operations, tokens, 100.0, 0.1, 1e-3)
     tensors = [
         tensor_of(operations, "input", array) for array in (logits, targets.astype(np.uint32))
     ]
-    run(
-        operations,
-        lambda: operations.cross_entropy(
-            *tensors, losses, params, tokens=tokens, gradient=gradient
-        ),
-    )
-    parts, expected = cross_entropy(operations, logits, targets, 100.0, 0.1, 1e-3, tokens=tokens)
-    np.testing.assert_array_equal([operations.read(part) for part in losses.parts], parts)
-    found = operations.read(gradient).astype(np.float64)
-    np.testing.assert_allclose(found, expected, rtol=1.01e-3, atol=6e-8)
+    run(operations, lambda: operations.cross_entropy(*tensors, losses, params, tokens=tokens))
+    wide = logits.astype(np.float64)[:, :tokens]
+    counted = targets < tokens
+    parts = np.array([operations.read(part) for part in losses.parts])
+    expected = reference.parts(wide[counted], targets[counted], 0.1, 1e-3)
+    np.testing.assert_allclose(parts[:, counted], expected, rtol=1e-5, atol=1e-5)
+    assert not parts[:, ~counted].any()
+    _, gradient = reference.cross_entropy(wide[counted], targets[counted], 100.0, 0.1, 1e-3)
+    found = operations.read(tensors[0]).astype(np.float64)
+    np.testing.assert_allclose(found[counted, :tokens], gradient, rtol=1.01e-3, atol=1e-5)
+    assert not found[~counted].any() and not found[:, tokens:].any()
+
+
+@np.errstate(all="ignore")
+def test_half_precision_logits_that_are_not_finite(operations: Operations) -> None:
+    logits = np.zeros((3, 12), np.float16)
+    logits[0, 4], logits[1, 7] = np.inf, np.nan
+    tensors = [tensor_of(operations, "input", a) for a in (logits, np.zeros(3, np.uint32))]
+    losses, params = losses_of(operations, 3), parameters(operations, 12, 1.0, 0.0, 0.0)
+    run(operations, lambda: operations.cross_entropy(*tensors, losses, params))
+    bad = np.isnan(operations.read(losses.cross_entropy))
+    assert bad.tolist() == [True, True, False]
+    assert np.isnan(operations.read(tensors[0])).all(axis=1).tolist() == [True, True, False]
 
 
 @pytest.mark.slow

@@ -118,17 +118,21 @@ def by_first_lanes(text: str, lanes: int) -> str:
     body = _MATRIX_MULTIPLY.sub(r"\1if (leads) { multiply(m_\3, m_\4, m_\5, m_\2); }", body)
     for name in names:  # as arguments, matrices are where they begin
         body = re.sub(rf"(?<=[(,] )({name})(?=[,)])|(?<=\()({name})(?=,)", f"m_{name}", body)
+    body = body.replace("subgroupShuffleXor(", "shuffled(local_index, ")
     first = [
         f"    let subgroup = local_index / {lanes}u;",
+        f"    let lane = local_index % {lanes}u;",
         f"    let leads = local_index % {lanes}u == 0u;",
     ]
     for index, name in enumerate(names):
         first.append(f"    let m_{name} = (subgroup * {len(names)}u + {index}u) * {size}u;")
     body = body.replace("    let group = ", "\n".join([*first, "    let group = "]))
     head = f"var<workgroup> matrices: array<f32, {threads // lanes * len(names) * size}>;\n"
+    head += f"var<workgroup> lane_values: array<f32, {threads}>;\n"
     functions = (
         # No compiler can tell how many rounds this makes of a loop.
         "fn rounds(n: u32) -> u32 { return min(n, params.seq + n); }\n",
+        _SHUFFLE,
         _multiply_matrices(*sizes["Sum"], sizes["Left"][1]),
         f"fn zero(m: u32) {{\n{_rounds('i', size)}matrices[m + i] = 0.0; }}\n}}\n",
         *(_load_matrix(*load, *sizes[load[0]]) for load in sorted(loads)),
@@ -137,6 +141,16 @@ def by_first_lanes(text: str, lanes: int) -> str:
     return (
         head + body[: body.index("@compute")] + "".join(functions) + body[body.index("@compute") :]
     )
+
+
+_SHUFFLE = """fn shuffled(local_index: u32, value: f32, mask: u32) -> f32 {
+    lane_values[local_index] = value;
+    workgroupBarrier();
+    let other = lane_values[local_index ^ mask];
+    workgroupBarrier();
+    return other;
+}
+"""
 
 
 def _rounds(name: str, count: int) -> str:
@@ -165,7 +179,7 @@ def _load_matrix(kind: str, order: str, array: str, rows: int, columns: int) -> 
     width = 4 if kind == "Sum" else 8
     value = f"{array}[at / {width}u]"
     if kind == "Sum":
-        value = f"{value}[at % 4u]"
+        value = f"bitcast<f32>({value}[at % 4u])"
     else:
         value = f"unpack2x16float({value}[at % 8u / 2u])[at % 2u]"
     return f"""fn load_{kind}_{order}_{array}(m: u32, offset: u32, stride: u32) {{
