@@ -7,11 +7,13 @@ knobs, which are changes without an option:
   decay, AdamW's decays, and the standard deviation of the initial values (for norms the value).
 - schedule, down: the rate falls in the last share `down` of the steps, by the law "linear", "sqrt"
   or "square".
-- momentum, momentum_from, momentum_steps: Muon's momentum, and a rise to it in so many steps (on
-  the CPU; kernels have a constant of 0.95).
+- momentum, momentum_from, momentum_steps: the options --momentum, --momentum-start and
+  --momentum-steps of recipes that are older than these options.
 - qk_norm: norms of the heads of queries and keys, as in Qwen3.
 
-The knobs live here, not in the package: an experiment should not add an option to every run.
+The knobs live here, not in the package: an experiment should not add an option to every run. A
+recipe with "defaults": true begins with the defaults of `llmgpu train`, any other recipe with the
+options in BEFORE.
 
     python scripts/recipes.py cut prose-en.txt FOLDER
     python scripts/recipes.py run FOLDER --device gpu < recipes.jsonl >> results.jsonl
@@ -24,6 +26,7 @@ import argparse
 import json
 import math
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -40,7 +43,6 @@ from llmgpu.lm.data.batches import Batches, token_bytes
 from llmgpu.lm.data.token_source import open_token_files
 from llmgpu.lm.ops.optimizer import HYPER
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.optimizers import muon
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.runs.run import Arithmetic
 from llmgpu.lm.runs.settings import new_settings
@@ -49,6 +51,10 @@ PLACES = 50  # stretches of the text, evenly spread
 TRAINING, FINAL, CHOICE = 24_300_000, 481_088, 240_000  # bytes of all stretches together
 GROUPS = ("embedding", "output", "final_norm", "norm", "residual", "hidden")
 Row = dict[str, Any]
+BEFORE: Row = {  # the defaults when the search began
+    **{"schedule": "cosine", "beta2": 0.95, "table_rate": 10.0, "table_decay": 1.0},
+    **{"table_beta1": 0.0, "momentum_start": 0.95, "momentum_steps": 0},
+}
 
 
 def cut(text: Path, folder: Path) -> None:
@@ -90,17 +96,15 @@ def apply_knobs(knobs: Row) -> None:
         def write_step(self, step: int, learning_rate: float, count: int) -> None:
             super().write_step(step, learning_rate, count)
             options, slot = self._options, step % self.history.shape[0]
-            last, steps = knobs.get("momentum", 0.95), max(1, knobs.get("momentum_steps", 300))
-            first = knobs.get("momentum_from", last)
-            muon.MOMENTUM = first + (last - first) * min(1, step / steps)
             scales = {"embedding": options.table_rate, "output": options.output_rate}
             for group, tensor in self.groups.items():
                 peak = knobs.get(f"{group}_lr", options.learning_rate * scales.get(group, 1.0))
+                own = self._table_options if group in scales else options
                 own = replace(
-                    options,
-                    weight_decay=float(knobs.get(f"{group}_decay", options.weight_decay)),
-                    beta1=knobs.get(f"{group}_beta1", options.beta1),
-                    beta2=knobs.get(f"{group}_beta2", options.beta2),
+                    own,
+                    weight_decay=float(knobs.get(f"{group}_decay", own.weight_decay)),
+                    beta1=knobs.get(f"{group}_beta1", own.beta1),
+                    beta2=knobs.get(f"{group}_beta2", own.beta2),
                 )
                 rate = learning_rate / options.learning_rate * peak
                 hyper = updates.hyper_parameters(own, step, rate, 1 / count, slot)
@@ -112,11 +116,26 @@ def apply_knobs(knobs: Row) -> None:
         asked = knobs.get(f"{group_of(weight)}_init")
         return values if asked is None else values * np.float32(asked / (weight.deviation or 1))
 
-    trainer.Updates = Updates
+    trainer.Updates = Updates if knobs else updates.Updates
     model.initial_values = initial_values
 
 
 INITIAL_VALUES = model.initial_values
+
+
+def options_of(recipe: Row) -> Row:
+    """Return the options of a recipe, with the knobs that have become options since."""
+    asked, knobs = (
+        {"preset": recipe["preset"], **recipe.get("options", {})},
+        recipe.get("knobs", {}),
+    )
+    if recipe.get("defaults"):
+        return asked
+    if "momentum" in knobs or "momentum_from" in knobs:
+        last, steps = knobs.get("momentum", 0.95), max(1, knobs.get("momentum_steps", 300))
+        first = knobs.get("momentum_from", last)
+        asked |= {"momentum": last, "momentum_start": first, "momentum_steps": steps}
+    return BEFORE | asked
 
 
 def rate(options: TrainOptions, knobs: Row, step: int) -> float:
@@ -138,9 +157,8 @@ def train(recipe: Row, folder: Path, open_backend: Callable[[bool], Backend]) ->
     knobs = recipe.get("knobs", {})
     apply_knobs(knobs)
     vocabulary = Vocabulary.load(folder / "v.bin")
-    asked = {"preset": recipe["preset"], **recipe.get("options", {})}
     backend = open_backend(recipe["preset"] != "tiny")
-    settings = new_settings(asked, vocabulary.size, backend=backend)
+    settings = new_settings(options_of(recipe), vocabulary.size, backend=backend)
     config = replace(settings.config, qk_norm=bool(knobs.get("qk_norm")))
     options = replace(settings.options, evaluation_fraction=0.0)
     names = recipe.get("evaluate", ["choice"])
@@ -151,16 +169,19 @@ def train(recipe: Row, folder: Path, open_backend: Callable[[bool], Backend]) ->
     batches = [Batches(row, options, config.seq_len, None, each) for each in held_out]
     run = trainer.Trainer(Arithmetic.choose(backend, None).open_operations(), config, options, 1)
     run.model.initialise(options.seed, options.initialisation)
+    begin = time.perf_counter()
     for step in range(options.steps):
         first = step * options.sequences
         some = range(first, first + options.sequences, options.batch_size)
         run.take_step([batches[0].training(k) for k in some], rate(options, knobs, step))
+    run.results(1)  # waits for the device
+    seconds = round(time.perf_counter() - begin, 2)
     sizes = token_bytes(vocabulary)
     found = {
         name: round(bits_per_byte(run.losses(each.evaluation()), sizes), 4)
         for name, each in zip(names, batches, strict=True)
     }
-    facts = {"parameters": config.parameters, "device": backend.description}
+    facts = {"parameters": config.parameters, "device": backend.description, "seconds": seconds}
     tokens = options.steps * options.sequences * config.seq_len
     return recipe | {"bits": found, "tokens": tokens, "precision": options.precision} | facts
 

@@ -91,7 +91,9 @@ def test_stored_options_have_the_order_of_the_first_release() -> None:
     """Files of runs have the same bytes whatever the order in which options are declared."""
     names = list(TrainOptions().stored())
     assert names[:4] == ["batch_size", "grad_accum", "steps", "learning_rate"]
-    assert names[-2:] == ["table_rate", "output_rate"]
+    assert names[-7:-5] == ["table_rate", "output_rate"]
+    assert names[-5:-2] == ["momentum", "momentum_start", "momentum_steps"]
+    assert names[-2:] == ["table_decay", "table_beta1"]
 
 
 @dataclass(frozen=True, kw_only=True)

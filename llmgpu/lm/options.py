@@ -53,7 +53,9 @@ class TrainOptions:
     steps. learning_rate: the peak, after warmup_steps. The rate falls to min_learning_rate: by a
     cosine or linearly over all other steps, or with schedule "wsd" (warm-up, stable, decay) over
     the last decay_steps. table_rate: multiple of learning_rate for the embedding table.
-    output_rate: multiple of it for an output layer that is not the embedding table.
+    output_rate: multiple of it for an output layer that is not the embedding table. table_decay:
+    multiple of weight_decay for the embedding table and the output layer. table_beta1: replaces
+    beta1 there; 0: the same as beta1. momentum, momentum_start, momentum_steps: see `momentum_of`.
     initialisation: see `llmgpu.lm.model.initial_values`.
     weight_decay: applies to matrices only. grad_clip: largest global norm of gradients; 0 disables
     clipping. precision: "f16" rounds the factors of matrix products to half precision and scales
@@ -106,6 +108,14 @@ class TrainOptions:
     output_rate: float = option(
         1.0, float, "Learning rate of the output layer with --untied, as a multiple of --lr.",
         default_words="a quarter of --table-rate with muon, else --table-rate")
+    momentum: float = option(
+        0.95, float, "Decay of Muon's mean of gradients.", below=1, section=RARE)
+    momentum_start: float = option(
+        0.95, float, "Value of --momentum in the first step.", below=1, section=RARE,
+        default_words="0.85 with muon, 0.95 with --init")
+    momentum_steps: int = option(
+        0, int, "Steps over which --momentum-start turns into --momentum.", least=0, section=RARE,
+        default_words="300 with muon, 0 with --init")
     schedule: Schedule = option(
         "cosine", SCHEDULES,
         "Learning-rate schedule: cosine or linear decay, or constant until the last --decay-steps "
@@ -135,6 +145,13 @@ class TrainOptions:
         section=RARE)
     beta2: float = option(0.95, float, "Decay of the mean of squared gradients.", below=1,
         section=RARE, default_words="0.99 with muon, else 0.95; 0.95 with --init")
+    table_decay: float = option(
+        1.0, float,
+        "Weight decay of the embedding table and the output layer, as a multiple of "
+        "--weight-decay.", default_words="0 with muon, else 1; 1 with --init")
+    table_beta1: float = option(
+        0.0, float, "--beta1 of the embedding table and the output layer; 0: the same.", below=1,
+        section=RARE, default_words="0.8 with muon, else 0; 0 with --init")
     grad_clip: float = option(
         1.0, float, "Clip the global gradient norm to this; 0 disables it.")
     label_smoothing: float = option(
@@ -203,6 +220,7 @@ class TrainOptions:
             able = " or ".join(name for name, each in OPTIMIZERS.items() if each.make_rows)
             raise InputError(f"--sparse-embedding needs --optimizer {able}, not {self.optimizer}")
         self._check_rounds()
+        self._check_momentum()
         if self.min_learning_rate > self.learning_rate:
             raise InputError(
                 f"--min-lr is {self.min_learning_rate}, but must not be above --lr, "
@@ -216,6 +234,14 @@ class TrainOptions:
         for name in ("outer_learning_rate", "outer_momentum"):
             if not self.sync_every and getattr(self, name) != getattr(TrainOptions, name):
                 raise InputError(f"{flag_of(name, TrainOptions)} needs --sync-every, such as 50")
+
+    def _check_momentum(self) -> None:
+        for name in ("momentum", "momentum_start", "momentum_steps"):
+            given = getattr(self, name) != getattr(TrainOptions, name)
+            if given and OPTIMIZERS[self.optimizer].make_hidden is None:
+                able = " or ".join(name for name, each in OPTIMIZERS.items() if each.make_hidden)
+                flag = flag_of(name, TrainOptions)
+                raise InputError(f"{flag} needs --optimizer {able}, not {self.optimizer}")
 
     def _check_lora(self) -> None:
         for name in self.targets:
@@ -316,6 +342,13 @@ class TrainOptions:
         else:
             height = (1 + math.cos(math.pi * progress)) / 2  # falls from 1 to 0
         return minimum + (peak - minimum) * height
+
+    def momentum_of(self, step: int) -> float:
+        """Return Muon's momentum in a step, 0 for the first: a linear change, then a constant."""
+        if step >= self.momentum_steps:
+            return self.momentum
+        change = self.momentum - self.momentum_start
+        return self.momentum_start + change * step / self.momentum_steps
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ changes no weight and halves the scale; many steps without overflow double the s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +67,11 @@ class Updates:
             trained = {weight: model.weights[weight.name] for weight in model.config.weights()}
         self.trained = trained
         self._options = options
+        self._table_options = replace(
+            options,
+            weight_decay=options.weight_decay * options.table_decay,
+            beta1=options.table_beta1 or options.beta1,
+        )
         self.rows: Tensor | None = None
         self.gradients: dict[str, Tensor] = {}
         if options.sparse_embedding:
@@ -121,13 +127,14 @@ class Updates:
         """Write the hyperparameters of a step, 0 first; its batches have `count` valid targets."""
         slot = step % self.history.shape[0]
         inverse_count = 1 / count if count else 0.0
-        hyper = hyper_parameters(self._options, step, learning_rate, inverse_count, slot)
-        hyper["inverse_scale"] = 1 / self.scale
-        self._model.operations.write(self._hyper, hyper)
-        hyper["learning_rate"] = learning_rate * self._options.table_rate
-        self._model.operations.write(self._table_hyper, hyper)
-        hyper["learning_rate"] = learning_rate * self._options.output_rate
-        self._model.operations.write(self._output_hyper, hyper)
+        for tensor, options, rate in (
+            (self._hyper, self._options, 1.0),
+            (self._table_hyper, self._table_options, self._options.table_rate),
+            (self._output_hyper, self._table_options, self._options.output_rate),
+        ):
+            hyper = hyper_parameters(options, step, learning_rate * rate, inverse_count, slot)
+            hyper["inverse_scale"] = 1 / self.scale
+            self._model.operations.write(tensor, hyper)
 
     def record_clear(self, written: Collection[str] = ()) -> None:
         """Record zeros for all gradients but those with the names `written`."""
@@ -244,4 +251,5 @@ def hyper_parameters(
     hyper["inverse_count"] = inverse_count
     hyper["inverse_scale"] = 1  # 1 / loss scale; the caller replaces it if the loss is scaled
     hyper["slot"] = slot
+    hyper["momentum"] = options.momentum_of(step)
     return hyper

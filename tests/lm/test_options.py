@@ -50,6 +50,28 @@ def test_a_rate_that_falls_linearly_from_the_end_of_the_warm_up() -> None:
     assert options.stable_end == 10
 
 
+def test_a_momentum_that_rises() -> None:
+    options = TrainOptions(
+        optimizer="muon", momentum=0.9, momentum_start=0.5, momentum_steps=4, steps=3
+    )
+    expected = {0: 0.5, 1: 0.6, 3: 0.8, 4: 0.9, 5: 0.9, 10**9: 0.9}
+    assert {step: options.momentum_of(step) for step in expected} == pytest.approx(expected)
+    assert replace(options, momentum_steps=0).momentum_of(0) == 0.9
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("momentum", 0.9), ("momentum_start", 0.9), ("momentum_steps", 3)]
+)
+def test_a_momentum_needs_muon(name: str, value: float) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    asked: dict[str, Any] = {name: value}
+    assert getattr(TrainOptions(optimizer="muon", **asked), name) == value
+    with pytest.raises(InputError, match=f"{flag} needs --optimizer muon, not adamw"):
+        TrainOptions(**asked)
+    with pytest.raises(InputError, match=r"--momentum is 1\.0, but must be less than 1"):
+        TrainOptions(optimizer="muon", momentum=1.0)
+
+
 def test_a_rate_that_is_stable_and_decays_at_the_end() -> None:
     options = replace(schedule(1.0, 0.2, 10, 200), schedule="wsd", decay_steps=100)
     expected = {0: 0.1, 9: 1.0, 10: 1.0, 100: 1.0, 125: 0.6, 200: 0.2, 10**9: 0.2}

@@ -1,25 +1,26 @@
-// muon_momentum: the momentum of a matrix, and the direction of its step before it is orthogonal.
+// muon_momentum: the mean of a matrix's gradients, and the direction of its step before it is orthogonal.
 //
-//   momentum += (1 - MOMENTUM) (g - momentum),  g = clip_scale gradient
-//   direction = g + MOMENTUM (momentum - g)                                              (Nesterov)
+//   mean += (1 - momentum) (g - mean),  g = clip_scale gradient
+//   direction = g + momentum (mean - g)                                                  (Nesterov)
 //
 // A bad step changes nothing.
 //
 // binding 0  gradient   read        any shape, taken as one list of elements
-// binding 1  momentum   read_write  as gradient
+// binding 1  mean       read_write  as gradient
 // binding 2  direction  read_write  as gradient
-// binding 3  stats      read        (4,)
-// binding 4  dims       uniform     elements
+// binding 3  hyper      uniform     Hyper
+// binding 4  stats      read        (4,)
+// binding 5  dims       uniform     elements
 // dispatch: one thread per four elements
+//!include lm/hyper.wgsl
 //!include lm/live_elements.wgsl
 
-const MOMENTUM: f32 = 0.95;
-
 @group(0) @binding(0) var<storage, read> gradient: array<vec4<f32>>;
-@group(0) @binding(1) var<storage, read_write> momentum: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read_write> mean: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read_write> direction: array<vec4<f32>>;
-@group(0) @binding(3) var<storage, read> stats: vec4<f32>;
-@group(0) @binding(4) var<uniform> dims: vec4<u32>;
+@group(0) @binding(3) var<uniform> hyper: Hyper;
+@group(0) @binding(4) var<storage, read> stats: vec4<f32>;
+@group(0) @binding(5) var<uniform> dims: vec4<u32>;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn muon_momentum(
@@ -31,8 +32,8 @@ fn muon_momentum(
     if (4u * i < dims.x && stats.z == 0.0) {
         let live = live_elements(i, dims.x);
         let g = stats.x * gradient[i];
-        let mean = momentum[i] + (1.0 - MOMENTUM) * (g - momentum[i]);
-        momentum[i] = select(momentum[i], mean, live);
-        direction[i] = select(direction[i], g + MOMENTUM * (mean - g), live);
+        let after = mean[i] + (1.0 - hyper.momentum) * (g - mean[i]);
+        mean[i] = select(mean[i], after, live);
+        direction[i] = select(direction[i], g + hyper.momentum * (after - g), live);
     }
 }

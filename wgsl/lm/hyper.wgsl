@@ -12,5 +12,5 @@ struct Hyper {
     inverse_count: f32,    // one over the number of targets
     inverse_scale: f32,    // one over what the gradients were multiplied by
     slot: u32,             // row of the history that this step writes
-    padding0: u32,
+    momentum: f32,         // of Muon's matrices
 }

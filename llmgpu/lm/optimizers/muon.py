@@ -22,7 +22,6 @@ from llmgpu.lm.ops.recording import GpuRecorder, dims, workgroups
 from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, Tensor
 from llmgpu.lm.optimizers.adamw import Moments, Optimizer, RowMoments, Steps
 
-MOMENTUM = 0.95
 UPDATE_RMS = 0.2  # root mean square of a step's elements, about that of AdamW's steps
 ITERATIONS = 5
 
@@ -53,8 +52,10 @@ class Momentum(WeightState):
         assert self.direction is not None
         momentum = self.momentum.array
         gradient = update.gradient.array * update.clip_scale
-        momentum += np.float32(1 - MOMENTUM) * (gradient - momentum)
-        gradient += np.float32(MOMENTUM) * (momentum - gradient)
+        kept = float(update.hyper.array["momentum"])
+        # Seven digits are all that float32 holds: 1 - 0.95 is then the float32 nearest to 0.05.
+        momentum += np.float32(1 - round(kept, 7)) * (gradient - momentum)
+        gradient += np.float32(kept) * (momentum - gradient)
         self.direction.array[...] = gradient
 
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
@@ -65,8 +66,9 @@ class Momentum(WeightState):
             "lm/12_muon_momentum.wgsl",
             workgroups(-(-size // 4)),
             gradient=update.gradient,
-            momentum=self.momentum,
+            mean=self.momentum,
             direction=self.direction,
+            hyper=update.hyper,
             stats=update.stats,
             dims=dims(size),
         )

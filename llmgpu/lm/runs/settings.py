@@ -27,6 +27,9 @@ _FIXED_OPTIONS = {
     "stacked_steps": True,
 }
 
+# Options that runs of earlier versions lack. These runs have the values in `TrainOptions`.
+_ADDED = ("table_decay", "table_beta1", "momentum", "momentum_start", "momentum_steps")
+
 # Options that may change when a run is resumed.
 MAY_CHANGE = {name for name, one in own_options(TrainOptions).items() if one.may_change}
 # Learning rates for a trained model: low, as its weights are good already; adapters start from 0.
@@ -42,6 +45,10 @@ MUON_RATE_TIMES_ROOT = 0.06
 MUON_TABLE_RATE_TIMES_WIDTH = 5.0
 # Most rows of a table have no gradient in most steps, so the mean of squares must be a long one.
 MUON_BETA2 = 0.99
+# Rows of frequent ids follow their gradients faster with a shorter mean.
+MUON_TABLE_BETA1 = 0.8
+# A short momentum follows the first gradients, which change fast.
+MUON_MOMENTUM_START, MUON_MOMENTUM_STEPS = 0.85, 300
 # Operations of a batch from which half precision is the default on matrix units. On an H200, half
 # precision was 1.4 times as slow as float32 for a batch of 1e10 operations, and twice as fast for a
 # batch of 7e11.
@@ -166,6 +173,10 @@ def _muon_defaults(config: ModelConfig) -> dict[str, Any]:
         "table_rate": table_rate if config.tied else 2 * table_rate,
         "schedule": "linear",
         "beta2": MUON_BETA2,
+        "table_decay": 0.0,
+        "table_beta1": MUON_TABLE_BETA1,
+        "momentum_start": MUON_MOMENTUM_START,
+        "momentum_steps": MUON_MOMENTUM_STEPS,
     }
 
 
@@ -255,6 +266,7 @@ def _stored_options(checkpoint: Checkpoint) -> TrainOptions:
     # The output layer of runs without an output_rate has the table's rate.
     if "table_rate" in stored:
         stored.setdefault("output_rate", stored["table_rate"])
+    stored = {name: getattr(TrainOptions, name) for name in _ADDED} | stored
     missing = sorted(_OPTION_NAMES - stored.keys())
     if missing:
         raise CheckpointError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tests.lm.ops.adamw_steps import LEARNING_RATE, Steps, half_of, require_half
 from tests.lm.ops.checking import float32_values, run, tensor_of
 from tests.reference.lm import optimizer as reference
 
-OPTIONS = TrainOptions(weight_decay=0.3)
+OPTIONS = TrainOptions(weight_decay=0.3, optimizer="muon")
 SHAPES = [(8, 8), (24, 7), (7, 24), (33, 65), (65, 33), (1, 12), (12, 1), (96, 64), (130, 70)]
 
 
@@ -83,19 +84,40 @@ def step(
 
 @pytest.mark.parametrize("shape", [(24, 7), (33, 65), (64, 64)])
 @pytest.mark.parametrize("decay", [False, True])
-def test_muon(operations: Operations, shape: tuple[int, int], decay: bool) -> None:
+@pytest.mark.parametrize(
+    "options", [OPTIONS, replace(OPTIONS, momentum=0.9, momentum_start=0.5, momentum_steps=4)]
+)
+def test_muon(
+    operations: Operations, shape: tuple[int, int], decay: bool, options: TrainOptions
+) -> None:
     rng = np.random.default_rng(shape[0])
     expected = (matrix(rng, *shape), np.zeros(shape))
     steps = Steps(operations, expected[0])
     state = Momentum.make(operations, steps.parameter)
     for number in range(6):
         gradient = matrix(rng, *shape)
-        steps.begin(OPTIONS, number, gradient)
+        steps.begin(options, number, gradient)
         operations.write(steps.stats, np.array([0.5, 0, 0, 0]))
         step(operations, steps, state, decay=decay, half=None)
-        expected = reference.muon(expected, 0.5 * gradient, OPTIONS, LEARNING_RATE, decay=decay)
+        expected = reference.muon(
+            expected, 0.5 * gradient, options, number, LEARNING_RATE, decay=decay
+        )
     np.testing.assert_allclose(operations.read(steps.parameter), expected[0], atol=2e-5)
     np.testing.assert_allclose(operations.read(state.momentum), expected[1], atol=1e-6)
+
+
+def test_a_momentum_of_95_hundredths_keeps_its_bits_on_the_cpu() -> None:
+    """Runs of earlier versions, whose momentum is a constant, resume to the same bits."""
+    operations, rng = Operations(FixedProducts(1)), np.random.default_rng(4)
+    steps = Steps(operations, matrix(rng, 40, 30))
+    state = Momentum.make(operations, steps.parameter)
+    expected = np.zeros((40, 30), np.float32)
+    for number in range(3):
+        gradient = matrix(rng, 40, 30).astype(np.float32)
+        steps.begin(OPTIONS, number, gradient)
+        step(operations, steps, state, decay=True, half=None)
+        expected += np.float32(0.05) * (gradient - expected)
+    assert operations.read(state.momentum).tobytes() == expected.tobytes()
 
 
 def test_matrices_of_several_shapes(operations: Operations) -> None:
@@ -108,7 +130,7 @@ def test_matrices_of_several_shapes(operations: Operations) -> None:
         states.append(Momentum.make(operations, steps[-1].parameter))
         steps[-1].begin(OPTIONS, 0, gradient)
         before = values, np.zeros(shape)
-        expected.append(reference.muon(before, gradient, OPTIONS, LEARNING_RATE, decay=True)[0])
+        expected.append(reference.muon(before, gradient, OPTIONS, 0, LEARNING_RATE, decay=True)[0])
     updates = [each.update(decay=True, half_copy=None) for each in steps]
     taken = list(zip(states, updates, strict=True))
     run(operations, lambda: MUON.record(operations, taken))

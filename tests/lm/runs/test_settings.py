@@ -67,17 +67,39 @@ def test_the_recipe_of_muon_is_by_width_unless_given() -> None:
         assert options.learning_rate * options.table_rate == pytest.approx(5 / width)
         assert options.output_rate == options.table_rate
         assert (options.schedule, options.beta2) == ("linear", 0.99)
+        assert (options.table_decay, options.table_beta1) == (0, 0.8)
+        momenta = [options.momentum_of(step) for step in (0, 150, 300, 301)]
+        assert momenta == pytest.approx([0.85, 0.9, 0.95, 0.95])
         untied = new(dim=width, tied=False, learning_rate=None).options
         assert untied.table_rate == 2 * options.table_rate
         assert untied.output_rate == options.table_rate / 2
     given = {"schedule": "cosine", "beta2": 0.9, "output_rate": 3.0}
+    given |= {"table_decay": 0.2, "table_beta1": 0.7, "momentum_start": 0.5, "momentum_steps": 2}
     options = new(tied=False, **given).options
-    assert (options.schedule, options.beta2, options.output_rate) == ("cosine", 0.9, 3.0)
+    assert {name: getattr(options, name) for name in given} == given
 
 
-def test_runs_without_a_rate_of_the_output_layer_resume_with_the_rate_of_the_tables() -> None:
+def test_other_runs_have_one_decay_for_all_matrices_and_a_constant_momentum() -> None:
+    given = {"weight_decay": 0.2, "beta1": 0.85}
+    model = replace(new().config, max_positions=1024)
+    tuned = new_settings({"preset": "tiny", "optimizer": "muon", **given}, 300, model).options
+    for options in (new(optimizer="adamw", **given).options, tuned):
+        assert (options.table_decay, options.table_beta1) == (1, 0)
+        assert {options.momentum_of(step) for step in range(400)} == {0.95}
+
+
+LATER_OPTIONS = ("table_decay", "table_beta1", "momentum", "momentum_start", "momentum_steps")
+FILLED_IN = ("output_rate", *LATER_OPTIONS)
+
+
+def test_runs_of_earlier_versions_resume_with_the_values_of_their_version() -> None:
     begun = new(table_rate=10.0, output_rate=10.0, tied=False)
     assert resume(begun, {"output_rate": ...}) == begun
+    assert resume(begun) == begun
+    stored = {"weight_decay": 0.2, "beta1": 0.85}
+    resumed = resume(begun, stored | dict.fromkeys(LATER_OPTIONS, ...)).options
+    assert (resumed.table_decay, resumed.table_beta1) == (1, 0)
+    assert {resumed.momentum_of(step) for step in range(400)} == {0.95}
 
 
 def test_learning_rates_that_do_not_fit_together_are_refused_at_once() -> None:
@@ -163,7 +185,7 @@ def test_runs_in_f16_keep_their_arithmetic_or_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [each.name for each in fields(TrainOptions) if each.name != "output_rate"]
+    "name", [each.name for each in fields(TrainOptions) if each.name not in FILLED_IN]
 )
 def test_an_option_that_a_checkpoint_lacks_is_never_filled_in(name: str) -> None:
     """Each was added at some time, and older checkpoints lack it."""

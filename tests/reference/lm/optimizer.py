@@ -54,14 +54,19 @@ def muon(
     state: tuple[Array, Array],
     gradient: Array,
     options: TrainOptions,
+    step: int,
     learning_rate: float,
     *,
     decay: bool,
 ) -> tuple[Array, Array]:
-    """Return (parameter, momentum) of a matrix after a step."""
+    """Return (parameter, momentum) of a matrix after step number `step`, 0 for the first."""
     parameter, momentum = state
-    momentum = 0.95 * momentum + 0.05 * gradient
-    direction = orthogonal(0.95 * momentum + 0.05 * gradient)
+    kept = options.momentum
+    if step < options.momentum_steps:
+        share = step / options.momentum_steps
+        kept = (1 - share) * options.momentum_start + share * options.momentum
+    momentum = kept * momentum + (1 - kept) * gradient
+    direction = orthogonal(kept * momentum + (1 - kept) * gradient)
     if decay:
         parameter = parameter * (1 - learning_rate * options.weight_decay)
     size = 0.2 * np.sqrt(max(parameter.shape))
