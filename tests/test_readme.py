@@ -367,16 +367,13 @@ def test_recipes_are_those_of_the_recorded_runs() -> None:
     assert all(mean in text for (_, preset, _), mean in means.items() if "tiny" in preset)
 
 
-def test_the_table_of_recipes_is_the_one_that_the_script_prints() -> None:
-    command = [
-        sys.executable,
-        "scripts/recipes.py",
-        "table",
-        str(RECORDED / "recipes/search.jsonl"),
-    ]
-    done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, check=True)
+def test_the_tables_of_recipes_are_those_that_the_script_prints() -> None:
     text = RECIPES.read_text(encoding="utf-8")
-    assert text.endswith(done.stdout)
+    for name, before in {"search": text, "defaults": text.split("\n## All recipes")[0]}.items():
+        record = str(RECORDED / "recipes" / f"{name}.jsonl")
+        command = [sys.executable, "scripts/recipes.py", "table", record]
+        done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, check=True)
+        assert before.endswith(done.stdout)
     # Figures of the final text: a row of the page has the tiny and the small model.
     found: dict[str, list[str]] = {}
     for preset, name, _, _, final in table_rows(5, RECIPES):
