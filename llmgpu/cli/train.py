@@ -543,7 +543,7 @@ def _description(settings: RunSettings, backend: Backend, workers: int) -> str:
     config, options = settings.config, settings.options
     tokens = options.sequences * config.seq_len
     has_units = backend.device is not None and backend.device.matrix_shapes
-    slow = "" if has_units else ", which is slower than f32 without matrix units"
+    slow = "" if has_units else ", slower than f32 without matrix units, with smaller activations"
     return (
         f"training {human_count(config.parameters)} parameters on {backend.description}"
         f"{f' and {workers - 1} more' if workers > 1 else ''}: "
