@@ -36,5 +36,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """List the names of the Python API, and no others."""
+    """List only the names of the Python API."""
     return sorted(__all__)

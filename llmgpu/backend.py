@@ -30,26 +30,27 @@ if TYPE_CHECKING:
     from llmgpu.gpu import AdapterInfo, Device
 
 
-# Bytes of text from which ``auto`` opens an adapter to train a vocabulary: the CPU trains on less
-# text before an adapter is open.
+# Size of a text, in bytes, from which ``auto`` trains a vocabulary on a GPU. The CPU finishes a
+# smaller text before a GPU is even open.
 TRAINING_FROM = 32_000_000
-# Bytes of text from which an open GPU encodes sooner than the CPU; see `encodes_on_gpu`.
+# Size of a text, in bytes, from which an open GPU encodes faster than the CPU; see
+# `encodes_on_gpu`.
 ENCODING_FROM_OPENED = 1 << 20
 
 _log = logging.getLogger("llmgpu")
-# Device files. Each driver of a discrete GPU uses one of these; WSL uses dxg.
+# Device files of GPU drivers. A discrete GPU has at least one of these; /dev/dxg is WSL's.
 _GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/dri/renderD*", "/dev/dxg")
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A place of computation: a device or the CPU.
+    """The device that computes: a GPU, a software adapter, or the CPU without WebGPU.
 
     device: None stands for the CPU.
     description: one line for messages.
     is_optional: ``auto`` chose the device to encode text; if the device fails, the CPU encodes.
-    encoders: encoders that later commands use again, by the arguments of their opening; None:
-        encoders are not kept.
+    encoders: cache of encoders for later commands, by the arguments that opened each encoder; None
+        if encoders are not cached.
     """
 
     device: Device | None
@@ -116,7 +117,7 @@ def select_backend(
                 only_discrete=only_discrete,
                 check=check,
             )
-        except Exception as error:  # wgpudawn is young: its errors are not known
+        except Exception as error:  # wgpu or Dawn: Dawn's package documents no exceptions
             if driver == "dawn":
                 raise DeviceError(
                     f"the run was started with Dawn, which can't be used here: {error}; install "
@@ -142,9 +143,12 @@ def _open(
     only_discrete: bool = False,
     check: Callable[[bool], None] | None = None,
 ) -> Backend | None:
-    """Open an adapter of a driver, maybe only one with matrix units; return None if there is none.
+    """Open an adapter of a driver. Return None if no adapter matches.
 
-    Another thread may import NumPy meanwhile. `Device` needs NumPy, so its import comes last.
+    only_matrices: accept only an adapter with matrix units. The other arguments: see
+    `select_backend`.
+
+    Another thread may be importing NumPy. `Device` needs NumPy, so it is imported last.
     """
     from llmgpu.gpu import OpenedAdapter, list_adapters, load_driver, select_adapter
 
@@ -170,7 +174,10 @@ def _open(
 
 
 def _may_take_dawn(matrices: bool, driver: str | None = None) -> bool:
-    """Whether `select_backend` tries Dawn first; DeviceError if LLMGPU_DRIVER is no usable name."""
+    """Whether `select_backend` tries Dawn first.
+
+    Raises DeviceError if LLMGPU_DRIVER names an unknown or missing driver.
+    """
     from llmgpu.gpu import chosen_driver, has_dawn
 
     chosen = chosen_driver() or driver
@@ -180,10 +187,10 @@ def _may_take_dawn(matrices: bool, driver: str | None = None) -> bool:
 class Opening(Closing):
     """Opens a device in a thread while a command imports its modules and reads its files.
 
-    A fork waits while the thread opens the device, see `llmgpu.forking`.
+    Forks in other threads wait until the device is open, see `llmgpu.forking`.
 
     wanted: a value of --device.
-    growth: estimates the memory of the job, measured from `begin` on; None before `begin`.
+    growth: estimates the memory that the job has used since `begin`; None before `begin`.
     """
 
     def __init__(
@@ -194,10 +201,10 @@ class Opening(Closing):
         encodes: bool = False,
         keeps_encoders: bool = False,
     ) -> None:
-        """Store the choice; `begin` or `backend` opens the device.
+        """Store the choice of the device; `begin` or `backend` opens the device.
 
-        matrices: see `select_backend`. encodes: the device encodes text, so ``auto`` chooses a
-        discrete GPU or the CPU. keeps_encoders: see `Backend.encoders`.
+        matrices: see `select_backend`. encodes: the command encodes text, so ``auto`` chooses a
+        discrete GPU or the CPU. keeps_encoders: cache encoders, see `Backend.encoders`.
         """
         self.wanted = wanted
         self.growth: Growth | None = None
@@ -230,14 +237,14 @@ class Opening(Closing):
         if self._is_optional and not _may_have_gpu():
             self._selected = replace(NUMPY, encoders=self._encoders)
             return
-        with suppress(DeviceError, ImportError, OSError, RuntimeError):  # `backend` raises them
+        with suppress(DeviceError, ImportError, OSError, RuntimeError):  # raised by `backend`
             if has_limited_address_space() or _may_take_dawn(self._matrices):
                 return
             from llmgpu.gpu import load_driver, set_variables
 
             set_variables()
             load_driver("wgpu")
-            # A daemon thread: a process that ends early does not wait for a driver.
+            # A daemon thread, so that a process that ends early does not wait for a driver.
             thread = threading.Thread(target=self._select, name="llmgpu-open", daemon=True)
             thread.start()
             self._thread = thread
@@ -286,7 +293,7 @@ class Opening(Closing):
         self._selected = replace(selected, is_optional=is_optional, encoders=self._encoders)
 
     def close(self) -> None:
-        """Wait for the thread, and let go of the device."""
+        """Wait for the thread, and release the device."""
         if self._thread is not None:
             self._thread.join()
         self._thread = self._selected = self._error = None
@@ -334,7 +341,9 @@ def encoding_from(processors: int) -> int:
 
 
 def gpu_from(least: int) -> int:
-    """Return the bytes of text from which ``auto`` opens an adapter: LLMGPU_GPU_FROM, or `least`.
+    """Return the size of a text, in bytes, from which ``auto`` opens an adapter.
+
+    The size is LLMGPU_GPU_FROM, or `least` if the variable is not set.
 
     Raises InputError if LLMGPU_GPU_FROM is not a size.
     """
@@ -348,7 +357,10 @@ def gpu_from(least: int) -> int:
 
 
 def _may_have_gpu() -> bool:
-    """Whether there may be a discrete GPU; listing the adapters, to be certain, takes 0.15 s."""
+    """Whether this machine seems to have a discrete GPU, judged by its device files.
+
+    Listing the adapters would be certain but takes 0.15 s.
+    """
     return not sys.platform.startswith("linux") or any(map(glob, _GPU_FILES))
 
 
@@ -389,6 +401,6 @@ def _has_wgpu() -> bool:
         from llmgpu.gpu import load_driver
 
         load_driver("wgpu")
-    except (ImportError, OSError, RuntimeError):  # wgpu's native library is missing or unfit
+    except (ImportError, OSError, RuntimeError):  # wgpu's library is missing or unfit
         return False
     return True

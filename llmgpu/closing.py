@@ -1,4 +1,4 @@
-"""Closing objects at the end of a ``with`` block, or after the last reference is gone."""
+"""Objects that release resources at the end of a ``with`` block or after their last reference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Self
 
 
 class Closing(ABC):
-    """An object with resources, which the end of a ``with`` block releases."""
+    """An object whose resources are released at the end of a ``with`` block."""
 
     @abstractmethod
     def close(self) -> None:
@@ -28,8 +28,8 @@ def close_with(
 ) -> weakref.finalize[..., Any]:
     """Call `close` when `owner` is freed or the process ends, but not in a forked process.
 
-    A forked process lacks the threads and processes for which `close` may wait. Returns a
-    finalizer: calling the finalizer closes at once.
+    In a forked process `close` could wait forever for threads that exist only in the parent. Call
+    the returned finalizer to close at once.
     """
     return weakref.finalize(owner, _call_in, os.getpid(), close, arguments)
 

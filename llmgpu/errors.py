@@ -13,7 +13,10 @@ _FIRST, _LAST = 200, 100  # characters kept at both ends of a longer message
 
 
 class LlmgpuError(Exception):
-    """Base of all errors raised on purpose; exit_code: the exit code of a command that it ends."""
+    """Base class of all errors that llmgpu raises on purpose.
+
+    exit_code: exit code of a command that fails with the error.
+    """
 
     exit_code = 1
 
@@ -23,7 +26,7 @@ class LlmgpuError(Exception):
 
 
 def shorten(message: str) -> str:
-    """Return a message; of more than 700 characters, the middle is left out."""
+    """Return a message; the middle of a message of more than 700 characters is left out."""
     if len(message) <= _MOST_CHARACTERS:
         return message
     return f"{message[:_FIRST]} ... {message[-_LAST:]}"
@@ -32,7 +35,8 @@ def shorten(message: str) -> str:
 def errors_are_json() -> bool:
     """Whether the command line asks for errors as JSON: ``--json``, or ``--log-format json``.
 
-    A command line that can't be parsed has an error, too, so the arguments are only searched.
+    The arguments are searched for these options without parsing, because the error may be that the
+    command line can't be parsed.
     """
     arguments = sys.argv
     pairs = zip(arguments, [*arguments[1:], ""], strict=True)
@@ -41,7 +45,10 @@ def errors_are_json() -> bool:
 
 
 def error_line(message: str, exit_code: int, **facts: str) -> str:
-    """Return the line about the error that ends a command; facts: further keys of JSON."""
+    """Return the line that reports the error of a failed command.
+
+    facts: further keys of the line if the line is JSON.
+    """
     if not errors_are_json():
         return f"error: {message}"
     import json
@@ -50,7 +57,7 @@ def error_line(message: str, exit_code: int, **facts: str) -> str:
 
 
 def interrupted_line(exit_code: int) -> str:
-    """Return the line about an interrupt: a word, or JSON as for an error."""
+    """Return the line that reports an interrupt: one word, or JSON as `error_line` returns."""
     return error_line("interrupted", exit_code) if errors_are_json() else "interrupted"
 
 
@@ -79,7 +86,7 @@ class OutputError(LlmgpuError):
 
 
 class VocabularyError(LlmgpuError):
-    """A vocabulary file is damaged or of a newer version, or can't be used here."""
+    """A vocabulary file is damaged or of a newer version, or a vocabulary does not fit its use."""
 
 
 class DeviceError(LlmgpuError):
@@ -95,4 +102,4 @@ class TrainingError(LlmgpuError):
 
 
 class CheckpointError(LlmgpuError):
-    """A checkpoint is damaged or of a newer version, or can't be used here."""
+    """A checkpoint is damaged or of a newer version, or does not fit its use."""

@@ -34,7 +34,7 @@ STANDARD_OUTPUT = "-"
 
 _NAME_LENGTH = 40  # characters of the target's name in a temporary name, which has a limit
 _LOOKED_AT = 8  # names after the chosen name that are checked for files left by a kill
-_LOCKED_BYTE = 1 << 30  # offset beyond the process id: on Windows a locked byte can't be read
+_LOCKED_BYTE = 1 << 30  # far beyond the process id: Windows can't read a locked byte
 
 _DESCRIPTOR = re.compile(r"/dev/(?P<name>stdout|stderr)|/(?:dev|proc/self)/fd/(?P<number>[0-9]+)")
 _DESCRIPTOR_NUMBERS = {"stdout": 1, "stderr": 2}
@@ -155,7 +155,7 @@ class UnfinishedFile:
             try_lock(self._lock)
         if has_name(self._lock, path):
             return True
-        os.close(self.descriptor)  # another process removed the unlocked file as a leftover
+        os.close(self.descriptor)  # another process took the file for a leftover and removed it
         self.descriptor = -1
         self._forget()
         return False
@@ -198,7 +198,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def try_lock(descriptor: int) -> bool:
-        """Lock a file until its descriptors are closed; False if another process has the lock."""
+        """Lock a file until its descriptors are closed; False if another process holds the lock."""
         os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
@@ -210,7 +210,7 @@ else:
     import fcntl
 
     def try_lock(descriptor: int) -> bool:
-        """Lock a file until its descriptors are closed; False if another process has the lock."""
+        """Lock a file until its descriptors are closed; False if another process holds the lock."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -264,14 +264,15 @@ class OutputFile:
             sync(os.path.dirname(self._target))
 
     def commit(self, *, is_last: bool = True) -> None:
-        """Finish, and rename the file.
+        """Finish the file, and give it its final name.
 
-        is_last: sync the folder, because no later commit syncs the folder.
+        is_last: sync the folder. The other files of an output are committed with False before the
+        last.
         """
         try:
             self.finish()
-            # Another thread has discarded this file. The error keeps the caller from renaming files
-            # that belong to this file.
+            # Another thread has discarded this file. With the error, the caller does not rename the
+            # other files of the same output.
             if self._is_discarded:
                 raise OutputError(f"can't write {self.path}: it was given up")
             if self._unfinished is not None:
@@ -303,7 +304,7 @@ class OutputFile:
                 os.chmod(self.temporary, mode)
             return os.fdopen(self._unfinished.descriptor, "wb")
         except BaseException:
-            with suppress(OSError):  # fdopen closes the descriptor when interrupted
+            with suppress(OSError):  # after an interrupt, fdopen has closed the descriptor
                 os.close(self._unfinished.descriptor)
             self._unfinished.remove()
             raise
@@ -330,7 +331,7 @@ def sync(path: str | Path) -> None:
     """Flush a file, or the names in a folder, to disk; OutputError if that fails."""
     with output_errors(str(path)):
         if os.path.isdir(path):
-            if os.name == "nt":  # folders can't be opened; the file system's journal keeps names
+            if os.name == "nt":  # Windows can't open folders; the file system's journal keeps names
                 return
             try:
                 descriptor = os.open(path, os.O_RDONLY)
@@ -363,7 +364,7 @@ def _open_direct(path: str) -> BinaryIO | None:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
         return None
-    except ValueError as error:  # a zero byte in the name
+    except ValueError as error:  # the name contains a zero byte
         raise OSError(errno.EINVAL, str(error)) from error
     if stat.S_ISREG(mode):
         return None
@@ -371,7 +372,10 @@ def _open_direct(path: str) -> BinaryIO | None:
 
 
 def _replaced_mode(target: str) -> int | None:
-    """Return the mode of the file to replace; PermissionError for a write-protected file."""
+    """Return the permission bits of the file to replace, None if there is no file.
+
+    Raises PermissionError for a write-protected file.
+    """
     if not os.path.exists(target):
         return None
     if not os.access(target, os.W_OK):

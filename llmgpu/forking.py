@@ -1,20 +1,19 @@
 """Forks wait while another thread opens a device, an encoder or the tables of a vocabulary.
 
-A child process has copies of its parent's locks, but only the forking thread. A lock held by
-another thread during the fork, such as the lock of a module being imported, is never released in
-the child.
+A child process has copies of its parent's locks, but only one thread. A lock that another thread
+held during the fork, such as the lock of a module being imported, stays locked in the child.
 
-This module uses no locks, since an interrupt could leave a lock locked. Its lists change in one
-step.
+This module uses no locks of its own, since an interrupt could leave a lock locked. Its lists
+are changed by single operations that no other thread can interrupt.
 """
 
 from __future__ import annotations
 
 import _thread
 
-# The fork hooks of these two modules take locks that blocks may need, so the hook of this module
-# must run first and wait for the blocks. Hooks run in reverse order of their registration, and this
-# module registers its hook after these imports.
+# These two modules register fork hooks. Their hooks take locks that a delaying block may need, so
+# the hook of this module must run before them. Hooks run in reverse order of registration: import
+# the modules first.
 import concurrent.futures.thread  # noqa: F401
 import logging  # noqa: F401
 import os
@@ -28,7 +27,7 @@ _PAUSE = 1e-3  # seconds
 _INTERRUPT_AFTER = 0.05  # seconds, after which all hooks of the fork have returned
 # Threads in a block of `delaying_forks`, one entry for each block.
 _delaying: list[threading.Thread] = []
-_forking: list[threading.Thread] = []  # forking threads; while one is listed, no block begins
+_forking: list[threading.Thread] = []  # forking threads; no block begins while one is listed
 _interrupted: list[threading.Thread] = []  # forking threads that an interrupt has reached
 
 
@@ -39,7 +38,7 @@ def delaying_forks() -> Iterator[None]:
     The block must not wait for a forking thread. A fork in the thread of the block does not wait.
     """
     thread, end = threading.current_thread(), time.monotonic() + LONGEST_WAIT
-    is_nested = thread in _delaying  # the fork waits for the outer block
+    is_nested = thread in _delaying  # the fork already waits for the outer block
     _delaying.append(thread)
     try:
         while not is_nested and _others(_forking, thread) and time.monotonic() < end:
@@ -53,7 +52,7 @@ def delaying_forks() -> Iterator[None]:
 
 
 def _others(threads: Sequence[threading.Thread], thread: threading.Thread) -> bool:
-    """Whether another thread is listed and still runs."""
+    """Whether `threads` lists a running thread other than `thread`."""
     return any(other is not thread and other.is_alive() for other in [*threads])
 
 
@@ -63,11 +62,11 @@ def _let_blocks_begin(thread: threading.Thread) -> None:
 
 
 def _begin_fork() -> None:
-    """Wait until no other thread is in a block.
+    """Wait until no other thread is in a `delaying_forks` block.
 
-    A block must be able to end, and may wait for a thread that has yet to enter a block. So new
-    blocks are held back only for some time, and then let in. This time doubles with each round:
-    threads that keep entering blocks delay the fork by about twice their longest block.
+    New blocks are held back, but only for some time: a running block may wait for a thread that
+    has yet to enter a block. The time doubles with each round, so threads that keep entering blocks
+    delay the fork by about twice their longest block.
     """
     thread, end = threading.current_thread(), time.monotonic() + LONGEST_WAIT
     hold = _PAUSE

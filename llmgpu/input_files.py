@@ -1,7 +1,7 @@
 """Reading files from outside, within limits, and words for messages about their content.
 
-Size and first bytes are checked before a file is read whole: a file longer than any file of its
-kind is refused, and so is a binary file in place of text. Devices without an end are refused, too.
+The size and the first bytes of a file are checked before the whole file is read. A file that is too
+long for its kind, a binary file where text is expected, and an endless device are refused.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from typing import Any, NoReturn
 
 from llmgpu.errors import InputError, VocabularyError
 
-# Limits, in bytes, of files that are read whole, by kind of file. Files of word counts have their
-# length in the header, and weights are mapped.
+# Largest sizes, in bytes, of files that are read at once, by kind of file.
 MAX_BYTES = {
     "vocabulary": 1 << 30,
     "vocabulary of another tool": 1 << 26,  # twice the largest tokenizer.json in use
     "model description": 1 << 26,
     "record of measurements": 1 << 26,
     "file of options": 1 << 20,
-    "description of a run": 1 << 30,  # it lists the corpus files
+    "description of a run": 1 << 30,  # a description lists the corpus files
     "list of shards": 1 << 30,
-    "record of a finished part": 1 << 30,  # it lists the corpus files
-    "side file": 1 << 32,  # it lists the documents
+    "record of a finished part": 1 << 30,  # a record lists the corpus files
+    "side file": 1 << 32,  # a side file lists the documents
     "training log": 1 << 30,
     "log of merges": 1 << 30,
     "file of prompts": 1 << 28,
@@ -38,8 +37,8 @@ _LONG_TEXT = ("description of a run", "list of shards", "side file", "training l
 
 _HEAD_BYTES = 64
 _BLOCK_BYTES = 1 << 20
-_SHOWN = 60  # characters of a text in a message
-_LISTED = 3  # texts in a note
+_SHOWN = 60  # characters of a quoted text in a message
+_LISTED = 3  # names that a note lists before it counts the rest
 
 # Characters that control a terminal, and lone surrogates, which UTF-8 can't encode.
 _UNPRINTABLE = re.compile(
@@ -83,7 +82,7 @@ def number_of(count: int, noun: str) -> str:
 
 
 def quote(value: object) -> str:
-    """Return a value for a message, cut short if it is long."""
+    """Return the spelling of a value in a message, shortened if it is long."""
     shown = repr(value[:_SHOWN] if isinstance(value, (str, bytes)) else value)
     return shown if len(shown) <= 2 * _SHOWN else f"{shown[: 2 * _SHOWN]}..."
 
@@ -110,7 +109,7 @@ def read_head(path: str | Path, nbytes: int) -> bytes:
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Begin the message of a VocabularyError from the block with the name of the file."""
+    """Put the name of the file in front of the message of a VocabularyError of the block."""
     try:
         yield
     except VocabularyError as error:
@@ -120,17 +119,18 @@ def naming(path: str | Path) -> Iterator[None]:
 def read_whole(
     path: str | Path, kind: str, check_head: Callable[[bytes], None] | None = None
 ) -> bytes:
-    """Return the bytes of a file of a kind in MAX_BYTES.
+    """Return the bytes of a file.
 
-    check_head: called with the first bytes; raises if the file is of another kind.
+    kind: a key of MAX_BYTES.
+    check_head: called with the first bytes; raises an error if the file is of another kind.
 
     Raises OSError, with a reason in `strerror`, for an unreadable or too long file, and for binary
-    content in place of text.
+    content where text is expected.
     """
     most = MAX_BYTES[kind]
     try:
         stream = open(path, "rb")  # noqa: SIM115 (closed below)
-    except ValueError as error:  # a zero byte in the name
+    except ValueError as error:  # the name contains a zero byte
         raise OSError(errno.EINVAL, str(error)) from error
     with stream:
         status = os.fstat(stream.fileno())
@@ -141,7 +141,8 @@ def read_whole(
             if kind in _LONG_TEXT and b"\0" in head:
                 raise OSError(errno.EINVAL, f"a {kind} is text, and this has zero bytes")
             blocks, left = [head], most + 1 - len(head)
-            # A single read of `left` bytes would allocate memory for all of them.
+            # Read in blocks, because one read of `left` bytes would allocate memory for the whole
+            # limit.
             while left and (block := stream.read(min(left, _BLOCK_BYTES))):
                 blocks.append(block)
                 left -= len(block)
@@ -168,7 +169,7 @@ def decode_text(data: bytes) -> str:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse JSON strictly: VocabularyError for repeated keys and NaN, too."""
+    """Parse JSON. Raises VocabularyError for invalid JSON, repeated keys and NaN."""
     text = decode_text(data)
     if not text:
         raise VocabularyError("not valid JSON: the file is empty")

@@ -2,19 +2,21 @@
 
 A line that begins with ``//!`` is a directive. All other lines are WGSL.
 
-- ``//!include NAME`` inserts a file below wgsl/ once, however often the file is named. NAME may
-  also be a choice of the device (``scan``: with or without subgroup operations), or a block.
+- ``//!include NAME`` inserts a file below wgsl/. A file is inserted once, even if several lines
+  include it. NAME may also be a word for which the device chooses a file (``scan``: with or without
+  subgroup operations), or the name of a block.
 - ``//!override name = DEFAULT`` declares a setting, as ``override`` does in WGSL: the host may
   replace the default by another number or word (`compose`).
-- ``//!let name = TEXT`` assigns a text to a name for all later lines, included files among them.
+- ``//!let name = TEXT`` assigns a text to a name for all later lines, also in included files.
   ``//!let name = TEXT if CONDITION`` assigns nothing if CONDITION is 0.
 - ``//!for i in 0..COUNT``, ``//!for side outer in left x, right y``, ``//!end`` repeat lines.
-- ``//!if CONDITION``, ``//!else``, ``//!end`` choose lines: if CONDITION is 0, those after the
-  ``//!else``.
+- ``//!if CONDITION``, ``//!else``, ``//!end`` choose lines. If CONDITION is 0, the lines after
+  ``//!else`` are used, else the lines before it.
 - ``//!block NAME``, ``//!end`` store lines. Every ``//!include NAME`` inserts these lines.
 
-In WGSL and in directives ``{name}`` stands for the text of a name, ``{4 * i + 1}`` for a number.
-Braces of WGSL itself have blanks or line ends inside. A kernel's file has one entry point.
+In WGSL and in directives, ``{name}`` is replaced by the text of a name, and ``{4 * i + 1}`` by a
+number. Braces that belong to WGSL have blanks or line ends inside. A kernel's file has one entry
+point.
 
 The host reads bindings, fields of structs (`struct_dtype`) and constants (`constant`) from the
 text, so that every name is declared once. Reading needs no GPU.
@@ -53,7 +55,7 @@ _ATOMIC = re.compile(r"^atomic<\s*(\w+)\s*>$")
 _VECTOR = re.compile(r"^vec([234])<\s*(\w+)\s*>$")
 _ARRAY = re.compile(r"^array<\s*(.+?)\s*,\s*([^,]+)>$")
 _SCALARS = {"f16": "<f2", "u32": "<u4", "i32": "<i4", "f32": "<f4"}
-_TOKEN = re.compile(r"0x[0-9a-fA-F]+u?|[0-9]+u?|\w+|[=!<>]=|&&|\|\||\S")  # in an expression
+_TOKEN = re.compile(r"0x[0-9a-fA-F]+u?|[0-9]+u?|\w+|[=!<>]=|&&|\|\||\S")  # tokens of an expression
 # Operators of expressions: precedence (larger numbers bind more closely) and function.
 _OPERATORS: dict[str, tuple[int, Callable[[int, int], int]]] = {
     "||": (0, lambda left, right: bool(left or right)),
@@ -90,7 +92,7 @@ class KernelSource:
     """The whole text of a kernel and the declarations in the text.
 
     lines: file and line number of each line of the text.
-    settings: names that ``//!override`` declares. Their values are already inserted in the text.
+    settings: names that ``//!override`` declares. The text already has their values in place.
     """
 
     entry: str
@@ -117,7 +119,7 @@ def _root() -> Traversable:
 
 
 def read_wgsl(name: str) -> str:
-    """Return the text of a file below wgsl/; DeviceError for a missing file."""
+    """Return the text of a file below wgsl/; raise DeviceError for a missing file."""
     path = _root() / name
     if not path.is_file():
         raise DeviceError(f"kernel source wgsl/{name} is missing; reinstall llmgpu")
@@ -163,17 +165,18 @@ def _tokens(expression: str) -> tuple[str, ...]:
 
 @cache
 def _split(text: str) -> tuple[str, ...]:
-    """Return the stretches of a text outside and inside of braces, in turn."""
+    """Split a text at its braces: text outside of braces alternates with text inside."""
     return tuple(_FILLED.split(text))
 
 
 def _evaluate(expression: str, names: Mapping[str, int | str]) -> int:
     """Return the value of u32 arithmetic or of a condition; 1 is true and 0 false.
 
-    Several threads compile kernels, and Python's own parser, `ast`, sometimes fails when several
-    threads use it.
+    Python's own parser, `ast`, is not used: several threads compile kernels at a time, and `ast`
+    sometimes fails when several threads use it.
 
-    ValueError for anything but names, numbers, parentheses, ``!`` and the keys of _OPERATORS.
+    Raises ValueError for anything but names, numbers, parentheses, ``!`` and the keys of
+    _OPERATORS.
     """
     tokens = [*_tokens(expression), ""]  # the functions below remove tokens from the front
 
@@ -190,7 +193,7 @@ def _evaluate(expression: str, names: Mapping[str, int | str]) -> int:
         return int(token.removesuffix("u"), 0) if known is None else int(known)
 
     def chain(least: int) -> int:
-        """Evaluate an operand and all following operators with a precedence of `least` or more."""
+        """Evaluate an operand and all following operators with a precedence of at least `least`."""
         value = operand()
         while True:
             closeness, function = _OPERATORS.get(tokens[0], _NO_OPERATOR)
@@ -199,7 +202,7 @@ def _evaluate(expression: str, names: Mapping[str, int | str]) -> int:
             tokens.pop(0)
             value = int(function(value, chain(closeness + 1)))
 
-    # Evaluate all tokens but the end mark.
+    # Evaluate all tokens except the "" at the end.
     try:
         value = chain(0)
         if tokens != [""]:
@@ -210,7 +213,7 @@ def _evaluate(expression: str, names: Mapping[str, int | str]) -> int:
 
 
 class _Declared:
-    """The u32 constants and the structs that a text declares, and layouts of types."""
+    """The u32 constants and the structs that a WGSL text declares, and the layout of its types."""
 
     def __init__(self, text: str, given: Mapping[str, int]) -> None:
         text = _COMMENT.sub("", text)
@@ -268,11 +271,12 @@ def compose(
     """Return the source of a kernel after all directives are carried out.
 
     name: the kernel's file.
-    choices: files by the words that includes may name instead, see `Device.source_choices`.
-    given: values of settings; settings without a value keep their defaults. Names that are no
-        settings are ignored.
+    choices: the file for each word that includes may name, see `Device.source_choices`.
+    given: values of settings; other settings keep their defaults. Names that the kernel does not
+        declare as settings are ignored.
 
-    DeviceError for a missing file or a wrong directive, or unless there is exactly one kernel.
+    Raises DeviceError for a missing file or a wrong directive, or unless there is exactly one
+    kernel.
     """
     expansion = _Expansion(choices, given or {})
     expansion.include(name)
@@ -307,9 +311,9 @@ class _Directive:
 
 @cache
 def _parse(file: str, text: str) -> list[Line | _Directive]:
-    """Return the lines of a file's text, with the body of each directive inside it."""
+    """Return the lines of a file's text; each directive contains the lines of its body."""
     lines: list[Line | _Directive] = []
-    # Directives without an end so far, each with the list of the lines around the directive.
+    # Stack of directives that have no ``//!end`` yet, each with the list of lines around it.
     begun: list[tuple[_Directive, list[Line | _Directive]]] = []
     for number, line in enumerate(text.splitlines(), 1):
         found = _DIRECTIVE.match(line)
@@ -339,7 +343,8 @@ def _parse(file: str, text: str) -> list[Line | _Directive]:
 class _Expansion:
     """Writes the text of a kernel line by line.
 
-    _names: the texts of settings, of ``//!let`` and of loops' variables.
+    _names: the text of each setting, of each name assigned by ``//!let``, and of each loop
+    variable.
     """
 
     def __init__(self, choices: Mapping[str, str], given: Mapping[str, int | str]) -> None:
@@ -400,7 +405,10 @@ class _Expansion:
                     self._write(directive.body)
 
     def _rounds(self, rest: str) -> Iterator[dict[str, str]]:
-        """Yield the values of a loop's variables, from ``i in 0..4`` or ``i j in 0 a, 1 b``."""
+        """Yield the values of a loop's variables in each round of the loop.
+
+        rest: the text after ``//!for``, such as ``i in 0..4`` or ``i j in 0 a, 1 b``.
+        """
         variables, _, values = rest.partition(" in ")
         first, dots, end = values.partition("..")
         if dots:

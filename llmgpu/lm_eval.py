@@ -40,9 +40,9 @@ from llmgpu.lm.options import SamplingOptions
 from llmgpu.lm.scoring import Request, Score, Scorer
 from llmgpu.tokenizer import Tokenizer
 
-_MOST_NEW = 256  # most ids of a continuation, unless a task sets another limit
+_MOST_NEW = 256  # largest number of ids of a continuation, unless a task sets another limit
 _ANY_DEVICE = "cuda:0"  # the device that lm_eval's command passes without --device
-_TOGETHER = 8  # continuations in a batch, with --batch_size auto
+_TOGETHER = 8  # continuations generated at a time with --batch_size auto
 
 
 @register_model("llmgpu")
@@ -131,7 +131,7 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """Return the log-likelihood of each text; windows of a text score each id once."""
+        """Return the log-likelihood of each text. A long text is scored in windows, each id once."""
         texts = [[self.prefix_token_id, *self.tok_encode(each.args[0])] for each in requests]
         asked = [Request(np.array(ids, np.uint32)) for ids in texts]
         return [_sum(score) for score in self._scores(asked, disable_tqdm)]
@@ -151,9 +151,9 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
         return [each.text.data.decode("utf-8", "replace") for each in made]
 
     def _continuation(self, context: str, wanted: Mapping[str, Any]) -> Continuation:
-        """Return the request to continue a context.
+        """Return the request that continues a context.
 
-        Raises InputError unless `max_length` leaves room for a context before max_gen_toks ids.
+        Raises InputError if `max_length` leaves no room for a context and max_gen_toks new ids.
         """
         options = normalize_gen_kwargs(dict(wanted), _MOST_NEW)
         count = int(options["max_gen_toks"])
@@ -177,7 +177,7 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """The fingerprint of the vocabulary, by which lm_eval caches requests."""
+        """The fingerprint of the vocabulary: lm_eval caches requests under this name."""
         return self._saved.vocabulary.fingerprint
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:

@@ -1,9 +1,10 @@
-"""Locks between processes for writing a run folder, a checkpoint or the shards of an output.
+"""Locks between processes that write the same run folder, checkpoint or shards.
 
-- A lock is a locked file with the id of its process as content. The operating system unlocks the
-  file when the process ends, even by a kill; the file may stay.
-- A process may remove the file while holding the lock. Another process that has just opened the
-  file then locks a file without a name. `FileLock` recognizes this case and tries again.
+- A lock is a locked file that contains the id of its process. The operating system unlocks the
+  file when the process ends, even by a kill. The file itself may remain.
+- A process may remove the file while it holds the lock. Another process that opened the file just
+  before then locks a file that has no name any more. `FileLock` recognizes this case and tries
+  again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class FileLock(Closing):
         self._path = str(path)
         with output_errors(self._path):
             while True:
-                # Unbuffered: the process id is written at once, and closing has nothing to write.
+                # Unbuffered, so that the process id is written at once and closing has nothing left
+                # to write.
                 self._file: BinaryIO = open(path, "a+b", buffering=0)  # noqa: SIM115
                 try:
                     if self._take(what):
@@ -42,23 +44,23 @@ class FileLock(Closing):
                 self._file.close()
 
     def close(self) -> None:
-        """Unlock the file, and keep it."""
+        """Unlock the file without removing it."""
         if not self._file.closed:
             with output_errors(self._path):
                 self._file.truncate(0)
-                self._file.close()  # frees the lock
+                self._file.close()  # closing releases the lock
 
     def remove(self) -> None:
         """Remove the file, and unlock it."""
         if not self._file.closed:
             with output_errors(self._path):
-                if os.name == "nt":  # open files can't be removed
+                if os.name == "nt":  # Windows can't remove an open file
                     self._file.close()
                 Path(self._path).unlink(missing_ok=True)
                 self._file.close()
 
     def _take(self, what: str) -> bool:
-        """Lock the open file; False if another process has removed the file since."""
+        """Lock the open file; return False if another process has removed the file meanwhile."""
         if not try_lock(self._file.fileno()):
             raise OutputError(
                 f"{what} is in use by {_holder(self._file)}: wait until it ends, or choose another "

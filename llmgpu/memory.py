@@ -10,19 +10,19 @@ from pathlib import Path
 
 _RESIDENT, _STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
 _GROWTH_SPARE, _GROWTH_STEP = 8 << 20, 1.5
-USUAL_GROWTH = 0.5  # the words of ordinary text grow about as this power of its length
-_TABLE_BYTES = 128  # at most, of tables for a byte of text
-_USUAL_TABLE = 8192  # bytes of tables for ordinary text of one byte; longer text: USUAL_GROWTH
+USUAL_GROWTH = 0.5  # the distinct words of a text of n bytes grow about as n to this power
+_TABLE_BYTES = 128  # largest size of the word tables, in bytes for each byte of text
+_USUAL_TABLE = 8192  # usual size of the word tables is this times bytes**USUAL_GROWTH
 _MEMORY_INFO = Path("/proc/meminfo")
-# Limit and use of memory of a container.
+# Files that give the limit and the use of memory of a container.
 _GROUP_LIMIT, _GROUP_USE = (Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
 
 
 @dataclass(frozen=True)
 class Costs:
-    """The most memory that an engine needs for distinct words, in bytes.
+    """The most memory, in bytes, that an engine needs for a table of distinct words.
 
-    fixed: bytes for any text. per_byte, per_word: bytes for each byte of the words, and for each
+    fixed: bytes for any text. per_byte: bytes for each byte of the words. per_word: bytes for each
     word.
     """
 
@@ -31,15 +31,19 @@ class Costs:
     per_word: float
 
     def of(self, words: float, nbytes: float) -> int:
-        """Return the bytes of memory for distinct words of `nbytes` bytes in all."""
+        """Return the bytes of memory for distinct words.
+
+        words: number of words. nbytes: sum of their lengths.
+        """
         return round(self.fixed + self.per_byte * nbytes + self.per_word * words)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The most memory that a job needs, in bytes: of the process, and on a device.
+    """The most memory, in bytes, that a job needs.
 
-    likely: about the memory that the process needs for ordinary text; None if `host` is no guess.
+    host: memory of the process. likely: a realistic estimate of `host` for ordinary text; None if
+    `host` is exact enough. The other field is memory on a device.
     """
 
     host: int
@@ -47,7 +51,7 @@ class Memory:
     likely: int | None = None
 
 
-OnMemory = Callable[[Memory], None]  # receives each new estimate
+OnMemory = Callable[[Memory], None]  # called with each new estimate
 
 
 def no_memory(memory: Memory) -> None:
@@ -72,10 +76,10 @@ def peak_memory() -> int | None:
 
 
 class Growth:
-    """Estimates the memory of a job with tables of words from the memory used so far.
+    """Estimates the memory of a job that fills word tables, from the memory used so far.
 
-    The tables grow with the text, ever more slowly, and in steps of half their size. Buffers stop
-    growing after the first part of the text. A peak between two estimates counts, too.
+    Word tables grow with the text, ever more slowly, and each time by half their size. Buffers stop
+    growing after the first part of the text. A peak between two estimates is counted, too.
     """
 
     def __init__(
@@ -92,11 +96,12 @@ class Growth:
     def estimate(
         self, left: float | None, text_bytes: int = 0, table_bytes: int | None = None
     ) -> Memory | None:
-        """Return the most memory that the whole text may need; None while unknown.
+        """Return the most memory that the whole text may need; None if it can't be estimated yet.
 
-        left: bytes of the whole text, as a multiple of the bytes so far; None if unknown.
-        text_bytes: of the text so far. table_bytes: the most that the tables of words take; None:
-            as much as the text makes them grow.
+        left: size of the whole text divided by the size of the text so far; None if unknown.
+        text_bytes: size of the text so far. table_bytes: largest size of the word tables; None if
+        the
+        tables grow as the text does.
         """
         now = self._resident()
         if now is None or self._begin is None:
@@ -115,8 +120,8 @@ class Growth:
             likely = self._most + grown * (left**USUAL_GROWTH - 1)
         else:
             table_bytes = min(table_bytes, round(_TABLE_BYTES * text_bytes * left))
-            # The tables may fill up with the rest of the text. Memory that grew more than tables
-            # can grows on with the text.
+            # The tables may grow up to table_bytes. Memory beyond table_bytes is no table: it grows
+            # with the text.
             other = max(grown - table_bytes, 0)
             more = max(table_bytes - grown, 0) if left > 1 else 0
             most = self._most + more + other * (left * _GROWTH_STEP - 1)
@@ -136,7 +141,7 @@ def has_limited_address_space() -> bool:
     """Whether the address space of this process is limited (`ulimit -v`)."""
     try:
         import resource
-    except ImportError:  # Windows
+    except ImportError:  # Windows has no `resource`
         return False
     return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
@@ -151,7 +156,7 @@ def _free_in_system() -> int | None:
         pass
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (AttributeError, OSError, ValueError):  # not on Windows
+    except (AttributeError, OSError, ValueError):  # Windows
         return None
 
 

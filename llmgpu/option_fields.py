@@ -17,7 +17,7 @@ from llmgpu.errors import InputError
 
 _KEY = "option"
 
-# Headings of --help, in their order. Options without a heading come first.
+# Headings of --help, in this order. Options without a heading come first.
 INPUT, OUTPUT, MODEL, OPTIMIZER = "Input", "Output", "Model", "Training and optimizer"
 SEVERAL_MACHINES, RARE, COMMON = "Several machines", "Rarely needed", "Common"
 SECTIONS = ("", MODEL, OPTIMIZER, OUTPUT, INPUT, SEVERAL_MACHINES, COMMON, RARE)
@@ -26,15 +26,19 @@ SECTIONS = ("", MODEL, OPTIMIZER, OUTPUT, INPUT, SEVERAL_MACHINES, COMMON, RARE)
 class Option(NamedTuple):
     """The declaration of an option or argument.
 
-    flags: the spellings of the option; a field without flags is an argument of the command. kind:
-    int, float, bool, str, the names to choose from, a key of `llmgpu.cli.values.KINDS` ("count",
-    "text"), or a type of click. many: the value is a tuple, and the option repeatable. least, most:
-    smallest and largest number. below: a bound that numbers must not reach. default_words: words
-    for a default that follows from other options, maybe ""; the value is then None until the
-    default is computed. by_preset: defaults of presets that differ. needs: the option has no effect
-    unless one of these options is given; needs_words: the message in that case, after the flag.
-    may_change: a resumed run may have another value. section: the heading in --help, by default the
-    heading of the class. settings: further arguments for click.
+    flags: spellings of the option; a field without flags is an argument of the command.
+    kind: int, float, bool, str, the allowed names, a key of `llmgpu.cli.values.KINDS` ("count",
+        "text"), or a type of click.
+    many: the option is repeatable, and its value is a tuple.
+    least, most: smallest and largest number allowed. below: a number must be less than this bound.
+    default_words: describes a default that follows from other options; may be "". The value is None
+        until the default is computed.
+    by_preset: defaults of the presets that have a default of their own.
+    needs: the option has no effect unless one of these options is given. needs_words: text of the
+        message in that case, after the flag.
+    may_change: a resumed run may have another value.
+    section: heading in --help, by default the heading of the class.
+    settings: further arguments for click.
     """
 
     flags: tuple[str, ...]
@@ -55,7 +59,7 @@ class Option(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """The longest flag; of a pair of flags, the flag that switches the option on."""
+        """The longest flag. Of a pair such as --x/--no-x, the flag that switches the option on."""
         return max(self.flags, key=len).split("/")[0]
 
     @property
@@ -68,8 +72,8 @@ class Option(NamedTuple):
 class Group(NamedTuple):
     """The declaration of a field that holds the options of another dataclass.
 
-    as_values: the field holds a dictionary of values by field name, not an object of the class,
-    because defaults that follow from other options are computed later.
+    as_values: the field holds a dictionary of values by field name in place of an object of the
+    class. Such a group has defaults that are computed later from other options.
     """
 
     kind: type
@@ -88,7 +92,7 @@ def option(default: Any, kind: Any, help: str, *flags: str, **how: Any) -> Any:
 
 
 def argument(metavar: str | None = None, *, many: bool = False, **settings: Any) -> Any:
-    """Declare an argument, which has no flag."""
+    """Declare an argument of a command. An argument has no flag."""
     found = Option((), str, metavar=metavar, many=many, settings=settings)
     return field(metadata={_KEY: found, "argument": True})
 
@@ -119,7 +123,10 @@ def own_options(kind: type) -> dict[str, Option]:
 
 
 def flag_of(name: str, *kinds: type) -> str:
-    """Return the flag, for messages, of an option that one of these dataclasses declares."""
+    """Return the flag of an option for messages.
+
+    kinds: dataclasses, one of which declares the option `name`.
+    """
     found = (own_options(kind)[name].flag for kind in kinds if name in own_options(kind))
     return next(found, f"--{name.replace('_', '-')}")
 
@@ -130,7 +137,7 @@ def default_of(kind: type, name: str) -> Any:
 
 
 def check_ranges(options: Any) -> None:
-    """Raise InputError for a value outside of its range or choices; None is always allowed."""
+    """Raise InputError for a value outside of its range or choices. None is always allowed."""
     own = own_options(type(options))
     given = {name: value for name in own if (value := getattr(options, name)) is not None}
     for name, value in given.items():

@@ -1,9 +1,9 @@
 """Names that other tools have for commands, options, values and methods.
 
-A user who gives the name from another tool is told the name used here. The names are those of
-tiktoken, tokenizers, SentencePiece, YouTokenToMe, nanoGPT, nanochat, llm.c, Megatron-LM, llama.cpp
-and transformers; words of the command line are written with dashes. Each table maps a name
-here to the names elsewhere, unless its comment says otherwise.
+If a user gives a name from another tool, the error message tells the name in llmgpu. The names are
+from tiktoken, tokenizers, SentencePiece, YouTokenToMe, nanoGPT, nanochat, llm.c, Megatron-LM,
+llama.cpp and transformers; words of the command line are written with dashes. A table maps a name
+of llmgpu to the names in other tools, unless the comment of the table says otherwise.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ VALUE_NAMES = {
     "npy": "numpy",
 }
 _NO_BFLOAT16 = "WebGPU has no bfloat16"
-# Types of weights whose blocks share scales of scales: only llama.cpp's own tool makes them.
+# llama.cpp's types of quantized weights that only its own tool writes. In these types the scales of
+# small blocks are quantized, too.
 _K_TYPES = "q2_k q3_k q3_k_s q3_k_m q3_k_l q4_k q4_k_s q4_k_m q5_k q5_k_s q5_k_m q6_k"
 NO_VALUES = {
     **{"bf16": _NO_BFLOAT16, "bfloat16": _NO_BFLOAT16, "tf32": "WebGPU has no TF32"},
@@ -106,7 +107,7 @@ NO_VALUES = {
         for name in _K_TYPES.split()
     },
 }
-# Options of other tools that name files. Here files are arguments.
+# Options by which other tools name input files. In llmgpu, input files are arguments.
 FILES = frozenset(
     ("corpus", "data", "data-path", "dataset", "file", "files", "in", "infile", "input", "text")
 ) | {"train-data", "train-data-path", "train-file"}
@@ -147,25 +148,26 @@ ARGUMENTS = {
 
 
 def names_here(table: Mapping[str, str], name: str) -> list[str]:
-    """Return the names in a table for things that other tools call `name`."""
+    """Return the names in llmgpu, from a table, that other tools call `name`."""
     return [ours for ours, others in table.items() if name in others.split()]
 
 
 def name_ours(owner: str, name: str) -> None:
-    """Raise an AttributeError that names our method, if `name` is a method of another tool."""
+    """Raise an AttributeError with llmgpu's name, if `name` is a method of another tool."""
     for ours in names_here(METHOD_NAMES, name):
         raise AttributeError(f"{owner} has no {name}: use {ours}")
 
 
 class OtherName:
-    """An attribute that raises an AttributeError with our name for a name of another tool.
+    """A class attribute for another tool's name; reading it raises an error with llmgpu's name.
 
-    `__getattr__` would raise it, too, but makes Python 3.11 look up every method more slowly: by
-    0.07 us, and encoding a few words takes 0.1 us.
+    `__getattr__` could raise the error, too. But a class with `__getattr__` makes Python 3.11 look
+    up
+    every method 0.07 us more slowly, while encoding a few words takes 0.1 us.
     """
 
     def __init__(self, name: str) -> None:
-        """Take the other tool's name."""
+        """Store the name that the other tool uses."""
         self._name = name
 
     def __get__(self, instance: object, owner: type) -> Any:
@@ -174,10 +176,10 @@ class OtherName:
 
 
 class Named(type):
-    """A metaclass whose classes answer to a name of another tool with an error that names ours."""
+    """Metaclass of classes that raise a helpful error for method names of other tools."""
 
     def __init__(cls, *args: Any, **named: Any) -> None:
-        """Add an `OtherName` for each name that neither the class nor a base defines."""
+        """Add an `OtherName` for each name that neither the class nor a base class defines."""
         super().__init__(*args, **named)
         for name in _OTHERS:
             found = [vars(each)[name] for each in cls.__mro__ if name in vars(each)]
@@ -190,6 +192,6 @@ class Named(type):
 
 
 def is_other_name(owner: type, name: str) -> bool:
-    """Whether a class has an attribute only to name ours."""
+    """Whether a class has an attribute only as an `OtherName`."""
     found = (vars(each)[name] for each in owner.__mro__ if name in vars(each))
     return isinstance(next(found, None), OtherName)

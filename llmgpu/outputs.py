@@ -79,7 +79,7 @@ _MARKED = {  # kinds by their first bytes
     "a PDF": rb"%PDF-",
     "a program": rb"\x7fELF|\xcf\xfa\xed\xfe",
 }
-_WRITTEN = {  # kinds that are text
+_WRITTEN = {  # kinds of files that contain plain text
     DECIMAL_IDS: rb"(?=\s*\d)[\d\s]*\Z",
     JSONL_IDS: rb'\s*\{"ids": ?\[',
     RANKS: rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}[A-Za-z0-9+/=]=)? \d+\r?\n",
@@ -91,20 +91,20 @@ _WRITTEN = {  # kinds that are text
     SPECIAL_TOKENS_MAP: rb'\s*\{\s*(?:\}|"[a-z]+_token")',
     PAGE: rb"\s*(?i:<!doctype html|<html)",
 }
-_OWN_TOKENIZER_JSON = b'{\n "version"'  # other tools indent by two spaces, or not at all
-_GGUF_TENSORS = slice(8, 16)  # the number of tensors, uint64
+# llmgpu indents a tokenizer.json by one space; other tools indent by two spaces, or not at all.
+_OWN_TOKENIZER_JSON = b'{\n "version"'
+_GGUF_TENSORS = slice(8, 16)  # bytes of the number of tensors, uint64
 _LLMC_MAGICS = {(20240520).to_bytes(4, "little"), (20240801).to_bytes(4, "little")}
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]")
-_WIDE_TEXT = (b"\xff\xfe", b"\xfe\xff")  # UTF-16
+_WIDE_TEXT = (b"\xff\xfe", b"\xfe\xff")  # byte-order marks of UTF-16
 
 
 @dataclass(frozen=True)
 class Output:
     """A file to be written.
 
-    path: name. kind: one of the kinds of this module; None if the writer itself checks the file
-    that it replaces. is_chosen: the user chose the name, so a file of the same kind may be
-    replaced.
+    path: name. kind: one of the kinds of this module; None if the writer itself checks the replaced
+    file. is_chosen: the user chose the name, so a file of the same kind may be replaced.
     """
 
     path: str
@@ -117,10 +117,10 @@ def check_outputs(
 ) -> None:
     """Raise OutputError if writing `outputs` would destroy a file.
 
-    inputs: the files read by the command; "-" is standard input. force: files of another kind may
-    be replaced, but no inputs.
+    inputs: the files read by the command; "-" is standard input.
+    force: allow replacing files of another kind, but never an input.
     """
-    # No output may be an input, or another output.
+    # An output must be neither an input nor another output.
     known = {_identity(path, is_input=True): path for path in inputs}
     taken: dict[object, Output] = {}
     for output in outputs:
@@ -138,7 +138,7 @@ def check_outputs(
                 "choose a file for each"
             )
         taken[identity] = output
-    # No output may fill a terminal with bytes, or replace a file of another kind.
+    # Refuse bytes to a terminal, and files of another kind.
     for output in () if force else outputs:
         if output.kind in _BINARY and _is_terminal(output.path):
             name = "standard output" if output.path == STANDARD_OUTPUT else output.path
@@ -181,7 +181,7 @@ def _check_replaceable(output: Output) -> None:
 
 
 def _describe_kept(path: str, kind: str) -> str | None:
-    """Return words for a file that not even an output of its own kind replaces; None for others."""
+    """Describe a file that not even an output of the same kind may replace; None for others."""
     head = _head(path)
     tensors = int.from_bytes(head[_GGUF_TENSORS], "little")
     if kind == TOKENIZER_JSON and not head.startswith(_OWN_TOKENIZER_JSON):
@@ -198,7 +198,7 @@ def _is_terminal(path: str) -> bool:
         if not stat.S_ISCHR(os.stat(path).st_mode):
             return False
         descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
-    except (OSError, ValueError, AttributeError):  # opening the output raises the error
+    except (OSError, ValueError, AttributeError):  # the error is raised when the output is opened
         return False
     try:
         return os.isatty(descriptor)
@@ -224,7 +224,7 @@ def _identity(path: str, *, is_input: bool) -> object:
         except OSError:
             return os.path.realpath(path)
         return (parent.st_dev, parent.st_ino, name)
-    # A missing stream or an invalid name: opening the file raises the error.
+    # A missing stream or an invalid name: the error is raised when the file is opened.
     except (OSError, ValueError, AttributeError):
         return STANDARD_OUTPUT if path == STANDARD_OUTPUT and not is_input else None
     return None if stat.S_ISCHR(status.st_mode) else (status.st_dev, status.st_ino)
@@ -233,7 +233,7 @@ def _identity(path: str, *, is_input: bool) -> object:
 def kind_of(path: str) -> str | None:
     """Return the kind of a file: one of the kinds of this module, or words such as "a PDF".
 
-    None for an unknown kind, and for a missing, special, empty or unreadable file.
+    Returns None for an unknown kind, and for a missing, special, empty or unreadable file.
     """
     head = _head(path)
     if (kind := binary_kind(head)) is not None:
@@ -247,7 +247,7 @@ def kind_of(path: str) -> str | None:
 
 
 def binary_kind(head: bytes) -> str | None:
-    """Return the kind whose mark begins the first bytes of a file; None without a mark."""
+    """Return the kind of a binary file from its first bytes; None if they are of no known kind."""
     return next((kind for kind, mark in _MARKED.items() if re.match(mark, head, re.DOTALL)), None)
 
 

@@ -25,7 +25,7 @@ from llmgpu.closing import Closing
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-PATIENCE_SECONDS = 0.1  # a read from a file takes less; only a read from a pipe may take longer
+PATIENCE_SECONDS = 0.1  # longer than any read from a file; a read from a pipe may last forever
 
 
 def in_order(
@@ -73,15 +73,15 @@ def in_order(
             if os.getpid() != process:
                 raise RuntimeError("the threads of this generator are in the process that forked")
     finally:
-        # Threads exist neither in a forked process nor when the interpreter ends.
+        # Neither a forked process nor an ending interpreter has the threads to wait for.
         if os.getpid() == process and not is_finalizing():
             pipeline.close()
 
 
 class Begun(Generic[Job, Result]):
-    """The results of `in_order`, of which `begin` may compute the first few ahead.
+    """The results of `in_order`; `begin` may compute the first few results early.
 
-    `begin` runs jobs in the calling thread. Iterate after the last call of `begin`.
+    `begin` runs jobs in the calling thread. Iterate only after the last call of `begin`.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Begun(Generic[Job, Result]):
         *,
         threads: int | None = None,
     ) -> None:
-        """Store the arguments of `in_order`; begin no job."""
+        """Store the arguments of `in_order` without starting a job."""
         self._jobs, self._do = iter(jobs), do
         self._first: deque[Result] = deque()
         self._error: Exception | None = None
@@ -117,13 +117,13 @@ class Begun(Generic[Job, Result]):
         self._first.clear()
         self._rest.close()
         _close(self._jobs)
-        self._do = _never  # a method of the owner would close a cycle of references
+        self._do = _never  # dropping the bound method of the owner breaks a cycle of references
 
 
 class Background(Closing):
-    """Runs jobs, one at a time, in a thread while the caller goes on; a context manager.
+    """Runs jobs, one at a time, in a thread while the caller continues; a context manager.
 
-    The next call of any method but `close` raises the error of a job.
+    An error of a job is raised by the next call of any method except `close`.
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class Background(Closing):
             except BaseException as error:
                 self._error = error
 
-        # A daemon thread: a process that ends early does not wait for a disk.
+        # A daemon thread, so that a process that ends early does not wait for a disk.
         self._thread = threading.Thread(target=do, name="llmgpu-background", daemon=True)
         try:
             self._thread.start()
@@ -153,13 +153,13 @@ class Background(Closing):
             job()
 
     def check(self) -> None:
-        """Raise the error of a job that has ended."""
+        """Raise the error of the job, if the job has failed."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def wait(self) -> None:
-        """Wait for the running job; raise its error."""
+        """Wait for the running job. Raise its error, if any."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -221,7 +221,7 @@ class _Task(Generic[Job, Result]):
                 raise error
             return result
         finally:
-            del error  # the traceback refers to this frame, which must not refer to the error
+            del error  # breaks the cycle of the error, its traceback and this frame
 
 
 class _Pipeline(Generic[Job, Result]):
@@ -231,29 +231,30 @@ class _Pipeline(Generic[Job, Result]):
         self, jobs: Iterator[Job], do: Callable[[Job], Result], ahead: int, most_threads: int
     ) -> None:
         self._jobs, self._do, self._ahead = jobs, do, ahead
-        # Tasks that no thread has begun. A thread that finds None puts None back and ends.
+        # Tasks that no thread has started. None ends a thread, which first puts None back for the
+        # next.
         self._waiting: SimpleQueue[_Task[Job, Result] | None] = SimpleQueue()
         # All tasks in the order of the jobs; None after the last.
         self._order: SimpleQueue[_Task[Job, Result] | None] = SimpleQueue()
         self._undone: list[_Task[Job, Result]] = []
-        # Carries an error of `jobs`. Made early, because the error may be a lack of memory.
+        # Carries an error of `jobs`. Allocated early, because the error may be a lack of memory.
         self._last: _Task[Job, Result] = _Task(None, 0)
         self._is_last_taken = self._is_closed = False
-        self._count = 0  # tasks made
+        self._count = 0  # number of tasks created
         self._failed: float = inf  # number of the first task known to have failed
         self._threads: list[threading.Thread] = []
         self._most_threads = most_threads
-        self._readers: list[threading.Thread] = []  # one or none
-        self._room: SimpleQueue[None] = SimpleQueue()  # one entry a job that the reader may take
+        self._readers: list[threading.Thread] = []  # at most one thread
+        self._room: SimpleQueue[None] = SimpleQueue()  # an entry for each job that may be read
 
     def start_reader(self) -> None:
-        """Start the reader thread; if that fails, the caller's thread takes jobs."""
+        """Start the reader thread. If this fails, the caller's thread iterates over `jobs`."""
         self._start(self._read, self._readers)
         for _ in range(self._ahead - 1):
             self._room.put(None)
 
     def next_task(self) -> _Task[Job, Result] | None:
-        """Return the next task, None after the last. The previous result counts as used up."""
+        """Drop the result of the previous task. Return the next task, None after the last."""
         if self._readers:
             self._room.put(None)
         else:
@@ -266,7 +267,7 @@ class _Pipeline(Generic[Job, Result]):
         self._is_closed = True
         self._waiting.put(None)
         self._room.put(None)
-        # A thread whose start was interrupted may not be alive yet; such a thread finds no task.
+        # A thread whose start was interrupted may not be alive yet. It will find no task.
         for thread in filter(threading.Thread.is_alive, self._readers):
             thread.join(PATIENCE_SECONDS)
         for thread in filter(threading.Thread.is_alive, [*self._threads]):
@@ -275,7 +276,7 @@ class _Pipeline(Generic[Job, Result]):
             _close(self._jobs)
 
     def _read(self) -> None:
-        """Take a job for each entry of `_room`."""
+        """Take a job from `jobs` for each entry of `_room`."""
         try:
             while not self._is_last_taken:
                 self._room.get()
@@ -288,7 +289,7 @@ class _Pipeline(Generic[Job, Result]):
             _close(self._jobs)
 
     def _take_job(self) -> None:
-        """Take a job and hand it to a thread; queue an error of `jobs` in place of a task."""
+        """Take a job and queue its task. An error of `jobs` is queued in place of a task."""
         try:
             job = next(self._jobs)
             task: _Task[Job, Result] = _Task(job, self._count)
@@ -308,7 +309,7 @@ class _Pipeline(Generic[Job, Result]):
         self._order.put(None)
 
     def _begin(self, task: _Task[Job, Result]) -> None:
-        """Queue a task; start one more thread if all threads have work."""
+        """Queue a task. Start one more thread if all threads are busy."""
         self._undone = [other for other in self._undone if not other.is_done]
         self._undone.append(task)
         most = min(len(self._undone), self._most_threads)
@@ -321,7 +322,7 @@ class _Pipeline(Generic[Job, Result]):
 
     def _start(self, target: Callable[[], None], threads: list[threading.Thread]) -> bool:
         """Start a thread; return False if the system can't."""
-        # A daemon thread: a process can end while the thread waits for a pipe.
+        # A daemon thread, so that a process can end while the thread waits for a pipe.
         thread = threading.Thread(target=target, name="llmgpu-job", daemon=True)
         threads.append(thread)  # listed first: an interrupt may arrive while the thread starts
         try:

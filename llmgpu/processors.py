@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-# By default idle threads of OpenBLAS spin for 2**26 cycles, about 30 ms, before they sleep. The
-# threads start when NumPy is imported, and their spinning slows the opening of a device. 2**23
-# cycles still bridge the gaps between the operations of a training step.
+# Log2 of the cycles that an idle OpenBLAS thread spins before it sleeps. The default, 2**26 cycles
+# or about 30 ms, slows the opening of a device, since the threads start when NumPy is imported.
+# 2**23 cycles still bridge the gaps between the operations of a training step.
 _CYCLES_LOG2 = 23
-# Address space of a thread of OpenBLAS, and of the rest of a small command.
+# Address space, in bytes, of one OpenBLAS thread, and of everything else in a small command.
 _THREAD_BYTES, _OTHER_BYTES = 64 << 20, 512 << 20
 
 
@@ -16,18 +16,18 @@ def usable_processors() -> int:
     """Return the number of processors that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # only Linux has it
+    except AttributeError:  # only Linux has this function
         return os.cpu_count() or 1
 
 
 def set_blas_variables() -> None:
-    """Set the environment variables of OpenBLAS that the user has not set.
+    """Set the environment variables of OpenBLAS, except variables that the user has set.
 
-    OpenBLAS interrupts the process if it can't start its threads, so a limited address space
-    (`ulimit -v`) without room for all threads gets one.
+    OpenBLAS ends the process if it can't start its threads. If the address space is limited
+    (`ulimit -v`) and too small for all threads, OpenBLAS is set to one thread.
     """
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", str(_CYCLES_LOG2))
-    os.environ.setdefault("OPENBLAS_MAIN_FREE", "1")  # otherwise NumPy sets and removes this one
+    os.environ.setdefault("OPENBLAS_MAIN_FREE", "1")  # else NumPy sets and removes this variable
     limit = _limit_of_address_space()
     if limit is not None and limit < _OTHER_BYTES + _THREAD_BYTES * usable_processors():
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -36,7 +36,7 @@ def set_blas_variables() -> None:
 def _limit_of_address_space() -> int | None:
     try:
         import resource
-    except ImportError:  # Windows
+    except ImportError:  # Windows has no `resource`
         return None
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit

@@ -1,6 +1,6 @@
-"""Reports of progress: a callback that the library calls now and then during long work.
+"""Reports of progress during long work, by a callback of the library's caller.
 
-The library never prints. Its caller decides how to show progress.
+The library itself never prints. The caller decides how to show progress.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """A callback for the name of a phase, the amount done and the total (None: unknown)."""
+    """A callback that receives the name of a phase, the amount done and the total.
+
+    The total is None if unknown.
+    """
 
     def __call__(self, phase: str, done: int, total: int | None) -> None:
         """Show or record the progress of a phase."""
 
 
 def no_progress(phase: str, done: int, total: int | None) -> None:
-    """Ignore progress: the default of arguments named `progress`."""
+    """Ignore progress. This function is the default of arguments named `progress`."""

@@ -1,6 +1,6 @@
-"""Tables of choices: names, and for each name the place where its object is defined.
+"""Tables of choices by name. The object of a name is imported when it is first used.
 
-``--help`` lists the names. The object of a name is imported at its first use.
+``--help`` lists the names and descriptions without importing the objects.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 
 
 class Registry(Mapping[str, T]):
-    """Objects by name, in the order of the table, each imported at its first use."""
+    """A mapping from names to objects, each imported when its name is first looked up."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self._entries = dict(entries)
@@ -57,10 +57,10 @@ class Registry(Mapping[str, T]):
         return len(self._entries)
 
     def describe(self) -> str:
-        """Return names and descriptions, for --help."""
+        """Return one text with all names and descriptions, for --help."""
         return ", ".join(f"{name} ({entry.summary})" for name, entry in self._entries.items())
 
     @property
     def summaries(self) -> dict[str, str]:
-        """Descriptions by name."""
+        """The descriptions by name."""
         return {name: entry.summary for name, entry in self._entries.items()}

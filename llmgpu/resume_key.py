@@ -1,4 +1,4 @@
-"""The resume key: inputs and options of a run, kept with its output and compared by --resume."""
+"""The resume key: inputs and options of a run, stored with its output and compared by --resume."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from llmgpu.text.remote import is_remote, remote_facts
 from llmgpu.text.sources import Sources
 from llmgpu.text.streams import STANDARD_INPUT
 
-Run = dict[str, Any]  # JSON values by the names that messages give them
+Run = dict[str, Any]  # JSON values by the names used in messages
 FILES = "corpus files (name, bytes, time of change)"
-PART = "part"  # key of the part's number and count, if a run reads only a part of the corpus
+PART = "part"  # number and count of the part, for a run that reads a part of the corpus
 CORPUS = "files of all parts (name, bytes)"
 
 
 def file_facts(path: str) -> list[str | int]:
-    """Return name, bytes and time of change of a file, to detect changes of the file.
+    """Return name, size in bytes and modification time of a file, to detect changes.
 
-    Standard input has only a name. Raises InputError for a missing file.
+    Standard input only has a name. Raises InputError for a missing file.
     """
     if path == STANDARD_INPUT:
         return [path]
@@ -34,18 +34,22 @@ def file_facts(path: str) -> list[str | int]:
 
 
 def part_key(run: Run, part: Part, whole: Sources, own: Sources) -> Run:
-    """Return the resume key of a part of a run; whole, own: the sources of the run and the part."""
+    """Return the resume key of a run that reads one part of a corpus.
+
+    run: the key without the part. whole: sources of the whole corpus. own: sources of the part.
+    """
     files = [[*file_facts(source.path), *(source.span or ())] for source in own.files]
     corpus = [[source.path, source.size] for source in whole.files]
     return {**run, FILES: files, CORPUS: corpus, PART: str(part)}
 
 
 def check_same_run(what: str, begun: Run, asked: Run) -> None:
-    """Raise an InputError that names the first difference between `begun` and `asked`, if any.
+    """Raise an InputError that names the first difference between two resume keys, if any.
 
     Folders of corpus files are not compared: a run may be resumed from another folder.
 
-    what: the beginning of the message, "... of another run".
+    what: the beginning of the message, "... of another run". begun: key of the run on disk. asked:
+    key of this command.
     """
     asked = json.loads(json.dumps(asked))
     names = [name for name in {**begun, **asked} if begun.get(name) != asked.get(name)]
@@ -59,7 +63,7 @@ def check_same_run(what: str, begun: Run, asked: Run) -> None:
 
 
 def _without_folders(run: Run) -> Any:
-    """Return the facts of the corpus files of a run, with their names in place of their paths."""
+    """Return the facts of a run's corpus files, with base names in place of paths."""
     files = run.get(FILES)
     if not (isinstance(files, list) and all(isinstance(entry, list) and entry for entry in files)):
         return files
@@ -67,7 +71,10 @@ def _without_folders(run: Run) -> Any:
 
 
 def _difference(before: Any, now: Any) -> tuple[Any, Any]:
-    """Return the first two entries that differ, if both values are lists of lists; else both."""
+    """Return the difference of two values for a message.
+
+    Of two lists of lists only the first entries that differ are returned, otherwise both values.
+    """
     if not (isinstance(before, list) and isinstance(now, list)):
         return before, now
     if not all(isinstance(entry, list) for entry in before + now):

@@ -24,8 +24,8 @@ class _PythonCalls:
     Calls of all threads count, because a message may be composed in another thread than the
     caller's.
 
-    running: one entry for each call. A list changes in one step and needs no lock, which could stay
-    locked in a forked process.
+    running: one entry for each call. A list needs no lock: append and remove can't be interrupted,
+    and a lock could stay locked in a forked process.
     """
 
     def __init__(self) -> None:
@@ -45,9 +45,10 @@ _calls = _PythonCalls()
 
 
 def spelled(option: str, argument: str = "") -> str:
-    """Return an option, such as ``--device cpu``, as written on the command line or in Python.
+    """Return an option, such as ``--device cpu``, spelled for the command line or for Python.
 
-    argument: the spelling in Python, if it is not the option with underscores.
+    option: the spelling on the command line. argument: the spelling in Python, by default the
+    option's name with underscores.
     """
     if not _calls.running:
         return option
@@ -57,7 +58,7 @@ def spelled(option: str, argument: str = "") -> str:
 
 
 def speaks_python(api: Wrapped) -> Wrapped:
-    """Make errors of a class's public methods recommend arguments in place of options."""
+    """Class decorator: errors of the public methods recommend arguments in place of options."""
     for name, member in list(vars(api).items()):
         if name.startswith("_") and name not in ("__init__", "__call__"):
             continue
@@ -69,7 +70,7 @@ def speaks_python(api: Wrapped) -> Wrapped:
 
 
 def speaking_python(function: Callable[P, T]) -> Callable[P, T]:
-    """Make errors of a function recommend arguments in place of options."""
+    """Decorator: errors of the function recommend arguments in place of options."""
 
     @wraps(function)
     def called(*arguments: P.args, **named: P.kwargs) -> T:
