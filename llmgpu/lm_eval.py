@@ -131,7 +131,7 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """Return the log-likelihood of each text. A long text is scored in windows, each id once."""
+        """Return the log-likelihood of each text; windows of a long text score each id once."""
         texts = [[self.prefix_token_id, *self.tok_encode(each.args[0])] for each in requests]
         asked = [Request(np.array(ids, np.uint32)) for ids in texts]
         return [_sum(score) for score in self._scores(asked, disable_tqdm)]

@@ -27,23 +27,28 @@ from numpy.typing import NDArray
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import quote
 
-MOST_MAP_BYTES = 700_000  # SentencePiece's own maps have up to 300,000
-_MOST_KEY_BYTES = 32  # SentencePiece compares up to 32 keys at a position, enough for these
+MOST_MAP_BYTES = 700_000  # bytes of a decoded map; SentencePiece's own maps have up to 300,000
+# bytes of the longest key; SentencePiece itself tries at most 32 keys at a position
+_MOST_KEY_BYTES = 32
 _MOST_VALUE_BYTES = 256
-_MOST_NODES = 1 << 16  # the most nodes visited to list characters; the largest map has 20,000
+_MOST_NODES = 1 << 16  # most nodes visited to list characters; the largest map in use needs 20,000
 _LABELS = np.arange(1, 256, dtype=np.uint32)
 _MARK = "\u2581"
 
 
 class CharsMap:
-    """A map of strings.
+    """SentencePiece's precompiled map from strings to their normalized form.
 
-    singles: the keys of one character. firsts, seconds: the first and the second characters of
-    longer keys. has_double_spaces: whether a value has two spaces in a row.
+    singles: the keys of one character. firsts, seconds: the first and the second characters of all
+    longer keys. has_double_spaces: whether a value has two spaces in a row, which the white space
+    rules can't handle.
     """
 
     def __init__(self, blob: bytes) -> None:
-        """Read a map; VocabularyError for a damaged or too large map."""
+        """Parse a map in SentencePiece's binary form.
+
+        Raises VocabularyError for a damaged or too large map.
+        """
         if len(blob) > MOST_MAP_BYTES:
             raise VocabularyError(f"a charsmap of {len(blob)} bytes; the limit is {MOST_MAP_BYTES}")
         size = int.from_bytes(blob[:4], "little")
@@ -55,7 +60,7 @@ class CharsMap:
             raise VocabularyError(f"the charsmap has values of over {_MOST_VALUE_BYTES} bytes")
         self._list: list[int] = self._units.tolist()
         self._nodes = 0  # number of nodes visited so far
-        # Cached results of `find` for characters with which no key of several characters starts.
+        # Cached results of `find` for characters that begin no longer key.
         self._alone: dict[str, tuple[int, str]] = {}
         root = [(b"", int(_offsets(self._units[:1])[0]))]
         characters = [*self._characters(root)]
@@ -67,7 +72,10 @@ class CharsMap:
             self.firsts |= {text} if following else set()
 
     def find(self, text: str, at: int) -> tuple[int, str]:
-        """Return length and value of the longest key at position `at`; length 0 for no key."""
+        """Find the longest key that begins at a position.
+
+        Returns the key's length in characters (0 if no key matches), and its value.
+        """
         known = self._alone.get(text[at])
         if known is None:
             known = self._search(text, at)
@@ -92,7 +100,7 @@ class CharsMap:
                 leaf, length = place, number
         if leaf < 0:
             return 0, ""
-        # Read its value.
+        # Read the value of the longest key.
         begin = units[leaf] & 0x7FFFFFFF if leaf < len(units) else len(self._values)
         end = self._values.find(b"\0", begin)
         try:
@@ -103,10 +111,12 @@ class CharsMap:
             raise VocabularyError(f"the charsmap is damaged at {quote(data[:length])}") from error
 
     def _characters(self, nodes: list[tuple[bytes, int]]) -> list[tuple[str, int, bool]]:
-        """Return the characters that follow nodes, with their nodes and whether a key ends there.
+        """Return the characters that lie below some nodes of the tree.
 
-        nodes: (bytes of the character so far, offset of the children). A character has up to four
-        bytes, so four steps down the tree find all characters.
+        nodes: (bytes of the character so far, offset of the node's children). A character has up to
+        four bytes, so four steps down the tree find all characters.
+
+        Returns for each character its node, and whether a key ends there.
         """
         found: list[tuple[str, int, bool]] = []
         for _ in range(4):
@@ -171,7 +181,7 @@ class SentencePieceRules:
 
     @cached_property
     def _candidates(self) -> re.Pattern[str] | None:
-        """An expression that finds where a symbol or a key may begin; None if there are none."""
+        """A pattern that matches where a symbol or a key may begin; None if there are none."""
         single = {symbol for symbol in self._symbols if len(symbol) == 1}
         longer = self._symbols - single
         firsts, seconds = {symbol[0] for symbol in longer}, {symbol[1] for symbol in longer}
@@ -188,7 +198,7 @@ class SentencePieceRules:
         """Map a text up to a limit. A key or symbol that begins before the limit may end after it.
 
         Returns the mapped text, the position in `text` up to which it was mapped, and whether the
-        mapped text has other characters than spaces.
+        mapped text has any character except spaces.
         """
         parts: list[str] = []
         at, has_more = 0, False
@@ -216,10 +226,10 @@ class SentencePieceRules:
 
 
 def _any_of(characters: Set[str]) -> str:
-    """Return a set of a regular expression that has these characters.
+    """Return a character class of a regular expression that matches these characters.
 
-    With a character beyond U+FFFF, the set has all such characters: `re` would compare a list of
-    them one by one.
+    If a character is beyond U+FFFF, the class matches all characters beyond U+FFFF, because `re`
+    would compare such characters one by one.
     """
     plain = [character for character in sorted(characters) if character < "\U00010000"]
     beyond = "\U00010000-\U0010ffff" if len(plain) < len(characters) else ""
@@ -281,7 +291,7 @@ class SentencePiece:
 
 
 def read_rules(given: dict[str, Any]) -> SentencePieceRules | None:
-    """Return the rules in a step of a vocabulary's normalizer; None for other entries."""
+    """Return the rules in a step of a vocabulary's normalizer; None for a step of another type."""
     match given:
         case {
             "charsmap": str(charsmap),

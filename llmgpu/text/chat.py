@@ -35,14 +35,14 @@ MESSAGES = "messages"  # the usual name of the field
 _TOOLS = "tools"  # the field that describes tools to a template
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 PLAIN_TOKENS = ("<|im_start|>", "<|im_end|>")
-_PLAIN_TEMPLATE = (  # the Jinja source of ChatML, for exports to other tools
+_PLAIN_TEMPLATE = (  # ChatML as a Jinja template, for exports to other tools
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _BLOCK_BYTES = 1 << 20  # bytes read at a time
-LINE_BYTES = 1 << 25  # most bytes of a line; a template needs many times as much memory
+LINE_BYTES = 1 << 25  # most bytes of a line; rendering a template needs many times as much memory
 
-# Text of a conversation in order. The bool of a part says whether the assistant wrote the part.
+# Text of a conversation, in order. The bool tells whether the assistant wrote this part.
 Parts = list[tuple[str, bool]]
 
 
@@ -52,9 +52,10 @@ class Renderer(Protocol):
     def render(
         self, messages: list[dict[str, Any]], tools: object, where: str, *, prompt: bool = False
     ) -> Parts:
-        """Return the text of a conversation; the message of an InputError begins with `where`.
+        """Return the text of a conversation.
 
-        prompt: append the header of a reply.
+        where: name of the row, with which the message of an InputError begins. prompt: append the
+        header of the assistant's next reply.
         """
         ...
 
@@ -64,17 +65,16 @@ class Renderer(Protocol):
 
 
 class PlainRenderer:
-    """ChatML: ``<|im_start|>ROLE``, a line end, the content, ``<|im_end|>`` and a line end.
+    """Renders ChatML: ``<|im_start|>ROLE``, a newline, the content, ``<|im_end|>``, a newline.
 
-    The assistant's text is the content of an assistant's message and the token after the content.
+    Of an assistant's message, the content and the token after it are the assistant's text.
     """
 
     def render(
         self, messages: list[dict[str, Any]], tools: object, where: str, *, prompt: bool = False
     ) -> Parts:
-        """Return the text of a conversation.
-
-        Raises BadRowError for tools, for calls of tools, and for contents that are not strings.
+        """Renders ChatML: ``<|im_start|>ROLE``, a newline, the content, ``<|im_end|>`` and a
+        newline.
         """
         begin, end = PLAIN_TOKENS
         parts: Parts = []
@@ -113,7 +113,7 @@ def end_of_reply(special_tokens: Mapping[str, int]) -> frozenset[int]:
 def check_messages(messages: object, where: str, is_role: Callable[[str], bool]) -> None:
     """Raise BadRowError unless `messages` is a list of messages, each with role and content.
 
-    is_role: returns whether a role outside of ROLES is known.
+    is_role: returns whether a role that is not in ROLES is allowed.
     """
     if not isinstance(messages, list):
         raise BadRowError(f"{where}: the messages are not a list but {kind_of_value(messages)}")
@@ -147,26 +147,29 @@ class Chat(Protocol):
     text_bytes: int
 
     def read(self, messages: object, tools: object, where: str) -> Parts:
-        """Return the text of a conversation; the message of an InputError begins with `where`."""
+        """Return the text of a conversation; `where` is the row's name in errors."""
         ...
 
     def add(self, parts: list[tuple[bytes, bool]]) -> None:
-        """Record the next conversation in parts: bytes, and whether the assistant wrote a part."""
+        """Record the next conversation.
+
+        parts: the bytes of each part, and whether the assistant wrote the part.
+        """
         ...
 
     def mask(self, edges: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask of ids, bool (n,): true for ids with bytes that the assistant wrote.
+        """Return a mask of the next ids, bool (n,): True for an id with bytes of the assistant.
 
-        edges: int64 (n + 1,), the start of each id in the whole text, and the end of the last id.
-        Each call continues where the previous call ended.
+        edges: int64 (n + 1,), the start of each id in the text of all conversations, then the end
+        of the last id. Each call continues where the previous call ended.
         """
         ...
 
 
 class Collector:
-    """Turns conversations into documents, until the limit is reached.
+    """Turns conversations into documents, until a limit of bytes is reached.
 
-    is_full: a conversation did not fit. All later conversations are left out, too.
+    is_full: a conversation did not fit, so all later conversations are left out, too.
     """
 
     def __init__(self, chat: Chat, limit: int | None) -> None:
@@ -249,7 +252,7 @@ class ChatTable(ParquetFile):
         self._collector = collector
 
     def begin(self) -> None:
-        """Read nothing before the file's turn: templates take longer than reading."""
+        """Do not read ahead: rendering templates takes longer than reading."""
 
     def documents(self, policy: InputPolicy) -> Iterator[Piece]:
         """Yield the text of each row; InputError names the file and the row."""

@@ -1,8 +1,8 @@
 """Chat templates, rendered in a process with limits: `llmgpu.text.chat_worker`.
 
-Jinja's sandbox keeps a template away from files and from the rest of Python, but a template may
-still loop for ever or make any amount of text. The process therefore has limits on time and memory,
-and exceeding a limit ends the process or is an error.
+Jinja's sandbox keeps a template away from files and from the rest of Python. But a template may
+still loop forever or write endless text, so the process has limits on time and memory. Exceeding a
+limit ends the process or raises an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PROGRAM = Path(__file__).with_name("chat_worker.py")
 
 
 def chosen_time() -> int | None:
-    """Return the time that templates see as now, in seconds: SOURCE_DATE_EPOCH, or None if unset.
+    """Return the current time that templates see, in seconds: SOURCE_DATE_EPOCH; None if unset.
 
     Raises InputError if SOURCE_DATE_EPOCH is not a number.
     """
@@ -49,8 +49,8 @@ class TemplateRenderer(Closing):
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         """Compile a template in a new process.
 
-        tokens: texts of special tokens, by their names in the template. The template sees the time
-        of SOURCE_DATE_EPOCH as now.
+        source: the template. tokens: texts of special tokens, by their names in the template. The
+        template sees SOURCE_DATE_EPOCH as the current time.
 
         Raises InputError for a template with an error, or if the package for templates is missing.
         """
@@ -72,7 +72,7 @@ class TemplateRenderer(Closing):
     def render(
         self, messages: list[dict[str, Any]], tools: object, where: str, *, prompt: bool = False
     ) -> Parts:
-        """Return the text of a conversation; the message of an InputError begins with `where`."""
+        """Return the text of a conversation; `where` is the row's name in errors."""
         request = {"messages": messages, "tools": tools, "prompt": prompt}
         answer = self._ask(request, f"{where}: the chat template")
         text, spans = answer["text"], answer["spans"]
@@ -87,7 +87,7 @@ class TemplateRenderer(Closing):
         self._process.communicate()
 
     def _ask(self, request: dict[str, Any], what: str) -> dict[str, Any]:
-        """Send a request; return the answer. InputError if the process has ended or failed."""
+        """Send a request and return the answer; InputError if the process has ended or failed."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             line = json.dumps(request, ensure_ascii=False) + "\n"
@@ -97,7 +97,7 @@ class TemplateRenderer(Closing):
             self._process.stdin.write(line.encode("utf-8", "surrogatepass"))
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # the process has ended: the answer is empty
+            pass  # the process has ended, so its answer is empty
         data = self._process.stdout.readline()
         if not data:
             raise InputError(f"{what} {self._describe_end()}")

@@ -1,18 +1,18 @@
 """Renders a chat template: a program in a process of its own, with limits.
 
 The program reads lines of JSON and answers each line with a line. The first line is
-``{"source", "tokens", "time"}``: the template, the special tokens that it names, and the second
-that the template sees as now (or null). The answer is ``{}``. Each further line is
+``{"source", "tokens", "time"}``: the template, the special tokens that it names, and the current
+time that the template sees, in seconds (or null). The answer is ``{}``. Each further line is
 ``{"messages": [...], "tools": ...}``, answered by ``{"text": ..., "spans": [[begin, end], ...]}``.
 The spans are the assistant's text, in characters. The answer to a failure is ``{"error": ...}``.
 
-- A template sees the same functions and filters in Jinja's sandbox as in transformers, except for
-  the date of today: ids would depend on the date.
-- The assistant's text stands in ``{% generation %}`` blocks. A template without such blocks is
-  rendered once with the messages before an assistant's message and the header of a reply, and once
-  with that message. The difference is the assistant's text.
+- In Jinja's sandbox, a template sees the functions and filters that transformers provides, except
+  the date of today, because ids would then depend on the date.
+- ``{% generation %}`` blocks of a template contain the assistant's text. A template without such
+  blocks is rendered twice for each message of the assistant: with the messages before it and the
+  header of a reply, and then with the message as well. The difference is the assistant's text.
 - A template that needs too much processor time ends the process. Too much memory ends the process
-  or is an error.
+  or raises an error.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ import jinja2.ext
 import jinja2.sandbox
 
 SECONDS = 10.0  # limit on the processor time for each line
-MEMORY_BYTES = 1 << 30  # limit on the address space
+MEMORY_BYTES = 1 << 30  # limit on the address space of the process
 RENDERED_CHARACTERS = 1 << 26
 LEAST_JINJA = (3, 1, 6)  # templates can leave the sandbox of earlier versions
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # synonyms; the first present is used
-_SHOWN = 300  # most characters of an error in an answer
+# synonyms: the first field that is present is used
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_SHOWN = 300  # most characters of an error message in an answer
 
 
 class GenerationBlocks(jinja2.ext.Extension):
-    """``{% generation %}...{% endgeneration %}``: marks the assistant's text.
+    """Jinja's tag ``{% generation %}...{% endgeneration %}``, which marks the assistant's text.
 
-    found: (begin, text) of each block of a rendering. length: returns the number of characters
-    rendered before the block.
+    found: (begin, text) of each block of the last rendering. length: set to a function that returns
+    the number of characters rendered before the block.
     """
 
     tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
@@ -89,7 +90,10 @@ class Template:
     def render(
         self, messages: list[dict[str, Any]], tools: Any, prompt: bool = False
     ) -> dict[str, Any]:
-        """Return the answer for a conversation; prompt: append the header of the next reply."""
+        """Return the answer to a request for a conversation.
+
+        prompt: append the header of the assistant's next reply.
+        """
         cleaned = [_clean(message) for message in messages]
         answer = self._answer(cleaned, tools)
         if prompt:
@@ -147,7 +151,7 @@ class Template:
 
 
 def _clean(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message as transformers passes it: no empty fields, and both names of reasoning."""
+    """Return a message as transformers passes it: no empty fields, reasoning under both names."""
     kept = {name: value for name, value in message.items() if value is not None}
     reasoning = next((kept[name] for name in _REASONING if name in kept), None)
     if reasoning is None:
@@ -179,7 +183,7 @@ def _limit_memory() -> None:
 
 
 def _limit_time(seconds: float) -> None:
-    """Have SIGPROF end the process after some seconds of processor time; 0: never."""
+    """Let SIGPROF end the process after some seconds of processor time; 0: no limit."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
@@ -196,7 +200,7 @@ def _answer(request: dict[str, Any], template: Template | None) -> tuple[Any, Te
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on an interrupt, the parent ends this process
     _limit_memory()
     template = None
     for line in sys.stdin.buffer:

@@ -1,8 +1,8 @@
-"""Compressions, and the optional packages for reading files.
+"""Compressions of files, and the optional packages that reading files may need.
 
-The standard library decompresses ``.gz``, ``.bz2`` and ``.xz``; the package isal, if installed,
-decompresses ``.gz`` faster. ``.zst`` needs a package, and an error names a missing package. To add
-a compression, add a line to COMPRESSIONS.
+The standard library decompresses ``.gz``, ``.bz2`` and ``.xz``. If the package isal is installed,
+it decompresses ``.gz`` faster. ``.zst`` needs a package; an error names a missing package. To add a
+compression, add a line to COMPRESSIONS.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any, BinaryIO, Protocol
 from llmgpu.errors import InputError
 
 _ZSTD_READ_BYTES = 1 << 20
-_ZSTD_STEP_BYTES = 1 << 13  # bytes of input at a time; the output may be 32,768 times as long
-_ZSTD_BLOCKS = 8  # blocks, up to 128 KiB each, decompressed at a time if their ends are known
+_ZSTD_STEP_BYTES = 1 << 13  # bytes of input in a step; the output may be 32,768 times as long
+# blocks (up to 128 KiB each) decompressed in a step, if the ends of the blocks are known
+_ZSTD_BLOCKS = 8
 
 
 class Decompressor(Protocol):
@@ -40,7 +41,11 @@ class Package:
     extra: str
 
     def require(self, path: str) -> Any:
-        """Import and return the module; if missing, raise InputError with advice for `path`."""
+        """Import the package and return its module.
+
+        Raises InputError if the package is missing; the message says how to install it to read
+        `path`.
+        """
         try:
             return importlib.import_module(self.module)
         except ImportError as error:
@@ -57,7 +62,7 @@ PYARROW_COMPUTE = Package("pyarrow.compute", "parquet")
 
 
 class ZstdFile:
-    """Decompresses any number of frames in pieces of bounded size.
+    """Decompresses a .zst file, of any number of frames, in pieces of bounded size.
 
     A file that ends inside a frame is damaged.
     """
@@ -69,7 +74,8 @@ class ZstdFile:
         self._decoder = self._package.ZstdDecompressor()
         self._frame: Any = None  # decoder of the current frame; None between frames
         self._is_empty = True
-        self._next_block: int | None = None  # offset of a block in `_compressed`, if known
+        # offset of the next block in `_compressed`, None if unknown
+        self._next_block: int | None = None
         self._compressed = memoryview(b"")
         self._text = memoryview(b"")
 
@@ -114,10 +120,10 @@ class ZstdFile:
     def _step_bytes(self) -> int:
         """Return how many compressed bytes to decompress next: some blocks (RFC 8878), else 8 KiB.
 
-        The step bounds the size of the output, but does not change the text.
+        A smaller step needs less memory for its output. The text does not depend on the step.
         """
         data, end = self._compressed, 0
-        # Walk over the headers of blocks, as far as the ends of the blocks are known.
+        # Walk over the headers of blocks as long as the end of the block is known.
         for _ in range(_ZSTD_BLOCKS):
             if self._next_block is None or self._next_block >= len(data):
                 break
@@ -126,13 +132,17 @@ class ZstdFile:
             number = int.from_bytes(header, "little")
             is_last, kind, size = number & 1, number >> 1 & 3, number >> 3
             if len(header) == 3:
-                end += 3 + (1 if kind == 1 else size)  # kind 1: one byte, repeated
+                # a block of kind 1 stores one byte, to be repeated
+                end += 3 + (1 if kind == 1 else size)
             self._next_block = None if is_last or len(header) < 3 else end
         return min(self._next_block or end, len(data)) or _ZSTD_STEP_BYTES
 
 
 def _first_zstd_block(data: memoryview) -> int | None:
-    """Return the offset of the first block in a frame that begins with `data`; None if unknown."""
+    """Return the offset of the first block of a frame; None if unknown.
+
+    data: the first bytes of the frame.
+    """
     if len(data) < 5 or bytes(data[:4]) != b"\x28\xb5\x2f\xfd":
         return None
     descriptor = data[4]
@@ -169,9 +179,9 @@ def _open_gzip(raw: BinaryIO) -> Decompressor:
 
 @dataclass(frozen=True)
 class Compression:
-    """A way to decompress files.
+    """A compression of files.
 
-    open: returns a decompressor of compressed bytes.
+    open: given a compressed stream, returns a `Decompressor`.
     package: the optional package that `open` needs, or None.
     """
 

@@ -5,10 +5,10 @@
 - A file of text is read straight into the caller's buffer if its bytes need no inspection: without
   separators and line documents, and under the policy "raw". Other files are read in blocks of
   bounded size.
-- Text of a pipe is returned as it arrives: after the first bytes, a read waits for at most
-  PATIENCE_SECONDS for more, because larger pieces are cheaper.
-- A limit cuts after exactly that many bytes of text. A document that would begin at the cut does
-  not count.
+- Text of a pipe is returned as it arrives. But after its first bytes, a read waits up to
+  PATIENCE_SECONDS for more, because larger pieces are cheaper to encode.
+- A limit cuts the text after exactly this many bytes. A document that would begin at the cut is not
+  counted.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ from llmgpu.text.streams import (
 from llmgpu.text.template import Template
 
 PATIENCE_SECONDS = 0.02
-LEAST_PART = 16  # 1 / 16 of a text is read before the size of the whole is estimated
+LEAST_PART = 16  # the whole size is estimated after 1 / 16 of the files has been read
 LEAST_BYTES = 1 << 14  # least bytes that a filter reads at a time, even for a smaller buffer
 _BLOCK_BYTES = 1 << 20
-_SMALL_FILES = 1024  # most files that are read at once
+_SMALL_FILES = 1024  # most files that one call of the engine reads
 
 _FIRST = np.zeros(1, np.int64)
 _File = ByteStream | DocumentFile  # an open file
@@ -81,13 +81,13 @@ class TextSource(Protocol):
 
 
 class TextWatch(Protocol):
-    """Sees the text of a corpus while the corpus is read, for notes about the text."""
+    """Sees the text of a corpus while the corpus is read, to write notes about the text."""
 
     def see(self, nbytes: int, read: Callable[[int, int], bytes]) -> None:
-        """Inspect the next `nbytes` of the text.
+        """Inspect the next `nbytes` bytes of the text.
 
-        read: returns the bytes between two positions, counted from the first of these bytes; may
-            be called only until `see` returns.
+        read: returns the bytes between two positions, counted from the first of these bytes. Call
+            `read` only until `see` returns.
         """
 
 
@@ -95,12 +95,12 @@ class TextWatch(Protocol):
 class CorpusOptions:
     """How to read text from files.
 
-    text_field: the field of .jsonl lines or the column of .parquet files with the text.
-    separators: byte strings between documents, part of neither.
+    text_field: the field of .jsonl lines or the column of .parquet files that holds the text.
+    separators: byte strings that separate documents and belong to no document.
     encoding_errors: "strict", "replace" or "raw", see `llmgpu.text.documents.InputPolicy`.
     limit: read at most this many bytes of text; None for all.
-    template: makes the text of several fields or columns, instead of `text_field`; a str such as
-        "{question} {answer}" is parsed.
+    template: composes the text from several fields or columns, in place of `text_field`. A str such
+        as "{question} {answer}" is parsed.
     bad_rows: treatment of invalid rows: "error" raises InputError, "skip" leaves the rows out.
     line_documents: whether each line, including its newline, is a document.
     chat: renders the conversation of each row as text; None if rows are not conversations.
@@ -116,7 +116,7 @@ class CorpusOptions:
     template: Template | str | None = None
 
     def __post_init__(self) -> None:
-        """Parse a template that is a str; InputError if it spells none."""
+        """Parse a template that is a str. Raises InputError if the str is no template."""
         if isinstance(self.template, str):
             object.__setattr__(self, "template", Template.parse(self.template))
         if not isinstance(self.text_field, str):
@@ -130,8 +130,9 @@ class CorpusOptions:
 
 
 class Begin(NamedTuple):
-    """The start of a source: offset in the text of all sources, and documents before the source.
+    """The start of a source in the text of a corpus.
 
+    offset: position in the text of all sources. documents: number of documents before the source.
     skipped: bytes at the front of the source's own text that are not read.
     """
 
@@ -156,11 +157,11 @@ class Corpus(Closing):
 
     sources: the files of the corpus.
     options: how the files are read.
-    policy: counts invalid and left out text.
+    policy: counts invalid text and rows that were left out.
     total_bytes: bytes of all sources on disk, None if a source is not a regular file.
     text_bytes, documents: numbers of bytes and documents that `read_into` has returned.
-    begun: the start of each source that was opened so far.
-    watch: a `TextWatch` that sees the text read from then on, or None.
+    begun: the start of each source that has been opened so far.
+    watch: a `TextWatch` that sees the text read after it was set, or None.
     """
 
     def __init__(
@@ -191,7 +192,7 @@ class Corpus(Closing):
         self._told: dict[str, list[str]] = {note: [] for note in NOTES}
         self._closed = True
         self._ended = not self._files.left
-        self._most_small = _SMALL_FILES  # most files of the next call of `read_small`
+        self._most_small = _SMALL_FILES  # most files that the next call of `read_small` reads
 
     @property
     def notes(self) -> list[str]:
@@ -201,12 +202,12 @@ class Corpus(Closing):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the sources on disk, read so far."""
+        """Bytes of the files on disk that have been read so far."""
         return self._finished_bytes + (self._file.position if self._file else 0)
 
     @property
     def left(self) -> float | None:
-        """Estimate of the whole text's bytes per byte read so far; None after too little text."""
+        """Estimated bytes of the whole text per byte read so far; None if too little was read."""
         parts = []
         if self.total_bytes:
             parts.append(self.bytes_read / self.total_bytes)
@@ -242,7 +243,7 @@ class Corpus(Closing):
         length = documents = 0
         starts = [NO_TEXT.starts]
         deadline = 0.0
-        # Read source after source, until the buffer is full or the next read would block.
+        # Read one source after another until the buffer is full or the next read would block.
         while length < room and self._next_is_ready(length, deadline):
             piece = self._read_small(buffer[length:room], length, documents)
             if piece is None:
@@ -261,9 +262,10 @@ class Corpus(Closing):
         return self._hand_over(buffer[:length], np.concatenate(starts))
 
     def _read_small(self, view: NDArray[np.uint8], length: int, documents: int) -> Piece | None:
-        """Read the next small files that fit, in one call; None if the next file is not small.
+        """Read the next small files that fit the buffer in one call; None if a larger file is next.
 
-        length, documents: bytes and documents before these files in the caller's buffer.
+        view: the rest of the caller's buffer. length, documents: bytes and documents that the
+        buffer already has.
         """
         if self._reader is not None:
             return None
@@ -287,16 +289,17 @@ class Corpus(Closing):
     def upcoming(self, least: int, most: int, before: int) -> FileBytes | None:
         """Return a range of the next `least` to `most` bytes of the text without reading them.
 
-        None if the current document has fewer bytes left, or is not read straight from a file.
+        Returns None if the current document has fewer bytes left, or is not read straight from a
+        file.
 
-        before: number of the last bytes returned, with which the range begins.
+        before: how many of the bytes already returned the range includes, at its beginning.
         """
         if self.options.limit is not None or not isinstance(self._reader, DirectReader):
             return None
         return self._reader.upcoming(least, most, before)
 
     def skip(self, nbytes: int) -> None:
-        """Pass over the next bytes of a range from `upcoming`."""
+        """Skip text that the caller reads through a range from `upcoming`."""
         assert isinstance(self._file, ByteStream)
         if self.watch:
             self.watch.see(nbytes, self._file.peek)
@@ -304,7 +307,10 @@ class Corpus(Closing):
         self.text_bytes += nbytes
 
     def place(self, offset: int) -> tuple[str, int]:
-        """Return the name of the source at an offset ("" for memory), and the offset within it."""
+        """Return the name of the source at an offset of the text, and the offset within the source.
+
+        Text from memory has the name "".
+        """
         index = bisect_right(self.begun, offset, key=itemgetter(0)) - 1
         if index < 0:
             return "", offset
@@ -316,12 +322,12 @@ class Corpus(Closing):
             return False
         if not length:
             return True
-        if self._reader is None:  # opening a pipe may take long
+        if self._reader is None:  # opened as late as here, since opening a pipe may take long
             return self._files.next_one().size is not None
         return self._reader.wait(max(0.0, deadline - time.monotonic()))
 
     def _open_next(self, length: int, documents: int) -> _Reader:
-        """Open the next source.
+        """Open the next source, and note in `begun` where it starts.
 
         length, documents: bytes and documents of earlier sources in the caller's buffer.
         """
@@ -340,14 +346,14 @@ class Corpus(Closing):
         return self._reader
 
     def _read_text(self, stream: ByteStream, continues: bool) -> _Reader:
-        """Return a reader of a file whose bytes are text."""
+        """Return a reader of a file that contains plain text."""
         options = self.options
         if options.separators or options.line_documents or options.encoding_errors != "raw":
             return PieceReader(self._text_pieces(stream), stream.wait)
         return DirectReader(stream, self.policy, continues)
 
     def _text_pieces(self, stream: ByteStream) -> Iterator[Piece]:
-        # All blocks share memory: a caller uses up each piece before requesting the next piece.
+        # All blocks share one buffer: a caller uses up each piece before requesting another.
         policy, block, is_end = self.policy, np.empty(_BLOCK_BYTES, np.uint8), False
         while not is_end:
             text = block[: stream.readinto(block)]
@@ -381,20 +387,21 @@ class Corpus(Closing):
         return Piece(text, starts, self._closed, self._ended)
 
 
-# Readers of conversations by format. Standard input, which has no name, has lines of JSON.
+# Classes that read conversations, by the class of the format. Standard input has no suffix and is
+# read as lines of JSON.
 _CHAT_FILES: dict[type[DocumentFile] | None, Callable[[Source, str, Collector], _File]]
 _CHAT_FILES = {JsonlFile: ChatFile, ParquetFile: ChatTable, ArrowFile: ChatArrow}
 
 
 class _Opener:
-    """Opens files by the options of a corpus."""
+    """Opens files as the options of a corpus say."""
 
     def __init__(self, options: CorpusOptions) -> None:
         self._options = options
         chat = options.chat
         self.collector = None if chat is None else Collector(chat, options.limit)
         as_they_are = not options.separators and options.encoding_errors == "raw"
-        # Without the engine each file is read alone; on Windows the engine reads no files.
+        # Without the engine each file is read alone. On Windows the engine reads no files.
         has_engine = library() is not None and os.name != "nt"
         self._reads_small = has_engine and as_they_are and not (options.line_documents or chat)
 
@@ -410,18 +417,20 @@ class _Opener:
 
 
 class _Files:
-    """The files of a corpus in turn. Threads open the next files before their turn.
+    """The files of a corpus, in order. Threads open the next files early.
 
-    No thread and no file here refers to the corpus, so that an unused corpus is freed at once.
+    Neither the threads nor the files refer to the corpus, so that an unused corpus is freed at
+    once.
     left: number of files that `take` has not returned yet.
     """
 
     def __init__(self, files: Sequence[Source], options: CorpusOptions) -> None:
         self._opener = opener = _Opener(options)
         self._left = len(files)
-        self._next: deque[Source] = deque()  # files whose turn has come
-        self._file: _File | None = None  # the first of `_next`, if a thread has opened it
-        self._opened: list[_File] = []  # files opened before their turn
+        self._next: deque[Source] = deque()  # files of the current turn, see `_find_turns`
+        # the first file of `_next`, if a thread has opened it already
+        self._file: _File | None = None
+        self._opened: list[_File] = []  # all files that threads have opened early
         first, ahead = files[:1], min(files_ahead(), len(files))
         begin = partial(_begin_file, opener, first, self._opened)
         self._turns = in_order(_find_turns(files, opener), begin, ahead)
@@ -432,14 +441,14 @@ class _Files:
         return 0 if collector is not None and collector.is_full else self._left
 
     def next_one(self) -> Source:
-        """Return the next file, which stays the next."""
+        """Return the next file without removing it."""
         if not self._next:
             sources, self._file = next(self._turns)
             self._next.extend(sources)
         return self._next[0]
 
     def small(self, most: int) -> list[Source]:
-        """Return the next files to read at once, up to `most`; empty if the next is not small."""
+        """Return up to `most` small files that come next; empty if the next file is not small."""
         at_once = self._opener.reads_at_once(self.next_one())
         return [*islice(self._next, most)] if at_once else []
 
@@ -465,7 +474,7 @@ class _Files:
 
 
 def _find_turns(files: Sequence[Source], opener: _Opener) -> Iterator[list[Source]]:
-    """Yield turns: consecutive small files share a turn, any other file has a turn of its own."""
+    """Group the files into turns: consecutive small files share a turn, any other file is alone."""
     for are_small, sources in groupby(files, opener.reads_at_once):
         while turn := [*islice(sources, _SMALL_FILES if are_small else 1)]:
             yield turn
@@ -474,7 +483,11 @@ def _find_turns(files: Sequence[Source], opener: _Opener) -> Iterator[list[Sourc
 def _begin_file(
     opener: _Opener, first: Sequence[Source], opened: list[_File], sources: list[Source]
 ) -> tuple[list[Source], _File | None]:
-    """Begin to read a compressed file or a file of a format, unless the file is the first."""
+    """Open a compressed file, or a file of a format, in a thread before its turn, and read ahead.
+
+    first: files that are needed at once, so reading ahead would gain nothing. opened: receives the
+    opened file. Returns `sources`, and the opened file or None.
+    """
     source = sources[0]
     is_local = source.size is not None and source.remote is None
     if source in first or not is_local or not (source.compression or format_of(source)):
@@ -487,7 +500,7 @@ def _begin_file(
 
 
 def _check_chat(sources: Sources, options: CorpusOptions) -> None:
-    """Raise InputError for options and files that conversations can't be combined with."""
+    """Raise InputError for options and formats that can't be combined with conversations."""
     if options.separators or options.line_documents:
         raise InputError(
             f"{spelled('--chat')} can't be combined with "
@@ -500,7 +513,7 @@ def _check_chat(sources: Sources, options: CorpusOptions) -> None:
 
 
 class _MemoryCorpus(Corpus):
-    """A corpus of documents in memory, not in files."""
+    """A corpus of documents in memory."""
 
     def __init__(
         self,
@@ -509,7 +522,7 @@ class _MemoryCorpus(Corpus):
         *,
         text: Piece | None = None,
     ) -> None:
-        """Read documents one by one, or the text of all documents."""
+        """Read documents one by one, or one text that is already cut into documents."""
         super().__init__(Sources([], 0), options)
         self.total_bytes = None if text is None else text.length
         self._ended = False
@@ -534,7 +547,7 @@ def corpus_from_bytes(data: bytes | Sequence[bytes]) -> Corpus:
 def corpus_from_documents(
     documents: Iterable[bytes], options: CorpusOptions | None = None
 ) -> Corpus:
-    """Return a corpus of documents from an iterable, read only as far as the corpus is read."""
+    """Return a corpus of documents from an iterable, which is consumed as the corpus is read."""
     return _MemoryCorpus(iter(documents), options)
 
 
@@ -544,7 +557,10 @@ class FilteredSource:
     def __init__(
         self, source: TextSource, text_filter: TextFilter, least_bytes: int = LEAST_BYTES
     ) -> None:
-        """Filter the text of `source`; least_bytes: least bytes read at a time, 1 or more."""
+        """Read text from `source` and pass it through `text_filter`.
+
+        least_bytes: least number of bytes read at a time, 1 or more.
+        """
         self._source = source
         self._filter = text_filter
         self._block = np.empty(least_bytes, np.uint8)
@@ -571,17 +587,17 @@ class FilteredSource:
 
 
 def is_small(source: Source) -> bool:
-    """Whether `read_small` may read a file, provided that the file's bytes are text."""
+    """Whether a file is small enough for `read_small`, provided that it is plain text."""
     if source.remote or source.span or source.continues or source.compression:
         return False
     return 0 < (source.size or 0) <= SMALL_BYTES and source.changed_ns is not None
 
 
 def read_small(sources: Sequence[Source], view: NDArray[np.uint8]) -> int:
-    """Read small files end to end to the front of `view`; return the number of files.
+    """Read small files end to end to the front of `view`; return the number of files read.
 
-    Reading stops at a file that has an error or is not plain text. `DirectReader` reads such a file
-    and raises the error.
+    Reading stops before a file that has an error or is not plain text. `DirectReader` then reads
+    this file alone and raises the error.
     """
     return read_small_files(
         [source.path for source in sources],
@@ -593,10 +609,10 @@ def read_small(sources: Sequence[Source], view: NDArray[np.uint8]) -> int:
 
 
 class DirectReader:
-    """Reads a file whose text equals its bytes into the caller's buffer."""
+    """Reads a file whose text is exactly its bytes, straight into the caller's buffer."""
 
     def __init__(self, stream: ByteStream, policy: InputPolicy, continues: bool) -> None:
-        """Read `stream`; continues: whether the stream begins inside a document."""
+        """Prepare to read `stream`; continues: whether the stream begins inside a document."""
         self._stream, self._policy, self._begun = stream, policy, continues
         self.wait = stream.wait
 
@@ -611,7 +627,7 @@ class DirectReader:
         return Piece(text, starts, is_end, is_end)
 
     def upcoming(self, least: int, most: int, before: int) -> FileBytes | None:
-        """Return a range of bytes, see `Corpus.upcoming`; None if invalid bytes are counted."""
+        """Return a range, see `Corpus.upcoming`; None if invalid bytes have to be counted."""
         if not self._begun or self._stream.is_invalid:
             return None
         return self._stream.upcoming(least, most, before)

@@ -2,13 +2,13 @@
 
 - The encoding policy is applied first, to the unchanged bytes of a file, so that an offset in a
   message is an offset in the file. Separators are searched for in the resulting bytes.
-- Separators are matched from the start of the text, at each position the longest separator. A
-  separator belongs to no document. As with `bytes.split`, k separators make k + 1 documents;
-  documents may be empty.
+- Separators are matched from the start of the text. At each position the longest separator that
+  matches wins. A separator belongs to no document. As with `bytes.split`, k separators make k + 1
+  documents; documents may be empty.
 - With line documents, each document between separators is also cut after every newline. An empty
   document has no lines and is dropped.
-- Text is cut block by block. Bytes are held back until the next block only if a separator or a
-  UTF-8 sequence may begin with these bytes.
+- Text is cut block by block. The last bytes of a block are held back until the next block only if
+  a separator or a UTF-8 sequence may begin in them.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from llmgpu.spelling import spelled
 
 ENCODING_POLICIES = ("strict", "replace", "raw")
 ROW_POLICIES = ("error", "skip")
-REPLACEMENT = "\ufffd"  # its name would load a library, for which memory may be missing
+REPLACEMENT = "\ufffd"  # the name in \N{...} would load a library, for which memory may be missing
 
-_CHECK_BYTES = 1 << 20  # bytes checked at a time; decoded text needs up to four times the memory
+# bytes checked at a time; decoding them needs up to four times as much memory
+_CHECK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A stretch of text with the document starts in it.
+    """A stretch of text, with the positions at which documents begin.
 
     text: uint8 (n,).
     starts: int64, ascending positions in [0, n] at which documents begin. A position is repeated
-        for empty documents. The pieces of a text have one start per document in all.
-    closed: a document ends with the text; the next byte, if any, is the first of another document.
-    end: no piece follows.
+        for empty documents. All pieces of a text together have exactly one start per document.
+    closed: a document ends at the end of this text; the next byte, if any, begins another document.
+    end: this is the last piece.
     """
 
     text: NDArray[np.uint8]
@@ -65,7 +66,10 @@ class PieceReader:
     def __init__(
         self, pieces: Iterator[Piece], wait: Callable[[float], bool] | None = None
     ) -> None:
-        """Read from `pieces`; wait: called by the method `wait`, None if pieces never block."""
+        """Read from `pieces`.
+
+        wait: does the work of the method `wait`; None if `pieces` never blocks.
+        """
         self._pieces = pieces
         self._wait = wait
         self._piece = NO_TEXT
@@ -73,7 +77,7 @@ class PieceReader:
         self._next_start = 0  # index in the starts of the current piece
 
     def read(self, view: NDArray[np.uint8]) -> Piece:
-        """Fill the front of `view` from one piece; the text of the result may be empty."""
+        """Fill the front of `view` from one piece. The text of the result may be empty."""
         if self.is_used_up:
             piece = next(self._pieces, None)
             if piece is None:
@@ -87,7 +91,7 @@ class PieceReader:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether all of the last piece was returned."""
+        """Whether the last piece was returned to its end."""
         piece = self._piece
         return self._position == len(piece.text) and self._next_start == len(piece.starts)
 
@@ -99,7 +103,7 @@ class PieceReader:
         if end == len(piece.text):
             last, closed = len(piece.starts), piece.closed
         else:
-            # A start at the cut is returned with the byte after it, but already sets `closed`.
+            # A start at the cut is returned with the byte after it, but sets `closed` already here.
             last = int(np.searchsorted(piece.starts, end))
             closed = last < len(piece.starts) and bool(piece.starts[last] == end)
         starts = piece.starts[self._next_start : last] - begin
@@ -110,11 +114,12 @@ class PieceReader:
 class TextFilter(Protocol):
     """Changes a text on its way to an encoder, piece by piece.
 
-    A filter may hold text back that later text can change, but not past the end of a document.
+    A filter may hold back the end of the text while later text can still change it, but never
+    beyond the end of a document.
     """
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
-        """Return the filtered text that no later text can change.
+        """Return the text after filtering, as far as later text can't change it.
 
         starts: positions in `text` at which documents begin. final: a document ends with `text`.
         """
@@ -124,11 +129,12 @@ class TextFilter(Protocol):
 class InputPolicy:
     """The treatment of invalid UTF-8 and of bad rows.
 
-    For invalid UTF-8, "strict" raises InputError, "replace" writes U+FFFD, "raw" keeps the bytes.
-    For bad rows, "error" raises InputError, "skip" leaves the rows out.
+    Invalid UTF-8: "strict" raises InputError, "replace" writes U+FFFD, "raw" keeps the bytes.
+    Bad rows: "error" raises InputError, "skip" leaves the rows out.
 
-    invalid_sequences: sequences replaced, or kept and counted, in all files so far. bad_rows:
-    invalid rows left out. null_rows: rows without text, left out.
+    invalid_sequences: number of invalid sequences in all files so far that were replaced, or, under
+    "raw", kept. bad_rows: number of invalid rows that were left out. null_rows: number of rows
+    without text, which are always left out.
     """
 
     def __init__(self, policy: str, rows: str = "error") -> None:
@@ -146,7 +152,7 @@ class InputPolicy:
             )
         self.policy = policy
         self.invalid_sequences = 0
-        self._invalid_in: dict[str, None] = {}  # ordered set of files with kept bytes
+        self._invalid_in: dict[str, None] = {}  # keys: files with kept invalid bytes, in order
         self.begin("")
 
     @property
@@ -165,13 +171,13 @@ class InputPolicy:
         return notes
 
     def begin(self, name: str, offset: int = 0) -> None:
-        """Start with the byte at an offset in the file `name`."""
+        """Begin a file. The next byte is at `offset` of the file `name`."""
         self._name = name
-        self._held = b""  # an incomplete sequence, which "strict" has returned already
+        self._held = b""  # an incomplete sequence at the end; "strict" has returned it already
         self._offset = offset  # offset in the file of the first held byte
 
     def leave_out(self, error: InputError) -> None:
-        """Count a bad row; under "error", raise the row's error instead."""
+        """Count a bad row. Under "error", raise the row's error."""
         if self._rows == "error":
             raise InputError(
                 f"{error}; use {spelled('--bad-rows')} skip to skip such rows"
@@ -180,9 +186,9 @@ class InputPolicy:
         self.bad_rows += 1
 
     def apply(self, text: NDArray[np.uint8], final: bool) -> NDArray[np.uint8]:
-        """Return the file's next bytes after applying the policy; some may be held back.
+        """Apply the policy to the next bytes of the file; an incomplete sequence is held back.
 
-        final: no bytes follow. Raises InputError for bytes that are invalid under "strict".
+        final: the file ends with these bytes. Raises InputError for invalid bytes under "strict".
         """
         if self.policy == "replace":
             return np.frombuffer(self.replace(text.tobytes(), final), np.uint8)
@@ -191,12 +197,15 @@ class InputPolicy:
         return text
 
     def count(self, block: bytes, final: bool) -> None:
-        """Count invalid sequences in the file's next bytes, which stay; final: no bytes follow."""
+        """Count invalid sequences in the next bytes of a file; final: the file ends with them."""
         self._invalid_in[source_name(self._name)] = None
         self.replace(block, final)
 
     def check(self, text: NDArray[np.uint8], final: bool) -> None:
-        """Raise InputError for invalid bytes in the file's next bytes; final: no bytes follow."""
+        """Raise InputError for invalid sequences in the next bytes of a file.
+
+        final: the file ends with these bytes.
+        """
         for begin in range(0, max(len(text), 1), _CHECK_BYTES):
             block = text[begin : begin + _CHECK_BYTES]
             last = final and begin + _CHECK_BYTES >= len(text)
@@ -208,7 +217,10 @@ class InputPolicy:
             self._hold(data, consumed)
 
     def replace(self, block: bytes, final: bool) -> bytes:
-        """Return the file's next bytes, invalid bytes replaced; hold back an incomplete end."""
+        """Return the next bytes of a file with invalid sequences replaced by U+FFFD.
+
+        An incomplete sequence at the end is held back, unless the file ends there (`final`).
+        """
         data = self._held + block
         try:
             consumed = codecs.utf_8_decode(data, "strict", final)[1]
@@ -236,7 +248,7 @@ class InputPolicy:
 class LineStarts:
     """Finds the beginnings of lines in a text that comes in pieces.
 
-    fresh: the next byte begins a line.
+    fresh: whether the next byte begins a line.
     """
 
     def __init__(self) -> None:
@@ -244,9 +256,10 @@ class LineStarts:
         self.fresh = True
 
     def find(self, text: NDArray[np.uint8], cuts: NDArray[np.int64] = NO_TEXT.starts) -> Piece:
-        """Return `text` with its line starts; cuts: ascending positions that begin lines, too.
+        """Return `text` with the positions at which lines begin.
 
-        A line start at the end of the text is returned with the next byte, if any.
+        cuts: further positions that begin lines, in ascending order. A line that begins at the end
+        of the text is reported with the next byte, if any.
         """
         starts = line_starts(text)
         if len(cuts):
@@ -261,7 +274,7 @@ class DocumentSplitter:
     """Cuts texts at separators and into lines."""
 
     def __init__(self, separators: Sequence[bytes], line_documents: bool) -> None:
-        """Set the separators, any number; InputError for an empty separator."""
+        """Set the separators, if any; InputError for an empty separator."""
         if not all(separators):
             raise InputError("a document separator is empty: it needs at least one byte")
         longest_first = sorted(set(separators), key=len, reverse=True)
@@ -271,9 +284,9 @@ class DocumentSplitter:
         self.begin()
 
     def begin(self, continues: bool = False) -> None:
-        """Start another text; continues: whether the first byte continues a document."""
+        """Begin another text; continues: whether its first byte continues a document."""
         self._held = b""
-        self._due = not continues  # the start of the first document is still to be returned
+        self._due = not continues  # the start of the first document has yet to be returned
         self._closed = True
         if self._lines:
             self._lines.fresh = True
@@ -284,7 +297,7 @@ class DocumentSplitter:
         return self.feed(text, final=True)
 
     def feed(self, block: NDArray[np.uint8], final: bool) -> Piece:
-        """Return the text that no later block changes; final: the text ends with the block."""
+        """Return the text that later blocks can't change; final: the text ends with this block."""
         text, cuts = block, NO_TEXT.starts
         if self._separators:
             data = self._held + block.tobytes()
@@ -304,9 +317,11 @@ class DocumentSplitter:
         return Piece(text, cuts, self._closed or final)
 
     def _find_separators(self, data: bytes, final: bool) -> tuple[list[tuple[int, int]], int]:
-        """Return the (begin, end) of each separator, and the position up to which these are all."""
-        # A separator can only be incomplete if it begins in the last bytes, fewer than the longest
-        # separator has.
+        """Find the separators in a block.
+
+        Returns their (begin, end), and the position up to which no separator can be missing.
+        """
+        # Only in the last bytes, fewer than the longest separator has, may one be incomplete.
         safe = len(data) if final else max(0, len(data) - len(self._separators[0]) + 1)
         spans = []
         for match in self._pattern.finditer(data):
@@ -316,7 +331,7 @@ class DocumentSplitter:
         position = max(safe, spans[-1][1] if spans else 0)
         while position < len(data):
             rest = data[position:]
-            # A longer, incomplete separator takes precedence over a complete one.
+            # Wait for the next block if a longer separator may begin here.
             if any(len(s) > len(rest) and s.startswith(rest) for s in self._separators):
                 break
             found = self._pattern.match(data, position)
@@ -329,9 +344,10 @@ class DocumentSplitter:
 def remove_spans(
     text: NDArray[np.uint8], spans: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Remove `spans`, int64 (K, 2), from `text`, uint8.
+    """Remove spans from a text.
 
-    Return the remaining text, and the positions in it at which spans were removed, int64 (K,).
+    text: uint8 (n,). spans: int64 (K, 2), begin and end of each. Returns the remaining text, and
+    the position in it of each removed span, int64 (K,).
     """
     begins, lengths = spans[:, 0], spans[:, 1] - spans[:, 0]
     kept = np.ones(len(text), np.bool_)

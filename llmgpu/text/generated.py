@@ -1,15 +1,15 @@
 """Text of any size, made from a seed, with as many distinct words as real text of its size.
 
 - The frequency of a word falls with its rank r as in Zipf's law: as 1/r among the first
-  _TABLE_WORDS ranks, then as r to the power -5/3. Ranks are not bounded, so new words keep coming:
-  n words have about 15 n^0.6 distinct words. This is Heaps' law with the numbers of English.
+  _TABLE_WORDS ranks, then as r to the power -5/3. Ranks have no bound, so new words keep appearing:
+  n words have about 15 n^0.6 distinct words, as Heaps' law says with the constants of English.
 - A word's spelling is a function of its rank alone, and no two ranks below 2^32 share a spelling.
   A word has up to four syllables of one or two consonants and vowels each, and a final consonant or
   none; frequent words have fewer syllables. Of 64 words, one is Cyrillic and one is a number.
-- The syllables of a word are as good as random, so tokens of this text differ from the tokens of a
-  language.
-- Text is made in blocks, each from the seed and the block's number. All arithmetic is integers,
-  divisions and square roots, so a seed gives the same bytes on every machine.
+- The syllables are chosen as if at random, so the tokens of this text differ from the tokens of a
+  real language.
+- Text is generated in blocks, each from the seed and the block's number. The arithmetic consists of
+  integers, divisions and square roots, so a seed gives the same bytes on every machine.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
 
 BLOCK_WORDS = 1 << 15
-SMALLEST_BLOCK = 4 * BLOCK_WORDS  # bytes; every block has more
-_GROUP = 16  # blocks made by a thread in one call: threads then seldom wait for Python's lock
-_TABLE_WORDS = 1 << 12  # ranks of words that are drawn from a table
-_DRAWS = 1 << 16  # entries of the table; a word's share of the entries is its frequency
-_SYLLABLES = 4  # syllables of the longest words
-_LONGER_FROM = (1 << 6, 1 << 11, 1 << 19)  # ranks from which words have one more syllable
+SMALLEST_BLOCK = 4 * BLOCK_WORDS  # bytes; every block is larger
+_GROUP = 16  # blocks per call in a thread; with large calls, threads seldom wait for Python's lock
+_TABLE_WORDS = 1 << 12  # number of the most frequent words, which are drawn from a table
+_DRAWS = 1 << 16  # entries of the table; a word has entries in proportion to its frequency
+_SYLLABLES = 4  # most syllables of a word
+_LONGER_FROM = (1 << 6, 1 << 11, 1 << 19)  # at each of these ranks, words get one more syllable
 _ONSETS = (*"bcdfghlmnprstv", "st", "tr")
 _VOWELS = (*"aeiouy", "ai", "au", "ea", "ee", "ei", "ie", "io", "oa", "oo", "ou")
 _CYRILLIC_ONSETS, _CYRILLIC_VOWELS = "бвгджзклмнпрстфх", "аеиоуыэюяёєіїўйѣ"
@@ -51,13 +51,13 @@ def generate_text(nbytes: int, seed: int = 0) -> Iterator[bytes]:
             break
         yield block
         missing -= len(block)
-    # Fill the last block with newlines after its last whole character.
+    # Fill the rest of the last block with newlines, after its last whole character.
     kept = block[: max(missing - 1, 0)].decode(errors="ignore").encode()
     yield kept + b"\n" * (missing - len(kept))
 
 
 def _blocks(seed: int, most: int) -> Iterator[bytes]:
-    """Yield blocks from the first on, without end; most: upper estimate of the blocks in use."""
+    """Yield the blocks of a seed without end; most: upper estimate of the blocks in use."""
     words = _Words()
     threads = 1 if library() is None else usable_processors()
     group = max(1, min(_GROUP, most // threads))
@@ -68,10 +68,10 @@ def _blocks(seed: int, most: int) -> Iterator[bytes]:
 
 
 class _Words:
-    """Spells and draws words.
+    """Draws words by frequency and spells them.
 
-    A word is a row of cells, uint32: _SYLLABLES syllables, then a final consonant and the space or
-    punctuation after the word. A cell is up to 4 bytes of text, padded with zeros at the end.
+    A word is a row of cells, uint32: _SYLLABLES syllables, then a final consonant, then the space
+    or punctuation after the word. A cell has up to 4 bytes of text, padded with zeros at the end.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class _Words:
             )
 
     def blocks(self, seed: int, numbers: Sequence[int]) -> list[bytes | memoryview]:
-        """Return the texts of the blocks with these numbers; a block has whole sentences."""
+        """Return the texts of the blocks with these numbers. A block has whole sentences."""
         generators = [np.random.PCG64DXSM([seed, number]) for number in numbers]
         if self._in_c is not None:
             return [*self._in_c.blocks(generators)]
@@ -105,7 +105,7 @@ class _Words:
 
     def _block(self, generator: np.random.PCG64DXSM) -> bytes:
         random = generator.random_raw(BLOCK_WORDS)
-        # random bits, uint64 (words,): 16 for a frequent word, 8 for its end, 40 for a rare word
+        # Random bits, uint64 (words,): 16 for a frequent word, 8 for its end, 40 for a rare word.
         draws = random.astype(np.uint16)
         rows = self._table.take(draws, axis=0)
         rare = np.flatnonzero(draws >= self._in_table)
@@ -123,11 +123,12 @@ class _Words:
         """
         syllables = np.searchsorted(_LONGER_FROM, ranks, side="right") + 1
         bits = (8 * syllables).astype(np.uint64)
-        # Both steps permute the numbers of this many bits.
+        # Both steps permute the numbers that have this many bits.
         numbers = ranks * np.uint64(0x9E3779B97F4A7C15) & ((np.uint64(1) << bits) - np.uint64(1))
         numbers ^= numbers >> (bits >> np.uint64(1))
         mixed = ranks * np.uint64(0xD1B54A32D192ED03)
-        script = np.maximum((mixed >> 58).astype(np.int64) - 61, 0)  # 1 and 2: 1 word of 64 each
+        # script 1 and 2 (Cyrillic, numbers): 1 word of 64 each
+        script = np.maximum((mixed >> 58).astype(np.int64) - 61, 0)
         rows = np.zeros((len(ranks), _SYLLABLES + 1), np.uint32)
         for place in range(_SYLLABLES):
             digit = (numbers >> np.uint64(8 * place)).astype(np.uint8)
@@ -139,13 +140,13 @@ class _Words:
 
 
 def _table_ranks() -> NDArray[np.uint64]:
-    """Return the ranks below _TABLE_WORDS, uint64, each as often as it occurs in _DRAWS words."""
+    """Return the ranks of the table's entries, uint64 (_DRAWS,): each rank by its frequency."""
     ranks = np.arange(_TABLE_WORDS, dtype=np.uint64)
     return np.repeat(ranks, (_DRAWS * 0.11 / (ranks + 1.7)).astype(np.int64))
 
 
 def _rare_ranks(random: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return ranks from _TABLE_WORDS on; random: uint64 (n,), below 2^40.
+    """Return ranks of rare words, from _TABLE_WORDS on; random: uint64 (n,), below 2^40.
 
     The share of ranks beyond r falls as r to the power -2/3. Ranks are reduced modulo 2^32.
     """
@@ -155,7 +156,7 @@ def _rare_ranks(random: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _capitalize(rows: NDArray[np.uint32], ends_sentence: NDArray[np.bool_]) -> None:
-    """Capitalize the first word of each sentence, if Latin; the first row begins a sentence."""
+    """Capitalize each Latin word that begins a sentence; the first row begins a sentence."""
     first = np.append(0, np.flatnonzero(ends_sentence[:-1]) + 1)
     letters = rows[first, 0].astype(np.uint8)
     small = (letters >= ord("a")) & (letters <= ord("z"))
@@ -163,5 +164,5 @@ def _capitalize(rows: NDArray[np.uint32], ends_sentence: NDArray[np.bool_]) -> N
 
 
 def _cells(texts: list[str]) -> NDArray[np.uint32]:
-    """Return texts of up to 4 bytes as cells, uint32 (n,), with the first byte lowest."""
+    """Return texts of up to 4 bytes as cells, uint32 (n,); the first byte is the lowest."""
     return np.array([int.from_bytes(text.encode(), "little") for text in texts], np.uint32)

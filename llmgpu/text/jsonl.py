@@ -4,9 +4,9 @@ A line ends at a newline byte. Blank lines are skipped, as every reader of the f
 spell lone surrogates, which are not text. They become U+FFFD, as in a str that a tokenizer encodes;
 the policy "strict" refuses them. Invalid UTF-8 in a line is treated by the same policy.
 
-Rows without the field, or with null in it, are left out and counted, as in tables. But if the first
-FIRST_ROWS rows of a file, or all of fewer rows, lack the field, the file is refused: its field must
-have another name.
+Rows without the field, or with null in it, are left out and counted, as in tables. But a file is
+refused if its first FIRST_ROWS rows all lack the field, or all rows of a shorter file: the text
+must then be in another field.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ from llmgpu.text.template import Template, field_hint
 
 _BLOCK_BYTES = 1 << 20  # bytes of a stream that are read at a time
 _SPAN_BYTES = 2 << 20  # bytes of a regular file whose lines one thread reads and parses
-_TAIL_BYTES = 1 << 16  # bytes after a span that are read first, to find the end of its last line
-_AHEAD = 12  # blocks or spans that threads parse before they are needed
-_BEGUN = 2  # blocks or spans that are parsed before the turn of their file
-FIRST_ROWS = 1000  # a file is refused if all of its first rows lack the field
-LINE_BYTES = 1 << 30  # a longer line is refused: parsing needs a multiple of the line's memory
+# bytes after a span that are read at first, to find the end of the span's last line
+_TAIL_BYTES = 1 << 16
+_AHEAD = 12  # blocks or spans that threads parse in advance
+_BEGUN = 2  # blocks or spans parsed while an earlier file is still being read
+FIRST_ROWS = 1000  # a file is refused if this many rows at its start lack the field
+# a longer line is refused, because parsing needs a multiple of its size in memory
+LINE_BYTES = 1 << 30
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Surrogates, without those that stand for invalid bytes.
+# Lone surrogates, except those by which Python represents invalid bytes.
 _SPELLED = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _KINDS = {
     bool: "a boolean",
@@ -68,10 +70,10 @@ def jsonl_lines(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (line number from 1, line) of every line that isn't blank.
 
-    name: the file, for errors. is_begin: whether the stream begins where the file begins. There a
-    byte order mark is dropped.
+    name: the file, for errors. most: most bytes of a line, LINE_BYTES by default. is_begin: the
+    stream begins at the start of the file, where a byte order mark is dropped.
 
-    InputError for a line of more than `most` bytes, LINE_BYTES by default.
+    Raises InputError for a longer line.
     """
     most = most or LINE_BYTES
     number = 0
@@ -86,10 +88,11 @@ def jsonl_lines(
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Whole lines: data[begin:end].
+    """Whole lines of a file: data[begin:end].
 
-    is_last: whether the last line may lack its newline. after: offset of the end of the span, from
-    the beginning of the part of the file that is read; None for a stream, which counts its bytes.
+    is_last: the file ends here, so the last line may lack its newline. after: end of the block's
+    span, as an offset in the part of the file that is read; None for a stream, which counts its
+    bytes.
     """
 
     data: NDArray[np.uint8]
@@ -106,12 +109,12 @@ class JsonlStream(ByteStream):
         """Open the file; field: name of the field to read in each line's object."""
         super().__init__(source)
         self._begin, self._field = source.begin, field
-        self._has_field = False  # whether any row has the field
-        self._missing = 0  # rows before the first row with the field
+        self._has_field = False  # whether a row with the field was found
+        self._missing = 0  # rows seen before the first row with the field
         self._first_missing = ""
 
     def value(self, document: dict[str, object], where: str) -> object:
-        """Return the value of the field in a line's object; None if the line is to be left out."""
+        """Return the value of the field in a line's object; None if the row is left out."""
         try:
             found = find_field(document, where, self._field)
         except MissingFieldError as error:
@@ -125,10 +128,10 @@ class JsonlStream(ByteStream):
         return found
 
     def check_field(self) -> None:
-        """Raise InputError if all rows so far lack the field, the file's first rows included.
+        """Raise InputError if all rows so far, and the first rows of the file, lack the field.
 
-        If only a part of the file is read, decide by the first rows of the whole file, so that the
-        decision is the same for all parts.
+        If only a part of the file is read, the first rows of the whole file are read for this
+        decision, so that all parts decide alike.
         """
         if self._has_field or not self._missing:
             return
@@ -157,7 +160,10 @@ class JsonlFile(JsonlStream):
         """Allow any file."""
 
     def __init__(self, source: Source, text_field: str, template: Template | None = None) -> None:
-        """Open the file. The field `text_field` of a line is its text, or a template makes it."""
+        """Open the file.
+
+        A document is the field `text_field` of a line; with a template, the text that it composes.
+        """
         super().__init__(source, text_field)
         self._lines = 0
         self._template = template
@@ -181,7 +187,7 @@ class JsonlFile(JsonlStream):
         self.check_unchanged()
 
     def begin(self) -> None:
-        """Parse the first blocks, see `DocumentFile.begin`."""
+        """Parse the first blocks before the file's turn, see `DocumentFile.begin`."""
         super().begin()
         if self._texts is not None:
             self._parts.begin(_BEGUN)
@@ -192,9 +198,9 @@ class JsonlFile(JsonlStream):
         super().close()
 
     def _taken_parts(self) -> Begun[Any, tuple[_Block, TakenTexts]]:
-        """Return blocks with their texts, which threads parse ahead.
+        """Return the blocks of the file with their texts, which threads parse in advance.
 
-        A regular file is divided into spans, which threads read, too. A stream is read in blocks.
+        Threads read the spans of a regular file themselves. A stream is read block by block.
         """
         most = 0 if self._pollable is not None else min(usable_processors(), _AHEAD)
         if not self.reads_anywhere:
@@ -210,7 +216,7 @@ class JsonlFile(JsonlStream):
 
     def _read_span(self, begin: int) -> _Block:
         """Return the lines that start in the span from `begin` on. Any thread may call this."""
-        # Read the span and on to the end of the last line that starts in the span.
+        # Read the span, and on to the end of the last line that starts in it.
         end = min(begin + _SPAN_BYTES, self._end_of_file)
         first = max(begin - 1, self._begin)  # if this byte is a newline, a line starts at `begin`
         data = np.empty(0, np.uint8)  # the bytes of the file from `first` on
@@ -227,7 +233,7 @@ class JsonlFile(JsonlStream):
             if newline or stop == self._end_of_file or length > end - first + LINE_BYTES:
                 break
             tail *= 4
-        # Find the first line that starts in the span.
+        # Find the first line that starts in the span. Its number is not known here.
         last = searched + newline if newline else length
         start = 0
         if begin > self._begin:
@@ -238,9 +244,9 @@ class JsonlFile(JsonlStream):
     def _read_blocks(self) -> Iterator[_Block]:
         """Yield the file in blocks of whole lines."""
         data = np.empty(_BLOCK_BYTES + TEXT_PADDING, np.uint8)
-        held = 0  # bytes of an incomplete line at the front
+        held = 0  # bytes of an incomplete line at the front of the buffer
         while count := self.readinto(data[held:-TEXT_PADDING]):
-            # Yield the whole lines, and move the incomplete line to the memory for the next block.
+            # Yield the whole lines, and copy the incomplete line to the buffer of the next block.
             length = held + count
             end = _after_last_newline(data, held, length)
             held = length - end
@@ -260,10 +266,10 @@ class JsonlFile(JsonlStream):
     def _take(
         self, block: _Block, policy: InputPolicy, taken: TakenTexts | None
     ) -> Iterator[Piece]:
-        """Yield the texts of a block. Python's json parses the lines that C has not parsed."""
+        """Yield the texts of a block. The engine in C leaves unusual lines to Python's json."""
         begin, end, lines = block.begin, block.end, b""
         while begin < end:
-            # Yield the texts that C has parsed, up to the first line that C leaves to Python.
+            # Yield the texts that C has parsed, up to the first line that C has left to Python.
             if self._texts is not None:
                 taken = taken or self._texts.take(block.data, begin, end, is_last=block.is_last)
                 begin = taken.end
@@ -275,7 +281,7 @@ class JsonlFile(JsonlStream):
                 taken = None
                 if begin == end:
                     return
-            # Parse one line in Python.
+            # Parse one line in Python, then continue with the engine.
             lines = lines or block.data[:end].tobytes()
             after = lines.find(b"\n", begin) + 1 or end
             line, begin = lines[begin:after], after
@@ -305,9 +311,10 @@ class JsonlFile(JsonlStream):
         return encode_text(text, has_invalid, where, policy)
 
     def _text_of(self, row: dict[str, object], where: str) -> str | None:
-        """Return the text of a row; BadRowError for a value that is not text, or a missing field.
+        """Compose the text of a row. Raises BadRowError for a value that is not text.
 
-        Without a template, None for a missing field, so that the row is left out.
+        If the field is missing, the result is None and the row is left out. With a template, a
+        missing field raises BadRowError, too.
         """
         if self._template is None:
             return _as_text(self.value(row, where), self._field, where)
@@ -339,9 +346,9 @@ def _after_last_newline(data: NDArray[np.uint8], begin: int, end: int) -> int:
 
 
 def place_of_line(name: str, number: int, begin: int) -> str:
-    """Return the name that errors give a line.
+    """Return the name of a line in errors, such as "FILE line 3".
 
-    number: of the line, from 1. begin: offset in the file at which line 1 begins.
+    number: the line's number from 1. begin: offset in the file of the line with number 1.
     """
     return f"{name}, line {number}" + (f" after byte {begin}" if begin else "")
 
@@ -351,11 +358,14 @@ def _too_long(name: str, number: int, most: int) -> InputError:
 
 
 def parse_json_object(text: str | bytes, where: str) -> dict[str, object]:
-    """Return a parsed JSON object; BadRowError, which begins with `where`, for any other text."""
+    """Parse a JSON object. Raises BadRowError for any other text.
+
+    where: name of the line, with which the message begins.
+    """
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        what = error.msg.removesuffix(" at")  # the end of some of Python's messages
+        what = error.msg.removesuffix(" at")  # some of Python's messages end with " at"
         raise BadRowError(f"{where}: not JSON ({what} at character {error.pos + 1})") from error
     except RecursionError as error:
         raise BadRowError(f"{where}: nested too deep") from error
@@ -399,7 +409,7 @@ def find_field(document: dict[str, object], where: str, text_field: str) -> obje
 
 
 def decode_line(line: bytes, where: str, policy: InputPolicy) -> tuple[str, bool]:
-    """Return the line as text, and whether the text has invalid bytes as surrogate escapes."""
+    """Return the text of a line, and whether it has surrogate escapes for invalid bytes."""
     try:
         return line.decode(), False
     except UnicodeDecodeError as error:
@@ -415,7 +425,7 @@ def decode_line(line: bytes, where: str, policy: InputPolicy) -> tuple[str, bool
 
 
 def encode_text(text: str, has_invalid: bool, where: str, policy: InputPolicy) -> bytes:
-    """Return the bytes of a text; has_invalid: surrogate escapes in the text stand for bytes."""
+    """Return the bytes of a text; has_invalid: its surrogate escapes stand for invalid bytes."""
     try:
         return text.encode("utf-8", "surrogateescape" if has_invalid else "strict")
     except UnicodeEncodeError as error:
@@ -424,7 +434,7 @@ def encode_text(text: str, has_invalid: bool, where: str, policy: InputPolicy) -
                 f"{where}: a lone surrogate (U+{ord(text[error.start]):04X}) is not text: repair "
                 "it, or let encoding errors be 'replace' or 'raw'"
             ) from error
-        # Surrogates that stand for invalid bytes stay.
+        # Keep surrogates that stand for invalid bytes, and replace all others.
         text, count = (_SPELLED if has_invalid else _SURROGATE).subn(REPLACEMENT, text)
         policy.invalid_sequences += count if policy.policy == "replace" else 0
         return text.encode("utf-8", "surrogateescape")

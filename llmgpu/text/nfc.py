@@ -5,10 +5,10 @@
   left to right. Nearly all text is composed already, so `normalize` processes only runs of
   characters that normalization may change, each run together with the character before the run.
 - Each document is normalized on its own, and within a document each run of valid UTF-8. Invalid
-  bytes stay as they are, and nothing composes across them.
+  bytes stay as they are, and characters on both sides of them do not compose.
 - A document in blocks is cut before an independent character: the character's decomposition begins
-  with a starter that never composes with an earlier character. The filter holds back the text from
-  the last such character on. This text has a few bytes, unless a text is one endless run of marks.
+  with a starter that never composes with an earlier character. The filter holds back the text after
+  the last possible cut. This is a few bytes, unless the text is one endless run of marks.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from llmgpu.text.documents import Piece
 _SYLLABLES = range(0xAC00, 0xD7A4)
 _LEADING = range(0x1100, 0x1113)
 _VOWELS = range(0x1161, 0x1176)
-_TRAILING = range(0x11A7, 0x11C3)  # the first number stands for no trailing consonant
+_TRAILING = range(0x11A7, 0x11C3)  # the first number means no trailing consonant
 
-_SHORT = 8  # characters; the normalized form of a text up to this length is cached
+_SHORT = 8  # most characters of a text whose normalized form is cached
 
 
 @dataclass(frozen=True)
 class _Tables:
     """The tables of the algorithm.
 
-    classes: combining class by character, without class 0.
+    classes: combining class by character; characters of class 0 are left out.
     decompositions: the full decomposition by character.
-    compositions: by two characters, their composition.
-    changeable: bool (0x110000,), by code point: false if the character keeps its decomposition,
-        its place among marks, and never composes with an earlier character.
+    compositions: the composed character by the pair of characters.
+    changeable: bool (0x110000,), by code point: False if normalization never changes or moves the
+        character, and the character never composes with an earlier one.
     """
 
     classes: dict[str, int]
@@ -58,7 +58,7 @@ def normalize(text: str) -> str:
         return text
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     changeable = _tables().changeable[codes]
-    # A unit is a run of characters that may change, together with the character before the run.
+    # A unit is a run of changeable characters, together with the character before the run.
     edges = np.flatnonzero(np.diff(changeable, prepend=False, append=False))
     parts, done = [], 0
     for begin, end in edges.reshape(-1, 2).tolist():
@@ -72,9 +72,8 @@ def normalize(text: str) -> str:
 def starts_unit(character: str) -> bool:
     """Whether a character is normalized in the same way after any text.
 
-    This is true if the character's decomposition begins with a character of class 0 that is second
-    in no composition. Cutting a text before such a character leaves parts that normalize
-    independently.
+    The character's decomposition must begin with a character of class 0 that is the second of no
+    composition. A text may be cut before such a character: both parts normalize independently.
     """
     tables = _tables()
     first = tables.decompositions.get(character, character)[0]
@@ -83,7 +82,7 @@ def starts_unit(character: str) -> bool:
     return first not in _seconds() and ord(first) not in _VOWELS and ord(first) not in _TRAILING
 
 
-@lru_cache(maxsize=1 << 16)  # the texts of a language consist of few short units
+@lru_cache(maxsize=1 << 16)  # a language has few distinct short units
 def _normalize_short(text: str) -> str:
     return _normalize(text)
 
@@ -105,7 +104,7 @@ def _decompose(character: str, tables: _Tables) -> str:
 
 
 def _sort_marks(text: str, tables: _Tables) -> list[str]:
-    """Return the characters with each run of marks sorted by class; equal classes keep order."""
+    """Return the characters with each run of marks sorted, stably, by combining class."""
     characters: list[str] = []
     marks: list[str] = []
     for character in text:
@@ -124,7 +123,7 @@ def _compose(characters: list[str], tables: _Tables) -> str:
     last_class = 0  # class of the last character kept after the starter
     for character in characters:
         own_class = tables.classes.get(character, 0)
-        # A character in between of class 0, or of the same or a higher class, blocks composition.
+        # A character in between blocks composition if its class is 0, or as high or higher.
         adjacent = starter == len(composed) - 1
         if starter >= 0 and (adjacent or last_class < own_class):
             together = _compose_pair(composed[starter], character, tables)
@@ -151,7 +150,7 @@ def _compose_pair(first: str, second: str, tables: _Tables) -> str | None:
 
 @cache
 def _seconds() -> frozenset[str]:
-    """Return the characters that compose with an earlier character."""
+    """Return all characters that can compose with an earlier character."""
     return frozenset(second for _, second in _tables().compositions)
 
 
@@ -166,8 +165,7 @@ def _tables() -> _Tables:
         classes |= {chr(first + i): value for i in range(more + 1)}
     composed = dict(_entries(composed_table))
     decomposed = dict(_entries(decomposed_table))
-    # A composition pairs the last character of the decomposition with all characters before it,
-    # which are composed into one.
+    # The decomposition's last character composes with the character composed from all others.
     whole = {text: character for character, text in composed.items()}
     compositions = {
         (text[:-1] if len(text) == 2 else whole[text[:-1]], text[-1]): character
@@ -186,25 +184,25 @@ def _entries(table: str) -> Iterator[tuple[str, str]]:
         yield chr(int(character, 16)), "".join(chr(int(part, 16)) for part in parts)
 
 
-_ERRORS = "surrogateescape"  # invalid bytes become lone surrogates, which are starters
-_LONGEST = 4  # bytes of a character
+_ERRORS = "surrogateescape"  # decodes invalid bytes to lone surrogates, which are starters
+_LONGEST = 4  # most bytes of a character
 
 
 class NfcFilter:
     """Normalizes a text that comes in blocks; see `llmgpu.text.documents.TextFilter`."""
 
     def __init__(self) -> None:
-        self._held = b""  # bytes from a document start or a safe place on, with no other inside
+        self._held = b""  # bytes from the last document start or safe cut on
         self._held_starts = np.empty(0, np.int64)
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
-        """Return the normalized text up to the last safe place, or the whole text if `final`."""
+        """Normalize up to the last safe cut, or all of the text if `final`; hold back the rest."""
         before = len(self._held)
         data = self._held + text.tobytes()
         starts = np.concatenate([self._held_starts, starts + before])
         decided, own = len(data), len(starts)
         if not final:
-            # The bytes held so far have been searched, but a character may span both blocks.
+            # The held bytes have no safe cut, but their last character may continue in this block.
             last = int(starts[-1]) if len(starts) else 0
             first = max(last, before - _LONGEST + 1)
             last_first = range(len(data) - 1, first - 1, -1)
@@ -216,9 +214,13 @@ class NfcFilter:
 
 
 def _normalize_documents(data: bytes, starts: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
-    """Return the normalized bytes, and the document starts in them, int64 (documents,)."""
+    """Normalize each document.
+
+    data: the bytes of all documents. starts: int64 (documents,), where they begin. Returns the
+    normalized bytes, and the starts in them.
+    """
     text = data.decode(errors=_ERRORS)
-    # Most texts are normalized already, and then each of their documents is, too.
+    # Most texts are normalized already, and then so is each of their documents.
     if normalize(text) == text:
         return data, starts
     parts = [
@@ -233,7 +235,7 @@ def _is_safe(data: bytes, position: int) -> bool:
     """Whether the data before a position and the data after it normalize independently."""
     if data[position] < 0x80:
         return True
-    if data[position] < 0xC0:  # inside a character, unless three bytes before are such bytes, too
+    if data[position] < 0xC0:  # a continuation byte: safe only after three others, as invalid UTF-8
         before = data[max(0, position - _LONGEST + 1) : position]
         return len(before) == _LONGEST - 1 and all(0x80 <= byte < 0xC0 for byte in before)
     text, _ = codecs.utf_8_decode(data[position : position + _LONGEST], _ERRORS, False)

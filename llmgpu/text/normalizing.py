@@ -8,9 +8,9 @@
   the beginning of its string, Strip white space that may end the document, NFC characters that may
   still compose. Invalid UTF-8 stays as it is, and no characters compose across it.
 - Steps get a document in blocks of `BLOCK_BYTES`, counted from the document's start, however the
-  caller cuts the text. A step may turn a block into at most `MOST_BYTES`. Without this limit, each
-  of a few steps that replace "a" by ten letters makes a text ten times as long. If Strip or NFC
-  holds back whole blocks, the limit is higher when the step returns them, by as many blocks.
+  caller cuts the text. From one block, a step may make at most `MOST_BYTES`. Without this limit, a
+  few steps that each replace "a" by ten letters would fill the memory. If Strip or NFC holds back
+  whole blocks and then returns them, the limit is multiplied by their number.
 - Lowercase maps single characters by the tables of Hugging Face tokenizers. White space has
   Unicode's property White_Space, as in Rust.
 """
@@ -40,12 +40,12 @@ from llmgpu.text.nfc import normalize as compose
 
 NFC = "NFC"
 STEPS = {"Lowercase", "NFC", "Prepend", "Replace", "Strip"}
-BLOCK_BYTES = 1 << 16  # bytes of a block of a document, before the first step
-MOST_BYTES = 1 << 22  # the most bytes that a step may make of a block
+BLOCK_BYTES = 1 << 16  # bytes of a document that the first step gets at a time
+MOST_BYTES = 1 << 22  # most bytes that a step may make of a block
 
 _ERRORS = "surrogateescape"
 _MOST_STEPS = 100
-_MOST_ADDED = 1 << 16  # the most bytes of a text that Prepend or Replace inserts
+_MOST_ADDED = 1 << 16  # most bytes of a text that Prepend or Replace inserts
 WHITE_SPACE = (
     "".join(
         map(chr, [*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029])
@@ -57,7 +57,7 @@ WHITE_SPACE = (
 class Step(ABC):
     """A step of a normalizer, with its state within one document.
 
-    held: text that the step holds back. held_blocks: number of whole blocks that it holds back.
+    held: text that the step holds back. held_blocks: number of whole blocks held back.
     """
 
     held: Sequence[str] = ()
@@ -65,13 +65,13 @@ class Step(ABC):
 
     @abstractmethod
     def feed(self, text: str, final: bool) -> str:
-        """Return the changed text, without the text that the step holds back.
+        """Return the changed text, without the end that the step holds back.
 
         final: whether the document ends with `text`.
         """
 
     def count_bytes(self, text: str) -> int:
-        """Return the bytes that `feed` would make of `text`; 0 if the step can't make far more."""
+        """Return the bytes that `feed` would make of `text`; 0 for a step that can't multiply text."""
         return 0
 
 
@@ -84,7 +84,7 @@ class Lowercase(Step):
 
 
 class Prepend(Step):
-    """Puts a text before a document that is not empty."""
+    """Inserts a text at the beginning of each document that is not empty."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -98,7 +98,7 @@ class Prepend(Step):
 
 
 class Replace(Step):
-    """Replaces a string that is not empty, from the left and without overlaps."""
+    """Replaces every occurrence of a string, from the left and without overlaps."""
 
     def __init__(self, old: str, new: str) -> None:
         self._old, self._new = old, new
@@ -123,7 +123,7 @@ class Replace(Step):
 
 
 class Strip(Step):
-    """Removes white space at the ends of a document."""
+    """Removes white space at the start of a document, at its end, or both."""
 
     def __init__(self, left: bool, right: bool) -> None:
         self._left, self._right = left, right
@@ -144,7 +144,7 @@ class Strip(Step):
 
 
 class Compose(Step):
-    """Brings text into form NFC."""
+    """Normalizes text to Unicode's form NFC."""
 
     def __init__(self) -> None:
         self.held: list[str] = []
@@ -163,14 +163,14 @@ class Compose(Step):
 
 
 class Metaspace(Step):
-    """Puts a space before a document that does not begin with one."""
+    """Inserts a space at the start of a document that does not begin with a space."""
 
     def __init__(self, only_first: bool) -> None:
         self.only_first = only_first
         self._is_done = False
 
     def follow_special_token(self) -> None:
-        """Prepare for text that follows a special token: "first" puts no space before it."""
+        """Prepare for text after a special token: with the scheme "first", add no space there."""
         self._is_done = self.only_first
 
     def feed(self, text: str, final: bool) -> str:
@@ -182,35 +182,38 @@ class Metaspace(Step):
 
 
 class Normalizer:
-    """A normalizer; name: the names of its steps, for messages."""
+    """A normalizer.
+
+    name: the names of its steps, for messages.
+    """
 
     def __init__(self, text: str) -> None:
-        """Parse NFC or steps in JSON; VocabularyError for any other text."""
+        """Parse "NFC", or steps in JSON; VocabularyError for any other text."""
         self._text = text
         self._makers = [] if text == NFC else list(map(_read_step, _parse(text)))
         self.name = NFC if text == NFC else ", ".join(step["type"] for step in _parse(text))
 
     def apply(self, text: str, *, follows: bool = False) -> str:
-        """Return a whole document normalized; follows: it follows a special token in a text."""
+        """Return a whole document normalized; follows: the document comes after a special token."""
         if self._text == NFC:
             return compose(text)
         steps = _StepsFilter(self._makers)
         if follows:
             steps.follow_special_token()
-        if len(text) <= BLOCK_BYTES // 4 and _is_text(text):  # a single block
+        if len(text) <= BLOCK_BYTES // 4 and _is_text(text):  # fits in one block
             return steps.normalize(text, final=True)
         try:
             data = np.frombuffer(text.encode(errors=_ERRORS), np.uint8)
         except UnicodeEncodeError:
-            return text  # a str with lone surrogates, which no text to encode contains
+            return text  # a str with lone surrogates is no text that could be encoded
         piece = steps.feed(data, np.empty(0, np.int64), final=True)
         return piece.text.tobytes().decode(errors=_ERRORS)
 
     def filter(self, follows: deque[bool] | None = None) -> TextFilter:
         """Return a filter that normalizes a text in blocks.
 
-        follows: a queue with a bool for each document start in the text: whether the start is the
-        place of a special token that was cut out. It is appended before the filter gets the text.
+        follows: a queue with one bool for each document start: True if a special token was removed
+        there. The caller appends to the queue before it feeds the text.
         """
         return NfcFilter() if self._text == NFC else _StepsFilter(self._makers, follows)
 
@@ -254,7 +257,10 @@ def _parse(text: str) -> list[dict[str, Any]]:
 
 
 def _read_step(step: dict[str, Any]) -> Callable[[], Any]:
-    """Return a function that makes a step; VocabularyError if llmgpu can't do the step exactly."""
+    """Return a function that makes a step.
+
+    step: an entry of a tokenizer.json. Raises VocabularyError unless llmgpu does the step exactly.
+    """
     given = {name: value for name, value in step.items() if name != "type"}
     match step.get("type"), given:
         case "NFC", {**rest} if not rest:
@@ -327,7 +333,7 @@ class _StepsFilter:
         return Piece(whole, np.array(places, np.int64), final)
 
     def follow_special_token(self) -> None:
-        """Note that the next text follows a special token in its document."""
+        """Record that the next text comes after a special token of its document."""
         for step in self._steps:
             if isinstance(step, Metaspace):
                 step.follow_special_token()
@@ -339,7 +345,7 @@ class _StepsFilter:
 
     def _feed(self, data: bytes, *, final: bool) -> bytes:
         data = self._held + data
-        # Keep a block until a byte after it arrives, because steps have to know the last block.
+        # Keep the last block until another byte arrives: steps must know which block is the last.
         blocks = max(1, -(-len(data) // BLOCK_BYTES)) - (not final)
         found = []
         for start in range(0, blocks * BLOCK_BYTES, BLOCK_BYTES):
@@ -372,7 +378,7 @@ class _StepsFilter:
 
 @cache
 def _lowercase() -> dict[int, str]:
-    """Return a table for `str.translate`: the lowercase of each character that has another."""
+    """Return a table for `str.translate` from each character to its lowercase, if different."""
     text = Path(__file__).with_name("lowercase.txt").read_text(encoding="ascii")
     lines = (line for line in text.splitlines() if not line.startswith("#"))
     table: dict[int, str] = {}

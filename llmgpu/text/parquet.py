@@ -1,6 +1,6 @@
 """The documents of a ``.parquet`` file: one column, each row a document.
 
-Threads read several row groups ahead, and of each row group a few rows at a time, up to some
+Threads decode several row groups in advance: of each row group a few rows at a time, up to some
 megabytes. So the memory depends on the longest rows, not on the size of a row group. Rows without a
 value are left out and counted.
 """
@@ -30,14 +30,14 @@ from llmgpu.text.template import Template, field_hint
 _BATCH_BYTES = 1 << 22
 _BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20
-_AHEAD = 8  # row groups that are read before they are needed
-_BEGUN = 2  # row groups of a file that are read ahead of earlier files
-_AHEAD_BYTES = 16 << 20  # bytes of a row group's rows, decoded before they are needed
+_AHEAD = 8  # row groups that are read in advance
+_BEGUN = 2  # row groups of a file read while an earlier file is still being read
+_AHEAD_BYTES = 16 << 20  # bytes of a row group's rows that are decoded in advance
 _SHOWN_COLUMNS = 20
 
 
 class _Places(PositionedFile):
-    """A regular file with a read position of its own, though others share the descriptor."""
+    """A regular file with its own read position, although others share the descriptor."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         super().__init__(size)
@@ -56,7 +56,7 @@ class ParquetFile:
     cut_at_lines: ClassVar[bool] = False
     content: ClassVar[str] = "text"  # content of the column, in messages
     kind: ClassVar[str] = "a parquet file"
-    reads_groups: ClassVar[bool] = True  # threads may read row groups
+    reads_groups: ClassVar[bool] = True  # whether threads may read row groups
 
     @staticmethod
     def check(source: Source) -> None:
@@ -75,7 +75,7 @@ class ParquetFile:
         self._path = path
         self._template = template
         self._columns = (column,) if template is None else template.fields
-        self._others: list[str] = []  # further columns to read
+        self._others: list[str] = []  # further columns that the template needs
         self._span = source.span
         self._arrow = PYARROW.require(path)
         with input_errors(path):
@@ -91,7 +91,7 @@ class ParquetFile:
         except self._errors as error:
             self._raw.close()
             raise self._damaged(error) from error
-        # Yields the arrays of each row group in order. Threads need preadv, and a local file.
+        # Yields the arrays of each row group in order. Threads need preadv and a local file.
         shares = isinstance(self._content, FileContent) and hasattr(os, "preadv")
         shares &= self.reads_groups
         most = min(usable_processors(), _AHEAD) if shares else 0
@@ -119,7 +119,7 @@ class ParquetFile:
         self.check_unchanged()
 
     def _checked(self, array: Any, number: int, policy: InputPolicy) -> Iterator[Piece]:
-        """Yield rows after applying the policy; number: number of rows before these rows."""
+        """Yield rows after applying the policy; number: count of the rows before."""
         piece = _text_of(array)
         if _is_valid(piece):
             yield piece
@@ -157,7 +157,10 @@ class ParquetFile:
         return InputError(f"{self._path}: damaged, or not {self.kind} ({reason})")
 
     def _find_column(self, column: str) -> list[str]:
-        """Return the names of a column and its outer columns; InputError unless it is text."""
+        """Return the names that lead to a column, from the outermost column on.
+
+        Raises InputError unless the column has text.
+        """
         schema = self._file.schema_arrow
         shown = [f"{field.name!r} ({field.type})" for field in schema]
         if len(shown) > _SHOWN_COLUMNS:
@@ -180,7 +183,7 @@ class ParquetFile:
         return names
 
     def _is_right(self, kind: Any) -> bool:
-        """Whether the type of a column can be read."""
+        """Whether columns of this Arrow type can be read as text."""
         types = self._arrow.types
         if types.is_dictionary(kind):
             kind = kind.value_type
@@ -206,9 +209,9 @@ class ParquetFile:
             begin = end
 
     def _read_ahead(self, group: tuple[int, int]) -> Iterable[Any]:
-        """Return a row group's arrays, after reading the first arrays. Any thread may call this.
+        """Return the arrays of a row group, the first ones already read. Any thread may call this.
 
-        A reader of Arrow can't be shared by threads: each row group has a reader of its own.
+        Threads can't share a reader of Arrow, so each row group has its own reader.
         """
         raw = io.BufferedReader(_Places(self._raw.fileno(), self._size), _BUFFER_BYTES)
         try:
@@ -259,7 +262,7 @@ class ParquetFile:
         return max(1, min(_BATCH_ROWS, rows))
 
     def _joined(self, arrays: Sequence[Any]) -> Any:
-        """Return the text by the template: large_binary, null in rows where a column is null."""
+        """Compose the text by the template: large_binary, null in rows where a column is null."""
         assert self._template is not None
         kind = self._arrow.large_binary()
         texts = [self._arrow.scalar(text.encode(), kind) for text in self._template.texts]
@@ -268,14 +271,17 @@ class ParquetFile:
         return join(texts[0], *values, self._arrow.scalar(b"", kind), null_handling="emit_null")
 
     def _prepared(self, array: Any, batch: Any) -> Any:
-        """Return the array in the form that `documents` reads; batch: all columns of the rows."""
+        """Convert an array to the type that `documents` reads; batch: all columns of the rows."""
         if self._arrow.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         return array.cast(self._arrow.large_binary())
 
 
 def _inside(batch: Any, names: Sequence[str]) -> Any:
-    """Return the column at a path of names; a row without the outer value has no text."""
+    """Return a column within others, null where an outer value is null.
+
+    names: the names that lead to the column, from the outermost column on.
+    """
     array = batch.column(names[0])
     for name in names[1:]:
         array = array.flatten()[array.type.get_field_index(name)]
@@ -283,13 +289,13 @@ def _inside(batch: Any, names: Sequence[str]) -> Any:
 
 
 def _raising(error: InputError) -> Iterator[Any]:
-    """Raise an error instead of yielding anything."""
+    """Raise an error at the first request for an item."""
     raise error
     yield
 
 
 def _text_of(array: Any) -> Piece:
-    """Return the text of the rows that are not null; array: of type large_binary."""
+    """Return the rows that are not null as a piece; array: of type large_binary."""
     rows = array.drop_null() if array.null_count else array
     _, offsets, data = rows.buffers()
     bounds = np.zeros(1, np.int64)

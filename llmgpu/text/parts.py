@@ -4,9 +4,9 @@
   document belongs to the part in whose range the document begins.
 - The lines of a .jsonl and the rows of a .parquet are documents. Any other file is one document, or
   with `CorpusOptions.line_documents` one document a line. A compressed file is never cut.
-- Counting words does not need whole documents. A text may then be cut inside a document, at
-  positions that `CutText` finds.
-- The cuts depend only on the bytes of the files, so parts that are read on other machines agree.
+- Counting words does not need whole documents, so for counting a text may be cut inside a document,
+  at positions that `CutText` finds.
+- The cuts depend only on the bytes of the files, so all machines find the same cuts.
 - A corpus may also be cut into consecutive ranges of given shares (`split_by_position`).
 """
 
@@ -28,14 +28,14 @@ from llmgpu.text.streams import STANDARD_INPUT, Source
 
 _BLOCK_BYTES = 1 << 20
 
-# Given a file and an offset, returns the first position from the offset on at which the text may be
-# cut inside a document, or the length of the file.
+# A function of a file and an offset. Returns the first position from the offset on at which the
+# text may be cut inside a document, or the length of the file.
 CutText = Callable[[BinaryIO, int], int]
 
 
 @dataclass(frozen=True)
 class Part:
-    """Part `number`, from 1, of `count`."""
+    """One of `count` parts of a corpus; `number` counts from 1."""
 
     number: int
     count: int
@@ -49,7 +49,7 @@ class Part:
 
     @property
     def file_name(self) -> str:
-        """The part in the name of a file; names sort in the order of the parts."""
+        """The part as it appears in file names; the names sort in the order of the parts."""
         return f"{self.number:0{len(str(self.count))}}-of-{self.count}"
 
     def range_of(self, total: int) -> tuple[int, int]:
@@ -57,8 +57,8 @@ class Part:
         return total * (self.number - 1) // self.count, total * self.number // self.count
 
 
-# Environment variables with a job's number, the number of jobs, and the number of the first job.
-# Without a third variable the first job has number 0.
+# Environment variables of schedulers: a job's number, the number of jobs, and the first job's
+# number. Without the third variable the first job has number 0.
 _ENVIRONMENTS = (
     ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"),
     ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS", ""),
@@ -102,9 +102,10 @@ def _whole(environment: Mapping[str, str], name: str) -> int:
 def take_part(
     sources: Sources, part: Part, options: CorpusOptions, cut_text: CutText | None = None
 ) -> Sources:
-    """Return a part's share of the sources.
+    """Return the files, or spans of files, that belong to a part.
 
-    options: options of reading. cut_text: finds cuts inside documents; None: cut at documents only.
+    options: options of reading. cut_text: finds cuts inside documents; None: cut only between
+    documents.
 
     Raises InputError for a pipe, for a limit, or if a file can't be read.
     """
@@ -122,12 +123,12 @@ def take_part(
 def split_by_position(
     sources: Sources, shares: Mapping[str, float], options: CorpusOptions
 ) -> tuple[Sources, list[int]]:
-    """Return sources cut into ranges, the last ranges with the given shares.
+    """Cut sources into consecutive ranges; the last ranges have the given shares of the bytes.
 
     A file of text is cut before the first line that begins in the next range. The text after the
     cut is a document of its own.
 
-    Returns the files of all ranges, and the index of the first file of each of `shares`.
+    Returns the files of all ranges in order, and the index of the first file of each of `shares`.
 
     Raises InputError for a pipe, a limit, separators, or if a range gets no text.
     """
@@ -159,7 +160,7 @@ def is_one_document(sources: Sources, options: CorpusOptions) -> bool:
 
 
 def _require_files(sources: Sources, what: str) -> int:
-    """Return the bytes of all sources; InputError if a source is not a regular file."""
+    """Return the total size of the sources in bytes; InputError if one is not a regular file."""
     total = sources.total_bytes
     pipes = (source.path for source in sources.files if source.length is None)
     for path in [*pipes, *(source.path for source in sources.files)]:
@@ -177,7 +178,10 @@ def _files_between(
     options: CorpusOptions,
     cut_text: CutText | None,
 ) -> Iterator[Source]:
-    """Yield the files, or their spans, of a byte range of the corpus; is_last: no range follows."""
+    """Yield the files, or spans of files, in a byte range of the corpus.
+
+    low, high: the range, in bytes of all files end to end. is_last: the range is the last one.
+    """
     total = sources.total_bytes
     begin = 0
     for source in sources.files:
@@ -199,7 +203,7 @@ def _files_between(
 def _cut_of(
     source: Source, options: CorpusOptions, cut_text: CutText | None
 ) -> Callable[[int], int] | None:
-    """Return a function that moves an offset to the next allowed cut; None: no cut is allowed."""
+    """Return a function that moves an offset to the next allowed cut; None if no cut is allowed."""
     find: CutText | None
     if source.compression:
         return None

@@ -1,11 +1,12 @@
 """Files of other machines, by URLs that fsspec opens: https://, hf://, s3://, gs:// and so on.
 
-- A read that fails is tried again a few times, from the position reached. An error that says a file
-  is missing or not allowed is raised at once.
+- A failed read is tried again a few times, from the position reached. If the server says that the
+  file is missing or access is denied, the error is raised at once.
 - The server tells a file's length and version. Both are compared after a retry and at the end, so
   that parts of two versions are never joined.
 - Passwords and signatures in URLs are never shown: errors, summaries and resume keys have the URL
-  of `shown_url`. Of fsspec's errors only the kind is shown: their text may contain the URL.
+  of `shown_url`. Errors of fsspec are shown only by their type, since their text may contain the
+  URL.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _PACKAGES = {  # packages that fsspec needs, by scheme
     **dict.fromkeys(("az", "abfs", "abfss"), "adlfs"),
     "hf": "huggingface_hub",
 }
-_PASSING = (408, 425, 429)  # 4xx answers that another attempt may change
+_PASSING = (408, 425, 429)  # 4xx answers after which another attempt may succeed
 
 Result = TypeVar("Result")
 
@@ -66,7 +67,7 @@ def shown_url(url: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the safe parts of an error: its kind, and the system's description or the status."""
+    """Return an error without secrets: its type, and the HTTP status or the system's error."""
     named = getattr(error, "strerror", None)
     known = isinstance(error, OSError) and error.errno is not None and isinstance(named, str)
     status = getattr(error, "status", None)
@@ -75,7 +76,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether a server answered that the request is wrong or not allowed."""
+    """Whether a server answered that the request is wrong or denied."""
     response = getattr(error, "response", None)
     status = getattr(error, "status", None) or getattr(response, "status_code", None)
     return isinstance(status, int) and 400 <= status < 500 and status not in _PASSING
@@ -84,7 +85,7 @@ def _is_refusal(error: Exception) -> bool:
 def _attempt(
     url: str, action: Callable[[], Result], retry: Callable[[], None] = lambda: None
 ) -> Result:
-    """Call `action` until it succeeds, at most ATTEMPTS times, with `retry` in between."""
+    """Call `action` until it succeeds, at most ATTEMPTS times; call `retry` before each retry."""
     for number in range(ATTEMPTS):
         try:
             if number:
@@ -111,7 +112,10 @@ def _attempt(
 
 
 def _open_file_system(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL and the path in it; InputError without a package for it."""
+    """Return the file system of a URL, and the path in it.
+
+    Raises InputError if the package for the URL's scheme is missing.
+    """
     package = _FSSPEC.require(shown_url(url))
     try:
         return package.core.url_to_fs(url)  # type: ignore[no-any-return]
@@ -133,7 +137,7 @@ class RemoteSource:
         self.size, self.version = self._describe()
 
     def open(self) -> RemoteFile:
-        """Open the file."""
+        """Return the open file, which tries failed reads again."""
         return RemoteFile(self)
 
     def open_once(self) -> Any:
@@ -160,7 +164,7 @@ class RemoteSource:
 
 
 class PositionedFile(io.RawIOBase):
-    """A file with its own read position, `_position`, from which `readinto` of subclasses reads."""
+    """A file with its own read position, `_position`. Subclasses define `readinto`."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -201,7 +205,7 @@ class RemoteFile(PositionedFile):
             try:
                 self._file.seek(self._position)
                 data: bytes = self._file.read(wanted)
-            except ValueError:  # fsspec's error if a server answers with the whole file
+            except ValueError:  # raised by fsspec if a server answers with the whole file
                 raise InputError(
                     f"can't read {self.source.path}: its server does not support range requests; "
                     "download it"
@@ -227,7 +231,7 @@ class RemoteFile(PositionedFile):
         self._file = self.source.open_once()
 
 
-_found: dict[str, RemoteSource] = {}  # sources found by `find_remote`, by shown URL
+_found: dict[str, RemoteSource] = {}  # sources that `find_remote` has found, by `shown_url`
 
 
 def find_remote(name: str) -> list[RemoteSource]:

@@ -1,22 +1,22 @@
 """The sources of a corpus: the files that names stand for, and the formats of files.
 
 - A name is a file, a folder, a glob, or ``-`` for standard input. A folder stands for all files in
-  it and in folders within, in byte order of their relative names. A glob stands for the files that
-  it matches and the files of matching folders, each file once, in byte order. The name of an
-  existing file stands for the file even if it looks like a glob. A URL is a file, folder or glob of
-  another machine, see `llmgpu.text.remote`.
+  it and its subfolders, in byte order of their relative names. A glob stands for the files that it
+  matches and the files of matching folders, each file once, in byte order. The name of an existing
+  file stands for the file even if it looks like a glob. A URL is a file, folder or glob of another
+  machine, see `llmgpu.text.remote`.
 - In a folder, names that start with a dot, links to folders and special files are left out and
   counted.
 - ``--exclude`` has globs. A glob without a slash is matched with the names of files and folders, a
-  glob with a slash with paths from the named folder on. A matching folder is not entered.
-- ``--gitignore`` reads .gitignore files as git does: in the folder, in folders within, and in the
+  glob with a slash with the path relative to the named folder. A matching folder is not entered.
+- ``--gitignore`` reads .gitignore files as git does: in the folder, in its subfolders, and in the
   folders above up to the root of the repository. A later line overrules an earlier one, and a
   deeper file overrules a higher one; the content of an ignored folder stays ignored.
 - The suffix of a file decides its format, unless the options name a format. A file without a known
-  suffix is text, and is refused if its first bytes are not (`llmgpu.text.streams.check_text`). In a
-  folder, such a file is left out with a note, and so is a compressed file whose first bytes can't
-  be decompressed. To add a format, write a `llmgpu.text.streams.DocumentFile` in a module and add a
-  line to FORMATS.
+  suffix is read as text, and refused if its first bytes are of a binary format
+  (`llmgpu.text.streams.check_text`). In a folder, such a file is left out with a note, and so is a
+  compressed file whose first bytes can't be decompressed. To add a format, write a
+  `llmgpu.text.streams.DocumentFile` in a module and add a line to FORMATS.
 - All errors that can be known beforehand are raised before the first byte is read.
 """
 
@@ -60,7 +60,7 @@ from llmgpu.text.streams import (
     packed_head,
 )
 
-# Formats with documents inside, by suffix.
+# Formats of files that contain several documents, by suffix.
 FORMATS: dict[str, type[DocumentFile]] = {
     ".jsonl": JsonlFile,
     ".ndjson": JsonlFile,
@@ -69,15 +69,14 @@ FORMATS: dict[str, type[DocumentFile]] = {
 }
 
 
-# Suffixes of text. There may be many such files, so their first bytes are checked only when the
-# files are read.
+# Suffixes of text. The first bytes of these files are checked only when the files are read.
 _TEXTS = (
     ".c .cc .cfg .conf .cpp .cs .css .csv .cu .go .h .hpp .htm .html .ini .java .js .json .jsx .kt "
     ".log .lua .m .md .php .pl .py .pyi .r .rb .rs .rst .scala .sh .sql .srt .swift .tex .toml .ts "
     ".tsv .tsx .txt .wgsl .xml .yaml .yml"
 )
 _OF_TEXT = frozenset(_TEXTS.split())
-# Files that describe a data set, and words for its subsets in the names of files and folders.
+# Names of files that only describe a data set, and the words that name its subsets in paths.
 _CARD_NAMES = (
     "README.md LICENSE LICENSE.md LICENSE.txt dataset_info.json dataset_infos.json "
     "dataset_dict.json state.json"
@@ -102,13 +101,13 @@ class Selection:
         does not decompress standard input.
     of_input: the format of standard input alone, if input_format is "auto".
     exclude, gitignore: see `llmgpu.text.sources`.
-    skips_binaries: files of folders, globs and lists that are not text are left out, with a note.
-    lists_skipped: the note names each of them.
+    skips_binaries: leave out binary files of folders, globs and lists, with a note.
+    lists_skipped: name each left-out file in the note.
     listed: names from a list, treated like names of files in a folder.
-    subset: a key of SUBSETS, None for all files. Files of folders, globs and URLs are read if the
-        last part of their path that contains a word of SUBSETS has a word of this subset.
-    may_be_tokens: whether files may be token files. They are then not refused here, but when they
-        are read as text.
+    subset: a key of SUBSETS, None for all files. The last part of a path that contains a word of
+        SUBSETS decides the subset of a file in a folder, a glob or at a URL.
+    may_be_tokens: files may be token files, so resolving names does not refuse binary files.
+        Reading them as text does.
     """
 
     input_format: str = AUTO
@@ -149,7 +148,7 @@ class Sources(NamedTuple):
 
     @property
     def plain_bytes(self) -> int | None:
-        """`total_bytes` if all files are plain text; None with a compressed file or a format."""
+        """`total_bytes` if all files are uncompressed plain text; else None."""
         if any(format_of(source) or source.compression for source in self.files):
             return None
         return self.total_bytes
@@ -193,15 +192,15 @@ def resolve_sources(names: Sequence[str] | Sources, selection: Selection = _EVER
 
 
 class _Found:
-    """The files found so far, while names are resolved.
+    """Collects the files of a corpus while names are resolved.
 
-    not_text: files that were left out because they hold no text, by nouns for the notes.
+    not_text: files that were left out because they contain no text, grouped by a noun for the note.
     """
 
     def __init__(self, selection: Selection) -> None:
         self.sources: list[Source] = []
         self.not_text: dict[str, list[str]] = {}
-        self._of_other_subsets: list[str] = []  # named files
+        self._of_other_subsets: list[str] = []  # files of other subsets, named by the user
         self._left_out = 0
         self._notes: list[str] = []
         self._selection = selection
@@ -260,9 +259,11 @@ class _Found:
                 self.not_text.setdefault(why, []).append(path)
 
     def _chosen(self, paths: list[str], name: str) -> list[str]:
-        """Return the files of a folder, glob or URL without a data set's card, by subset.
+        """Return the files of a folder, glob or URL that are of the subset and no description.
 
-        Files named like a card are a card if all other files have a format with documents inside.
+        paths: the files. name: the folder, glob or URL. A file named like a description is left out
+        only
+        if all other files have a format with several documents.
         """
         chosen = self._selection
         cards = [path for path in paths if os.path.basename(path) in _CARDS]
@@ -288,12 +289,12 @@ class _Found:
         return chosen.of_input if is_input else chosen.input_format
 
     def _why_left_out(self, source: Source, is_named: bool) -> str | None:
-        """Return a noun for a file that is left out because it holds no text; None for others."""
+        """Return a noun for a file that is left out because it has no text; None for others."""
         chosen = self._selection
         leaves_out = chosen.skips_binaries and not is_named
         if source.compression and leaves_out and source.size is not None:
             return _why_packed_left_out(source)
-        # Reading the first bytes of many small texts would take as long as reading the texts.
+        # Don't look into many small texts: reading their first bytes takes as long as all bytes.
         if source.suffix in _OF_TEXT or not source.size:
             return None
         if source.path == STANDARD_INPUT or source.compression:  # checked when it is read
@@ -304,7 +305,7 @@ class _Found:
             return None
         head = read_head(source.path, HEAD_BYTES)
         kind = binary_format(head)
-        if leaves_out and kind != ARROW:  # leaving out the texts of a data set would go unseen
+        if leaves_out and kind != ARROW:  # the user would not notice that a data set is left out
             is_binary = has_zero_bytes(head) and not _is_text(head, source.path)
             return _BINARY if kind is not None or is_binary else None
         check_text(head, source.path)
@@ -317,10 +318,10 @@ class _Found:
 
 
 def _why_packed_left_out(source: Source) -> str | None:
-    """Return a noun for a compressed file that is left out of a folder; None for others.
+    """Return a noun for a compressed file that is left out of a folder; None to read the file.
 
-    The first bytes inside decide. Damage further on is an error when it is read: the text before
-    the damage may have been used by then.
+    The first decompressed bytes decide. Damage further on raises an error when it is read, because
+    the text before the damage may already have been used.
     """
     head = packed_head(source)
     if head is None:
@@ -332,14 +333,14 @@ def _why_packed_left_out(source: Source) -> str | None:
 
 
 def _is_text(head: bytes, path: str) -> bool:
-    """Whether a file with zero bytes in its first bytes is read as text when it is named."""
+    """Whether a file whose first bytes include zeros is read as text when it is named."""
     return look_at_text(head)[1] and kind_of(path) != TOKEN_FILE
 
 
 def _expand(name: str, selection: Selection) -> tuple[list[str], int]:
-    """Return the files of a name, and the number of folder entries that were left out."""
+    """Return the files that a name stands for, and the number of folder entries left out."""
     exclude = selection.exclude
-    # A name that exists, even if it looks like a glob.
+    # A name that exists is a file or folder, even if it looks like a glob.
     if name == STANDARD_INPUT:
         return [name], 0
     if os.path.isdir(name):
@@ -353,7 +354,7 @@ def _expand(name: str, selection: Selection) -> tuple[list[str], int]:
             else ""
         )
         raise InputError(f"no such file or folder: {name!r}{hint}")
-    # A glob. A file counts once, even if the glob matches both the file and its folder.
+    # A glob. Each file counts once, even if the glob matches both the file and its folder.
     _check_searched(name)
     paths: set[str] = set()
     left_out = 0
@@ -372,10 +373,7 @@ def _expand(name: str, selection: Selection) -> tuple[list[str], int]:
 
 
 def _check_searched(pattern: str) -> None:
-    """Raise InputError if a glob has to search a folder that can't be read.
-
-    `glob.glob` leaves such folders out.
-    """
+    """Raise InputError if a glob has to search an unreadable folder, which `glob.glob` skips."""
     begin = pattern
     while glob.has_magic(begin):
         begin, last = os.path.split(begin)
@@ -401,7 +399,7 @@ def _check(path: str, format: str) -> Source:
 
 
 def _check_format(source: Source) -> Source:
-    """Return the source; InputError if its format can't be read."""
+    """Return the source; InputError if the package for its format is missing, or it is a pipe."""
     compression = COMPRESSIONS.get(source.compression)
     if compression and compression.package:
         compression.package.require(source.path)
@@ -412,7 +410,7 @@ def _check_format(source: Source) -> Source:
 
 
 def _standard_input_size() -> int | None:
-    """Return the bytes left in a file redirected to standard input; None for a pipe or terminal."""
+    """Return the unread bytes of a file that is standard input; None for a pipe or terminal."""
     try:
         descriptor = sys.stdin.fileno()
         status = os.fstat(descriptor)
@@ -430,9 +428,10 @@ _IGNORE = ".gitignore"
 class Rule:
     """A line of a .gitignore.
 
-    folder: the folder of the .gitignore. expression: matches names (is_for_names), or else paths
-    from the folder on. is_for_folders: whether the line is for folders only. ignores: False for a
-    line that begins with "!".
+    folder: the folder of the .gitignore. expression: a regular expression for names (is_for_names),
+    or else for paths relative to the folder. is_for_folders: the line matches folders only.
+    ignores:
+    False for a line that begins with "!".
     """
 
     folder: str
@@ -442,7 +441,7 @@ class Rule:
     ignores: bool
 
     def matches(self, path: str, is_folder: bool) -> bool:
-        """Whether the line matches the path, which is below the folder."""
+        """Whether the line matches a path below the folder."""
         if self.is_for_folders and not is_folder:
             return False
         if self.is_for_names:
@@ -490,7 +489,7 @@ def walk_folder(
 
 
 def subset_of(path: str) -> str | None:
-    """Return the subset named by the last part of a path that has a word of SUBSETS."""
+    """Return the subset that a path names in its last part that has a word of SUBSETS."""
     for part in reversed(path.split("/")):
         words = re.split(r"[^a-z]+", part.lower())
         for subset, names in SUBSETS.items():
@@ -500,19 +499,19 @@ def subset_of(path: str) -> str | None:
 
 
 def is_excluded(path: str, exclude: Sequence[str]) -> bool:
-    """Whether a glob matches a path; a glob without a slash is matched with the last name only."""
+    """Whether a glob matches a path; a glob without a slash is compared with the last name only."""
     name = os.path.basename(path)
     globs = (glob.rstrip("/") for glob in exclude)
     return any(fnmatchcase(path if "/" in glob else name, glob.lstrip("/")) for glob in globs)
 
 
 def _is_unwanted(folder: str, path: str, exclude: Sequence[str]) -> bool:
-    """Whether a glob leaves out an entry of `folder`, or of a folder within."""
+    """Whether a glob of --exclude matches an entry of `folder` or of its subfolders."""
     return is_excluded(os.path.relpath(path, folder).replace(os.sep, "/"), exclude)
 
 
 def is_ignored(rules: Sequence[Rule], path: str, is_folder: bool) -> bool:
-    """Whether the last rule that matches an entry of a folder ignores the entry."""
+    """Whether git would ignore a path: the last rule that matches decides."""
     found = (rule.ignores for rule in reversed(rules) if rule.matches(path, is_folder))
     return next(found, False)
 
@@ -531,7 +530,7 @@ def read_rules(folder: str) -> tuple[Rule, ...]:
 
 
 def parse_rule(line: str, folder: str) -> Rule | None:
-    """Return the rule in a line of a folder's .gitignore; None if it is empty or a comment."""
+    """Parse a line of a .gitignore; None for an empty line or a comment."""
     if line.startswith("#"):
         return None
     while line.endswith(" ") and not line.endswith("\\ "):
@@ -544,14 +543,14 @@ def parse_rule(line: str, folder: str) -> Rule | None:
         return None
     try:
         expression = re.compile(_expression_of(pattern.removeprefix("/")), re.DOTALL)
-    except re.error:  # a class such as [z-a], which matches no name
+    except re.error:  # an invalid class such as [z-a], which matches no name
         return None
     return Rule(folder, expression, "/" not in pattern, is_for_folders, ignores)
 
 
 @cache
 def _expression_of(glob: str) -> str:
-    """Return the regular expression of a glob of git."""
+    """Translate a glob of git to a regular expression."""
     tokens = re.compile(r"(?s)^\*\*/|/\*\*/|/\*\*$|\*+|\?|\[[!^]?\]?(?:\\.|[^\]])*\]|\\.|.")
     special = {"/**/": "/(?:.*/)?", "**/": "(?:.*/)?", "/**": "/.*", "?": "[^/]"}
     parts = []
@@ -565,7 +564,8 @@ def _expression_of(glob: str) -> str:
             inside = token[1:-1]
             negated = inside[:1] in ("!", "^")
             inside = inside[negated:].replace("[", "\\[")
-            first = "\\" if inside.startswith("]") else ""  # the bracket is in the class
+            # a bracket at the start belongs to the class
+            first = "\\" if inside.startswith("]") else ""
             parts.append(f"(?!/)[{'^' if negated else ''}{first}{inside}]")
         else:
             parts.append(re.escape(token[1:] if token.startswith("\\") else token))
@@ -573,12 +573,12 @@ def _expression_of(glob: str) -> str:
 
 
 def _rules_above(folder: str) -> tuple[Rule, ...]:
-    """Return the rules of the folders above `folder` in the same repository."""
+    """Return the rules of the parent folders of `folder` within the same repository."""
     above: list[str] = []
     here = os.path.abspath(folder)
     while not os.path.exists(os.path.join(here, ".git")):
         parent = os.path.dirname(here)
-        if parent == here:  # there is no repository
+        if parent == here:  # reached the root of the file system: there is no repository
             return ()
         above.append(here := parent)
     return tuple(rule for name in reversed(above) for rule in read_rules(name))

@@ -2,10 +2,10 @@
 
 - The suffix of a file decides its compression. For standard input, the first bytes decide, see
   `llmgpu.text.compressions`.
-- A file that is read as text is refused if the first bytes are certainly of a binary format, whose
-  tokens would mean nothing. The format is certain if the bytes have the mark of the format, and
-  also control characters or invalid UTF-8, which text does not have.
-- Bytes of value 0 do not prove a binary format, and only cause a note.
+- A file that is read as text is refused if it is certainly binary, because its tokens would mean
+  nothing. It is certainly binary if its first bytes have the mark of a format, and also control
+  characters or invalid UTF-8, which text does not have.
+- Zero bytes alone do not prove a binary format, and only cause a note.
 - ``--input-format bytes`` (`llmgpu.text.sources.Selection`) accepts all bytes.
 """
 
@@ -46,16 +46,16 @@ AUTO, TEXT, BYTES = "auto", "text", "bytes"  # formats of sources, see `llmgpu.t
 
 _DECOMPRESSED_BYTES = 1 << 20
 _PART_BYTES = 2 << 20  # bytes of a regular file for each reading thread
-_PIPE_BYTES = 1 << 20  # the largest size that Linux grants to any user by default
+_PIPE_BYTES = 1 << 20  # the largest buffer of a pipe that Linux grants to any user by default
 _READ_THREADS = 8  # more threads read a file no faster
-_FILES_AHEAD = 8  # most files to open before their turn
+_FILES_AHEAD = 8  # most files that are opened before their turn
 _BLOCK_BYTES = 1 << 20  # bytes that a thread decompresses in one step
-_BLOCKS_AHEAD = 8  # blocks that are decompressed before they are needed
+_BLOCKS_AHEAD = 8  # blocks that a thread decompresses in advance
 _HAS_PREADV = hasattr(os, "preadv")
 
 
 def files_ahead() -> int:
-    """Return the number of files to read before their turn: 0 with a single processor."""
+    """Return how many files to open before their turn: 0 with a single processor."""
     processors = min(usable_processors(), _FILES_AHEAD)
     return processors if processors > 1 else 0
 
@@ -78,7 +78,7 @@ class Source(NamedTuple):
     changed_ns: time of the last change, in nanoseconds; None if unknown.
     remote: opens a file of another machine; None for a local file.
     span: begin and end of the bytes to read; None for the whole file. Of a .parquet, the rows that
-        begin in the span if all rows have the same size.
+        would begin in the span if all rows had the same size.
     continues: the span begins inside a document.
     format: one of `llmgpu.text.sources.INPUT_FORMATS`.
     """
@@ -109,23 +109,23 @@ class Source(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """The name from its last dot on, in lower case."""
+        """The part of the name from its last dot on, in lower case."""
         return self.path[self.path.rfind(".") :].lower()
 
     @property
     def compression(self) -> str:
-        """The compression suffix of the name, a key of COMPRESSIONS, or ""."""
+        """The suffix of the name if it is a key of COMPRESSIONS, else ""."""
         suffix = self.suffix
         return suffix if suffix in COMPRESSIONS else ""
 
 
 class DocumentFile(Protocol):
-    """An open file of a format with documents inside; see `llmgpu.text.sources.FORMATS`.
+    """An open file of a format with several documents; see `llmgpu.text.sources.FORMATS`.
 
     may_be_compressed: whether files of the format are read through COMPRESSIONS.
-    cut_at_lines: whether a span of a file must begin and end where lines do; if not, any span is
-        allowed.
-    position: bytes of the file on disk that were read, approximately.
+    cut_at_lines: whether a span of a file must begin and end between lines. If False, a span may
+        have any bounds.
+    position: number of bytes on disk that have been read, approximately.
     """
 
     may_be_compressed: ClassVar[bool]
@@ -134,24 +134,25 @@ class DocumentFile(Protocol):
 
     @staticmethod
     def check(source: Source) -> None:
-        """Raise InputError for a reason known before opening: a missing package, or a pipe."""
+        """Raise InputError if a package is missing, or the format can't be read from a pipe."""
 
     def __init__(self, source: Source, text_field: str, template: Template | None = None) -> None:
-        """Open the file; text_field: name of the field or column with a document's text.
+        """Open the file.
 
-        template: makes the text of several fields, instead of `text_field`.
+        text_field: name of the field or column with a document's text. template: composes the text
+        from several fields, in place of `text_field`.
         """
 
     def documents(self, policy: InputPolicy) -> Iterator[Piece]:
-        """Yield the text of whole documents, some at a time, each piece with one start or more.
+        """Yield the documents of the file in order. A piece has one or more whole documents.
 
-        Documents without text are left out, and counted in `policy.null_rows`.
+        Rows without text are left out, and counted in `policy.null_rows`.
 
         Raises InputError with the name of the file and the place in the file.
         """
 
     def begin(self) -> None:
-        """Read the first parts of the file before its turn. Any thread may call this."""
+        """Read the first blocks of the file before its turn. Any thread may call this."""
 
     def wait(self, seconds: float | None, /) -> bool:
         """Wait for up to `seconds` (None: forever); return whether reading would not block."""
@@ -165,7 +166,7 @@ class DocumentFile(Protocol):
 
 @dataclass(frozen=True)
 class FileContent:
-    """Size and time of change of a regular file, to detect a change while it is read."""
+    """Size and modification time of a regular file, to detect a change while the file is read."""
 
     name: str
     size: int
@@ -173,7 +174,7 @@ class FileContent:
 
     @classmethod
     def of(cls, file: BinaryIO, source: Source) -> FileContent | Remote | None:
-        """Return size and time of change as found before the file was opened; None for a pipe."""
+        """Return the state of a file when it was found, before it was opened; None for a pipe."""
         if source.remote is not None:
             return source.remote
         try:
@@ -200,11 +201,11 @@ class FileContent:
 
 
 class ByteStream(io.RawIOBase):
-    """The bytes of one source, decompressed; every failure is an InputError that names the source.
+    """The decompressed bytes of one source. Every failure is an InputError that names the source.
 
-    position: bytes of the source on disk that were read.
+    position: bytes of the source on disk that have been read.
     notes: entries of NOTES that apply to the first bytes of the source.
-    is_invalid: the first bytes of the text have invalid UTF-8.
+    is_invalid: whether the first bytes of the text have invalid UTF-8.
     """
 
     def __init__(self, source: Source) -> None:
@@ -218,7 +219,7 @@ class ByteStream(io.RawIOBase):
         self.is_invalid = False
         self._is_begin = source.begin == 0 and not source.continues
         self._pollable: int | None = None  # descriptor of a pipe, a terminal or a device
-        # Open the source. The first bytes of standard input decide the compression.
+        # Open the source. For standard input, the first bytes decide the compression.
         try:
             self._raw = source.open()
             self._content = FileContent.of(self._raw, source)
@@ -249,7 +250,7 @@ class ByteStream(io.RawIOBase):
         is_ended = False
 
         def decompress(_: None) -> tuple[memoryview, int]:
-            """Return the next block, and the position in the file after the block."""
+            """Return the next block, and the position in the file after it."""
             nonlocal is_ended
             block, count = np.empty(_BLOCK_BYTES, np.uint8).data, 0
             while count < len(block) and (got := self._stream.readinto(block[count:])):
@@ -271,15 +272,15 @@ class ByteStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: object) -> int:
-        """Fill the front of `buffer` with bytes that are ready, one or more; 0 at the end."""
+        """Fill the front of `buffer` with one or more bytes that are ready; return 0 at the end."""
         view = memoryview(buffer)  # type: ignore[arg-type]
         if self._length is not None:
             view = view[: self._length - self.position]
-        if self._compression:  # decompressors copy their result: a large view costs memory
+        if self._compression:  # a decompressor copies its result, so a smaller view saves memory
             view = view[:_DECOMPRESSED_BYTES]
         try:
             count = self._read(view)
-            while count is None:  # None: the descriptor is non-blocking, and has no bytes
+            while count is None:  # None: a non-blocking descriptor has no bytes yet
                 self.wait(None)
                 count = self._read(view)
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -295,7 +296,7 @@ class ByteStream(io.RawIOBase):
         return count
 
     def _inspect(self, head: bytes) -> None:
-        """Check the first bytes of a text; InputError if the bytes reveal another format."""
+        """Check the first bytes of a text; InputError if they are of another format."""
         if self._source.format not in (AUTO, TEXT) or type(self) is not ByteStream:
             return
         is_input = self.name == STANDARD_INPUT
@@ -312,14 +313,14 @@ class ByteStream(io.RawIOBase):
 
     @property
     def reads_anywhere(self) -> bool:
-        """Whether `read_at` can be used: the source is a regular file, not compressed."""
+        """Whether `read_at` works: the source is a regular file without compression."""
         is_file = isinstance(self._content, FileContent) and self.name != STANDARD_INPUT
         return is_file and not self._compression and _HAS_PREADV
 
     def read_at(self, data: NDArray[np.uint8], offset: int, other: FileBytes | None = None) -> None:
         """Fill `data` with the bytes of the file from `offset` on. Any thread may call this.
 
-        other: an open duplicate, read in place of the stream, which may be closed.
+        other: an open duplicate of the descriptor, read instead because this stream may be closed.
         """
         file = other or self._raw
         done = 0
@@ -337,10 +338,10 @@ class ByteStream(io.RawIOBase):
     def upcoming(self, least: int, most: int, before: int) -> FileBytes | None:
         """Return the range of the next `least` to `most` bytes without reading them.
 
-        The file's last byte is never part of the range. None if there are fewer bytes, or the
+        The range never includes the last byte of the file. None if there are fewer bytes, or the
         stream is compressed or not a regular file.
 
-        before: number of bytes before the next byte that belong to the range, too.
+        before: number of bytes before the next byte that the range includes, too.
         """
         if self._is_begin or not self.reads_anywhere:
             return None
@@ -350,7 +351,7 @@ class ByteStream(io.RawIOBase):
             return None
         try:
             return FileBytes(self, os.dup(self._raw.fileno()), begin - before, before + nbytes)
-        except OSError:  # no descriptor is left
+        except OSError:  # the process has no descriptor left
             return None
 
     def peek(self, begin: int, end: int) -> bytes:
@@ -360,21 +361,22 @@ class ByteStream(io.RawIOBase):
         return data.tobytes()
 
     def skip(self, nbytes: int) -> None:
-        """Pass over the next bytes, which the file is known to have."""
+        """Skip the next bytes, which the file is known to have."""
         self._raw.seek(nbytes, os.SEEK_CUR)
         self.position += nbytes
 
     def check_unchanged(self, other: FileBytes | None = None) -> None:
         """Raise InputError if a regular file was changed after it was found.
 
-        other: an open duplicate, checked in place of the stream, which may be closed.
+        other: an open duplicate of the descriptor, checked instead because this stream may be
+        closed.
         """
         if self._content is not None:
             self._content.check(other or self._raw)
 
     @property
     def _end_of_file(self) -> int:
-        """The offset at which reading ends: the end of the span, or of the file as found."""
+        """The offset at which reading ends: the end of the span, or of the file as it was found."""
         assert isinstance(self._content, FileContent)
         span = self._source.span
         return self._content.size if span is None else span[1]
@@ -407,7 +409,8 @@ class ByteStream(io.RawIOBase):
             return True
         try:
             return bool(select.select([self._pollable], [], [], seconds)[0])
-        except (OSError, ValueError):  # no select for pipes on this system: don't combine reads
+        # select has no pipes on this system: return each read at once
+        except (OSError, ValueError):
             return False
 
     def close(self) -> None:
@@ -433,7 +436,7 @@ class ByteStream(io.RawIOBase):
 
 
 def packed_head(source: Source) -> bytes | None:
-    """Return the first HEAD_BYTES bytes inside a compressed file; None if they are damaged.
+    """Return the first HEAD_BYTES decompressed bytes of a file; None if they are damaged.
 
     Raises InputError if the file can't be read.
     """
@@ -460,7 +463,7 @@ class FileBytes:
     """
 
     def __init__(self, stream: ByteStream, descriptor: int, begin: int, nbytes: int) -> None:
-        """Own `descriptor`, an open file, which is closed when this object is deleted."""
+        """Take over `descriptor`, an open file, and close it when this object is deleted."""
         self._stream, self._descriptor = stream, descriptor
         self.begin, self.nbytes = begin, nbytes
 
@@ -476,12 +479,12 @@ class FileBytes:
         self.check_unchanged()
 
     def check_unchanged(self) -> None:
-        """Raise InputError if the file was changed, maybe after the stream ended."""
+        """Raise InputError if the file was changed, even if the stream is already closed."""
         self._stream.check_unchanged(self)
 
 
 def _begin_input(raw: BinaryIO, *, is_file: bool) -> tuple[BinaryIO, str]:
-    """Return standard input from its position on, and the suffix of its compression."""
+    """Return standard input from its current position on, and the suffix of its compression."""
     head, compression = read_mark(raw.read)
     if compression and (package := COMPRESSIONS[compression].package):
         package.require(f"standard input, which is {compression} data")
@@ -501,7 +504,7 @@ def _open_raw(path: str) -> BinaryIO:
 
 
 def _read_parts(descriptor: int, view: memoryview, first: int) -> int:
-    """Read a part of a regular file; a large part by several threads, since one is slow."""
+    """Read a stretch of a regular file; several threads read a long stretch faster."""
     loaded = library()
     if loaded is None or len(view) < 2 * _PART_BYTES:
         return os.preadv(descriptor, [view], first)
@@ -532,7 +535,7 @@ def _widen(descriptor: int) -> None:
 
 
 def read_blocks(stream: io.RawIOBase, block_bytes: int) -> Iterator[bytes]:
-    """Yield the bytes of `stream` as bytes arrive, up to `block_bytes` at a time."""
+    """Yield the bytes of `stream` as they arrive, up to `block_bytes` at a time."""
     while block := stream.read(block_bytes):
         yield block
 
@@ -541,11 +544,11 @@ HEAD_BYTES = 4096
 
 
 def as_bytes() -> str:
-    """Return the advice to read a file that is not text as bytes."""
+    """Return the advice, for an error, to read a binary file as bytes."""
     return f"read it as raw bytes with {spelled('--input-format')} bytes"
 
 
-_COMPRESSED = {  # first bytes by suffix, a key of COMPRESSIONS
+_COMPRESSED = {  # suffix of a compression, by the first bytes of its files
     ".gz": b"\x1f\x8b\x08",
     ".bz2": b"BZh",
     ".xz": b"\xfd7zXZ\0",
@@ -554,7 +557,7 @@ _COMPRESSED = {  # first bytes by suffix, a key of COMPRESSIONS
 _TAR = slice(257, 262), b"ustar"
 _WIDE = {b"\xff\xfe": "<u2", b"\xfe\xff": ">u2"}  # byte order marks of UTF-16
 _PACKED = ("an archive of tar", "a compressed file")
-NOTES = (  # on files with zero bytes, with a byte order mark and with lines of JSON
+NOTES = (  # notes on zero bytes, on a byte order mark and on lines of JSON in a text
     "NUL bytes in {}, which may not be text; --exclude GLOB skips files",
     "a byte order mark (3 bytes) at the start of {} was kept as text",
     "{}: read as plain text, but looks like JSON Lines: --input-format jsonl reads the field named "
@@ -566,12 +569,12 @@ _OBJECT = re.compile(rb'\s*\{\s*"')
 
 
 def read_mark(read: Callable[[int], bytes]) -> tuple[bytes, str]:
-    """Read the first bytes of a stream, enough to recognize a compression.
+    """Read enough of a stream to recognize a compression by its first bytes.
 
     read: given a number, returns up to this number of bytes, b"" at the end. `read` is called again
     only while the bytes so far may begin the mark of a compression.
 
-    Returns the bytes, and a suffix in `llmgpu.text.compressions.COMPRESSIONS`, "" for none.
+    Returns the bytes, and a key of `llmgpu.text.compressions.COMPRESSIONS`, "" for none.
     """
     head = read(HEAD_BYTES) or b""
     while any(len(head) < len(mark) and mark.startswith(head) for mark in _COMPRESSED.values()):
@@ -582,7 +585,7 @@ def read_mark(read: Callable[[int], bytes]) -> tuple[bytes, str]:
 
 
 class Rewound(io.RawIOBase):
-    """A pipe whose first bytes were read, with these bytes put back."""
+    """A pipe from which some bytes were read already; these bytes are read again first."""
 
     def __init__(self, head: bytes, raw: BinaryIO) -> None:
         """Read the bytes of `head` before the rest of `raw`."""
@@ -591,7 +594,7 @@ class Rewound(io.RawIOBase):
 
     @property
     def has_head(self) -> bool:
-        """Whether bytes of the head are left."""
+        """Whether bytes of `head` are left to read."""
         return bool(self._head)
 
     def readable(self) -> bool:
@@ -617,7 +620,7 @@ class Rewound(io.RawIOBase):
 
 
 def binary_format(head: bytes) -> str | None:
-    """Return the name of a file's format if its first bytes, `head`, are certainly not text."""
+    """Return the name of a binary format; None if the first bytes, `head`, may be text."""
     if look_at_text(head)[0]:  # most files are text
         return None
     if _is_wide(head):
@@ -632,9 +635,9 @@ def has_zero_bytes(head: bytes) -> bool:
 
 
 def check_text(head: bytes, name: str) -> None:
-    """Raise InputError if a file is not text, by its first bytes.
+    """Raise InputError if a file is certainly not text.
 
-    name: the file's name in the message.
+    head: the first bytes of the file. name: the file's name in the message.
     """
     kind = binary_format(head)
     if kind is not None:
@@ -661,7 +664,7 @@ def looks_like_jsonl(head: bytes, least: int) -> bool:
     try:
         return isinstance(json.loads(lines[0]), dict)
     except (ValueError, RecursionError):
-        return len(lines) == 1 and len(head) == HEAD_BYTES  # the head ends inside the only line
+        return len(lines) == 1 and len(head) == HEAD_BYTES  # the head may end inside the only line
 
 
 def _is_wide(head: bytes) -> bool:
@@ -674,7 +677,7 @@ def _is_wide(head: bytes) -> bool:
 
 
 def look_at_text(head: bytes) -> tuple[bool, bool]:
-    """Return whether bytes may begin a text in UTF-8, and whether they are at least valid UTF-8."""
+    """Whether bytes may begin a text in UTF-8, and whether they are at least valid UTF-8."""
     try:
         codecs.utf_8_decode(head, "strict", False)
     except UnicodeDecodeError:

@@ -27,12 +27,15 @@ class Template(NamedTuple):
 
     @classmethod
     def joined(cls, fields: Sequence[str]) -> Template:
-        """Return the template of one or more fields, with a newline between two fields."""
+        """Return the template that joins one or more fields by newlines."""
         return cls(tuple(fields), ("", *[_BETWEEN_FIELDS] * (len(fields) - 1), ""))
 
     @classmethod
     def parse(cls, source: str) -> Template:
-        """Return the template that a text spells; InputError for a stray brace or no field."""
+        """Parse a template such as ``{question} {answer}``.
+
+        Raises InputError for a stray brace, or a text without a field.
+        """
         fields: list[str] = []
         texts = [""]
         position = 0
@@ -72,7 +75,10 @@ class Template(NamedTuple):
 
 
 def field_hint(name: str, known: Sequence[str]) -> str:
-    """Return a hint for a missing field whose name has a number or lists known fields, else ""."""
+    """Return a hint for the message about a missing field; "" if there is none.
+
+    The hint is for a name with a number, or lists the known fields.
+    """
     numbers = [part for part in name.split(".") if part.isdecimal()]
     if numbers:
         return f"; fields are chosen by name, and {numbers[-1]} is no position in a row or a list"
