@@ -13,23 +13,23 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 # Bytes of any value after a text in its buffer, because text is loaded 8 or 16 bytes at once.
 PADDING = 16
-_COPY_BLOCK = 1 << 16  # values copied at once: their indices stay in the processor's cache
-_KEY_BYTES = 7  # bytes of a string in one sort key
+_COPY_BLOCK = 1 << 16  # values copied at once, so that their indices fit in the processor's cache
+_KEY_BYTES = 7  # bytes of a string that one sort key holds
 _LONG_BYTES = 252  # strings with longer equal prefixes are compared one by one
-_MORE = 8  # last byte of a key whose string continues; otherwise the number of bytes in the key
+_MORE = 8  # last byte of a key if the string continues; otherwise the number of bytes in the key
 _LAST_BYTE = np.uint64(0xFF)
-# Masks that keep a string's bytes in a big-endian number of 8 bytes, by number of bytes left.
+# Masks for a big-endian number of 8 bytes: entry n keeps the first n bytes.
 _MASKS = np.array([(1 << 64) - (1 << 8 * (8 - min(n, _KEY_BYTES))) for n in range(9)], np.uint64)
 
 
 class GrowableArray(Generic[Scalar]):
-    """A one-dimensional array with spare room at its end.
+    """A one-dimensional array with spare capacity at its end.
 
-    Appending costs amortised O(1) a value.
+    Appending a value takes amortised constant time.
     """
 
     def __init__(self, dtype: type[Scalar], capacity: int = 1024) -> None:
-        """Start empty, with room for `capacity` values."""
+        """Start empty, with capacity for `capacity` values."""
         self._room: NDArray[Scalar] = np.zeros(capacity, dtype)
         self._length = 0
 
@@ -70,7 +70,7 @@ def concatenate_ranges(
             result[done:end] = values[start : start + lengths[block.start]]
         else:
             counts = lengths[block]
-            # The offset from a value's position in `result` to its position in `values`.
+            # The difference between a value's positions in `values` and in `result`.
             shifts = starts[block] - ends[block] + counts
             result[done:end] = values[np.repeat(shifts, counts) + np.arange(done, end)]
         done = end
@@ -78,7 +78,7 @@ def concatenate_ranges(
 
 
 def offsets_of(lengths: NDArray[Any]) -> NDArray[np.int64]:
-    """Return offsets of items that lie end to end: int64 (n + 1,), starts and the last end."""
+    """Return the offsets of items stored end to end: int64 (n + 1,), starts and the last end."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
@@ -118,12 +118,12 @@ def sort_by_bytes(
     order = np.argsort(keys)
     keys = keys[order]
     same = np.ones(len(order), np.bool_)
-    places = np.arange(len(order))  # positions in `order` that are still undecided
+    places = np.arange(len(order))  # positions in `order` that are not decided yet
     done = _KEY_BYTES
     while len(places):
         same[places[0]] = False
         same[places[1:]] &= keys[1:] == keys[:-1]
-        # Only runs of equal keys whose strings continue are still undecided.
+        # Only runs of equal keys whose strings continue are not decided yet.
         tied = same[places]
         tied[:-1] |= tied[1:]
         places = places[tied & (keys & _LAST_BYTE == _MORE)]
@@ -139,7 +139,7 @@ def sort_by_bytes(
 
 
 def is_ascending(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> bool:
-    """Tell whether each byte string is above the string before.
+    """Whether each byte string is greater than the string before it.
 
     Arguments as for `sort_by_bytes`.
     """
@@ -150,7 +150,10 @@ def is_ascending(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> bool:
 def _string_keys(
     padded: NDArray[np.uint8], starts: NDArray[np.int64], left: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
-    """Return numbers that sort as the next seven bytes of strings with `left` bytes remaining."""
+    """Return uint64 keys that sort as the next seven bytes of strings.
+
+    left: number of bytes that remain of each string.
+    """
     loads: NDArray[np.uint64] = np.ndarray((len(padded) - 7,), ">u8", padded.data, 0, (1,))
     keys = loads[starts].astype(np.uint64)
     left = np.minimum(left, _MORE)
@@ -166,7 +169,7 @@ def _sort_one_by_one(
     same: NDArray[np.bool_],
     places: NDArray[np.int64],
 ) -> None:
-    """Finish `order` and `same` of `sort_by_bytes` at the undecided positions."""
+    """Complete `order` and `same` of `sort_by_bytes` at the undecided positions, `places`."""
     for tied in np.split(places, np.flatnonzero(~same[places])[1:]):
         strings = [
             (data[offsets[string] : offsets[string + 1]].tobytes(), string)

@@ -123,7 +123,7 @@ def _compose(characters: list[str], tables: _Tables) -> str:
     last_class = 0  # class of the last character kept after the starter
     for character in characters:
         own_class = tables.classes.get(character, 0)
-        # A character in between blocks composition if its class is 0, or as high or higher.
+        # A character in between blocks composition if its class is 0 or not lower.
         adjacent = starter == len(composed) - 1
         if starter >= 0 and (adjacent or last_class < own_class):
             together = _compose_pair(composed[starter], character, tables)

@@ -71,7 +71,7 @@ class Step(ABC):
         """
 
     def count_bytes(self, text: str) -> int:
-        """Return the bytes that `feed` would make of `text`; 0 for a step that can't multiply text."""
+        """Return the bytes that `feed` would make of `text`; 0 if the step can't multiply text."""
         return 0
 
 

@@ -1,10 +1,11 @@
 """The flags of Hugging Face's added tokens: lstrip, rstrip and single_word.
 
-- lstrip, rstrip: a match swallows the white space before it or after it, within the document.
-  Earlier and later matches keep their own bytes. White space has Unicode's property White_Space.
-- single_word: a match beside a word character does not count. The search continues at its end. A
-  word character is a letter, a mark, a decimal or letter number, a connector such as "_", or a
-  joiner. Circled letters are word characters, too.
+- A token with lstrip swallows the white space before a match, a token with rstrip the white space
+  after it, within the document. Earlier and later matches keep their own bytes. White space has
+  Unicode's property White_Space.
+- A match of a token with single_word does not count beside a word character. The search continues
+  at the end of the match. A word character is a letter, a mark, a decimal or letter number, a
+  connector such as "_", or a joiner. Circled letters are word characters, too.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from llmgpu.bpe.pretokens.unicode_classes import (
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.normalizing import WHITE_SPACE
 
-LONGEST = 4  # bytes of a character
-_WINDOW = 64  # bytes that are searched first for the end of white space
-# Bytes of a block in `Blanks`: a multiple of the 1 to 3 bytes of a character of white space.
+LONGEST = 4  # most bytes of a character
+_WINDOW = 64  # bytes in which the end of white space is first searched
+# Bytes of a block in `Blanks`. Characters of white space have 1 to 3 bytes, which all divide it.
 _BLOCK = 3 << 14
 _ERRORS = "surrogateescape"
 _MORE_LETTERS = ((0x24B6, 0x24EA), (0x1F130, 0x1F14A), (0x1F150, 0x1F16A), (0x1F170, 0x1F18A))
 _JOINERS = (0x200C, 0x200D)
-_NEWER_FRACTIONS = range(0x1D2C0, 0x1D2D4)  # numbers of category No that older Pythons lack
+_NEWER_FRACTIONS = range(0x1D2C0, 0x1D2D4)  # numbers of category No that older Pythons do not know
 
 
 class Flags(NamedTuple):
@@ -108,7 +109,7 @@ def blank_after(data: bytes, begin: int, end: int) -> int:
 
 
 def incomplete_bytes(data: bytes) -> int:
-    """Return how many bytes at the end of `data` may begin a character."""
+    """Return how many bytes at the end of `data` may begin a character that is not complete."""
     for length in range(1, min(LONGEST, len(data) + 1)):
         lead = data[-length]
         if lead >= 0xC0:
@@ -143,7 +144,7 @@ class Blanks:
                 self._blocks.append((block, 1))
 
     def take(self) -> Iterator[bytes]:
-        """Return all white space in blocks, and leave the run empty."""
+        """Yield all white space in blocks, and empty the run."""
         blocks, self._blocks = [*self._blocks, (self._rest, 1)], []
         self._rest, self.length = b"", 0
         return chain.from_iterable(repeat(*block) for block in blocks)

@@ -1,7 +1,7 @@
 """The protocol of encoders, which turn text into ids slice by slice, and memory for the ids.
 
-Memory is reused, or reserved for a whole text: for new pages the system takes as much time as a GPU
-takes for encoding.
+Memory is reused, or reserved for a whole text, because the system takes as long to provide new
+pages as a GPU takes to encode.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmgpu.errors import TextError
 from llmgpu.memory import has_limited_address_space
 from llmgpu.text.corpus import TextSource
 
-# Returns memory for n ids, uint32 (n,), whose contents are undefined.
+# A function that returns memory for n ids, uint32 (n,), with undefined contents.
 Allocate = Callable[[int], NDArray[np.uint32]]
 
 
@@ -67,14 +67,14 @@ class Encoder(Protocol):
 
 @runtime_checkable
 class Expecting(Protocol):
-    """An encoder that uses the length of the next text, if known, to choose the size of slices."""
+    """An encoder that chooses the size of slices by the length of the next text, if it is known."""
 
     def expect(self, text_bytes: int | None) -> None:
         """Announce the length of the next text in bytes; None if unknown."""
 
 
 class NoTokenError(TextError):
-    """A byte at which no token starts."""
+    """Raised for a byte at which no token starts."""
 
     def __init__(self, byte: int, offset: int) -> None:
         """Store the byte and its offset in the whole text."""
@@ -87,12 +87,12 @@ class NoTokenError(TextError):
         self.byte = byte
 
 
-# The fewest ids for which `CollectedIds` reserves memory: fewer ids are copied quickly.
+# `CollectedIds` reserves memory for at least this many ids. Copying fewer ids is quick.
 RESERVED_FROM = 1 << 22
 
 
 class ReusedMemory:
-    """Allocates memory for ids, and reuses memory to which no array refers any more.
+    """Allocates memory for ids. Memory is reused as soon as no array refers to it.
 
     Any thread may allocate.
     """
@@ -107,8 +107,8 @@ class ReusedMemory:
                 memory = self._idle.popleft()
         if len(memory) <= count:
             memory = new_ids(1 + count + count // 4)
-        # Views of `ids` keep `ids.base` alive. (Without `memory.data`, which is no array, they
-        # would keep `memory` itself.) When the last view is gone, `memory` becomes idle.
+        # `memory` becomes idle when the last view of `ids` is gone, since views keep `ids.base`
+        # alive. (A view made without `memory.data` would keep `memory` itself.)
         ids = np.frombuffer(memory.data, np.uint32)[:count]
         weakref.finalize(ids.base, self._idle.append, memory)
         return ids
@@ -117,15 +117,15 @@ class ReusedMemory:
 class CollectedIds:
     """Collects the ids of all slices of a text in one array.
 
-    If there may be many ids, addresses are reserved for all of them. Reserved addresses take no
-    memory until ids are written. Ids that an encoder writes into the array are not copied again.
+    For many ids, addresses are reserved for the whole array at once; reserved addresses take no
+    memory until ids are written. An encoder may write ids straight into the array.
     """
 
     def __init__(self, most: int | None) -> None:
         """Reserve memory for about `most` ids; None if unknown. More ids may arrive."""
         self._reserved = _reserve(most or 0)
-        self._count = 0  # ids in the reserved memory
-        self._rest: list[NDArray[np.uint32]] = []  # slices for which the array had no room
+        self._count = 0  # number of ids in the reserved array
+        self._rest: list[NDArray[np.uint32]] = []  # slices that did not fit into the array
 
     def __len__(self) -> int:
         return self._count + sum(map(len, self._rest))
@@ -138,7 +138,7 @@ class CollectedIds:
     def place(self, begin: int, count: int) -> NDArray[np.uint32] | None:
         """Return the part of the array for ids `begin` to `begin + count`; None beyond its end.
 
-        Any thread may write ids to the place before they are appended.
+        Any thread may write ids there before they are appended.
         """
         if begin + count > len(self._reserved):
             return None
@@ -151,12 +151,12 @@ class CollectedIds:
         return self._reserved[self._count : self._count + count]
 
     def append(self, ids: NDArray[np.uint32]) -> None:
-        """Append ids. Memory that was allocated must be full of ids."""
+        """Append ids. The memory of the last call must be full of ids."""
         place = self(len(ids))
         if self._rest or place.base is not self._reserved:
             self._rest.append(ids)
             return
-        if ids.ctypes.data != place.ctypes.data:  # unless the encoder wrote them here
+        if ids.ctypes.data != place.ctypes.data:  # the encoder has not written the ids here
             place[:] = ids
         self._count += len(ids)
 
@@ -169,7 +169,7 @@ class CollectedIds:
 
 
 def _reserve(most: int) -> NDArray[np.uint32]:
-    """Return an uninitialized array for `most` ids; an empty one for few ids or without memory."""
+    """Return an uninitialized array for `most` ids; empty for few ids, or without memory for it."""
     if most < RESERVED_FROM or has_limited_address_space():
         return new_ids(0)
     try:

@@ -1,8 +1,8 @@
 """The encoder on the CPU engine: see `llmgpu/cpu/encode.c` for how text becomes ids.
 
-All threads share one table of words, so a new word is merged once. No thread waits for another. Up
-to three threads encode a slice each. More threads are threads of the engine, which encode parts of
-the same slice, see `llmgpu/cpu/parts.c`.
+All threads share one table of words, so a new word is merged once. No thread waits for another.
+With up to three threads, each thread encodes a slice of its own. With more, the engine's own
+threads encode parts of the same slice, see `llmgpu/cpu/parts.c`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from llmgpu.forking import delaying_forks
 from llmgpu.text.streams import FileBytes
 
 SLICE_BYTES = 1 << 20
-MANY_THREADS = 4  # with at least as many threads, threads of the engine encode a slice together
+MANY_THREADS = 4  # from this number of threads on, the engine's threads encode a slice together
 PARTS = 4  # parts of a slice of SLICE_BYTES; a thread of the engine encodes one part at a time
 MAX_TABLE_BYTES = 384 << 20  # the largest table of words
-LONG_TEXT = 1 << 17  # bytes; a shorter text is encoded in less time than finding cuts takes
-# Cuts pay off if characters beyond ASCII begin at 1/32 of a text's bytes or more.
+LONG_TEXT = 1 << 17  # bytes; encoding a shorter text takes less time than finding cuts
+# Searching for cuts pays off if at least 1/32 of a text's bytes begin a character beyond ASCII.
 _LEAST_SHARE = 32
-# The most characters beyond ASCII in a token, on average: with more, few places to cut are left.
+# Most characters beyond ASCII in a token, on average. With more, few places for cuts are left.
 _MOST_LEADS = 0.5
-_SAMPLE = 1 << 16  # bytes of a slice in which characters beyond ASCII are counted
-_FIRST_LEAD = 0xC0  # the lowest lead byte of a character beyond ASCII; words may be cut before it
+_SAMPLE = 1 << 16  # bytes of a slice that are searched for characters beyond ASCII
+# the first byte of a character beyond ASCII is at least this; words may be cut before it
+_FIRST_LEAD = 0xC0
 
 
 class CpuEncoder(HostEncoder):
@@ -59,16 +60,17 @@ class CpuEncoder(HostEncoder):
         cuts_from: int = LONG_TEXT,
     ) -> None:
         """Prepare for encoding with `vocabulary`; see `HostEncoder` and `CSliceEncoder`."""
-        # Few threads are faster with a slice each: no thread waits for the end of a shared slice.
+        # With few threads it is faster that each thread encodes its own slice: no thread waits.
         engine_threads = threads if threads >= MANY_THREADS else 1
         self._c_slices = CSliceEncoder(vocabulary, cuts_from, engine_threads, slice_bytes // PARTS)
         slice_bytes *= max(1, engine_threads // MANY_THREADS)
         super().__init__(vocabulary, self._c_slices, slice_bytes, threads)
 
     def encode_document(self, text: bytes) -> NDArray[np.uint32] | None:
-        """Return the ids of a document without slices; None if only `encode` can encode it.
+        """Return the ids of a document without cutting it into slices.
 
-        Only `encode` handles bytes without a token, and patterns that the engine lacks.
+        None if only `encode` can encode the document: it has bytes without a token, or the engine
+        lacks the vocabulary's pattern.
         """
         return self._c_slices.encode_document(text)
 
@@ -85,9 +87,8 @@ class CSliceEncoder:
     ) -> None:
         """Start with an empty table of words.
 
-        cuts_from: the fewest bytes of a slice for which places to cut words are sought.
-        threads: threads of the engine for one slice, each of which encodes up to `part_bytes` at a
-            time.
+        cuts_from: size of a slice, in bytes, from which places to cut words are searched.
+        threads: threads of the engine for one slice; each encodes up to `part_bytes` at a time.
         """
         self.is_parallel = threads > 1
         self._threads, self._part_bytes = threads, part_bytes
@@ -100,14 +101,14 @@ class CSliceEncoder:
         lacks_bytes = bool(vocabulary.missing_bytes)
         self._is_complete = has_unknown or not lacks_bytes
         self._cuts_from = cuts_from
-        # A cut is found by the bytes of tokens. An unknown token, or a token merged from one, has
-        # other bytes than the text for which it stands.
+        # Cuts are found by the bytes of tokens. The unknown token, and a token merged from it,
+        # stand for text with other bytes.
         self._has_no_cuts = (has_unknown and lacks_bytes) or vocabulary.pieces is not None
 
     def encode(
         self, piece: Slice, entry: int, memory: NDArray[np.uint32] | None = None
     ) -> tuple[EncodedSlice, int]:
-        """Return the ids of a slice, a view of a larger array, and the end of the last token.
+        """Return the ids of a slice, as a view of a larger array, and the end of the last token.
 
         See `llmgpu.bpe.encoding.encoder_host.HostSlices.encode`.
         """
@@ -120,7 +121,7 @@ class CSliceEncoder:
         ids, starts, stopped = encoder.encode(
             words, piece.text, marks, piece.main_end, entry, piece.starts, own, memory
         )
-        self._idle.append(encoder)  # not reached after an error, so a failed encoder is dropped
+        self._idle.append(encoder)  # after an error the encoder is not used again
         if not self._is_complete:
             require_tokens(self._vocabulary, piece, ids, entry)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
@@ -128,14 +129,14 @@ class CSliceEncoder:
     def _encode_file(
         self, piece: Slice, file: FileBytes, memory: NDArray[np.uint32] | None
     ) -> tuple[EncodedSlice, int]:
-        """Encode a slice of a file. Each thread of the engine reads the parts that it encodes."""
+        """Encode a slice of a file. Each thread of the engine reads the part that it encodes."""
         self._find_cuts(file)
         encoder, words = self._take_encoder()
         place, main_end = (file.fileno(), file.begin, file.nbytes), piece.main_end
         none = np.empty(0, np.int64)
         try:
             ids, starts, _ = encoder.encode(words, place, None, main_end, 0, none, 0, memory)
-        except OSError:  # read again in Python, which raises an error with the reason
+        except OSError:  # Python reads the file again, and raises an error with the reason
             return self.encode(piece.read(np.empty(file.nbytes + PADDING, np.uint8)), 0, memory)
         file.check_unchanged()
         self._idle.append(encoder)
@@ -161,9 +162,9 @@ class CSliceEncoder:
         return [encoder.encode_document(self._words, word.tobytes()) for word in words]
 
     def _take_encoder(self) -> tuple[CEncoder, CSharedWords]:
-        """Return an encoder for this thread, and the table of words that it must use.
+        """Return an encoder for this thread, and the table of words to use with it.
 
-        Another thread may replace `self._words` meanwhile, when the table is full.
+        When the table is full, another thread may replace `self._words` at any time.
         """
         words = self._words
         if words.is_spent:
@@ -182,16 +183,16 @@ class CSliceEncoder:
 
     @property
     def is_immediate(self) -> bool:
-        """Whether the engine alone can encode a document."""
+        """Whether the engine encodes a document in one call, without help from Python."""
         return self._is_complete and not self.pattern.is_marked
 
     def find_cuts_if_many(self) -> None:
-        """Find places where words may be cut, unless the tokens leave too few such places."""
+        """Search for places to cut words, unless the tokens leave too few such places."""
         if self._cuts_are_many and not (self._has_no_cuts or self._matching.has_cuts):
             self._matching.find_cuts()
 
     def _find_cuts(self, text: NDArray[np.uint8] | FileBytes) -> None:
-        """Find places where words may be cut, if a long text has characters beyond ASCII."""
+        """Search for places to cut words, if the text is long and has characters beyond ASCII."""
         if self._has_no_cuts or self._matching.has_cuts or text.nbytes < self._cuts_from:
             return
         sample = text[:_SAMPLE] if isinstance(text, np.ndarray) else _middle(text)
@@ -213,12 +214,12 @@ def _middle(text: FileBytes) -> NDArray[np.uint8]:
 
 
 def _leads(text: NDArray[np.uint8]) -> int:
-    """Return the number of characters beyond ASCII that begin in a text."""
+    """Return the number of characters beyond ASCII in a text."""
     return int(np.count_nonzero(text >= _FIRST_LEAD))
 
 
 def host_slices(vocabulary: Vocabulary) -> HostSlices:
-    """Return the CPU's encoder for slices and words that are too long for a device."""
+    """Return the encoder on the CPU for slices and words that are too long for a device."""
     if library() is not None:
         return CSliceEncoder(vocabulary)
     from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
@@ -227,9 +228,9 @@ def host_slices(vocabulary: Vocabulary) -> HostSlices:
 
 
 def open_coder(vocabulary: Vocabulary) -> Any:
-    """Return a `Coder` of the extension module, which decodes; None if the module is missing.
+    """Return a `Coder` of the extension module, which decodes ids; None if the module is missing.
 
-    Also None for a vocabulary of SentencePiece's kind, because further rules decode its documents.
+    None also for a vocabulary of SentencePiece's kind, which has further rules for decoding.
     """
     module = extension()
     if module is None or vocabulary.pieces is not None:
@@ -240,9 +241,9 @@ def open_coder(vocabulary: Vocabulary) -> Any:
 
 @delaying_forks()
 def prepare_coder(coder: Any, vocabulary: Vocabulary, most_bytes: int) -> None:
-    """Let a coder encode documents of up to `most_bytes`.
+    """Enable a coder to encode documents of up to `most_bytes`.
 
-    The coder stays unable to encode if the text is normalized or `CSliceEncoder` is not immediate.
+    A coder can't encode if the text has to be normalized, or if `CSliceEncoder` is not immediate.
     """
     slices = CSliceEncoder(vocabulary)
     pattern = None if vocabulary.normalizer or not slices.is_immediate else slices.pattern
@@ -260,7 +261,7 @@ _making = threading.Lock()
 
 
 def make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:
-    """Return a vocabulary in the form of the CPU engine. The same object is returned every time."""
+    """Return a vocabulary in the form of the CPU engine. The object is made once and cached."""
     with _making:
         made = _made.get(vocabulary)
         if made is None or not made.is_of(library()):
@@ -316,7 +317,7 @@ def _ranked_merges(vocabulary: Vocabulary) -> NDArray[np.uint32] | None:
     merges = vocabulary.merges
     if vocabulary.match == "greedy":
         return None
-    if len(merges):  # of a pair that is listed several times, the last place counts in C, too
+    if len(merges):  # of a pair listed several times, C uses the last place, too
         return np.column_stack([merges, np.arange(len(merges), dtype=np.uint32)])
     if not vocabulary.missing_bytes:
         return None

@@ -1,9 +1,9 @@
 """Byte pair encoding on a GPU by the kernels in wgsl/encode, with a table of distinct words.
 
-- A slice is one submission. Kernels look up the slice's words in the table, insert missing words
-  and merge each new word in one thread. Further kernels count the tokens of all words, and copy the
-  tokens to the positions that the counts give. The table is kept from slice to slice and from text
-  to text. A full table is emptied.
+- A slice is one submission. Kernels look up the slice's words in the table and insert missing
+  words; one thread merges each new word. Further kernels count the tokens of all words, and copy
+  the tokens to the positions that follow from the counts. The table is kept from slice to slice and
+  from text to text. A full table is emptied.
 - Long words are merged on the host. The device writes LONG_WORD in place of their ids.
 """
 
@@ -42,19 +42,19 @@ from llmgpu.gpu import Commands, Device, Download, Kernel, parallel_copy
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.text.corpus import TextSource
 
-LONGEST = 512  # bytes of a word that the device merges; the steps grow with the length's square
-SOFTWARE_LONGEST = 256  # a software adapter limits the steps of a thread
+# longest word, in bytes, that the device merges; merging takes steps by the square of the length
+LONGEST = 512
+SOFTWARE_LONGEST = 256  # less on a software adapter, which limits the steps of a thread
 LONG_WORD = constant("encode/params.wgsl", "LONG_WORD")
 LISTED = constant("encode/08_long_words.wgsl", "LISTED")
 LISTED_WORD = struct_dtype("encode/08_long_words.wgsl", "LongWord")
 BYTE_VECTORS = constant("encode/02_merge.wgsl", "BYTE_VECTORS")
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 64 << 20, 2 << 20
-# (text bytes, slice bytes): a text shorter than the first number is cut into slices of the second.
-# Allocating larger slices would cost more time than they save. A text of unknown length counts
-# as the last entry.
+# (text bytes, slice bytes): a text up to the first number is cut into slices of the second. Larger
+# slices would cost more time to allocate than they save. The last row serves unknown lengths.
 SHORTER_SLICES = ((256 << 20, 12 << 20), (4 << 30, 32 << 20))
-MORE_IDS = 1.05  # ids copied with a slice, as a multiple of the ids expected from the slice before
-FREE = constant("encode/02_merge.wgsl", "FREE")  # the rank in a free slot of the pair table
+MORE_IDS = 1.05  # ids copied with a slice, relative to the estimate by the slice before
+FREE = constant("encode/02_merge.wgsl", "FREE")  # rank that marks a free slot of the pair table
 
 
 class GpuEncoder:
@@ -75,8 +75,8 @@ class GpuEncoder:
         """Compile the kernels, upload the pairs that merge, and make an empty table.
 
         slice_bytes: bytes of text to encode at a time. first_words, table_bytes: the table's first
-            capacity and its largest size. text_bytes: see `expect`. hash_mask: the bits of the
-            words' hashes that are used. The ids depend on none of these.
+            capacity and its largest size. text_bytes: see `expect`. hash_mask: bits of the words'
+            hashes to use. The ids depend on none of these.
 
         Raises the errors of `llmgpu.bpe.encoding.open.open_encoder`.
         """
@@ -85,7 +85,7 @@ class GpuEncoder:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         self._slice_bytes = min(max(slice_bytes, 64), device.max_binding_bytes // 4)
         self.expect(text_bytes)
-        self._shared_bytes = 0  # largest slice for which `_share_buffers` has made buffers
+        self._shared_bytes = 0  # largest slice, in bytes, that the shared buffers can hold
         self._longest = SOFTWARE_LONGEST if device.is_software else LONGEST
         self._wg = workgroup_size
         # Compile kernels, pack pairs and allocate slots at the same time, because each takes long.
@@ -114,10 +114,10 @@ class GpuEncoder:
         merging = (*INSERTION, *whole, "merge", "store")
         emitting = ("count_tokens", "scan_groups", "emit", "long_words", "document_starts")
         self.steps = ("begin_slice", "look_up", *merging, *emitting)
-        self._lock = threading.Lock()  # held to submit a slice or to let the table grow
-        self._idle = made_slots(slots)  # slots between two texts
+        self._lock = threading.Lock()  # held while a slice is submitted or the table grows
+        self._idle = made_slots(slots)  # slots that no text uses
         self._empty = True
-        self._ids_per_byte = 0.0  # of the last slice whose ids arrived
+        self._ids_per_byte = 0.0  # ids per byte of the last finished slice
 
     def expect(self, text_bytes: int | None) -> None:
         """Announce the length of the next text in bytes; None if unknown."""
@@ -145,9 +145,9 @@ class GpuEncoder:
         )
 
     def _share_buffers(self, nbytes: int) -> None:
-        """Make the buffers that all slots use, for slices of up to `nbytes`, if still missing.
+        """Make the buffers that all slots share, if they are missing or too small for `nbytes`.
 
-        Existing slots are for smaller slices, so they keep the buffers that they have.
+        Existing slots are for smaller slices and keep their old buffers.
         """
         if nbytes <= self._shared_bytes:
             return
@@ -192,8 +192,7 @@ class GpuEncoder:
             with self._lock:
                 if state["undecided"]:
                     slot.mark_on_host()
-                # Stuck: the device inserts no more words, because the table is full or too crowded
-                # around the words' hashes.
+                # No more words fit, because the table is full, or crowded around the words' hashes.
                 stuck = state["full"] or pending == before
                 if stuck and not self._table.grow(state, beyond_limit=cleared):
                     self._table.clear()
@@ -203,7 +202,7 @@ class GpuEncoder:
         return state
 
     def expected_ids(self, text_bytes: int) -> int:
-        """Return an estimate of the ids of a text: as many are copied before the count is known."""
+        """Estimate the number of ids of a text, to copy as many before the number is known."""
         return min(text_bytes, int(MORE_IDS * self._ids_per_byte * text_bytes))
 
     def _fetch(
@@ -226,7 +225,7 @@ class GpuEncoder:
 
     @cached_property
     def _has_gaps(self) -> bool:
-        """Whether there are bytes without a token."""
+        """Whether some byte has no token."""
         return bool((byte_ids(self._vocabulary) < 0).any())
 
 
@@ -235,7 +234,7 @@ class LongWords:
     """The words of a slice that the host encodes, in the order of the text.
 
     texts: uint8, the bytes of each word. places: int64 (words,), the position of each word's
-        LONG_WORD among the slice's ids; None if these have to be searched for LONG_WORD. ids:
+        LONG_WORD among the slice's ids; None if the ids have to be searched for LONG_WORD. ids:
         uint32, the ids of each word.
     """
 
@@ -250,7 +249,8 @@ class _Slot(WordSlot):
     def __init__(self, encoder: GpuEncoder) -> None:
         self.slice_bytes = encoder._slot_bytes
         super().__init__(encoder._device, encoder._vocabulary.cut, self.slice_bytes)
-        self._encoder: GpuEncoder = proxy(encoder)  # a proxy, because the encoder keeps its slots
+        # a proxy, because the encoder refers to its slots
+        self._encoder: GpuEncoder = proxy(encoder)
         self.buffers["output"] = self.device.create_buffer("output", 4 * self.slice_bytes)
         self.buffers["documents"] = self.device.create_buffer("documents", 4)
         nbytes = LISTED * LISTED_WORD.itemsize
@@ -258,8 +258,9 @@ class _Slot(WordSlot):
         self._ids_copy, self._starts_copy = Download(self.device), Download(self.device)
         self._long_copy = Download(self.device)
         self._documents = 0  # document starts in the last submitted slice
-        self._copied = 0  # number of ids whose copy was submitted with the slice
-        self._ids_copy.reserve(self.slice_bytes * 3 // 2)  # 4 bytes an id, 2.7 bytes of text an id
+        self._copied = 0  # ids that the submission of the slice copies to the host
+        # assumes 2.7 bytes of text for each id of 4 bytes
+        self._ids_copy.reserve(self.slice_bytes * 3 // 2)
 
     def submit(self, piece: Slice) -> None:
         """Submit the slice that was read into the staging memory."""
@@ -274,14 +275,14 @@ class _Slot(WordSlot):
     def _upload_documents(self, starts: NDArray[np.int64]) -> None:
         needed, held = 4 * len(starts), self.buffers["documents"].nbytes
         if needed > held:
-            # Half as large again, so that growing takes amortised constant time.
+            # Grow by half, so that growing takes amortised constant time.
             size = max(needed, min(held * 3 // 2, self.device.max_binding_bytes))
             self.buffers["documents"] = self.device.create_buffer("documents", size)
             self.forget_bindings()
         self.device.write(self.buffers["documents"], starts.astype(np.uint32))
 
     def run_again(self) -> None:
-        """Submit the slice again; the table has the words that earlier runs inserted."""
+        """Submit the slice again. Words that earlier runs inserted are in the table."""
         self._ids_copy.cancel()
         self._starts_copy.cancel()
         commands = self.device.record()
@@ -308,7 +309,7 @@ class _Slot(WordSlot):
         commands.dispatch(long, 1)
         if self._documents:
             commands.dispatch(starts, -(-self._documents // encoder._wg))
-        # Copy the results to memory of the host. The number of ids is an estimate.
+        # Copy the results to the host. The number of ids is an estimate.
         self._copied = encoder.expected_ids(self.main_end)
         self._ids_copy.record(commands, self.buffers["output"], 4 * self._copied)
         self._starts_copy.record(commands, self.buffers["documents"], 4 * self._documents)
@@ -321,8 +322,8 @@ class _Slot(WordSlot):
     def take_long_words(self, count: int, longest: int) -> LongWords:
         """Return the slice's words of more than `longest` bytes, without their ids.
 
-        count: their number, 1 or more. The device lists up to LISTED words with their text. If not
-        all are listed, the words are read from the device, after all slices submitted so far.
+        count: number of these words, 1 or more. The device lists the text of up to LISTED words. If
+        there are more, the words are read from the device after all slices submitted so far.
         """
         if count <= LISTED:
             listed = np.empty(count, LISTED_WORD)
@@ -339,10 +340,10 @@ class _Slot(WordSlot):
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Return the slice's ids, in memory from `allocate`, and the positions of document starts.
 
-        tokens: the number of ids on the device. long_words: one of these ids is the LONG_WORD of
-            each, and is replaced by the word's ids.
+        tokens: the number of ids on the device. long_words: the words whose LONG_WORD among these
+            ids is replaced by the word's ids.
         """
-        if tokens > self._copied:  # more than estimated: copy again
+        if tokens > self._copied:  # the estimate was too low: copy again
             self._ids_copy.cancel()
             self._ids_copy.start(self.buffers["output"], 4 * tokens)
         positions = np.empty(self._documents, np.uint32)
@@ -352,7 +353,7 @@ class _Slot(WordSlot):
             ids = allocate(tokens)
             self._ids_copy.finish(ids.view(np.uint8))
             return ids, starts
-        # gained[k]: the number of ids that the first k long words add to the result.
+        # gained[k]: number of ids that the first k long words add to the result.
         gained = np.cumsum([0, *(len(ids) - 1 for ids in long_words.ids)])
         ids = allocate(tokens + int(gained[-1]))
 
@@ -380,7 +381,7 @@ def insert_long_words(
     places: int64, the positions of LONG_WORD in `ids`.
     """
     pieces: list[NDArray[np.uint32]] = []
-    after = 0  # position after the last LONG_WORD
+    after = 0  # position after the last LONG_WORD so far
     for place, word in zip(places.tolist(), long_words, strict=True):
         pieces += [ids[after:place], word]
         after = place + 1
@@ -391,7 +392,7 @@ def insert_long_words(
 
 
 def ranked_pairs(vocabulary: Vocabulary) -> PairRanks:
-    """Return `pair_ranks`. If the CPU engine can compute the pairs, this takes milliseconds."""
+    """Return `pair_ranks` of a vocabulary; with the CPU engine this takes milliseconds."""
     if library() is None or len(vocabulary.merges) or vocabulary.missing_bytes:
         return pair_ranks(vocabulary)
     left, right, ids = make_c_vocabulary(vocabulary).pairs().astype(np.int32).T
@@ -403,9 +404,9 @@ _packing = threading.Lock()
 
 
 def prepare_tables(vocabulary: Vocabulary) -> None:
-    """Make the tables for a device that may not be open yet, so that `GpuEncoder` finds them made.
+    """Compute the tables that `GpuEncoder` will need, even before a device is open.
 
-    VocabularyError for too many merges.
+    Raises VocabularyError for too many merges.
     """
     packed_pairs(vocabulary)
     if vocabulary.cut.unicode is not None:
@@ -413,7 +414,7 @@ def prepare_tables(vocabulary: Vocabulary) -> None:
 
 
 def packed_pairs(vocabulary: Vocabulary) -> NDArray[np.uint32]:
-    """Return `pack_pairs` of a vocabulary. The table is made once and kept."""
+    """Return `pack_pairs` of a vocabulary. The table is cached in the vocabulary."""
     with _packing:
         packed = _packed.get(vocabulary)
         if packed is None:
@@ -426,8 +427,8 @@ def pack_pairs(vocabulary: Vocabulary, pairs: PairRanks) -> NDArray[np.uint32]:
 
     The token of each byte comes first, then a hash table of the pairs, at most half full.
     """
-    # The kernel computes the number of slots from the buffer's size, a multiple of 256 bytes. With
-    # 32 slots or more, the table fills the buffer exactly.
+    # The kernel computes the number of slots from the buffer's size, a multiple of 256 bytes. A
+    # table of 32 slots or more fills its buffer exactly.
     slots = 2 << max(len(pairs.ranks), 8).bit_length()
     packed = np.full((BYTE_VECTORS + slots, 4), FREE, np.uint32)
     packed[:BYTE_VECTORS] = byte_ids(vocabulary).reshape(BYTE_VECTORS, 4)
@@ -444,10 +445,10 @@ def _insert_pairs(entries: NDArray[np.uint32], table: NDArray[np.uint32]) -> Non
     """NumPy's version of `llmgpu.cpu.library.insert_pairs`."""
     last = np.uint32(len(table) - 1)
     at = _pair_hash(entries[:, 0], entries[:, 1]) & last
-    # Insert all pairs at once. A pair whose slot another pair has taken tries the next slot.
+    # Insert all pairs at once. A pair whose slot is taken by another pair tries the next slot.
     while len(entries):
         free = np.flatnonzero(table[at, 2] == FREE)
-        table[at[free]] = entries[free]  # if several pairs write to one slot, the last remains
+        table[at[free]] = entries[free]  # of several pairs that write to one slot, the last remains
         left = (table[at, :2] != entries[:, :2]).any(axis=1)
         entries, at = entries[left], (at[left] + np.uint32(1)) & last
 

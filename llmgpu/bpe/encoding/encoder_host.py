@@ -1,8 +1,7 @@
 """Encoding on the host: a text is cut into slices, which the C engine or NumPy encodes.
 
 - A few threads encode a slice each, while another thread reads the next slices.
-- An engine with threads of its own encodes one slice at a time. The engine also reads slices that
-  lie in a file.
+- An engine with its own threads encodes one slice at a time. It also reads the slices of files.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.pipeline import in_order
 from llmgpu.text.corpus import TextSource
 
-# Slices in memory beyond one for each thread: read ahead, or encoded and waiting for their turn.
+# Slices in memory in addition to one for each thread: read ahead, or waiting for their turn.
 _SPARE_SLICES = 2
-# Bytes of the first slice for an engine that reads slices of a file: the first slice is read here,
-# and the engine reads the later slices.
+# Size of the first slice, in bytes, for an engine that reads slices of a file itself. Python reads
+# the first slice, and the engine reads the others.
 _FIRST_BYTES = 1 << 16
 _LARGE = 16  # slices encoded as one if their ids are written straight to their final place
 
@@ -42,7 +41,7 @@ _LARGE = 16  # slices encoded as one if their ids are written straight to their 
 class HostSlices(Protocol):
     """Encodes slices; any number of threads may call `encode`.
 
-    is_parallel: whether `encode` has threads of its own, and reads slices of a file itself.
+    is_parallel: whether `encode` has its own threads, and reads slices of a file itself.
     """
 
     is_parallel: bool
@@ -53,8 +52,8 @@ class HostSlices(Protocol):
         """Return the ids of a slice, and the position in the slice at which its last token ends.
 
         piece: the slice, with its text in memory unless `is_parallel`. entry: the position at which
-            the first token starts. memory: a place for the ids, used if the place has room for an
-            id for each byte of the slice, and PADDING more.
+            the first token starts. memory: where to write the ids, used if there is room for one id
+            for each byte of the slice, and PADDING more.
 
         Raises NoTokenError for a byte without a token if the vocabulary has no unknown token,
         InputError for a file that can't be read.
@@ -85,7 +84,8 @@ class HostEncoder:
         self.slice_bytes = slice_bytes
         self._lookahead = stream_lookahead(vocabulary)
         if self._lookahead is not None:
-            threads = 1  # each slice needs the end of the last token of the slice before
+            # a slice can't be encoded before the end of the previous slice's last token is known
+            threads = 1
         self.threads = threads
         self.slices = slices
 
@@ -107,8 +107,8 @@ class HostEncoder:
         first = next(jobs, None)
         if first is None:
             return
-        # Allocate memory for further slices, as many as there is memory for. A text of one slice
-        # needs none: this thread encodes it.
+        # Allocate memory for further slices, as much as there is. A text of one slice needs none,
+        # because this thread encodes it.
         with suppress(MemoryError):
             while not (is_alone or first.taken.end) and len(idle) < at_a_time + _SPARE_SLICES - 1:
                 idle.append(_Memory(nbytes))
@@ -135,7 +135,7 @@ class _Memory:
 class _Job:
     """A slice on its way through the threads.
 
-    number: counts the slices of the text from 0. encoded: the ids, set by `_Text.encode`.
+    number: the slice's number in the text, from 0. encoded: the ids, set by `_Text.encode`.
     """
 
     number: int
@@ -148,8 +148,9 @@ class _Text:
     """A text that is being encoded: `jobs` reads its slices, and `encode` encodes one.
 
     idle: memory that no slice in flight uses. collected: the array of all ids, if the caller
-    collects them. The place of a slice's ids in the array is known when all earlier slices are
-    encoded. is_alone: whether a single thread reads and encodes.
+        collects them. The final place of a slice's ids is known when all earlier slices are
+        encoded.
+    is_alone: whether a single thread reads and encodes.
     """
 
     def __init__(
@@ -164,8 +165,9 @@ class _Text:
         self._reader, self._slices, self._idle = reader, slices, idle
         self._collected, self._is_alone = collected, is_alone
         self._read_bytes = 0
-        self._entry = 0  # start of the first token in the next slice, if text is cut anywhere
-        # Encoded slices that wait for the place of their ids, by number.
+        # start of the first token in the next slice, for text that may be cut anywhere
+        self._entry = 0
+        # Encoded slices, by number, whose ids have no final place yet.
         self._encoded: dict[int, _Job] = {}
         self._placing = threading.Lock()
         self._placed = 0  # number of slices whose ids have a final place
@@ -184,8 +186,7 @@ class _Text:
     def _next(self, buffer: NDArray[np.uint8]) -> Slice | None:
         """Return the next slice, None at the end.
 
-        A slice that lies in a file stays unread if its end is known: the thread that encodes it
-        reads it. Any other slice is read here.
+        A slice of a file whose end is known is not read here, but by the thread that encodes it.
         """
         reader, nbytes = self._reader, len(buffer)
         if self._is_alone:
@@ -199,7 +200,7 @@ class _Text:
         return taken or reader.read(buffer[first])
 
     def encode(self, job: _Job) -> _Job:
-        """Encode a slice. Its ids go to their place among all ids, or to the job."""
+        """Encode a slice. Write its ids to their final place, or store them in the job."""
         taken, memory, entry = job.taken, job.memory.ids, 0
         if not self._slices.is_parallel:
             taken = taken.read(job.memory.text)
@@ -210,17 +211,17 @@ class _Text:
             memory = memory if place is None else place
         job.encoded, stopped = self._slices.encode(taken, entry, memory)
         if self._is_alone:
-            # The last token may extend into the next slice, whose first token starts after it.
+            # The last token may reach into the next slice, whose first token then starts after it.
             self._entry = max(stopped, entry) - taken.main_end
         if self._collected is not None:
             self._put(job, self._collected)
         return job
 
     def _put(self, job: _Job, collected: CollectedIds) -> None:
-        """Copy the ids of a slice to their final place, then the ids of later slices that waited.
+        """Copy the ids of a slice to their final place, and then those of later slices that waited.
 
-        If an earlier slice is not encoded yet, the slice waits: the thread that encodes the earlier
-        slice copies the ids.
+        If an earlier slice is not encoded yet, nothing is copied now: the thread that encodes the
+        earlier slice will copy these ids, too.
         """
         with self._placing:
             self._encoded[job.number] = job
@@ -236,19 +237,19 @@ class _Text:
 
 
 def settled(encoded: EncodedSlice, allocate: Allocate) -> EncodedSlice:
-    """Return a slice whose ids are in an array of their own, not a part of a larger array."""
+    """Return a slice with an array of its own for its ids, not a view of a larger array."""
     if encoded.ids.base is None:
         return encoded
     ids = allocate(len(encoded.ids))
-    if ids.ctypes.data != encoded.ids.ctypes.data:  # unless `_Text` put them here
+    if ids.ctypes.data != encoded.ids.ctypes.data:  # `_Text` has not written the ids here
         ids[:] = encoded.ids
     return replace(encoded, ids=ids)
 
 
 def stream_lookahead(vocabulary: Vocabulary) -> int | None:
-    """Return the bytes of lookahead that slices need if they may be cut anywhere.
+    """Return how many bytes of lookahead a slice needs if the text may be cut anywhere.
 
-    None if slices are cut only between words: in all cases but greedy matching with pattern "none".
+    None if text is cut only between words, as always but for greedy matching with pattern "none".
     """
     cut_anywhere = vocabulary.pattern == "none" and vocabulary.match == "greedy"
     return vocabulary.trie.longest if cut_anywhere else None

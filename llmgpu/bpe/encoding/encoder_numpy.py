@@ -1,6 +1,6 @@
 """The encoder on NumPy: slices are cut into words, and each distinct word is matched once.
 
-A table that all threads share keeps the ids of words from slice to slice. If a text may be cut
+All threads share a table with the ids of the words of earlier slices. If a text may be cut
 anywhere, the last word of a slice extends past the main part. The tokens that start in the main
 part belong to this slice, and the next slice starts at the end of the last such token.
 """
@@ -26,16 +26,17 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import Numbers, number_words
 
 MAX_TABLE_BYTES = 256 << 20  # the largest table of words
-_WORD_BYTES = 250  # bytes of memory for a word, apart from its text and its ids
+_WORD_BYTES = 250  # memory of a word in bytes, without its text and its ids
 SLICE_BYTES = 4 << 20
 
 
 class _Table:
-    """Words and their ids."""
+    """A table of words and their ids."""
 
     def __init__(self) -> None:
         self._numbers = Numbers()
-        self._ids = GrowableArray(np.uint32)  # of word k: ids[firsts[k] : firsts[k] + counts[k]]
+        # the ids of word k are ids[firsts[k] : firsts[k] + counts[k]]
+        self._ids = GrowableArray(np.uint32)
         self._firsts = GrowableArray(np.int64)
         self._counts = GrowableArray(np.int64)
         self.nbytes = 0
@@ -47,7 +48,7 @@ class _Table:
 
         padded: uint8, the text and PADDING bytes. bounds: int64 (words + 1,).
         """
-        # Number the words of the text; words beyond `known` are new to the table.
+        # Number the words of the text. Words with numbers from `known` on are new to the table.
         words, which = number_words(padded, bounds)
         known = len(self._numbers)
         numbers = self._numbers.of(words, len(words))[which]
@@ -103,8 +104,7 @@ class SliceEncoder:
     def _word_bounds(self, piece: Slice, entry: int) -> NDArray[np.int64]:
         """Return the starts of the words that start in the main part, then the last word's end.
 
-        entry: the position at which the first token starts. A word starts there, and earlier words
-            belong to the slice before.
+        entry: position of the first token and word. Earlier words belong to the previous slice.
         """
         mask = start_mask(
             piece.text,
@@ -122,7 +122,7 @@ class SliceEncoder:
         """Return the ids of the words between bounds, and the end of the last token."""
         if bounds[-1] <= piece.main_end or len(bounds) == 1:
             return self._look_up(piece, bounds), piece.main_end
-        assert isinstance(self._matcher, GreedyMatcher)  # text is cut anywhere
+        assert isinstance(self._matcher, GreedyMatcher)  # only greedy matching cuts text anywhere
         begin, end = bounds[-2:].tolist()
         ids, counts = self._look_up(piece, bounds[:-1])
         word = piece.text[begin:end].tobytes()
@@ -132,7 +132,7 @@ class SliceEncoder:
     def _look_up(self, piece: Slice, bounds: NDArray[np.int64]) -> Matches:
         """Return the ids of the words between bounds, and the number of ids of each word."""
         with self._lock:
-            # Take the table out while it is in use: after an error, an incomplete table is dropped.
+            # Remove the table while it is in use: an error then drops the incomplete table.
             table, self._table = self._table or _Table(), None
             matches = table.encode(self._matcher, piece.buffer, bounds)
             if table.nbytes < MAX_TABLE_BYTES:

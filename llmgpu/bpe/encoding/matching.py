@@ -13,12 +13,13 @@ lowest rank, the leftmost of several. A word is done when none of its pairs merg
 definition. A word of more than MOST_BYTES is merged alone, with a heap of its pairs.
 
 A heap takes some hundred bytes for each byte of a word, so a word of more than WINDOW bytes is
-merged in windows. Windows give the word's tokens if every pair with a token ranks after all pairs
-that make the token. Under this condition pairs merge in stages, rank by rank and from the left:
+merged in windows. Windows give the word's tokens if every pair that contains a token ranks after
+all pairs that make the token. Under this condition pairs merge in stages, rank by rank and from the
+left:
 
 - If no merge of a text crosses a border, the text before the border and the text after it merge
-  independently. So a window's tokens up to a border between two of them are the tokens of this
-  stretch merged alone.
+  independently. So the tokens of a window up to a border between two of its tokens are the tokens
+  that the text up to this border has alone.
 - The tokens of two stretches may be put end to end if the last token of the first stretch and the
   first token of the second stretch, merged together, become these two tokens again. The only pair
   that could cross the border consists of the symbols on either side of the border. At every stage
@@ -50,16 +51,16 @@ from llmgpu.errors import VocabularyError
 from llmgpu.spelling import spelled
 
 NO_RANK = 0x3FFFFF  # the rank of a pair that does not merge; all other ranks are lower
-WINDOW = 1 << 12  # bytes
-_LEAST_TOKENS = 8  # the fewest tokens of a window that is cut
-_CUTS = (15, 12, 10, 8, 6)  # 16ths of a window's tokens after which a border is tried
-# Words and windows of up to WINDOW bytes whose tokens are remembered, for texts that repeat them.
+WINDOW = 1 << 12  # bytes of a window
+_LEAST_TOKENS = 8  # a window with fewer tokens is not cut
+_CUTS = (15, 12, 10, 8, 6)  # borders to try: after this many 16ths of a window's tokens
+# Cache size, in words and windows of up to WINDOW bytes, for texts that repeat them.
 _REMEMBERED_WORDS = 1024
-_GONE = -2  # marks a symbol that was merged into the symbol before; -1 is a byte without a token
+_GONE = -2  # marks a symbol that was merged into the previous symbol; -1 is a byte without a token
 
 # The tokens of a word: the positions at which they begin, int32, and their ids, int32.
 _Merged = tuple[NDArray[np.int32], NDArray[np.int32]]
-# The most bytes of a word that is merged in rounds: a word may need a round for each byte.
+# Most bytes of a word that is merged in rounds, because a word may need a round for each byte.
 MOST_BYTES = 128
 _BLOCK = 1 << 18  # bytes of words that are merged at a time
 _NO_TOKEN = -1  # stands for the id of a word that spells no token
@@ -79,10 +80,10 @@ class Matcher(Protocol):
 
 
 class BpeMatcher:
-    """Finds the tokens of words by merging. Memory: about 100 bytes per pair that merges."""
+    """Finds the tokens of words by merging. Memory: about 100 bytes for each pair that merges."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Prepare for the merges of a vocabulary; VocabularyError if there are too many."""
+        """Prepare the merges of a vocabulary; VocabularyError if there are too many."""
         self._whole = ordinary_ranks(vocabulary) if vocabulary.takes_whole_tokens else {}
         self._pairs = pair_ranks(vocabulary)
         self._byte_ids = byte_ids(vocabulary)
@@ -91,8 +92,8 @@ class BpeMatcher:
     def match(self, words: Sequence[bytes]) -> Matches:
         """Return the tokens of words; NO_TOKEN for a byte without a token."""
         count = len(words)
-        # Find the ids of words that are tokens, of short words and of long words, each in its way.
-        # whole: int32 (words,), the id of a word that is a token.
+        # Match words that are tokens, short words and long words separately. whole: int32 (words,),
+        # the id of each word that is a token.
         whole = np.fromiter((self._whole.get(word, _NO_TOKEN) for word in words), np.int32, count)
         lengths = np.fromiter(map(len, words), np.int64, count)
         counts = np.ones(count, np.int64)
@@ -102,7 +103,7 @@ class BpeMatcher:
         longer = np.flatnonzero((whole == _NO_TOKEN) & (lengths > MOST_BYTES)).tolist()
         long_ids = [self._long_words.merge(np.frombuffer(words[k], np.uint8)) for k in longer]
         counts[longer] = [len(ids) for ids in long_ids]
-        # Put the ids together in the order of the words; firsts: the position of a word's first id.
+        # Join the ids in the order of the words. firsts: position of each word's first id.
         ids = np.repeat(whole.view(np.uint32), counts)
         firsts = np.cumsum(counts) - counts
         ids[ranges(firsts[short], counts[short])] = merged[0]
@@ -123,10 +124,10 @@ class BpeMatcher:
         return symbols[order].view(np.uint32), np.bincount(of_words, minlength=len(words))
 
     def _merge(self, words: NDArray[np.int64], symbols: NDArray[np.int32]) -> list[_Symbols]:
-        """Return the symbols that are left of all words when no pair merges.
+        """Merge pairs until no pair is left to merge; return the remaining symbols.
 
-        Each entry of the result has the words that were done after the same round, with their
-        symbols in order.
+        Words are done after different rounds. Each entry of the result has the words that were done
+        after one round, with their symbols in order.
 
         words: int64 (n,), ascending, the number of each symbol's word. symbols: int32 (n,),
         overwritten.
@@ -136,7 +137,7 @@ class BpeMatcher:
         ranks = np.full(len(words), NO_RANK, np.int32)
         self._rank(ranks, words, symbols, np.arange(len(words)))
         while True:
-            # Take out the words without a pair that merges.
+            # Remove the words in which no pair merges.
             firsts = np.flatnonzero(np.diff(words, prepend=-1))
             best = np.minimum.reduceat(ranks, firsts)
             best = np.repeat(best, np.diff(firsts, append=len(words)))
@@ -177,7 +178,7 @@ class PairRanks:
     """The pairs that merge. No pair occurs twice.
 
     left, right: int32 (pairs,), ids of the parts.
-    ranks: int32 (pairs,), the lowest merges first. Pairs of equal rank have the same result.
+    ranks: int32 (pairs,); the lowest rank merges first. Pairs of equal rank have the same result.
     results: int32 (ranks,), the id that a pair of each rank becomes.
     """
 
@@ -193,7 +194,7 @@ class PairRanks:
 
     @cached_property
     def _sorted(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The keys in ascending order with their ranks, then a last key that no pair has."""
+        """The keys in ascending order with their ranks; the last key is above that of any pair."""
         order = np.argsort(self.keys)
         keys = np.append(self.keys[order], np.iinfo(np.int64).max)
         return keys, np.append(self.ranks[order], np.int32(NO_RANK))
@@ -214,7 +215,7 @@ def pair_keys(left: NDArray[np.int32], right: NDArray[np.int32]) -> NDArray[np.i
 def pair_ranks(vocabulary: Vocabulary) -> PairRanks:
     """Return the pairs that merge in a vocabulary.
 
-    VocabularyError if there are more than NO_RANK merges or tokens.
+    Raises VocabularyError if there are more than NO_RANK merges or tokens.
     """
     if max(len(vocabulary.merges), vocabulary.size) > NO_RANK:
         raise VocabularyError(
@@ -234,7 +235,7 @@ def _listed(merges: NDArray[np.int32]) -> PairRanks:
 def _all_cuts(vocabulary: Vocabulary) -> PairRanks:
     """Return a pair for every way to cut a token into two tokens, in the order of `ordinary_ranks`.
 
-    The pairs of a token are in the order of the cuts.
+    The pairs of one token are ordered by the position of the cut.
     """
     ids = ordinary_ranks(vocabulary)
     pairs = array("i")
@@ -257,7 +258,7 @@ def byte_ids(vocabulary: Vocabulary) -> NDArray[np.int32]:
     unknown = -1 if vocabulary.unknown_token is None else vocabulary.unknown_token
     ids = np.full(256, unknown, np.int32)
     ordinary = vocabulary.ordinary_ids
-    # Write in descending order, so that the lowest id of a byte is written last.
+    # Assign in descending order of ids, so that the lowest id of a byte is assigned last.
     single = ordinary[vocabulary.token_lengths[ordinary] == 1][::-1]
     ids[vocabulary.token_data[vocabulary.token_offsets[single]]] = single
     return ids
@@ -270,7 +271,7 @@ class LongWordMerger:
     """
 
     def __init__(self, pairs: PairRanks, byte_ids: NDArray[np.int32]) -> None:
-        """Prepare for pairs; byte_ids: int32 (256,), the symbol of each byte."""
+        """Prepare to merge `pairs`; byte_ids: int32 (256,), the symbol of each byte."""
         self._pairs = pairs
         self._byte_ids = byte_ids
         self._remembered: dict[bytes, _Merged] = {}
@@ -285,13 +286,13 @@ class LongWordMerger:
 
     @cached_property
     def _ranks_and_results(self) -> tuple[dict[int, int], list[int]]:
-        """The rank of each pair by left << 32 | right, and the results by rank."""
+        """The ranks of pairs by left << 32 | right, and the result of each rank."""
         ranks = dict(zip(self._pairs.keys.tolist(), self._pairs.ranks.tolist(), strict=True))
         return ranks, self._pairs.results.tolist()
 
     @cached_property
     def _has_stages(self) -> bool:
-        """Whether every pair ranks after the pairs that make its parts."""
+        """Whether every pair ranks after all pairs that make its parts."""
         pairs = self._pairs
         if len(pairs.ranks) == 0:
             return True
@@ -304,10 +305,11 @@ class LongWordMerger:
     def _merge_windows(self, word: NDArray[np.uint8]) -> NDArray[np.uint32] | None:
         """Return the tokens of a word.
 
-        None if the tokens of a window that grew can't be put behind the tokens before it.
+        None if the tokens of a larger window can't follow the tokens found before it.
         """
-        ids = bytearray()  # raw bytes of uint32 ids, because a bytearray grows in place
-        last = first = 0  # where the last token before the window begins, and the window
+        ids = bytearray()  # uint32 ids as raw bytes, because a bytearray grows in place
+        # where the last token before the window begins, and where the window begins
+        last = first = 0
         size, window = WINDOW, self._merge(word[:WINDOW])
         while first + size < len(word):
             found = self._cut(word, first, window)
@@ -327,9 +329,10 @@ class LongWordMerger:
     def _cut(
         self, word: NDArray[np.uint8], first: int, window: _Merged
     ) -> tuple[int, _Merged] | None:
-        """Return the number of a window's tokens up to a border, and the window after the border.
+        """Find a border in a window at which the text may be cut.
 
-        None if no border passes the test. first: where the window begins in the word.
+        first: where the window begins in the word. Returns the number of tokens before the border,
+        and the window after the border; None if no border passes the test.
         """
         begins, _ = window
         if len(begins) < _LEAST_TOKENS:
@@ -345,14 +348,14 @@ class LongWordMerger:
     def _go_together(
         self, word: NDArray[np.uint8], last: int, border: int, following: _Merged
     ) -> bool:
-        """Return whether the two tokens beside a border, merged together, become the same two."""
+        """Whether two tokens beside a border, merged together, become the same two tokens again."""
         begins, _ = following
         end = border + int(begins[1]) if len(begins) > 1 else min(border + WINDOW, len(word))
         alone, _ = self._merge(word[last:end])
         return border - last in alone.tolist()
 
     def _merge(self, word: NDArray[np.uint8]) -> _Merged:
-        """Return where the tokens of a word begin, and their ids. Words are remembered."""
+        """Return where the tokens of a word begin, and their ids. Results are cached."""
         key = word.tobytes() if len(word) <= WINDOW else b""
         merged = self._remembered.get(key)
         if merged is None:
@@ -373,12 +376,12 @@ def _merge_by_heap(symbols: list[int], ranks: dict[int, int], results: list[int]
     A merged symbol stays at the position of its first byte; its other positions hold _GONE.
 
     symbols: a symbol for each byte, overwritten. ranks: ranks of pairs by left << 32 | right.
-    results: symbols by rank.
+    results: the symbol that each rank makes.
     """
     # Link the symbols: before[k] and after[k] are the positions of symbol k's neighbours. The heap
     # has rank << 32 | position for each pair.
     end = len(symbols)
-    symbols.append(-1)  # the neighbour after the last symbol and, as symbols[-1], before the first
+    symbols.append(-1)  # stands after the last symbol and, as symbols[-1], before the first symbol
     before, after = list(range(-1, end)), list(range(1, end + 1))
     rank_of = ranks.get
     pairs = map(rank_of, (left << 32 | right for left, right in pairwise(symbols)))

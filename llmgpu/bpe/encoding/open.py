@@ -1,7 +1,7 @@
 """`open_encoder` returns the encoder for a backend, a match rule and special tokens.
 
-A device that ``auto`` chose is optional. If it fails, the CPU encodes the slices in flight and the
-rest of the text.
+If a device that ``auto`` chose fails, the CPU encodes the slices in flight and the rest of the
+text.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _log = logging.getLogger("llmgpu")
 
 @delaying_forks()
 def prepare_vocabulary(vocabulary: Vocabulary, opening: Opening) -> None:
-    """Make the tables for a vocabulary's encoder on a device while the device is being opened.
+    """Compute the tables for an encoder on a device while the device is being opened.
 
-    opening: has begun. Errors are ignored here; `open_encoder` raises them.
+    opening: has begun to open the device. Errors are ignored here; `open_encoder` raises them.
     """
     if opening.wanted != "cpu" and vocabulary.match == "bpe" and vocabulary.pieces is None:
         from llmgpu.bpe.encoding.encoder_gpu import prepare_tables
@@ -82,8 +82,8 @@ def open_matching_encoder(
 ) -> Encoder:
     """Return an encoder of normalized text without special tokens.
 
-    The arguments and errors are as for `open_encoder`. Encoders are kept in `backend.encoders`, if
-    the backend has such a dict.
+    The arguments and errors are those of `open_encoder`. The encoder is cached in
+    `backend.encoders`, unless this is None.
     """
     kept = {} if backend.encoders is None else backend.encoders
     key = vocabulary.fingerprint, backend.device, slice_bytes, threads
@@ -107,7 +107,7 @@ def _open_new(
         return open_host_encoder(vocabulary, None, threads)
     try:
         encoder: DeviceEncoder
-        # These modules import a GPU package, so they are imported only here.
+        # The modules of these encoders import a GPU package, so they are imported only when needed.
         if vocabulary.match == "bpe":
             from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 
@@ -134,7 +134,7 @@ def open_host_encoder(
 ) -> HostEncoder:
     """Return an encoder on the CPU engine, or on NumPy if there is no engine.
 
-    The encoder matches normalized text. It finds no special tokens.
+    The encoder expects normalized text and treats special tokens as text.
     """
     threads = threads or default_threads()
     if library() is None:
@@ -149,7 +149,7 @@ def open_host_encoder(
 
 
 def table_bytes(backend: Backend) -> int | None:
-    """Return the most memory that an encoder's tables of words take on the host; None: no limit."""
+    """Return the most host memory that an encoder's word tables may use; None: no limit."""
     if backend.device is not None:
         return None
     if library() is None:
@@ -179,7 +179,7 @@ class OptionalDeviceEncoder:
     ) -> None:
         """Encode with `encoder` until it raises DeviceError, then with the encoder of `open_host`.
 
-        encoder: cuts texts between the words of `vocabulary`.
+        encoder: cuts texts between words, by the pattern of `vocabulary`.
         """
         self._device: DeviceEncoder | None = encoder
         self._host: HostEncoder | None = None
@@ -217,10 +217,10 @@ def _encode_again(host: HostEncoder, taken: Slice, allocate: Allocate) -> Encode
 
 
 class _InFlight:
-    """A reader of slices that keeps the slices in flight on a device until their ids arrive.
+    """A reader of slices that remembers the slices on a device until their ids have arrived.
 
-    A device that fails loses the memory into which text was read. So slices that were not read from
-    a known place of a file are copied. Slices of a file can be read again.
+    If a device fails, the memory into which text was read is lost. So a slice is copied, unless it
+    can be read again from a file.
     """
 
     def __init__(self, reader: SliceReader) -> None:
@@ -231,7 +231,7 @@ class _InFlight:
         self._has_ended = False
 
     def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
-        """Return the next slice, see `SliceSource`; also None once `end` was called."""
+        """Return the next slice, see `SliceSource`; None after `end` was called."""
         from llmgpu.gpu import parallel_copy
 
         with self._reading:
@@ -247,7 +247,7 @@ class _InFlight:
             piece = self._reader.read(memory[: len(buffer)])
             if piece is None:
                 return None
-            if piece.main_end or len(piece.document_starts):  # empty slices are not encoded
+            if piece.main_end or len(piece.document_starts):  # an empty slice is not encoded
                 self._kept.append((piece, memory))
             if piece.oversized:
                 return piece
@@ -256,15 +256,15 @@ class _InFlight:
             return replace(piece, text=text, buffer=buffer)
 
     def forget_first(self) -> None:
-        """Drop the first slice: its ids have arrived."""
+        """Drop the first slice, whose ids have arrived."""
         _, memory = self._kept.popleft()
         if memory is not None:
             self._idle.append(memory)
 
     def end(self) -> list[Slice]:
-        """Return the slices whose ids have not arrived, and let `read` return None from now on.
+        """Return the slices whose ids have not arrived. From then on `read` returns None.
 
-        Waits for a read that has begun.
+        Waits until a running `read` returns.
         """
         self._has_ended = True
         with self._reading:

@@ -11,7 +11,7 @@ import numpy as np
 from llmgpu.bpe.encoding.matching import Matches
 from llmgpu.bpe.vocabulary.symbols import PieceSymbols
 
-_END = -1  # stands for the missing neighbour of the first and the last symbol
+_END = -1  # stands for the missing neighbour of the first or the last symbol
 _CONTINUES = 4  # see `llmgpu.bpe.vocabulary.symbols`
 
 # (rank, result) by (left, right) symbol
@@ -39,10 +39,11 @@ class PieceMatcher:
         return np.array([number for each in found for number in each], np.uint32), counts
 
     def _match_one(self, word: bytes) -> list[int]:
-        """Return the ids of a word: merge its symbols, and replace the symbols by their items."""
+        """Return the ids of a word: merge its symbols, and replace each symbol by its items."""
         size, unknown = len(self._symbols.tokens), self._symbols.unknown
         ids: list[int] = []
-        # Bytes that an unknown character still lacks; whether an unknown character came last.
+        # missing: number of bytes that an unknown character still lacks. was_unknown: whether the
+        # last character was unknown.
         missing, was_unknown = 0, False
         for symbol in _merge([self._bytes[byte] for byte in word], self._pairs):
             for item in self._items[symbol]:
@@ -61,7 +62,7 @@ class PieceMatcher:
 
 
 def _merge(symbols: list[int], pairs: _Pairs) -> list[int]:
-    """Merge pairs, lowest rank and then leftmost first; return the symbols that are left."""
+    """Merge pairs, lowest rank and then leftmost first; return the remaining symbols."""
     # before[k], after[k]: positions of the neighbours of symbol k, _END without one.
     end = len(symbols)
     before, after = [*range(-1, end - 1)], [*range(1, end), _END]
@@ -76,7 +77,8 @@ def _merge(symbols: list[int], pairs: _Pairs) -> list[int]:
     while heap:
         rank, place = heappop(heap)
         pair = None if gone[place] else rank_at(place)
-        if pair is None or pair[0] != rank:  # the pair has merged or changed since
+        # the pair has merged or changed since its entry was made
+        if pair is None or pair[0] != rank:
             continue
         symbols[place], right = pair[1], after[place]
         gone[right] = True

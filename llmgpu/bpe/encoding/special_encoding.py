@@ -14,13 +14,12 @@ blocks:
 - No special token extends past the end of a document.
 - In the filtered text a document starts where a special token was cut out, so that no token crosses
   this position. `_Boundaries` records which starts are those of real documents.
-- Only bytes that may begin a special token are held back until the next block. Before a token with
-  the flag lstrip, the white space that may belong to the token is held back, too.
+- Only bytes that may begin a special token are held back until the next block. White space that a
+  following token with the flag lstrip may swallow is held back, too.
 
-Tokens with flags match as in Hugging Face's tokenizers (`llmgpu.bpe.encoding.added_flags`). No id
-stands for the white space that such a token swallows, as for text that a normalizer removes. The
-white space does not count as text of the slices. A disallowed token is an error even where its
-flags would not let it match.
+Tokens with flags match as in Hugging Face's tokenizers (`llmgpu.bpe.encoding.added_flags`). White
+space that such a token swallows has no id and does not count as text of the slices, like text that
+a normalizer removes. A disallowed token is an error even where its flags would not let it match.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
 from llmgpu.text.documents import Piece, remove_spans
 from llmgpu.text.normalizing import Normalizer, get_normalizer
 
-# The kind of a boundary at which a document starts. The kind of any other boundary is the id of a
-# special token.
+# Kind of a boundary at which a document starts. For any other boundary, the kind is the id of the
+# special token that was cut out there.
 _DOCUMENT = -1
 
 _NO_BOUNDARIES = np.empty((2, 0), np.int64)
@@ -67,17 +66,17 @@ def with_special_tokens(
     options: SpecialOptions,
     block_bytes: int = LEAST_BYTES,
 ) -> Encoder:
-    """Return an encoder that normalizes text and handles special tokens around `encoder`.
+    """Wrap an encoder, so that it normalizes text and handles special tokens.
 
-    encoder: encodes normalized text without special tokens. It is returned itself if nothing has
-        to be added.
-    block_bytes: the fewest bytes of text to search at a time. The ids do not depend on the number.
+    encoder: encodes normalized text without special tokens. If the options and the vocabulary ask
+        for nothing more, it is returned unchanged.
+    block_bytes: least bytes of text to search at a time. The ids do not depend on the number.
 
     Raises VocabularyError for a token that the vocabulary does not have.
     """
     special = vocabulary.special_tokens
     allowed, disallowed = chosen_texts(vocabulary, options)
-    # The encoder nearest to the ids finds the special tokens that are normalized.
+    # The innermost encoder finds the special tokens that are searched in normalized text.
     late = _normalized_texts(vocabulary)
     flags = Flags.of(vocabulary)
     late_allowed: dict[bytes, int] = {}
@@ -105,8 +104,7 @@ def with_special_tokens(
     if options.is_plain and not early:
         return encoder
     before, after = ids_around(vocabulary, options)
-    # An encoder puts one token before and one after a document. Of several tokens, the pair nearest
-    # to the text comes first, and an encoder for each further pair is wrapped around it.
+    # Each encoder adds one token before and one after a document, the innermost next to the text.
     first, *others = zip_longest(reversed(before), after) if before or after else [(None, None)]
     made = _SpecialEncoder(
         encoder,
@@ -128,8 +126,8 @@ def special_matches(
 ) -> list[tuple[int, int, int, int]]:
     """Return the positions of the allowed special tokens in a normalized document, ascending.
 
-    A token has four positions: where the white space begins that the token swallows, where the
-    token itself begins and ends, and where the swallowed white space after the token ends.
+    Each entry has four positions: the start of the white space that the token swallows, the start
+    and the end of the token, and the end of the white space that it swallows.
 
     Raises VocabularyError for a token that the vocabulary does not have.
     """
@@ -137,7 +135,7 @@ def special_matches(
     late = _normalized_texts(vocabulary)
     early = {text.encode(): vocabulary.special_tokens[text] for text in texts if text not in late}
     normalized = {late[text]: vocabulary.special_tokens[text] for text in texts if text in late}
-    # Search for the tokens of either kind, for the normalized tokens only between the others.
+    # Search for tokens in the text first, then for normalized tokens between the matches.
     found: list[tuple[int, int, int, int]] = []
     segments = [(0, len(document))]  # the stretches still to be searched
     for tokens in filter(None, (early, normalized)):
@@ -165,7 +163,7 @@ def ids_around(vocabulary: Vocabulary, options: SpecialOptions) -> tuple[list[in
 
 
 def token_id(vocabulary: Vocabulary, token: int | str) -> int:
-    """Return the id of a token given by its id or its text.
+    """Return the id of a token that is given by its id or its text.
 
     Raises VocabularyError if there is no such id, or the text is neither a special token nor
     exactly one ordinary token.
@@ -218,11 +216,11 @@ def _chosen(
 
 
 def _normalized_texts(vocabulary: Vocabulary) -> dict[str, bytes]:
-    """Return the bytes to search for in normalized text, by the special token's text."""
+    """Return the special tokens to search in normalized text, and the bytes to search for."""
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
     found = [texts[number] for number in vocabulary.normalized_tokens]
     if vocabulary.pieces is not None and vocabulary.pieces.ranks:
-        # SentencePiece finds user-defined symbols in normalized text, and does not change them.
+        # SentencePiece searches user-defined symbols in normalized text without normalizing them.
         return {text: vocabulary.tokens[vocabulary.special_tokens[text]] for text in found}
     name = vocabulary.normalizer
     change = str if name is None else get_normalizer(name).apply
@@ -238,7 +236,7 @@ def _known_tokens(vocabulary: Vocabulary) -> str:
 
 
 class _NormalizingEncoder:
-    """Normalizes text, and encodes it. Slices and offsets count bytes of normalized text."""
+    """Normalizes text before another encoder. Slices and offsets count bytes of normalized text."""
 
     def __init__(self, encoder: Encoder, normalizer: Normalizer) -> None:
         self._encoder, self._normalizer = encoder, normalizer
@@ -258,7 +256,7 @@ class _NormalizingEncoder:
 
 @dataclass(frozen=True, eq=False)
 class _SpecialEncoder:
-    """Cuts special tokens out of the text of another encoder, and inserts their ids into its ids.
+    """Cuts special tokens out of the text for another encoder, and inserts their ids into its ids.
 
     lengths: int64, the bytes of each token's text by id. allowed: ids by text. is_normalized:
     whether the text is normalized, so that its offsets are not offsets in the corpus.
@@ -277,7 +275,7 @@ class _SpecialEncoder:
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`.
 
-        Raises TextError for a disallowed special token, too.
+        Raises TextError also for a disallowed special token.
         """
         insertion = _Insertion(self.bos, self.eos)
         if not (self.allowed or self.disallowed):
@@ -290,12 +288,12 @@ class _SpecialEncoder:
             yield last
 
     def _encode_filtered(self, source: TextSource, insertion: _Insertion) -> Iterator[EncodedSlice]:
-        # Connect the encoder to the filtered text.
+        # Let the other encoder read the filtered text.
         boundaries = _Boundaries()
         guard = Guard(self.disallowed, self.is_normalized) if self.disallowed else None
         special_filter = _SpecialTokenFilter(self.allowed, self.flags, guard, boundaries)
         filtered = _SpecialSource(source, special_filter, self.block_bytes)
-        special_bytes = done = 0  # bytes of special tokens so far, and of filtered text
+        special_bytes = done = 0  # bytes of special tokens so far, and of filtered text so far
         if isinstance(self.encoder, _NormalizingEncoder):
             boundaries.follows = deque()
             encoded_slices = self.encoder.encode(filtered, follows=boundaries.follows)
@@ -313,7 +311,7 @@ class _SpecialEncoder:
                 piece = replace(piece, text_bytes=piece.text_bytes + span, closed=closed)
                 yield insertion.insert(piece, kinds)
         except NoTokenError as error:
-            # The offset is one in the filtered text: add the bytes cut out before it.
+            # The error has an offset in the filtered text: add the bytes cut out before it.
             before = boundaries.special_before(error.offset)
             offset = error.offset + special_bytes + int(self.lengths[before].sum())
             offset += boundaries.pass_swallowed(error.offset)
@@ -325,27 +323,27 @@ class _Insertion:
 
     def __init__(self, bos: int | None, eos: int | None) -> None:
         self._bos, self._eos = bos, eos
-        self._is_open = False  # whether a document has started whose end is not reached
+        self._is_open = False  # whether a document has started and not yet ended
 
     def insert(self, piece: EncodedSlice, kinds: NDArray[np.int64]) -> EncodedSlice:
-        """Return a slice with its special tokens; kinds: int64, of its boundaries in order."""
+        """Insert the special tokens of a slice; kinds: int64, its boundaries' kinds in order."""
         starts = piece.document_starts
         begins = kinds == _DOCUMENT
         # values: the ids that may be inserted at each boundary, int64 (boundaries, 2). Column 0 is
         # a special token or the end of a document, column 1 the start of a document. present: bool,
-        # of the same shape, whether an id is inserted.
+        # same shape, whether the id is inserted.
         values = np.stack([kinds, np.zeros_like(kinds)], axis=1)
         present = np.stack([~begins, begins & (self._bos is not None)], axis=1)
         values[:, 1] = self._bos or 0
         if self._eos is not None:
-            # A document start ends the document before it, if a document is open.
+            # At a document start, the document before it ends, if one is open.
             ending = begins.copy()
             if len(ending) and not self._is_open:
                 ending[np.argmax(begins)] = False
             values[begins, 0] = self._eos
             present[:, 0] |= ending
-        # Insert the ids. before: the number of ids inserted before the first token of the document
-        # that starts at each boundary, int64 (boundaries,).
+        # before: int64 (boundaries,), number of ids inserted before the first token of the document
+        # that starts at each boundary.
         before = np.cumsum(present.sum(axis=1)) - present[:, 1]
         ids = np.insert(piece.ids, np.repeat(starts, 2)[present.ravel()], values[present])
         self._is_open |= bool(begins.any())
@@ -356,7 +354,7 @@ class _Insertion:
         return EncodedSlice(ids, (starts + before)[begins], piece.text_bytes, piece.closed)
 
     def finish(self) -> EncodedSlice | None:
-        """Return a slice with the id that ends the last document; None if nothing is missing."""
+        """Return a slice with the id that ends the last document; None if no document is open."""
         if not self._is_open or self._eos is None:
             return None
         self._is_open = False
@@ -367,36 +365,36 @@ class _Insertion:
 class _Boundaries:
     """The boundaries in a filtered text: starts of documents, and special tokens that were cut out.
 
-    The thread that reads text adds boundaries. The thread that receives the ids takes them. Both
-    may be the same thread.
+    The thread that reads text adds boundaries, and the thread that receives the ids removes them.
+    Both may be the same thread.
 
-    follows: a queue that tells a normalizer for each boundary whether it is a special token; None
-    without a normalizer.
+    follows: a queue that tells a normalizer whether each boundary is a special token; None without
+    a normalizer.
     """
 
     def __init__(self) -> None:
         # Boundaries are int64 (2, n): row 0 has their kinds, row 1 their offsets in filtered text.
-        self._found: deque[NDArray[np.int64]] = deque()  # boundaries added and not moved to _ahead
+        self._found: deque[NDArray[np.int64]] = deque()  # boundaries not yet moved to `_ahead`
         self._ends: deque[int] = deque()  # numbers of boundaries after which a document ends
-        self._added = self._taken = 0  # numbers of boundaries
-        self._ahead = _NO_BOUNDARIES  # boundaries moved out of the queue and not taken
+        self._added = self._taken = 0  # numbers of boundaries added and removed
+        self._ahead = _NO_BOUNDARIES  # boundaries that left the queue but are not removed yet
         self.follows: deque[bool] | None = None
-        # Offsets in the filtered text at which white space was swallowed, with its bytes.
+        # Where white space was swallowed: its offset in the filtered text, and its bytes.
         self._swallowed: deque[tuple[int, int]] = deque()
-        self._swallowed_before = 0  # bytes of the entries that left the queue
+        self._swallowed_before = 0  # bytes of the entries that left `_swallowed`
 
     def add_swallowed(self, offset: int, count: int) -> None:
         """Record that `count` bytes of white space were cut out at an offset of filtered text."""
         self._swallowed.append((offset, count))
 
     def pass_swallowed(self, offset: int) -> int:
-        """Return the bytes of white space cut out up to an offset; offsets of calls ascend."""
+        """Return the bytes of white space cut out up to an offset. Call with ascending offsets."""
         while self._swallowed and self._swallowed[0][0] <= offset:
             self._swallowed_before += self._swallowed.popleft()[1]
         return self._swallowed_before
 
     def add(self, kinds: NDArray[np.int64], offsets: NDArray[np.int64], ended: int | None) -> None:
-        """Append the next boundaries. Must be called before the text around them is handed over.
+        """Append the next boundaries. Call `add` before the encoder gets the text around them.
 
         kinds: int64 (n,), _DOCUMENT or ids of special tokens. offsets: int64 (n,), positions in the
         whole filtered text. ended: the number of these boundaries after which a document ends; None
@@ -410,7 +408,7 @@ class _Boundaries:
         self._found.append(np.stack([kinds, offsets]))
 
     def take(self, count: int) -> NDArray[np.int64]:
-        """Return the kinds of the next `count` boundaries: int64 (count,)."""
+        """Remove the next `count` boundaries; return their kinds, int64 (count,)."""
         while self._ahead.shape[1] < count:
             self._look_ahead()
         kinds: NDArray[np.int64] = self._ahead[0, :count]
@@ -425,7 +423,7 @@ class _Boundaries:
         return bool(self._ends) and self._ends[0] == self._taken
 
     def special_before(self, offset: int) -> NDArray[np.int64]:
-        """Return the ids, int64, of special tokens up to an offset that are not taken yet."""
+        """Return the ids, int64, of special tokens up to an offset that are not removed yet."""
         while self._found:
             self._look_ahead()
         kinds: NDArray[np.int64] = self._ahead[0, self._ahead[1] <= offset]
@@ -435,12 +433,12 @@ class _Boundaries:
         self._ahead = np.concatenate([self._ahead, self._found.popleft()], axis=1)
 
 
-# A special token: where the bytes that are cut out begin and end, and its id.
+# A match: the begin and end of the bytes that are cut out, and the special token's id.
 _Match = tuple[int, int, int]
 
 
 class _SpecialSource(FilteredSource):
-    """The text that a `_SpecialTokenFilter` lets through."""
+    """A text source that passes text through a `_SpecialTokenFilter`."""
 
     def __init__(
         self, source: TextSource, special_filter: _SpecialTokenFilter, least_bytes: int
@@ -450,7 +448,7 @@ class _SpecialSource(FilteredSource):
 
     def _pieces(self) -> Iterator[Piece]:
         for piece in super()._pieces():
-            # Report the end only with the last piece, not with the white space in front of it.
+            # Report the end only with the last piece, after the white space in front of it.
             ended, self._ended = self._ended, False
             for blanks in self._special.blanks:
                 yield Piece(np.frombuffer(blanks, np.uint8), np.empty(0, np.int64), closed=False)
@@ -459,7 +457,7 @@ class _SpecialSource(FilteredSource):
 
 
 def _document_around(borders: list[int], position: int, end: int) -> tuple[int, int, bool]:
-    """Return where the document around a position begins and ends, and whether it began earlier.
+    """Return the begin and end of the document around a position, and whether it began earlier.
 
     borders: the document starts in the data. end: the end of the data. A document that began in
     earlier data begins at 0.
@@ -472,7 +470,7 @@ def _document_around(borders: list[int], position: int, end: int) -> tuple[int, 
 class _SpecialTokenFilter:
     """Cuts the allowed special tokens out of a text; see `llmgpu.text.documents.TextFilter`.
 
-    blanks: white space that belongs in front of the text returned by the last call of `feed`.
+    blanks: white space that belongs before the text that the last call of `feed` returned.
     """
 
     def __init__(
@@ -488,13 +486,13 @@ class _SpecialTokenFilter:
         self._flags = Flags(*(ids.intersection(allowed.values()) for ids in flags))
         self._guard = guard
         self._boundaries = boundaries
-        self._held = b""  # bytes that are not decided yet
+        self._held = b""  # bytes at the end that wait for the next block
         self._held_starts = np.empty(0, np.int64)  # document starts in the held bytes
-        self._handed_over = 0  # bytes of filtered text so far
+        self._handed_over = 0  # bytes of filtered text returned so far
         self.blanks: Iterable[bytes] = ()
         self._blanks = Blanks()  # white space before the held bytes, in the same document
-        self._context = b""  # up to LONGEST bytes before the held bytes, in the same document
-        self._swallows = False  # whether the last token swallows the white space that comes next
+        self._context = b""  # up to LONGEST bytes before `_held`, in the same document
+        self._swallows = False  # whether the last token swallows the white space after it
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
         """Return the text without special tokens, with a document start in place of each token.
@@ -531,13 +529,13 @@ class _SpecialTokenFilter:
     ) -> Piece:
         """Return the text up to `end` without `matches`, and hold back the data from `decided` on.
 
-        The data between `end` and `decided` is white space, which is in `_blanks`.
+        The data between `end` and `decided` is white space, which was moved to `_blanks`.
         """
-        # Leave document starts after the decided text to the next block.
+        # Hold back the document starts in the bytes that are held back.
         own = len(starts) if final else int(np.searchsorted(starts, decided))
         self._held, self._held_starts = data[decided:], starts[own:] - decided
         piece, kinds = self._cut(data[:end], starts[:own], matches, final)
-        # The data ends a document, but no document that starts at the very end of the data.
+        # Documents that start at the very end of the data do not end with the data.
         begun = int((starts == len(data)).sum())
         ended = len(kinds) - begun if final else None
         self._boundaries.add(kinds, piece.starts + self._handed_over, ended)
@@ -557,7 +555,7 @@ class _SpecialTokenFilter:
         spans = self._valid(data, borders, spans)
         before, last = (b"", borders[-1]) if borders else (self._context, 0)
         self._context = (before + data[last:decided])[-LONGEST:]
-        # Cut off the white space at the beginning that the last token swallows, if it has rstrip.
+        # Cut off white space at the beginning if the last token has rstrip and swallows it.
         if self._swallows:
             lead = blank_after(data, 0, min([decided, *borders[:1], *(b for b, _ in spans[:1])]))
             self._boundaries.add_swallowed(self._handed_over, lead)
@@ -567,8 +565,8 @@ class _SpecialTokenFilter:
             spans = [(begin - lead, end - lead) for begin, end in spans]
         self.blanks = ()
         matches = self._widen(data, borders, spans, decided)
-        # Keep back white space at the end, which a next token with lstrip may swallow. White space
-        # kept back earlier is handed over as soon as other text, a token or a document follows it.
+        # Hold back white space at the end, which a following token with lstrip may swallow. Release
+        # it as soon as other text, a token or a document follows.
         taken = max([0, *borders[-1:], *(end for _, end, _ in matches[-1:])])
         end = decided
         if self._flags.lstrip and not final:
@@ -582,10 +580,9 @@ class _SpecialTokenFilter:
     def _valid(
         self, data: bytes, borders: list[int], spans: list[tuple[int, int]]
     ) -> list[tuple[int, int]]:
-        """Return the spans of the tokens whose flags let them match."""
+        """Return the spans of the tokens that match in spite of their flags."""
         valid: list[tuple[int, int]] = []
-        # The last token with rstrip swallows the white space that begins at `swallowed`, up to
-        # `until` at most.
+        # The last token with rstrip swallows white space from `swallowed` up to `until` at most.
         swallowed, until = 0, min([len(data), *borders[:1]]) if self._swallows else 0
         for begin, end in spans:
             token = self._ids[data[begin:end]]
@@ -596,7 +593,7 @@ class _SpecialTokenFilter:
                 after = data[end : min(high, end + LONGEST)]
                 if ends_in_word(before) or begins_with_word(after):
                     continue
-            # The last token swallows all of this one, which is white space and has lstrip.
+            # This token is white space with lstrip, so the last token swallows all of it.
             swallows = token in self._flags.lstrip and begin < until
             if swallows and blank_after(data, swallowed, end) == end:
                 continue
@@ -611,7 +608,7 @@ class _SpecialTokenFilter:
         matches: list[_Match] = []
         removed = taken = 0  # bytes cut out so far, and the end of the last match
         tokens = [self._ids[data[begin:end]] for begin, end in spans]
-        # The end of the white space that the token before may swallow. A token that begins with
+        # The end of the white space that the previous token may swallow. A token that begins with
         # white space keeps it, unless the token has lstrip.
         limits = [
             decided if token in self._flags.lstrip else begin
@@ -624,7 +621,7 @@ class _SpecialTokenFilter:
             held = 0
             if token in self._flags.lstrip:
                 first = blank_before(data, max(low, taken), first)
-                # The run of white space began in earlier data, and is kept in `_blanks`.
+                # The white space began in earlier data, and is stored in `_blanks`.
                 if first == 0 and continues:
                     held = self._blanks.length
                     self._blanks.take()
@@ -643,14 +640,14 @@ class _SpecialTokenFilter:
     ) -> tuple[list[tuple[int, int]], int]:
         """Return the (begin, end) of allowed tokens, and the end of the decided text.
 
-        Text is decided if no later text can change which tokens it has.
+        In decided text, no later text can change the tokens.
         """
         search, position = self._search, 0
         if search is None:
             return [], len(data)
         spans: list[tuple[int, int]] = []
-        # Find the tokens that begin before `safe`. They are certain: the longest token and, for
-        # single_word, the character after it would fit into the data, or a document ends earlier.
+        # Find the tokens that begin before `safe`. They are certain, because the longest token, and
+        # for single_word the character after it, fits into the data or a document ends earlier.
         longest = search.longest + (LONGEST if self._flags.single_word else 0)
         safe = len(data) if final else max(len(data) - longest + 1, *borders[-1:], 0)
         while (found := search.find(data, position, borders)) and found[0] < safe:
@@ -667,7 +664,7 @@ class _SpecialTokenFilter:
                     break
                 spans.append(match.span())
             position = match.end() if match else position + 1
-        # With flags, the decided text ends between two characters.
+        # With flags, decided text must end between two characters.
         if any(self._flags) and position == len(data) and not final:
             position -= incomplete_bytes(data[max([0, *borders[-1:]]) :][-LONGEST:])
             position = max([position, *(end for _, end in spans[-1:])])
@@ -687,7 +684,7 @@ class _SpecialTokenFilter:
             text, cuts = remove_spans(text, places[:, :2])
             ends = places[:, 1]
             removed = np.concatenate([np.zeros(1, np.int64), ends - cuts])
-            # A document start goes before a token that begins there, and after one that ends there.
+            # A document start comes before a token that begins there, after one that ends there.
             order = np.argsort(np.concatenate([2 * starts, 2 * places[:, 0] + 1]), kind="stable")
             starts = starts - removed[np.searchsorted(ends, starts, side="right")]
             starts = np.concatenate([starts, cuts])[order]

@@ -21,7 +21,7 @@ class SpecialOptions:
     allowed: special tokens whose text is encoded as their id; "all" for all special tokens.
     disallowed: special tokens whose text is an error; "all" for all that are not allowed.
     bos, eos: the tokens before and after each document. A token is an id, the text of a special
-        token, or a text that exactly one ordinary token has; a tuple has several tokens.
+    token, or a text that exactly one ordinary token has. A tuple has several tokens.
     """
 
     allowed: Collection[str] = ()
@@ -32,7 +32,7 @@ class SpecialOptions:
     def around(self, vocabulary: Vocabulary) -> SpecialOptions:
         """Return the options with the vocabulary's `prefix_ids` and `suffix_ids` added.
 
-        They are put between the text and the tokens of `bos` and `eos`.
+        These ids stand between the text and the tokens of `bos` and `eos`.
         """
         bos = *several(self.bos), *vocabulary.prefix_ids
         eos = *vocabulary.suffix_ids, *several(self.eos)
@@ -50,5 +50,5 @@ NO_SPECIAL_TOKENS = SpecialOptions()
 
 
 def several(tokens: Tokens | None) -> tuple[int | str, ...]:
-    """Return one token or several as a tuple, which is empty for None."""
+    """Return one token or several tokens as a tuple; None gives an empty tuple."""
     return tokens if isinstance(tokens, tuple) else () if tokens is None else (tokens,)

@@ -16,7 +16,7 @@ from llmgpu.errors import InputError, TextError
 from llmgpu.input_files import quote
 from llmgpu.spelling import spelled
 
-# The most groups inside each other in a regular expression: the parser recurses into each group.
+# Most nested groups in a regular expression, because the parser recurses into each group.
 _MOST_NESTED = 50
 
 
@@ -31,7 +31,7 @@ def _search_for(texts: tuple[bytes, ...]) -> Search:
 
 
 class Search:
-    """Finds byte strings: the leftmost, and of several at one position the longest.
+    """Finds byte strings: the leftmost match, and of several at one position the longest.
 
     longest: bytes of the longest string. pattern: matches the longest string at a position.
     """
@@ -45,9 +45,9 @@ class Search:
         self._first = re.compile(b"[" + b"".join(map(re.escape, sorted(firsts))) + b"]")
 
     def find(self, data: bytes, position: int, starts: Sequence[int]) -> tuple[int, int] | None:
-        """Return the (begin, end) of the first string from a position on; None without one.
+        """Return the (begin, end) of the first match from a position on; None without a match.
 
-        starts: document starts in the data, ascending. A string does not extend across a start.
+        starts: document starts in the data, ascending. A match never extends across a start.
         """
         match = self.pattern.search(data, position)
         while match:
@@ -60,7 +60,7 @@ class Search:
         return None
 
     def next_candidate(self, data: bytes, position: int) -> int:
-        """Return the first position from `position` on at which a string may start, or the end."""
+        """Return the first position, from `position` on, where a string may start, or len(data)."""
         match = self._first.search(data, position)
         return match.start() if match else len(data)
 
@@ -71,7 +71,7 @@ class Search:
 
 
 def _longest_of(texts: Sequence[bytes], depth: int = 0) -> bytes:
-    """Return a regular expression for the longest of sorted, distinct texts.
+    """Return a regular expression that matches the longest possible of sorted, distinct texts.
 
     Texts with a common beginning share one branch, so that few branches are tried at a position.
     depth: the number of groups around the expression.
@@ -91,25 +91,25 @@ def _longest_of(texts: Sequence[bytes], depth: int = 0) -> bytes:
 
 
 class Guard:
-    """Refuses text in which certain byte strings occur."""
+    """Raises an error for text that contains certain byte strings."""
 
     def __init__(self, texts: Collection[bytes], is_normalized: bool) -> None:
         """Refuse one or more byte strings, none of which is empty.
 
-        is_normalized: whether the text is normalized, which the error then says.
+        is_normalized: whether the text is normalized; the error message then says so.
         """
         self._search = search_for(texts)
         self._is_normalized = is_normalized
-        # The end of the current document so far, a byte shorter than the longest string, and its
+        # The last bytes of the current document, one less than the longest string has, and their
         # offset in the whole text.
         self._before = b""
         self._offset = 0
 
     def check(self, block: bytes, starts: NDArray[np.int64], final: bool) -> None:
-        """Raise TextError if a string ends in the next block of text.
+        """Raise an error if a forbidden string ends in the next block of text.
 
-        Raise InputError instead if the text is normalized. starts: document starts in the block.
-        final: whether a document ends with the block.
+        The error is a TextError, or an InputError if the text is normalized. starts: document
+        starts in the block. final: whether a document ends with the block.
         """
         data = self._before + block
         found = self._search.find(data, 0, (starts + len(self._before)).tolist())

@@ -1,4 +1,4 @@
-"""The count of special tokens that a text spells, and that are encoded as text, not as ids."""
+"""Counts the special tokens that a text spells but that are encoded as text, for a note."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.input_files import number_of
 from llmgpu.spelling import spelled
 
-SEARCHED_BYTES = 64 << 20  # the most bytes of a text that are searched
-_SEARCHED_AT_ONCE = 1 << 16  # bytes
-_MOST_TIME = 0.01  # the largest share of a command's time that the search may take
+SEARCHED_BYTES = 64 << 20  # most bytes of a text that are searched
+_SEARCHED_AT_ONCE = 1 << 16  # bytes searched at a time
+_MOST_TIME = 0.01  # most of a command's time that the search may take, as a fraction
 
 
 class SpelledTokens:
-    """Counts the special tokens that a text spells, and that are encoded as text; a `TextWatch`.
+    """Counts special tokens that a text spells but that are encoded as text; a `TextWatch`.
 
     At most SEARCHED_BYTES of the text are searched, and only while the search has taken at most a
     hundredth of the time since the object was made.
@@ -38,7 +38,7 @@ class SpelledTokens:
         self._search = search_for(texts) if any(texts) else None
         self._clock, self._begin, self._spent = clock, clock(), 0.0
         self._left = SEARCHED_BYTES
-        self._tail = b""  # the end of the text so far, which may begin a token
+        self._tail = b""  # the last bytes of the text so far, in which a token may begin
         self._found, self.is_complete = 0, True
 
     def see(self, nbytes: int, read: Callable[[int, int], bytes]) -> None:

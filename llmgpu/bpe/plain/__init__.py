@@ -1,1 +1,1 @@
-"""The two plain pipelines, kept whole: recount training and greedy longest match."""
+"""Two simple pipelines, each complete in itself: recount training and greedy longest match."""

@@ -41,7 +41,8 @@ SOFTWARE_SLICE_BYTES = 2 << 20
 CHUNK_BYTES = 256
 MAX_CHUNK_BYTES = constant("trie/01_long_exit.wgsl", "MAX_CHUNK")
 COMPACT_WORKGROUP = 64
-STEPS_PER_BYTE = 9  # loop iterations of a match: one, and a binary search of 256 children
+# loop iterations of a match for each byte: one step, and a binary search among 256 children
+STEPS_PER_BYTE = 9
 
 
 class GpuGreedyEncoder:
@@ -58,7 +59,7 @@ class GpuGreedyEncoder:
     ) -> None:
         """Compile the kernels and upload the trie.
 
-        slice_bytes, chunk_bytes: most bytes of a slice, and of a chunk, which one thread matches.
+        slice_bytes, chunk_bytes: most bytes of a slice, and of a chunk; one thread matches a chunk.
             The ids depend on neither.
 
         Raises:
@@ -89,7 +90,7 @@ class GpuGreedyEncoder:
         self._idle: list[_Slot] = []  # slots of finished texts, for the next text
 
     def make_shared_buffers(self) -> dict[str, Buffer]:
-        """Create the buffers that all slots share; slices use them one after the other."""
+        """Create the buffers that all slots share, because slices use them one after the other."""
         chunks = -(-self._slice_bytes // self._chunk_bytes)
         sizes = {
             "chunk_entries": 8 * chunks,
@@ -105,7 +106,7 @@ class GpuGreedyEncoder:
         return self._shared | made
 
     def _compile(self) -> list[Kernel]:
-        """Compile the kernels of a slice, in running order."""
+        """Compile the kernels of a slice, in the order in which they run."""
         size = {"WORKGROUP_SIZE": self._wg}
         return self._device.prepare(
             [
@@ -123,7 +124,7 @@ class GpuGreedyEncoder:
         return host_slices(self._vocabulary)
 
     def encode_on_host(self, piece: Slice) -> EncodedSlice:
-        """Encode a slice on the CPU: too large for the device, or with undecided pre-tokens."""
+        """Encode a slice on the CPU: it is too large for the device, or its cuts are undecided."""
         return self._host.encode(piece, 0)[0]
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
@@ -144,7 +145,7 @@ class GpuGreedyEncoder:
         for slot, piece in submitted_slices(
             reader, slots, lambda: _Slot(self, shared), self._slice_bytes
         ):
-            # Slices that the device can't encode are encoded on the CPU.
+            # The device can't encode these slices.
             if piece.oversized:
                 yield self.encode_on_host(piece)
                 continue
@@ -165,7 +166,7 @@ class GpuGreedyEncoder:
     def _document_starts(
         self, ids: NDArray[np.uint32], carry: int, positions: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return the indices in `ids` of positions in the slice's bytes, int64 (documents,).
+        """Convert positions in the slice's bytes to indices in `ids`, int64 (documents,).
 
         carry: offset of the first token in the slice, in bytes.
         """
@@ -177,10 +178,13 @@ class GpuGreedyEncoder:
 
 
 class _Slot:
-    """Buffers and bound kernels of one slice; `shared` has the buffers that all slots use."""
+    """Buffers and bound kernels of one slice.
+
+    shared: the buffers that all slots share.
+    """
 
     def __init__(self, encoder: GpuGreedyEncoder, shared: dict[str, Buffer]) -> None:
-        # A proxy avoids a reference cycle, because the encoder keeps its slots.
+        # A proxy avoids a reference cycle, because the encoder refers to its slots.
         self._encoder: GpuGreedyEncoder = proxy(encoder)
         self.shared = shared
         device = self._device = encoder._device
@@ -234,7 +238,7 @@ class _Slot:
         params["unknown_token"] = NO_TOKEN if unknown is None else unknown
         params["chunk_count"] = chunks
         self._device.write(self._params, params)
-        # The x of both counts is written by trie_chunk_entry if any chunk needs the long kernels.
+        # The kernel trie_chunk_entry writes the x of both counts if a chunk needs the long kernels.
         rows = [-(-chunks // 65_535), -(-chunks // encoder._wg // 65_535)]
         long_args = [0, max(1, rows[0]), 1, 0, max(1, rows[1]), 1]
         self._device.write(self._long_args, np.array(long_args, np.uint32))
@@ -250,22 +254,23 @@ class _Slot:
         return not undecided[0], state
 
     def read_slice(self, piece: Slice) -> Slice:
-        """Return the slice with its text, fetched from the device."""
+        """Return the slice with its text, read back from the device."""
         buffer = np.zeros(piece.length + PADDING, np.uint8)
         buffer[: piece.length] = self._device.read(self._input, piece.length, np.uint8)
         return replace(piece, buffer=buffer, text=buffer[: piece.length])
 
     def fetch(self, ids: NDArray[np.uint32]) -> None:
-        """Write the slice's ids to `ids`, an array of exactly their number."""
+        """Write the slice's ids to `ids`, an array of exactly the right length."""
         if len(ids):
             self._ids_copy.start(self._compact, ids.nbytes)
             self._ids_copy.finish(ids.view(np.uint8))
 
 
 def _positions_per_thread(device: Device, vocabulary: Vocabulary) -> int:
-    """Return the most positions that a thread may match in one dispatch, 1 or more.
+    """Return at how many positions a thread may match in one dispatch, 1 or more.
 
-    A match reads up to as many bytes as the longest token has, with 8 search steps for each byte.
+    Adapters limit the loop iterations of a thread. Matching at one position reads up to as many
+    bytes as the longest token has, and takes STEPS_PER_BYTE iterations for each byte.
     """
     longest = max(1, vocabulary.trie.longest)
     positions = device.max_loop_iterations // (STEPS_PER_BYTE * longest + 2)

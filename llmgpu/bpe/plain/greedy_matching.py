@@ -14,7 +14,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 
 class GreedyMatcher:
-    """Divides words into tokens, at each position the longest token that matches."""
+    """Splits words into tokens; at each position it chooses the longest token that matches."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         trie = vocabulary.trie
@@ -23,13 +23,13 @@ class GreedyMatcher:
         self._unknown = NO_TOKEN if unknown is None else unknown
         self._tokens = trie.nodes[:, 2].tolist()
         parents = np.repeat(np.arange(len(trie.nodes)), trie.nodes[:, 1])
-        keys = parents << 8 | trie.edges[:, 0]  # an edge's node and byte
+        keys = parents << 8 | trie.edges[:, 0]  # an edge's node and byte, as one number
         self._children = dict(zip(keys.tolist(), trie.edges[:, 1].tolist(), strict=True))
 
     def match(self, words: Sequence[bytes]) -> Matches:
         """Return the ids of words end to end, and the number of ids of each word.
 
-        A byte at which no token begins gets the vocabulary's unknown token; NO_TOKEN without one.
+        A byte at which no token begins gets the unknown token, or NO_TOKEN if there is none.
         """
         ids = array("I")
         counts = np.empty(len(words), np.int64)
@@ -53,7 +53,7 @@ class GreedyMatcher:
             token, end = self._unknown, at + 1
             node, next_at = children.get(text[at]), at + 1  # the root is node 0
             while node is not None:
-                # A token that ends here is longer than the token found before.
+                # A token that ends here is longer than any token found before.
                 if tokens[node] != NO_TOKEN:
                     token, end = tokens[node], next_at
                 if next_at == size:

@@ -1,10 +1,9 @@
 """The recount trainer: one whole pass over the text for every merge, all of it on the device.
 
 The trainer follows the textbook: count all adjacent pairs, merge the best pair everywhere, compact
-the text, repeat. The kernels are in wgsl/recount, numbered in the order of an iteration.
-Many iterations are recorded into one submission. The host reads nothing between iterations,
-because the state of the loop, the merge log and the workgroup counts of the shrinking text stay on
-the device.
+the text, repeat. The kernels are in wgsl/recount, numbered in the order of an iteration. Many
+iterations are recorded into one submission. The host reads nothing between iterations, because the
+state of the loop, the merge log and the workgroup counts of the shrinking text stay on the device.
 
 A full pair table halts the submission before a merge. The host makes the table larger and resumes
 at this merge.
@@ -26,7 +25,7 @@ from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.progress import Progress, no_progress
 from llmgpu.spelling import spelled
 
-MAX_TOKENS = 65_536  # a symbol has 16 bits for its rank
+MAX_TOKENS = 65_536  # ranks of symbols have 16 bits
 _STATE_FILE = "recount/iter_state.wgsl"
 STATE = struct_dtype(_STATE_FILE, "IterState")
 RUNNING, TABLE_FULL = constant(_STATE_FILE, "RUNNING"), constant(_STATE_FILE, "TABLE_FULL")
@@ -36,13 +35,14 @@ ARGS_COUNT, ARGS_BLOCKS, ARGS_SCAN, ARGS_SINGLE, ARGS_RUNS, ARGS_RUN_SCAN, ARGS_
     for name in ("COUNT", "BLOCKS", "SCAN", "SINGLE", "RUNS", "RUN_SCAN", "COUNT_OF")
 )
 COUNT_TILE = constant(_STATE_FILE, "COUNT_TILE")  # symbols counted by one workgroup
-SOFTWARE_COUNT_TILE = 4096  # Mesa's driver takes 2.5 times as long with 1024
+SOFTWARE_COUNT_TILE = 4096  # with 1024, Mesa's driver takes 2.5 times as long
 SCAN_TILE = 1024  # block sums scanned by one workgroup
 FIRST_TABLE_SLOTS = 1 << 16
 TABLE_GROWTH = 4
-BYTES_PER_TEXT_BYTE = 13  # two symbol buffers, the mask (4 each) and the text itself
-SUBMIT_SECONDS = 0.2  # goal for a submission: progress and Ctrl-C come between submissions
-FIRST_ITERATIONS, MAX_ITERATIONS = 4, 512  # iterations in one submission
+BYTES_PER_TEXT_BYTE = 13  # two symbol buffers and the mask, 4 bytes each, and the text itself
+# goal for the time of a submission, because progress and Ctrl-C are handled between submissions
+SUBMIT_SECONDS = 0.2
+FIRST_ITERATIONS, MAX_ITERATIONS = 4, 512  # least and most iterations in one submission
 
 
 def train(
@@ -107,7 +107,7 @@ class _RecountLoop:
         self._wg = workgroup_size
         self._compile(count_tile)
         self._table_slots = table_slots
-        self._recorded = 0  # iterations recorded; after a halt, the merges made
+        self._recorded = 0  # iterations recorded; after a halt, the number of merges made
         blocks = -(-text_bytes // workgroup_size)
         create = device.create_buffer
         # An iteration reads one of these two buffers and writes the other.
@@ -155,7 +155,7 @@ class _RecountLoop:
         state["symbol_count"] = state["next_symbol_count"] = self._size
         state["table_size"] = self._table_slots
         state["merge_limit"] = self._options.merges
-        # No pair occurs more often than 32 bits count, so a larger minimum changes nothing.
+        # Pair counts have 32 bits, so a larger minimum changes nothing.
         state["min_frequency"] = min(max(self._options.min_frequency, 1), 0xFFFFFFFF)
         device.write(self._buffers["state"], state)
         text_buffer = device.upload("text", text)
@@ -174,7 +174,7 @@ class _RecountLoop:
     def _mark_starts(
         self, text: NDArray[np.uint8], document_starts: NDArray[np.int64], text_buffer: Buffer
     ) -> Buffer:
-        """Mark the starts of pre-tokens in the whole text; return the bits."""
+        """Mark the starts of pre-tokens in the whole text; return a buffer of bits."""
         whole = Slice(text, document_starts, closed=True, end=True, buffer=text, main_end=len(text))
         cut = self._options.cut
         pretokenizer = GpuPretokenizer(self._device, cut, text_buffer, len(text))
@@ -192,7 +192,7 @@ class _RecountLoop:
         self._buffers["pair_counts"] = create("pair counts", 4 * slots)
         self._buffers["pair_ids"] = create("pair ids", 4 * slots)
         self._buffers["candidates"] = create("candidates", 8 * -(-slots // (4 * self._wg)))
-        self._bound = [  # kernels of even and of odd iterations, with the symbol buffers swapped
+        self._bound = [  # kernels of even and of odd iterations, which swap the symbol buffers
             {
                 label: kernel.bind_from(
                     self._buffers
@@ -216,7 +216,7 @@ class _RecountLoop:
         commands.dispatch(bound["bpe_setup_merge"], 1)
         commands.dispatch_indirect(bound["bpe_run_reduce"], args, ARGS_RUNS)
         commands.dispatch_indirect(bound["bpe_run_scan"], args, ARGS_RUN_SCAN)
-        # Merge, and scan the numbers of symbols left in the blocks, to compact the text.
+        # Merge, and count the symbols left in each block, to compact the text.
         commands.dispatch_indirect(bound["bpe_merge_reduce_b"], args, ARGS_BLOCKS)
         commands.dispatch_indirect(bound["bpe_scan_pass1"], args, ARGS_SCAN)
         commands.dispatch_indirect(bound["bpe_scan_pass2"], args, ARGS_SINGLE)
@@ -237,12 +237,12 @@ class _RecountLoop:
         ):
             done = int(state["merge_count"][0])
             progress("merging", done, self._options.merges)
-            # Submissions after a halt do not change the state: wait until all have ended.
+            # After a halt, later submissions change nothing: wait until they have ended.
             if state["status"][0] == TABLE_FULL and is_idle:
                 self._make_table(self._table_slots * TABLE_GROWTH)
                 state["table_size"], state["status"] = self._table_slots, RUNNING
                 self._device.write(self._buffers["state"], state)
-                self._recorded = done  # the idle iterations did not swap the symbol buffers
+                self._recorded = done  # iterations after the halt did not swap the symbol buffers
         log = self._device.read(self._buffers["merge_log"], 4 * done, np.uint32).reshape(done, 4)
         ids = np.arange(256 + done, dtype=np.uint32)
         ids[self._byte_ranks] = np.arange(256, dtype=np.uint32)  # rank -> id
@@ -251,5 +251,5 @@ class _RecountLoop:
 
 
 def gpu_bytes(text_bytes: int) -> int:
-    """Estimate the device memory, in bytes, for training on this much text."""
+    """Estimate the device memory, in bytes, for training on a text of `text_bytes`."""
     return BYTES_PER_TEXT_BYTE * text_bytes + (64 << 20)

@@ -1,4 +1,4 @@
-"""Making vocabularies: of the 256 bytes, or by adding merges and special tokens to a vocabulary.
+"""Making vocabularies: from the 256 bytes, or by adding merges and special tokens to a vocabulary.
 
 The tie rule decides which of several equally frequent pairs is merged first: the pair whose left
 symbol has the lowest rank, then the pair whose right symbol has the lowest rank. The rank of a
@@ -6,8 +6,8 @@ merged symbol is its id, so it ranks after all bytes. The rules differ in the ra
 
 - ``bytes``: a byte ranks as its value.
 - ``hf``: bytes rank in the order of their characters in Hugging Face's byte-level alphabet (GPT-2's
-  bytes_to_unicode): a printable Latin-1 character stands for its own byte, every other byte has
-  the next free code point from 256 on. Hugging Face's trainer makes the same merges.
+  bytes_to_unicode): a printable Latin-1 character stands for its own byte, every other byte has the
+  next free code point from 256 on. Hugging Face's trainer makes the same merges.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def byte_ranks(tie: str) -> NDArray[np.uint32]:
     return ranks
 
 
-_LONG_TOKEN = 64  # bytes allocated for each new token, an estimate of their mean length
+_LONG_TOKEN = 64  # bytes reserved for each new token, an estimate of the mean length
 
 
 def byte_vocabulary(pattern: str, tie: str, unicode: str = DEFAULT_VERSION) -> Vocabulary:
@@ -87,7 +87,7 @@ def extend_vocabulary(
     merges: integers (M, 3), ids of the left part, the right part and the result. A result is the
         next free id, or the id of an existing token with the same bytes.
 
-    special_tokens: texts, which get the ids after the results. training: facts of the training.
+    special_tokens: texts, which get the ids after the results. training: facts about the training.
 
     Raises VocabularyError for a merge with an id that does not exist yet or with any other result,
     and for a special token that is empty, repeated or spelled like another token.

@@ -1,6 +1,6 @@
-"""The chat template of a vocabulary, which makes one text of the messages of a conversation.
+"""The chat template of a vocabulary, which renders the messages of a conversation as one text.
 
-The format of a vocabulary file has no field for a template, so the training data holds it:
+The format of a vocabulary file has no field for a template, so the training data stores it:
 ``chat_template`` is the source, and ``chat_tokens`` has the source's special tokens as JSON.
 """
 
@@ -19,7 +19,7 @@ SOURCE, TOKENS = "chat_template", "chat_tokens"
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template in the language Jinja; VocabularyError if a vocabulary file can't hold it.
+    """A chat template in the language Jinja. Raises VocabularyError if it does not fit in a file.
 
     source: the template; empty if there are only tokens, for a template that is given later.
     tokens: texts of special tokens by their names in the template, such as ``eos_token``.
@@ -29,7 +29,7 @@ class ChatTemplate:
     tokens: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the length of both parts."""
+        """Check the lengths of the source and the tokens."""
         for name, text in self.entries().items():
             check_text(f"the {name}", text)
 
@@ -47,9 +47,8 @@ class ChatTemplate:
 def take_chat_template(training: dict[str, int | float | str]) -> ChatTemplate | None:
     """Remove the entries of a template from a file's training data, and return the template.
 
-    None if there are no such entries.
-
-    Raises VocabularyError for entries that `ChatTemplate.entries` would not return.
+    None if there are no such entries. Raises VocabularyError for entries that
+    `ChatTemplate.entries` can't have written.
     """
     source, packed = training.pop(SOURCE, None), training.pop(TOKENS, "{}")
     try:

@@ -9,14 +9,14 @@
 - ``training`` also has ``unicode``, the version of the character classes, if the pattern has
   classes. Without this entry, the version is ``unicode_classes.UNRECORDED_VERSION``.
 - ``training`` also has ``normalized_tokens``, ``lstrip_tokens``, ``rstrip_tokens``,
-  ``single_word_tokens``, ``whole_tokens``, ``prefix_ids`` and ``suffix_ids``, each a list of ids
-  with commas between them, which is left out if empty, and the entries of a chat template, see
+  ``single_word_tokens``, ``whole_tokens``, ``prefix_ids`` and ``suffix_ids``: each is a list of ids
+  with commas between them, and is left out if empty. The entries of a chat template follow, see
   `llmgpu.bpe.vocabulary.chat`.
 - A vocabulary of SentencePiece's kind ends with ``piece_kinds`` (a byte for each id),
   ``piece_ranks`` (a number for each id, or none) and ``piece_rules`` (JSON), see
   `llmgpu.bpe.vocabulary.pieces`. Other files have none of the three.
-- There are no msgpack arrays, and only three maps of few entries. The reader allows no more, so no
-  file makes it allocate much more than the file's size.
+- There are no msgpack arrays, and only three maps of few entries. The reader allows no more, so
+  reading a file never allocates much more than the file's size.
 - This module checks the form of the bytes. Vocabulary checks that the fields are consistent.
 """
 
@@ -44,12 +44,13 @@ MAX_TRAINING_ENTRIES = 64
 UNICODE, NORMALIZED_TOKENS = "unicode", "normalized_tokens"
 ADDED_FLAGS = ("lstrip_tokens", "rstrip_tokens", "single_word_tokens", "whole_tokens")
 PREFIX_IDS, SUFFIX_IDS = "prefix_ids", "suffix_ids"
-MAX_TEXT_BYTES = 1 << 16  # limit for the expression and for each text in the training data
+# limit for the pattern's expression and for each text in the training data
+MAX_TEXT_BYTES = 1 << 16
 MAX_NORMALIZER_BYTES = 1 << 20  # limit for the normalizer of a vocabulary of SentencePiece's kind
 
-_MAPS = 3  # number of maps in a file: the file, the trie and the training data
+_MAPS = 3  # maps in a file: the file itself, the trie and the training data
 _MOST_BYTES = (1 << 32) - 1  # limit of msgpack for a binary string
-_HEADER_BYTES = 64  # more bytes than `format` and `version` have
+_HEADER_BYTES = 64  # upper bound of the bytes of `format` and `version`
 _NONE = type(None)
 
 _FIELDS: dict[str, tuple[type, ...]] = {
@@ -97,8 +98,8 @@ _SAME_IN_VOCABULARY = (
 class PackedTokens(Sequence[bytes]):
     """A sequence of tokens that are stored end to end, as in a file.
 
-    An object is made only for a token that is read. data: the bytes of all tokens. offsets: int64
-    (tokens + 1,), the position in `data` at which each token starts, then the end.
+    A bytes object is made only for a token that is read. data: the bytes of all tokens. offsets:
+    int64 (tokens + 1,), the position in `data` at which each token starts, then the end.
     """
 
     def __init__(self, data: bytes, offsets: NDArray[np.int64]) -> None:
@@ -121,7 +122,7 @@ class PackedTokens(Sequence[bytes]):
         return len(self.offsets) - 1
 
     def __getitem__(self, place: Any) -> Any:
-        """Return a token, or a tuple of the tokens of a slice. To read all, iterating is faster."""
+        """Return a token, or the tokens of a slice as a tuple. Iterating is faster."""
         if isinstance(place, slice):
             return self._all[place]
         token = range(len(self))[place]
@@ -168,7 +169,7 @@ def pack_ids(ids: Sequence[int] | NDArray[np.integer]) -> bytes:
 
 
 def pack(fields: dict[str, Any], trie: Trie | SortedTokens, fingerprint: str) -> Iterator[bytes]:
-    """Yield the bytes of a file, some at a time. Equal arguments give equal bytes.
+    """Yield the bytes of a file in blocks. Equal arguments give equal bytes.
 
     Raises VocabularyError for a field that is too long for the file.
     """
@@ -186,7 +187,7 @@ def pack(fields: dict[str, Any], trie: Trie | SortedTokens, fingerprint: str) ->
     }
     optional = [name for name in OPTIONAL if name in fields]
     yield msgpack.Packer().pack_map_header(len(_FIELDS) + len(optional))
-    # Yield the entries in the order of _FIELDS, and the long ones part by part.
+    # Yield the entries in the order of _FIELDS; long entries in several blocks.
     for name in [*_FIELDS, *optional]:
         yield msgpack.packb(name)
         if name == "token_data":
@@ -198,7 +199,7 @@ def pack(fields: dict[str, Any], trie: Trie | SortedTokens, fingerprint: str) ->
 
 
 def _pack_trie(trie: Trie | SortedTokens) -> Iterator[bytes]:
-    """Yield the map of a trie. Its blocks are made twice: for the nodes, and for the edges."""
+    """Yield the map of a trie. Its blocks are computed twice, for the nodes and for the edges."""
     nodes, edges = trie.num_nodes, trie.num_nodes - 1
     counts = {"node_count": nodes, "edge_count": edges, "longest_token": trie.longest}
     yield msgpack.Packer().pack_map_header(len(_TRIE_FIELDS))
@@ -211,7 +212,7 @@ def _pack_trie(trie: Trie | SortedTokens) -> Iterator[bytes]:
 
 
 def pack_data(name: str, size: int, parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield a binary string of `size` bytes in msgpack's form: the head, then `parts`.
+    """Yield a binary string of `size` bytes in msgpack's form: a header, then `parts`.
 
     Raises VocabularyError, before the first part, if the string is too long.
     """
@@ -226,12 +227,12 @@ def pack_data(name: str, size: int, parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def unpack(data: bytes) -> FileContent:
-    """Read the bytes of a file; VocabularyError unless they have the form of `pack`.
+    """Parse the bytes of a file; VocabularyError unless they have the form that `pack` writes.
 
-    Vocabulary and `validate_trie` check whether the parts are consistent.
+    Vocabulary and `validate_trie` check whether the fields are consistent.
     """
     check_header(data)
-    # The normalizer of SentencePiece's kind may hold a long map of characters.
+    # The normalizer of a vocabulary of SentencePiece's kind may contain a long map of characters.
     longest = MAX_NORMALIZER_BYTES if b"piece_rules" in data else MAX_TEXT_BYTES
     content = _unpack_msgpack(lambda limits: msgpack.unpackb(data, **limits), len(data), longest)
     has_pieces = isinstance(content, dict) and any(name in content for name in OPTIONAL)
@@ -279,11 +280,9 @@ def check_header(data: bytes) -> None:
 def _unpack_msgpack(
     read: Callable[[dict[str, Any]], Any], size: int, longest: int = MAX_TEXT_BYTES
 ) -> Any:
-    """Return `read(limits)`. The limits keep msgpack from allocating much more than `size` bytes.
+    """Call `read` with limits that keep msgpack from allocating much more than `size` bytes.
 
-    longest: the most bytes of a string.
-
-    VocabularyError if msgpack can't read the data.
+    longest: the most bytes of a string. Raises VocabularyError if msgpack can't read the data.
     """
     maps = 0
 
@@ -301,7 +300,7 @@ def _unpack_msgpack(
         "max_str_len": longest,
         "max_bin_len": size,
         "max_array_len": 0,
-        # Rules and the chat template are further entries.
+        # Rules and the chat template are stored as further entries.
         "max_map_len": MAX_TRAINING_ENTRIES + 10,
         "max_ext_len": 0,
     }

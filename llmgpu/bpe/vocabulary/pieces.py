@@ -1,8 +1,8 @@
-"""The rules of vocabularies of SentencePiece's kind, whose tokens are made of characters.
+"""The rules of vocabularies of SentencePiece's kind, whose tokens consist of characters.
 
 Such a vocabulary has the pattern ``none`` and matches by merges. Its tokens have a space where the
-model writes U+2581. The normalizer changes U+2581 in texts to a space, too. Each id has a kind,
-numbered as in SentencePiece's files. `llmgpu.bpe.vocabulary.symbols` tells how text becomes ids.
+model's file has U+2581. The normalizer changes U+2581 in texts to a space, too. Each id has a kind,
+numbered as in SentencePiece's files. `llmgpu.bpe.vocabulary.symbols` explains how text becomes ids.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from llmgpu.errors import VocabularyError
 
 ABSENT, NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(7)
 SPACE_MARK = "\u2581"  # stands for a space in the files of models
-LONGEST_PIECE = 1024  # characters; limited, because all ways to cut a token in two are tried
+# characters of the longest token; limited, because all ways to cut a token in two are tried
+LONGEST_PIECE = 1024
 DECODERS = ("", "first", "each", "token")
 _MOST_RANK = 1 << 31
 
 
 @dataclass(frozen=True)
 class PieceRules:
-    """The rules of a vocabulary.
+    """The rules of a vocabulary of SentencePiece's kind.
 
     kinds: a byte for each id. Tokens of kind USER are found in all texts, and tokens of kind
         CONTROL only where a caller allows them.
     ranks: little-endian 32-bit ranks by id. Two neighbours that together spell a token merge, the
-        token of the lowest rank first. If empty, the vocabulary's merges are made, in their order.
+        token of the lowest rank first. If `ranks` is empty, the vocabulary's merges apply in order.
     fuses: whether unknown characters in a row become one id.
     splits: whether a Metaspace cuts text before each space. Then a token may begin with a space but
         has no space after that, and merges that would make such tokens are left out.
@@ -71,7 +72,7 @@ class PieceRules:
 
     @property
     def has_bytes(self) -> bool:
-        """Whether there are tokens for single bytes."""
+        """Whether single bytes have tokens (byte fallback)."""
         return bytes([BYTE]) in self.kinds
 
     def ids_of(self, *kinds: int) -> list[int]:
@@ -82,15 +83,18 @@ class PieceRules:
 
     @property
     def text_kinds(self) -> tuple[int, ...]:
-        """The kinds of tokens that merging may make."""
+        """The kinds of tokens that merging may produce."""
         return (NORMAL, UNUSED) if self.ranks else (NORMAL, UNUSED, USER)
 
     def literal(self, token: int, text: str) -> str:
-        """Return the text that spells a special token; text: the token's bytes as text."""
+        """Return the text that spells a special token in a text.
+
+        token: the id. text: the token's bytes, decoded.
+        """
         return text.replace(" ", SPACE_MARK) if token in self.marked else text
 
     def check(self, tokens: Sequence[bytes], unknown: int | None) -> None:
-        """Raise VocabularyError unless the rules fit the tokens."""
+        """Raise VocabularyError unless the rules fit the tokens; unknown: id or None."""
         size = len(tokens)
         if len(self.kinds) != size or max(self.kinds) > BYTE:
             raise VocabularyError(f"{len(self.kinds)} kinds of pieces, 0 to {BYTE}, for {size} ids")
@@ -103,7 +107,7 @@ class PieceRules:
         if not all(type(number) is int and 0 <= number < size for number in self.marked):
             raise VocabularyError("the marked pieces are not ids")
         stand_for = [tokens[number] for number in self.ids_of(BYTE)]
-        # A character of ASCII with a token needs no byte token.
+        # An ASCII character that is a token needs no byte token.
         every = {bytes([value]) for value in range(256)}
         known = every.intersection(tokens[number] for number in self.ids_of(*self.text_kinds))
         if stand_for and (len({*stand_for}) < len(stand_for) or known.union(stand_for) != every):
@@ -122,9 +126,10 @@ class PieceRules:
 
 
 def drop_spaces(decoder: str, tokens: Sequence[bytes], keeps: Sequence[bool]) -> list[bytes]:
-    """Return the first tokens of a document without the spaces that a decoder drops.
+    """Return the first tokens of a document without the spaces that the decoder drops.
 
-    keeps: whether each token keeps its spaces, because it is the unknown token.
+    decoder: see `PieceRules`. keeps: whether each token keeps its spaces, as the unknown token
+    does.
     """
     kept = list(tokens)
     for number, token in enumerate(kept):

@@ -4,7 +4,7 @@ By rank, two neighbouring parts that together spell a token may merge, lowest ra
 bytes of a token by this rule until two parts are left. These two parts are the token's pair, and no
 other pair ever makes the token:
 
-- Take a stretch of a longer text. As long as no merge has crossed the ends of the stretch, the
+- Consider a stretch of a longer text. As long as no merge has crossed the ends of the stretch, the
   merges inside are the merges of the stretch alone, in the same order: if the lowest rank of the
   text is inside, it is also the lowest rank inside. So when two neighbours spell a token, they are
   its pair.
@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
-_NO_PART = -2  # marks a position at which no part begins, since a merge
+_NO_PART = -2  # marks a position at which a part began before it was merged
 
 
 def ordinary_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
-    """Return the ids of ordinary tokens by their bytes, ascending; of equal tokens the lowest."""
+    """Return the id of each ordinary token by its bytes, ascending; equal tokens: the lowest id."""
     ranks: dict[bytes, int] = {}
     for number in vocabulary.ordinary_ids.tolist():
         if token := vocabulary.tokens[number]:
@@ -37,7 +37,7 @@ def ordinary_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
 
 
 def listed_merges(vocabulary: Vocabulary) -> NDArray[np.uint32]:
-    """Return a vocabulary's merges, recovered if it has only ranks.
+    """Return the merges of a vocabulary; they are recovered if it only has ranks.
 
     uint32 (M, 3): left, right and result.
     """
@@ -47,7 +47,7 @@ def listed_merges(vocabulary: Vocabulary) -> NDArray[np.uint32]:
 
 
 def recover_merges(ranks: Mapping[bytes, int]) -> NDArray[np.uint32]:
-    """Return merges with the same ids as ranks: uint32 (M, 3), left, right and result.
+    """Return merges that give the same ids as ranks: uint32 (M, 3), left, right and result.
 
     ranks: id by token; a lower id merges first. Every byte of a token is a token, too.
     """
@@ -63,14 +63,15 @@ def recover_merges(ranks: Mapping[bytes, int]) -> NDArray[np.uint32]:
 def last_pair(token: AnyStr, ranks: Mapping[AnyStr, int]) -> tuple[AnyStr, AnyStr] | None:
     """Merge the bytes or characters of `token` until two parts are left.
 
-    ranks: by token; the lowest rank merges first, and the leftmost pair of equal ranks.
+    ranks: rank by token. The lowest rank merges first, and of equal ranks the leftmost pair.
 
-    Returns the two parts; None if no merge is left before.
+    Returns the two parts; None if merging stops with more than two parts.
     """
     length = len(token)
     ends = list(range(1, length + 1))  # ends[k]: the end of the part that begins at k
     starts = list(range(-1, length))  # starts[k]: where the part before the part at k begins
-    waiting: list[tuple[int, int, int]] = []  # heap of rank, begin and end of two parts
+    # heap of pairs of neighbouring parts: rank, begin and end
+    waiting: list[tuple[int, int, int]] = []
     _offer(waiting, token, ranks, ((i, i + 2) for i in range(length - 1)))
     parts = length
     while parts > 2:
@@ -85,7 +86,7 @@ def last_pair(token: AnyStr, ranks: Mapping[AnyStr, int]) -> tuple[AnyStr, AnySt
         if end < length:
             starts[end] = begin
         parts -= 1
-        # Offer the new part with each of its neighbours.
+        # Push the pairs of the new part with its two neighbours.
         around = []
         if begin > 0:
             around.append((starts[begin], end))

@@ -1,4 +1,4 @@
-"""The text of ids: the characters of each id, text for people, streams, and chunks."""
+"""Text of ids: the characters of each id, readable tokens, decoding of streams, and chunks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from llmgpu.errors import InputError
 
 # Printable characters that `readable` escapes: the backslash, variation selectors and fillers.
 _UNSEEN = {"\\", *"\u034f\u115f\u1160\u3164\uffa0", *map(chr, range(0xFE00, 0xFE10))}
-_CONTINUATION = 0x80  # the two highest bits of a character's bytes after the first byte
+_CONTINUATION = 0x80  # value of the two highest bits of a continuation byte of UTF-8
 
 
 def character_spans(data: bytes, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return each token's characters: int64 (n, 2), the first, and the end after the last.
+    """Return the characters of each token: int64 (n, 2), the first, and the end after the last.
 
     data: the text in UTF-8. lengths: int64 (n,), bytes of each token, len(data) in all.
 
-    A character whose bytes several tokens share belongs to each of them. An empty token has none.
+    A character whose bytes are in several tokens belongs to each of them. An empty token has no
+    characters.
     """
     begins_character = (np.frombuffer(data, np.uint8) & 0xC0) != _CONTINUATION
     # characters[k]: number of characters that begin before byte k.
@@ -50,7 +51,7 @@ def decode_with_spans(vocabulary: Vocabulary, ids: ArrayLike) -> tuple[str, NDAr
 
 
 def readable(token: bytes) -> str:
-    r"""Return a token as text for people, on one line; different tokens have different texts.
+    r"""Return a token as readable text on one line; different tokens have different texts.
 
     Visible characters of every script stay as they are, but the backslash is doubled. Invisible
     ASCII characters and bytes that are not UTF-8 are escaped as ``\xff``, other invisible
@@ -82,7 +83,7 @@ def decode_stream(vocabulary: Vocabulary, ids: Iterable[int], errors: str) -> It
     yielded at the end. Raises InputError for ids without a token.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
-    first: list[int] | None = []  # the ids so far, as long as their text is empty; then None
+    first: list[int] | None = []  # the ids so far, while they have no text; then None
     for number in ids:
         if first is None:
             yield decoder.decode(vocabulary.decode([number]))
@@ -107,10 +108,10 @@ def chunks_of(
     """Yield a text in chunks of up to `tokens` ids, see `Tokenizer.chunks`.
 
     spans: int64 (n, 2), the characters of each id, see `character_spans`. overlap: ids at the end
-        of a chunk that the next chunk repeats. count: returns the number of ids of a text by
-        itself, which may be larger than the number of its ids within the whole text.
+        of a chunk that the next chunk repeats. count: returns the number of ids that a text has on
+        its own. This may be more than the number of its ids within the whole text.
     """
-    # cuts: positions between ids that share no character, int64.
+    # Text may be cut between ids that share no character.
     parted = np.flatnonzero(spans[1:, 0] >= spans[:-1, 1]) + 1
     cuts = np.array([0, *parted, len(spans)])
 
@@ -127,7 +128,7 @@ def chunks_of(
             if over <= 0 or end == following:
                 break
             end = max(cut_before(end - over), following)
-        # If a stretch without a cut has too many ids, cut it between any two characters.
+        # If a stretch without a possible cut has too many ids, cut it between any two characters.
         while over > 0 and len(chunk) > 1:
             cut = 1
             while count(chunk[: cut + 1]) <= tokens:

@@ -1,7 +1,7 @@
 """Symbols of SentencePiece's kind: text becomes symbols, symbols merge, and symbols become ids.
 
-A word starts as a symbol for each byte. Merges of rank 0 come first, and make the characters of
-the vocabulary byte after byte. No two merges of rank 0 compete for a byte. Then characters merge to
+A word starts as a symbol for each byte. Merges of rank 0 come first, and make the characters of the
+vocabulary byte after byte. No two merges of rank 0 compete for a byte. Then characters merge to
 tokens, lowest rank first, and of equal ranks leftmost first. Symbols below the vocabulary's size
 are tokens. The other symbols are bytes, beginnings of characters, and characters that occur only
 inside tokens.
@@ -13,8 +13,9 @@ inside tokens.
   symbol: its bytes never merge.
 - In the end each symbol is replaced by its items. The item of a token is its id. The items of an
   unused token are the items of the pair that made it. An unused character is treated like a
-  character without a token. A vocabulary is refused if several pairs can make an unused token:
-  SentencePiece replaces it by the last pair considered, anywhere in the text.
+  character without a token. A vocabulary is refused if several pairs can make an unused token,
+  because SentencePiece then replaces the token by the last pair that it considered anywhere in the
+  text.
 - The items of any other symbol are the tokens of its bytes. Without byte tokens, a character
   becomes the unknown token. The bytes of the character may be in several symbols, so an item for
   the beginning of a character says how many of its bytes are missing. In text that is not UTF-8, a
@@ -40,11 +41,11 @@ from llmgpu.input_files import quote
 if TYPE_CHECKING:
     from llmgpu.bpe.vocabulary.pieces import PieceRules
 
-_CONTINUES = 4  # the vocabulary's size plus this is the item of a byte that continues a character
+_CONTINUES = 4  # item of a continuation byte: the vocabulary's size plus this
 
 
 def _missing(data: bytes) -> int:
-    """Return the item of an unknown character's bytes, less the vocabulary's size.
+    """Return the item for bytes of an unknown character, without the vocabulary's size.
 
     data: the first bytes of a character, or one of its other bytes. The result is the number of
     missing bytes, 0 for a whole character or an invalid byte, or _CONTINUES for another byte.
@@ -58,11 +59,11 @@ def _missing(data: bytes) -> int:
 
 @dataclass(frozen=True, eq=False)
 class PieceSymbols:
-    """The symbols of a vocabulary, whose rules are checked.
+    """The symbols of a vocabulary.
 
-    tokens: the bytes of each id. listed: the vocabulary's merges, uint32 (M, 3). unknown: the
-    unknown token's id. whole: whether a text that spells a token becomes this token without
-    merging.
+    rules: were checked before. tokens: the bytes of each id. listed: the vocabulary's merges,
+    uint32 (M, 3). unknown: the unknown token's id. whole: whether a text that spells a token
+    becomes this token without merging.
     """
 
     tokens: tuple[bytes, ...]
@@ -73,7 +74,7 @@ class PieceSymbols:
 
     @cached_property
     def texts(self) -> Mapping[str, int]:
-        """The ids of the tokens that merging may make, by text; of equal tokens the lowest id."""
+        """The ids of the tokens that merging may produce, by text; equal tokens: the lowest id."""
         texts: dict[str, int] = {}
         for number in self.rules.ids_of(*self.rules.text_kinds):
             text = self.tokens[number].decode()
@@ -111,7 +112,7 @@ class PieceSymbols:
 
     @cached_property
     def _made(self) -> tuple[dict[bytes, int], NDArray[np.uint32], list[list[int]]]:
-        """The symbols of bytes and characters by their bytes, the merges, and each symbol's items.
+        """The symbols of bytes and characters by their bytes; the merges; the items of each symbol.
 
         Merges are uint32 (n, 4): left and right symbol, result, rank.
         """
@@ -119,8 +120,8 @@ class PieceSymbols:
         size = len(self.tokens)
         symbols = {bytes([value]): size + value for value in range(256)}
         merges: list[tuple[int, int, int, int]] = []
-        # Make the characters by merges of rank 0. The beginning of a character, or a character
-        # without a token, gets a new symbol.
+        # Make the characters by merges of rank 0. The beginning of a character, and a character
+        # without a token, get new symbols.
         alphabet = {*"".join(self.texts)} if self.rules.ranks else set(self.texts)
         for character in sorted(c for c in alphabet if len(c) == 1):
             data, token = character.encode(), self.texts.get(character)
@@ -141,7 +142,7 @@ class PieceSymbols:
         for data, symbol in symbols.items():
             if symbol >= size:
                 items[symbol] = self._items_of(data)
-        # A byte with a token has that token's symbol, so its symbol here has no use, but has items.
+        # A byte that is a token uses the token's symbol. This symbol is unused, but needs items.
         for value in range(256):
             items[size + value] = self._items_of(bytes([value]))
         # Add the merges of tokens.
@@ -158,7 +159,7 @@ class PieceSymbols:
 
     def _items_of(self, data: bytes) -> list[int]:
         if self._byte_ids:
-            # A byte without a byte token is a character with a token: nothing has its symbol.
+            # A byte without a byte token is a character with a token, so its symbol is unused.
             return [self._byte_ids[byte] for byte in data if byte in self._byte_ids]
         return [len(self.tokens) + _missing(data)]
 
@@ -170,9 +171,10 @@ class PieceSymbols:
     ) -> None:
         """Append every way to cut a token into two symbols to `merges`.
 
-        Set the items of unused tokens. VocabularyError if several pairs can make an unused token.
+        symbols: symbols of bytes and characters. items: receives the items of unused tokens. Raises
+        VocabularyError if several pairs can make an unused token.
         """
-        # Symbols by text: tokens, and characters without a token.
+        # Symbols by text, of tokens and of characters without a token.
         ranks = np.frombuffer(self.rules.ranks, "<u4").tolist()
         known = dict(self.texts)
         for text in {*"".join(self.texts)}:

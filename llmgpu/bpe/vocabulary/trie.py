@@ -1,18 +1,19 @@
 """The trie of a vocabulary's tokens, laid out flat for a walk on any device.
 
 - Nodes are in breadth-first order, node 0 is the root, and the children of a node are sorted by
-  byte. Edge e leads to node e + 1, so a node's edges are
-  ``edges[first_child : first_child + num_children]``: first_child is an index into edges.
+  byte. Edge e leads to node e + 1, so a node's edges are ``edges[first_child : first_child +
+  num_children]``: first_child is an index into edges.
 - A leaf has first_child 0 and num_children 0. A node at which no token ends has token_id NO_TOKEN.
-- A set of tokens has exactly one trie: breadth first, siblings ascending, and every path leads to
-  a token. A trie from a file is checked to be this trie.
+- A set of tokens has exactly one trie: breadth first, siblings ascending, and every path leads to a
+  token. A trie from a file is checked to be this trie.
 
-The trie is laid out block by block, a few levels at a time, so that memory does not grow with it:
+The trie is computed block by block, a few levels at a time, so that large tries need little memory:
 
 - Compilation compares neighbours in the sorted list of tokens. A token makes one node for each byte
-  after the prefix that it shares with the token before. So a depth and a place in the list identify
-  a node. Nodes sorted by depth, then place, are in breadth-first order.
-- A node's parent is the last node of the level above with the same or an earlier place in the list.
+  after the prefix that it shares with the token before. So a depth and a position in the list
+  identify a node. Nodes sorted by depth, then position, are in breadth-first order.
+- A node's parent is the last node of the level above with the same or an earlier position in the
+  list.
 - Training on one long pre-token makes tokens of megabytes. Their trie has many times the bytes of
   the tokens, and is written to a file without being whole in memory.
 """
@@ -41,9 +42,9 @@ Block = tuple[NDArray[np.uint32], NDArray[np.uint32]]
 class SortedTokens:
     """Distinct tokens in ascending order.
 
-    tokens: of at least one byte each. ids: int64 (tokens,). lengths: int64 (tokens,), in bytes.
+    tokens: each of at least one byte. ids: int64 (tokens,). lengths: int64 (tokens,), in bytes.
     shared: int64 (tokens,), the number of leading bytes that each token shares with the token
-    before.
+        before.
     """
 
     tokens: list[bytes]
@@ -69,7 +70,7 @@ class SortedTokens:
         if not self.tokens:
             yield np.array([[0, 0, NO_TOKEN]], np.uint32), np.empty((0, 2), np.uint32)
             return
-        done = 0  # edges of earlier blocks
+        done = 0  # number of edges in earlier blocks
         for first, last in self._levels(most):
             nodes, edges = self._block(first, last, done)
             done += len(edges)
@@ -85,7 +86,7 @@ class SortedTokens:
         return first
 
     def _levels(self, most: int) -> Iterator[tuple[int, int]]:
-        """Yield (first, last + 1) for ranges of levels that have up to `most` nodes together.
+        """Yield (first, last + 1) for ranges of levels that together have at most `most` nodes.
 
         A level with more nodes is a range of its own.
         """
@@ -95,7 +96,8 @@ class SortedTokens:
         cuts = np.unique(np.concatenate([begins, ends]))
         widths = np.searchsorted(begins, cuts, "right") - np.searchsorted(ends, cuts, "right")
         before = offsets_of(np.diff(cuts) * widths[:-1])  # nodes in the levels before each cut
-        first, done = 0, 0  # the range's first level, and the nodes above it
+        # the first level of the range, and the number of nodes in earlier levels
+        first, done = 0, 0
         while first <= self.longest:
             cut = int(np.searchsorted(before, done + most, "right")) - 1
             last = int(cuts[cut])
@@ -108,9 +110,12 @@ class SortedTokens:
             first = last
 
     def _block(self, first: int, last: int, done: int) -> Block:
-        """Return the nodes of levels first .. last - 1; done: edges that leave earlier levels."""
-        # List the nodes of levels first .. last: level `last` has the children of the last nodes. A
-        # node is its level (depths) and the place of the token that makes it (places).
+        """Return the nodes of levels first .. last - 1, and their edges.
+
+        done: number of edges that leave earlier levels.
+        """
+        # List the nodes of levels first .. last; level `last` has the children of the block's last
+        # nodes. depths: the level of a node. places: position of the token that makes the node.
         begins = np.maximum(self._first_levels(), first)
         ends = np.minimum(self.lengths, last)
         listed = np.flatnonzero(ends >= begins)
@@ -122,7 +127,7 @@ class SortedTokens:
         order = np.argsort((depths - first).astype(narrow), kind="stable")
         depths, places = depths[order], places[order]
         keys = depths * len(self.tokens) + places
-        # The block's own nodes come before `own`; children of its nodes are from `below` on.
+        # own: number of the block's own nodes. below: where their children begin.
         own, below = np.searchsorted(depths, [last, first + 1])
 
         # Find each child's parent, and fill the table of nodes.
@@ -145,7 +150,7 @@ class SortedTokens:
     ) -> NDArray[np.uint8]:
         """Return the byte that leads to each node, token by token; 0 for the root.
 
-        listed: places of tokens. begins, ends: the first and last level of each token's nodes.
+        listed: positions of tokens. begins, ends: the first and last level of each token's nodes.
         """
         firsts, root = np.maximum(begins - 1, 0).tolist(), b"\0" * int(begins[0] == 0)
         tokens = map(self.tokens.__getitem__, listed.tolist())
@@ -154,7 +159,7 @@ class SortedTokens:
 
 
 def sort_tokens(tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.integer]) -> SortedTokens:
-    """Sort tokens for their trie; the arguments and errors are as for `compile_trie`."""
+    """Sort tokens for a trie; the arguments and errors are those of `compile_trie`."""
     numbers = np.asarray(ids, np.int64)
     if len(numbers) and not 0 <= numbers.min() <= numbers.max() < NO_TOKEN:
         raise VocabularyError(f"a token's id is below 0 or above {NO_TOKEN - 1}")
@@ -180,8 +185,7 @@ def _shared_prefix(left: bytes, right: bytes) -> int:
     left, right = left[:length], right[:length]
     if left == right:
         return length
-    # Compare the strings as big-endian numbers: the highest bit that differs is in the first byte
-    # that differs.
+    # Compare big-endian numbers: the highest bit that differs is in the first byte that differs.
     difference = int.from_bytes(left, "big") ^ int.from_bytes(right, "big")
     return length - (difference.bit_length() + 7) // 8
 
@@ -229,7 +233,7 @@ def validate_trie(
 ) -> None:
     """Raise VocabularyError unless `trie` equals `compile_trie(tokens, ids)`.
 
-    Nothing larger than a small multiple of `trie` and `tokens` is allocated.
+    Allocates no more than a small multiple of the memory of `trie` and `tokens`.
     """
     if not _is_equal(trie, sort_tokens(tokens, ids)):
         raise VocabularyError("the trie does not match the tokens")

@@ -7,12 +7,12 @@
   may have any order, gaps (empty tokens) and repeated tokens.
 - Special tokens are not in the trie: text that spells a special token is plain text unless a caller
   allows the token.
-- The fingerprint covers exactly the facts that change the ids of some text or the bytes of some
-  ids. Files made with a vocabulary record the fingerprint. It leaves out the tie rule, the facts
-  of the training, and, with greedy matching, the merges.
-- If the pattern has character classes, the fingerprint covers their Unicode version, which changes
-  the ids of some text. A file without a version has UNRECORDED_VERSION. The fingerprint leaves out
-  this version, because such files were written with fingerprints without a version.
+- The fingerprint is a hash of exactly the facts that change the ids of some text or the bytes of
+  some ids. Files made with a vocabulary record the fingerprint. The tie rule and the facts about
+  the training are left out, and with greedy matching also the merges.
+- If the pattern has character classes, the fingerprint includes their Unicode version, which
+  changes the ids of some text. A file without a version has UNRECORDED_VERSION. The fingerprint
+  leaves out this version, because such files were written with fingerprints without a version.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ from llmgpu.input_files import quote, read_whole
 from llmgpu.outputs import VOCABULARY, Output, check_outputs, kind_of
 from llmgpu.text.normalizing import get_normalizer
 
-_DECODE_BLOCK = 1 << 16  # ids decoded at once, which limits the temporary arrays
-FEW_NODES = 1 << 22  # the most nodes of a trie that is made whole before it is written
+_DECODE_BLOCK = 1 << 16  # ids decoded at once, to limit temporary arrays
+FEW_NODES = 1 << 22  # most nodes of a trie that is built in memory before it is written
 _USER = bytes([USER])
 
 
@@ -100,20 +100,20 @@ class Vocabulary:
         merges, it always does.
     normalizer: applied to text first: None, "NFC" or steps, see `llmgpu.text.normalizing`.
     unknown_token: id of a byte without a token; if None, such a byte is an error.
-    normalized_tokens: ids of the special tokens that are searched for last. The text between the
-        other special tokens is normalized, and searched for the tokens' normalized text.
+    normalized_tokens: ids of the special tokens that are searched last: the text between the other
+        special tokens is normalized, and searched for the normalized text of these tokens.
     lstrip_tokens, rstrip_tokens: ids of the special tokens that swallow the white space before
         them, and after them.
     single_word_tokens: ids of the special tokens that count only if no word character is next to
         them.
     whole_tokens: ids of the special tokens that are ordinary tokens, too: a pre-token of exactly
         their bytes becomes their id.
-    training: facts of the training, up to 64 numbers and texts for people to read.
+    training: facts about the training, up to 64 numbers and texts for people to read.
     unicode: version of the character classes in the pattern, one of `unicode_classes.VERSIONS`;
         without meaning for a pattern without classes.
     prefix_ids, suffix_ids: ids before and after a text, added on request only; not part of the
         fingerprint.
-    chat: the template that makes text of conversations, if there is one; not part of the
+    chat: the template that renders conversations as text, if there is one; not part of the
         fingerprint.
     pieces: the rules of a vocabulary of SentencePiece's kind; None for other vocabularies.
     """
@@ -141,11 +141,11 @@ class Vocabulary:
     pieces: PieceRules | None = None
 
     def __post_init__(self) -> None:
-        with delaying_forks():  # cached properties hold locks before Python 3.12
+        with delaying_forks():  # before Python 3.12, cached properties hold locks
             _check(self)
 
     def __repr__(self) -> str:
-        """Return a short text: notebooks print the value of a line."""
+        """Return a short text, since notebooks print the value of a line."""
         sizes = f"{self.size:,} ids, {len(self.merges):,} merges"
         return f"<Vocabulary: {sizes}, pattern {quote(self.pattern)}>"
 
@@ -154,7 +154,7 @@ class Vocabulary:
         if match == self.match:
             return self
         changed = replace(self, match=match)
-        # Keep the values of two properties; cached_property stores them in __dict__.
+        # Copy two cached properties, which cached_property stores in __dict__.
         changed.__dict__.update(trie=self.trie, _own_fingerprint=self._own_fingerprint)
         return changed
 
@@ -162,8 +162,8 @@ class Vocabulary:
     def match_facts(self) -> dict[str, str]:
         """The facts about the match rule that a token file records.
 
-        Empty if the vocabulary has the rule of its file, and it is "bpe". Otherwise the rule, and
-        the fingerprint of the vocabulary with the rule of its file.
+        Empty if the match rule is that of the vocabulary's file and is "bpe". Otherwise the rule,
+        and the fingerprint that the vocabulary has with the rule of its file.
         """
         if self.match == "bpe" and self._own_fingerprint == self.fingerprint:
             return {}
@@ -175,7 +175,10 @@ class Vocabulary:
 
     @cached_property
     def cut(self) -> Pattern:
-        """The pattern that cuts text, with its version's classes; LlmgpuError if it is unknown."""
+        """The pattern that cuts text, with the character classes of the vocabulary's version.
+
+        Raises LlmgpuError if the pattern is unknown.
+        """
         if self.piece_symbols is not None:
             return self.piece_symbols.pattern
         return get_pattern(self.pattern, self.unicode)
@@ -190,7 +193,7 @@ class Vocabulary:
 
     @cached_property
     def always_allowed(self) -> tuple[str, ...]:
-        """The special tokens that are found in any text."""
+        """The special tokens that are found in every text, without being allowed by a caller."""
         kinds = b"" if self.pieces is None else self.pieces.kinds
         return tuple(
             text for text, number in self.special_tokens.items() if kinds[number:][:1] == _USER
@@ -203,9 +206,9 @@ class Vocabulary:
 
     @property
     def _recorded(self) -> dict[str, str]:
-        """The rules that a file records in its training data, as text by name.
+        """Rules by name, as text, that a file stores in its training data, without empty rules.
 
-        The format has no fields for these rules. Empty rules are left out.
+        The file format has no fields for these rules.
         """
         version = self.classes_version
         rules = {
@@ -219,18 +222,18 @@ class Vocabulary:
 
     @property
     def _around(self) -> dict[str, str]:
-        """The ids around a text that a file records in its training data, as text by name."""
+        """The prefix and suffix ids by name, as text, that a file stores in its training data."""
         ids = {PREFIX_IDS: self.prefix_ids, SUFFIX_IDS: self.suffix_ids}
         return {name: ",".join(map(str, found)) for name, found in ids.items() if found}
 
     @property
     def swallows_space(self) -> bool:
-        """Whether special tokens swallow white space around them."""
+        """Whether some special tokens swallow white space around them."""
         return bool(self.lstrip_tokens or self.rstrip_tokens)
 
     @property
     def takes_whole_tokens(self) -> bool:
-        """Whether a pre-token that is a token becomes this token without merging."""
+        """Whether a pre-token that spells a token becomes this token without merging."""
         if self.pieces is not None:
             return self.ignore_merges
         return self.match == "greedy" or self.ignore_merges or len(self.merges) == 0
@@ -252,7 +255,7 @@ class Vocabulary:
 
     @cached_property
     def token_spans(self) -> NDArray[np.int64]:
-        """Bytes of text that each id stands for, 1 for the unknown token: int64 (size,)."""
+        """Bytes of text for which each id stands, 1 for the unknown token: int64 (size,)."""
         spans = self.token_lengths.copy()
         if self.unknown_token is not None:
             spans[self.unknown_token] = 1
@@ -285,8 +288,8 @@ class Vocabulary:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of all facts that change ids, in hexadecimal."""
-        # Collect the facts with a field of their own, and the rules without one.
+        """SHA-256, in hexadecimal, of all facts that change ids."""
+        # Collect the facts that have a field of their own, then the other rules.
         by_merges = self.match == "bpe"
         decisive = (
             "llmgpu fingerprint 1",
@@ -299,14 +302,14 @@ class Vocabulary:
             pack_ids(sorted(self.special_tokens.values())),
             self.token_lengths.astype("<u4").tobytes(),
         )
-        # Two flags may have equal lists of ids, so their rules contain their names.
+        # Include the names of the flags in the rules, since two flags may have equal lists of ids.
         rules = [
             f"{name} {rule}" if name in ADDED_FLAGS else rule
             for name, rule in self._recorded.items()
         ]
         if self.pieces is not None:
             rules += [str(self.unknown_token), *map(repr, self.pieces.entries().values())]
-        # Hash msgpack's list of these facts in pieces, so that gigabytes of tokens are not copied.
+        # Hash msgpack's encoding in pieces, so that gigabytes of tokens are not copied.
         digest = hashlib.sha256(msgpack.Packer().pack_array_header(len(decisive) + 1 + len(rules)))
         for entry in decisive:
             digest.update(msgpack.packb(entry))
@@ -318,7 +321,7 @@ class Vocabulary:
 
     @cached_property
     def missing_bytes(self) -> list[int]:
-        """The byte values that no token spells, ascending. Special tokens do not count.
+        """The byte values that are no token, ascending. Special tokens do not count.
 
         Empty for a vocabulary of SentencePiece's kind, in which any text has ids.
         """
@@ -332,8 +335,8 @@ class Vocabulary:
     def decode(self, ids: ArrayLike) -> bytes:
         """Return the bytes of `ids` (n,), any integers, end to end.
 
-        Raises InputError for ids in several rows, for ids that are not integers, and for the first
-        id that is not in the vocabulary or has no token.
+        Raises InputError if `ids` has more than one dimension or holds other values than integers,
+        and for the first id that is not in the vocabulary or has no token.
         """
         numbers = _as_row(ids)
         bad = (numbers < 0) | (numbers >= self.size)
@@ -347,14 +350,14 @@ class Vocabulary:
         return b"".join(self._spell(numbers[i : i + _DECODE_BLOCK], i) for i in blocks)
 
     def decode_document(self, ids: ArrayLike) -> bytes:
-        """Return the bytes of the ids of a document, without spaces that encoding put first.
+        """Return the bytes of a document's ids, without spaces that encoding added at the start.
 
         Raises InputError as `decode` does.
         """
         data, pieces = self.decode(ids), self.pieces
         if pieces is None or not pieces.decoder or not data.startswith(b" "):
             return data
-        # Drop spaces from the tokens up to the first one with other text; keep the rest as it is.
+        # Drop spaces from the tokens up to the first one with other text; keep the rest.
         begin = len(data) - len(data.lstrip(b" "))
         numbers = _as_row(ids)[: begin + 1 + int((self.token_lengths == 0).any())]
         tokens = [self.tokens[number] for number in numbers.tolist()]
@@ -366,14 +369,14 @@ class Vocabulary:
         return b"".join(self.packed())
 
     def packed(self) -> Iterator[bytes]:
-        """Yield the bytes of the vocabulary file, some at a time, in little memory."""
+        """Yield the bytes of the vocabulary file in blocks, in little memory."""
         entries = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         chat = {} if self.chat is None else self.chat.entries()
         entries["training"] = self.training | self._recorded | self._around | chat
         entries["tokens"] = self._packed_tokens
         if (pieces := entries.pop("pieces")) is not None:
             entries |= pieces.entries()
-        # Use the trie if it exists. Otherwise make it, or only sort the tokens of a large trie.
+        # Use an existing trie. Otherwise build one, or only sort the tokens of a large trie.
         trie: Trie | SortedTokens | None = self.__dict__.get("trie")
         if trie is None:
             trie = self.__dict__["trie"] = self._small_trie()
@@ -384,7 +387,7 @@ class Vocabulary:
         return pack(entries, trie, self.fingerprint)
 
     def _small_trie(self) -> Trie | None:
-        """Return the trie laid out by the CPU engine; None without engine, or for a large trie."""
+        """Return the trie as built by the CPU engine; None without engine, or for a large trie."""
         ids, lengths = self.ordinary_ids, self.token_lengths[self.ordinary_ids]
         if library() is None or int(lengths.sum()) > FEW_NODES:
             return None
@@ -393,12 +396,12 @@ class Vocabulary:
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "vocabulary") -> Vocabulary:
-        """Return the vocabulary with the given bytes, see `to_bytes`; name: its name in errors.
+        """Return the vocabulary in the bytes of a file, see `to_bytes`; name: used in errors.
 
         Raises VocabularyError if anything is wrong with the data. Allocates no more than a small
         multiple of len(data).
         """
-        # Take the rules out of the training data, then check everything.
+        # Move the rules out of the training data, then check everything.
         try:
             content = unpack(data)
             has_classes = _has_classes(content.fields["pattern"])
@@ -454,9 +457,9 @@ class Vocabulary:
 
 
 def _spells_each_token_once(trie: Trie, vocabulary: Vocabulary) -> bool:
-    """Whether the CPU engine finds that a trie spells each ordinary token exactly once.
+    """Whether a trie spells each ordinary token exactly once, as checked by the CPU engine.
 
-    False without an engine, and for equal tokens, for which `validate_trie` is needed.
+    False without an engine and for equal tokens; `validate_trie` must then decide.
     """
     if library() is None:
         return False
@@ -475,7 +478,10 @@ def _has_classes(pattern: str) -> bool:
 
 
 def _take_ids(training: dict[str, int | float | str], name: str) -> tuple[int, ...]:
-    """Remove an entry from a file's training data, and return its ids; VocabularyError if bad."""
+    """Remove an entry from a file's training data, and return its ids.
+
+    Raises VocabularyError for an invalid entry.
+    """
     text = training.pop(name, None)
     if text is None:
         return ()
@@ -485,9 +491,9 @@ def _take_ids(training: dict[str, int | float | str], name: str) -> tuple[int, .
 
 
 def _take_pieces(fields: dict[str, Any]) -> PieceRules | None:
-    """Remove the rules of pieces from a file's fields, and return them.
+    """Remove the rules of SentencePiece's kind from a file's fields, and return them.
 
-    Change the special tokens in `fields` to the texts that spell them in texts.
+    Also change the special tokens in `fields` to the spelling that they have in texts.
     """
     entries = {name: fields.pop(name) for name in OPTIONAL if name in fields}
     if not entries:
@@ -514,8 +520,8 @@ def _as_row(ids: ArrayLike) -> NDArray[np.integer]:
 def _check(vocabulary: Vocabulary) -> None:
     """Raise VocabularyError for the first error in a vocabulary.
 
-    Sizes are checked before memory is allocated by size, so that the check of a hostile vocabulary
-    takes at most a small multiple of the vocabulary's own memory.
+    Sizes are checked before memory is allocated by size, so that the check of a malicious
+    vocabulary takes at most a small multiple of the vocabulary's own memory.
     """
     if not 0 < vocabulary.size < NO_TOKEN:
         raise VocabularyError(f"{vocabulary.size} tokens: use 1 to {NO_TOKEN - 1}")
@@ -586,7 +592,7 @@ def _check_merges(vocabulary: Vocabulary) -> None:
     lengths = vocabulary.token_lengths[merges]
     if (lengths[:, :2] == 0).any():
         raise VocabularyError("a merge has an empty part")
-    # Compare lengths first, so that `_spell_results` makes no string that is longer than a token.
+    # Compare lengths first, so that `_spell_results` builds no string longer than a token.
     if (lengths[:, 0] + lengths[:, 1] != lengths[:, 2]).any() or not _spell_results(vocabulary):
         raise VocabularyError("a merge does not spell its result")
 
@@ -604,8 +610,9 @@ def _spell_results(vocabulary: Vocabulary) -> bool:
 def check_pattern(name: str, expression: str) -> None:
     """Raise VocabularyError unless a pattern's name and expression belong together.
 
-    A name in PATTERNS belongs to the expression there, and a custom pattern's name contains its
-    expression. Other names, of other versions, may have any expression that is not in PATTERNS.
+    A name in PATTERNS must have the expression given there, and the name of a custom pattern
+    contains its expression. Any other name comes from another version of llmgpu, and may have any
+    expression that is not in PATTERNS.
     """
     check_text("the pattern's name", name)
     check_text("the pattern's expression", expression)
@@ -620,7 +627,7 @@ def check_pattern(name: str, expression: str) -> None:
 
 
 def check_training(training: Mapping[str, object], recorded: Mapping[str, str]) -> None:
-    """Raise VocabularyError for training data that a file can't hold.
+    """Raise VocabularyError for training data that a file can't store.
 
     recorded: the rules, as text by name, that the file adds to its training data.
     """

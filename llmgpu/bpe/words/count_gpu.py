@@ -1,8 +1,8 @@
 """Counting the distinct words of a corpus on a GPU: kernels in wgsl/count.
 
 Every word of a slice is looked up in a table on the device and counted there. When the table has
-used its share of memory, the words of the table move to the host. Words of more than MAX_WORD bytes
-are counted on the host.
+reached its share of memory, its words move to the host and the table is emptied. Words of more than
+MAX_WORD bytes are counted on the host.
 """
 
 from __future__ import annotations
@@ -38,17 +38,20 @@ from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 
 MAX_WORD = 1024
-FIRST_SLICE_BYTES = 1 << 20  # short, because most words of a first slice are new
+FIRST_SLICE_BYTES = 1 << 20  # short, because most words of the first slice are new
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 32 << 20, 4 << 20
-COUNT_LIMIT = 1 << 32  # occurrences of one word that the device can count
+COUNT_LIMIT = 1 << 32  # the device's counters have 32 bits
 
 
-# Device memory of the table while the table is being enlarged.
+# Device memory while the table is being enlarged.
 COSTS = Costs(fixed=64 << 20, per_byte=6, per_word=120)
 
 
 def gpu_bytes(words: float, nbytes: float, device: Device) -> int:
-    """Return the device memory, in bytes, for counting `words` words of `nbytes` bytes in all."""
+    """Return the device memory, in bytes, that counting needs.
+
+    words: number of distinct words. nbytes: sum of their lengths.
+    """
     slices = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
     return SLOTS * 2 * slices + COSTS.of(words, nbytes)
 
@@ -71,11 +74,12 @@ class GpuWordCounter:
         """Compile the kernels and make an empty table.
 
         words: collects the words that leave the device; at the end, all words.
-        slice_bytes, first_words, table_bytes: sizes that do not change the result.
+        slice_bytes, first_words, table_bytes: sizes of slices and of the table; they do not change
+            the result.
         hash_mask: bits of the words' hashes to use; the result does not depend on the mask.
         """
         self._device, self._pattern, self._words = device, pattern, words
-        # A slice must fit into one binding, and occurrences of a word in a slice into a count.
+        # A slice must fit into one binding, and a count must hold all occurrences in a slice.
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         most = min(device.max_binding_bytes, COUNT_LIMIT // 2)
@@ -90,7 +94,7 @@ class GpuWordCounter:
         with ThreadPoolExecutor(thread_name_prefix="llmgpu-slot") as threads:
             slots = begin_slots(device, threads, lambda: _Slot(self))  # while kernels are compiled
             self._kernels = prepare_kernels(device, workgroup_size, files, hash_mask)
-        self._lock = threading.Lock()  # no slice is submitted while the table grows
+        self._lock = threading.Lock()  # held while a slice is submitted or the table grows
         self.table = GpuWordTable(
             device,
             self._kernels,
@@ -153,14 +157,14 @@ class GpuWordCounter:
         return slot.collect()
 
     def expect(self, text_bytes: int) -> None:
-        """Move counts to the host before `text_bytes` more bytes could overflow a count."""
+        """Save counts to the host if counting `text_bytes` more bytes could overflow them."""
         self._text_counted += text_bytes
         if self._text_counted >= COUNT_LIMIT:
             self._carry_counts()
             self._text_counted = text_bytes
 
     def _carry_counts(self) -> None:
-        """Move the counts, not the words, to the host."""
+        """Move the counts to the host. The words stay in the table."""
         self._carried = self._total_counts(int(self.table.read_state()["words"]))
         commands = self._device.record()
         commands.clear(self.table.buffers["counts"])
@@ -207,7 +211,7 @@ class _Slot(WordSlot):
 
     def __init__(self, counter: GpuWordCounter) -> None:
         super().__init__(counter._device, counter._pattern, counter._slice_bytes)
-        # A proxy avoids a reference cycle, because the counter keeps its slots.
+        # A proxy avoids a reference cycle, because the counter refers to its slots.
         self._counter: GpuWordCounter = proxy(counter)
 
     def submit(self, piece: Slice) -> None:
@@ -219,12 +223,12 @@ class _Slot(WordSlot):
             self.submit_count(commands)
 
     def run_again(self) -> NDArray[Any]:
-        """Run the slice again for the pending words; return the state, see `collect`."""
+        """Run the slice again for the words still pending; return the state, see `collect`."""
         self.submit_count(self.device.record())
         return self.collect()
 
     def submit_count(self, commands: Commands) -> None:
-        """Record counting the pending words, and submit."""
+        """Record the kernels that count the pending words, and submit the commands."""
         counter, table = self._counter, self._counter.table
         begin, look_up, *others = self.bound(
             table, ("begin_slice", "look_up", *INSERTION, "count_fresh")

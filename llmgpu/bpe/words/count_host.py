@@ -1,9 +1,9 @@
 """Counting the distinct words of a corpus on the host, with the CPU engine or NumPy.
 
 - One thread reads the text, slice by slice; other threads count the slices independently.
-- Each counting thread has its own table. A table that reaches its share of memory hands its words
-  over and starts empty.
-- At the end the first table takes in the words of all other tables.
+- Each counting thread has its own table. A table that reaches its share of memory moves its words
+  to a common accumulator.
+- At the end all words are added to the table of the first thread.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 
 SLICE_BYTES = 2 << 20
-# Memory of the tables, and of a thread that cuts a slice and looks its words up.
+# Memory of the tables, and of a thread that cuts a slice into words and looks them up.
 _OBJECT_BYTES = 80  # memory of a word and its count, without the bytes of the word
 NUMPY_COSTS, NUMPY_THREAD_BYTES = Costs(fixed=24 << 20, per_byte=4, per_word=220), 30 * SLICE_BYTES
 ENGINE_COSTS, ENGINE_THREAD_BYTES = Costs(fixed=11 << 20, per_byte=4, per_word=220), 2 * SLICE_BYTES
 
 
 def memory_costs(threads: int | None) -> Costs:
-    """Return the memory for counting; threads: see `count_words`."""
+    """Return the memory that counting needs; threads: see `count_words`."""
     threads = default_threads() if threads is None else threads
     costs, of_thread = NUMPY_COSTS, NUMPY_THREAD_BYTES
     if library() is not None:
@@ -77,7 +77,7 @@ def count_words(
     idle = list(counters)
     reader = SliceReader(corpus, found)
     # One thread reads slices into free buffers, ahead of the counting threads.
-    ahead = threads + 1  # a slice for each thread, and a slice that is being read
+    ahead = threads + 1  # one slice for each thread, and one that is being read
     buffers = [np.empty(slice_bytes, np.uint8) for _ in range(ahead)]
 
     def read_slices() -> Iterator[Slice]:
@@ -87,7 +87,7 @@ def count_words(
                 return
             progress("counting words", corpus.bytes_read, corpus.total_bytes)
             yield piece
-            if slices >= ahead:  # before, perhaps no slice has been counted
+            if slices >= ahead:  # earlier, no slice may have been counted yet
                 on_words(*_sizes_so_far(words, counters, slices))
 
     def count_one(piece: Slice) -> NDArray[np.uint8]:
@@ -109,17 +109,17 @@ def count_words(
 def _sizes_so_far(
     words: WordAccumulator, counters: Sequence[_Counter], slices: int
 ) -> tuple[int, int]:
-    """Return upper bounds of the number of words in the slices read, and of the words' bytes."""
+    """Return upper bounds of the number of distinct words read so far, and of their bytes."""
     measured = [(*words.size, 0), *(counter.measured for counter in counters)]
     count, nbytes, counted = (sum(column) for column in zip(*measured, strict=True))
     return count * slices // max(counted, 1), nbytes * slices // max(counted, 1)
 
 
 class _Counter:
-    """The table of one counting thread, and the size of the table when last measured."""
+    """The table of one counting thread, and the table's size when it was last measured."""
 
     def __init__(self, pattern: Pattern, words: WordAccumulator, memory_bytes: int) -> None:
-        """Start without words; a table of `memory_bytes` moves its words to `words`."""
+        """Start without words. A table that exceeds `memory_bytes` moves its words to `words`."""
         self._pattern = pattern
         self._words = words
         self._memory_bytes = memory_bytes
@@ -132,7 +132,7 @@ class _Counter:
         """Count the words of a slice."""
         self._table.add(piece)
         self._slices += 1
-        # Measure after 25 % more slices, because measuring may visit all words.
+        # Measure after every 25 % more slices, because measuring may visit all words.
         if 4 * self._slices > 5 * self.measured[2]:
             self.measured = *self._table.size, self._slices
         self._bound_memory()
@@ -154,7 +154,7 @@ class _Counter:
 
 
 class CountTable:
-    """Words with their counts, for one thread: NumPy's version, a dictionary."""
+    """The words of one thread with their counts, in a dictionary: for use without the engine."""
 
     def __init__(self, pattern: Pattern) -> None:
         self._pattern = pattern
@@ -163,7 +163,7 @@ class CountTable:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the words, in bytes, an estimate."""
+        """Estimated memory of the words, in bytes."""
         of_objects = _OBJECT_BYTES * len(self._counts) + self._word_bytes
         return sys.getsizeof(self._counts) + of_objects
 
@@ -213,7 +213,7 @@ class EngineCountTable(CCounter):
 
 
 def make_table(pattern: Pattern) -> CountTable | EngineCountTable:
-    """Return an empty table of the CPU engine, or of NumPy without the engine."""
+    """Return an empty table of the CPU engine, or a `CountTable` without the engine."""
     return CountTable(pattern) if library() is None else EngineCountTable(pattern)
 
 

@@ -5,16 +5,16 @@
   character classes, the file has version 2 and names their Unicode version. Otherwise the file has
   version 1.
 - The words follow, sorted by their bytes: all lengths (32 bits), all counts (64 bits), both
-  little-endian, then all bytes. The SHA-256 of everything before comes last.
-- Equal counts make equal files. The sum of the files of all parts equals the file of the whole.
+  little-endian, then all bytes. Last comes the SHA-256 of everything before it.
+- Equal counts give equal files. The sum of the files of all parts equals the file of the whole.
 - A file is checked from front to back before it is used.
-- Files are added up by reading all of them at the same time and merging their words into a
-  temporary file, so memory does not grow with the number of words.
+- To add up files, all files are read at the same time and their words are merged into a temporary
+  file, so memory does not grow with the number of words.
 
 A file whose name ends in .parquet is a table, for exchange with other programs. Column ``word`` has
-the bytes of a word, column ``count`` the number of occurrences. The other facts of the counts are
-in the file's metadata, as JSON under ``llmgpu``; tables of other programs lack these facts. Rows
-may be in any order, and a word may have several rows.
+the bytes of a word, column ``count`` the number of occurrences. The other facts are in the file's
+metadata, as JSON under ``llmgpu``; tables of other programs lack them. Rows may be in any order,
+and a word may have several rows.
 """
 
 from __future__ import annotations
@@ -80,10 +80,7 @@ _FIELDS_BY_VERSION = {
 
 
 def save_counts(path: str | Path, counts: WordCounts) -> None:
-    """Write a file of word counts, whole or not at all.
-
-    Raises OutputError if the file can't be written.
-    """
+    """Write a file of word counts atomically; OutputError if it can't be written."""
     words = add_up([counts.words])
     write_counts(path, counts, lambda: iter([words]))
 
@@ -91,7 +88,7 @@ def save_counts(path: str | Path, counts: WordCounts) -> None:
 def write_counts(
     path: str | Path, facts: WordCounts, blocks: Callable[[], Iterator[DistinctWords]]
 ) -> None:
-    """Write a file of word counts, whole or not at all.
+    """Write a file of word counts atomically.
 
     facts: the facts of the corpus; `facts.words` is ignored. blocks: returns a new iterator over
     the words in pieces, ascending by bytes; called once for each pass over the words.
@@ -101,7 +98,7 @@ def write_counts(
     if is_parquet(path):
         write_parquet(path, facts, blocks)
         return
-    # The header precedes the words, so a first pass over the blocks adds up the totals.
+    # The header needs the totals, so a first pass over the blocks adds them up.
     words = data_bytes = text_bytes = 0
     for block in blocks():
         words, data_bytes = words + len(block), data_bytes + len(block.data)
@@ -128,7 +125,7 @@ def write_counts(
         lambda block: block.counts.astype(_COUNT),
         lambda block: np.ascontiguousarray(block.data),
     )
-    # Write one column after the other, with a pass over the blocks for each.
+    # Write one column after the other, each by a pass over the blocks.
     digest = hashlib.sha256(header)
     with atomic_output(path) as stream:
         stream.write(header)
@@ -158,13 +155,13 @@ def load_counts(
 
 
 class CountsReader(Closing):
-    """A file of word counts, read piece by piece in bounded memory; a context manager.
+    """Reads a file of word counts piece by piece in bounded memory; a context manager.
 
     facts: the counts without the words. text_bytes: bytes of the text that was counted.
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Open a file and read it to its end once; raises InputError as `load_counts` does."""
+        """Open a file and read it once to its end, to check it; errors as in `load_counts`."""
         self._path = path
         with _errors_of(path):
             self._stream = _open_seekable(path)
@@ -189,7 +186,7 @@ class CountsReader(Closing):
         self._stream.close()
 
     def blocks(self, block_bytes: int) -> Iterator[DistinctWords]:
-        """Yield the words in pieces of about `block_bytes` bytes, or of one larger word.
+        """Yield the words in pieces of about `block_bytes` bytes; a longer word is alone.
 
         Raises InputError if the words are not in order, or contradict the header's totals.
         """
@@ -226,7 +223,7 @@ class CountsReader(Closing):
         """Check the length and the digest of the file; return its header."""
         size = self._stream.seek(0, os.SEEK_END)
         self._stream.seek(0)
-        # `read` allocates the requested size at once, so request no more than the file has.
+        # `read` allocates the requested size at once, so request no more than the file's size.
         header, self._begin = _read_header(self._stream.read(min(size, _MAX_HEADER_BYTES)))
         left = self._begin + _content_bytes(header) - _HASH_BYTES
         digest = hashlib.sha256()
@@ -249,7 +246,7 @@ class CountsReader(Closing):
 
 @contextmanager
 def _errors_of(path: str | Path) -> Iterator[None]:
-    """Turn errors of the block into InputErrors that name the file."""
+    """Turn an error in the block into an InputError that names the file."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -260,9 +257,9 @@ def _errors_of(path: str | Path) -> Iterator[None]:
 
 
 def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
-    """Add up word counts of parts of a corpus, at least one.
+    """Add up the word counts of one or more parts of a corpus.
 
-    Raises InputError if the parts were not counted alike: the message names both files.
+    Raises InputError, with the names of both files, if two parts were not counted alike.
     """
     check_counted_alike(counts)
     accumulator = WordAccumulator()
@@ -293,7 +290,7 @@ def check_counted_alike(counts: Sequence[WordCounts]) -> None:
 
 
 def _recorded(pattern: Pattern) -> dict[str, str]:
-    """Return the header's entry for the Unicode version, {} for a pattern without classes."""
+    """Return the header's entry for the Unicode version; {} for a pattern without classes."""
     unicode = pattern.unicode
     return {} if unicode is None else {"unicode": unicode}
 
@@ -303,9 +300,9 @@ class _UnfitError(Exception):
 
 
 def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
-    """Return the map at the front, and its length in bytes."""
+    """Return the map at the beginning of a file, and its length in bytes."""
     # Limit the reader: a damaged header must not allocate more than the file's size.
-    size = len(data)  # no value can have more entries or bytes
+    size = len(data)  # no value has more entries or bytes than this
     unpacker = msgpack.Unpacker(
         strict_map_key=True,
         max_buffer_size=size + 1,
@@ -331,7 +328,7 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
             f"version {quote(version)} of the format, but this llmgpu reads versions up to "
             f"{FORMAT_VERSION}: count the corpus again, or use the llmgpu that wrote it"
         )
-    # Only one form of a header is valid, so that equal counts are equal files.
+    # Accept only the header that `write_counts` would write, so that equal counts are equal files.
     length = unpacker.tell()
     _check_header(header)
     if msgpack.packb(header) != data[:length]:
@@ -355,7 +352,7 @@ def _check_header(header: dict[str, Any]) -> None:
         raise _UnfitError("damaged: a separator is not a byte string")
     if separators != sorted(set(separators)):
         raise _UnfitError("damaged: its separators are not in order")
-    # Words are of use only if this llmgpu cuts text by the same pattern.
+    # Words are useful only if this version of llmgpu cuts text by the same pattern.
     name, expression = header["pattern"], header["expression"]
     unicode = header.get("unicode", DEFAULT_VERSION)
     try:
@@ -383,7 +380,7 @@ def _content_bytes(header: dict[str, Any]) -> int:
 
 
 def _open_seekable(path: str | Path) -> BinaryIO:
-    """Open a file. A pipe is read into memory, up to one byte beyond the announced length."""
+    """Open a file. A pipe is read into memory, up to one byte more than its header announces."""
     stream = open(path, "rb")  # noqa: SIM115 (closed by the reader)
     if stream.seekable():
         return stream
@@ -411,7 +408,8 @@ def _check_words(words: DistinctWords) -> None:
         raise _UnfitError("damaged: its words are not in order")
 
 
-_BLOCK_BYTES = 4 << 20  # words read from all files at a time; in memory about 10 times as much
+# words read from all files at a time; they need about 10 times as much memory
+_BLOCK_BYTES = 4 << 20
 _LEAST_BLOCK = 1 << 12
 
 
@@ -421,7 +419,7 @@ def merge_counts(
     weights: Sequence[int] | None = None,
     progress: Progress = no_progress,
 ) -> tuple[WordCounts, int, int]:
-    """Write the sum of files of word counts, at least one, to another file.
+    """Write the sum of one or more files of word counts to another file.
 
     weights: factor of each file's counts, 1 or more; None: 1 for all files.
 
@@ -429,7 +427,7 @@ def merge_counts(
 
     Raises:
         InputError: a file can't be read or is damaged, the words were not counted in the same way,
-            or are of more than MAX_TEXT_BYTES of text.
+            or all text together has more than MAX_TEXT_BYTES.
         OutputError: the output or a temporary file can't be written.
     """
     # Open all files, and check that their counts may be added up.
@@ -446,8 +444,7 @@ def merge_counts(
                 f"the weighted counts add up to {text_bytes:,} bytes of text in {documents:,} "
                 f"documents, but the limit is {MAX_TEXT_BYTES:,}: use smaller weights"
             )
-        # Merge the sorted words of all files into a temporary file, because the header of the
-        # output needs the totals.
+        # Merge all words into a temporary file first: the output's header needs the totals.
         runs = [
             _weighted(file.blocks(block_bytes), weight)
             for file, weight in weighted
@@ -480,7 +477,7 @@ _ROWS = 1 << 16  # rows read or written at a time
 
 
 def is_parquet(path: str | Path) -> bool:
-    """Return whether the name of a file of word counts ends in .parquet."""
+    """Whether a file of word counts is a table, by its name's ending .parquet."""
     return str(path).lower().endswith(".parquet")
 
 
@@ -516,10 +513,10 @@ def read_parquet(
 ) -> WordCounts:
     """Read words and their counts from a table, and add up the counts of equal words.
 
-    pattern, separators: facts of a file that records none; see `WordCounts`.
+    pattern, separators: facts for a file that records none; see `WordCounts`.
 
-    Raises InputError if the file can't be read or is damaged, has no such columns, a word without
-    bytes or a count below 1, or names no pattern and none is given.
+    Raises InputError if the file can't be read or is damaged, lacks a column, has a word without
+    bytes or a count below 1, or if no pattern is recorded or given.
     """
     arrow, parquet = PYARROW.require(str(path)), PYARROW_PARQUET.require(str(path))
     try:
@@ -539,7 +536,7 @@ def read_parquet(
 
 
 def _known(metadata: dict[bytes, bytes], path: str | Path) -> dict[str, Any] | None:
-    """Return the facts that llmgpu wrote; None if another program wrote the file."""
+    """Return the facts that llmgpu recorded; None if another program wrote the file."""
     if _METADATA not in metadata:
         return None
     try:

@@ -20,12 +20,13 @@ from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 
-MAX_TEXT_BYTES = (1 << 63) - 1  # bytes of all occurrences, so that no sum of counts overflows
+# limit of the bytes of all occurrences, so that no sum of counts overflows
+MAX_TEXT_BYTES = (1 << 63) - 1
 
 
 @dataclass(frozen=True, eq=False)
 class DistinctWords:
-    """Words, all different and not empty, with their numbers of occurrences.
+    """Distinct words, none empty, with their numbers of occurrences.
 
     data: uint8, the words end to end.
     offsets: int64 (words + 1,), word k is data[offsets[k] : offsets[k + 1]].
@@ -51,7 +52,7 @@ class DistinctWords:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory of the arrays."""
+        """Memory of the arrays, in bytes."""
         return self.data.nbytes + self.offsets.nbytes + self.counts.nbytes
 
     def take_range(self, first: int, last: int) -> DistinctWords:
@@ -70,12 +71,12 @@ NO_WORDS = DistinctWords(np.empty(0, np.uint8), np.zeros(1, np.int64), np.empty(
 
 @dataclass(frozen=True, eq=False)
 class WordCounts:
-    """The words of a corpus, and the settings by which they were cut and counted.
+    """The words of a corpus, and the settings with which they were cut and counted.
 
     documents: number of documents.
     pattern: name of the pattern that cut the text.
-    separators: byte strings between documents, special tokens included, that were not counted; kept
-        in ascending order without repeats, so that equal sets compare as equal.
+    separators: byte strings between documents, special tokens included, that were not counted. They
+        are sorted and unique, so that equal sets compare as equal.
     source: the file of the counts, for messages.
     unicode: version of the pattern's character classes.
     """
@@ -88,7 +89,7 @@ class WordCounts:
     unicode: str = DEFAULT_VERSION
 
     def __post_init__(self) -> None:
-        _ = self.cut  # LlmgpuError for an unknown pattern
+        _ = self.cut  # raises LlmgpuError for an unknown pattern
         object.__setattr__(self, "separators", tuple(sorted(set(self.separators))))
 
     @property
@@ -100,7 +101,7 @@ class WordCounts:
 def words_of(counts: Mapping[bytes, int]) -> DistinctWords:
     """Return words with their counts, sorted by bytes.
 
-    Raises InputError for a word without bytes, a count below 1, and as `add_up`.
+    Raises InputError for an empty word, a count below 1, and the errors of `add_up`.
     """
     for word, count in counts.items():
         if not word or not 1 <= count <= MAX_TEXT_BYTES:
@@ -112,7 +113,7 @@ def words_of(counts: Mapping[bytes, int]) -> DistinctWords:
 
 
 def list_words(counts: Mapping[bytes, int]) -> DistinctWords:
-    """Return words with their counts, unchecked, in the order of the mapping."""
+    """Return words with their counts, in the order of the mapping, without any check."""
     data = np.frombuffer(b"".join(counts), np.uint8)
     lengths = np.fromiter(map(len, counts), np.int64, len(counts))
     numbers = np.fromiter(counts.values(), np.int64, len(counts))
@@ -131,7 +132,7 @@ def join(pieces: Sequence[DistinctWords]) -> DistinctWords:
 def add_up(pieces: Sequence[DistinctWords]) -> DistinctWords:
     """Return the words of all pieces with the sums of their counts, sorted by bytes.
 
-    Raises InputError for words of more than MAX_TEXT_BYTES of text.
+    Raises InputError if all text together has more than MAX_TEXT_BYTES.
     """
     if sum(piece.text_bytes for piece in pieces) > MAX_TEXT_BYTES:
         raise InputError(
@@ -151,20 +152,21 @@ def add_up(pieces: Sequence[DistinctWords]) -> DistinctWords:
 
 
 def _dot(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
-    """Return the exact sum of products, as an int of any size."""
+    """Return the exact sum of the products of two arrays, as an int of any size."""
     if np.dot(left.astype(np.float64), right.astype(np.float64)) < 2.0**62:
         return int(np.dot(left, right))
     return sum(map(operator.mul, left.tolist(), right.tolist()))
 
 
-_SHORT = 7  # most bytes of a word that is compared as one number
+_SHORT = 7  # longest word, in bytes, that is compared as one number
 _MASKS = np.array([(1 << 8 * length) - 1 for length in range(_SHORT + 1)], np.uint64)
 _SLOT_BITS = 18
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the golden ratio: an odd constant with well mixed bits
+# multiplier for hashing: an odd constant with well mixed bits, from the golden ratio
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Numbers(dict[bytes, int]):
-    """The number of each word: 0, 1, 2, ... in the order of first look-ups."""
+    """Numbers words from 0 in the order in which they are first looked up."""
 
     def __missing__(self, word: bytes) -> int:
         """Assign the next number to a new word."""
@@ -188,7 +190,7 @@ def number_words(
     lengths = ends - starts
     numbers = np.empty(len(starts), np.int64)
     loads = np.ndarray((len(padded) - 7,), "<u8", padded.data, 0, (1,))
-    # Most words are short. The key of a short word has its bytes, and its length in the top byte.
+    # Most words are short, and become numbers: the bytes, with the length in the top byte.
     short = np.flatnonzero(lengths <= _SHORT)
     sizes = lengths[short]
     keys = loads[starts[short]] & _MASKS[sizes] | sizes.view(np.uint64) << np.uint64(56)
@@ -206,14 +208,14 @@ def number_words(
 
 
 def _number(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return numbers from 0 on, the same for equal keys: int64 (n,)."""
+    """Number the distinct keys from 0; equal keys get the same number: int64 (n,)."""
     slots = (keys * _GOLDEN >> np.uint64(64 - _SLOT_BITS)).view(np.int64)
     owners = np.zeros(1 << _SLOT_BITS, np.uint64)
     is_taken = np.zeros(1 << _SLOT_BITS, np.bool_)
     owners[slots], is_taken[slots] = keys, True
     by_slot = np.cumsum(is_taken) - 1
     numbers = by_slot[slots]
-    # Keys whose slot belongs to another key are numbered in their order.
+    # Keys whose hash slot belongs to another key are numbered by sorting.
     others = np.flatnonzero(owners[slots] != keys)
     distinct = np.unique(keys[others])
     numbers[others] = by_slot[-1] + 1 + np.searchsorted(distinct, keys[others])

@@ -1,10 +1,11 @@
 """Adding up words that are counted piece by piece, in bounded memory.
 
-- Pieces are kept up to a share of the free memory. Then equal words are added up. If this
+- Pieces are kept in memory up to a share of the free memory. Then equal words are added up. If this
   does not free enough memory, the words are spilled: written as a run, sorted by bytes, to a
   temporary file.
-- At the end all runs are merged, a block of each run at a time. Later blocks can't have words up to
-  the least of the blocks' last words, so these words are added up and written to another run.
+- At the end all runs are merged, a block of each run at a time. The words up to the smallest of the
+  blocks' last words can't occur in later blocks, so their counts are final and are written to
+  another run.
 - A run consists of blocks: lengths and counts (int64 each), then the words' bytes. All runs are in
   one file without a name, in the folder for temporary files, so the file never outlives the
   process.
@@ -26,29 +27,29 @@ from llmgpu.bpe.words.distinct_words import DistinctWords, add_up, join
 from llmgpu.files import output_errors
 from llmgpu.memory import free_memory
 
-MEMORY_SHARE = 4  # by default, words may fill 1/4 of the free memory
-UNKNOWN_MEMORY = 4 << 30  # assumed free memory if the system doesn't tell
-_WORKING_COPIES = 4  # most copies of the kept words while words are added up and sorted
-_MOST_MERGED = 32  # runs merged at a time
+MEMORY_SHARE = 4  # words may use 1 / MEMORY_SHARE of the free memory
+UNKNOWN_MEMORY = 4 << 30  # free memory that is assumed if the system doesn't tell
+_WORKING_COPIES = 4  # most copies of the words in memory while they are added up and sorted
+_MOST_MERGED = 32  # most runs that are merged at a time
 _LEAST_BLOCK, _MOST_BLOCK = 1 << 12, 4 << 20  # limits on the bytes of a block
 
 
-# Called with upper bounds of the number of distinct words so far, and of their bytes.
+# A callback for upper bounds of the number of distinct words so far, and of their bytes.
 OnWords = Callable[[int, int], None]
 
 
 def no_words(words: int, nbytes: int) -> None:
-    """Ignore the number of words and their bytes."""
+    """Ignore the numbers: a callback that does nothing."""
 
 
 def default_memory_bytes() -> int:
-    """Return the default memory of words: a share of the memory that is free now."""
+    """Return the default limit on the memory of words: a share of the memory that is free now."""
     free = free_memory()
     return (UNKNOWN_MEMORY if free is None else free) // MEMORY_SHARE
 
 
 class WordAccumulator:
-    """Adds up words that are counted piece by piece, by any threads.
+    """Adds up words that are counted piece by piece. Any thread may call its methods.
 
     Memory is bounded until `result`, which needs memory for all words.
     """
@@ -91,16 +92,15 @@ class WordAccumulator:
                 return
             words = add_up(self._pieces)
             self._pieces, self._kept_bytes = [words], words.nbytes
-            # Spill at half the limit, too: otherwise pieces of mostly new words would be added up
-            # again and again.
+            # Spill at half of the limit, too, or pieces of new words would be added up too often.
             if self._kept_bytes > self._most_bytes // 2:
                 self._write_run(words)
 
     def result(self) -> DistinctWords:
-        """Return all words with the sums of their counts, and start again with none.
+        """Return all words with the sums of their counts, and start again without words.
 
-        The words of a single piece are returned as they are; other words are sorted by bytes.
-        Raises the errors of `add`.
+        The words of a single piece are returned in their order; otherwise words are sorted by
+        bytes. Raises the errors of `add`.
         """
         words = self._pieces[0] if len(self._pieces) == 1 else add_up(self._pieces)
         if self._file is None:
@@ -126,7 +126,7 @@ class WordAccumulator:
 
 @dataclass(frozen=True)
 class _Block:
-    """A part of a run: its position in the file, and its numbers of words and of their bytes."""
+    """A block of a run: its position in the file, its number of words, and the words' bytes."""
 
     position: int
     words: int
@@ -139,11 +139,11 @@ Run = list[_Block]
 class RunFile:
     """A temporary file of runs.
 
-    close: removes the file, as does deleting the object.
+    close: removes the file. The file is also removed when the object is deleted.
     """
 
     def __init__(self, block_bytes: int) -> None:
-        """Create the file; a block has words of about `block_bytes`, or a single larger word."""
+        """Create the file; a block has words of about `block_bytes` bytes, or one larger word."""
         self._block_bytes = block_bytes
         self._name = f"a temporary file in {tempfile.gettempdir()} (set TMPDIR for another folder)"
         with output_errors(self._name):
@@ -152,7 +152,7 @@ class RunFile:
         self._end = 0
 
     def write(self, pieces: Iterable[DistinctWords]) -> Run:
-        """Write pieces of words, ascending over all pieces, as a run."""
+        """Write pieces of words as one run; the words ascend from the first piece to the last."""
         run: Run = []
         waiting: list[DistinctWords] = []
         for piece in pieces:
@@ -164,7 +164,7 @@ class RunFile:
 
     def _write_blocks(self, words: DistinctWords) -> Iterator[_Block]:
         first = 0
-        # Bytes in the file up to the end of each word.
+        # Position in the file, from the run's start, of the end of each word.
         ends = words.offsets[1:] + 16 * np.arange(1, len(words) + 1)
         while first < len(words):
             done = int(ends[first - 1]) if first else 0
@@ -181,11 +181,11 @@ class RunFile:
             first = last
 
     def read(self, run: Run) -> Iterator[DistinctWords]:
-        """Read a run block by block."""
+        """Yield the words of a run block by block."""
         return (self.read_whole([block]) for block in run)
 
     def read_whole(self, run: Run) -> DistinctWords:
-        """Read a run as a whole."""
+        """Return all words of a run."""
         count, size = sum(block.words for block in run), sum(block.data_bytes for block in run)
         offsets, counts = np.zeros(count + 1, np.int64), np.empty(count, np.int64)
         data = np.empty(size, np.uint8)
@@ -206,11 +206,10 @@ class RunFile:
 
 
 def merge_runs(runs: list[Iterator[DistinctWords]]) -> Iterator[DistinctWords]:
-    """Merge runs, each an iterator of blocks; yield words in ascending order."""
+    """Merge runs of words; each run is an iterator of blocks. Yield words in ascending order."""
     blocks = [next(run) for run in runs]
     while runs:
-        # Words up to the least of the blocks' last words are complete: later blocks have larger
-        # words.
+        # Words up to the smallest of the blocks' last words can't occur in later blocks.
         bound = min(block.spell(len(block) - 1) for block in blocks)
         taken = [bisect_right(range(len(block)), bound, key=block.spell) for block in blocks]
         yield add_up(

@@ -1,8 +1,8 @@
 """The table of distinct words on a device, for counting and encoding: kernels in wgsl/words.
 
 A slice is one submission: upload, mark the starts of words, look up every word in the table, insert
-the missing words. The table persists over slices. If the table was full, the words not inserted
-stay pending: the table grows, or is emptied if it has used its share of memory, and the slice runs
+the missing words. The table is kept from slice to slice. Words for which the table had no room stay
+pending. Then the table grows, or is emptied if it has used its share of memory, and the slice runs
 again.
 """
 
@@ -33,8 +33,8 @@ from llmgpu.spelling import spelled
 
 STATE = struct_dtype("words/state.wgsl", "WordState")
 FIRST_WORDS = 1 << 19
-MOST_FRESH = 1 << 19  # new words that one run of a slice can list
-TABLE_BYTES = 4 << 30  # a table that would exceed this is emptied
+MOST_FRESH = 1 << 19  # most new words that one run of a slice can list
+TABLE_BYTES = 4 << 30  # a table that would grow beyond this size is emptied
 SLOT_BYTES = 20  # bytes of a slot: key and claim
 GROUPS, SOFTWARE_GROUPS = 512, 64
 INSERTION = ("claim", "number")  # kernels to run after words were looked up
@@ -47,9 +47,9 @@ def prepare_kernels(
     files: Mapping[str, Mapping[str, int]],
     hash_mask: int = HASH_MASK,
 ) -> dict[str, Kernel]:
-    """Compile the table's kernels and the kernels of `files`, a map from files to their constants.
+    """Compile the table's kernels and the kernels of `files`.
 
-    hash_mask: bits of the words' hashes to use.
+    files: constants of each file. hash_mask: bits of the words' hashes to use.
 
     Returns the kernels by the names of their files, without folder and number.
     """
@@ -65,7 +65,7 @@ def prepare_kernels(
 class GpuWordTable:
     """A table of distinct words on a device, numbered in the order of insertion.
 
-    generation: changes when buffers are replaced; then kernels must be bound again.
+    generation: changes when buffers are replaced; kernels must then be bound again.
     """
 
     def __init__(
@@ -82,8 +82,9 @@ class GpuWordTable:
         """Make an empty table.
 
         first_words: capacity of the first table. table_bytes: limit on its memory.
-        word_arrays: further buffers by name, with their bytes per word; zeros at first.
-        data_arrays: further buffers by name, with their bytes per four bytes of the words.
+        word_arrays: further buffers, zero at first: bytes for each word, by name of the buffer.
+        data_arrays: further buffers: bytes for every four bytes of the words, by name of the
+            buffer.
         """
         self.device, self.kernels = device, kernels
         self.groups = SOFTWARE_GROUPS if device.is_software else GROUPS
@@ -134,9 +135,9 @@ class GpuWordTable:
         return [self.kernels[name].bind_from(buffers) for name in names]
 
     def grow(self, state: NDArray[Any], *, beyond_limit: bool = False) -> bool:
-        """At least double the table's room for words or for bytes; return False at the limit.
+        """At least double the table's room for words or for their bytes; return False at the limit.
 
-        Does nothing if the table has grown for another slice since this slice ran.
+        Does nothing if another slice has made the table grow since this slice ran.
 
         state: the state after this slice. beyond_limit: grow even beyond the limit on memory.
         """
@@ -148,8 +149,8 @@ class GpuWordTable:
         fresh = words + min(int(state["fresh"]), self.fresh_capacity)
         fresh_data = data + int(state["fresh_data"])
         new_words, new_data = self.word_capacity, self.data_capacity
-        # The slice lacked room for bytes, lacked room for words, or found the slots crowded. Both
-        # of the last two cases need more slots.
+        # The slice ran out of room for bytes, or for words, or found the slots crowded. The last
+        # two cases need more slots.
         if fresh_data > new_data:
             new_data = max(2 * new_data, fresh_data)
         if fresh > new_words or new_data == self.data_capacity:
@@ -171,7 +172,7 @@ class GpuWordTable:
     def _rehash(self, new_words: int, new_data: int) -> None:
         before = dict(self.buffers)
         self._allocate(new_words, new_data)
-        # The kernel takes the new number of slots from the state.
+        # The kernel reads the new number of slots from the state.
         self._write_state()
         commands = self.device.record()
         for name in (*self._word_arrays, *self._data_arrays):
@@ -195,7 +196,7 @@ class GpuWordTable:
 
 
 class WordSlot:
-    """One slice on a device: staging memory, text, start bits and the words to look up."""
+    """Buffers of one slice on a device: staging memory, text, start bits and pending words."""
 
     def __init__(self, device: Device, pattern: str | Pattern, slice_bytes: int) -> None:
         """Allocate memory for slices of up to `slice_bytes`."""
@@ -224,13 +225,13 @@ class WordSlot:
         return self._piece.main_end if self._piece else 0
 
     def mark_on_host(self) -> None:
-        """Mark the starts of words that the device left undecided in a slice."""
+        """Mark the starts of words in a slice whose cuts the device could not decide."""
         if self._piece is not None:
             text = self.device.read(self._text, self._piece.length, np.uint8)
             self._pretokenizer.mark_on_host(self._piece, text)
 
     def upload(self, commands: Commands, piece: Slice) -> None:
-        """Record uploading the slice from staging memory, and marking the starts of words."""
+        """Record the upload of a slice from staging memory, and marking the starts of words."""
         self._piece = piece
         params = np.array((piece.main_end, len(piece.document_starts), 0, 0), np.uint32)
         self.device.write(self._params, params)
@@ -239,24 +240,24 @@ class WordSlot:
         self.all_pending(commands)
 
     def all_pending(self, commands: Commands) -> None:
-        """Record marking all words of the slice as pending."""
+        """Record a command that marks all words of the slice as pending."""
         nbytes = -(-self.main_end // 32) * 4
         starts = self._pretokenizer.start_bits
         commands.copy(starts.handle, self._pending.handle, nbytes)
 
     def bound(self, table: GpuWordTable, names: Sequence[str]) -> list[BoundKernel]:
-        """Return kernels bound to this slot and a table."""
+        """Return kernels bound to the buffers of this slot and of a table."""
         if self._generation != table.generation:
             self._kernels = table.bind(names, self.buffers)
             self._generation = table.generation
         return self._kernels
 
     def forget_bindings(self) -> None:
-        """Bind the kernels again before the next run, because a buffer was replaced."""
+        """Discard the bound kernels, because a buffer was replaced; `bound` binds them again."""
         self._generation = 0
 
     def submit_with_state(self, commands: Commands, table: GpuWordTable) -> None:
-        """Submit commands, followed by a copy of the table's state, which is read later."""
+        """Submit commands and a copy of the table's state, which `collect` reads."""
         self._state_copy.record(commands, table.buffers["state"], STATE.itemsize)
         commands.submit()
         self._state_copy.begin()
@@ -269,11 +270,11 @@ class WordSlot:
         return final
 
     def read_byte(self, position: int) -> int:
-        """Return a byte of the text."""
+        """Return the byte at a position of the slice's text."""
         return int(self.device.read(self._text, position + 1, np.uint8)[position])
 
     def read_long_words(self, longest: int) -> list[NDArray[np.uint8]]:
-        """Return the words of more than `longest` bytes, in order."""
+        """Return the slice's words of more than `longest` bytes, in order."""
         starts = self._pretokenizer.start_bits
         bits = self.device.read(starts, -(-self.main_end // 8), np.uint8)
         if self.main_end % 8:
@@ -290,10 +291,11 @@ class WordSlot:
 def long_spans(start_bits: NDArray[np.uint8], length: int, longest: int) -> list[tuple[int, int]]:
     """Return begin and end of each word of more than `longest` bytes; `longest` is 128 or more.
 
-    start_bits: uint8, one bit for each byte of a text, lowest first; bits after the text are 0.
+    start_bits: uint8, a bit for each byte of a text, lowest bit first: 1 at the start of a word.
+        Bits after the text are 0.
     length: bytes of the text, 1 or more; the text consists of whole words.
     """
-    # A word of more than `longest` bytes leaves groups of 64 bits empty: search around these.
+    # Within a long word, whole groups of 64 bits are 0: search around these.
     groups = np.zeros(-(-len(start_bits) // 8), "<u8")
     groups.view(np.uint8)[: len(start_bits)] = start_bits
     empty = np.flatnonzero(groups == 0)
@@ -302,8 +304,7 @@ def long_spans(start_bits: NDArray[np.uint8], length: int, longest: int) -> list
     enough = last - first + 1 >= (longest - 63) // 64
     spans = []
     for group, after in zip(first[enough].tolist(), (last[enough] + 1).tolist(), strict=True):
-        # The word starts at the last bit before the empty groups; the next word starts at the first
-        # bit after these groups.
+        # The word starts at the last bit set before the empty groups, and ends at the next set bit.
         start = 64 * (group - 1) + int(groups[group - 1]).bit_length() - 1
         end = length
         if after < len(groups):
