@@ -2,10 +2,11 @@
 
 - Each format is a module, listed in `llmgpu.bpe.interchange.formats`.
 - A vocabulary read from a file gives the ids of the other tool. If this is impossible, the file is
-  refused, and the error names the component in the way. Parts of a file that have no influence on
-  the ids inside a text are dropped, and `note` reports them.
-- The other tool gives the ids of llmgpu when it reads a written file. If this is impossible, the
+  refused, and the error names the component that llmgpu can't reproduce. Parts of a file that have
+  no influence on the ids inside a text are dropped, and `note` reports them.
+- When the other tool reads a written file, it gives the ids of llmgpu. If this is impossible, the
   vocabulary is refused.
-- Files are treated as hostile: sizes are limited, and every error is a VocabularyError that starts
-  with the file's name.
+- In these modules, "the library" is Hugging Face's tokenizers.
+- Files may be malicious: sizes are limited, and every error is a VocabularyError that starts with
+  the file's name.
 """

@@ -1,4 +1,4 @@
-"""Checks of a tokenizer.json's added tokens against the tokens of its model."""
+"""Checks of the added tokens in a tokenizer.json against the tokens of its model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from llmgpu.text.normalizing import NFC, get_normalizer
 
 
 def check_unmerged(tokens: set[bytes], ignore_merges: bool) -> None:
-    """Check that the library, which has no merges, and merging by rank give the same ids.
+    """Check that a model without merges gets the same ids in the library and by merging by rank.
 
-    A vocabulary without merges merges by rank: two neighbours that spell a token become the token.
-    The library takes a token of several bytes only as a whole pre-token (ignore_merges). So no
-    token may consist of two others.
+    llmgpu merges by rank if there are no merges: two neighbours that spell a token become the
+    token. The library uses a token of several bytes only for a whole pre-token (ignore_merges). So
+    no token may consist of two others.
     """
     longer = sorted(token for token in tokens if len(token) > 1)
     if longer and not ignore_merges:
@@ -43,14 +43,14 @@ def find_whole(
     """Return the ids of the special tokens that a pre-token may spell.
 
     Usually no pre-token has the text of a special token, because the search for special tokens
-    finds this text before the pattern cuts. The search misses the text if the normalizer makes it,
-    or if the token counts only as a word of its own.
+    finds this text before the pattern cuts. The search misses the text if the normalizer produces
+    it, or if the token counts only as a word of its own.
 
-    special: ids by text of special tokens that are tokens of the model, too. normalized,
-    single_words: ids of the special tokens that are searched for after the normalizer, and of
-    those that count only as words.
+    special: ids by text of special tokens that are tokens of the model, too. normalized: ids of the
+    special tokens that are searched after the normalizer. single_words: ids of the special tokens
+    that count only as words of their own.
 
-    VocabularyError if such a pre-token has other bytes than the special token.
+    Raises VocabularyError if such a pre-token has other bytes than the special token.
     """
     found = []
     for text, number in special.items():
@@ -73,7 +73,7 @@ def find_whole(
 
 
 def _is_pre_token(data: bytes, pattern: Pattern) -> bool:
-    """Whether `data` is text that the pattern leaves whole."""
+    """Whether the pattern leaves `data` as a single pre-token."""
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -83,9 +83,9 @@ def _is_pre_token(data: bytes, pattern: Pattern) -> bool:
 
 
 def _can_make(normalizer: str | None, text: str) -> bool:
-    """Whether a normalizer may turn a text without `text` into a text with it."""
+    """Whether a normalizer may produce `text` from a text that does not contain it."""
     if normalizer == NFC:
-        # NFC makes three ASCII characters of others: K, the semicolon and the grave accent.
+        # NFC maps other characters to only three ASCII characters: K, semicolon, grave accent.
         return not text.isascii() or not {"K", ";", "`"}.isdisjoint(text)
     return normalizer is not None and get_normalizer(normalizer).name != "Strip"
 
@@ -93,7 +93,7 @@ def _can_make(normalizer: str | None, text: str) -> bool:
 def check_added_ids(added: dict[str, int], ids: dict[str, int]) -> None:
     """Check that the library gives the added tokens the ids that the file states.
 
-    The library ignores the stated id of a token that the model lacks. It numbers such tokens in
+    The library ignores the stated id of a token that the model lacks, and numbers such tokens in
     the order of the list, from the model's size on.
 
     added: stated ids by text, in the order of the list. ids: the model's ids by text.

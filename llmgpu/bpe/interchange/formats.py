@@ -1,4 +1,4 @@
-"""The formats of other tools' vocabularies: a module each, and the tables that list the modules."""
+"""The formats of other tools' vocabularies: each is a module, listed in the tables below."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Writer(Protocol):
-    """The functions in the module of a write-only format."""
+    """The functions of a module for a format that is only written."""
 
     def outputs(self, path: str | Path) -> list[Output]:
-        """Return the files that `write` writes."""
+        """Return the files that `write` would write."""
         ...
 
     def write(
@@ -42,10 +42,13 @@ class Writer(Protocol):
 
 
 class Reader(Protocol):
-    """The functions in the module of a format that is read."""
+    """The functions of a module for a format that is read."""
 
     def recognizes(self, data: bytes, merges_path: str | Path | None) -> bool:
-        """Whether a file with this content, named together with `merges_path`, is of the format."""
+        """Whether a file is of this format.
+
+        data: the first bytes of the file. merges_path: the second file that the user named, if any.
+        """
         ...
 
     def read(
@@ -59,20 +62,20 @@ class Reader(Protocol):
     ) -> Vocabulary:
         """Read a vocabulary with exactly the ids of the other tool.
 
-        merges_path: the second file of a format of two files.
-        pattern: a name in PATTERNS, if the files do not name a pattern.
+        merges_path: the second file, for a format of two files.
+        pattern: a name in PATTERNS, for files that do not name a pattern.
         special_tokens: ids by text of special tokens that are not in the files.
-        note: called with parts of the files that do not change the ids inside a text and are
-            dropped.
+        note: called with a note on each part of the files that does not change the ids inside a
+            text and is dropped.
 
         Raises VocabularyError for files that can't be read exactly and for arguments that the
-        format does not take; LlmgpuError for an unknown pattern.
+        format does not use; LlmgpuError for an unknown pattern.
         """
         ...
 
 
 class Format(Reader, Writer, Protocol):
-    """The functions in the module of a format that is read and written."""
+    """The functions of a module for a format that is read and written."""
 
 
 _ROOM = "llmgpu.bpe.interchange"
@@ -99,7 +102,7 @@ ALIASES = {"hf": "huggingface"}
 ENDINGS = {".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf"}
 # formats of a single file, by the kind that `llmgpu.outputs.kind_of` recognizes
 KINDS = {RANKS: "tiktoken", TEKKEN: "tekken", SENTENCEPIECE: "sentencepiece", GGUF: "gguf"}
-# Formats by the name of a file in a folder; of several files, the first name here is read.
+# Formats by the name of a file in a folder. If a folder has several, the first name here is read.
 NAMES = {
     "tokenizer.json": "huggingface",
     "tekken.json": "tekken",
@@ -113,7 +116,8 @@ WEIGHT_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q5_0": 8, "q4_0": 2}
 def guess_format(path: str | Path, merges_path: str | Path | None) -> str:
     """Return the name of the format of a file; VocabularyError if it can't be read."""
     with naming(path):
-        if merges_path is None and kind_of(str(path)) == GGUF:  # may have weights of any size
+        # the file may contain weights of any size
+        if merges_path is None and kind_of(str(path)) == GGUF:
             return "gguf"
         data = read_limited(path)
         for name, format in READERS.items():

@@ -6,8 +6,8 @@
 - If llama.cpp's expression differs slightly from the pattern, a note says which texts get other
   ids.
 - Tokens are written in GPT-2's alphabet. Special tokens are written with their own text, as control
-  tokens. Ids without a token get a text that no merge results in.
-- The package gguf writes the files. It is an extra.
+  tokens. Ids without a token get a text that no merge produces.
+- The package gguf, an extra, writes the files.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from llmgpu.text.chat import plain_template
 from llmgpu.text.normalizing import get_normalizer
 
 _TOOL = "llama.cpp"
-_NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # kinds of tokens
-_DEFAULT_END = 11  # llama.cpp's default id for the end of text
+_NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # llama.cpp's numbers for kinds of tokens
+_DEFAULT_END = 11  # the end-of-text id that llama.cpp assumes if a file names none
 
 
 @dataclass(frozen=True)
 class _Split:
-    """llama.cpp's name of a pattern, and the texts that llama.cpp's expression cuts differently.
+    """llama.cpp's name for a pattern, and the texts that llama.cpp cuts differently.
 
     merging: the name for vocabularies that always merge. whole: the name for vocabularies in which
     a pre-token that spells a token becomes this token; None if llama.cpp has no such name. differs:
@@ -145,9 +145,9 @@ def describe(
 
     rows: number of rows of the model's tables, if there are more rows than ids in the vocabulary.
     bos_id, eos_id: the first and the last id of a text. By default, the ids that the vocabulary
-        adds around a text; without a last id, the end-of-text token. llama.cpp adds the ids only if
-        the vocabulary does.
-    note: called with the texts that get other ids in llama.cpp.
+        adds around a text; if it adds no last id, the end-of-text token. The file tells llama.cpp
+        to add the ids only if the vocabulary adds them.
+    note: called with a note on texts that get other ids in llama.cpp.
 
     Raises VocabularyError if llama.cpp can't give the same ids.
     """
@@ -160,7 +160,7 @@ def describe(
     bos_id, eos_id = _around(vocabulary, bos_id, eos_id, note)
     if eos_id is None and end is not None:
         eos_id = vocabulary.special_tokens[end]
-    # List the text of every id. All must differ in llama.cpp, so an id without a token has [PADn].
+    # List the text of every id. Texts must differ, so an id without a token gets [PADn].
     numbers = range(max(rows, vocabulary.size))
     names = [texts.get(number, f"[PAD{number}]") for number in numbers]
     if len(set(names)) < len(names):
@@ -201,7 +201,7 @@ def _describe_bytes(
 def _describe_pieces(
     vocabulary: Vocabulary, rows: int, note: Note
 ) -> tuple[dict[int, str], dict[int, int], dict[str, Any]]:
-    """Return the same of a vocabulary of SentencePiece's kind, with scores for merges."""
+    """Return the same for a vocabulary of SentencePiece's kind, with scores in place of merges."""
     assert vocabulary.pieces is not None
     plain = replace(vocabulary, normalized_tokens=()) if vocabulary.pieces.ranks else vocabulary
     refuse_added_flags(plain, f"{_TOOL} does not support")
@@ -215,9 +215,10 @@ def _describe_pieces(
 def _around(
     vocabulary: Vocabulary, bos_id: int | None, eos_id: int | None, note: Note
 ) -> tuple[int | None, int | None]:
-    """Return the first and the last id of a text, None without one.
+    """Return the first and the last id of a text, None where there is no such id.
 
-    llama.cpp adds at most one id on either side; note the ids that llama.cpp does not add.
+    llama.cpp adds at most one id on either side. `note` reports the ids that llama.cpp does not
+    add.
     """
     found = []
     for ids, given in ((vocabulary.prefix_ids, bos_id), (vocabulary.suffix_ids, eos_id)):
@@ -228,11 +229,11 @@ def _around(
 
 
 def _name_split(vocabulary: Vocabulary, made: int) -> str:
-    """Return llama.cpp's name for the pattern and for when pre-tokens merge.
+    """Return llama.cpp's name for the pattern and for the treatment of whole pre-tokens.
 
-    made: the number of tokens that merges result in.
+    made: the number of tokens that merges produce.
 
-    VocabularyError if there is no such name, or llama.cpp would give other ids.
+    Raises VocabularyError if there is no such name, or llama.cpp would give other ids.
     """
     split = _SPLITS.get(vocabulary.pattern)
     if split is None:

@@ -1,13 +1,14 @@
 """Vocabularies in GGUF files of llama.cpp, with or without a model's weights.
 
-- The metadata is at the beginning of the file; nothing behind it is read. Every length is compared
-  with the bytes that are left before anything is made of it.
+- Only the metadata at the beginning of the file is read. Every length is compared with the number
+  of bytes left before memory is allocated.
 - The tokenizer ``gpt2`` is byte-level BPE; ``tokenizer.ggml.pre`` names the pattern, and whether a
-  pre-token that is a token stays whole. Where llama.cpp's expression differs from the model's
-  pattern, the pattern is that of the model, and a note says which texts get other ids there.
+  pre-token that is a token stays whole. If llama.cpp's expression differs from the pattern of the
+  model, llmgpu uses the pattern of the model, and a note says which texts get other ids in
+  llama.cpp.
 - The tokenizer ``llama`` is SentencePiece BPE: pieces with scores, whose types have SentencePiece's
   numbers. User-defined tokens have spaces in the file, and a model's pieces have U+2581.
-- llama.cpp normalizes no text, so a vocabulary from a GGUF file has no normalizer of the model.
+- llama.cpp does not normalize text, so a vocabulary from a GGUF file lacks the model's normalizer.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from llmgpu.outputs import GGUF, binary_kind
 
 _MOST = MAX_BYTES["vocabulary of another tool"]
 _VERSIONS = (2, 3)
-# Types of values: formats of numbers, then strings and arrays.
+# Formats of values by type: numbers first, then strings and arrays.
 _NUMBERS = dict(enumerate(["<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?"])) | {
     10: "<Q",
     11: "<q",
@@ -60,7 +61,7 @@ Content = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _Cut:
-    """How text is cut: a pattern, or expressions one after the other.
+    """How text is cut: by a pattern, or by expressions one after the other.
 
     whole: a pre-token that is a token stays whole.
     """
@@ -71,7 +72,7 @@ class _Cut:
 
 
 _DIGITS = _Cut(expressions=(_DIGIT, splits.GPT2))
-# llama.cpp's names, by the way of cutting.
+# llama.cpp's names for each way of cutting.
 _NAMES = {
     "gpt-2 phi-2 mpt olmo jina-es jina-de jina-v2-es jina-v2-de": _Cut("gpt2"),
     "llama-bpe llama3 llama-v3 falcon3 pixtral": _Cut("llama3", whole=True),
@@ -86,7 +87,7 @@ CUTS = {name: cut for names, cut in _NAMES.items() for name in names.split()}
 
 
 def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
-    """Whether the file begins as a GGUF file does, and there is no second file."""
+    """Whether the file begins as a GGUF file, and the user named no second file."""
     return merges_path is None and binary_kind(data[:64]) == GGUF
 
 
@@ -133,7 +134,7 @@ def _read_bytes(content: Content, texts: list[str], kinds: list[int], note: Note
             f"{', '.join(sorted(CUTS))}. Use the model's tokenizer.json"
         )
     chosen = get_pattern(cut.pattern or splits.pattern_of_expressions(cut.expressions, note))
-    # tekken's expression is that of o200k, apart from numbers and contractions.
+    # tekken's expression is that of o200k, except for numbers and contractions.
     if differs := DIFFERENCES.get("o200k" if name == "tekken" else cut.pattern):
         note(f"llama.cpp gives different ids for {differs}")
     merges = _list(content, "tokenizer.ggml.merges", str)
@@ -176,7 +177,7 @@ def _read_pieces(content: Content, texts: list[str], kinds: list[int], note: Not
 
 
 def _tokens(content: Content) -> tuple[list[str], list[int]]:
-    """Return texts and types of all ids."""
+    """Return the texts and the types of all ids."""
     texts = _list(content, "tokenizer.ggml.tokens", str)
     if not 0 < len(texts) <= MAX_IDS:
         raise VocabularyError(f"{len(texts)} tokens: use 1 to {MAX_IDS}")
@@ -195,7 +196,7 @@ def _tokens(content: Content) -> tuple[list[str], list[int]]:
 def _around(content: Content, texts: list[str], note: Note, *, adds_bos: bool) -> dict[str, Any]:
     """Return the ids around a text and the chat template, as fields of a vocabulary.
 
-    adds_bos: whether llama.cpp puts the first id before a text if the file does not say so.
+    adds_bos: whether llama.cpp adds the first id to a text if the file does not say so.
     """
     found: dict[str, Any] = {}
     tokens: dict[str, str] = {}
@@ -228,7 +229,7 @@ def _list(content: Content, name: str, kind: type) -> list[Any]:
 def read_metadata(data: bytes) -> dict[str, Any]:
     """Return the values of a GGUF file whose names begin with "tokenizer.".
 
-    data: the beginning of the file. VocabularyError for a damaged file.
+    data: the beginning of the file. Raises VocabularyError for a damaged file.
     """
     if data[:4] != b"GGUF" or int.from_bytes(data[4:8], "little") not in _VERSIONS:
         raise VocabularyError(f"not a GGUF file of version {' or '.join(map(str, _VERSIONS))}")
@@ -245,18 +246,18 @@ def read_metadata(data: bytes) -> dict[str, Any]:
 
 
 class _Parts:
-    """Takes a file apart, from the beginning."""
+    """Parses a file from its beginning."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
 
     def take(self, form: str) -> Any:
-        """Return a number."""
+        """Parse a number; form: its format in `struct`."""
         (value,) = struct.unpack(form, self._bytes(struct.calcsize(form)))
         return value
 
     def string(self) -> str:
-        """Return a text."""
+        """Parse a string."""
         data = self._bytes(self.take("<Q"))
         try:
             return data.decode()
@@ -264,7 +265,7 @@ class _Parts:
             raise VocabularyError(f"a text that is not UTF-8: {data[:40]!r}") from error
 
     def value(self, kind: int) -> Callable[[], Any]:
-        """Go past a value; return a function that makes it."""
+        """Skip a value, and return a function that parses it."""
         if kind == _STRING:
             text = self.string()
             return lambda: text
@@ -279,7 +280,8 @@ class _Parts:
             return lambda: np.frombuffer(data, _NUMBERS[kind]).tolist()
         if kind != _STRING:
             raise VocabularyError(f"the GGUF file has an array of the unsupported type {kind}")
-        if count > (len(self._data) - self._at) // 8:  # a text has at least its length
+        # each string has at least its length, of 8 bytes
+        if count > (len(self._data) - self._at) // 8:
             raise self._cut()
         texts = [self.string() for _ in range(count)]
         return lambda: texts

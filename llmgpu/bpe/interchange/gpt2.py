@@ -3,9 +3,10 @@
 - Tokens are written in the byte-level alphabet. Neither file names a pattern: `read` assumes gpt2
   unless its caller names another pattern. GPT-2's tokenizers know no other pattern, so `write`
   refuses vocabularies of other patterns.
-- Neither file marks special tokens. Text never results in a token of several characters that is in
-  no merge, for example ``<|endoftext|>``. So `read` makes it a special token if its characters are
-  ASCII, or not all in the byte-level alphabet. In any other case the token stands for bytes.
+- Neither file marks special tokens. A token of several characters that is in no merge, for example
+  ``<|endoftext|>``, is never the result of text. So `read` makes it a special token if its
+  characters are ASCII, or not all in the byte-level alphabet. In any other case the token stands
+  for bytes.
 - vocab.json is written like GPT-2's: ids ascending, ASCII only, on one line.
 """
 
@@ -54,7 +55,7 @@ _HEADER = "#version: 0.2\n"
 
 
 def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
-    """Whether there is a second file, which no other format has."""
+    """Whether the user named a second file: no other format has two files."""
     return merges_path is not None
 
 
@@ -94,7 +95,7 @@ def read(
 
 
 def outputs(path: str | Path) -> list[Output]:
-    """Return the files that `write` writes."""
+    """Return the files that `write` would write."""
     folder = Path(path)
     return [
         Output(str(folder / VOCAB_NAME), VOCAB_JSON),
@@ -105,7 +106,7 @@ def outputs(path: str | Path) -> list[Output]:
 def write(
     vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes, force: bool = False
 ) -> None:
-    """Write the two files into the folder `path`, making the folder if necessary.
+    """Write the two files into the folder `path`, creating the folder if it is missing.
 
     Raises the errors of `llmgpu.bpe.interchange.formats.Format.write`.
     """
@@ -145,11 +146,11 @@ def _check_expressible(vocabulary: Vocabulary, made: int) -> None:
 def _find_special(
     ids: Mapping[str, int], merged: set[int], given: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return ids by text of the given special tokens, and of the tokens that text never results in.
+    """Return the special tokens, ids by text: the given ones, and tokens that text never produces.
 
     ids: all ids by text. merged: ids that are in merges.
 
-    VocabularyError if a given token is in `ids` with another id.
+    Raises VocabularyError if a given token is in `ids` with another id.
     """
     found = {
         text: number

@@ -116,7 +116,7 @@ _FOLDER = {
     "special_tokens_map.json": SPECIAL_TOKENS_MAP,
 }
 
-_SEQUENCES = {  # names of the components of a Sequence
+_SEQUENCES = {  # names of the list of components in a Sequence
     "normalizer": "normalizers",
     "pre_tokenizer": "pretokenizers",
     "post_processor": "processors",
@@ -126,7 +126,7 @@ _PARTS = {"version", "truncation", "padding", "added_tokens", "model", *_SEQUENC
 _MODEL_PARTS = {"type", "vocab", "merges", "unk_token", "ignore_merges"}
 _MODEL_AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 _MODEL_REFUSED = ("dropout", *_MODEL_AFFIXES, "fuse_unk", "byte_fallback")
-_ADDED_FLAGS = {  # the fields of a vocabulary
+_ADDED_FLAGS = {  # the field of a vocabulary for each flag
     "single_word": "single_word_tokens",
     "lstrip": "lstrip_tokens",
     "rstrip": "rstrip_tokens",
@@ -134,7 +134,7 @@ _ADDED_FLAGS = {  # the fields of a vocabulary
 
 
 def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
-    """Whether the file is a JSON object, and there is no second file."""
+    """Whether the file is a JSON object, and the user named no second file."""
     return merges_path is None and data.lstrip().startswith(b"{")
 
 
@@ -163,7 +163,7 @@ def read_content(
 ) -> Vocabulary:
     """Return the vocabulary of a tokenizer.json whose JSON is already parsed.
 
-    chat: a function that returns the chat template. note: see `formats.Format.read`.
+    chat: returns the chat template, or None. note: see `formats.Format.read`.
 
     Raises VocabularyError for content that can't be read exactly.
     """
@@ -203,7 +203,7 @@ def read_content(
 
 
 def outputs(path: str | Path) -> list[Output]:
-    """Return the file that `write` writes, or the files if `path` is a folder."""
+    """Return the file, or with a folder the files, that `write` would write."""
     if not (os.path.isdir(path) or str(path).endswith(("/", os.sep))):
         return [Output(str(path), TOKENIZER_JSON)]
     return [Output(os.path.join(path, name), kind) for name, kind in _FOLDER.items()]
@@ -317,7 +317,7 @@ def _describe_pieces(vocabulary: Vocabulary, rules: PieceRules) -> dict[str, Any
 def to_transformers(vocabulary: Vocabulary) -> Any:
     """Return a `transformers.PreTrainedTokenizerFast` with the same ids.
 
-    A special token ``<|endoftext|>`` ends its sequences.
+    A special token ``<|endoftext|>`` becomes its end-of-sequence token.
 
     Raises VocabularyError if a tokenizer.json can't give the same ids, or transformers is not
     installed.
@@ -331,10 +331,10 @@ def to_transformers(vocabulary: Vocabulary) -> Any:
 def _model_ids(vocabulary: Vocabulary, ids: Mapping[str, int]) -> Mapping[str, int]:
     """Return the ids by text of the tokens to be written into the model.
 
-    ids: all ids by text. All of them are returned unless a pre-token could spell a special token
-    that is not in `whole_tokens`. Then special tokens are left out.
+    ids: all ids by text. Special tokens are left out if a pre-token could spell a special token
+    that is not in `whole_tokens`. Otherwise all ids are returned.
 
-    VocabularyError if the library would give the tokens left out other ids.
+    Raises VocabularyError if the library would give the tokens left out other ids.
     """
     whole = set(vocabulary.whole_tokens)
     special = {k: v for k, v in vocabulary.special_tokens.items() if v not in whole}
@@ -413,7 +413,7 @@ def _type_of(what: str, component: object) -> str:
 def _steps(what: str, component: object, supported: Set[str]) -> list[tuple[str, dict[str, Any]]]:
     """Return the type and content of a component, or of each component of a Sequence.
 
-    Empty if `component` is None. VocabularyError for a type that is not in `supported`.
+    Empty if `component` is None. Raises VocabularyError for a type that is not in `supported`.
     """
     if component is None:
         return []
@@ -456,14 +456,14 @@ def _read_pieces(
     decoder = _steps("decoder", content.get("decoder"), metaspace.DECODERS)
     around = _steps("post_processor", content.get("post_processor"), KINDS)
     prefix_ids, suffix_ids = read_around(around, note)
-    # Read the added tokens; `plain` are the texts of the tokens that are not special.
+    # Read the added tokens. plain: texts of the added tokens that are not special.
     added, normalized, flagged = _read_added(content.get("added_tokens"), note, always=True)
     plain = [
         entry["content"]
         for entry in content.get("added_tokens") or ()
         if entry.get("special") is not True
     ]
-    # Join the normalizer and the Metaspace, if there is one, to one normalizer.
+    # Combine the normalizer and the Metaspace, if there is one, into one normalizer.
     steps, space = metaspace.read_steps(before, cut)
     scheme, has_normalizer = metaspace.scheme_of(space), bool(before)
     steps, late = metaspace.check_prefix(
@@ -500,7 +500,7 @@ def _read_added(
     """Return the added tokens: ids by text, ids of the normalized tokens, and ids by flag.
 
     A flag is a field of Vocabulary in _ADDED_FLAGS. always: the vocabulary matches added tokens
-    that are not special in any text, as the library does, so that there is nothing to note.
+    that are not special in any text, as the library does, so no note is needed.
     """
     added: dict[str, int] = {}
     normalized: list[int] = []
@@ -532,7 +532,7 @@ def _read_added(
 def _check_different(
     added: dict[str, int], normalized: tuple[int, ...], normalize: Callable[[str], str]
 ) -> None:
-    """Check that normalization leaves the normalized added tokens different and not empty."""
+    """Check that normalization leaves the normalized added tokens distinct and not empty."""
     found: dict[str, str] = {}
     late = set(normalized)
     for text in added:
@@ -561,7 +561,7 @@ def _read_model(
     check_added_ids(added, ids)
     unknown = _read_unknown(model.get("unk_token"), ids)
     _check_apart(merges, added, ids, unknown)
-    # Separate the tokens that stand for bytes from the added tokens.
+    # Separate the added tokens from the tokens that stand for bytes.
     ordinary = {number: to_bytes(text) for text, number in ids.items() if text not in added}
     if len(merges) == 0:
         check_unmerged(set(ordinary.values()), ignore_merges)
@@ -589,7 +589,7 @@ def _read_model(
 def _check_apart(
     merges: NDArray[np.uint32], added: dict[str, int], ids: dict[str, int], unknown: dict[str, int]
 ) -> None:
-    """Check that no added or unknown token is in a merge, and no added token is a single byte."""
+    """Check that added and unknown tokens are in no merge, and no added token is a single byte."""
     merged = set(merges.reshape(-1).tolist())
     for text, number in (added | unknown).items():
         if number in merged:
@@ -603,7 +603,7 @@ def _check_apart(
 
 
 def _read_unknown(text: object, ids: dict[str, int]) -> dict[str, int]:
-    """Return the unknown token's text and id as a dict, empty if there is no unknown token."""
+    """Return the unknown token's id by its text; empty if there is no unknown token."""
     if text is None:
         return {}
     if not isinstance(text, str) or text not in ids:
@@ -632,7 +632,7 @@ _TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls"
 def read_chat_template(folder: Path, note: Note) -> ChatTemplate | None:
     """Return the chat template in a folder's files.
 
-    None if there is no template, or if the files are unreadable, which `note` then reports.
+    None if there is no template. None also if the files are unreadable; `note` then reports this.
     """
     try:
         config = _read_object(folder / _CONFIG)
@@ -668,7 +668,7 @@ def _read_source(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _named(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of special tokens in a file's content, by role, see _TOKENS."""
+    """Return the texts of special tokens in a file's content by role, a key of _TOKENS."""
     found = {name: config.get(name) for name in _TOKENS}
     texts = {k: v.get("content") if isinstance(v, dict) else v for k, v in found.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -5,8 +5,8 @@
   the last step of its normalizer turns every U+2581 of a text into a space.
 - A character without a token becomes its byte tokens, or else the unknown token, before anything
   merges. A byte token may be missing if its byte is a character of ASCII that has a token, such as
-  the tab of Gemma 2. If a file lacked others, the library would put unknown tokens and byte tokens
-  in another order than their characters. Such files are refused.
+  the tab of Gemma 2. If other byte tokens were missing, the library would put unknown tokens and
+  byte tokens in another order than their characters. Such files are refused.
 - Added tokens that are not special are found in every text. Special tokens are found only where a
   caller allows them, as with any other vocabulary.
 - With `ignore_merges`, a pre-token that spells a token becomes this token. In llmgpu the whole text
@@ -62,9 +62,9 @@ def read_steps(
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """Return the steps of llmgpu's normalizer, and the Metaspace, None if there is none.
 
-    After the returned steps, a text has spaces where it has U+2581 after the library's steps.
+    After the returned steps, a text has a space wherever it has U+2581 after the library's steps.
 
-    VocabularyError if texts may also have spaces after the library's steps.
+    Raises VocabularyError if a text may still have spaces after the library's steps.
     """
     # Separate the Metaspace from Splits by spaces.
     steps = [{name: step[name] for name in sorted(step)} for _, step in normalizer]
@@ -76,7 +76,7 @@ def read_steps(
             metaspace = step
         elif step.get("pattern") != {"String": " "} or step.get("invert"):
             raise VocabularyError("pre_tokenizer Split is supported for spaces in this vocabulary")
-    # Find the last step that makes U+2581 of spaces.
+    # Find the last step that turns spaces into U+2581.
     if metaspace is not None:
         steps.append(TO_MARKS)
     if TO_MARKS not in steps:
@@ -84,7 +84,7 @@ def read_steps(
     last = len(steps) - 1 - steps[::-1].index(TO_MARKS)
     if any(" " in str(step.get("content", step.get("prepend", ""))) for step in steps[last + 1 :]):
         raise VocabularyError("the normalizer makes spaces after U+2581: not supported")
-    # Turn U+2581 into spaces. As the last step, making U+2581 of spaces would be undone at once.
+    # Turn U+2581 into spaces. A last step that makes U+2581 is undone, so drop it.
     if last == len(steps) - 1:
         del steps[last]
         if steps and steps[-1] == {"prepend": SPACE_MARK, "type": "Prepend"}:
@@ -94,7 +94,7 @@ def read_steps(
 
 
 def scheme_of(metaspace: Mapping[str, Any] | None) -> str:
-    """Return where a Metaspace puts a space before a text: "always", "first" or "never"."""
+    """Return when a Metaspace adds a space before a text: "always", "first" or "never"."""
     if metaspace is None:
         return "never"
     default = "never" if metaspace.get("add_prefix_space") is False else "always"
@@ -112,15 +112,15 @@ def check_prefix(
     *,
     has_normalizer: bool,
 ) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
-    """Return the steps with the prefix of a Metaspace, and the ids of the normalized tokens.
+    """Return the normalizer's steps with the prefix of a Metaspace, and the normalized tokens' ids.
 
-    The library searches for all added tokens before a Metaspace puts its prefix. So with a prefix
-    no token is normalized.
+    The library searches all added tokens before a Metaspace adds its prefix. So with a prefix no
+    token is normalized.
 
     steps: of the normalizer. scheme: see `scheme_of`. added: ids by text. normalized: ids of the
     normalized tokens in the file.
 
-    VocabularyError if the ids could be others than the library's.
+    Raises VocabularyError if the ids could differ from the library's.
     """
     if scheme == "never":
         return steps, normalized
@@ -130,8 +130,8 @@ def check_prefix(
         )
     if {step["type"] for step in steps} & _CHANGES_STARTS:
         raise VocabularyError("Metaspace after a normalizer other than Replace is not supported")
-    # The library searches for normalized tokens after the others, and llmgpu for all at once. Both
-    # find the same tokens unless a normalized token and another one overlap.
+    # The library searches normalized tokens after the others, llmgpu all at once. Both find the
+    # same tokens unless a normalized token overlaps another one.
     late = [text for text, number in added.items() if number in set(normalized)]
     early = [text for text, number in added.items() if number not in set(normalized)]
     for text in late if early else ():
@@ -150,7 +150,7 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def read_decoder(steps: Sequence[Step]) -> str:
-    """Return the decoder of `PieceRules`."""
+    """Return the value of `PieceRules.decoder` for a decoder's steps."""
     decoder = ""
     for kind, step in steps:
         if kind == "Metaspace" and scheme_of(step) != "never":
@@ -185,7 +185,7 @@ def make_vocabulary(
         raise VocabularyError(
             "ignore_merges and a Metaspace that splits are not supported together"
         )
-    # Read the model's tokens and their kinds, then the added tokens, which replace some of these.
+    # Read the model's tokens and their kinds. Added tokens then replace some of them.
     merged = set(merges.reshape(-1).tolist())
     tokens, kinds = _read_tokens(ids, merged, added, unknown, model.get("byte_fallback") is True)
     for text, number in added.items():
@@ -197,7 +197,7 @@ def make_vocabulary(
         tokens[number] = text.replace(SPACE_MARK, " ").encode()
         if kinds[number] == CONTROL and number in merged:
             raise VocabularyError(f"the token {quote(text)} is special, and in a merge")
-    # Build the vocabulary, whose pattern leaves texts whole.
+    # Build the vocabulary. Its pattern does not cut texts.
     placed = place_tokens(tokens, {})
     cut = get_pattern("none")
     return Vocabulary(
@@ -249,7 +249,7 @@ def _read_tokens(
             raise VocabularyError(f"a merge names the token {quote(text)}, which stands for bytes")
         if kinds[number] == NORMAL and text not in added and (" " in text or not text):
             raise VocabularyError(f"the token {quote(text)} is empty or has a space")
-    # Every character of a text must get ids.
+    # Every character of a text must have ids.
     missing = 256 - list(kinds.values()).count(BYTE)
     needed = [
         value

@@ -1,6 +1,6 @@
 """How to open a vocabulary by the path of a tool's file or folder, or by a published name.
 
-The content of a file decides its format; the file's name does so where the content can't. An
+The content of a file decides its format; if the content is not clear, the file's name decides. An
 existing path wins over a published name.
 """
 
@@ -25,7 +25,8 @@ from llmgpu.outputs import (
 )
 
 _VOCAB, _MERGES, _TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
-_BY_ENDING = {".model": "sentencepiece", ".gguf": "gguf"}  # formats of unrecognized files
+# formats of files whose content is not recognized
+_BY_ENDING = {".model": "sentencepiece", ".gguf": "gguf"}
 _UNREADABLE = {  # formats that can't be read, by ending
     ".pkl": "pickles are not read, since they can run code",
 }
@@ -35,9 +36,9 @@ _UNREADABLE = {  # formats that can't be read, by ending
 class VocabularyFiles:
     """The files of a vocabulary.
 
-    format: a name in `llmgpu.bpe.interchange.formats.READERS`; None for a vocabulary file of
-    llmgpu. merges: the second file of format ``gpt2``. special_tokens: ids by text of special
-    tokens that the files lack.
+    path: the file, or the first of two. format: a name in `llmgpu.bpe.interchange.formats.READERS`;
+    None for a vocabulary file of llmgpu. merges: the second file of format ``gpt2``.
+    special_tokens: ids by text of special tokens that the files lack.
     """
 
     path: str
@@ -74,14 +75,14 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
 
     path: a vocabulary file, a tokenizer.json, a tekken.json, a tokenizer.model, a rank file, a
         vocab.json or merges.txt with the other file beside it, a folder with such files, or the
-        name of a published encoding or of a model with a published encoding, such as ``cl100k``
-        and ``gpt-4-turbo``.
+        name of a published encoding or of a model with a published encoding, such as ``cl100k`` and
+        ``gpt-4-turbo``.
     format: the format to prefer in a folder.
 
-    Raises VocabularyError for a folder without a vocabulary, a file without its other half, and a
-    published encoding that this machine does not have.
+    Raises VocabularyError for a folder without a vocabulary, for a vocab.json or merges.txt without
+    the other file, and for a published encoding that this machine does not have.
     """
-    # A folder, or a name without a file.
+    # The path is a folder, or no file has this name.
     name = str(path)
     if os.path.isdir(name):
         return find_in_folder(name, format)
@@ -92,9 +93,10 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
         if ranks is None:
             raise VocabularyError(f"can't read the vocabulary {name}: {_missing(name)}")
         return VocabularyFiles(ranks, "tiktoken", special_tokens=added_tokens(name))
-    # A file of a kind that its content tells.
+    # The content tells the format.
     kind = kind_of(name)
-    if kind == VOCAB_JSON and name.endswith((".jsonl", ".ndjson")):  # lines that begin with an id
+    # JSON lines that begin with an id
+    if kind == VOCAB_JSON and name.endswith((".jsonl", ".ndjson")):
         kind = None
     if kind == VOCABULARY or kind in KINDS:
         return VocabularyFiles(name, KINDS.get(kind))
@@ -102,7 +104,7 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
         return _pair(name, _VOCAB, _MERGES)
     if kind == MERGES_TXT or name.endswith(_MERGES):
         return _pair(name, _MERGES, _VOCAB)
-    # Otherwise the ending decides.
+    # Otherwise the ending of the name decides.
     ending = os.path.splitext(name)[1]
     if kind is None and ending in _BY_ENDING:
         return VocabularyFiles(name, _BY_ENDING[ending])
@@ -114,7 +116,7 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
 
 def _missing(name: str) -> str:
     """Return a remedy for a name that is neither a file nor a published encoding."""
-    # An ending of letters is that of a file. The dot in -1.5 may be part of a model's version.
+    # An ending of letters marks a file name. The dot in -1.5 may be part of a model's version.
     if os.path.splitext(name)[1][1:].isalpha():
         return "No such file or directory"
     if advice := download_advice(name, "tokenizer.json "):
@@ -128,7 +130,7 @@ def _missing(name: str) -> str:
 
 
 def download_advice(name: str, files: str = "") -> str:
-    """Return advice on downloading a Hugging Face model, if `name` could name a model.
+    """Return advice on downloading a Hugging Face model; "" if `name` can't be a model's name.
 
     files: the files of the model that are needed.
     """
@@ -143,7 +145,8 @@ def download_advice(name: str, files: str = "") -> str:
 def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyFiles:
     """Return the vocabulary in a folder: the first file of NAMES, else vocab.json and merges.txt.
 
-    The newest checkpoint's vocabulary in a run folder. Format "gpt2" skips the files of NAMES.
+    In a run folder, the vocabulary is that of the newest checkpoint. Format "gpt2" skips the files
+    of NAMES.
 
     Raises VocabularyError for a folder without these files.
     """
@@ -166,7 +169,7 @@ def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyF
 
 
 def _pair(name: str, ending: str, other_ending: str) -> VocabularyFiles:
-    """Return vocab.json and merges.txt by the name of either file; the names may share a prefix."""
+    """Return vocab.json and merges.txt, given the name of either; both names may have a prefix."""
     folder, file = os.path.split(name)
     stem = file.removesuffix(ending) if file.endswith(ending) else ""
     other = os.path.join(folder, stem + other_ending)

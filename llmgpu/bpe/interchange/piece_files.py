@@ -1,22 +1,22 @@
 """Vocabularies of SentencePiece's kind as a tokenizer.json, and for llama.cpp's tokenizer `llama`.
 
-SentencePiece and llama.cpp merge two neighbours if together they are a piece, by the piece's score.
-A tokenizer.json lists pairs. Both orders give the same ids for these reasons:
+SentencePiece and llama.cpp merge two neighbours that together are a piece, in the order of the
+pieces' scores. A tokenizer.json lists pairs. Both orders give the same ids for these reasons:
 
-- Take a piece, and merge its characters alone, by score. Its last pair is the only pair that ever
+- Merge the characters of one piece alone, by score. The last pair merged is the only pair that ever
   makes the piece, in any text (`llmgpu.bpe.vocabulary.recovery`): of equal scores, the leftmost
   pair merges first in the text and in the piece alike.
 - So a list with the last pair of each piece, by score, makes the same merges, unless two of these
   pieces have equal scores (`_is_run` has an exception). A list can't merge characters that are no
   piece by themselves, and can't split an unused piece again.
-- A list that holds the last pair of each piece makes no other merge, because no other pair ever
-  appears. So llama.cpp gives the ids of a tokenizer.json if the list holds all last pairs, in an
-  order by which these pairs are the last ones. llama.cpp looks for every token by its text, so a
-  control symbol, byte token or token without merges must have no last pair.
+- A list that contains the last pair of each piece makes no other merge, because no other pair ever
+  appears. So llama.cpp gives the ids of a tokenizer.json if the list contains all last pairs, in an
+  order in which these pairs are indeed the last ones. llama.cpp looks for every token by its text,
+  so a control symbol, byte token or token without merges must have no last pair.
 
-User-defined symbols stand alone in both. SentencePiece puts the dummy prefix before the whole text,
-other tools put it after each symbol, too. llama.cpp looks for long symbols first, SentencePiece
-from the left, which differs only if symbols overlap.
+User-defined symbols stand alone in both. SentencePiece adds the dummy prefix only before the whole
+text, other tools also after each symbol. llama.cpp searches long symbols first, SentencePiece
+searches from the left. The difference matters only if symbols overlap.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, quote
 
 _PREFIX = {"prepend": " ", "type": "Prepend"}
-_LONGEST_RUN = 64  # characters of a piece, in `_is_run`
+_LONGEST_RUN = 64  # most characters of a run that `_is_run` tries
 _LLAMA = "llama.cpp's tokenizer llama"
 
 
@@ -89,7 +89,7 @@ def describe_steps(vocabulary: Vocabulary) -> tuple[dict[str, Any] | None, dict[
             "prepend_scheme": scheme,
             "split": rules.splits,
         }
-    if steps[-1] == TO_SPACES:  # what follows makes U+2581 of spaces again
+    if steps[-1] == TO_SPACES:  # the steps after it make U+2581 from spaces again
         del steps[-1]
     if cut is None:
         if steps and steps[-1] == _PREFIX:
@@ -123,12 +123,12 @@ def name_pieces(vocabulary: Vocabulary) -> dict[int, str]:
         if kind == BYTE:
             names[number] = f"<0x{token[0]:02X}>"
         elif number in special:
-            # SentencePiece looks for its symbols in normalized text.
+            # SentencePiece searches its symbols in normalized text.
             spelled = special[number]
             is_symbol = bool(rules.ranks) and kind == USER
             names[number] = spelled.replace(" ", SPACE_MARK) if is_symbol else spelled
         elif kind == UNKNOWN and rules.ranks:
-            names[number] = "<unk>"  # its token is the text that stands for it
+            names[number] = "<unk>"  # the token of the unknown id is the text to which it decodes
         elif kind != ABSENT:
             names[number] = token.decode().replace(" ", SPACE_MARK)
     text, count = max(Counter(names.values()).items(), key=lambda item: item[1])
@@ -173,13 +173,13 @@ def _pairs_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _is_run(texts: Sequence[str], pairs: Mapping[str, tuple[str, str]]) -> bool:
-    """Whether pieces of equal scores are all runs of a character, which the list merges alike.
+    """Whether pieces of equal scores are all runs of a character, which a list merges alike.
 
     texts: the pieces, the longest first. pairs: the last pairs of all pieces.
 
-    No other piece may have a run as a part, so runs of a text do not affect each other. If the
+    No other piece may have a run as a part, so that runs of a text do not affect each other. If the
     first characters of a long run become the longest piece before any other merge, this piece stays
-    and the rest is a shorter run. Shorter runs are tried.
+    and the rest is a shorter run. So it suffices to try the shorter runs.
     """
     longest = len(texts[0])
     parts = {part for text, pair in pairs.items() if text not in texts for part in pair}
@@ -203,7 +203,7 @@ def _is_run(texts: Sequence[str], pairs: Mapping[str, tuple[str, str]]) -> bool:
 def _merge_run(length: int, rank: Callable[[int, int], int | None]) -> list[list[int]]:
     """Return the lengths of the parts of a run after each merge.
 
-    rank: of two neighbours of these lengths; None if they do not merge.
+    rank: given the lengths of two neighbours, returns their rank; None if they do not merge.
     """
     parts = [1] * length
     states: list[list[int]] = []
@@ -226,8 +226,8 @@ def describe_llama(
 ) -> tuple[dict[int, str], dict[int, int], dict[str, Any]]:
     """Return texts and kinds by id, and the metadata of merges, for a GGUF file.
 
-    names: see `name_pieces`; texts of ids without a token may be added. note: called with texts
-    that get other ids.
+    names: see `name_pieces`; may also have texts for ids without a token. note: called with a note
+    on texts that get other ids.
 
     Raises VocabularyError if llama.cpp can't give the same ids.
     """
@@ -246,10 +246,11 @@ def describe_llama(
     texts, known = dict(names), dict(enumerate(rules.kinds))
     kinds = {number: known.get(number) or UNUSED for number in names}
     for number in rules.ids_of(UNUSED):
-        if len(vocabulary.tokens[number].decode()) == 1:  # its text would be this token
+        # a text of this character would become the token
+        if len(vocabulary.tokens[number].decode()) == 1:
             texts[number] = f"[UNUSED{number}]"
     ranks = _ranks_for_llama(vocabulary, texts, kinds)
-    if rules.ranks:  # texts are searched for symbols before spaces become U+2581
+    if rules.ranks:  # symbols are searched before spaces become U+2581
         for number in rules.ids_of(USER):
             texts[number] = texts[number].replace(SPACE_MARK, " ")
             if texts[number] != names[number]:
@@ -272,9 +273,10 @@ def describe_llama(
 def _ranks_for_llama(
     vocabulary: Vocabulary, texts: Mapping[int, str], kinds: Mapping[int, int]
 ) -> dict[int, int]:
-    """Return ranks by id by which llama.cpp makes the vocabulary's merges.
+    """Return ranks by id with which llama.cpp makes the merges of the vocabulary.
 
-    VocabularyError for a token that llama.cpp would make of another pair, or in another order.
+    Raises VocabularyError for a token that llama.cpp would make from another pair, or in another
+    order.
     """
     rules, symbols = _rules(vocabulary), vocabulary.piece_symbols
     assert symbols is not None
@@ -292,7 +294,7 @@ def _ranks_for_llama(
                 ranks[result] = min(ranks[result], place)
     by_text = {text: ranks[number] for number, text in texts.items()}
     ids = {text: number for number, text in texts.items()}
-    order: list[tuple[int, int, str]] = []  # by rank, the places of the last pairs
+    order: list[tuple[int, int, str]] = []  # by rank: positions of the last pairs
     for number, text in texts.items():
         stands_alone = kinds[number] == USER and (rules.ranks or SPACE_MARK not in text)
         pair = None if len(text) < 2 or stands_alone else last_pair(text, by_text)
@@ -317,7 +319,7 @@ def _ranks_for_llama(
 
 
 def _refuse_overlaps(symbols: list[str]) -> None:
-    begun: dict[str, set[str]] = {}  # the symbols that begin with a text
+    begun: dict[str, set[str]] = {}  # symbols by the text with which they begin
     for text in symbols:
         for end in range(1, len(text)):
             begun.setdefault(text[:end], set()).add(text)

@@ -1,4 +1,4 @@
-"""The post-processors of a tokenizer.json: ids that are put around a text."""
+"""The post-processors of a tokenizer.json, which add ids before and after a text."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Around = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def read_around(steps: Sequence[tuple[str, Mapping[str, Any]]], note: Note) -> Around:
-    """Return the ids that post-processors put before and after a text.
+    """Return the ids that post-processors add before and after a text.
 
     steps: types and content of the post-processors. The types are in KINDS. note: called with a
     reminder that llmgpu adds the ids only on request.
 
-    Raises VocabularyError if the library adds other ids.
+    Raises VocabularyError if llmgpu can't add the same ids as the library.
     """
     adding = [(kind, step) for kind, step in steps if kind != "ByteLevel"]
     if not adding:
@@ -69,9 +69,9 @@ def describe_around(
 ) -> dict[str, Any] | None:
     """Return the post-processor that adds a vocabulary's `prefix_ids` and `suffix_ids`.
 
-    texts: of ids, unless they are written in the byte-level alphabet.
-
     None if the vocabulary has neither.
+
+    texts: text of each id; by default, the text in the byte-level alphabet.
     """
     before, after = vocabulary.prefix_ids, vocabulary.suffix_ids
     special = texts or {number: text for text, number in vocabulary.special_tokens.items()}

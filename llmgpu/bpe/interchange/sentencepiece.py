@@ -3,13 +3,13 @@
 The file is a message of protocol buffers; `_fields` reads the wire format. See
 `llmgpu.bpe.vocabulary.symbols` for the merges, and `llmgpu.text.charsmap` for the normalizer.
 
-- Control symbols become special tokens. SentencePiece finds none of them in text, and neither does
+- Control symbols become special tokens. SentencePiece never finds them in text, and neither does
   llmgpu unless a caller allows them. Text after an allowed token gets a dummy prefix of its own.
 - User-defined symbols are found in all texts, after the text is normalized.
 - If the text of a control symbol, the unknown piece or a byte piece is a single character,
   SentencePiece gives this character the piece's id. Models with such pieces are refused. Pieces
   with a space are refused, too, because normalized text has no space.
-- Where SentencePiece puts U+FFFD for bytes that are not UTF-8, llmgpu keeps the bytes.
+- For bytes that are not UTF-8, SentencePiece writes U+FFFD, and llmgpu keeps the bytes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _UNKNOWN_SURFACE = " \u2047 "
 
 
 def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
-    """Whether the file begins with a piece, and there is no second file."""
+    """Whether the file begins with a piece, and the user named no second file."""
     return merges_path is None and _START.match(data[:5]) is not None
 
 
@@ -71,8 +71,8 @@ def read(
 
 
 def _read_model(data: bytes) -> Vocabulary:
-    # Read the parts of the file, whose fields are 1: a piece, 2: the trainer's options, 3: the
-    # normalizer's and 5: the denormalizer's.
+    # Read the file's fields: 1 is a piece, 2 the trainer's options, 3 the normalizer, 5 the
+    # denormalizer.
     pieces: list[tuple[str, float, int]] = []  # text, score and kind by id
     trainer: dict[int, int | bytes] = {}  # values by the number of the field
     normalizer: dict[int, int | bytes] = {}
@@ -126,7 +126,7 @@ def _make_vocabulary(
     trainer: Mapping[int, int | bytes],
     normalizer: Mapping[int, int | bytes],
 ) -> Vocabulary:
-    # Spell the tokens. The unknown token decodes to the trainer's field 44.
+    # Spell the tokens. The unknown token decodes to the text in the trainer's field 44.
     surface = trainer.get(44, _UNKNOWN_SURFACE.encode())
     special: dict[str, int] = {}
     tokens: list[bytes] = []
@@ -140,7 +140,7 @@ def _make_vocabulary(
             tokens.append(spelled.encode())
             if kind in (CONTROL, USER) and special.setdefault(spelled, number) != number:
                 raise VocabularyError(f"two special pieces are spelled {quote(spelled)}")
-    # Turn scores into uint32 ranks by id. The highest score has rank 0, equal scores equal ranks.
+    # Turn scores into uint32 ranks by id. The highest score is rank 0; equal scores, equal ranks.
     levels = {
         score: rank for rank, score in enumerate(sorted({p[1] for p in pieces}, reverse=True))
     }
@@ -175,7 +175,7 @@ def _make_vocabulary(
         ),
     )
     assert vocabulary.piece_symbols is not None
-    _ = vocabulary.piece_symbols.merges  # refuses unused pieces that depend on the text
+    _ = vocabulary.piece_symbols.merges  # refuses unused pieces whose ids would depend on the text
     return vocabulary
 
 
@@ -184,11 +184,11 @@ def _spell_normalizer(
 ) -> str:
     """Return the normalizer as a vocabulary stores it.
 
-    charsmap: the character map, see `llmgpu.text.charsmap`; empty without one. prefix, removes,
+    charsmap: the character map, see `llmgpu.text.charsmap`; may be empty. prefix, removes,
     suffix: add_dummy_prefix, remove_extra_whitespaces and treat_whitespace_as_suffix. symbols:
-    user-defined pieces, which stay as they are.
+        user-defined pieces, which stay unchanged.
 
-    If plain steps do the same, they are returned, because they run faster.
+    If plain steps have the same effect, they are returned, because they run faster.
     """
     steps: list[dict[str, object]] = [{"prepend": " ", "type": "Prepend"}] if prefix else []
     steps.append({"content": " ", "pattern": {"String": SPACE_MARK}, "type": "Replace"})
@@ -208,7 +208,7 @@ def _spell_normalizer(
 def _check_pieces(pieces: list[tuple[str, float, int]], *, has_bytes: bool) -> bytes:
     """Return the kinds of pieces, a byte for each id.
 
-    VocabularyError for pieces for which llmgpu would give other ids than SentencePiece.
+    Raises VocabularyError for pieces for which llmgpu would give other ids than SentencePiece.
     """
     seen: set[str] = set()
     for text, score, kind in pieces:

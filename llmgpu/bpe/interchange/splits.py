@@ -3,13 +3,13 @@ r"""How a tokenizer.json cuts text: a ByteLevel, possibly after Splits and Digit
 - One Split with the expression of a known pattern is read as this pattern. Any other pre-tokenizer
   becomes a pattern of the expressions of all steps, which the package regex runs one after the
   other (`llmgpu.bpe.pretokens.custom_regex`).
-- Such a pattern is exact only if regex and Oniguruma agree. So expressions are accepted only in a
-  language that means the same to both engines: characters, ``\s \S \d \r \n \t`` and classes such
-  as ``\p{Lu}``, sets of these without nested sets, groups, alternatives, lookahead, and
-  repetitions. Repetitions in braces may be neither possessive nor lazy. Ignoring case is accepted
-  only for English contractions, because ignoring case may join characters. ``$`` and ``^`` are
-  refused: they match at the ends of lines in one engine, at the ends of the text in the other.
-- Character classes follow the version of Unicode of the package regex. A note says that other tools
+- Such a pattern is exact only if regex and Oniguruma agree. So an expression is accepted only if it
+  consists of parts that mean the same to both engines: characters, ``\s \S \d \r \n \t`` and
+  classes such as ``\p{Lu}``, sets of these without nested sets, groups, alternatives, lookahead,
+  and repetitions. Repetitions in braces may be neither possessive nor lazy. Ignoring case is
+  accepted only for English contractions, because ignoring case may join characters. ``$`` and ``^``
+  are refused: they match at the ends of lines in one engine, at the ends of the text in the other.
+- Character classes follow the Unicode version of the package regex. A note says that other tools
   may have another version.
 """
 
@@ -39,10 +39,10 @@ _PORTABLE = re.compile(
 
 
 def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
-    """Return the name of the pattern by which a pre-tokenizer cuts.
+    """Return the name of the pattern by which a pre-tokenizer cuts text.
 
     steps: types and contents of its components; the types are in SUPPORTED. note: called if the
-    package regex cuts, whose version of Unicode may differ from the other tool's.
+    package regex cuts, because its Unicode version may differ from that of the other tool.
 
     Raises VocabularyError for components that can't be read exactly.
     """
@@ -52,7 +52,7 @@ def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
             f"pre_tokenizer is {kinds[:5]}, but must be a ByteLevel, optionally after Splits and "
             "Digits"
         )
-    # The last step is ByteLevel; with use_regex it also cuts by the expression of gpt2.
+    # The last step is ByteLevel. With use_regex, it also cuts by gpt2's expression.
     last = steps[-1][1]
     if last.get("add_prefix_space", True) is not False:
         raise VocabularyError("pre_tokenizer ByteLevel with add_prefix_space is not supported")
@@ -62,13 +62,13 @@ def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
     cuts = [_read_cut(kind, step) for kind, step in steps[:-1]]
     if use_regex:
         cuts.append((GPT2, True))
-    # One expression may be the published spelling of a known pattern.
+    # A single expression may be the published spelling of a known pattern.
     if len(cuts) == 1:
         try:
             return name_of_huggingface(cuts[0][0])
         except VocabularyError:
             pass
-    # Any other pattern consists of expressions. It loses no text, so no step may remove matches.
+    # Any other pattern consists of expressions and loses no text, so no step may remove matches.
     for expression, is_isolated in cuts:
         if not is_isolated:
             raise VocabularyError(
@@ -81,8 +81,8 @@ def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
 def pattern_of_expressions(expressions: Sequence[str], note: Note) -> str:
     """Return the name of the pattern that cuts by expressions, one after the other.
 
-    note: called with the version of the package regex, whose version of Unicode may differ from
-    other tools'.
+    note: called with the version of the package regex, because its Unicode version may differ from
+    that of other tools.
 
     Raises VocabularyError for expressions that may mean something else to another engine, and if
     the package regex is missing.
@@ -142,12 +142,12 @@ def check_portable(expression: str) -> None:
 def _read_cut(kind: str, step: dict[str, Any]) -> tuple[str, bool]:
     """Return the expression of a Split or of Digits, and whether its behavior is Isolated.
 
-    Isolated: matches and the stretches between them all become pre-tokens. Digits does this, too.
+    With Isolated, matches and the text between matches become pre-tokens. Digits does this, too.
     """
     if kind == "Digits":
         return (r"\p{N}" if step.get("individual_digits") is True else r"\p{N}+"), True
     how = (step.get("behavior"), step.get("invert", False))
-    # The patterns cover all text, so no text lies between matches and gets removed.
+    # The patterns match all text, so "Removed" finds no text between matches to remove.
     if how not in (("Isolated", False), ("Removed", True)):
         raise VocabularyError("pre_tokenizer Split must be Isolated, or Removed and inverted")
     given = step.get("pattern")

@@ -1,9 +1,9 @@
-"""Mistral's tekken.json: ranks of tokens in base64, special tokens, and an expression. Read only.
+"""Reads Mistral's tekken.json: ranks of tokens in base64, special tokens, and an expression.
 
 - Special tokens have the first ids, and the other tokens follow by rank. Tokens beyond the
   vocabulary's stated size are ignored.
 - The package regex cuts text by the file's expression (`llmgpu.bpe.interchange.splits`). A file
-  with another expression than Mistral's is refused: the expression might not cover all text, and
+  with another expression than Mistral's is refused: the expression might not match all text, and
   Mistral's tokenizer would lose the unmatched text, while llmgpu would not.
 """
 
@@ -28,7 +28,7 @@ EXPRESSION = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Files of these versions may lack the special tokens, which are then _EARLY, by rank.
+# In files of these versions the list of special tokens may be missing. It is then _EARLY.
 _WITHOUT_SPECIAL = ("v1", "v2", "v3", "v7")
 _EARLY = (
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] "
@@ -38,7 +38,7 @@ _EARLY = (
 
 
 def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
-    """Whether the file is a JSON object with ranks, and there is no second file."""
+    """Whether the file is a JSON object with ranks, and the user named no second file."""
     return merges_path is None and data.startswith(b"{") and b'"token_bytes"' in data
 
 
@@ -88,9 +88,9 @@ def _number(content: Mapping[str, Any], name: str, most: int) -> int:
 
 
 def _read_special(entries: object, count: int) -> dict[str, int]:
-    """Return the ids of `count` special tokens by text.
+    """Return the ids of the first `count` special tokens by text.
 
-    entries: the file's list. A rank that is not in the list gets Mistral's name, ``<SPECIAL_7>``.
+    entries: the list in the file. A rank without an entry gets Mistral's name, ``<SPECIAL_7>``.
     """
     if not isinstance(entries, list):
         raise VocabularyError("there are no special_tokens: use a file of version 7 or later")
@@ -108,7 +108,7 @@ def _read_special(entries: object, count: int) -> dict[str, int]:
 
 
 def _read_ranks(entries: object, count: int) -> list[bytes]:
-    """Return the first `count` tokens by rank, or all if there are fewer."""
+    """Return the tokens of the first `count` ranks, or of all ranks if there are fewer."""
     if not isinstance(entries, list) or count < 0:
         raise VocabularyError("there is no vocab, or no room for it in default_vocab_size")
     tokens: list[bytes] = []

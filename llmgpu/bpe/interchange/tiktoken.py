@@ -51,7 +51,7 @@ SIDE_VERSION = 1
 
 _RANK = re.compile(rb"[0-9]{1,10}")
 _END = "<|endoftext|>"
-_EMPTY = b"="  # how the empty token is written
+_EMPTY = b"="  # spelling of the empty token
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _numbered(first: int, texts: Sequence[str]) -> dict[str, int]:
     return {text: number for number, text in enumerate(texts, first)}
 
 
-# OpenAI's encodings by the SHA-256 of the rank file. They are found by their names, too.
+# OpenAI's encodings by the SHA-256 of the rank file; `published` finds them by name.
 ENCODINGS = {
     "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930": _Encoding(
         "r50k_base", "gpt2", {_END: 50256}
@@ -91,7 +91,7 @@ ENCODINGS = {
         "o200k_base", "o200k", {_END: 199999, "<|endofprompt|>": 200018}
     ),
 }
-# The languages of Whisper's special tokens, in order; models since large-v3 have yue as well.
+# The languages of Whisper's special tokens, in order. Models from large-v3 on also have yue.
 _LANGUAGES = (
     "en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th "
     "ur hr bg lt la mi ml cy sk te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr "
@@ -116,7 +116,7 @@ _OTHERS = {
 
 
 def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
-    """Whether the file is not a JSON object, and there is no second file."""
+    """Whether the file is not a JSON object, and the user named no second file."""
     return merges_path is None and not data.lstrip().startswith(b"{")
 
 
@@ -130,8 +130,8 @@ def read(
 ) -> Vocabulary:
     """Read a rank file; see `llmgpu.bpe.interchange.formats.Format.read`.
 
-    pattern: overrides the pattern of the side file or the table. special_tokens: added to the
-    known special tokens, or replacing a special token of the same text or id.
+    pattern: used in place of the pattern in the side file or the table. special_tokens: added to
+    the known special tokens; each replaces a known token of the same text or id.
     """
     if merges_path is not None:
         raise VocabularyError("a tiktoken file has no merges; merges.txt is for gpt2")
@@ -162,7 +162,7 @@ def read(
             chosen,
             ignore_merges=True,
             normalizer=normalizer,
-            # Qwen's tokenizer normalizes the whole text before it looks for special tokens.
+            # Qwen's tokenizer normalizes the whole text before it searches special tokens.
             normalized_tokens=tuple(sorted(special.values())) if normalizer else (),
         )
 
@@ -180,8 +180,9 @@ def write(
 ) -> None:
     """Write a rank file, and beside it the side file ``PATH.json``.
 
-    The side file has the other arguments of ``tiktoken.Encoding`` (pat_str, special_tokens),
-    the pattern's name, and the rank file's SHA-256. A pipe, a device or standard output gets none.
+    The side file has the other arguments of ``tiktoken.Encoding`` (pat_str, special_tokens), the
+    pattern's name, and the rank file's SHA-256. There is no side file for a pipe, a device or
+    standard output.
 
     Raises the errors of `llmgpu.bpe.interchange.formats.Format.write`.
     """
@@ -229,7 +230,7 @@ def exportable_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
 
 
 def to_tiktoken(vocabulary: Vocabulary, name: str, kind: Any = None) -> Any:
-    """Return a `tiktoken.Encoding` with the same ids; kind: a subclass to use instead.
+    """Return a `tiktoken.Encoding` with the same ids; kind: a subclass of it to use.
 
     Raises VocabularyError if ranks can't give the same ids, or tiktoken is not installed.
     """
@@ -245,12 +246,12 @@ def to_tiktoken(vocabulary: Vocabulary, name: str, kind: Any = None) -> Any:
 def _check_order(vocabulary: Vocabulary, ranks: Mapping[bytes, int]) -> None:
     """Check that merges by list and merges by rank give the same ids.
 
-    Merging by rank makes a token of always the same pair. The ids are the same if the list has this
-    pair for every token, in the order of the tokens' ids. Some tokens have no such pair: merging by
-    rank never makes them, and only a pre-token that spells the token becomes it. For such tokens
-    the vocabulary must have `ignore_merges`.
+    Merging by rank always makes a token from the same pair. The ids are the same if the list has
+    this pair for every token, in the order of the tokens' ids. Some tokens have no such pair:
+    merging by rank never makes them, and only a pre-token that spells the token becomes it. For
+    such tokens the vocabulary must have `ignore_merges`.
     """
-    # The place of each merge (left, right, result) in the list.
+    # position: index in the list of each merge (left, right, result).
     position: dict[tuple[int, ...], int] = {}
     for k, merge in enumerate(map(tuple, vocabulary.merges.tolist())):
         position.setdefault(merge, k)
@@ -322,8 +323,8 @@ def _check_bytes(ranks: Mapping[bytes, int]) -> None:
 def _join_special(known: _Encoding | None, given: Mapping[str, int], note: Note) -> dict[str, int]:
     """Return the known and the given special tokens as ids by text.
 
-    A given token replaces the known token of the same text or id. A note names a known token whose
-    id a token of another text has.
+    A given token replaces the known token of the same text or id. A note names each known token
+    whose id is given to another text.
     """
     ids = set(given.values())
     special = dict(given)
@@ -365,7 +366,7 @@ def _load_side(side: str) -> dict[str, Any] | None:
 
 
 def _read_side(path: str | Path, canonical: bytes, note: Note) -> _Encoding | None:
-    """Return the facts in the side file; None without one, or if it belongs to other ranks."""
+    """Return the facts in the side file; None if it is missing or belongs to other ranks."""
     side = side_path(path)
     if not Path(side).is_file():
         return None

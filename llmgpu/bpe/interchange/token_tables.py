@@ -3,9 +3,9 @@ r"""Tokens and patterns in the spelling of other tools' files.
 - GPT-2's byte-level alphabet writes a token as text: a printable character for each byte. Printable
   Latin-1 characters stand for their own byte; the other bytes get the characters from U+0100 on, in
   order.
-- tokenizer.json and merges.txt hold one map of ids by text, and merges as pairs of texts. Special
-  tokens are in the map with their own text, so two tokens with the same spelling can't both be
-  written.
+- tokenizer.json and merges.txt contain one map of ids by text, and merges as pairs of texts.
+  Special tokens are in the map with their own text, so two tokens with the same spelling can't both
+  be written.
 
 Patterns are written as regular expressions:
 
@@ -40,13 +40,13 @@ from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, listed, quote
 from llmgpu.text.normalizing import get_normalizer
 
-# Special tokens that end a text. If a vocabulary has several, the first one here counts.
+# Special tokens that end a text. If a vocabulary has several, the first in this list is used.
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<|eos|>", "<eos>", "</s>", "[EOS]")
 
-MAX_IDS = 1 << 22  # without a limit, one short line could ask for any number of empty tokens
+MAX_IDS = 1 << 22  # without a limit, one short line could request any number of empty tokens
 
 _TO_TEXT = dict(enumerate(ALPHABET))
-# Latin-1 characters outside of the alphabet become U+FFFD, which has no byte in Latin-1.
+# Latin-1 characters outside of the alphabet map to U+FFFD, which can't be encoded as Latin-1.
 _TO_BYTES = {value: 0xFFFD for value in range(256)} | {
     ord(character): value for value, character in enumerate(ALPHABET)
 }
@@ -82,7 +82,7 @@ def find_end_of_text(special_tokens: Mapping[str, int]) -> str | None:
 
 
 def check_id(what: str, number: object) -> int:
-    """Return `number` if it can be an id, else raise VocabularyError with the name `what`."""
+    """Return `number` if it is a valid id; otherwise raise VocabularyError with the name `what`."""
     if type(number) is not int:
         raise VocabularyError(f"the id of {what} is a {type(number).__name__}, not a whole number")
     if not 0 <= number < MAX_IDS:
@@ -94,8 +94,8 @@ def check_id(what: str, number: object) -> int:
 def place_tokens(ordinary: Mapping[int, bytes], special: Mapping[str, int]) -> tuple[bytes, ...]:
     """Return the tokens by id, empty for ids without a token.
 
-    VocabularyError if there are no tokens, two tokens share an id, or a special token is not valid
-    Unicode.
+    Raises VocabularyError if there are no tokens, two tokens share an id, or a special token is not
+    valid Unicode.
     """
     size = max([*ordinary, *special.values()], default=-1) + 1
     if size == 0:
@@ -131,7 +131,7 @@ def imported_vocabulary(
 ) -> Vocabulary:
     """Return the vocabulary of another tool; rules: further fields of Vocabulary.
 
-    ordinary: tokens by id. special: ids by text. VocabularyError as for `place_tokens`.
+    ordinary: tokens by id. special: ids by text. Raises the errors of `place_tokens`.
     """
     return Vocabulary(
         tokens=place_tokens(ordinary, special),
@@ -147,7 +147,7 @@ def imported_vocabulary(
 
 
 def check_vocabulary_map(content: object) -> dict[str, int]:
-    """Return `content` if it maps texts to distinct ids, else raise VocabularyError."""
+    """Return `content` if it maps texts to distinct ids; otherwise raise VocabularyError."""
     if not isinstance(content, dict) or not content:
         raise VocabularyError("the map of tokens is missing")
     for text, number in content.items():
@@ -163,9 +163,9 @@ def check_vocabulary_map(content: object) -> dict[str, int]:
 
 
 def number_merges(pairs: Iterable[tuple[str, str]], ids: Mapping[str, int]) -> NDArray[np.uint32]:
-    """Return pairs of texts as merges of ids: uint32 (M, 3), each row (left, right, result).
+    """Convert pairs of texts to merges of ids: uint32 (M, 3), each row (left, right, result).
 
-    VocabularyError for a part or a result without an id, and for a repeated pair.
+    Raises VocabularyError for a part or a result without an id, and for a repeated pair.
     """
     try:
         flat = list(
@@ -199,7 +199,7 @@ def require_merging(vocabulary: Vocabulary, tool: str) -> None:
 
 
 def refuse_normalizing(vocabulary: Vocabulary, files: str) -> None:
-    """Raise VocabularyError if a vocabulary normalizes text, because `files` can't say so."""
+    """Raise VocabularyError if a vocabulary normalizes text: `files` can't express this."""
     refuse_added_flags(vocabulary, f"{files} can't hold")
     if vocabulary.normalizer is not None:
         name = get_normalizer(vocabulary.normalizer).name
@@ -207,7 +207,7 @@ def refuse_normalizing(vocabulary: Vocabulary, files: str) -> None:
 
 
 def refuse_added_flags(vocabulary: Vocabulary, refusal: str) -> None:
-    """Raise VocabularyError if special tokens are searched for in a way that a format lacks.
+    """Raise VocabularyError if the search for special tokens has flags that a format lacks.
 
     refusal: the beginning of the message, such as "llama.cpp does not support".
     """
@@ -226,8 +226,8 @@ def exportable_ids(vocabulary: Vocabulary, tool: str) -> dict[str, int]:
 
     Special tokens have their own text, and other tokens their text in the byte-level alphabet.
 
-    VocabularyError if two tokens have the same text, or if the vocabulary does not merge as the
-    tool does.
+    Raises VocabularyError if two tokens have the same text, or if the vocabulary does not merge as
+    the tool does.
     """
     require_merging(vocabulary, tool)
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
@@ -251,7 +251,7 @@ def name_pairs(vocabulary: Vocabulary, merges: NDArray[np.uint32]) -> list[tuple
 
 
 def note_missing_bytes(vocabulary: Vocabulary, note: Note) -> None:
-    """Note the bytes without a token, if there is no unknown token: llmgpu can't encode them."""
+    """Write a note on bytes without a token, which llmgpu can't encode without an unknown token."""
     missing = vocabulary.missing_bytes
     if missing and vocabulary.unknown_token is None:
         shown = listed([f"0x{value:02x}" for value in missing])
@@ -259,7 +259,7 @@ def note_missing_bytes(vocabulary: Vocabulary, note: Note) -> None:
 
 
 def note_unicode(vocabulary: Vocabulary, note: Note) -> None:
-    """Note that other tools have the character classes of another version of Unicode."""
+    """Write a note if other tools have the character classes of another Unicode version."""
     version = vocabulary.classes_version
     if version not in (None, DEFAULT_VERSION):
         note(
@@ -269,16 +269,16 @@ def note_unicode(vocabulary: Vocabulary, note: Note) -> None:
 
 
 def note_around(vocabulary: Vocabulary, note: Note) -> None:
-    """Note that a format has no place for the tokens that the vocabulary puts around a text."""
+    """Write a note if a vocabulary adds tokens around a text, which a format can't express."""
     if vocabulary.prefix_ids or vocabulary.suffix_ids:
         note("the format can't hold the tokens that --add-special-tokens adds around a text")
 
 
-_SHOWN = 400  # characters of an expression in a message
+_SHOWN = 400  # most characters of an expression in a message
 
 
 def _spellings(engine: str) -> dict[str, str]:
-    """Return an engine's spellings of patterns by name, without patterns that have no spelling."""
+    """Return an engine's spellings of patterns by name; some patterns have no spelling."""
     found = {name: p.spellings.get(engine, p.expression) for name, p in PATTERNS.items()}
     return {name: expression for name, expression in found.items() if expression is not None}
 
@@ -286,7 +286,7 @@ def _spellings(engine: str) -> dict[str, str]:
 # The expressions that `export` writes, by the name of the pattern.
 TIKTOKEN, HUGGINGFACE = _spellings("tiktoken"), _spellings("huggingface")
 
-# Names of patterns by the expressions that `import` accepts.
+# Names of patterns by each expression that `import` accepts.
 _HUGGINGFACE_NAMES = {expression: name for name, expression in HUGGINGFACE.items()} | {
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
@@ -295,9 +295,9 @@ _HUGGINGFACE_NAMES = {expression: name for name, expression in HUGGINGFACE.items
 
 
 def name_of_huggingface(expression: str) -> str:
-    """Return the pattern that Hugging Face's engine runs for `expression`; VocabularyError if none.
+    """Return the name of the pattern that Hugging Face's engine runs for `expression`.
 
-    The result is a name in PATTERNS.
+    Raises VocabularyError if no pattern matches the same.
     """
     name = _HUGGINGFACE_NAMES.get(expression)
     if name is None or name not in PATTERNS:
@@ -308,17 +308,17 @@ def name_of_huggingface(expression: str) -> str:
 
 
 def expression_of(pattern: str, engine: dict[str, str]) -> str:
-    """Return how an engine, TIKTOKEN or HUGGINGFACE, spells a pattern; VocabularyError if none."""
+    """Return a pattern in the spelling of an engine, TIKTOKEN or HUGGINGFACE.
+
+    Raises VocabularyError if the engine can't express the pattern.
+    """
     if pattern not in engine:
         raise VocabularyError(f"the pattern {quote(pattern)} has no spelling for other tools")
     return engine[pattern]
 
 
 def require_package(name: str) -> Any:
-    """Return another tool's package.
-
-    VocabularyError, with the remedy, if the package is missing.
-    """
+    """Import and return another tool's package; VocabularyError with a remedy if missing."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
