@@ -1,13 +1,13 @@
-"""Patterns, and the patterns that are rules on characters: marking a text, finding cuts.
+"""Patterns, and the patterns that are rules on characters: how they mark starts and find cuts.
 
 No pattern looks back: pre-tokens after the start of a pre-token do not depend on the text before
 it. So a long text is cut into blocks at starts of pre-tokens, and each block is matched as a whole
 text.
 
-A document may be cut where a pre-token starts in any surroundings (`certain_starts`): the parts
-have the pre-tokens of the whole. No separator of documents may lie across the cut or next to the
-characters that decide the start. White space may not precede the cut, since some patterns take all
-white space at the end of a text as one pre-token.
+A document may be cut where a pre-token starts in any surroundings (`certain_starts`): the two parts
+have the same pre-tokens as the whole. No separator of documents may lie across the cut or next to
+the characters that decide the start. The cut may not follow white space, since some patterns take
+all white space at the end of a text as one pre-token.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from llmgpu.bpe.pretokens.unicode_classes import LETTERS, code_tables, decode
 from llmgpu.cpu.library import TEXT_PADDING, CPattern, library
 from llmgpu.text.parts import CutText
 
-_BLOCK = 1 << 19  # bytes marked at once: with fewer, threads would mostly wait for each other
+# bytes marked at once; with smaller blocks, threads would mostly wait for each other
+_BLOCK = 1 << 19
 _LONGEST_BLOCK = 1 << 22
-_WINDOW = 1 << 12  # bytes at the end of a text, searched first for a start
-PLAIN_WINDOW = 1 << 8  # bytes at the end of a text, searched first of all for a plain start
+_WINDOW = 1 << 12  # bytes at the end of a text in which a start is searched first
+# bytes at the end of a text in which a plain start is searched before anything else
+PLAIN_WINDOW = 1 << 8
 _PLAIN_START = re.compile(rb" (?=[A-Za-z])")  # matches reversed text: a space after a letter
-_INCOMPLETE = 3  # bytes at the end of a text that may begin an incomplete character
+_INCOMPLETE = 3  # most bytes of an incomplete character at the end of a text
 
 Text = NDArray[np.uint8]
 Positions = NDArray[np.int64]
@@ -42,7 +44,7 @@ Marks = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Pattern(ABC):
-    """A way to cut text into pre-tokens.
+    """A pattern that cuts text into pre-tokens.
 
     name: the name that users give.
     expression: the equivalent regular expression over bytes.
@@ -77,7 +79,7 @@ class Pattern(ABC):
         """
 
     def last_plain_start(self, end: Text) -> int:
-        """Return the distance of the last certain start from the end of a text; 0: unknown.
+        """Return the distance of the last certain start from the end of a text; 0 if none is found.
 
         end: uint8, the last bytes of the text; no document begins in these bytes.
         """
@@ -86,13 +88,13 @@ class Pattern(ABC):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RulePattern(Pattern):
-    """A pattern that is a rule on characters; the standard library runs the expression."""
+    """A pattern that is a rule on characters. NumPy's version runs its expression by `re`."""
 
     unicode: str = unicode_classes.DEFAULT_VERSION
 
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
-        """Mark starts block by block; a pre-token starts at the first byte in any case."""
-        # Insert a zero byte, an edge, where a document ends.
+        """Mark starts block by block. A pre-token always starts at the first byte."""
+        # Insert a zero byte (an edge) wherever a document ends.
         inner = np.unique(inner)
         spread = np.insert(text, inner, 0) if len(inner) else text
         data = np.append(spread, np.uint8(0)) if closed else spread
@@ -100,7 +102,7 @@ class RulePattern(Pattern):
         every_edge = np.append(edges, len(spread)) if closed else edges
         mask = np.empty(len(data), np.bool_)
         first, size = 0, _BLOCK
-        # Mark block by block. A block ends at its last decided start.
+        # Mark block by block. A block ends at the last start that later text can't change.
         while first < len(data):
             end = min(len(data), first + size)
             low, high = np.searchsorted(every_edge, (first, end))
@@ -116,22 +118,22 @@ class RulePattern(Pattern):
         return np.delete(mask, edges) if len(inner) else mask
 
     def _mark_long(self, data: Text, edges: Positions, mask: Marks) -> int:
-        """Mark the first pre-token, which is long; return the start of the next.
+        """Mark the first pre-token, which is too long for a block; return the start of the next.
 
-        If the end depends on text not yet read, the document counts as ending here. Starts found
-        this way lie after the position that `last_start` returns.
+        If the end depends on text that has not been read, the pre-token ends with the text here.
+        Starts found this way lie after the position that `last_start` returns.
         """
         limit = int(edges[0]) if len(edges) else len(data)
-        if limit == 0:  # the block before ended at the end of a document
+        if limit == 0:  # the previous block ended at the end of a document
             return 1
         end = long_pretoken_end(data[:limit], self.expression, self.unicode, closed=True)
         assert end is not None
         mask[:end] = False
         mask[0] = True
-        return end + (end == limit < len(data))  # an edge is passed over
+        return end + (end == limit < len(data))  # skip an edge
 
     def last_plain_start(self, end: Text) -> int:
-        """Return the distance of the last space after an ASCII letter; most texts have many."""
+        """Return the distance of the last space after an ASCII letter, which most texts have."""
         found = _PLAIN_START.search(end.tobytes()[::-1])
         return found.start() + 1 if found else 0
 
@@ -143,7 +145,7 @@ class RulePattern(Pattern):
         size = _WINDOW
         while size <= _LONGEST_BLOCK:
             low = max(begin, len(text) - size)
-            # A copy: the text may be in mapped memory of a device, which is slow to read.
+            # Copy the window, because reading a device's mapped memory is slow.
             window = text[low:].copy()
             start = low + _sync_point(window, self.unicode) if low > begin else begin
             if start >= low:
@@ -152,7 +154,7 @@ class RulePattern(Pattern):
         return self._last_from(text, begin, closed=closed)
 
     def _last_of(self, data: Text, *, closed: bool) -> int:
-        """Return the last start in a short text that begins with a pre-token."""
+        """Return the last certain start in a short text that begins with a pre-token."""
         if closed:
             data = np.append(data, np.uint8(0))
         edges = np.array([len(data) - 1] if closed else [], np.int64)
@@ -160,7 +162,7 @@ class RulePattern(Pattern):
         return last_set(marked[: len(data) - 1 if closed else decided])
 
     def _reaches_end(self, text: Text) -> bool:
-        """Whether the first pre-token ends in the last bytes or later, by the CPU engine.
+        """Whether the CPU engine finds that the first pre-token reaches the last bytes of the text.
 
         The engine needs no memory, and less time than the expression.
         """
@@ -173,7 +175,7 @@ class RulePattern(Pattern):
         return not rule.is_marked and rule.first_end(text) == len(text) - TEXT_PADDING
 
     def _last_from(self, text: Text, first: int, *, closed: bool) -> int:
-        """Return the last start in a text of any length that has a pre-token start at `first`."""
+        """Return the last certain start in a long text, which has a pre-token start at `first`."""
         size = _BLOCK
         while len(text) - first > size:
             cut = self._last_of(text[first : first + size].copy(), closed=False)
@@ -200,10 +202,10 @@ def make_rule(rule: str, unicode: str, digits: int, whole_at_end: bool) -> CPatt
 
 
 class DocumentPattern(Pattern):
-    """A pattern with each document as one pre-token."""
+    """A pattern by which each document is one pre-token."""
 
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
-        """Mark the starts of documents; `continues`: the first document began before the text."""
+        """Mark the starts of documents; continues: the first document began before the text."""
         mask = np.zeros(len(text), np.bool_)
         mask[0] = not continues
         mask[inner] = True
@@ -215,7 +217,7 @@ class DocumentPattern(Pattern):
 
 
 def last_set(flags: NDArray[np.bool_]) -> int:
-    """Return the last position of a set flag, except position 0; 0 if no flag is set."""
+    """Return the position of the last True after position 0; 0 if there is none."""
     size = 64
     end = len(flags)
     while end > 1:
@@ -246,8 +248,8 @@ _CODES = code_tables(
 def _certain_starts() -> NDArray[np.bool_]:
     """Return whether a pre-token always starts between characters of two kinds: bool (7, 7).
 
-    The kind "other" covers marks, because some patterns join marks to letters, and the apostrophe,
-    because an apostrophe may begin a contraction. A slash may join newlines before it.
+    The kind "other" includes marks, because some patterns join marks to letters, and the
+    apostrophe, because an apostrophe may begin a contraction. A slash may join newlines before it.
     """
     certain = np.zeros((_KINDS, _KINDS), np.bool_)
     certain[_LETTER, [_NUMBER, _SPACE, _NEWLINE, _SIGN, _SLASH]] = True
@@ -261,7 +263,7 @@ _CERTAIN_STARTS = _certain_starts()
 
 
 def _sync_point(data: NDArray[np.uint8], unicode: str) -> int:
-    """Return the first of `certain_starts`, or -1."""
+    """Return the first position of `certain_starts`, or -1 if there is none."""
     found = certain_starts(data, unicode)
     return int(found[0]) if len(found) else -1
 
@@ -269,12 +271,12 @@ def _sync_point(data: NDArray[np.uint8], unicode: str) -> int:
 def certain_starts(data: NDArray[np.uint8], unicode: str) -> Positions:
     """Return positions at which pre-tokens start in any surroundings, by any `RulePattern`.
 
-    Such a position is between kinds that never join, or at the last of several spaces. The
-    characters before and after the position decide.
+    Such a position is between two kinds of characters that never join, or before the last of
+    several spaces. Only the characters next to the position decide.
 
     data: uint8 (n,), n > 0, within one document; the first byte may be inside a character.
 
-    Returns int64 (m,), ascending, more than 0.
+    Returns int64 (m,), ascending, all above 0.
     """
     positions, codes = decode(data, _CODES[unicode])
     complete = positions < len(data) - _INCOMPLETE
@@ -293,12 +295,13 @@ NONE = DocumentPattern(
 )
 
 
-_NEAR = 16  # bytes around a cut without a separator: more than the characters that decide the cut
-_CUT_WINDOW = 1 << 14  # bytes searched first for a cut
+# a separator may not be within this many bytes of a cut: more than the deciding characters
+_NEAR = 16
+_CUT_WINDOW = 1 << 14  # bytes in which a cut is searched first
 
 
 def cut_text_by(pattern: Pattern, separators: Sequence[bytes]) -> CutText | None:
-    """Return a function that finds cuts of texts by a pattern; None if no cut is certain."""
+    """Return a function that finds cuts of texts by a pattern; None if no cut is ever certain."""
     if not isinstance(pattern, RulePattern):
         return None
     return partial(_find_cut, pattern, separators)
@@ -342,7 +345,7 @@ def _read(file: BinaryIO, size: int) -> bytes:
 
 
 def _without(found: Positions, data: bytes, begin: int, separator: bytes) -> Positions:
-    """Return positions with no separator near; data: bytes of the file, from `begin` on."""
+    """Return the positions far from any separator; data: bytes of the file, from `begin` on."""
     at = data.find(separator)
     while at >= 0 and len(found):
         first, end = begin + at - _NEAR, begin + at + len(separator) + _NEAR

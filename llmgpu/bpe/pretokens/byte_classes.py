@@ -1,4 +1,4 @@
-"""Pattern class in NumPy: a pre-token starts where the class of bytes changes.
+"""Pattern ``class`` in NumPy: a pre-token starts where the class of bytes changes.
 
 The classes are newline (0x0A), space (0x20), digit (0-9), letter (A-Z, a-z and every byte >= 0x80)
 and punctuation (all other bytes, with TAB and CR). A pre-token starts at and after every newline
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Marks, Pattern, Positions, Text, last_set
 
-_BLOCK = 1 << 17  # bytes marked at once: the temporary arrays stay in the processor's cache
-_WINDOW = 1 << 12  # bytes at the end of a text, searched first for a start
+_BLOCK = 1 << 17  # bytes marked at once, so that the temporary arrays fit in the processor's cache
+_WINDOW = 1 << 12  # bytes at the end of a text in which a start is searched first
 
 
 def _continuation_table() -> bytes:
-    """Return a table by byte: the class (low nibble, one bit), the classes that continue (high).
+    """Return a table by byte: its class (low nibble), and the classes that may follow it (high).
 
-    A newline has neither, so the pre-token of a newline is one byte.
+    Each class is one bit. A newline has neither, so the pre-token of a newline is one byte.
     """
     letter, digit, space, punctuation = 1, 2, 4, 8
     table = np.full(256, punctuation | punctuation << 4, np.uint8)
@@ -37,12 +37,12 @@ _CONTINUATION = _continuation_table()
 
 
 def _class_changes(text: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Mark the starts of pre-tokens of pattern ``class``, except at documents inside the text."""
+    """Mark the starts of pre-tokens of pattern ``class`` in one document."""
     mask = np.empty(len(text), np.bool_)
     before = 0
     for first in range(0, len(text), _BLOCK):
         piece = text[first : first + _BLOCK].tobytes()
-        # bytes.translate beats NumPy's indexing, which widens each byte to an 8-byte index.
+        # bytes.translate is faster than NumPy's indexing, which widens bytes to 8-byte indices.
         here = np.frombuffer(piece.translate(_CONTINUATION), np.uint8)
         out = mask[first : first + len(here)]
         out[0] = (before >> 4) & int(here[0]) == 0
@@ -64,11 +64,11 @@ class _ClassPattern(Pattern):
             last = last_set(_class_changes(text[low:end].copy()))
             if last > 0 or low == begin:
                 return low + last
-            # Whether a pre-token starts at `low` depends on the byte before.
+            # Whether a pre-token starts at `low` depends on the byte before it.
             end, size = low + 1, min(2 * size, _BLOCK)
 
 
-# The expression over characters: characters beyond ASCII are letters, like their bytes.
+# The expression over characters: characters beyond ASCII count as letters, as their bytes do.
 _CHARACTERS = (
     r" *[^\x00-@\[-\x60\{-\x7F]+| *[0-9]+| +|\n"
     r"|[\x00-\x09\x0B-\x1F!-/:-@\[-\x60\{-\x7F]+"

@@ -1,14 +1,14 @@
 """Patterns given as a regular expression, matched on the host by the `regex` module (an extra).
 
-- Text between the matches of an expression is a pre-token, too: nothing is lost.
+- Text between the matches of an expression is a pre-token, too, so no text is lost.
 - Several expressions cut one after the other: each expression cuts the pieces left by the
   expressions before it. The pattern's name is ``splits:`` and a JSON list of the expressions. Such
   patterns come with vocabularies of other tools.
 - An expression may look anywhere in a document, so text is cut only between documents.
 - A byte that is not valid UTF-8 is a character by itself, a lone surrogate as Python decodes it.
-- An expression may come with a stranger's vocabulary. Limits on its length, nesting and repetitions
-  refuse an expression that would take long to compile. Matching has a limit on CPU time for each
-  megabyte of text, a hundred times the time of usual expressions.
+- The expression of a downloaded vocabulary may be malicious. Limits on its length, nesting and
+  repetitions refuse an expression that would take long to compile. Matching has a limit on CPU time
+  for each megabyte of text, a hundred times the time that usual expressions take.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ from llmgpu.input_files import quote
 
 REGEX_PREFIX = "regex:"
 SPLITS_PREFIX = "splits:"
-MAX_EXPRESSION_BYTES = 1 << 16  # the limit of vocabulary files, too
-MAX_SPLITS = 16  # expressions that cut one after the other
-MAX_NESTING = 50  # groups and sets inside each other
-MAX_REPEATED = 1 << 16  # items, with all counted repetitions of groups written out
+MAX_EXPRESSION_BYTES = 1 << 16  # also the limit of vocabulary files
+MAX_SPLITS = 16  # most expressions that cut one after the other
+MAX_NESTING = 50  # most groups and sets inside each other
+MAX_REPEATED = 1 << 16  # most items, with all counted repetitions of groups written out
 DEFAULT_MATCH_SECONDS = 30.0
 
 _PART = r"\\.|\(\?\#[^)]*\)|\{(\d*)(?:,(\d*))?\}|."
 _PARTS = re.compile(rf"\[\^?\]?(?:\\.|[^\]\\])*\]|{_PART}", re.DOTALL)
-_PARTS_V1 = re.compile(_PART, re.DOTALL)  # in version 1 of `regex` syntax, sets may be nested
+# in version 1 of the syntax of `regex`, sets may be nested
+_PARTS_V1 = re.compile(_PART, re.DOTALL)
 _match_seconds = DEFAULT_MATCH_SECONDS
 
 
 def limit_match_seconds(seconds: float) -> None:
-    """Limit matching to `seconds` of the process's CPU time for each megabyte of text begun.
+    """Limit matching to this CPU time for each megabyte of text, or part of a megabyte.
 
-    The limit holds for all custom patterns of the process.
+    The limit applies to all custom patterns of the process.
     """
     global _match_seconds
     _match_seconds = seconds
@@ -72,15 +73,15 @@ def compile_expression(expression: str) -> Any:
 
 
 def _check_cost(expression: str) -> None:
-    """Raise LlmgpuError for an expression that may take long to compile, or much memory."""
+    """Raise LlmgpuError for an expression whose compilation may take long, or much memory."""
     length = len(expression.encode(errors="surrogatepass"))
     if length > MAX_EXPRESSION_BYTES:
         raise LlmgpuError(
             f"the regular expression has {length} bytes, but the limit is {MAX_EXPRESSION_BYTES}"
         )
-    sizes = [0]  # items written out so far in each open group
-    last = sets = 0  # items of the last part; number of open sets
-    # Count the open groups and the items that the regex compiler will write out.
+    sizes = [0]  # for each open group, the number of items written out so far
+    last = sets = 0  # number of items of the last part; number of open sets
+    # Count the open groups, and the items that the regex compiler will write out.
     parts = _PARTS_V1 if "V1" in expression else _PARTS
     for part in parts.finditer(expression):
         text = part[0]
@@ -100,7 +101,7 @@ def _check_cost(expression: str) -> None:
         elif text not in "*+?":
             last = 1
             sizes[-1] += 1
-        # Stop at the first part beyond a limit.
+        # Stop at the first part that exceeds a limit.
         if len(sizes) + sets - 1 > MAX_NESTING:
             raise LlmgpuError(
                 f"the regular expression {quote(expression)} nests more than {MAX_NESTING} groups "
@@ -116,8 +117,8 @@ def _check_cost(expression: str) -> None:
 class _TimeLimit:
     """A limit on the CPU time of the process.
 
-    CPU time is read at most once in 10 ms of the clock, which is read far sooner: the pieces that
-    an expression has left may be single characters.
+    Reading the CPU time takes longer than reading the clock, so it is read at most every 10 ms:
+    pieces may be single characters.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -125,7 +126,7 @@ class _TimeLimit:
         self._left, self._read = seconds, time.perf_counter()
 
     def left(self) -> float:
-        """Return the seconds that are left, 0.001 at least."""
+        """Return how many seconds are left, at least 0.001."""
         now = time.perf_counter()
         if now - self._read > 0.01:
             self._left, self._read = self._end - time.process_time(), now
@@ -134,7 +135,7 @@ class _TimeLimit:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HostPattern(DocumentPattern):
-    """A pattern of expressions. The host marks starts; the kernel marks starts of documents alone.
+    """A pattern of expressions. The host marks starts; the kernel marks only starts of documents.
 
     Each expression cuts the pieces left by the expressions before it, as if a piece were the whole
     text. Raises LlmgpuError if an expression is wrong or can't be compiled here.
@@ -171,7 +172,7 @@ class HostPattern(DocumentPattern):
             compiled = compile_expression(expression)
             found = [0]
             for begin, end in pairwise(bounds):
-                try:  # the module measures CPU time, too
+                try:  # `regex` measures CPU time itself
                     for match in compiled.finditer(characters, begin, end, timeout=limit.left()):
                         if match.end() > match.start():
                             found += match.span()
@@ -199,12 +200,12 @@ class RegexPattern(HostPattern):
 
 
 class SplitsPattern(HostPattern):
-    """A pattern of several expressions, which cut one after the other."""
+    """A pattern of several expressions that cut one after the other."""
 
     def __init__(self, described: str) -> None:
         """Parse a JSON list of expressions, see `describe_splits`.
 
-        LlmgpuError if the list is wrong.
+        Raises LlmgpuError for an invalid list.
         """
         expressions: Any
         try:
@@ -223,7 +224,7 @@ def _is_splits(content: Any) -> bool:
 
 
 def describe_splits(expressions: Sequence[str]) -> str:
-    """Return the name of a `SplitsPattern` of these expressions, without the prefix."""
+    """Return the name, without its prefix, of a `SplitsPattern` of these expressions."""
     return json.dumps(list(expressions))
 
 

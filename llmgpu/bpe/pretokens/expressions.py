@@ -3,9 +3,9 @@
 The standard library's `re` runs the expression on bytes: an ASCII character is its own byte, and
 any other character is a byte for its class.
 
-When can no later text change the end of a match? A pattern looks only at the rest of a run of
-characters that it may pass over together, and at the letters of a contraction. So an end is certain
-up to the start of the last such run, if the end is further from the end of the text than a
+When can no later text change the end of a match? The end depends only on the rest of a run of
+characters that a pattern may match together, and on the letters of a contraction. So an end is
+certain up to the start of the last such run, if the end is further from the end of the text than a
 contraction is long. The last bytes of a text don't count, because they may begin an incomplete
 character.
 """
@@ -22,14 +22,15 @@ from llmgpu.bpe.pretokens import unicode_classes
 from llmgpu.bpe.pretokens.unicode_classes import CodeTable, code_tables, decode
 
 _BLOCK = 1 << 19  # bytes decoded at once
-_FIRST = 1 << 22  # bytes searched first; doubled each time the result is still undecided
-_LOOKAHEAD = 4  # characters; a contraction has fewer
-_INCOMPLETE = 3  # characters at the end of a text that may begin an incomplete character
-_NEAR = 64  # characters at the end, searched first for the start of the last run
-_LONG_S = "\u017f"  # the only letter beyond ASCII that folds to a letter of a contraction
+_FIRST = 1 << 22  # bytes matched first; doubled as long as the result is undecided
+_LOOKAHEAD = 4  # characters; every contraction is shorter
+_INCOMPLETE = 3  # most bytes of an incomplete character at the end of a text
+_NEAR = 64  # characters at the end in which the start of the last run is searched first
+# the only letter beyond ASCII that case folding maps to a letter of a contraction
+_LONG_S = "\u017f"
 _LONG_S_CODE = 0x8F
 
-# The bytes for characters beyond ASCII; OTHER is also the byte for invalid bytes.
+# The bytes for characters beyond ASCII. OTHER is also the byte for invalid bytes.
 _CODES = {number: 0x80 + number for number in range(7)}
 _UPPER, _LOWER, _LETTER, _MARK, _NUMBER, _SPACE = (
     rf"\x{_CODES[number]:02x}"
@@ -43,7 +44,7 @@ _UPPER, _LOWER, _LETTER, _MARK, _NUMBER, _SPACE = (
     )
 )
 _LOWER += rf"\x{_LONG_S_CODE:02x}"
-_SETS = {  # names of sets in expressions, with their classes; Lm and Lo only occur together
+_SETS = {  # names of sets in expressions, with their classes; Lm and Lo occur only together
     r"\p{L}": rf"A-Za-z{_UPPER}{_LOWER}{_LETTER}",
     r"\p{Lu}": rf"A-Z{_UPPER}",
     r"\p{Lt}": "",
@@ -64,7 +65,7 @@ _TABLES = code_tables(
 
 @cache
 def _compiled(expression: str) -> re.Pattern[bytes]:
-    """Return the expression of a named pattern, rewritten for one byte a character."""
+    """Compile the expression of a named pattern, rewritten for one byte per character."""
     written = ""
     in_set = False
     for part in _PARTS.findall(expression):
@@ -76,7 +77,7 @@ def _compiled(expression: str) -> re.Pattern[bytes]:
             part = r"\Z"
         in_set = (part.startswith("[") and not part.endswith("]")) or (in_set and part != "]")
         written += part
-    # In a contraction of any case, a long s counts as s.
+    # Where case is ignored, a long s counts as an s of a contraction.
     long_s = rf"\x{_LONG_S_CODE:02x}"
     written = written.replace("(?i:[sdmt]", f"(?i:[sdmt{long_s}]")
     written = written.replace("(?i:'s|", f"(?i:'[s{long_s}]|")
@@ -84,12 +85,12 @@ def _compiled(expression: str) -> re.Pattern[bytes]:
 
 
 def _members(*names: str, others: bool = False) -> bytes:
-    """Return all bytes in the named sets, or with `others` all bytes outside of these sets."""
+    """Return all bytes in the named sets; with `others`, all bytes outside of these sets."""
     written = "^" * others + "".join(_SETS[name] for name in names)
     return b"".join(re.findall(f"[{written}]".encode(), bytes(range(256)), re.DOTALL))
 
 
-# Characters that a pattern may pass over together: marks with letters, or with other characters.
+# Runs of characters that a pattern may match together: marks with letters, or with others.
 _RUNS = (
     _members(r"\p{N}"),
     _members(r"\s"),
@@ -103,8 +104,8 @@ def mark_starts(
 ) -> tuple[NDArray[np.bool_], int]:
     """Mark the bytes at which a pre-token starts, in a text that begins with a pre-token.
 
-    text: uint8 (n,), n > 0. edges: ascending positions of ASCII bytes that are not text but mark
-    the ends of documents. expression, unicode: see `long_pretoken_end`.
+    text: uint8 (n,), n > 0. edges: ascending positions of bytes inserted where documents end; these
+    bytes are ASCII and no text. expression, unicode: see `long_pretoken_end`.
 
     Returns bool (n,), and the number of entries that do not depend on later text.
     """
@@ -136,14 +137,14 @@ def long_pretoken_end(
 ) -> int | None:
     """Return the end of the first pre-token of a text; None if the end depends on later text.
 
-    text: uint8 (n,), n > 0, without an edge of a document in it. expression: of a `RulePattern`.
+    text: uint8 (n,), n > 0, within one document. expression: of a `RulePattern`.
     unicode: version of the character classes. closed: a document ends with the text.
 
     Memory: 1 byte for each character, up to twice as many as the pre-token has.
     """
     pattern, table = _compiled(expression), _TABLES[unicode]
     characters = bytearray()
-    blocks = [(0, 0)]  # ends of the blocks: in characters, and in bytes of the text
+    blocks = [(0, 0)]  # the end of each block: in characters, and in bytes of the text
     wanted = _FIRST
     while True:
         done = blocks[-1][1]
@@ -153,9 +154,9 @@ def long_pretoken_end(
             blocks.append((len(characters), end))
             done = end
         found = pattern.match(characters)
-        assert found is not None  # an expression of a named pattern matches anything
+        assert found is not None  # the expression of a named pattern matches any text
         last = found.end()
-        del found  # a match keeps a reference to `characters`
+        del found  # the match refers to `characters`
         if (closed and done == len(text)) or last <= _decided(characters):
             return _byte_place(text, blocks, last)
         if done == len(text):
@@ -164,7 +165,7 @@ def long_pretoken_end(
 
 
 def _character_end(text: NDArray[np.uint8], end: int) -> int:
-    """Return the last position up to `end` that is not inside a character of several bytes."""
+    """Return the last position, up to `end`, that is between two characters."""
     if end < len(text):
         for back in range(4):
             if text[end - back] & 0xC0 != 0x80:
@@ -180,7 +181,7 @@ def _characters(text: NDArray[np.uint8], table: CodeTable) -> bytes:
 
 
 def _decided(characters: bytes | bytearray) -> int:
-    """Return the last position before which later text can't change the ends of matches."""
+    """Return the position up to which later text can't change the ends of matches."""
     end = len(characters) - _INCOMPLETE
     if end <= 0:
         return 0
@@ -195,11 +196,15 @@ def _decided(characters: bytes | bytearray) -> int:
 
 
 def _byte_place(text: NDArray[np.uint8], blocks: list[tuple[int, int]], character: int) -> int:
-    """Return the byte at which a character begins, or the end of the last character."""
+    """Convert a character's index to the byte at which the character begins.
+
+    Also accepts the number of characters, for the end of the last character.
+    """
     number = next(k for k, (end, _) in enumerate(blocks) if character <= end)
     if character == blocks[number][0]:
         return blocks[number][1]
     (first_character, first), (_, end) = blocks[number - 1 : number + 1]
-    table = _TABLES[unicode_classes.DEFAULT_VERSION]  # characters have equal lengths in any version
+    # lengths of characters are the same in any version
+    table = _TABLES[unicode_classes.DEFAULT_VERSION]
     positions, _ = decode(text[first:end], table)
     return first + int(positions[character - first_character])

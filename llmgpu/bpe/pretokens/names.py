@@ -81,14 +81,14 @@ def _rule(
 ) -> Entry:
     """Return the entry of a `RulePattern`; constants: for the kernel and the CPU engine.
 
-    DIGITS: a pre-token holds up to this many numbers. WHOLE_AT_END: 1 if white space at the end of
-    a document is one pre-token, even with newlines in it.
+    DIGITS: most numbers in a pre-token. WHOLE_AT_END: 1 if white space at the end of a document is
+    one pre-token, even with newlines in it.
     """
     fields = {"expression": expression, "spellings": spellings or {}, "constants": constants}
     return Entry(f"{_ROOM}.blocks:RulePattern", fields={"name": name, "kernel": kernel, **fields})
 
 
-# OpenAI's spelling. In Oniguruma, the engine of Hugging Face, {1,3}+ is a repeated repeat instead.
+# OpenAI's spelling. In Oniguruma, the engine of Hugging Face, {1,3}+ is two repetitions.
 _CL100K = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"

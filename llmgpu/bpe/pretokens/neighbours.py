@@ -7,8 +7,8 @@ merge crosses the border, merges on one side do not affect the other side, and t
 there. If unknown characters in a row become one id, one of the two characters must have a token,
 because such a character never becomes part of the unknown id.
 
-A text need not be cut at all such borders. Pairs of characters are hashed to bits, and a border is
-left out if its pair has the bit of a pair that a token joins.
+A text need not be cut at all such borders. Pairs of characters are hashed to bits. A border is not
+used if its pair has the same hash as a pair inside a token.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Marks, Pattern, Positions, Text
 
-PAIR_BITS = 22  # bits of a pair's hash; equal in llmgpu/cpu/pieces.c
-# Number of code points. The next 256 numbers stand for bytes that belong to no character.
+PAIR_BITS = 22  # bits of a pair's hash; must equal the number in llmgpu/cpu/pieces.c
+# Number of code points. The next 256 numbers stand for bytes that are not valid UTF-8.
 _POINTS = 0x110000
 _WINDOW = 1 << 12  # bytes at the end of a text that `last_start` searches first
 
 
 def _indices(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the index of the bit of each pair of characters, uint32 (n,); see `neighbours_of`.
+    """Return the hash of each pair of characters, uint32 (n,): an index of `neighbours_of`.
 
     before, after: numbers of the characters, uint32 (n,).
     """
@@ -45,10 +45,11 @@ def neighbours_of(
 ) -> NDArray[np.uint8]:
     """Return a bit for each hash of a pair of characters, then a bit for each character.
 
-    The first is set if a token joins a pair of this hash, the second if the character has a token.
+    The bit of a hash is set if a token contains a pair with this hash. The bit of a character is
+    set if the character has a token.
 
-    texts: the tokens. known: the characters with a token; None for all characters. nowhere: whether
-        to set the bits of all pairs, so that no text is cut.
+    texts: the tokens. known: the characters with a token; None for all characters. nowhere: set the
+    bits of all pairs, so that no text is cut.
 
     Returns packed bits, uint8, the lowest bit of a byte first.
     """
@@ -65,7 +66,10 @@ def neighbours_of(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NeighboursPattern(Pattern):
-    """A pattern that cuts between characters that no token joins; bits: see `neighbours_of`."""
+    """A pattern that cuts between characters that are neighbours in no token.
+
+    bits: see `neighbours_of`.
+    """
 
     bits: NDArray[np.uint8]
     name: str = "none"
@@ -95,17 +99,17 @@ class NeighboursPattern(Pattern):
     def _cuts(self, data: bytes, *, only_valid: bool = False) -> Positions:
         """Return the positions above 0 at which a document may be cut: int64, ascending.
 
-        only_valid: whether to cut only between characters that are valid UTF-8.
+        only_valid: cut only between characters that are valid UTF-8.
         """
-        # Number the characters. points: code points, or _POINTS + value for bytes of no character.
-        # sizes: bytes of each character. is_alone: whether it is such a byte.
+        # Number the characters. points: code points, or _POINTS + value for invalid bytes. sizes:
+        # bytes of each character. is_alone: whether it is an invalid byte.
         text = data.decode(errors="surrogateescape")
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         is_alone = (points >= 0xDC80) & (points < 0xDD00)
         sizes = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
         sizes[is_alone] = 1
         points = np.where(is_alone, points - np.uint32(0xDC00) + np.uint32(_POINTS), points)
-        # Cut between characters where it is allowed, but not before a continuation byte.
+        # Cut between characters where this is allowed, but never before a continuation byte.
         cut = self._may_cut(points[:-1], points[1:])
         if only_valid:
             cut &= ~is_alone[:-1] & ~is_alone[1:]
@@ -124,7 +128,7 @@ class NeighboursPattern(Pattern):
         return mask
 
     def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
-        """Return the last allowed cut, sought in growing windows at the end of the text."""
+        """Return the last allowed cut; search in growing windows at the end of the text."""
         size = _WINDOW
         while True:
             low = max(begin, len(text) - size)
@@ -134,6 +138,9 @@ class NeighboursPattern(Pattern):
             size *= 2
 
     def last_plain_start(self, end: Text) -> int:
-        """Return the bytes after the last allowed cut between a letter and a space; 0 if none."""
+        """Return the distance of the last allowed cut between a letter and a space from the end.
+
+        0 if there is no such cut.
+        """
         found = self._plain.search(end.tobytes()[::-1]) if self._plain else None
         return found.start() + 1 if found else 0

@@ -46,7 +46,7 @@ from llmgpu.errors import LlmgpuError
 from llmgpu.input_files import quote
 from llmgpu.spelling import spelled
 
-_WINDOW = 1 << 12  # bytes after a part, searched first to decide the part
+_WINDOW = 1 << 12  # bytes after a part that are read first to decide its starts
 
 
 def pattern_of_expression(expression: str) -> str:
@@ -55,9 +55,9 @@ def pattern_of_expression(expression: str) -> str:
 
 
 def get_pattern(name: str, unicode: str = DEFAULT_VERSION) -> Pattern:
-    """Return the pattern called `name`, with the character classes of a version of Unicode.
+    """Return the pattern called `name`, with the character classes of a Unicode version.
 
-    A published expression stands for its pattern.
+    The published expression of a pattern is also accepted as its name.
 
     Raises LlmgpuError for an unknown name or version, and for an invalid expression.
     """
@@ -80,7 +80,10 @@ def get_pattern(name: str, unicode: str = DEFAULT_VERSION) -> Pattern:
 
 
 def as_pattern(pattern: str | Pattern) -> Pattern:
-    """Return a `Pattern` unchanged, or the pattern of a name; LlmgpuError for an unknown name."""
+    """Return the pattern with this name; a `Pattern` is returned unchanged.
+
+    Raises LlmgpuError for an unknown name.
+    """
     return pattern if isinstance(pattern, Pattern) else get_pattern(pattern)
 
 
@@ -96,12 +99,12 @@ def start_mask(
 
     text: uint8 (n,).
     pattern: a Pattern, or a name in PATTERNS for its default version; LlmgpuError for another name.
-    document_starts: positions in text at which documents begin, in [0, n]; n itself is ignored,
-        repeats do no harm.
+    document_starts: positions in text at which documents begin, in [0, n], maybe repeated; n itself
+        is ignored.
     continues: with pattern none, whether text[0] is inside a pre-token; with any other pattern, a
         pre-token starts there.
-    closed: whether the document ends at the end of text. If not, entries from the result of
-        `last_start` on are undecided.
+    closed: whether the document ends at the end of text. If not, later text may change the entries
+        from the position that `last_start` returns on.
 
     Returns bool (n,).
     """
@@ -122,8 +125,8 @@ def start_masks_between(
 ) -> Iterator[NDArray[np.bool_]]:
     """Yield parts of the result of `start_mask`, reading only the text around each part.
 
-    spans: begin and end of each part, ascending. Entries undecided in `start_mask` are undecided
-        here.
+    spans: begin and end of each part, ascending. Later text may change the same entries as in the
+        result of `start_mask`.
 
     Yields bool (end - begin,) for each span.
     """
@@ -145,7 +148,7 @@ def _mask_from(
     *,
     closed: bool,
 ) -> NDArray[np.bool_]:
-    """Return the starts from a pre-token's start, `begin`, on; starts before `end` are final."""
+    """Return starts from the pre-token start `begin` on; entries before `end` are final."""
     starts = document_starts[document_starts >= begin] - begin
     window = _WINDOW
     while True:
@@ -178,7 +181,7 @@ def last_start(
 
 
 def make_c_pattern(pattern: Pattern) -> CPattern:
-    """Return a pattern for the CPU engine; NumPy marks starts if the engine has no rule."""
+    """Return a pattern for the CPU engine. If the engine lacks the rule, NumPy marks starts."""
     if isinstance(pattern, NeighboursPattern):
         return CPattern(pattern.kernel, pattern.bits)
     rule = "" if isinstance(pattern, HostPattern) else pattern.kernel

@@ -1,7 +1,7 @@
 """Marking the starts of pre-tokens on a device: kernels in wgsl/pretoken, one for each family.
 
 Kernels of patterns that depend on runs look only `reach` bytes far, so a longer run may leave
-segments undecided. The kernels list these segments in `undecided`, and the host marks these.
+segments undecided. The kernels list these segments in `undecided`, and the host marks their starts.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from llmgpu.gpu import Buffer, Commands, Device
 from llmgpu.kernel_source import constant, struct_dtype
 
 PARAMS = struct_dtype("pretoken/params.wgsl", "PretokenParams")
-SEGMENT_BYTES = 32  # bytes of text marked by one thread
-_WALKING = ("cl100k", "o200k")  # kernels with walk.wgsl
-# Bytes that a thread looks back and ahead, see walk.wgsl; the host marks faster than a software
-# adapter walks.
+SEGMENT_BYTES = 32  # bytes of text that one thread marks
+_WALKING = ("cl100k", "o200k")  # kernels that include walk.wgsl
+# Bytes that a thread looks back and ahead, see walk.wgsl. A software adapter is slower than the
+# host.
 REACH, SOFTWARE_REACH = constant("pretoken/walk.wgsl", "REACH"), 256
-# Bytes of a part that the host marks; the start bits of a part begin at an aligned offset.
+# Bytes of a part that the host marks. A part's bits begin at an aligned offset in the buffer.
 PART_BYTES = 1 << 16
-# Code points that share an entry of the first level, 8 in a u32 of the second.
+# Code points that share an entry of the first level; a u32 of the second level has 8 of them.
 BLOCK = 8 * constant("pretoken/unicode.wgsl", "BLOCK_WORDS")
 
 
@@ -53,12 +53,13 @@ class GpuPretokenizer:
 
         text: buffer for the text of slices, with a multiple of SEGMENT_BYTES bytes.
         capacity: bytes of the largest slice.
-        reach: bytes that the kernel looks back and ahead; None: REACH, or less on software.
+        reach: bytes that the kernel looks back and ahead; None: REACH, or SOFTWARE_REACH on a
+            software adapter.
         """
         found = as_pattern(pattern)
         self._device, self._pattern = device, found
         self._by_host = isinstance(found, HostPattern)
-        # A software adapter runs kernels with walk.wgsl for a short distance only.
+        # On a software adapter, kernels with walk.wgsl look only a short distance.
         self.reach = reach or (SOFTWARE_REACH if device.is_software else REACH)
         walking = {"REACH": self.reach} if found.kernel in _WALKING else {}
         self._kernel = device.kernel(
@@ -89,7 +90,7 @@ class GpuPretokenizer:
         self._bound = self._kernel.bind(**buffers)
 
     def record(self, commands: Commands, piece: Slice) -> None:
-        """Upload a slice's parameters and document starts; record marking its pre-token starts.
+        """Upload a slice's parameters and document starts; record commands that mark its starts.
 
         Bits near the slice's end are not final unless a document ends there, see
         `pattern.start_mask`.
@@ -120,12 +121,12 @@ class GpuPretokenizer:
         self._device.write(self.undecided, np.zeros(1, np.uint32))
 
     def _undecided_spans(self, length: int) -> list[tuple[int, int]]:
-        """Return spans of text to mark on the host; adjacent undecided parts are one span."""
+        """Return the spans of text to mark on the host; adjacent undecided parts are one span."""
         if self._by_host:
             return [(0, length)]
         count = int(self._device.read(self.undecided, 1, np.uint32)[0])
         segments = self._device.read(self.undecided, 1 + count, np.uint32)[1:]
-        # Undecided segments are rounded to whole parts, whose bits begin at aligned offsets.
+        # Round undecided segments to whole parts, whose bits begin at aligned offsets.
         parts = np.unique(segments // (PART_BYTES // SEGMENT_BYTES)).astype(np.int64)
         first = np.flatnonzero(np.diff(parts, prepend=-2) > 1)
         last = np.append(first[1:], len(parts)) - 1

@@ -2,7 +2,7 @@
 
 One thread reads and submits slices. The caller's thread consumes the finished slices in order. So
 reading, computing and the caller's work on the results overlap. Once the caller stops, the reading
-thread makes no further call of the driver, so the process may end.
+thread does not call the driver again, so the process may end.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class SliceSlot(Protocol):
         ...
 
 
-SLOTS = 3  # slices in flight: one being read, one computed, one fetched
+SLOTS = 3  # slices in flight: one is read, one is computed, one is fetched
 _Slot = TypeVar("_Slot", bound=SliceSlot)
 
 
 def begin_slots(
     device: Device, threads: Executor, make_slot: Callable[[], _Slot]
 ) -> list[Future[_Slot]]:
-    """Make all slots of a pipeline in `threads`, because allocating their memory takes long.
+    """Allocate all slots of a pipeline in `threads`, because allocation takes long.
 
-    A software adapter allocates fast, so only one slot is made in advance.
+    A software adapter allocates fast, so only one slot is allocated in advance.
     """
     return [threads.submit(make_slot) for _ in range(1 if device.is_software else SLOTS)]
 
@@ -48,7 +48,7 @@ def begin_slots(
 def made_slots(slots: Sequence[Future[_Slot]]) -> list[_Slot]:
     """Wait for the slots of `begin_slots`; return the slots for which there was memory.
 
-    A short text needs only the first slot. Raises the error of making the first slot.
+    A short text needs only the first slot, so only the error of the first slot is raised.
     """
     others = [slot.result() for slot in slots[1:] if slot.exception() is None]
     return [slots[0].result(), *others]
@@ -63,12 +63,12 @@ def submitted_slices(
 ) -> Iterator[tuple[_Slot, Slice]]:
     """Yield slots with their submitted slices, in order; a slot is reused after its turn.
 
-    slots: slots made for earlier texts. If all slots are in use, a slot from `make_slot` is added,
-        up to SLOTS. Allocating a slot takes long, so slots are added late.
-    An oversized slice is yielded but not submitted; the caller processes the slice on the host.
+    slots: slots of earlier texts, to be reused. When all are in use, a slot from `make_slot` is
+        added, up to SLOTS. Slots are added only when needed, because allocation takes long.
+    slice_bytes: size of the longest slice. first_bytes: a lower limit for the first slice; the
+        limit doubles from slice to slice.
 
-    slice_bytes: longest slice. first_bytes: a shorter limit for the first slice; the limit doubles
-        from slice to slice.
+    An oversized slice is yielded but not submitted; the caller must process it on the host.
 
     Raises the error of reading or submitting a slice in place of the slice.
     """
@@ -91,7 +91,7 @@ def _same(submitted: tuple[_Slot, Slice]) -> tuple[_Slot, Slice]:
 class _Submitter(Generic[_Slot]):
     """Reads slices into free slots and submits them, in one thread.
 
-    free: slots to read into, or None to end `slices`. After `stop`, `_make_slot` is None.
+    free: slots to read into; None ends `slices`. After `stop`, `_make_slot` is None.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class _Submitter(Generic[_Slot]):
         self._reader, self._slots = reader, slots
         self._make_slot: Callable[[], _Slot] | None = make_slot
         self.free: SimpleQueue[_Slot | None] = SimpleQueue()
-        self._driver = threading.Lock()  # held while the thread is in the driver
+        self._driver = threading.Lock()  # held while the thread calls the driver
         for slot in slots:
             self.free.put(slot)
 
     def slices(self, size: int, slice_bytes: int) -> Iterator[tuple[_Slot, Slice]]:
-        """Yield slots with submitted slices, the first of up to `size` bytes."""
+        """Yield slots with submitted slices; size: most bytes of the first slice."""
         while (slot := self._next_slot()) is not None:
             piece = self._submit_next(slot, min(size, slice_bytes))
             if piece is None:
@@ -138,9 +138,9 @@ class _Submitter(Generic[_Slot]):
         return piece
 
     def stop(self) -> None:
-        """Wait until the thread is outside of the driver, and keep the thread out of the driver."""
+        """Wait until the thread has left the driver, and let it make no further call."""
         with self._driver:
-            self._make_slot = None  # from here on the owner of `make_slot` may be freed
+            self._make_slot = None  # from here on, the object that owns `make_slot` may be freed
         self.free.put(None)
 
 

@@ -5,8 +5,8 @@
 - The main part of a slice ends at the last position at which a pre-token starts whatever follows.
   The bytes after the main part are lookahead: the ends of the slice's pre-tokens depend on them.
 - A pre-token that is longer than the memory for a slice gets a slice with separate memory.
-- Greedy matching of pattern ``none``, whose pre-tokens are documents of any length, allows a cut
-  anywhere, if the slice has as many bytes after the cut as the longest token.
+- Greedy matching with pattern ``none``, whose pre-tokens are documents of any length, allows a cut
+  anywhere, if the slice has as many bytes of lookahead as the longest token.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from llmgpu.text.documents import NO_TEXT, Piece
 from llmgpu.text.streams import FileBytes
 
 MAX_WORD_BYTES = 1 << 30
-_MORE_BYTES = 1 << 16  # bytes after the longest pre-token, which may decide its end
+_MORE_BYTES = 1 << 16  # bytes after the longest pre-token that may decide where it ends
 
 
 def word_too_long(nbytes: int) -> InputError:
-    """Return the error for a pre-token of at least `nbytes`, more than MAX_WORD_BYTES."""
+    """Return the error for a pre-token of more than MAX_WORD_BYTES; nbytes: its known length."""
     return InputError(
         f"a pre-token has {nbytes:,} bytes or more, but the limit is {MAX_WORD_BYTES:,}: cut the "
         f"text into smaller documents ({spelled('--doc-separator', 'separators')}, .jsonl, more "
@@ -53,7 +53,7 @@ class Slice(Piece):
     main_end: the end of the main part. Pre-tokens of the slice end there or before, unless the text
         is cut anywhere.
     continues: whether the slice begins inside a pre-token, because the text is cut anywhere.
-    oversized: whether the text did not fit into the buffer provided, so `buffer` is another.
+    oversized: whether the text did not fit into the caller's buffer; `buffer` is then a larger one.
     """
 
     buffer: NDArray[np.uint8]
@@ -65,11 +65,11 @@ class Slice(Piece):
 
     @property
     def length(self) -> int:
-        """Bytes of the text, read or not."""
+        """Bytes of the text, whether it was read or not."""
         return len(self.text) if self.file is None else self.file.nbytes
 
     def read(self, buffer: NDArray[np.uint8]) -> Slice:
-        """Return the slice with its text, in `buffer` (uint8) if the text is still in a file.
+        """Return the slice with its text in memory. Text of a file is read into `buffer` (uint8).
 
         Any thread may read a slice, any number of times. Raises InputError as `SliceReader.read`
         does.
@@ -83,7 +83,7 @@ class Slice(Piece):
     @property
     def document_starts(self) -> NDArray[np.int64]:
         """The starts of documents in the slice: int64, positions in [0, main_end]."""
-        # A start at the cut belongs to the next slice, unless the text ends at the cut.
+        # A document that starts at the cut belongs to the next slice, unless the text ends there.
         if self.end:
             return self.starts
         return self.starts[: np.searchsorted(self.starts, self.main_end, side="left")]
@@ -105,12 +105,12 @@ class SliceReader:
     ) -> None:
         """Read slices of `source`, cut where pre-tokens of `pattern` start.
 
-        lookahead: cut anywhere instead, with this many bytes of the next slice after each slice.
+        lookahead: cut anywhere instead, with this many bytes of lookahead.
         """
         self._source = source
         self._pattern = as_pattern(pattern)
         self._lookahead = lookahead
-        self._tail = NO_TEXT.text  # text read after the last main part
+        self._tail = NO_TEXT.text  # text that was read after the last main part
         self._tail_starts = NO_TEXT.starts  # starts of documents in the tail
         self._continues = False
         self._ended = False
@@ -145,7 +145,7 @@ class SliceReader:
             if not (cut or own or piece.end):
                 if piece.length > MAX_WORD_BYTES:
                     raise word_too_long(piece.length)
-                # Without a cut, the next round copies the whole text into a larger buffer.
+                # No cut was found: the next round copies the whole text into a larger buffer.
                 self._tail, self._tail_starts = found.text, piece.starts
                 continue
             self._keep(found, piece.starts[own:] - cut)
@@ -153,11 +153,12 @@ class SliceReader:
         return None
 
     def take(self, nbytes: int, *, is_full: bool = True) -> Slice | None:
-        """Return the next slice, for a buffer of `nbytes`, with its text still in a file.
+        """Return the next slice without reading its text from the file.
 
-        is_full: return only a slice that fills the buffer, not the last slice of a file.
+        nbytes: size of the buffer that the slice must fit. is_full: return only a slice that fills
+        the buffer, not the last slice of a file.
 
-        Returns None if the end of the slice is known only after reading; then call `read`.
+        Returns None if the end of the slice can't be known without reading; then call `read`.
         """
         held, source = len(self._tail), self._source
         most = nbytes - PADDING - held
@@ -166,13 +167,13 @@ class SliceReader:
             return None
         if not isinstance(source, Corpus) or (file := source.upcoming(least, most, held)) is None:
             return None
-        # Read only the last bytes here, which decide the end of the slice.
+        # Read only the last bytes here: they decide the end of the slice.
         end = np.empty(PLAIN_WINDOW, np.uint8)
         file.read(end, file.nbytes - len(end))
         plain = self._pattern.last_plain_start(end)
         if not plain:
             return None
-        # Pass over the range in the source, and keep the bytes after the cut as tail.
+        # Skip the range in the source, and store the bytes after the cut as the tail.
         source.skip(file.nbytes - held)
         found = Slice(
             NO_TEXT.text,
@@ -189,7 +190,7 @@ class SliceReader:
         return found
 
     def _fill(self, room: NDArray[np.uint8]) -> tuple[Piece, int]:
-        """Copy the tail into `room`, then read until there is a cut or `room` is full.
+        """Copy the tail into `room`, then read until a cut is found or `room` is full.
 
         Returns the text in `room`, and the position of the cut (0: no cut).
         """
@@ -207,8 +208,7 @@ class SliceReader:
             if self._lookahead is not None:
                 cut = max(0, length - self._lookahead)
             elif full or length >= 2 * searched:
-                # A search may scan the whole text, so search again only when the text has
-                # doubled.
+                # A search may scan the whole text, so search again only when the text has doubled.
                 cut = last_start(room[:length], self._pattern, starts)
                 searched = length
             if cut or full:

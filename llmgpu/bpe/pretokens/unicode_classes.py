@@ -4,7 +4,7 @@
   patterns cut as in these tools. The two agree about every code point.
 - UNRECORDED_VERSION is the version of a vocabulary file with classes whose training data names no
   version.
-- A vocabulary, word counts and a checkpoint keep the version with which they were made.
+- A vocabulary, word counts and a checkpoint record the version with which they were made.
 - In a text, a byte that is not part of a valid UTF-8 sequence (RFC 3629) is a character by itself,
   neither letter, number, mark nor white space.
 
@@ -68,9 +68,11 @@ def code_point_classes(version: str) -> NDArray[np.uint8]:
 
 
 LETTERS = (UPPERCASE, LOWERCASE, OTHER_LETTER)
-_FIRST_LEAD = 0xC2  # characters of several bytes begin with this byte or a higher one
-_LEADS = (0xE0, 0xF0, 0xF5)  # least lead bytes of 3-byte, of 4-byte and of invalid characters
-_LEAST = np.array([0, 0, 0x80, 0x800, 0x10000], np.uint32)  # least code point by number of bytes
+_FIRST_LEAD = 0xC2  # first byte of any character of several bytes is at least this
+# first bytes from which characters have 3 bytes, have 4 bytes, and are invalid
+_LEADS = (0xE0, 0xF0, 0xF5)
+# smallest valid code point, by number of bytes
+_LEAST = np.array([0, 0, 0x80, 0x800, 0x10000], np.uint32)
 _SURROGATES = (0xD800, 0xE000)
 
 
@@ -98,7 +100,7 @@ class CodeTable:
 
     @cached_property
     def of_bytes(self) -> bytes:
-        """The codes of ASCII, and of bytes that are characters by themselves."""
+        """The codes of single bytes: ASCII, and bytes that are not valid UTF-8."""
         codes = np.full(256, self.by_class.get(OTHER, self.other), np.uint8)
         codes[:128] = self.of_code_points[:128]
         return codes.tobytes()
@@ -120,7 +122,7 @@ def decode(
     """
     codes = np.frombuffer(data.tobytes().translate(table.of_bytes), np.uint8).copy()
     padded = np.concatenate([data, np.zeros(3, np.uint8)])
-    # Compute the code points of characters of several bytes, and drop invalid characters.
+    # Compute the code points of characters of several bytes, and drop invalid sequences.
     at = np.flatnonzero(data >= _FIRST_LEAD)
     lead = padded[at]
     lengths = 2 + (lead >= _LEADS[0]).astype(np.int8) + (lead >= _LEADS[1])
