@@ -38,25 +38,26 @@ BINS, MAX_DIGITS = constant(_RANK_FILE, "BINS"), constant(_RANK_FILE, "MAX_DIGIT
 PAIR_BYTES, ENTRY_BYTES, UNIT_BYTES, LINK_BYTES = (
     struct_dtype(_STATE_FILE, name).itemsize for name in ("Pair", "Entry", "Unit", "Link")
 )
-CHANGE_BYTES = LOG_BYTES = HOT_BYTES = 16  # a vec4<u32> each
-# On average a hot list lasts for half as many batches; the batches recorded after that are idle.
+CHANGE_BYTES = LOG_BYTES = HOT_BYTES = 16  # bytes of a vec4<u32>
+# A hot list lasts for half as many batches on average. Batches recorded after its end are idle.
 BATCHES_PER_REFILL = 32
-SUBMIT_SECONDS = 0.1  # goal for a submission: progress and Ctrl-C come between submissions
-MAX_ROUNDS = 16  # rounds in one submission; a round is a refill and its batches
+# goal for the time of a submission, because progress and Ctrl-C are handled between submissions
+SUBMIT_SECONDS = 0.1
+MAX_ROUNDS = 16  # most rounds in one submission; a round is a refill and its batches
 GROUPS, SOFTWARE_GROUPS = 512, 64
-MAX_SELECT_WORKGROUP = 1024  # divides BINS
+MAX_SELECT_WORKGROUP = 1024  # must divide BINS
 SETUP_KERNELS = ("lay_out", "first_pairs", "first_links")
 ROUND_KERNELS = (
     *("count_ranks", "lower_threshold", "refill_hot_list", "select_batch"),
     *("mark", "count_changes", "make_pairs", "link"),
 )
-SELECTING = ("lower_threshold", "select_batch")  # kernels that a single workgroup runs
+SELECTING = ("lower_threshold", "select_batch")  # kernels that run as a single workgroup
 COSTS = Costs(fixed=64 << 20, per_byte=56, per_word=56)  # memory of all buffers and uploads
 
 
 @dataclass(frozen=True)
 class Capacities:
-    """Sizes of the growing buffers, in numbers of elements."""
+    """Sizes of the growing buffers, as numbers of elements."""
 
     pairs: int = 1 << 18
     listed: int = 1 << 20
@@ -121,7 +122,7 @@ def unfit(device: Device, words: SymbolWords, merges: int) -> str | None:
 
 
 def _positions(words: SymbolWords) -> int:
-    """Return the number of positions of words: one per symbol, and a separator around each word."""
+    """Return the number of positions of words, including a separator around each word."""
     return len(words.symbols) + len(words.counts) + 1
 
 
@@ -139,12 +140,12 @@ def _suitable(words: SymbolWords) -> Capacities:
 def _first_pairs(words: SymbolWords) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Number the pairs in the words before any merge.
 
-    Returns the number of the pair that starts at each symbol, uint32 (n,), meaningless at the ends
-    of words, and the pairs, uint32 (distinct, 2).
+    Returns the number of the pair that starts at each symbol, uint32 (n,), undefined at the ends of
+    words, and the pairs, uint32 (distinct, 2).
     """
     symbols = words.symbols.astype(np.uint32)
     if len(words.lengths) == 256:
-        # Number every possible pair of bytes: cheaper than finding the distinct pairs.
+        # Number every possible pair of bytes, which is cheaper than finding the distinct pairs.
         numbers = symbols << np.uint32(8)
         numbers[:-1] |= symbols[1:]
         every = np.arange(1 << 16, dtype=np.uint32)
@@ -157,7 +158,7 @@ def _first_pairs(words: SymbolWords) -> tuple[NDArray[np.uint32], NDArray[np.uin
 
 
 def _highest_count(words: SymbolWords) -> int:
-    """Return the number of occurrences of the most frequent pair."""
+    """Return the count of the most frequent pair."""
     numbers, pairs = _first_pairs(words)
     numbers[words.offsets[1:] - 1] = len(pairs)  # no pair begins at the end of a word
     weights = np.repeat(words.counts, np.diff(words.offsets))
@@ -221,7 +222,7 @@ class _BatchedLoop:
         device.write(buffers["params"], params)
         by_position = -(-self._positions // self._wg)
         by_pair = -(-len(first_pairs) // self._wg)
-        # Only laying out needs the uploads above; they are freed when `load` returns.
+        # Only laying out the symbols needs these uploads; they are freed when `load` returns.
         commands = device.record()
         commands.clear(buffers["bins"])
         commands.dispatch(kernels["lay_out"].bind_from(buffers), by_position)
@@ -247,7 +248,7 @@ class _BatchedLoop:
         self._make_batch_buffers()
 
     def _make_batch_buffers(self) -> None:
-        """Create the buffers whose contents last for one batch, and bind the kernels."""
+        """Create the buffers that are used within one batch only, and bind the kernels."""
         create, sizes = self._device.create_buffer, self._capacities
         self._buffers["entries"] = create("entries", ENTRY_BYTES * sizes.entries)
         self._buffers["changes"] = create("changes", CHANGE_BYTES * sizes.candidates)
@@ -257,12 +258,12 @@ class _BatchedLoop:
         state = np.zeros(1, STATE)
         state["status"], state["digit_width"] = REFILL, NONE
         state["merge_limit"] = self._merges
-        # No pair occurs more often than 32 bits count, so a larger minimum changes nothing.
+        # Pair counts have 32 bits, so a larger minimum changes nothing.
         state["min_frequency"] = min(max(options.min_frequency, 1), NONE)
         state["first_symbol"] = len(self._words.lengths)
         state["max_length"] = min(options.max_token_length or NONE, NONE)
         state["last_count"] = NONE
-        state["pair_count"] = 1  # slot 0 means none
+        state["pair_count"] = 1  # slot 0 means no pair
         self._write_capacities(state)
 
     def _write_capacities(self, state: NDArray[Any]) -> None:
@@ -274,15 +275,15 @@ class _BatchedLoop:
         self._device.write(self._buffers["state"], state)
 
     def _record_round(self, commands: Commands) -> None:
-        """Record a refill, which the kernels skip unless the state requests it, and batches."""
+        """Record a refill, which the kernels skip unless the state requests one, and batches."""
         count_ranks, lower_threshold, refill_hot_list, select, *stages = self._bound
-        # The threshold of the hot list is found digit by digit, from the highest on.
+        # Find the threshold of the hot list digit by digit, from the highest digit on.
         commands.dispatch(lower_threshold, 1)
         for _ in range(MAX_DIGITS):
             commands.dispatch(count_ranks, self._groups)
             commands.dispatch(lower_threshold, 1)
         commands.dispatch(refill_hot_list, self._groups)
-        # If the hot list is too short for a batch, this batch and the batches after it do nothing.
+        # If the hot list is too short for a batch, this batch and all later ones do nothing.
         for _ in range(BATCHES_PER_REFILL):
             commands.dispatch(select, 1)
             for stage in stages:
@@ -307,14 +308,14 @@ class _BatchedLoop:
                 log = self._read_log(done)[reported:]
                 on_merges(log[:, :2], log[:, 2].astype(np.int64))
                 reported = done
-            # Submissions after a halt do not change the state: wait until all have ended.
+            # After a halt, later submissions change nothing: wait until they have ended.
             if state["status"][0] == FULL and is_idle:
                 self._grow(state)
         return self._result(self._read_log(done), int(state["batches"][0]))
 
     def _grow(self, state: NDArray[Any]) -> None:
         """Enlarge full buffers to twice the need of the next pair; set the state to RUNNING."""
-        # Each occurrence of the pair changes the pair on its left and the pair on its right.
+        # Each occurrence of the pair changes two more pairs: on its left and on its right.
         needed, old = int(state["needed"][0]), self._capacities
         changes = 2 * needed
         if state["list_length"][0] + changes > old.listed:
@@ -325,7 +326,7 @@ class _BatchedLoop:
             entries=max(old.entries, 1 << (4 * changes - 1).bit_length()),
             candidates=max(old.candidates, 2 * needed),
         )
-        # Copy the buffers kept across batches. Buffers of one batch are created again, empty.
+        # Copy the buffers that outlive a batch. Buffers of one batch are created again, empty.
         self._enlarge("pairs", PAIR_BYTES * self._capacities.pairs)
         self._enlarge("pair_counts", 4 * self._capacities.pairs)
         self._enlarge("position_list", 4 * self._capacities.listed)
@@ -334,7 +335,7 @@ class _BatchedLoop:
         self._write_capacities(state)
 
     def _compact_list(self, state: NDArray[Any]) -> int:
-        """Drop the positions of pairs that are merged or too rare; return the number left."""
+        """Remove the positions of merged and too rare pairs; return the number left."""
         pair_count, listed = int(state["pair_count"][0]), int(state["list_length"][0])
         device, buffers = self._device, self._buffers
         counts = device.read(buffers["pair_counts"], pair_count, np.uint32)
@@ -350,7 +351,7 @@ class _BatchedLoop:
         return len(positions)
 
     def _enlarge(self, name: str, nbytes: int) -> None:
-        """Replace a buffer by a larger one, of at least this size, with the same contents."""
+        """Replace a buffer by a larger one of at least `nbytes` bytes, with the same contents."""
         buffer = self._buffers[name]
         if nbytes <= buffer.nbytes:
             return
@@ -364,8 +365,8 @@ class _BatchedLoop:
         return self._device.read(self._buffers["merge_log"], 4 * done, np.uint32).reshape(done, 4)
 
     def _result(self, log: NDArray[np.uint32], batches: int) -> Merges:
-        # Every merge replaces two symbols by one. Occurrences of a pair of equal symbols may
-        # overlap, so fewer are merged than counted; column 3 has the number merged.
+        # Every merge replaces two symbols by one. Occurrences of two equal symbols may overlap, so
+        # fewer are merged than counted: column 3 has the number merged.
         equal = log[:, 0] == log[:, 1]
         taken = np.where(equal, log[:, 3], log[:, 2]).astype(np.int64)
         counts = log[:, 2].astype(np.int64)

@@ -54,13 +54,13 @@ SYMBOL_BITS = 20
 MAX_SYMBOLS = 1 << SYMBOL_BITS
 MAX_POSITIONS = (1 << 31) - 1
 SEPARATOR = -1  # symbol on either side of a word
-NO_SLOT = 0  # slot of positions without a pair worth counting
-MERGING = -1  # slot of the positions that the current batch merges
+NO_SLOT = 0  # slot of positions at which no pair has a slot
+MERGING = -1  # slot of positions that the current batch merges
 _INDEX_BITS = 64 - 2 * SYMBOL_BITS
 
 
 def check_limits(words: SymbolWords, new_symbols: int) -> None:
-    """Raise an LlmgpuError if there are more tokens or positions than the trainer can number."""
+    """Raise an LlmgpuError if there are more symbols or positions than the trainer can number."""
     tokens = len(words.lengths) + new_symbols
     if tokens > MAX_SYMBOLS:
         raise LlmgpuError(
@@ -75,7 +75,7 @@ def check_limits(words: SymbolWords, new_symbols: int) -> None:
 
 
 class LinkedSymbols:
-    """The symbols of all words.
+    """The symbols of all words, as a linked list.
 
     All arrays have one entry for each position: a separator, then the symbols of the first word, a
     separator, and so on. Of a merged symbol only the first position stays linked.
@@ -103,8 +103,8 @@ class LinkedSymbols:
         self.slot = np.full(size, NO_SLOT, np.int32)
 
     def words(self) -> SymbolWords:
-        """Return the words as merged so far; `lengths` of the result is empty."""
-        # A position is linked if the position after it points back to it.
+        """Return the words after the merges so far; `lengths` of the result is empty."""
+        # A position is linked if the next position points back to it.
         last = len(self.symbol) - 1
         linked = np.flatnonzero(self.preceding[self.following[:-1]] == np.arange(last))
         linked = np.append(linked, last)
@@ -122,12 +122,14 @@ class LinkedSymbols:
         )
 
 
-# Called with the keys and counts of new pairs; returns a mask of the pairs worth keeping.
+# A function of the keys and counts of new pairs that returns a mask of the pairs that get slots.
 Keep = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
 
 
 class PairIndex:
-    """All pairs that `keep` chose when they first occurred, by slot.
+    """The pairs that have slots; `keep` decides when a pair first occurs.
+
+    All columns are indexed by slot.
 
     keys: int64, left symbol << 20 | right symbol.
     counts: int64, weighted occurrences; 0 after the merge.
@@ -143,7 +145,7 @@ class PairIndex:
         self.size = GrowableArray(np.int32)
         self.positions = GrowableArray(np.int32)
         for column in (self.keys, self.counts, self.first, self.size):
-            column.append(np.zeros(1, np.int64))  # NO_SLOT
+            column.append(np.zeros(1, np.int64))  # entry of NO_SLOT
 
     def add(
         self, keys: NDArray[np.int64], positions: NDArray[np.int32], weights: NDArray[np.int64]
@@ -154,12 +156,12 @@ class PairIndex:
 
         Returns the slot of each occurrence, int64 (n,), 0 for a pair without a slot.
         """
-        # Occurrences of a pair are neighbours: sum their weights.
+        # Equal keys are neighbours: sum their weights.
         starts = np.flatnonzero(keys[1:] != keys[:-1]) + 1
         starts = np.concatenate([np.zeros(1, np.int64), starts])
         sizes = np.diff(starts, append=len(keys))
         counts = np.add.reduceat(weights, starts)
-        # Number the pairs worth keeping; all other pairs get NO_SLOT.
+        # Number the kept pairs; all other pairs get NO_SLOT.
         kept = self._keep(keys[starts], counts)
         slots = np.where(kept, np.cumsum(kept) + (len(self.keys) - 1), NO_SLOT)
         of_occurrence = np.repeat(slots, sizes)
@@ -186,13 +188,13 @@ def count_pairs(symbols: LinkedSymbols, pairs: PairIndex) -> None:
     else:
         order = sorted_order(pair_keys(symbol[positions], symbol[positions + 1]))
     positions = positions[order]
-    del order  # arrays here are as long as all words, so free each array early
+    del order  # arrays here are as long as all words, so each is freed early
     keys = pair_keys(symbol[positions], symbol[positions + 1])
     symbols.slot[positions] = pairs.add(keys, positions, symbols.weight[positions])
 
 
 def pair_keys(left: NDArray[np.integer], right: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return the keys of pairs, ordered by the ranks of left, then of right symbols."""
+    """Return keys of pairs, which order pairs by the rank of the left symbol, then of the right."""
     return left.astype(np.int64) << SYMBOL_BITS | right
 
 
@@ -207,10 +209,10 @@ def pairs_of_keys(keys: NDArray[np.int64]) -> NDArray[np.uint32]:
 
 
 def sorted_order(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the order of pairs by ascending key."""
+    """Return the indices that sort pairs by ascending key."""
     if len(keys) >> _INDEX_BITS:
         return np.argsort(keys, kind="stable")
-    # Sorting numbers with the index in their low bits is several times faster than sorting indices.
+    # Sorting numbers with the index in their low bits is several times faster than argsort.
     packed = keys.astype(np.uint64) << np.uint64(_INDEX_BITS)
     packed |= np.arange(len(keys), dtype=np.uint64)
     packed.sort()
@@ -223,9 +225,9 @@ def merge_batch(
     slots: NDArray[np.int64],
     results: NDArray[np.int64],
 ) -> None:
-    """Merge the pairs with these slots everywhere, into the symbols `results`; int64 (n,).
+    """Merge the pairs with these slots everywhere, into the symbols `results`; both int64 (n,).
 
-    A pair of equal symbols must be the only pair.
+    If a pair has two equal symbols, it must be the only pair.
     """
     positions, weights = _merge_occurrences(symbols, pairs, slots, results)
     if len(positions) == 0:
@@ -243,7 +245,7 @@ def _merge_occurrences(
     slots: NDArray[np.int64],
     results: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Merge all occurrences, and subtract the neighbouring pairs that disappear from the counts.
+    """Merge all occurrences, and subtract the neighbouring pairs that they replace from the counts.
 
     Returns the positions at which new pairs start, int32 (n,), and the weights there, int64 (n,).
     """
@@ -253,25 +255,24 @@ def _merge_occurrences(
     weights = symbols.weight[positions]
     symbols.total -= int(weights.sum())
 
-    # Changed boundaries: the left boundary of each merged pair, and the right boundary unless
-    # another merged pair follows: the left boundary of this pair is the same.
+    # Boundaries that change: left of each merged pair, and right of it. Between two adjacent merged
+    # pairs this is the same boundary, which counts once.
     symbols.slot[positions] = MERGING
     left = np.flatnonzero(symbols.symbol[before] != SEPARATOR)
     right = np.flatnonzero((symbols.symbol[after] != SEPARATOR) & (symbols.slot[after] != MERGING))
     changed = np.concatenate([weights[left], weights[right]])
     lost = np.concatenate([symbols.slot[before[left]], symbols.slot[seconds[right]]])
-    # `subtract.at` handles repeated slots. Pairs without a slot share NO_SLOT, which is never
-    # chosen.
+    # `subtract.at` handles repeated slots. Pairs without a slot share the unused NO_SLOT.
     np.subtract.at(pairs.counts.values, lost, changed)
     pairs.counts.values[slots] = 0
 
-    # Unlink the second symbols; the first symbols become the merged symbols.
+    # Unlink the second symbols, and replace the first symbols by the merged symbols.
     symbols.symbol[positions] = merged
     symbols.following[positions] = after
     symbols.preceding[after] = positions
     symbols.slot[positions] = NO_SLOT
     symbols.slot[seconds] = NO_SLOT
-    # The changed boundaries now hold new pairs: each contains a new symbol.
+    # At the changed boundaries there are new pairs, each with a new symbol.
     return np.concatenate([symbols.preceding[positions[left]], positions[right]]), changed
 
 
@@ -281,14 +282,14 @@ def _occurrences(
     slots: NDArray[np.int64],
     results: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the positions at which pairs of a batch are merged, and their merged symbols."""
+    """Return the positions at which the pairs of a batch are merged, and their merged symbols."""
     firsts = pairs.first.values[slots].tolist()
     sizes = pairs.size.values[slots]
     listed = pairs.positions.values
     positions = np.concatenate(
         [listed[first : first + size] for first, size in zip(firsts, sizes.tolist(), strict=True)]
     )
-    # Drop stale positions, whose pair has changed since they were listed.
+    # Drop stale positions: their pair has changed since they were listed.
     current = symbols.slot[positions] == np.repeat(slots.astype(np.int32), sizes)
     positions = positions[current]
     merged = np.repeat(results.astype(np.int32), sizes)[current]
@@ -302,10 +303,10 @@ def _occurrences(
 def _every_other(positions: NDArray[np.int32], following: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return the positions at which a pair (a, a) is merged, from the left of each run.
 
-    positions: all positions of the pair, ascending. In a run of n equal symbols the pair occurs
-    n - 1 times; every other occurrence is merged.
+    positions: all positions of the pair, ascending. In a run of n equal symbols the pair occurs n -
+    1 times; every other occurrence is merged.
     """
-    # Number the occurrences of each run from 0: the index, less the index of the run's start.
+    # Number the occurrences of each run from 0: an index minus the index of the run's start.
     in_run = np.arange(len(positions), dtype=np.int32)
     run_starts = in_run.copy()
     run_starts[1:][following[positions[:-1]] == positions[1:]] = 0
@@ -321,10 +322,10 @@ def apply_merges(
 ) -> SymbolWords:
     """Merge given pairs everywhere, one after the other, and return the resulting words.
 
-    This is training without the ranking: only pairs to be merged get slots.
+    This is training without ranking: only the pairs in `merges` get slots.
 
-    merges: uint32 (S, 3), left symbol, right symbol and result, first merge first. Pairs
-        may be absent from the words; results may be symbols that exist already.
+    merges: uint32 (S, 3), left symbol, right symbol and result, first merge first. Pairs may be
+        absent from the words; results may be symbols that exist already.
     """
     if len(merges) == 0 and (np.diff(words.offsets) > 1).all():  # nothing to merge or to drop
         return words
@@ -347,7 +348,7 @@ def apply_merges(
     slots_of: dict[int, list[int]] = {}
     known = 1  # slots below this number are in slots_of
     for done, (merged, result) in enumerate(zip(keys.tolist(), results.tolist(), strict=True), 1):
-        # A pair gets another slot from every merge that creates occurrences of the pair.
+        # Every merge that creates occurrences of a pair gives the pair another slot.
         for slot, key in enumerate(pairs.keys.values[known:].tolist(), known):
             slots_of.setdefault(key, []).append(slot)
         known = len(pairs.keys)
@@ -361,9 +362,9 @@ def apply_merges(
     return replace(symbols.words(), lengths=np.array(lengths, np.uint32))
 
 
-MAX_BATCH = 256  # merges in one pass
+MAX_BATCH = 256  # most merges in one pass
 COSTS = Costs(fixed=10 << 20, per_byte=85, per_word=40)
-SHORT_LIST = 1024  # pairs ranked for the next batches
+SHORT_LIST = 1024  # number of pairs that are ranked for the next batches
 
 
 def train(
@@ -381,8 +382,8 @@ def train(
         Face's trainer needs a max_token_length larger by one for the same limit, and its limit
         never stops two bytes from merging.)
     on_merges: called with the merges of each batch.
-    spellings: unreached symbols of the seed; `train` records the result of each merge there. A
-        merge that spells an unreached symbol makes no new symbol.
+    spellings: records the result of each merge. A merge that spells an unreached symbol of the seed
+        makes this symbol instead of a new one.
 
     Memory: about 60 bytes for each symbol of the words, half of this for the positions of pairs,
     and up to 60 for each distinct pair.
@@ -398,8 +399,7 @@ def train(
     merged_keys, merged_counts, batches = GrowableArray(np.int64), GrowableArray(np.int64), 0
     while len(lengths) < len(words.lengths) + merges:
         missing = len(words.lengths) + merges - len(lengths)
-        # Select the longest prefix of the ranking that one pass can merge, then merge it
-        # everywhere.
+        # Find the longest prefix of the ranking that one pass can merge, and merge it everywhere.
         slots, results = short_list.next_batch(min(missing, MAX_BATCH), len(lengths))
         if len(slots) == 0:
             break
@@ -424,7 +424,10 @@ def _are_worth_merging(
     keys: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Return a mask of the pairs that may ever be merged, by count and by bytes of the result."""
+    """Return a mask of the pairs that may ever be merged: frequent enough and not too long.
+
+    lengths: bytes of each symbol. least: lowest count. longest: most bytes of a result, or None.
+    """
     kept = counts >= least
     if longest is not None:
         left, right = split_keys(keys)
@@ -433,7 +436,7 @@ def _are_worth_merging(
 
 
 class ShortList:
-    """All pairs that rank at or before a threshold, which is a count and a key.
+    """All pairs whose rank is at or before a threshold, which is a count and a key.
 
     `_update` adds new pairs, and removes pairs whose count has dropped below the threshold.
     """
@@ -450,14 +453,14 @@ class ShortList:
     def next_batch(
         self, limit: int, next_symbol: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the longest prefix of the ranking that can be merged at once; empty at the end.
+        """Return the longest prefix of the ranking that one pass can merge; empty at the end.
 
         limit: most merges of the batch. next_symbol: the first new symbol.
 
         Returns the slots of the pairs, and their merged symbols, both int64 (n,).
         """
         self._update()
-        # While a pair passes the threshold, the list has every pair that ranks before this pair.
+        # As long as some pair passes the threshold, the list has every pair that ranks before it.
         if len(self._slots) == 0:
             self._refill()
         slots = self._slots
@@ -488,7 +491,7 @@ class ShortList:
         self._slots = slots[passed]
 
     def _refill(self) -> None:
-        """Lower the threshold to the SHORT_LIST best pairs, or to all pairs if there are fewer."""
+        """Lower the threshold until it admits the SHORT_LIST best pairs, or all if fewer."""
         live = np.flatnonzero(self._pairs.counts.values >= self._least)
         if len(live) == 0:
             return
@@ -502,8 +505,7 @@ def _best_ranked(
     counts: NDArray[np.int64], keys: NDArray[np.int64], limit: int
 ) -> NDArray[np.int64]:
     """Return the indices of the `limit` best-ranked pairs, or of all if fewer, in rank order."""
-    # Select before sorting: all pairs with counts above the limit-th largest count, then pairs
-    # with this count and the lowest keys.
+    # Select before sorting: pairs above the limit-th largest count, then the lowest keys with it.
     if len(counts) > limit:
         least = np.partition(counts, len(counts) - limit)[-limit]
         above = np.flatnonzero(counts > least)
@@ -518,7 +520,7 @@ def _best_ranked(
 
 
 def _independent_prefix(keys: NDArray[np.int64]) -> int:
-    """Return the length of the prefix that one pass can merge, see the head of this file."""
+    """Return the length of the prefix that one pass can merge; see the head of this file."""
     lefts: set[int] = set()
     rights: set[int] = set()
     mask = MAX_SYMBOLS - 1

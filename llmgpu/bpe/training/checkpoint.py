@@ -3,14 +3,14 @@
 - ``run.json`` has the inputs and options of the training. A run with other inputs or options is
   refused, and the error names the difference.
 - ``counts`` is the word counts file, written when counting is done.
-- ``merges`` is a log, extended while merges are made. A block has a head (number of merges, CRC-32
-  of the content) and a content: the pairs as symbols, then their counts. A kill or a full disk may
-  leave part of a block at the end; reading the log cuts this part off.
-- Appended blocks reach the disk about once a second, so a loss of power costs little more.
+- ``merges`` is a log to which merges are appended as they are made. A block has a head (number of
+  merges, CRC-32 of the content) and a content: the pairs as symbols, then their counts. A kill or a
+  full disk may leave part of a block at the end; reading the log cuts this part off.
+- Appended blocks reach the disk about once a second, so a power failure costs little more.
 - ``lock`` is locked by the run that writes the folder, see `llmgpu.locks`.
 - ``options.toml`` has the options of the command, see `llmgpu.cli.option_files`.
 - A run creates and owns the folder. After the results are written, only ``run.json`` and the
-  options stay, and ``run.json`` names the results. While the results are unchanged, resuming the
+  options remain, and ``run.json`` names the results. While the results are unchanged, resuming the
   same run does nothing, and another run may begin in the folder.
 """
 
@@ -43,7 +43,7 @@ SYNC_SECONDS = 1.0
 
 _RUN, _COUNTS, _MERGES, _LOCK = "run.json", "counts", "merges", "lock"
 _OPTIONS = "options.toml"
-_WHOLE = f"{_RUN}|{_COUNTS}|{_OPTIONS}"  # files written whole or not at all
+_WHOLE = f"{_RUN}|{_COUNTS}|{_OPTIONS}"  # files that are written atomically
 _OWN_FILES = re.compile(rf"{_WHOLE}|{_MERGES}|{_LOCK}|\.({_WHOLE})\.[0-9a-f]+\.tmp")
 _HEAD = np.dtype([("merges", "<u4"), ("crc", "<u4")])
 _PAIR_BYTES, _COUNT_BYTES = 8, 8
@@ -64,7 +64,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Lock a folder that `begin` or `resume` has checked."""
+        """Lock a folder; `begin` or `resume` has checked it."""
         self.folder = folder
         self._lock = FileLock(folder / _LOCK, str(folder))
         self.counts_path = folder / _COUNTS
@@ -90,7 +90,7 @@ class Checkpoint:
         sync(folder.absolute().parent)
         checkpoint = cls(folder)
         try:
-            checkpoint._clear()  # the files of a finished run
+            checkpoint._clear()  # removes the files of a finished run
             checkpoint._write_run(run)
         except BaseException:
             checkpoint.remove()
@@ -129,7 +129,7 @@ class Checkpoint:
 
     @classmethod
     def unicode_of(cls, path: str | Path) -> str | None:
-        """Return the Unicode version of the run to be resumed, None if the run has none.
+        """Return the Unicode version of the interrupted run; None if its pattern has no classes.
 
         Raises InputError if the folder is no checkpoint.
         """
@@ -141,7 +141,7 @@ class Checkpoint:
 
     @classmethod
     def may_have_made(cls, path: str | Path, output: str) -> bool:
-        """Whether a folder's run may have written `output`: run.json lists it, or is unfinished."""
+        """Whether the run of a folder may have written `output`; an unfinished run always may."""
         made = _outputs_of(Path(path))
         if made is None:
             return os.path.isdir(path)
@@ -167,7 +167,7 @@ class Checkpoint:
         return not (self.has_counts or (self.folder / _MERGES).exists())
 
     def read_merges(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the merges logged so far, and cut the log off after the last whole block.
+        """Read the merges logged so far, and truncate the log after the last whole block.
 
         Returns pairs of symbols, uint32 (M, 2), and counts, int64 (M,), in their order.
         """
@@ -181,7 +181,7 @@ class Checkpoint:
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """Put the folder's name before the message of an InputError raised in the block."""
+        """Put the folder's name in front of the message of an InputError of the block."""
         try:
             yield
         except InputError as error:
@@ -202,7 +202,7 @@ class Checkpoint:
                 self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Close the log and unlock the folder; the files stay."""
+        """Close the log and unlock the folder. The files remain."""
         self._close_log()
         self._lock.close()
 
@@ -215,7 +215,7 @@ class Checkpoint:
         self._lock.remove()
 
     def remove(self) -> None:
-        """Remove the folder, except for files in it that do not belong to a checkpoint."""
+        """Remove the folder. Files in it that do not belong to a checkpoint remain."""
         self._close_log()
         self._clear()
         self._lock.remove()
@@ -241,7 +241,7 @@ class Checkpoint:
 
 
 def _is_unused(folder: Path) -> bool:
-    """Whether a run was killed before writing run.json: the folder has only its files."""
+    """Whether a run was killed before it wrote run.json, so that the folder has only its files."""
     if not folder.is_dir():
         return False
     names = os.listdir(folder)

@@ -1,4 +1,4 @@
-"""The options of training a vocabulary for the command line, declared without NumPy."""
+"""The options of training a vocabulary that the command line declares, without importing NumPy."""
 
 from __future__ import annotations
 

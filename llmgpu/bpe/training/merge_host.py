@@ -24,15 +24,19 @@ ENGINE_COSTS = Costs(fixed=14 << 20, per_byte=18, per_word=120)
 LITTLE_COSTS = Costs(fixed=176 << 20, per_byte=11.5, per_word=24)  # if few pairs are indexed
 # Pairs indexed at a time if memory is short: FEW_PAIRS, and one more for every 48 positions.
 FEW_PAIRS, POSITIONS_A_PAIR = 1 << 20, 48
-SLICE_MERGES = 256  # merges between two reports of progress
-SLICE_OCCURRENCES = 1 << 22  # occurrences merged between two reports, in a fraction of a second
+SLICE_MERGES = 256  # most merges between two reports of progress
+# occurrences merged between two reports, which takes a fraction of a second
+SLICE_OCCURRENCES = 1 << 22
 
-Piece = tuple[NDArray[np.uint32], NDArray[np.int64]]  # merges as in `Merges`: pairs and counts
+Piece = tuple[NDArray[np.uint32], NDArray[np.int64]]  # pairs and counts as in `Merges`
 _NONE: Piece = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
 
 
 def memory_costs(words: float, nbytes: float) -> Costs:
-    """Return the memory for merging `words` words of `nbytes` bytes in all, given free memory."""
+    """Return the memory that merging needs, given the memory that is free.
+
+    words: number of distinct words. nbytes: sum of their lengths.
+    """
     if library() is None:
         return batched_numpy.COSTS
     free = free_memory()
@@ -41,7 +45,7 @@ def memory_costs(words: float, nbytes: float) -> Costs:
 
 
 def _require_free(words: SymbolWords) -> Costs:
-    """Return the memory for merging; raise InputError if less memory is free."""
+    """Return the memory that merging needs; raise InputError if less memory is free."""
     count, nbytes, free = len(words.counts), len(words.symbols), free_memory()
     costs = memory_costs(count, nbytes)
     needed = costs.of(count, nbytes) - nbytes
@@ -67,7 +71,7 @@ def train(
 ) -> Merges:
     """Learn merges that make up to `merges` new symbols; see `batched_numpy.train`.
 
-    keeps_words: if False, `train` empties `words.symbols` early, to save memory.
+    keeps_words: if False, `train` frees `words.symbols` early, to save memory.
 
     Raises InputError if there is too little memory.
     """
@@ -93,7 +97,7 @@ def train(
     )
     if not keeps_words:
         words.let_go()
-    # Learn in short steps, with progress and Ctrl-C in between.
+    # Learn in short steps, so that progress and Ctrl-C are handled in between.
     learned, made = [_NONE], 0
     while made < merges:
         if spellings is None:
@@ -114,7 +118,7 @@ def train(
 
 
 def _merge_best(trainer: CTrainer, spellings: Spellings, next_symbol: int) -> tuple[Piece, bool]:
-    """Merge the best pair; return the pair, and whether the result is a new symbol."""
+    """Merge the best pair; return the pair, and whether its result is a new symbol."""
     best = trainer.best()
     if best is None:
         return _NONE, False
@@ -130,7 +134,7 @@ def apply_merges(
     """Merge given pairs everywhere; see `batched_numpy.apply_merges`."""
     if library() is None:
         return batched_numpy.apply_merges(words, merges, progress)
-    if len(merges) == 0 and (np.diff(words.offsets) > 1).all():  # nothing to merge nor to drop
+    if len(merges) == 0 and (np.diff(words.offsets) > 1).all():  # nothing to merge or to drop
         return words
     most = max(len(words.lengths), int(merges[:, 2].max(initial=0)) + 1)
     trainer = _open(words, most - len(words.lengths))
@@ -142,7 +146,7 @@ def apply_merges(
 
 
 def _open(words: SymbolWords, new_symbols: int, **limits: Any) -> CTrainer:
-    """Return a `CTrainer` of `words` with room for `new_symbols` symbols, within `limits`."""
+    """Return a `CTrainer` for `words` and `new_symbols` symbols; limits: further arguments."""
     batched_numpy.check_limits(words, new_symbols)
     return CTrainer(
         *(words.symbols, words.offsets, words.counts, words.lengths, words.total),

@@ -1,4 +1,4 @@
-"""The options of training a vocabulary: checks, and values derived from the options."""
+"""The options of training a vocabulary: their checks, and values that follow from them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TrainingOptions(DeclaredOptions):
     """The options of ``llmgpu bpe-train``, and further options of the library.
 
     vocab_size: upper bound of the number of ids, special tokens included.
-    pattern: name of the pattern; the name replaces an alias.
+    pattern: name of the pattern; an alias is replaced by the name.
     min_frequency: merge only pairs that occur at least this often; 0 counts as 1.
     special_tokens: texts of the last ids, in this order.
     tie: decides between equally frequent pairs, see `llmgpu.bpe.vocabulary.building`.
@@ -40,15 +40,15 @@ class TrainingOptions(DeclaredOptions):
         merges are the same.
     seed: a vocabulary whose tokens keep their ids, and whose merges come first. Its tie rule must
         be the `tie` of the options. With another pattern than the seed's own, the seed's merges are
-        made in text cut by the new pattern, so that new tokens may cross the seed's boundaries.
+        applied to text cut by the new pattern, so that new tokens may cross the seed's boundaries.
     engine: "batched" merges the distinct words, many pairs at a time; "recount" counts the whole
         text again for each merge, on a GPU.
     smaller_sizes: further vocabulary sizes, each less than `vocab_size`.
     recount_slots: size of the recount engine's table in workgroup memory, a power of two. The size
-        changes the speed alone.
+        changes only the speed.
     threads: CPU threads that count words; None: see `llmgpu.bpe.words.count_host`.
-    unicode: version of the pattern's character classes; the seed's version if the seed has the
-        same pattern.
+    unicode: version of the pattern's character classes; the seed's version if the seed has the same
+        pattern.
 
     Raises:
         LlmgpuError: an option is out of range, or contradicts the seed.
@@ -89,7 +89,7 @@ class TrainingOptions(DeclaredOptions):
 
     @cached_property
     def cut(self) -> Pattern:
-        """The pattern with the character classes of its version."""
+        """The pattern with the character classes of the options' Unicode version."""
         return get_pattern(self.pattern, self.unicode)
 
     @property
@@ -114,7 +114,7 @@ class TrainingOptions(DeclaredOptions):
             seed = replace(seed, pattern=self.pattern, expression=expression, unicode=self.unicode)
         by_ranks = seed.match == "bpe" and len(seed.merges) == 0
         if by_ranks:
-            # Training appends to a list of merges, so a seed with ranks alone gets a list.
+            # Training appends to a list of merges, so a seed that has only ranks gets a list.
             return replace(seed, merges=listed_merges(seed), ignore_merges=True)
         return seed
 
@@ -144,7 +144,7 @@ class TrainingOptions(DeclaredOptions):
         return size - first - len(self.special_tokens)
 
     def _make_ints(self) -> None:
-        """Replace integers of NumPy by Python's; TypeError for any other type."""
+        """Convert NumPy integers to Python's; raise TypeError for any other type."""
         size = "a vocabulary size"
         made: dict[str, Any] = {
             "vocab_size": _as_int(self.vocab_size, size),

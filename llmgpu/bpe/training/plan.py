@@ -1,10 +1,10 @@
 """The backend of each phase of a training, and an upper estimate of memory.
 
-- The words are added up in memory up to a share of the free memory, beyond this share in files.
+- Words are added up in memory up to a share of the free memory, and beyond this share in files.
   Merging needs all words in memory.
 - While a text is counted, the estimate extrapolates the distinct words of the text read so far.
-  Words repeat, so the estimate is too high, unless the text changes its kind. After the whole text
-  the estimate is close.
+  Words repeat, so the estimate is too high, unless later text is of another kind. After the whole
+  text has been counted, the estimate is close.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from llmgpu.spelling import spelled
 
 @dataclass(frozen=True)
 class Plan:
-    """The options of a training, and the backends of its phases.
+    """The options of a training, and the backend of each phase.
 
     counting, merging: the backends of these phases.
     notes: messages to the user, one line each.
@@ -66,7 +66,7 @@ def _check_recount(options: TrainingOptions, backend: Backend) -> None:
             raise LlmgpuError(f"the recount engine can't {what}: use the batched one")
 
 
-HOST_BYTES = 192 << 20  # staging memory and memory of the driver
+HOST_BYTES = 192 << 20  # staging memory, and memory of the driver
 _WRITING_BYTES, _NODE_BYTES, _TOKEN_COPIES = 16 << 20, 60, 4
 _UPLOAD = Costs(fixed=HOST_BYTES, per_byte=16, per_word=64)
 
@@ -90,7 +90,7 @@ def recount_memory(plan: Plan, text_bytes: int) -> Memory:
 
 
 def writing_memory(vocabularies: Iterable[Vocabulary]) -> int:
-    """Return the bytes of memory for writing vocabularies, of which the tries take the most."""
+    """Return the bytes of memory for writing vocabularies. Their tries need the most."""
     sizes = [len(vocabulary.token_data) for vocabulary in vocabularies]
     of_nodes = sum(_NODE_BYTES * min(size, FEW_NODES) for size in sizes)
     return _WRITING_BYTES + _TOKEN_COPIES * sum(sizes) + of_nodes
@@ -115,5 +115,5 @@ def _merging(plan: Plan, words: float, nbytes: float) -> Memory:
 
 
 def _on_device(plan: Plan, host: int, device: int) -> Memory:
-    """Return host and device memory; memory of a software adapter is memory of the host."""
+    """Return host and device memory. A software adapter has its device memory on the host, too."""
     return Memory(host + device if plan.merging.is_software else host, device)

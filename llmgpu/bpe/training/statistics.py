@@ -31,13 +31,13 @@ from llmgpu.charts import (
 from llmgpu.input_files import number_of
 from llmgpu.progress import Progress, no_progress
 
-MOST_LENGTH = 16  # bytes; longer tokens are one group
+MOST_LENGTH = 16  # bytes; all longer tokens are one group
 PARTS, DIGITS, SPACE, SIGNS = "parts of characters", "digits", "white space", "punctuation, symbols"
 SPECIAL = "special tokens"
 
 
-# First words of Unicode's letter names that name no script: the letter belongs to several scripts,
-# or the script comes later in the name.
+# First words of Unicode's letter names that are not the name of a script: the letter belongs to
+# several scripts, or the script comes later in the name.
 _NO_SCRIPTS = frozenset(
     (
         *("", "Combining", "Double", "Feminine", "Masculine", "Mathematical", "Micro"),
@@ -53,10 +53,10 @@ def scripts_of(vocabulary: Vocabulary) -> list[str]:
 
 
 def script_of(token: bytes) -> str:
-    """Return the script of a token's first letter as Unicode names letters: Latin, Cyrillic, CJK.
+    """Return the script of a token's first letter, as Unicode names letters: Latin, Cyrillic, CJK.
 
-    A token without letters is digits, punctuation and symbols, or white space. A token without
-    letters that is not UTF-8 is a part of characters.
+    Groups of tokens without letters are digits, punctuation and symbols, and white space. A token
+    without letters that is not UTF-8 is a part of characters.
     """
     text = token.decode(errors="ignore")
     kinds = {unicodedata.category(character)[0]: character for character in reversed(text)}
@@ -123,8 +123,8 @@ def bytes_a_token(
         yield count, words.text_bytes / left.total
 
 
-_MOST_SCRIPTS = 15  # scripts in the chart; all other scripts are added up
-_LONGEST = 40  # tokens in the table
+_MOST_SCRIPTS = 15  # scripts in the chart; all other scripts share one bar
+_LONGEST = 40  # number of the longest tokens in the table
 
 
 def draw_vocabulary(

@@ -40,14 +40,14 @@ class SymbolWords:
     total: int
 
     def let_go(self) -> None:
-        """Free the symbols, after a trainer has copied them into a layout of its own."""
+        """Free the symbols, after a trainer has copied them."""
         self.symbols = self.symbols[:0].copy()
 
 
 def byte_symbols(words: DistinctWords, byte_ranks: NDArray[np.uint32]) -> SymbolWords:
     """Return words with a symbol for each byte.
 
-    byte_ranks: uint32 (256,), a permutation: the rank of each byte among equally frequent pairs.
+    byte_ranks: uint32 (256,), a permutation: the rank of each byte, which decides ties.
     """
     lengths = np.diff(words.offsets)
     kept = lengths > 1
@@ -110,11 +110,11 @@ class SeedSymbols:
     unreached: tuple[int, ...]
 
     def spellings(self) -> Spellings:
-        """Return new `Spellings`, which number the results of further merges."""
+        """Return new `Spellings`, to number the results of further merges."""
         return Spellings(self.tokens, self.unreached)
 
     def results(self, pairs: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return the symbol that each learned merge makes, for merges uint32 (M, 2) in order."""
+        """Return the symbol that each learned merge makes; pairs: uint32 (M, 2), in order."""
         if self.unreached:
             return self.spellings().results(pairs)
         return np.arange(len(self.tokens), len(self.tokens) + len(pairs), dtype=np.uint32)
@@ -129,13 +129,13 @@ def seed_symbols(seed: Vocabulary, byte_ranks: NDArray[np.uint32]) -> SeedSymbol
     """Number the tokens of a vocabulary: bytes by their rank, then all others by their ids.
 
     Raises VocabularyError if the vocabulary can't be extended: a byte has no token, text is changed
-    before it is tokenized, or a merge has a part that no merge before it makes.
+    before it is tokenized, or no earlier merge makes a part of a merge.
     """
     _check_seed(seed)
     ids = np.empty(seed.size, np.uint32)
     is_byte = np.zeros(seed.size, np.bool_)
     ordinary, spelled = seed.ordinary_ids.tolist(), tuple(seed.tokens)
-    # Backwards, so that the first of several ids for the same byte stays.
+    # Backwards, so that the first of several ids for the same byte wins.
     of_byte = {spelled[i]: i for i in reversed(ordinary) if len(spelled[i]) == 1}
     for value, rank in enumerate(byte_ranks.tolist()):
         ids[rank] = of_byte[bytes([value])]
@@ -168,7 +168,7 @@ def _check_seed(seed: Vocabulary) -> None:
 
 
 def _reached(merges: NDArray[np.uint32], size: int) -> NDArray[np.bool_]:
-    """Mark the symbols that are bytes or made by merges: bool (size,)."""
+    """Return whether each symbol is a byte or the result of a merge: bool (size,)."""
     reached = np.arange(size) < 256
     for k, (left, right, result) in enumerate(merges.tolist()):
         if not (reached[left] and reached[right]):
@@ -179,14 +179,14 @@ def _reached(merges: NDArray[np.uint32], size: int) -> NDArray[np.bool_]:
     return reached
 
 
-# Called with finished merges in their order: pairs of symbols, uint32 (k, 2), and the occurrences
-# of each pair, int64 (k,).
+# A callback for finished merges in their order: pairs of symbols, uint32 (k, 2), and the
+# occurrences of each pair, int64 (k,).
 OnMerges = Callable[[NDArray[np.uint32], NDArray[np.int64]], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Merges:
-    """Merges that a trainer learned.
+    """Merges that a trainer has learned.
 
     pairs: uint32 (M, 2), the symbols merged, first merge first. (The recount trainer has ids: a
         byte's id is its value, and merge k makes id 256 + k.)
@@ -204,20 +204,20 @@ class Merges:
 def check_logged(
     pairs: NDArray[np.uint32], counts: NDArray[np.int64], seed: SeedSymbols, min_frequency: int
 ) -> None:
-    """Raise InputError for merges that no training can have logged.
+    """Raise InputError for logged merges that no training can have made.
 
     pairs, counts: as in `Merges`. Both symbols of a pair must exist before its merge. No pair may
-    occur more often than the pair before. Of two equally frequent pairs the lower comes first,
-    unless the second pair has the symbol that the first merge makes.
+    occur more often than the pair before. Of two equally frequent pairs the lower one comes first,
+    unless the second pair contains the symbol that the first merge makes.
     """
-    new = len(seed.tokens) + np.arange(len(pairs))  # the symbol of each merge
+    new = len(seed.tokens) + np.arange(len(pairs))  # the symbol that each merge makes
     order = pairs[:, 0].astype(np.int64) << 32 | pairs[:, 1]
     made_before = np.asarray((pairs >= new[:, None] - 1).any(axis=1))
     sound = (
         not (pairs >= new[:, None]).any()
         and bool((counts >= max(min_frequency, 1)).all())
         and bool((np.diff(counts) <= 0).all())
-        # (With unreached symbols a merge may make an old symbol, so the order is not checked.)
+        # With unreached symbols, a merge may make an old symbol, so the order is not checked.
         and (
             bool(seed.unreached)
             or bool(((np.diff(counts) < 0) | (np.diff(order) > 0) | made_before[1:]).all())
@@ -230,13 +230,13 @@ def check_logged(
 def check_replayed(
     pairs: NDArray[np.uint32], counts: NDArray[np.int64], before: int, after: int
 ) -> None:
-    """Raise InputError unless the merges shorten the text as their counts say.
+    """Raise InputError unless the merges have shortened the text as much as their counts say.
 
-    before, after: symbols of the text. Merging an occurrence removes one symbol. Occurrences of
-    (a, a) may overlap, so as few as half of them are merged.
+    before, after: symbols of the text. Merging an occurrence removes one symbol. Occurrences of (a,
+    a) may overlap, so at least half of them are merged.
     """
     overlap = pairs[:, 0] == pairs[:, 1]
-    most = sum(counts.tolist())  # Python's ints do not overflow
+    most = sum(counts.tolist())  # as Python's ints, which do not overflow
     least = most - sum((counts[overlap] // 2).tolist())
     if not least <= before - after <= most:
         raise InputError("its log holds merges that are not those of its word counts: remove it")
@@ -245,7 +245,7 @@ def check_replayed(
 def translate(
     pairs: NDArray[np.uint32], results: NDArray[np.uint32], ids: NDArray[np.uint32]
 ) -> NDArray[np.uint32]:
-    """Turn merges of symbols into merges of ids.
+    """Convert merges of symbols to merges of ids.
 
     pairs: uint32 (M, 2), symbols. results: uint32 (M,), the merged symbols.
     ids: uint32 (symbols,), the id of each symbol before training; a later symbol equals its id.

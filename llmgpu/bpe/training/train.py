@@ -1,11 +1,11 @@
 """Training a vocabulary from a corpus, on the chosen backend.
 
 The phases are: count the words, convert words to symbols (and replay the merges of a seed, or of a
-resumed run), merge, make the vocabulary. Every backend makes the same merges, so the vocabulary
-and its file do not depend on the backend.
+resumed run), merge, make the vocabulary. Every backend makes the same merges, so the vocabulary and
+its file do not depend on the backend.
 
-Several sizes are one run: the merges of a smaller vocabulary are the first merges of a larger one,
-and its ordinary ids are the first ids. Each file equals the file of a run for this size alone.
+One run trains several sizes: the merges of a smaller vocabulary are the first merges of a larger
+one, and its ordinary ids are the first ids. Each file equals the file of a run for this size alone.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 from llmgpu.version import __version__
 
-READ_BYTES = 8 << 20  # text read at a time
+READ_BYTES = 8 << 20  # bytes of text read at a time
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Training:
         facts = {"text_bytes": text_bytes, "documents": counts.documents, "distinct_words": count}
         with self._phase("make symbols"):
             words = self._options.symbols.words(counts.words, byte_ranks(self._options.tie))
-        del source, counts  # free the memory for merging
+        del source, counts  # frees memory for merging
         return self._merge(words, facts, checkpoint)
 
     def count(
@@ -140,7 +140,7 @@ class Training:
     ) -> WordCounts:
         """Count the words of a corpus; raises InputError as `run` does.
 
-        merges: whether the words are merged afterwards, for the estimate of memory.
+        merges: the words will be merged afterwards; the estimate of memory then includes merging.
         may_be_empty: accept a corpus without text, such as a part of a larger corpus.
         """
         device, options = self._plan.counting.device, self._options
@@ -214,7 +214,7 @@ class Training:
                 rest = merge_host.apply_merges(words, merges, progress)
                 with checkpoint.naming():
                     check_replayed(pairs, counts, words.total, rest.total)
-        # Measuring several sizes starts again from `words`.
+        # With several sizes, `_measure_sizes` needs `words` again.
         keeps_words = rest is words and len(self._options.sizes) > 1
         with self._phase("merge"):
             learned = self._learn(
@@ -247,7 +247,7 @@ class Training:
         merges = options.start.size + options.merges - len(words.lengths)
         logged = Logged(checkpoint.add_merges) if checkpoint else None
         on_merges = logged.take if logged else None
-        # Merge on the device if the words fit there, otherwise on the CPU, and note the reason.
+        # Merge on the device if the words fit there, else on the CPU, and note the reason.
         if device is not None:
             from llmgpu.bpe.training import batched_gpu
 
@@ -262,7 +262,7 @@ class Training:
                         progress=self._progress,
                         on_merges=on_merges,
                     )
-            except CapacityError as error:  # the CPU repeats any merges made before the error
+            except CapacityError as error:  # the CPU repeats the merges made before the error
                 reason = str(error)
                 if logged:
                     logged.start_again()
@@ -285,7 +285,7 @@ class Training:
         words: words before the merges. merges: uint32 (M, 3), in symbols. symbols: symbols of the
         text after all merges.
         """
-        # Occurrences of a pair (a, a) overlap, so the counts of merges don't tell the symbols left.
+        # Occurrences of (a, a) overlap, so counts of merges don't give the symbols left.
         made = np.cumsum(merges[:, 2] >= self._options.start.size)
         measured: dict[int, tuple[int, int]] = {}
         done = 0
@@ -347,7 +347,7 @@ class Training:
                 for size, (count, symbols) in sorted(sizes.items())
             }
         writing = writing_memory(vocabularies.values())
-        if writing > self._needed.host:  # tokens of megabytes
+        if writing > self._needed.host:  # tokens may have megabytes
             self._tell_memory(replace(self._needed, host=writing))
         largest = vocabularies[options.vocab_size]
         return TrainingResult(
@@ -377,14 +377,14 @@ def train_vocabulary(
 
 
 class Logged:
-    """Passes each merge to a callback once, even if another backend makes all merges again."""
+    """Passes each merge to a callback once, even if another backend repeats all merges."""
 
     def __init__(self, on_merges: OnMerges) -> None:
         self._on_merges = on_merges
         self._passed = self._made = 0
 
     def take(self, pairs: NDArray[np.uint32], counts: NDArray[np.int64]) -> None:
-        """Pass on the next merges, except merges that were passed on before."""
+        """Pass the next merges to the callback, except merges that it has seen before."""
         known = min(max(self._passed - self._made, 0), len(counts))
         self._made += len(counts)
         if known < len(counts):
@@ -392,7 +392,7 @@ class Logged:
             self._on_merges(pairs[known:], counts[known:])
 
     def start_again(self) -> None:
-        """Expect all merges again, from the first merge on."""
+        """Expect that all merges are repeated from the first one on."""
         self._made = 0
 
 
@@ -422,7 +422,7 @@ def _read_all(
 def _training_facts(
     options: TrainingOptions, text_bytes: int, documents: int, symbols: int
 ) -> dict[str, int | float | str]:
-    """Return the facts of the training that a vocabulary file holds."""
+    """Return the facts about the training that a vocabulary file records."""
     facts: dict[str, int | float | str] = {
         "text_bytes": text_bytes,
         "documents": documents,
