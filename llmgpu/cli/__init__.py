@@ -1,10 +1,10 @@
 """The command line: thin commands over the library.
 
-The package `commands` declares options and help, and imports neither NumPy nor the work of a
-command. The work is in modules of this package, which are imported when a command runs.
+The package `commands` declares options and help. It imports neither NumPy nor the code that does
+the work. That code is in modules of this package, each imported when its command runs.
 
-Data is printed to stdout, all other lines to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage,
-3 over a budget, 128 plus the number of the signal that interrupted the command.
+Data is printed to stdout, all other lines to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3
+over a budget, 128 plus the number of the signal that interrupted the command.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MAIN_COMMANDS = ("bpe-train", "tokenize", "count", "train", "generate", "info")
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command when the command is used."""
+    """A group of commands; the module of a command is imported when the command is used."""
 
     context_class = HelpContext
 
@@ -65,7 +65,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command. For shell completion, let plain text options complete to file names."""
+        """Import a command. In shell completion, its plain text options complete to file names."""
         command = COMMANDS.get(cmd_name)
         if command and ctx.resilient_parsing:
             for parameter in command.params:
@@ -101,14 +101,14 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options; --help and --version print here. A closed pipe is not an error."""
+        """Parse the options, and print --help or --version. A closed pipe is not an error."""
         try:
             return super().parse_args(ctx, args)
         except BrokenPipeError:
             ctx.exit(0)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run a command; a reader that closes the pipe early is not an error."""
+        """Run a command. A reader that closes the pipe early is not an error."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -131,7 +131,7 @@ def cli() -> None:
 
 
 _OUT_OF_MEMORY = "out of memory; use less text or a smaller model, or raise `ulimit -v`"
-# Parts of the messages by which dlopen reports missing memory.
+# Parts of the messages with which dlopen reports a lack of memory.
 _NO_ROOM_FOR_LIBRARY = "failed to map segment", "annot allocate memory"
 
 
@@ -173,7 +173,7 @@ def main() -> None:
 
 
 def _describe(error: OSError) -> str:
-    """Return the message for an error of the system that no reader or writer has described."""
+    """Return the message for a system error that no reader or writer has described."""
     if error.filename is None:  # printing of results has failed
         return f"can't write standard output: {error.strerror or error}"
     more = "; raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
@@ -189,7 +189,7 @@ def _refuse(error: click.ClickException) -> int:
         from llmgpu.cli.options import suggest_option
 
         error = suggest_option(error)
-    # The message with advice.
+    # The message, with advice if there is any.
     message = " ".join(error.format_message().split())
     if isinstance(error, click.BadParameter):
         from llmgpu.cli.options import explain_value
@@ -200,7 +200,7 @@ def _refuse(error: click.ClickException) -> int:
     if message == "Missing option '--output' / '-o'." and "--resume" in sys.argv:
         message += " Name the run to resume: -o RUN --resume."
     message = shorten(printable(message))
-    # The usage, then the message; as JSON, both on one line.
+    # Print the usage, then the message. As JSON, both are on one line.
     context = error.ctx if isinstance(error, click.UsageError) else None
     usage = "" if context is None else context.get_usage()
     if errors_are_json():
@@ -219,7 +219,7 @@ def _fail(message: str, code: int, **facts: str) -> int:
 
 
 def _close_stdout() -> None:
-    """Flush stdout; after a failure, keep Python from reporting the failure again at exit."""
+    """Flush stdout. After a failure, keep Python from reporting the failure again at exit."""
     if sys.stdout is None:  # stdout was closed before this process began
         return
     try:

@@ -1,4 +1,4 @@
-"""The command ``llmgpu bench``: measure, or read a record; show, write and compare the record."""
+"""The command ``llmgpu bench``: measure this machine, or read, show, write and compare a record."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.outputs import PAGE, RECORD, TEXT, Output, check_outputs
 from llmgpu.text.sources import resolve_sources
 
-NARROWEST = 80  # least columns of a console; a narrower table would break its cells
+NARROWEST = 80  # smallest width of the console; a narrower table would break the text of its cells
 _NAME_WIDTH = 16
-# Options that apply to a record that is read, too. All other options are for measuring.
+# Options that apply also to a record read from a file. All other options are for measuring.
 _FOR_RECORDS = {"record_path", "output", "page", "compare", "threshold", "force"}
 _FOR_RECORDS |= {"as_json", "quiet", "debug"}
 
@@ -58,7 +58,7 @@ def bench(asked: BenchCommand) -> None:
     read = [*(source.path for source in sources), *filter(None, (asked.record_path, asked.compare))]
     read += find_vocabulary(vocab).inputs if vocab else []
     check_outputs(written, read, force=asked.force)
-    # The record for the comparison is read first: a damaged record ends the command at once.
+    # Read the record to compare with first: a damaged record ends the command at once.
     baseline = None if asked.compare is None else load_record(asked.compare)
     if asked.record_path is not None:
         record = load_record(asked.record_path)
@@ -81,7 +81,7 @@ def bench(asked: BenchCommand) -> None:
 
 
 def _measure(options: BenchOptions, asked: BenchCommand) -> Record:
-    """Measure, and hand over the record, also of an interrupted benchmark; return the record."""
+    """Run the benchmark; write, print and return its record, even after an interrupt."""
     benchmark = Benchmark(options)
     reporter = Reporter(quiet=asked.report.quiet)
     first = threading.Lock()
@@ -101,7 +101,7 @@ def _measure(options: BenchOptions, asked: BenchCommand) -> Record:
 
 
 def _hand_over(record: Record, asked: BenchCommand) -> None:
-    """Write the files, and print the tables and the JSON, that the options choose."""
+    """Write the record's files, and print its tables and JSON, as the options choose."""
     plain, as_json = record.to_json(), asked.report.as_json
     if asked.output is not None:
         with atomic_output(asked.output) as file:
@@ -179,7 +179,7 @@ def _print_table(console: Console, title: str, columns: Sequence[Column]) -> Non
 
 
 def _lines_below(table: ResultTable) -> Iterator[str]:
-    """Yield lines of answers and notes, and of the times of phases and kernels."""
+    """Yield the lines below a table: answers and notes, and the times of phases and kernels."""
     if runs := runs_line(table, narrow=True):
         yield f"median of: {runs}"
     if table.answers:

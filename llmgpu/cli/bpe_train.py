@@ -46,7 +46,7 @@ from llmgpu.text.sources import Selection, Sources
 from llmgpu.text.streams import AUTO, STANDARD_INPUT
 
 _MAIN_PHASES = ("total", "count words", "read", "merge")
-_TOLD_SECONDS = 0.05  # least time of a reported phase, but for _MAIN_PHASES
+_TOLD_SECONDS = 0.05  # shorter phases are not reported, except _MAIN_PHASES
 _OF_MERGING = ("vocab_size", "min_frequency", "max_token_length", "tie", "match", "engine")
 
 
@@ -69,7 +69,7 @@ def bpe_train(asked: BpeTrainCommand, opening: Opening) -> None:
     options, how = _library_options(asked, loaded, resumed, report)
     outputs = {} if asked.counts_only else _name_outputs(asked.output, options.sizes)
 
-    # With --part, take the part's share of the text, unless the part is finished already.
+    # With --part, choose the part's share of the text, unless the part is finished already.
     key = _reading_key(asked.reading, how, selection)
     found, finished = _take_part(job, found, options, how, key)
     if finished:
@@ -144,7 +144,7 @@ def _train(
     counts_output: str | None,
     report: Reporter,
 ) -> TrainingResult:
-    """Train and write the vocabularies; write the counts, too, if options ask for counts."""
+    """Train and write the vocabularies; write the counts, too, if a file for them is named."""
     if kept and kept.has_counts:
         source = load_counts(kept.counts_path)
 
@@ -201,7 +201,7 @@ def _check_sources(asked: BpeTrainCommand, corpus: Sequence[str], report: Report
 
 
 def _part_job(asked: BpeTrainCommand, corpus: Sequence[str], report: Reporter) -> PartJob:
-    """Return the part to count; raise UsageError if the command would train a vocabulary."""
+    """Return the job for the part to count; UsageError if the command would train a vocabulary."""
     counts = asked.counts_output if asked.counts_only else None
     if asked.part and not (corpus and counts):
         raise click.UsageError(
@@ -217,7 +217,7 @@ def _take_part(
     how: CorpusOptions,
     reading: dict[str, Any],
 ) -> tuple[Sources | None, dict[str, Any] | None]:
-    """Return the part's share of the sources; for a finished part also its summary, else None."""
+    """Return the part's share of the sources, and the summary of a finished part or None."""
     if sources is None:
         return None, None
     own = job.take(sources, how, cut_text_by(options.cut, how.separators))
@@ -232,7 +232,7 @@ def _plan(
     limit: int | None,
     report: Reporter,
 ) -> Plan:
-    """Open the device, and plan training on up to `limit` bytes of a text, or on loaded counts."""
+    """Open the device, and plan a training on a text of up to `limit` bytes, or on counts."""
     known = source.total_bytes if isinstance(source, Corpus) else source.words.text_bytes
     size = min((each for each in (known, limit) if each is not None), default=None)
     least = 0 if options.engine == "recount" else gpu_from(TRAINING_FROM)
@@ -244,13 +244,13 @@ def _plan(
 
 
 def _opening_seconds(plan: Plan, before: float) -> dict[str, float]:
-    """Return the seconds since `before` as a phase; nothing on the CPU, which opens no device."""
+    """Return the seconds since `before` as a phase; empty on the CPU, where no device is opened."""
     has_device = plan.counting.device is not None
     return {"open device": time.perf_counter() - before} if has_device else {}
 
 
 def _load_counts(asked: BpeTrainCommand) -> WordCounts:
-    """Add up word counts. The options' pattern is assumed for counts that name no pattern."""
+    """Add up files of word counts. Counts that name no pattern get the pattern of the options."""
     pattern = asked.training["pattern"]
     special = tuple(text.encode() for text in asked.training["special_tokens"])
     return add_counts([load_counts(path, pattern, special) for path in asked.from_counts])
@@ -270,7 +270,7 @@ def _paths_of(sources: Sources | None) -> list[str]:
 def _library_options(
     asked: BpeTrainCommand, loaded: WordCounts | None, resumed: str | None, report: Reporter
 ) -> tuple[TrainingOptions, CorpusOptions]:
-    """Return the options of training and of reading text, completed from the seed and the counts.
+    """Return the options of training and reading, with defaults from the seed and the counts.
 
     resumed: the folder of the checkpoint to resume from, if any.
     """
@@ -326,7 +326,7 @@ def _written(
 
 
 def _resumed_folder(asked: BpeTrainCommand, *, has_source: bool) -> str | None:
-    """Return the checkpoint folder of the run to resume, None without --resume.
+    """Return the checkpoint folder of the run to resume; None without --resume.
 
     Raises UsageError without --checkpoint, InputError if there is neither a folder nor a source.
     """
@@ -352,7 +352,7 @@ def _open_checkpoint(
 ) -> Iterator[Checkpoint | None]:
     """Begin or resume a checkpoint. After the block, record the run as finished.
 
-    made: the names of the run's outputs. If the block fails before progress is saved, the
+    made: the names of the run's outputs. If the block fails before it has saved any progress, the
     checkpoint is removed.
     """
     path = asked.checkpoint
@@ -383,7 +383,7 @@ def _open_checkpoint(
 
 
 def _tell_done(outputs: dict[int, str], report: Reporter, *, as_json: bool) -> None:
-    """Report that the run is finished already; with `as_json`, print its summary."""
+    """Report that the run has already been finished; with `as_json`, print its summary."""
     are = "is" if len(outputs) == 1 else "are"
     report.line(f"nothing to do: {', '.join(outputs.values())} {are} finished")
     if as_json:
@@ -458,7 +458,7 @@ def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
 
 
 def _describe_phase(name: str, summary: dict[str, Any]) -> str:
-    """Return the duration and the speed of a phase, for people."""
+    """Return the duration and the speed of a phase in readable form."""
     seconds = summary["seconds"][name]
     text = f"{name} {seconds:.1f} s"
     if name in ("count words", "read"):

@@ -34,7 +34,7 @@ def special_options(given: SpecialTokenOptions, chat: ChatOptions) -> SpecialOpt
 def around_text(
     special: SpecialOptions, given: SpecialTokenOptions, vocabulary: Vocabulary, report: Reporter
 ) -> SpecialOptions:
-    """Return `special`, with --add-special-tokens plus the vocabulary's tokens around a text."""
+    """Return `special` with the vocabulary's tokens around a text, if the user asks for them."""
     if not given.add_special_tokens:
         return special
     if not (vocabulary.prefix_ids or vocabulary.suffix_ids):
@@ -47,7 +47,7 @@ def around_text(
 def watch_text(
     text: Corpus, vocabulary: Vocabulary, special: SpecialOptions, report: Reporter
 ) -> Callable[[str], None]:
-    """Search a text, while it is read, for special tokens; return a function that prints a note.
+    """Search a text for special tokens while it is read; return a function that prints a note.
 
     Call the function after the last id, with the beginning of the note. With --quiet or --chat the
     text is not searched.
@@ -65,7 +65,7 @@ def watch_text(
 def rendering(
     chat: ChatOptions, vocabulary: Vocabulary
 ) -> AbstractContextManager[Conversations | None]:
-    """Return a context manager: with --chat the renderer of conversations, otherwise None."""
+    """Return a context manager for the renderer of conversations; None without --chat."""
     return Conversations(vocabulary) if chat.chat else nullcontext()
 
 
@@ -90,12 +90,12 @@ def with_chat(options: CorpusOptions, chat: Chat | None) -> CorpusOptions:
 
 
 def masking(chat: Chat | None, vocabulary: Vocabulary) -> list[Filter]:
-    """Return the filter that masks all tokens but the assistant's; none without conversations."""
+    """Return a filter that limits the loss to the assistant's tokens; none without --chat."""
     return [partial(with_masks, conversations=chat, vocabulary=vocabulary)] if chat else []
 
 
 def with_chat_template(vocabulary: Vocabulary, path: str | None) -> Vocabulary:
-    """Return a vocabulary with the chat template in a file; unchanged if `path` is None."""
+    """Return a vocabulary with the chat template from a file; unchanged if `path` is None."""
     if path is None:
         return vocabulary
     from llmgpu.bpe.interchange.huggingface import name_tokens

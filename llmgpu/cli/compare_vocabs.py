@@ -77,7 +77,7 @@ def _measure(
     backend: Backend,
     report: Reporter,
 ) -> dict[str, Any]:
-    """Return the tokens of each file, and the number of uses of each id, int64 (ids,)."""
+    """Return the number of tokens of each file, and how often each id occurs, int64 (ids,)."""
     counts, used = [], []
     with report:
         for vocabulary in pair:
@@ -155,13 +155,13 @@ def _print(labels: Sequence[str], facts: dict[str, Any]) -> None:
 
 
 def _parts(facts: dict[str, Any], row: dict[str, Any]) -> list[str]:
-    """Return the share of the text's tokens that belong to a group."""
+    """Return the percentage of the text's tokens that belong to a group."""
     pairs = zip(row.get("tokens", ()), facts.get("tokens", ()), strict=True)
     return [f"{100 * count / total:.1f} %" if total else "-" for count, total in pairs]
 
 
 def _rates(row: dict[str, Any]) -> list[str]:
-    """Return bytes per token under each vocabulary; empty without a text."""
+    """Return the bytes per token for each vocabulary; empty without a text."""
     if "tokens" not in row:
         return []
     sizes = row["text_bytes"]

@@ -32,21 +32,22 @@ if TYPE_CHECKING:
     from llmgpu.tokens.ids import Style
 
 LOG_FORMAT = "llmgpu.log_format"  # key of the format in a click context
-_LEAST_COLUMN, _LEAST_NAME = 8, 20  # least characters of a number and of a name in tables
-_LITTLE = 10  # parts of the free memory; a need for less than one part is not reported
-LINE_SECONDS = 5.0  # time between plain progress lines
-_WIDEST_TEXT = 64  # columns of a phase's name and `progress_text`
-_LEAST_BAR, _MOST_BAR = 8, 40  # columns
+# smallest width, in characters, of a number and of a name in tables
+_LEAST_COLUMN, _LEAST_NAME = 8, 20
+_LITTLE = 10  # a need below 1 / _LITTLE of the free memory is not reported
+LINE_SECONDS = 5.0  # time between two progress lines when there is no bar
+_WIDEST_TEXT = 64  # width, in columns, of a phase's name and `progress_text`
+_LEAST_BAR, _MOST_BAR = 8, 40  # width of a bar, in columns
 LEFT_OUT = {
     "left_out_files": ("hidden or special file", "skipped"),
     "left_out_rows": ("row", "without text skipped"),
 }
-# Phases whose amounts are bytes. Amounts of all other phases are counts.
+# Phases whose amounts are bytes. All other phases count items.
 BYTE_PHASES = frozenset({"counting words", "reading", "tokenizing"})
 
 
 class Reporter(Closing):
-    """Prints lines and progress on stderr. A reporter is a `llmgpu.progress.Progress`, too.
+    """Prints lines and progress on stderr. A reporter is also a `llmgpu.progress.Progress`.
 
     The end of a `with` block removes the bars.
     """
@@ -54,22 +55,22 @@ class Reporter(Closing):
     def __init__(self, *, quiet: bool, prints_data: bool = False) -> None:
         """Begin without bars.
 
-        quiet: print no lines. prints_data: the command prints data to standard output. On a
-        terminal the data itself shows the progress, and redrawing a bar would erase data.
+        quiet: print no lines. prints_data: the command prints data to standard output. If this is a
+        terminal, no bar is shown: the data itself shows the progress, and redrawing would erase it.
         """
         self.quiet = quiet
         self._shows_progress = not (quiet or (prints_data and is_terminal(sys.stdout)))
-        # rich is imported for a terminal only, and a dumb terminal can't redraw a bar.
+        # Only a terminal needs rich, and a dumb terminal can't redraw a bar.
         has_terminal = bool(os.environ.get("FORCE_COLOR")) or is_terminal(sys.stderr)
         self._as_json = log_format() == "json"
         self._has_bars = has_terminal and os.environ.get("TERM") != "dumb" and not self._as_json
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-        # Time and `done` of the first call for each phase.
+        # By phase: the time of the first report, and the amount done by then.
         self._started: dict[str, tuple[float, int]] = {}
-        self._printed = 0.0  # time of the last plain line
-        self._said = 0  # bytes of memory in the last report
-        # Bytes of memory of the process before the job: now, and at the peak.
+        self._printed = 0.0  # time of the last progress line
+        self._said = 0  # bytes of memory named in the last report
+        # Memory of the process before the job begins, in bytes: now, and at the peak.
         self._process, self._first_peak = resident_memory() or 0, peak_memory() or 0
         self.needed_bytes = 0  # bytes of memory in the latest estimate
 
@@ -79,10 +80,10 @@ class Reporter(Closing):
         return self._shows_progress and self._has_bars
 
     def need_memory(self, memory: Memory, *, is_small: bool = False) -> None:
-        """Report the most memory that the process needs, unless the last report named as much.
+        """Report the most memory that the process needs, unless the last report covers this.
 
-        memory: of the job, to which the memory of the process before the job is added. A need for
-        a small part of the free memory is not reported.
+        memory: needed by the job; the memory that the process had before the job is added. A need
+        for a small part of the free memory is not reported.
 
         is_small: the job is too small for a report; only `needed_bytes` is set.
         """
@@ -94,7 +95,8 @@ class Reporter(Closing):
         free = free_memory()
         if is_small or needed <= self._said or (free is not None and needed < free // _LITTLE):
             return
-        self._said = needed + needed // 10  # so that small changes need no new report
+        # plus 10 %, so that a slightly larger need is not reported again
+        self._said = needed + needed // 10
         on_device = f", {human_bytes(memory.device)} on the device" if memory.device else ""
         about = ""
         if memory.likely is not None:
@@ -122,14 +124,14 @@ class Reporter(Closing):
             self.line(f"note: {text}")
 
     def note_missing_engine(self, backend: Backend) -> None:
-        """Print a note if NumPy computes because the CPU engine is missing."""
-        from llmgpu.cpu.library import why_missing  # imports NumPy, which takes long
+        """Print a note if the CPU engine is missing, so that NumPy does its work."""
+        from llmgpu.cpu.library import why_missing  # imports NumPy, which is slow
 
         if backend.device is None and (reason := why_missing()):
             self.note(f"NumPy replaces the CPU engine, which is up to 14 times faster: {reason}")
 
     def note_left_out(self, summary: dict[str, Any]) -> None:
-        """Print the amounts of text that were left out, and the notes, from a summary."""
+        """Print a summary's notes, and how much text was left out."""
         for name, (what, fate) in LEFT_OUT.items():
             if summary[name]:
                 self.note(f"{number_of(summary[name], what)} {fate}")
@@ -138,8 +140,8 @@ class Reporter(Closing):
     def __call__(self, phase: str, done: int, total: int | None) -> None:
         """Show the progress of a phase, its speed and the time left.
 
-        The speed is measured from the first call for the phase, because a resumed job starts
-        midway.
+        The speed is measured from the first report of the phase, because a resumed job starts in
+        the middle.
         """
         if not self._shows_progress:
             return
@@ -193,7 +195,7 @@ def _make_bars() -> Progress:
 def progress_text(
     phase: str, done: int, total: int | None, rate: float, *, is_narrow: bool = False
 ) -> str:
-    """Return the progress of a phase as a text: "1.2 GB of 3.4 GB, 410.0 MB/s, 5 s left".
+    """Return the progress of a phase as text: "1.2 GB of 3.4 GB, 410.0 MB/s, 5 s left".
 
     rate: amount per second. is_narrow: return a text for 40 columns: "35 %, 5 s left".
     """
@@ -217,7 +219,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def shows_colours() -> bool:
-    """Whether to colour standard output: on a terminal with colours, or if FORCE_COLOR is set."""
+    """Whether standard output has colours: on a terminal with colours, or by FORCE_COLOR."""
     if os.environ.get("NO_COLOR"):
         return False
     has_colours = is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb"
@@ -225,7 +227,7 @@ def shows_colours() -> bool:
 
 
 def token_style(output: str) -> Style:
-    """Return a style for tokens: colours or borders on a terminal, otherwise one token a line."""
+    """Return a style for tokens: colours or borders on a terminal, else one token per line."""
     if shows_colours():
         return "colours" if output == STANDARD_OUTPUT else "lines"
     is_shown = output == STANDARD_OUTPUT and is_terminal(sys.stdout)
@@ -233,7 +235,7 @@ def token_style(output: str) -> Style:
 
 
 def left_out_of(text: Corpus | None) -> dict[str, Any]:
-    """Return the counts of a corpus's invalid and left out text, for a summary."""
+    """Return how much of a corpus's text was invalid or left out, for a summary."""
     notes = text.notes if text else []
     return {
         "invalid_sequences": text.policy.invalid_sequences if text else 0,
@@ -246,7 +248,8 @@ def left_out_of(text: Corpus | None) -> dict[str, Any]:
 
 def print_json(summary: dict[str, Any], *, to_stderr: bool) -> None:
     """Print a command's summary as one line of JSON."""
-    text = printable(json.dumps(summary, ensure_ascii=False))  # escapes as JSON does
+    # escapes control characters in JSON's way
+    text = printable(json.dumps(summary, ensure_ascii=False))
     if to_stderr:
         click.echo(text, err=True)
     else:

@@ -54,8 +54,7 @@ class Row(NamedTuple):
     tokens: list[int]
 
 
-# The sort key for each value of --sort. Python sorts ascending, so a key is negative if the largest
-# row comes first.
+# The sort key for each value of --sort. A key is negated where the largest row comes first.
 ORDERS = {
     "path": lambda row: os.fsencode(row.path),
     "tokens": lambda row: -row.tokens[0],
@@ -68,7 +67,7 @@ def count(asked: CountCommand, opening: Opening) -> None:
     report = Reporter(quiet=asked.report.quiet)
     per, vocabs = asked.per, asked.vocabs
     special = special_options(asked.special, asked.chat)
-    # Refuse wrong names and options before a device is opened.
+    # Check names and options before a device is opened.
     paths, listed = _named_paths(asked, report)
     if per in ("document", "total"):
         refuse_given(("sort",), f"has no effect with --per {per}")
@@ -76,7 +75,7 @@ def count(asked: CountCommand, opening: Opening) -> None:
     selection = replace(asked.files.selection(), listed=listed)
     job = PartJob(asked.part, STANDARD_OUTPUT, report)
     begin = time.perf_counter()
-    # Read the text once for each vocabulary; a pipe is kept in a temporary file.
+    # Read the text once for each vocabulary. A pipe is first copied to a temporary file.
     with keep_input(paths, len(vocabs), selection) as (sources, kept):
         sources = job.take(sources, options)
         size = known_bytes(sources, options.limit)
@@ -94,7 +93,7 @@ def count(asked: CountCommand, opening: Opening) -> None:
             special=special,
             vocabs=vocabs,
         )
-    # Rename, sum up and sort the rows. The largest row is always that of a file, never of a folder.
+    # Rename, sum up and sort the rows. A budget for the largest row is for files, not folders.
     rows = [row._replace(path=STANDARD_INPUT) if row.path == kept else row for row in rows]
     largest = max(rows, key=lambda row: max(row.tokens), default=None)
     if per == "folder":
@@ -102,7 +101,7 @@ def count(asked: CountCommand, opening: Opening) -> None:
     if asked.sort:
         rows.sort(key=ORDERS[asked.sort])
     total = Row("total", summary["text_bytes"], summary["tokens"])
-    # Print the counts. If a budget is exceeded, fail only after that.
+    # Print the counts, and only then fail if a budget is exceeded.
     report.note_left_out(summary)
     if asked.report.as_json:
         summary |= {
@@ -159,8 +158,8 @@ def _named_paths(asked: CountCommand, report: Reporter) -> tuple[tuple[str, ...]
     if asked.files.files_from is None:
         return paths or required_input(report, "PATH: files, folders or globs"), frozenset()
     listed = asked.files.listed(paths)
-    # Skip listed files that don't exist. URLs are kept, fsspec's chains (simplecache::https://...)
-    # included: a URL that can't be read is an error.
+    # Skip listed files that don't exist. A URL that can't be read is an error, also in fsspec's
+    # chains such as simplecache::https://...
     found = {name for name in listed if "://" in name or os.path.lexists(name)}
     there = [name for name in listed if name in found]
     missing = [name for name in listed if name not in found]
@@ -209,9 +208,9 @@ def _count(
 ) -> tuple[list[Row], dict[str, Any]]:
     """Return a row for each file, and the summary of all files.
 
-    lengths: an object for each encoder that collects the lengths of documents in tokens, or None.
+    lengths: for each encoder, an object that collects the lengths of documents in tokens; or None.
     is_unknown: see `suggesting_gpu`. special: how special tokens are encoded. vocabs: names of the
-    vocabularies.
+        vocabularies.
     """
     passes: list[list[FileCount]] = []
     with report:
@@ -240,7 +239,7 @@ def _count(
 
 
 def _by_folder(rows: Sequence[Row]) -> list[Row]:
-    """Return a row for each folder: the sum of the files directly in the folder."""
+    """Return a row for each folder: the sum of the files directly in it."""
     sums: dict[str, Row] = {}
     for row in rows:
         name = os.path.dirname(row.path) or os.curdir
@@ -283,9 +282,9 @@ def _print_lengths(labels: Sequence[str], found: Sequence[dict[str, Any]]) -> No
 
 
 def _check_budget(budget: int | None, vocabs: Sequence[str], total: Row, what: str = "") -> None:
-    """Raise BudgetError if a vocabulary gives more tokens than the budget, None without one.
+    """Raise BudgetError if the tokens by some vocabulary exceed the budget.
 
-    total: the row to check. what: the beginning of the message.
+    budget: None for no check. total: the row to check. what: the beginning of the message.
     """
     for vocab, tokens in zip(vocabs, total.tokens, strict=True):
         if budget is not None and tokens > budget:

@@ -46,18 +46,18 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
     if prompts is None and not as_json:
         refuse_given(("log_probabilities",), "is for --prompts and --json")
 
-    # Read and encode prompts before the model is loaded, so that errors are reported early.
+    # Read and encode prompts before loading the model, so that errors are reported early.
     texts = _given_prompts(asked, report)
     saved = open_model(asked.run, report.note)
     vocabulary = with_chat_template(saved.vocabulary, asked.chat_template)
     tokenizer = Tokenizer(vocabulary, device="cpu")
-    # Errors of ChatEncoder name options; errors of Tokenizer would name arguments.
+    # Errors of ChatEncoder name options; the same errors of Tokenizer would name arguments.
     conversations = ChatEncoder(
         tokenizer.vocabulary, lambda data: tokenizer.encode(data, allowed_special=("all",))
     )
     wanted = [(each, prompt_ids(tokenizer, conversations, each, saved)) for each in texts]
 
-    # Load the model, with room for the longest prompt and continuation.
+    # Load the model, with memory for the longest prompt and continuation.
     backend = opening.backend(report.note)
     report.note_missing_engine(backend)
     report.line(f"generating on {backend.description} with {saved.folder}")
@@ -103,7 +103,7 @@ def _given_prompts(asked: GenerateCommand, report: Reporter) -> list[Prompt]:
 
 
 def _single_prompt(prompt: str | None, report: Reporter) -> str:
-    """Return the prompt; a prompt from a pipe loses its final line end."""
+    """Return the prompt, from an option or a pipe; a pipe's final line end is removed."""
     if prompt is None:
         if not piped_input(report):
             return ""
@@ -125,7 +125,7 @@ def _standard_input() -> bytes:
 def _continue_one(
     prompt: str, one: Continuation, generator: Generator, *, is_printed: bool
 ) -> None:
-    """Generate the text; with `is_printed`, print the prompt, then new text as soon as possible."""
+    """Generate the text; with `is_printed`, print the prompt, and the text as it is generated."""
     if not is_printed:
         deque(generator.continue_all([one]), maxlen=0)
         return
@@ -138,7 +138,7 @@ def _continue_one(
 def _characters(prompt: str, one: Continuation, generator: Generator) -> Iterator[str]:
     """Yield the prompt, then pieces of the generated text, with U+FFFD for invalid bytes.
 
-    A piece has only complete characters, which no later token changes.
+    A piece consists of complete characters, which later tokens can't change.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     yield prompt
@@ -154,8 +154,8 @@ JSON_ENDINGS = (".jsonl", ".ndjson")
 class Prompt:
     """A prompt to be continued.
 
-    facts: further fields for the prompt's line of JSON. messages: a conversation to be answered,
-    instead of a text to be continued.
+    text: the text to be continued. messages: a conversation to be answered, in place of a text.
+    facts: further fields for the prompt's line of JSON.
     """
 
     text: str
@@ -168,7 +168,7 @@ class Prompt:
 
 
 def from_user(text: str) -> Prompt:
-    """Return a conversation with one message, a user's."""
+    """Return a conversation of one message by the user."""
     return Prompt("", {}, [{"role": "user", "content": text}])
 
 
@@ -176,9 +176,9 @@ def read_prompts(path: str, name_of_field: str | None, *, chat: bool = False) ->
     """Read prompts: lines of text, or a field of each object of JSON lines.
 
     path: a file, or "-" for standard input. name_of_field: the field of JSON lines. If it is None,
-    a file with a suffix in JSON_ENDINGS has JSON lines with the field "prompt", or "messages" with
-    chat; any other file has lines of text. chat: a line of text is a user's message, and a field is
-    a list of messages.
+    the suffix decides: a file with a suffix in JSON_ENDINGS has JSON lines with the field "prompt"
+    ("messages" with chat), and any other file has lines of text. chat: a line of text is a user's
+    message, and a field is a list of messages.
 
     Raises InputError for a file that can't be read, is not UTF-8 or has no prompts.
     """
@@ -217,7 +217,7 @@ def prompt_ids(
 ) -> list[int]:
     """Return a prompt's ids. The ids of a conversation end with the header of a reply.
 
-    The ids of a text start with the tokens that the model's vocabulary puts before a text. A prompt
+    The ids of a text start with the tokens that the model's vocabulary adds before a text. A prompt
     without any id becomes the token between documents; InputError if the model has no such token.
     """
     if prompt.messages is not None:
@@ -243,7 +243,7 @@ def continue_prompts(
 ) -> int:
     """Print a JSON line for each prompt, in the order of `prompts`; return the number of new ids.
 
-    prompts: pairs of a prompt and its ids. The sampler of prompt number k has the seed plus k.
+    prompts: pairs of a prompt and its ids. The seed of prompt number k is the sampling seed plus k.
     """
     made: dict[int, Continuation] = {}
 

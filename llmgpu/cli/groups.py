@@ -1,4 +1,4 @@
-"""Groups of options that several commands share, and functions for their values."""
+"""Groups of options that several commands share, and functions that interpret their values."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ VOCAB_HELP = (
     "vocab.json next to merges.txt, a Hugging Face folder, or the name of an encoding or model "
     "if tiktoken has downloaded it: cl100k, o200k, gpt2, gpt-4o-mini."
 )
-_TAKING_LESS = ("limit", "max_tokens", "part", "resume", "decode")  # options that reduce the text
-_MOST_LABEL = 14  # the most characters in the head of a column
+# options that may reduce the text that is read
+_TAKING_LESS = ("limit", "max_tokens", "part", "resume", "decode")
+_MOST_LABEL = 14  # most characters in the head of a column
 
 # fmt: off
-# Options that several commands have. Each command's class calls such a function to get a field
-# object of its own.
-# See `llmgpu.bpe.interchange.open.find_vocabulary`.
+# Options of several commands. Each command calls these functions to get fields of its own. For
+# VOCAB see `llmgpu.bpe.interchange.open.find_vocabulary`.
 vocab = partial(option, MISSING, str, VOCAB_HELP, metavar="VOCAB")
 vocabulary_output = partial(
     option, "v.bin", str, "Vocabulary file to write; - for stdout.", "--output", "-o",
@@ -101,7 +101,7 @@ def _limit_regex(context: click.Context, parameter: click.Parameter, seconds: fl
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class ReportOptions:
-    """Options about the output that reports a command's work."""
+    """Options for the messages and summaries of a command."""
 
     section: ClassVar[str] = COMMON
 
@@ -219,7 +219,7 @@ class FileOptions:
     # fmt: on
 
     def named(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """Return `paths` and the names listed by --files-from; InputError if the list is empty."""
+        """Return `paths` and the names that --files-from lists; InputError if there are none."""
         names = self.listed(paths)
         if self.files_from is not None and not names:
             raise InputError(f"--files-from: {source_name(self.files_from)} names no files")
@@ -228,8 +228,8 @@ class FileOptions:
     def listed(self, paths: Sequence[str]) -> tuple[str, ...]:
         """Return the names listed by --files-from, empty without it.
 
-        paths: names on the command line. UsageError if both are to be read from standard input.
-        InputError if the list can't be read.
+        paths: names on the command line. Raises UsageError if both the list and a text are to be
+        read from standard input, InputError if the list can't be read.
         """
         if self.files_from is None:
             return ()
@@ -251,7 +251,7 @@ class FileOptions:
 
     @property
     def lists(self) -> list[str]:
-        """The path of the file given by --files-from as a list, empty without it."""
+        """The path given by --files-from, in a list; empty without the option."""
         return [*filter(None, [self.files_from])]
 
     def selection(self) -> Selection:
@@ -267,7 +267,7 @@ class FileOptions:
             lists_skipped=self.list_skipped,
         )
         has_fields = was_given("text_field") or was_given("template")
-        # With a field, standard input is read as JSON lines: no other format of a pipe has fields.
+        # The option names a field, so read standard input as JSON lines: only they have fields.
         return replace(found, of_input="jsonl") if has_fields else found
 
 
@@ -278,9 +278,9 @@ FILE_OPTIONS = tuple(own_options(FileOptions))
 
 
 def _without_mark(data: bytes) -> bytes:
-    """Return a list without its byte-order mark, in UTF-8: Windows PowerShell writes UTF-16.
+    """Return a list in UTF-8 without byte-order mark. Windows PowerShell writes UTF-16.
 
-    Raises UnicodeError if the mark promises UTF-16, but the rest is not.
+    Raises UnicodeError if the mark says UTF-16, but the rest is not.
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16").encode()
@@ -292,7 +292,8 @@ def _unquoted(name: bytes) -> bytes:
     if not (len(name) > 2 and name.startswith(b'"') and name.endswith(b'"')):
         return name
     try:
-        plain = name[1:-1].decode("unicode_escape").encode("latin-1")  # one byte an escape
+        # each escape stands for one byte
+        plain = name[1:-1].decode("unicode_escape").encode("latin-1")
     except UnicodeError:
         return name
     return name if os.path.lexists(name) else plain
@@ -368,7 +369,7 @@ class ChatOptions:
 
 
 def piped_input(report: Reporter) -> tuple[str, ...]:
-    """Return ("-",) and note it if standard input is a pipe, socket or file; else return ()."""
+    """Return ("-",), with a note, if standard input is a pipe, socket or file; else return ()."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):  # standard input is closed or has no descriptor
@@ -380,7 +381,7 @@ def piped_input(report: Reporter) -> tuple[str, ...]:
 
 
 def required_input(report: Reporter, what: str) -> tuple[str, ...]:
-    """Return `piped_input`; UsageError that asks for `what` if that is empty."""
+    """Return `piped_input`; raise UsageError, which asks for `what`, if that is empty."""
     found = piped_input(report)
     if not found:
         raise click.UsageError(f"give {what}, or - for standard input")
@@ -388,9 +389,9 @@ def required_input(report: Reporter, what: str) -> tuple[str, ...]:
 
 
 def labels_of(vocabs: Sequence[str]) -> list[str]:
-    """Return heads of columns: the vocabularies' file names, or all paths if two names are equal.
+    """Return column heads: file names of the vocabularies, or paths if two names are equal.
 
-    A single vocabulary's column has the head "tokens".
+    The column of a single vocabulary has the head "tokens".
     """
     if len(vocabs) == 1:
         return ["tokens"]
@@ -400,12 +401,12 @@ def labels_of(vocabs: Sequence[str]) -> list[str]:
 
 
 def id_or_text(token: str | None) -> int | str | None:
-    """Return a token given on the command line: its id if given as a number, else its text."""
+    """Return a token from the command line: a number is its id, anything else its text."""
     return int(token) if token and re.fullmatch(r"[0-9]{1,10}", token) else token
 
 
 def gpu_from(least: int) -> int:
-    """Return the fewest bytes of text for which ``auto`` takes a GPU: LLMGPU_GPU_FROM, or `least`.
+    """Return the size of a text from which ``auto`` uses a GPU: LLMGPU_GPU_FROM, or `least` bytes.
 
     Raises click.UsageError if LLMGPU_GPU_FROM is not a size.
     """
@@ -416,9 +417,9 @@ def gpu_from(least: int) -> int:
 
 
 def open_device(device: str, paths: Sequence[str], *, encodes: bool) -> Opening:
-    """Return the `Opening` of a command's device. Begin to open a device that will surely be used.
+    """Return a command's `Opening`; begin to open a device that is sure to be used.
 
-    With ``auto``, a device will surely be used if the files are large enough and all of their text
+    With ``auto``, a device is sure to be used if the files are large enough and all of their text
     is read.
 
     paths: the files that the command reads. encodes: see `Opening`.

@@ -1,4 +1,4 @@
-"""The layout of --help. On a narrow terminal the text of an option stands below its name."""
+"""The layout of --help. On a narrow terminal the text of an option is printed below its name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 import click
 from click.formatting import wrap_text
 
-_NARROW = 70  # columns; with fewer, two columns of names and texts would be too narrow to read
-_LEAST = 24  # columns of the narrowest page
-_RAW = "\b"  # marks a paragraph whose lines stay as they are
-# Words of a command. Quoted text is never divided, and an option stays beside its value.
+_NARROW = 70  # columns; on a narrower terminal, names and texts are not side by side
+_LEAST = 24  # columns of the narrowest layout
+_RAW = "\b"  # marks a paragraph whose line breaks are kept
+# Words of a command. A quoted text is one word, and so is an option with its value.
 _WORD = re.compile(r"(?:[->]\S*\s+(?=[^\s|-]))?(?:'[^']*'|\"[^\"]*\"|\S)+")
 
 
@@ -21,11 +21,11 @@ class HelpFormatter(click.HelpFormatter):
     def __init__(
         self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None
     ) -> None:
-        import shutil  # 2 ms, which only help and usage take
+        import shutil  # takes 2 ms; only help and usage need it
 
         super().__init__(indent_increment, width, max_width)
         columns = shutil.get_terminal_size().columns
-        # Examples may be wider than text. Without a width, click makes no page below 50 columns.
+        # Examples may be wider than text. click's own layout is at least 50 columns wide.
         self._room = max(columns, _LEAST) if width is None else width
         self.width = min(self.width, self._room - 2) if width is None else width
 
@@ -36,7 +36,7 @@ class HelpFormatter(click.HelpFormatter):
     def write_dl(
         self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
     ) -> None:
-        """Write names and texts side by side, or on a narrow terminal below each other."""
+        """Write names and texts side by side; on a narrow terminal, write a text below its name."""
         if self.width >= _NARROW:
             super().write_dl(rows, col_max, col_spacing)
             return
@@ -49,7 +49,7 @@ class HelpFormatter(click.HelpFormatter):
 
 
 def _fitted(text: str, width: int) -> str:
-    """Return a text with the lines of its raw paragraphs broken to a width in characters."""
+    """Break the lines of the raw paragraphs of a text to a width in characters."""
     paragraphs = text.split("\n\n")
     for number, paragraph in enumerate(paragraphs):
         if paragraph.lstrip(" \n").startswith(_RAW):
@@ -59,7 +59,7 @@ def _fitted(text: str, width: int) -> str:
 
 
 def _broken(line: str, width: int) -> str:
-    """Break a raw line. The lines of a command, which is indented, end with backslashes."""
+    """Break a raw line. The lines of an indented command end with backslashes."""
     if len(line) <= width:
         return line
     indent = len(line) - len(line.lstrip())
@@ -71,7 +71,7 @@ def _broken(line: str, width: int) -> str:
 
 
 def _joined(words: Iterable[str], width: int, between: str = " ") -> Iterator[str]:
-    """Yield lines of as many words as the width permits."""
+    """Join words to lines of at most `width` characters."""
     line = ""
     for word in words:
         if line and len(line) + len(between) + len(word) > width:
@@ -83,13 +83,13 @@ def _joined(words: Iterable[str], width: int, between: str = " ") -> Iterator[st
 
 
 def _lines(name: str, width: int) -> list[str]:
-    """Return the lines of a name; choices such as [a|b] are divided after a bar."""
+    """Return the lines of a name; choices such as [a|b] are broken after a bar."""
     if len(name) <= width:
         return [name]
     return [*_joined(re.findall(r"[^|]+\|?", name), width, "")]
 
 
 class HelpContext(click.Context):
-    """The context of a command with this layout."""
+    """A click context that uses this layout."""
 
     formatter_class = HelpFormatter

@@ -40,8 +40,8 @@ FEATURES_SHOWN = ("subgroup", "shader-f16", "timestamp-query", "subgroup-matrix"
 
 _INTERNAL = frozenset(["epsilon", "driver", "f16_version"])  # options of a run that are not shown
 
-_LEAST_PLOT = 32  # columns of a plot in any terminal
-_SHOWN = 2000  # characters of a normalizer
+_LEAST_PLOT = 32  # smallest width of a plot, in columns
+_SHOWN = 2000  # most characters of a normalizer that are shown
 _BASE64 = re.compile("[A-Za-z0-9+/]{100,}=*")  # such as SentencePiece's maps
 _Row = tuple[int, dict[str, Any], list[int]]  # id, further facts, ids of the tokens to show
 
@@ -51,7 +51,7 @@ def info(asked: InfoCommand) -> None:
     file, as_json = asked.file, asked.report.as_json
     lists = bool(asked.tokens or asked.merges or asked.first or asked.search or asked.ids)
     _check_combined(asked)
-    # Without a file: the adapters.
+    # Without a file, show the adapters.
     if file is None:
         if lists or asked.page:
             raise click.UsageError(
@@ -62,7 +62,7 @@ def info(asked: InfoCommand) -> None:
     if asked.plot:
         _plot(file)
         return
-    # A run, word counts or ids; otherwise the file is a vocabulary.
+    # The file is a run, word counts or ids, or else a vocabulary.
     facts = None if lists or asked.page else _file_facts(file)
     if facts is None:
         report = Reporter(quiet=asked.report.quiet)
@@ -95,7 +95,7 @@ def _check_combined(asked: InfoCommand) -> None:
 
 
 def _plot(folder: str) -> None:
-    """Print the losses of a run as a plot of characters, as wide as the terminal at most."""
+    """Print the losses of a run as a plot of characters, at most as wide as the terminal."""
     from llmgpu.lm.runs.loss_curve import COLUMNS, LABEL_COLUMNS, plot_losses
     from llmgpu.lm.runs.records import read_log
     from llmgpu.lm.runs.run_folder import RunFolder, require_log
@@ -199,7 +199,7 @@ def _model_facts(path: str) -> dict[str, Any]:
 
 
 def _file_facts(path: str) -> dict[str, Any] | None:
-    """Return facts about runs, word counts and files of ids; None for any other file."""
+    """Return facts about a run, word counts or files of ids; None for any other file."""
     from llmgpu.outputs import COUNTS, MANIFEST, NPY, TOKEN_FILE, kind_of
 
     if os.path.isfile(os.path.join(path, "log.jsonl")):
@@ -247,7 +247,7 @@ def _file_facts(path: str) -> dict[str, Any] | None:
 
 
 def _without_lists(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return facts under readable names, with lists replaced by their lengths."""
+    """Return facts with readable names, and with the length of each list in its place."""
     shown = {name: len(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
     names = {"document_offsets": "documents", "bytes": "text bytes"}
     return {
@@ -315,7 +315,7 @@ def _list_merges(vocabulary: Vocabulary, asked: InfoCommand) -> None:
 
 
 def _print_rows(vocabulary: Vocabulary, rows: Iterable[_Row], asked: InfoCommand) -> None:
-    """Print rows whose token matches --search, up to --first; a line has the id and the tokens."""
+    """Print id and tokens of each row whose token matches --search, up to --first rows."""
     from llmgpu.bpe.vocabulary.spelling import readable
 
     wanted, tokens = _searched(asked.search), vocabulary.tokens
@@ -335,7 +335,7 @@ def _print_rows(vocabulary: Vocabulary, rows: Iterable[_Row], asked: InfoCommand
 
 
 def _searched(search: str | None) -> re.Pattern[str]:
-    """Compile a search; the package regex, if installed, also supports names of scripts."""
+    """Compile a search. If the package regex is installed, the search may name scripts."""
     engine: Any = importlib.import_module("regex" if importlib.util.find_spec("regex") else "re")
     try:
         with warnings.catch_warnings(action="ignore", category=FutureWarning):

@@ -136,7 +136,7 @@ def _open_model(path: str, report: Reporter) -> SavedModel | None:
 
 
 def _note_model(folder: str, report: Reporter) -> None:
-    """Print a note if a folder also has a model, which is not exported, with advice."""
+    """Print a note, with advice, if the folder also has a model, which is not exported."""
     if not os.path.isfile(os.path.join(folder, "config.json")):
         return
     from llmgpu.lm.checkpoints.pretrained import has_model

@@ -39,14 +39,14 @@ _held: list[int] = []
 
 @contextmanager
 def handled_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt for signals during the block; works only in the main thread.
+    """Raise KeyboardInterrupt for signals during the block. Use it only in the main thread.
 
-    The end of the block raises KeyboardInterrupt again, because the first exception may be lost:
-    code that can't raise, such as a destructor, drops the exception, and a failing clean-up
-    replaces the exception by another error.
+    The end of the block raises KeyboardInterrupt again, because the first one may get lost: code
+    that can't raise, such as a destructor, drops the exception, and a failing clean-up replaces the
+    exception by another error.
 
     After a signal, threads that the block started may still be running, and Python would wait for
-    these threads at exit. So the watching thread goes on, and ends the process in time.
+    these threads at exit. So the watching thread keeps running, and ends the process in time.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -102,7 +102,7 @@ def last_act(act: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Delay signals until the end of the block, whose steps must not be left half done."""
+    """Delay signals until the end of the block, because its steps belong together."""
     _holding.set()
     try:
         yield
@@ -113,7 +113,7 @@ def held_back() -> Iterator[None]:
 
 
 def code_of(error: BaseException) -> int:
-    """Return the exit code for a KeyboardInterrupt, or for an error raised because of one."""
+    """Return the exit code for a KeyboardInterrupt, or for an error that was caused by one."""
     cause = error.__cause__ or error
     return 128 + int(next(iter(cause.args), signal.SIGINT))
 
@@ -121,12 +121,12 @@ def code_of(error: BaseException) -> int:
 def say_interrupted(code: int) -> None:
     """Print "interrupted" once, and show the cursor if there is a terminal.
 
-    code: the exit code, for the line of JSON that replaces the word if errors are JSON.
+    code: the exit code, for the line of JSON that is printed if errors are JSON.
 
-    Writes to the descriptor: another thread may hold the lock of sys.stderr.
+    The text is written to the descriptor, because another thread may hold the lock of sys.stderr.
     """
     is_free = _saying.acquire(timeout=GRACE_SECONDS)  # False if another thread hangs in a write
-    # Without sys.stderr, descriptor 2 may be another file.
+    # If sys.stderr is None, descriptor 2 may belong to another file.
     if is_free and not _was_said.is_set() and sys.stderr is not None:
         _was_said.set()
         with suppress(OSError):

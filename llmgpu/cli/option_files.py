@@ -1,7 +1,7 @@
 """Options from a file: TOML, with the names that options have on the command line.
 
 A command may read a file (``--config``), and may store the options of a run in the run's folder,
-from which ``--resume`` reads them. The command line overrules --config, and --config overrules the
+where ``--resume`` finds them. The command line overrules --config, and --config overrules the
 stored options of the run.
 """
 
@@ -24,15 +24,15 @@ from llmgpu.files import atomic_output
 from llmgpu.input_files import quote, read_whole
 
 OPTIONS_NAME = "options.toml"  # see `llmgpu.lm.runs.run_folder`
-_STARTED_IN = "started-in"  # key of the folder from which relative names of files start
+_STARTED_IN = "started-in"  # key: the folder to which names of files are relative
 
 
 @runtime_checkable
 class Spelled(Protocol):
-    """A type of parameters whose values are not spelled as ``str(value)``."""
+    """A type of parameters that spells its values otherwise than ``str(value)``."""
 
     def spell(self, value: Any) -> str:
-        """Return a value as written on the command line."""
+        """Return a value as a user writes it on the command line."""
 
 
 class ConfiguredCommand(SectionedCommand):
@@ -54,15 +54,15 @@ class ConfiguredCommand(SectionedCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line; options that are not given come from the files of options."""
-        # Parse once without defaults to find the options that overrule those in files.
+        # Parse without defaults first, to find the options that overrule those in files.
         try:
             asked, _, _ = self.make_parser(ctx).parse_args(list(args))
-        except click.UsageError:  # the second parse below raises the error
+        except click.UsageError:  # parsing again below raises the error
             asked = {}
-        plain = (str, bool, int, list, tuple)  # not click's sentinels
+        plain = (str, bool, int, list, tuple)  # leaves out click's sentinels
         asked = {name: value for name, value in asked.items() if isinstance(value, plain)}
         asked = {name: value for name, value in asked.items() if value != ()}
-        # The stored options of the run to resume, with names of files relative to `found_in`.
+        # Stored options of the run to resume. Their names of files are relative to `found_in`.
         found: dict[str, Any] = {}
         started_in = None
         folder = asked.get(self.folder_option)
@@ -85,7 +85,7 @@ class ConfiguredCommand(SectionedCommand):
             found |= _read(self, Path(asked["config"]))
         ctx.default_map = found
         left = super().parse_args(ctx, args)
-        # Go to the folder from which relative names of files start, until the command ends.
+        # Names of files are relative to this folder: work there until the command ends.
         if started_in is not None and not ctx.resilient_parsing:
             ctx.params[self.folder_option] = os.path.abspath(str(folder))
             ctx.call_on_close(partial(os.chdir, os.getcwd()))
@@ -103,7 +103,7 @@ class CheckpointedCommand(ConfiguredCommand):
     def takes_kept(self, asked: Mapping[str, Any]) -> bool:
         """Whether the command line has only options in `not_kept` and --device.
 
-        A command line with other options but without CORPUS may read a pipe.
+        With other options, a command without CORPUS may be meant to read a pipe.
         """
         return asked.keys() <= self.not_kept | {"device"}
 
@@ -140,7 +140,7 @@ def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
         nested = "nested too deep" if isinstance(error, RecursionError) else error
         reason = getattr(error, "strerror", None) or nested
         raise InputError(f"can't read the options in {path}: {reason}") from error
-    # Parameters by the names that a file may contain, and parameters with several values.
+    # Parameters by the names that a file may use, and the parameters with several values.
     known = {_STARTED_IN: _STARTED_IN}
     for parameter in command.params:
         if parameter.name not in command.not_kept - {"output", "force"}:
@@ -171,13 +171,13 @@ def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
 
 
 def _names(parameter: click.Parameter) -> list[str]:
-    """Return the names of a parameter in a file, the longest first."""
+    """Return the names that a file may use for a parameter, the longest first."""
     names = (name.lstrip("-") for name in parameter.opts)
     return sorted((name for name in names if len(name) > 1), key=len, reverse=True)
 
 
 def _toml(value: object) -> str:
-    """Return a value in TOML."""
+    """Return a value spelled in TOML."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str):

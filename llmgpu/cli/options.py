@@ -1,4 +1,4 @@
-"""Options of the command line, made from declared fields; checks of the options given by users."""
+"""Options of the command line, made from declared fields; checks of the given options."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from llmgpu.option_fields import (
 from llmgpu.registry import imported
 
 T = TypeVar("T")
-_NEAR = 0.8  # similarity of spellings that differ by one or two letters; 1 for equal spellings
-# Sources of values that a user has chosen. Values from other sources are defaults.
+_NEAR = 0.8  # similarity of spellings that differ by one or two letters; 1 means equal
+# Sources of values that the user has chosen. Values from other sources are defaults.
 _ASKED = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 _EXPRESSION = Option(
     ("--pattern-regex",),
@@ -37,7 +37,7 @@ _EXPRESSION = Option(
 
 
 class SectionedCommand(click.Command):
-    """A command whose --help lists options under the headings of `SECTIONS`, in this order."""
+    """A command whose --help lists options under the headings `SECTIONS`, in this order."""
 
     context_class = HelpContext
 
@@ -121,7 +121,7 @@ class _Option(click.Option):
 
 
 class _SingleOption(_Option):
-    """An option of one value. A second, different value on the command line is refused."""
+    """An option with one value. A second, different value on the command line is an error."""
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         super().add_to_parser(parser, ctx)
@@ -132,7 +132,7 @@ class _SingleOption(_Option):
     def _process(
         self, process: Callable[[Any, Any], None], ctx: click.Context, value: Any, state: Any
     ) -> None:
-        """Store a value in `state.opts`; UsageError if another value is stored already."""
+        """Store a value in `state.opts`; UsageError if a different value is stored already."""
         is_repeated, before = self.name in state.opts, state.opts.get(self.name)
         process(value, state)
         after = state.opts[self.name]
@@ -150,7 +150,7 @@ class _SingleOption(_Option):
 
 
 def _take(kind: type[T], values: dict[str, Any]) -> T:
-    """Return an object of a dataclass with a command's values; for None, fields keep defaults."""
+    """Return an object of a dataclass from a command's values; None stands for the default."""
     found: dict[str, Any] = {}
     for name, one in declared(cast(type, kind)).items():
         if isinstance(one, Option):
@@ -165,7 +165,7 @@ def _take(kind: type[T], values: dict[str, Any]) -> T:
             found[name] = _take(one.kind, values)
     if kind.__init__ is not object.__init__:
         return kind(**found)
-    # The dataclass has no constructor, which would cost a millisecond when the program starts.
+    # The dataclass has no constructor: generating one takes a millisecond when the program starts.
     made = object.__new__(kind)
     for name, value in found.items():
         object.__setattr__(made, name, value)
@@ -196,7 +196,7 @@ def _source_of(name: str) -> ParameterSource | None:
 
 
 def refuse_given(names: Container[str], reason: str) -> None:
-    """Raise click.UsageError if any option in `names` was given.
+    """Raise click.UsageError if any option in `names` was given on the command line.
 
     reason: the message after the flag.
     """
@@ -213,7 +213,7 @@ def refuse_without_effect(kind: type) -> None:
 
 
 def flags_given(names: Container[str]) -> list[str]:
-    """Return the flags of all parameters in `names` that the command line has."""
+    """Return the flags of the parameters in `names` that were given on the command line."""
     parameters = click.get_current_context().command.params
     found = [each for each in parameters if each.name in names and was_given(str(each.name))]
     return [
@@ -223,10 +223,11 @@ def flags_given(names: Container[str]) -> list[str]:
 
 
 def explain_value(error: click.BadParameter) -> str:
-    """Return a sentence with advice to add to the message for an invalid value, or ""."""
+    """Return a sentence of advice for the message about an invalid value, or ""."""
     from llmgpu.other_names import NO_VALUES, VALUE_NAMES, names_here
 
-    given, is_unknown, _ = error.message.partition("' is not one of ")  # the wording of click
+    # click's wording of the error
+    given, is_unknown, _ = error.message.partition("' is not one of ")
     kind = error.param.type if error.param is not None else None
     if not (is_unknown and isinstance(kind, click.Choice)):
         return ""
@@ -263,7 +264,7 @@ def suggest_option(error: click.NoSuchOption) -> click.UsageError:
         return click.UsageError(f"{no_such}; {hint}", error.ctx)
     if error.option_name.startswith("-") and not error.option_name.startswith("--"):
         return error
-    # Options with similar names. The suggestions of click may be far off.
+    # Options with similar names. click's own suggestions may be far off.
     longer = (ours for ours in sorted(known) if ours.startswith(f"--{name}"))
     near = get_close_matches(f"--{name}", sorted(known), cutoff=_NEAR)
     return click.NoSuchOption(

@@ -1,8 +1,8 @@
 """Parts of a job: ``--part`` of a command, and the commands that combine parts.
 
 A finished part has a record next to its output, OUT.part.json, with the sources, the options, the
-summary, and the output's length and time of change. If the same command runs again, the command
-finds the record and ends.
+summary, and the output's size and modification time. If the same command runs again, it finds the
+record and ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ VERSION = 1
 
 
 class PartJob:
-    """The part of a job that a command does.
+    """The part of a job that a command works on.
 
     part: None for the whole job. output: the name of the output, with the part in place of
     PLACEHOLDER.
@@ -67,7 +67,7 @@ class PartJob:
 
     @property
     def outputs(self) -> list[Output]:
-        """The record of the part, which the command writes besides its output, if any."""
+        """The record of the part, if one is written; the output itself is not included."""
         return [Output(self._record, PART_RECORD)] if self.is_recorded else []
 
     def take(
@@ -84,7 +84,7 @@ class PartJob:
         return part_key(run, self.part, self._whole, sources)
 
     def finished(self, run: Run) -> dict[str, Any] | None:
-        """Return the summary of a finished part, None for any other; run: the resume key.
+        """Return the summary of a finished part, None for an unfinished; run: the resume key.
 
         Raises OutputError if the output contains another part.
         """
@@ -105,7 +105,7 @@ class PartJob:
         return None
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Write the record of the part; call `finish` after the output was written."""
+        """Write the record of the part. Call `finish` after the output was written."""
         if self.is_recorded:
             with atomic_output(self._record) as file:
                 file.write(json.dumps(self._content(summary), indent=1).encode() + b"\n")

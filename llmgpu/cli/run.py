@@ -31,10 +31,10 @@ from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import number_of, quote
 from llmgpu.text.parts import Part
 
-PARTS_OF_WORKER = 4  # parts for each worker, small enough to keep all workers busy until the end
-_RETRIES = 3  # new attempts at a part after its actor was lost
+PARTS_OF_WORKER = 4  # parts for each worker: small parts keep all workers busy until the end
+_RETRIES = 3  # new attempts at a part whose actor was lost
 _REFUSED = ("part", "decode", "count", "from_counts", "split", "shuffle", "max_tokens", "limit")
-# Options and arguments that apply only to counting, not to training from counts.
+# Options and arguments that apply to counting only, not to training from counts.
 _COUNTING = (*READING_OPTIONS, *FILE_OPTIONS, "corpus")
 _SHOWN = ("as_json", "quiet")
 _TRAINING = ("output", "vocab_size", "counts_output", "counts_only", "checkpoint", "resume")
@@ -42,11 +42,11 @@ _TRAINING = ("output", "vocab_size", "counts_output", "counts_only", "checkpoint
 
 @dataclass(frozen=True)
 class Job:
-    """A command in parts.
+    """A command that runs in parts.
 
     name: the command's name. options: the options of all parts. output: the file of a part, with
-    PLACEHOLDER in the name. merge: the arguments of the command that merges the files of parts,
-    without the files. last: the arguments of a command to run after the merge, if any.
+    PLACEHOLDER in the name. merge: the command that merges the files of parts, as arguments without
+    the files. last: the arguments of a command to run after the merge, if any.
     """
 
     device: str
@@ -61,7 +61,7 @@ class Job:
         return [self.name, "--part", str(part), *self.options]
 
     def output_of(self, part: Part) -> str:
-        """Return the file of a part, an input of the merge."""
+        """Return the file of a part, which the merge reads."""
         return self.output.replace(PLACEHOLDER, part.file_name)
 
 
@@ -111,7 +111,7 @@ def make_job(command: Sequence[str], cpus: int) -> Job:
 
 
 class _Given:
-    """The options in a command line, as written."""
+    """The options of a command line, as the user wrote them."""
 
     def __init__(
         self, command: click.Command, context: click.Context, arguments: list[str]
@@ -124,11 +124,11 @@ class _Given:
                 self.rest = [*(named if isinstance(named, (list, tuple)) else ()), *self.rest]
 
     def flag(self, name: str) -> str:
-        """Return the flag of an option, its longest spelling."""
+        """Return the longest flag of an option."""
         return max(self._option(name).opts, key=len)
 
     def without(self, *names: str) -> list[str]:
-        """Return the command line without some options; the name "corpus" stands for the files."""
+        """Return the command line without some options. The name "corpus" stands for the files."""
         written = []
         for name, value in self.options.items():
             option = self._option(name)
@@ -187,7 +187,7 @@ def _training(given: _Given, values: dict[str, Any], threads: list[str]) -> Job:
 
 @contextmanager
 def _open_ray(address: str) -> Iterator[Any]:
-    """Connect to a Ray cluster; for local:N, start a cluster that only this machine can reach."""
+    """Connect to a Ray cluster. For local:N, start a cluster that only this machine can reach."""
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:
@@ -227,11 +227,11 @@ def _carry_out(
     device = None if on_gpus else job.device
     left, summaries = [*reversed(parts)], dict[Part, dict[str, Any]]()
     workers = [actor.remote() for _ in range(min(most, int(found["CPU"]) // cpus, len(parts)))]
-    # An actor may have to wait for processors, so it receives its first part after its start.
+    # An actor may have to wait for processors. It gets its first part when it has started.
     running: dict[Any, tuple[Any, Part | None]] = {
         each.begin.remote(): (each, None) for each in workers
     }
-    # Whenever an actor has finished, store the summary and hand the next part to the actor.
+    # When an actor has finished a part, store the summary and send the actor the next part.
     while len(summaries) < len(parts):
         (done,), _ = ray.wait([*running], num_returns=1)
         worker, part = running.pop(done)
@@ -260,16 +260,16 @@ class Worker:
     """The class of Ray's actors. An actor runs one part after the other."""
 
     def __init__(self) -> None:
-        self._openings: dict[str, Opening] = {}  # devices and encoders, kept for later parts
+        self._openings: dict[str, Opening] = {}  # devices and encoders, kept open for later parts
 
     def begin(self) -> tuple[dict[str, Any], str | None]:
-        """Return an empty result at once, by which the caller notices the start of the actor."""
+        """Return an empty result at once, so that the caller notices that the actor has started."""
         return {}, None
 
     def do_part(
         self, folder: str, arguments: list[str], device: str | None
     ) -> tuple[dict[str, Any], str | None]:
-        """Run the command of a part; return the summary, and the error of a failed command.
+        """Run the command of a part; return the summary, and the error message of a failed command.
 
         device: None for the GPU that Ray has assigned to this actor.
         """
@@ -286,7 +286,10 @@ class Worker:
 
 
 def _call(arguments: list[str], openings: dict[str, Opening] | None = None) -> dict[str, Any]:
-    """Run a command in this process; return its summary. openings: devices that stay open."""
+    """Run a command in this process; return its summary.
+
+    openings: devices that stay open after the command.
+    """
     from llmgpu.cli import cli
 
     printed = io.StringIO()

@@ -34,10 +34,11 @@ def score(asked: ScoreCommand, opening: Opening) -> None:
     report = Reporter(quiet=asked.report.quiet)
     paths = asked.files.named(asked.paths)
     paths = paths or required_input(report, "FILE: files, folders or globs")
-    saved = open_model(asked.model, report.note)  # opened first: a clear error for swapped names
+    # first, for a clear error if the names were swapped
+    saved = open_model(asked.model, report.note)
     sources = resolve_texts(paths, asked.files.selection())
     options = asked.reading.corpus_options()
-    # Load the model, for windows that fit into its positions and into memory.
+    # Load the model, with windows that fit into its positions and into memory.
     longest = saved.config.max_positions or saved.config.seq_len
     window = asked.window or min(longest, SHORT_CONTEXT)
     backend = opening.backend(report.note)
@@ -48,7 +49,7 @@ def score(asked: ScoreCommand, opening: Opening) -> None:
         f"scoring on {backend.description} with {saved.folder}: windows of {window:,} tokens, "
         f"{scorer.stride:,} apart"
     )
-    # The CPU encodes the text, because the model occupies the device.
+    # Encode text on the CPU, because the model occupies the device.
     totals = _Totals(saved)
     begin = time.perf_counter()
     with Corpus(sources, options) as text:
@@ -72,7 +73,10 @@ def score(asked: ScoreCommand, opening: Opening) -> None:
 def _scored(
     scorer: Scorer, documents: Iterator[Document], before: NDArray[np.uint32]
 ) -> Iterator[tuple[Document, Score]]:
-    """Yield documents with the scores of their ids; before: context of the first id."""
+    """Yield each document with the scores of its ids.
+
+    before: uint32, ids that precede each document: the context in which its first id is scored.
+    """
     scored, named = tee(documents)
     first = max(1, len(before))
     requests = (Request(np.concatenate([before, each.ids]), first) for each in scored)
@@ -80,11 +84,11 @@ def _scored(
 
 
 class _Totals:
-    """Describes each document, and adds up totals.
+    """Describes each scored document, and adds up the totals.
 
-    before: uint32, the context of a document's first id: the ids that the vocabulary puts before a
-    text; without such ids, the token at a text's beginning or the token between documents. If the
-    vocabulary has none of these tokens, the first id is not scored.
+    before: uint32, the ids that precede a document's first id: the ids that the vocabulary adds
+    before a text; otherwise the beginning-of-text token or the token between documents. If the
+    vocabulary has none of these, the first id is not scored.
     """
 
     def __init__(self, saved: SavedModel) -> None:

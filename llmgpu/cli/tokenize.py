@@ -95,12 +95,12 @@ from llmgpu.tokens.tokenizing import (
     write_slices,
 )
 
-# The last encoder, kept alive until the process ends: the system then frees a device's memory,
+# The last encoder stays referenced until the process ends: the system frees a device's memory
 # faster than Python would.
 _used: list[Encoder] = []
-_BYTES_A_TOKEN = 4  # an estimate of the bytes of text per token
-_IN_FLIGHT = 1.01  # least part of a text that is estimated to be left while slices are encoded
-_LEAST_TOLD = 1 << 20  # bytes of text; the memory needed for less text is not reported
+_BYTES_A_TOKEN = 4  # estimated bytes of text per token
+_IN_FLIGHT = 1.01  # least remaining part of a text in estimates of memory, while slices are encoded
+_LEAST_TOLD = 1 << 20  # bytes of text; for less text, the memory needed is not reported
 _OF_TEXT = (
     *("text_field", "template", "encoding_errors", "limit", "bad_rows"),
     *("input_format", "exclude", "gitignore", "subset", "list_skipped"),
@@ -121,7 +121,7 @@ def tokenize(asked: TokenizeCommand, opening: Opening) -> None:
     as_json, prints_data = asked.report.as_json, asked.output == STANDARD_OUTPUT and not asked.count
     report = Reporter(quiet=asked.report.quiet, prints_data=prints_data)
 
-    # Refuse wrong options and names of files before any file is opened.
+    # Check options and names of files before any file is opened.
     _check_unused(asked)
     job = PartJob(asked.part, asked.output, report)
     special = special_options(asked.special, asked.chat)
@@ -175,7 +175,7 @@ def tokenize(asked: TokenizeCommand, opening: Opening) -> None:
 
 
 def _take_output(asked: TokenizeCommand, name: str) -> TokenOutput:
-    """Return where ids go; UsageError for options that can't be combined."""
+    """Return the destination of the ids; UsageError for options that can't be combined."""
     format = asked.format_name or ("ids" if asked.decode else format_by_name(name))
     masked = asked.chat.chat and format == "bin" and not writes_directly(name)
     output, is_named = TokenOutput(asked, name, format, masked), name != STANDARD_OUTPUT
@@ -202,7 +202,7 @@ def _take_output(asked: TokenizeCommand, name: str) -> TokenOutput:
 
 
 def _check_mask(output: TokenOutput) -> None:
-    """Raise click.UsageError if the ids of conversations would lose their mask."""
+    """Raise click.UsageError if the format can't store the loss mask of conversations."""
     if output.asked.chat.chat and not output.masked and output.format != SHOWN:
         where = " on a pipe" if output.format == "bin" else ""
         raise click.UsageError(
@@ -214,9 +214,9 @@ def _check_mask(output: TokenOutput) -> None:
 def _take(
     sources: Sources, options: CorpusOptions, output: TokenOutput, job: PartJob
 ) -> tuple[Sources, list[int] | None]:
-    """Return the sources to read, and with splits by position the index of each one's first file.
+    """Return the sources to read, and with splits by position the index of each split's first file.
 
-    A job in parts reads the sources of its part alone. UsageError for --split of one document.
+    A job in parts reads only the sources of its part. UsageError for --split of one document.
     """
     if output.asked.split_by == "position":
         return split_by_position(sources, output.split, options)
@@ -229,7 +229,7 @@ def _take(
 
 
 def _expected_bytes(found: Sources, limit: int | None, max_tokens: int | None) -> int | None:
-    """Return an estimate of the bytes of text to tokenize; None if the size is unknown."""
+    """Estimate the bytes of text to tokenize; None if the size is unknown."""
     size = known_bytes(found, limit)
     return size if size is None or max_tokens is None else min(size, _BYTES_A_TOKEN * max_tokens)
 
@@ -240,7 +240,7 @@ def _input(report: Reporter) -> tuple[str, ...]:
 
 
 def _check_unused(asked: TokenizeCommand) -> None:
-    """Raise click.UsageError for options without effect on the command."""
+    """Raise click.UsageError for options that have no effect on the command."""
     if not asked.decode:
         if asked.count:
             refuse_given(_OF_OUTPUT, "can't be combined with --count, which writes no ids")
@@ -253,10 +253,10 @@ def _check_unused(asked: TokenizeCommand) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Tokenizing:
-    """The job of turning a text into ids, with everything that the job needs.
+    """The job of turning a text into ids.
 
-    output: the place of the ids; None to count ids only. firsts: for --split-by position, the index
-    of each split's first file. size: an estimate of the bytes of text; None if unknown.
+    output: the destination of the ids; None to count ids only. firsts: for --split-by position, the
+    index of each split's first file. size: estimated bytes of text; None if unknown.
     """
 
     asked: TokenizeCommand
@@ -274,7 +274,7 @@ class _Tokenizing:
 
     @property
     def chunk(self) -> tuple[int, int] | None:
-        """The length of the chunks that documents are cut into, and their overlap, in tokens."""
+        """The length and the overlap, in tokens, of the chunks into which documents are cut."""
         tokens = self.asked.chunk_tokens
         return None if tokens is None else (tokens, self.asked.overlap)
 
@@ -285,17 +285,17 @@ class _Tokenizing:
 
     @cached_property
     def taken(self) -> Totals:
-        """Sums over the ids that --chunk-tokens and --max-tokens keep; complete at the end."""
+        """Sums over the ids left after --chunk-tokens and --max-tokens; complete at the end."""
         return Totals()
 
     @cached_property
     def added(self) -> set[int]:
-        """Ids of the tokens put around each text. They stand for no bytes of text."""
+        """Ids of the tokens added around each text. They stand for no bytes of text."""
         return {*chain(*ids_around(self.vocabulary, self.special))}
 
     @cached_property
     def spans(self) -> NDArray[np.int64]:
-        """Number of bytes of text of each id, int64, indexed by id; 0 for the ids in `added`."""
+        """Number of bytes of text for each id, int64, by id; 0 for the ids in `added`."""
         return spans_without(self.vocabulary, self.added)
 
     @cached_property
@@ -324,14 +324,15 @@ class _Tokenizing:
         with Corpus(self.files, self.reading) as text, ExitStack() as unused:
             sink = None
             if output and writes_directly(output.name):
-                self.opening.backend()  # if this fails, a pipe or device stays unopened
+                # before a pipe or device file is opened for output, in case this fails
+                self.opening.backend()
             if output:
                 sink = self._open_sinks(output, text)
                 unused.callback(sink.abort)
                 if asked.max_tokens is None and self.reading.limit is None:
-                    # Prepare the sink for its size while the device is being opened.
+                    # Prepare the sink for the size of the text while the device is being opened.
                     sink.expect(self.files.plain_bytes)
-            # From here on the device is needed: wait for its opening.
+            # The device is needed from here on: wait until it is open.
             backend = self.opening.backend()
             report.line(f"tokenizing on {backend.description}")
             report.note_missing_engine(backend)
@@ -349,12 +350,12 @@ class _Tokenizing:
         return summary
 
     def _finished(self, output: TokenOutput) -> dict[str, Any] | None:
-        """Return the summary of a finished job, None if there is still work.
+        """Return the summary of a job that has already been finished; None if there is work left.
 
         The summary of shards has the sums in their manifests.
         """
         asked, vocabulary, key = self.asked, self.vocabulary, self.key
-        # The resume key with all other options that change the output.
+        # The resume key, and all other options that change the output.
         of_output = {
             **key,
             "format": output.format,
@@ -421,7 +422,8 @@ class _Tokenizing:
         """
         if output.format == SHOWN:
             return ShownTokens(output.name, self.vocabulary, token_style(output.name))
-        with ExitStack() as opened:  # aborts the open sinks if opening another sink fails
+        # if a sink can't be opened, the sinks opened before are aborted
+        with ExitStack() as opened:
             sinks = []
             for name in output.names:
                 sinks.append(self._open_sink(name, output))
@@ -474,7 +476,7 @@ class _Tokenizing:
             progress("tokenizing", text.bytes_read, text.total_bytes)
 
         slices = encode_corpus(encoder, text, ReusedMemory(), self._filters(tell))
-        # Pull all slices through the encoder: into the sink, or counting their ids.
+        # Encode all slices, and write or count their ids.
         with report:
             if sink is None:
                 for piece in slices:
@@ -490,8 +492,8 @@ class _Tokenizing:
                             {"tokens": each.ids, "documents": each.documents} for each in sink.sinks
                         ]
                     }
-            estimate(1.0)  # a single long pre-token grows the encoder's memory all at once
-        # Sum up. With chunks or a limit, the sums are of the ids that are left, not of the text.
+            estimate(1.0)  # a single long pre-token makes the encoder's memory grow all at once
+        # Sum up. With chunks or a limit, count only the ids that are left, not the whole text.
         seconds = time.perf_counter() - start
         taken = self.taken if self.chunk or self.asked.max_tokens else text
         return {
@@ -531,10 +533,10 @@ def _print_summary(report: Reporter, summary: dict[str, Any], names: Sequence[st
 
 @dataclass(frozen=True)
 class TokenOutput:
-    """The place of the ids.
+    """The destination of the ids.
 
-    name: the file, with the part in its name. format: in `llmgpu.tokens.formats`. masked: whether
-    a mask is written beside the ids, which marks the ids that the assistant wrote.
+    name: the file, with the part in its name. format: in `llmgpu.tokens.formats`. masked: whether a
+    loss mask, which marks the ids that the assistant wrote, is stored beside the ids.
     """
 
     asked: TokenizeCommand
@@ -549,7 +551,7 @@ class TokenOutput:
 
     @property
     def names(self) -> list[str]:
-        """The names of all files of ids: for documents of no split, then for each split."""
+        """The names of all files of ids: first for documents of no split, then for each split."""
         return [self.name, *(split_name(self.name, part) for part in self.split)]
 
 
@@ -568,7 +570,7 @@ def check_files(output: TokenOutput, read: Sequence[str], others: Sequence[Outpu
 
 
 def files_of_ids(names: Sequence[str], format: str | None) -> list[tuple[str, str]]:
-    """Return pairs of a file of ids and its format, the files of all shards for a manifest."""
+    """Return pairs of a file of ids and its format; a manifest stands for all its shards."""
     found: list[str] = []
     for name in names:
         if os.path.isdir(name):
@@ -617,7 +619,7 @@ def _decode(
                 report.note(note_of_foreign([source], vocab))
             yield from read_bin(source, vocabulary.size, asked.layout, asked.token_dtype)
 
-    # Decode. With separators or JSON Lines, ids are regrouped so that a block is a document.
+    # Decode. With separators or JSON Lines, ids are first regrouped so that a block is a document.
     apart = in_lines or separators
     with atomic_output(target.name) as file:
         for number, ids in enumerate(_documents(blocks(), _starts(sources)) if apart else blocks()):
@@ -650,16 +652,16 @@ def _starts(sources: Sequence[tuple[str, str]]) -> Iterator[int]:
 def _documents(
     blocks: Iterable[NDArray[np.int64]], starts: Iterator[int]
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield the ids of each document, int64 (L,), from blocks of ids that end anywhere.
+    """Regroup blocks of ids, which may end anywhere: yield the ids of each document, int64 (L,).
 
-    starts: positions of document starts, see `_starts`. If the first start is not 0, the ids before
-    it end a document that began in an earlier shard; they are yielded as a document, too.
+    starts: positions of document starts, see `_starts`. Ids before the first start belong to a
+    document that began in an earlier shard; they are yielded as a document, too.
     """
     edge = next(starts, None)
     has_begun = edge == 0
     if has_begun:
         edge = next(starts, None)
-    # The ids of the current document so far, from earlier blocks, and the ids before this block.
+    # parts: ids of the current document in earlier blocks. position: ids before this block.
     parts: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     position = 0
     for block in blocks:

@@ -133,7 +133,7 @@ class _Asked:
     def select(self, settings: RunSettings, **how: Any) -> Backend:
         """Return the backend of `device`; how: arguments of `select_backend`.
 
-        DeviceError, before an adapter is opened, for a model with too many layers.
+        Raises DeviceError, before an adapter is opened, for a model with too many layers.
         """
 
         def check(is_software: bool) -> None:
@@ -160,7 +160,7 @@ class _Asked:
 
 
 def _take_options(given: TrainCommand, workers: Workers, report: Reporter) -> _Asked:
-    """Resolve the options. Invalid options raise errors here, before the run folder is made."""
+    """Resolve the options. Invalid options raise errors here, before the run folder is created."""
     # Find the files of text or ids.
     corpus = given.files.named(given.corpus)
     if given.resume and not (corpus or os.path.lexists(given.output)):
@@ -210,7 +210,7 @@ class _Settled:
 
 
 def _settle_resumed(asked: _Asked, folder: RunFolder, checkpoint: Checkpoint) -> _Settled:
-    """Return the facts of a resumed run; InputError for options that belong to another run."""
+    """Return the settings of a resumed run; InputError for options that belong to another run."""
     _check_same_init(folder, asked.given.init)
     checkpoint.require_vocabulary(asked.start.vocabulary, asked.start.name)
     settings = resumed_settings(checkpoint, asked.explicit)
@@ -225,7 +225,7 @@ def _settle_resumed(asked: _Asked, folder: RunFolder, checkpoint: Checkpoint) ->
 
 
 def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tuple[TrainingRun, int]:
-    """Start or resume the run of a folder; return the run and its bytes of memory on the host.
+    """Start or resume the run of a folder; return the run and its memory on the host, in bytes.
 
     backend: the backend of a new run, None to select one.
     """
@@ -243,7 +243,7 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
             report.line(f"{folder.path} has no checkpoint yet: starting at the first step")
     settings, backend = settled.settings, settled.backend
     check_shares(asked.corpora, settings.options)
-    # Memory: refuse a run that does not fit, before the text is read.
+    # Memory: refuse a run that does not fit before the text is read.
     steps = settings.options.steps
     needed_bytes = training_memory(settings, backend, asked.given.intervals.unread_steps(steps))
     host_bytes = host_memory(settings, backend, needed_bytes)
@@ -253,7 +253,7 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
         host_bytes += local_memory(settings.config.parameters)
     if checkpoint is None or checkpoint.state.step < steps:
         announce(report, settings, backend, host_bytes, needed_bytes, workers.count)
-    # Open the data while threads draw the weights, and make the run.
+    # Make the run. Open the data while threads draw the weights.
     is_new = checkpoint is None and asked.start.model is None
     initial = initial_weights(settings) if is_new else None
     source, evaluated = _open_sources(asked, folder, settled)
@@ -272,7 +272,7 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
         begun=asked.begun,
     )
     run = TrainingRun(folder, plan, RunReporter(report, steps), workers)
-    if workers.is_first and resume:  # written last: a command that fails before changes no file
+    if workers.is_first and resume:  # last, so that a command that fails earlier changes no file
         keep_options(folder.path)
     return run, host_bytes
 
@@ -283,10 +283,10 @@ def _open_sources(
     """Open the tokens of a run, and change the run folder. All options have been checked.
 
     Returns the tokens to train on, and the tokens of --eval-corpus. Without --eval-corpus the
-    second result is None, and a part of the first tokens is held out.
+    second result is None, and a part of the training tokens is held out.
     """
     given, report, is_first = asked.given, asked.report, asked.workers.is_first
-    if is_first and not given.resume:  # written before tokenizing, which may be interrupted
+    if is_first and not given.resume:  # before tokenizing, which may be interrupted
         keep_options(folder.path)
     # Text is encoded through wgpu, even if the model is trained through Dawn.
     uses_wgpu = settled.backend.driver == "wgpu"
@@ -311,7 +311,7 @@ def _open_sources(
     if source.foreign_files:
         report.note(note_of_foreign(source.foreign_files, asked.start.name))
     if is_first and given.force:
-        # Remove the old run, but not the tokens that the new run reads.
+        # Remove the old run, but not its tokens if the new run reads them.
         sources = (each for each in (source, evaluated) if each is not None)
         folder.remove(REPLACED, {path for each in sources for path in each.folders})
     if is_first and settled.checkpoint is not None:
@@ -320,7 +320,7 @@ def _open_sources(
 
 
 def _command() -> str:
-    """Return the command line in the shell's spelling; bytes that are not UTF-8 are escaped."""
+    """Return the command line as written in a shell; bytes that are not UTF-8 are escaped."""
     return printable(shlex.join(["llmgpu", *sys.argv[1:]]))
 
 
@@ -363,7 +363,7 @@ def _check_same_init(folder: RunFolder, init: str | None) -> None:
 
 
 def _set_decayed_aside(folder: RunFolder, checkpoint: Checkpoint, report: Reporter) -> None:
-    """Rename the checkpoints after the step from which the run continues; delete none."""
+    """Rename the checkpoints after the step from which the run continues; none is deleted."""
     for path, renamed in set_aside_checkpoints(folder.path, checkpoint.state.step).items():
         with output_errors(str(renamed)):
             shutil.copyfile(folder.log, renamed / folder.log.name)
@@ -374,7 +374,7 @@ def _set_decayed_aside(folder: RunFolder, checkpoint: Checkpoint, report: Report
 
 
 def _written(folder: str, force: bool) -> list[Output]:
-    """Return the existing files in a run folder that a run writes or, with `force`, removes."""
+    """Return the existing files in a run folder that a run replaces or, with `force`, removes."""
     patterns = (*(REPLACED if force else ("log.jsonl", "loss.svg")), OPTIONS_NAME)
     found = [path for pattern in patterns for path in Path(folder).glob(pattern)]
     inside = [file for path in found if path.is_dir() for file in path.rglob("*")]
@@ -382,7 +382,7 @@ def _written(folder: str, force: bool) -> list[Output]:
 
 
 def _same_separator(checkpoint: Checkpoint, asked: _Asked) -> int | None:
-    """Return a resumed run's token between documents; InputError if --eos names another token."""
+    """Return a resumed run's token between documents; InputError if --eos names another."""
     if asked.given.eos is not None and asked.separator != checkpoint.eos_id:
         raise InputError(
             f"--eos is id {asked.separator}, but the run in {checkpoint.folder.parent} has "
@@ -408,7 +408,7 @@ def _find_checkpoint(asked: _Asked, folder: RunFolder) -> Checkpoint | None:
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """The vocabulary, and maybe the model, with which a run starts.
+    """The vocabulary, and maybe the model, from which a run starts.
 
     name: the vocabulary's name in messages. inputs: the files that are read. model: the model of
     --init; None without --init, and for a run that resumes from a checkpoint.
@@ -436,7 +436,7 @@ def find_starting_point(given: TrainCommand, report: Reporter) -> StartingPoint:
     vocab, init, chat_template = given.vocab, given.init, given.chat.chat_template
     steps = list_checkpoints(given.output) if given.resume else {}
     model = open_model(init, report.note) if init is not None and not steps else None
-    # Without --vocab: the vocabulary of the model or of the run.
+    # Without --vocab, use the vocabulary of the model or of the run.
     if vocab is None and init is not None:
         if model is None:
             vocab = str(steps[max(steps)] / VOCABULARY)
@@ -448,7 +448,7 @@ def find_starting_point(given: TrainCommand, report: Reporter) -> StartingPoint:
         context = click.get_current_context()
         named = {parameter.name: parameter for parameter in context.command.params}
         raise click.MissingParameter(ctx=context, param=named["vocab"])
-    # With --vocab, which must be the model's vocabulary but for the match rule.
+    # With --vocab, which must be the model's vocabulary except for the match rule.
     found = find_vocabulary(vocab)
     vocabulary = _as_trained(found.read(report.note), chat_template)
     if model is not None:
@@ -463,14 +463,14 @@ def find_starting_point(given: TrainCommand, report: Reporter) -> StartingPoint:
 
 
 def _as_trained(vocabulary: Vocabulary, chat_template: str | None) -> Vocabulary:
-    """Return the vocabulary for a run, which adds no tokens around texts but the separator."""
+    """Return the vocabulary of a run: it adds no tokens around texts except the separator."""
     return replace(with_chat_template(vocabulary, chat_template), prefix_ids=(), suffix_ids=())
 
 
 def resolve_corpora(
     corpus: Sequence[str], selection: Selection, weights: str | None
 ) -> list[Sources]:
-    """Return the files of each corpus: with --weights of each name, otherwise of all names.
+    """Return the files of each corpus: with --weights one corpus per name, else one in all.
 
     Raises UsageError for options about text if no file is text, InputError if the number of weights
     is not the number of names.
@@ -516,7 +516,7 @@ def announce(
     needed_bytes: int,
     workers: int,
 ) -> None:
-    """Report the model, the steps and the memory; DeviceError if memory does not suffice."""
+    """Report the model, the steps and the memory; DeviceError if there is too little memory."""
     if backend.is_software:
         require_free(host_bytes, free_memory())
     report.line(_description(asked, backend, workers))
@@ -569,7 +569,7 @@ class RunReporter(RunListener):
         self._report.line(text, step=step, steps=self._steps, loss=loss)
 
     def on_step(self, step: int) -> None:
-        """Show the progress on a terminal, between the lines of records."""
+        """Show the progress on a terminal, between the printed records."""
         if self._report.has_bars:
             self._report("training", step, self._steps)
 
@@ -608,5 +608,5 @@ def print_summary(report: Reporter, summary: dict[str, Any], *, as_json: bool) -
 
 
 def say_failure(line: str) -> None:
-    """Print the error that ends a worker, in one line."""
+    """Print the error that ends a worker, on one line."""
     click.echo(error_line(shorten(printable(" ".join(line.split()))), 1), err=True)

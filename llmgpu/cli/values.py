@@ -25,18 +25,21 @@ THREADS = click.IntRange(min=1, max=1024)
 
 
 class Parsed(click.ParamType[Value]):
-    """Values that a function parses; the function raises InputError for an invalid text."""
+    """A type whose values are parsed by a function; it raises InputError for an invalid text."""
 
     def __init__(
         self, name: str, parse: Callable[[str], Value], metavar: str | None = None
     ) -> None:
-        """Store the function; name, metavar: names of a value in messages and in --help."""
+        """Store the function.
+
+        name, metavar: the name of a value in messages and in --help.
+        """
         self.name, self.parse, self._metavar = name, parse, metavar
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Value:
-        """Parse a text; a default that is no text is returned unchanged."""
+        """Parse a text; a default that is not a text is returned unchanged."""
         if not isinstance(value, str):
             return value  # type: ignore[no-any-return]
         try:
@@ -61,7 +64,7 @@ def _parse_text(text: str) -> str:
 def _amounts(
     name: str, one: str, units: Mapping[str, int], examples: str, metavar: str | None = None
 ) -> Parsed[int]:
-    """Return the type of a number with a unit; see `parse_amount`."""
+    """Return the type for numbers with a unit; see `parse_amount`."""
     how = partial(parse_amount, units=units, name=name, one=one, examples=examples)
     return Parsed(name, how, metavar)
 
@@ -74,7 +77,7 @@ VOCABULARY_SIZE = _amounts("vocabulary size", "id", _SIZES, "32768, 50k or 32Ki"
 
 
 def _parse_percentage(text: str) -> float:
-    """Return a share of 0 or more: 0.1 for 10%, or 10."""
+    """Parse a share of 0 or more: 0.1 for 10%, or 10."""
     try:
         percent = float(text.strip().removesuffix("%"))
     except ValueError:
@@ -85,7 +88,7 @@ def _parse_percentage(text: str) -> float:
 
 
 def _parse_share(text: str) -> tuple[str, float]:
-    """Return a part's name and its share: val=0.01, or val=1%."""
+    """Parse a part's name and its share: val=0.01, or val=1%."""
     form = r"([A-Za-z][A-Za-z0-9_-]*)=([0-9]{0,9}\.?[0-9]{0,18})(%?)"
     match = re.fullmatch(form, text)
     share = float(match[2]) / (100 if match[3] else 1) if match and match[2].strip(".") else 0.0
@@ -95,7 +98,7 @@ def _parse_share(text: str) -> tuple[str, float]:
 
 
 def _parse_special_token(text: str) -> tuple[str, int]:
-    """Return a special token's text and id: <|end|>=50256. The last "=" separates the two."""
+    """Parse a special token's text and id: <|end|>=50256. The last "=" separates the two."""
     token, _, number = _parse_text(text).rpartition("=")
     if not token or not re.fullmatch(r"[0-9]{1,10}", number):
         raise InputError(f"{quote(text)} is not a text and an id; write '<|end|>=50256'")
@@ -103,7 +106,7 @@ def _parse_special_token(text: str) -> tuple[str, int]:
 
 
 def _parse_file_weight(text: str) -> tuple[str, int]:
-    """Return a file and the weight of its counts: code.counts=3. The last "=" separates the two."""
+    """Parse a file and the weight of its counts: code.counts=3. The last "=" separates the two."""
     file, _, number = text.rpartition("=")
     if not file or not re.fullmatch(r"0*[1-9][0-9]{0,8}", number):
         raise InputError(f"{quote(text)} is not a file and a number; write code.counts=3")
@@ -111,7 +114,7 @@ def _parse_file_weight(text: str) -> tuple[str, int]:
 
 
 def _parse_part(text: str) -> Part | str:
-    """Return a part of the work: I/N, or auto."""
+    """Parse a part of the work: I/N, or auto."""
     from llmgpu.text.parts import Part
 
     if text == "auto":
@@ -137,13 +140,13 @@ class Aliased(click.Choice[str]):
         self._aliases = aliases
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name for which an alias stands; a name is returned unchanged."""
+        """Return the name; an alias is replaced by its name."""
         name = super().convert(value, param, ctx)
         return self._aliases.get(name, name)
 
 
 class PatternName(Aliased):
-    """The name of a pattern. The error for the name of an encoding names the encoding's pattern."""
+    """The name of a pattern. The error for an encoding's name tells the pattern of the encoding."""
 
     def __init__(self) -> None:
         super().__init__(PATTERNS, ALIASES)
@@ -159,7 +162,7 @@ class PatternName(Aliased):
 
 
 class PatternExpression(click.ParamType[str]):
-    """A regular expression. The value is the name of the pattern made from the expression."""
+    """A regular expression. The value is the name of the pattern made from it."""
 
     name = "expression"
 
