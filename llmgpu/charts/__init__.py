@@ -1,7 +1,7 @@
 """Pages of HTML that need no scripts, other files or network. The pages are valid XML, too.
 
-All text is escaped. A bar is an SVG of the full width; its rectangle's width is in per cent, so
-that text has one size on all screens.
+All text is escaped. A bar is an SVG of the full width. The width of its rectangle is in per cent,
+so that text has the same size on all screens.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from string import Template
 
 from llmgpu.input_files import printable
 
-NOTHING = "-"  # the text of a cell without a value
-_LEAST_PERCENT = 0.3  # width of the shortest bar that is still visible
+NOTHING = "-"  # text of a cell without a value
+_LEAST_PERCENT = 0.3  # width of the shortest bar, so that it stays visible
 _KEYS = (
     '<span class="keys"><span class="key own"></span>llmgpu '
     '<span class="key peer"></span>other programs</span>'
@@ -33,7 +33,10 @@ def escape_text(text: str) -> str:
 
 
 def draw_page(heading: str, title: str, lines: Sequence[str]) -> str:
-    """Return a page of HTML; title: the window's title. lines: the page's content as HTML."""
+    """Return a page of HTML.
+
+    title: title of the window. lines: content of the page as HTML.
+    """
     page, style = (resources.files(__package__) / name for name in ("page.html", "style.css"))
     return Template(page.read_text(encoding="utf-8")).substitute(
         heading=escape_text(heading),
@@ -44,14 +47,17 @@ def draw_page(heading: str, title: str, lines: Sequence[str]) -> str:
 
 
 def draw_facts(facts: Sequence[tuple[str, str]]) -> list[str]:
-    """Return names and values as lines of HTML."""
+    """Return a list of names and values as lines of HTML."""
     entries = (f"<dt>{escape_text(name)}</dt><dd>{escape_text(text)}</dd>" for name, text in facts)
     return ["<dl>", *entries, "</dl>"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column's title, the kind of its cells ("name", "number" or "") and the cells' text."""
+    """A column of a table.
+
+    title: head of the column. kind: "name", "number" or "". cells: texts of the cells.
+    """
 
     title: str
     kind: str
@@ -59,14 +65,14 @@ class Column:
 
 
 def folded(summary: str, lines: Sequence[str], *, is_open: bool = False) -> list[str]:
-    """Return lines that unfold when a summary is clicked, or no lines if `lines` is empty."""
+    """Return lines that unfold when the summary is clicked; nothing if `lines` is empty."""
     begin = '<details open="open">' if is_open else "<details>"
     said = f"<summary>{escape_text(summary)}</summary>"
     return [begin, said, *lines, "</details>"] if lines else []
 
 
 def draw_table(columns: Sequence[Column], wrong: Sequence[bool] | None = None) -> list[str]:
-    """Return a table as lines of HTML; wrong: marks rows to highlight.
+    """Return a table as lines of HTML; wrong: whether to highlight each row.
 
     On a phone a row becomes a block of lines, each with the title of its column.
     """
@@ -89,7 +95,7 @@ def _class(kinds: str) -> str:
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of a chart: a name with a second line (variant), and a bar if there is a number.
+    """A row of a chart: a name, a second line below it (variant), and a bar if there is a number.
 
     kind: CSS class of the bar, which sets its colour. value: the number as text, or the reason why
     there is no number.

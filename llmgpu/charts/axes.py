@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from llmgpu.charts import escape_text
 
-LOG_RATIO = 10.0  # largest to smallest number of the narrowest logarithmic axis
+LOG_RATIO = 10.0  # least ratio of the ends of a logarithmic axis
 
 _LEAST = 1e-30  # smaller numbers are drawn as 0
-_LEAST_RANGE = 1e-4  # share of the largest number; closer numbers would get equal labels
-_TOLERANCE = 1e-9  # a number may be this far outside the ticks: rounding errors are smaller
-_STEPS = (1, 2, 5, 10)  # distances of ticks, times a power of ten
+_LEAST_RANGE = 1e-4  # relative distance below which numbers would get equal labels
+_TOLERANCE = 1e-9  # distance by which a number may lie outside the ticks, above any rounding error
+_STEPS = (1, 2, 5, 10)  # distances of ticks, to be multiplied by a power of ten
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _MOST_FINE_POWERS = 3  # most powers of ten of an axis with ticks at 1, 2 and 5
 _MOST_POWERS = 8  # most powers of ten of an axis with a tick at each power
@@ -31,10 +31,10 @@ _MOST_POWERS = 8  # most powers of ten of an axis with a tick at each power
 # Sizes of a roofline, in pixels.
 HEIGHT = 380
 _TOP, _BOTTOM = 14, 330
-_LEFT = 58  # width of the numbers of the vertical axis
-_MARGIN = 4.0  # ratio by which the axes extend from the roof's edge, at least
+_LEFT = 58  # width of the labels of the vertical axis
+_MARGIN = 4.0  # least ratio by which the axes extend beyond the roof's edge
 _GIGA = 1e9
-Dot = tuple[float, float]  # a kernel's operations per byte, and per second
+Dot = tuple[float, float]  # operations per byte and operations per second of a kernel
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Axis:
     begin: float
     end: float
 
-    @np.errstate(under="ignore")  # differences far below a pixel
+    @np.errstate(under="ignore")  # differences far below a pixel may underflow
     def place(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the positions of numbers in the picture, float64 of the same shape."""
         low, high, at = self.low, self.high, values
@@ -67,7 +67,7 @@ class Axis:
     def marks(self) -> Iterator[tuple[float, str]]:
         """Yield the position and the readable form of each tick: 0.25, 2,500 or 250k."""
         largest = max(map(abs, self.ticks))
-        # With one unit for all ticks of a logarithmic axis, some labels would be tiny fractions.
+        # With one unit for all ticks, some labels of a logarithmic axis would be tiny fractions.
         in_own_unit = self.is_log and largest >= 10 * _UNITS[-1][0]
         for at, tick in zip(self.place(np.array(self.ticks)), self.ticks, strict=True):
             yield float(at), _label(tick, tick if in_own_unit else largest / 10)
@@ -80,7 +80,7 @@ def value_axis(values: NDArray[np.float64], begin: float, end: float) -> Axis:
         ticks = _log_ticks(low, high)
         return Axis(ticks[0], ticks[-1], ticks, True, begin, end)
     largest = max(abs(low), abs(high))
-    if high - low <= _LEAST_RANGE * largest or largest < _LEAST:  # labels would all be the same
+    if high - low <= _LEAST_RANGE * largest or largest < _LEAST:  # all labels would be equal
         margin = 0.1 * largest if largest >= _LEAST else 1.0
         low, high = low - margin, high + margin
     step = _nice_step((high - low) / 5)
@@ -98,7 +98,7 @@ def step_axis(last: int, begin: float, end: float) -> Axis:
 
 
 def _label(tick: float, most: float) -> str:
-    """Return a number in the largest unit that is not above `most`."""
+    """Return a number as text, in the largest unit not above `most`."""
     size, unit = next(((size, unit) for size, unit in _UNITS if most >= size), (1.0, ""))
     return f"{tick / size:,.6g}{unit}" if tick else "0"
 
@@ -107,7 +107,7 @@ def _nice_step(least: float) -> float:
     """Return the smallest of 1, 2 and 5 times a power of ten that is not below `least`."""
     power = math.floor(math.log10(least))
     factor = next((step for step in _STEPS if step * 10.0**power >= least), _STEPS[-1])
-    # A division gives 0.2 exactly; 2 times 0.1, which is a rounded number, would not.
+    # The division gives exactly 0.2. A product with 0.1, a rounded number, would not.
     return factor * 10.0**power if power >= 0 else factor / 10.0**-power
 
 
@@ -141,11 +141,11 @@ def draw_roofline(
     operations per second, each drawn as a level line; the highest rate is the roof.
     """
     highest = max(rates)
-    edge = highest / bandwidth  # operations per byte where arithmetic becomes the limit
+    edge = highest / bandwidth  # operations per byte from which arithmetic is the limit
     corners = [(edge / _MARGIN, highest / _MARGIN), (edge * _MARGIN, highest)]
     across, up = np.array([*dots, *corners]).T
     x, y = value_axis(across, 0, 100), value_axis(up / _GIGA, _BOTTOM, _TOP)
-    # The numbers of the vertical axis, in a picture of fixed width.
+    # The labels of the vertical axis, in a picture of fixed width.
     middle = (_TOP + _BOTTOM) / 2
     lines = [
         f"<figure>\n<figcaption>{escape_text(caption)}</figcaption>",
@@ -170,7 +170,7 @@ def draw_roofline(
     lines.append(_line("axis", ("0", _BOTTOM), ("100%", _BOTTOM)))
     lines.append(f'<text class="x" x="50%" y="{_BOTTOM + 42}">FLOP per byte</text>')
     for rate in rates:
-        # A level line; the line of the highest rate begins with the slope of the bandwidth.
+        # A level line for each rate. The highest one begins with the slope of the bandwidth.
         ends = [rate / bandwidth, x.high]
         if rate == highest:
             ends = [max(x.low, y.low * _GIGA / bandwidth), *ends]

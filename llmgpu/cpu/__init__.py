@@ -1,1 +1,1 @@
-"""The CPU engine: C for work that is slow in NumPy, called without Python's lock."""
+"""The CPU engine: C code for work that is slow in NumPy. Calls release Python's lock."""

@@ -1,7 +1,7 @@
 """Building the CPU engine's library, and the module for calls from Python, with the C compiler.
 
-The build of the package runs this module before llmgpu or NumPy is installed, so the module imports
-neither.
+The build of the package runs this module before llmgpu and NumPy are installed, so this module
+imports neither.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / ("engine.dll" if sys.platform == "win32" else "engine.so")
-# With these flags no product is fused with a sum, so numbers have the same bits on all processors.
+# With these flags products and sums are never fused, so numbers have the same bits everywhere.
 NUMBERS = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 FLAGS = ("-std=c99", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", *NUMBERS)
 LIBRARIES = ("-lm",)
@@ -37,7 +37,7 @@ def sources() -> list[Path]:
 
 
 def sources_checksum() -> int:
-    """Return a checksum of the sources. A library with another checksum is not loaded."""
+    """Return a checksum of the sources. A library built from other sources is not loaded."""
     return _checksum(sources(), 0)
 
 
@@ -98,7 +98,7 @@ def _compile(target: Path, checksum: int, flags: Sequence[str], files: Sequence[
 
 
 def main() -> None:
-    """Build both in place; print one line on failure."""
+    """Build the library and the module in place; print one line for each failure."""
     try:
         build()
     except BuildError as error:

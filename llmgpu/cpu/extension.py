@@ -1,4 +1,4 @@
-"""The extension module `calls`: calls of the CPU engine without a layer of Python between.
+"""The extension module `calls`: calls of the CPU engine without a layer of Python in between.
 
 - The build of the package compiles the module if Python.h exists; see `llmgpu/cpu/python/calls.c`.
   Without the module, ctypes calls the same functions of the engine, with the same results.
@@ -32,7 +32,7 @@ FUNCTIONS = (
     *("encode_document", "encode", "encoder_new", "encoder_free"),
     *("shared_words_new", "shared_words_free", "shared_words_spent", "find_token"),
 )
-# Versions of NumPy's binary interface in which functions have the numbers that calls.h has.
+# Versions of NumPy's binary interface in which its functions are numbered as in calls.h.
 _NUMPY_VERSIONS = (0x01000009, 0x02000000)
 
 
@@ -88,8 +88,8 @@ def _numpy_table() -> Any:
 
 
 def _numpy_version() -> int:
-    """Return the version of NumPy's binary interface by a call of the table's first function."""
-    # Types set on a function of `ctypes.pythonapi` itself would hold for the whole process.
+    """Return the version of NumPy's binary interface, by calling the table's first function."""
+    # Not `ctypes.pythonapi` itself: types set on its functions would apply to the whole process.
     prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
     address = prototype(("PyCapsule_GetPointer", ctypes.pythonapi))
     table = ctypes.cast(address(_numpy_table(), None), ctypes.POINTER(ctypes.c_void_p))
@@ -124,8 +124,8 @@ def prepare(
     """Enable a `Coder` to find tokens and, with a pattern, to encode.
 
     find_cuts: called before the first long text with many characters beyond ASCII. table_bytes: the
-        most bytes of the table of words. part_bytes: see `CEncoder`. most_bytes: bytes of the
-        longest text that is encoded unless the caller insists.
+        most bytes of the table of words. part_bytes: see `CEncoder`. most_bytes: longest text, in
+        bytes, that is encoded unless the caller insists.
     """
     coder.prepare(
         np.array(vocabulary.addresses(*FUNCTIONS), np.uintp).tobytes(),
@@ -138,9 +138,9 @@ def prepare(
 def bind_methods(replaced: Mapping[type, Mapping[str, Callable[..., Any]]]) -> None:
     """Replace methods of classes by methods of the module, which use the `Coder` in `_coder`.
 
-    replaced: the methods to replace, by class and name. The module's methods handle the usual
-        case, and call these functions in all other cases. A method that is not the function here
-        stays, and without the module all do.
+    replaced: the Python functions to replace, by class and name. The module's methods handle the
+        usual case, and call these functions in all other cases. A method that a caller has
+        overridden is not replaced, and without the module none is.
     """
     module = extension()
     for api, functions in replaced.items() if module else ():

@@ -6,7 +6,7 @@
   error.
 - A call releases Python's lock. Threads may share patterns and vocabularies, but not encoders and
   counters.
-- Texts are arrays with TEXT_PADDING bytes after the text.
+- A text is an array with TEXT_PADDING more bytes after the text.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ from llmgpu.spelling import spelled
 
 VARIABLE = "LLMGPU_CPU"
 TEXT_PADDING = 16
-_HASH_KEY_BYTES = 32  # random key of the engine's tables: nobody can prepare words that collide
-SHORT_TEXT = 1 << 10  # bytes of the longest text for whose ids memory is kept
-MOST_NUMPY_THREADS = 4  # default for NumPy: only one thread runs between NumPy's operations
-PAIR_PARTS = 32  # parts of a vocabulary; the pairs of one part are found at a time
-MANY_IDS = 1 << 22  # ids from which a copy would take too much memory
-ARITHMETIC = 1  # version of operations on tensors; changes with the bits of a result
-NO_MEMORY = -1  # as in engine.h
-UNREADABLE = -2  # as in parts.c
-WRONG_MERGE = -2  # as in merging.c
+# length of the random hash key, with which nobody can prepare words that collide
+_HASH_KEY_BYTES = 32
+SHORT_TEXT = 1 << 10  # longest text, in bytes, for whose ids memory is kept
+# default for NumPy, since only one thread at a time runs between NumPy's operations
+MOST_NUMPY_THREADS = 4
+PAIR_PARTS = 32  # parts of a vocabulary; pairs are found for one part at a time
+MANY_IDS = 1 << 22  # from this number of ids on, copying would take too much memory
+ARITHMETIC = 1  # version of the operations on tensors; increased when a result changes by a bit
+NO_MEMORY = -1  # equal to the constant in engine.h
+UNREADABLE = -2  # equal to the constant in parts.c
+WRONG_MERGE = -2  # equal to the constant in merging.c
 
 # Functions by name: the types of the result and of the arguments.
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
@@ -157,14 +159,14 @@ def library() -> ctypes.CDLL | None:
 
 
 def engine() -> ctypes.CDLL:
-    """Return the library, for callers that have checked the result of `library` before."""
+    """Return the library. The caller has checked that `library` does not return None."""
     loaded, _ = _load()
     assert loaded is not None, "there is no CPU engine"
     return loaded
 
 
 def describe() -> str:
-    """Return the name of the CPU backend, "C" or "NumPy", and for NumPy the reason."""
+    """Return the name of the CPU backend: "C", or "NumPy" with the reason."""
     if library() is not None:
         return "C"
     chosen = os.environ.get(VARIABLE) == "numpy"
@@ -172,7 +174,7 @@ def describe() -> str:
 
 
 def why_missing() -> str:
-    """Return the reason why the library can't be used; "" without one, or if NumPy was chosen."""
+    """Return the reason why the library can't be used; "" if it can, or if the user chose NumPy."""
     return "" if os.environ.get(VARIABLE) == "numpy" else _load()[1]
 
 
@@ -212,12 +214,18 @@ def out_of_memory() -> LlmgpuError:
 
 
 class EngineObject:
-    """An object of the library, freed with its Python object; keeps its arguments alive."""
+    """An object of the library.
+
+    It is freed with its Python object, which keeps its arguments alive.
+    """
 
     _library: ctypes.CDLL
 
     def __init__(self, kind: str, *arguments: Any, beside: EngineObject | None = None) -> None:
-        """Make an object in the library of the first object given, or else in the installed one."""
+        """Make an object of a kind.
+
+        beside: another object, whose library is used in place of the installed library.
+        """
         others = [other for other in (*arguments, beside) if isinstance(other, EngineObject)]
         self._library = loaded = others[0]._library if others else engine()
         self._arguments = arguments
@@ -227,7 +235,7 @@ class EngineObject:
             raise out_of_memory()
         self.address: int = address
         free = getattr(loaded, f"llmgpu_{kind}_free")
-        # Not at the end of the process: a thread may still use the object.
+        # Do not free the object at the end of the process: a thread may still use it.
         close_with(self, free, address).atexit = False
 
     def addresses(self, *names: str) -> tuple[int, ...]:
@@ -258,10 +266,10 @@ def call(name: str, *arguments: Any) -> int:
 
 
 def _shortened(ids: NDArray[np.uint32], count: int) -> NDArray[np.uint32]:
-    """Return the first `count` ids: a view of a small array; a large array is itself cut short."""
+    """Return the first `count` ids: a view of a small array; a large array is itself shortened."""
     if len(ids) < MANY_IDS:
         return ids[:count]
-    ids.resize(count, refcheck=False)  # in place: no other code has the array yet
+    ids.resize(count, refcheck=False)  # in place, because no other code refers to the array yet
     return ids
 
 
@@ -271,10 +279,11 @@ def address_of(array: NDArray[Any] | None) -> int | None:
 
 
 class CPattern(EngineObject):
-    """A pattern: the rule that cuts text.
+    """A pattern in the form of the engine: the rule that cuts text.
 
-    rule: the kernel of a pattern. classes: uint8 (0x110000,), the class of each code point. digits,
-        whole_at_end: constants of cl100k and its variants.
+    rule: the name of the pattern's kernel. classes: uint8 (0x110000,), the class of each code
+        point.
+        digits, whole_at_end: constants of cl100k and its variants.
     is_marked: whether the engine lacks the rule, so that callers mark the starts of pre-tokens.
     """
 
@@ -304,7 +313,7 @@ class CVocabulary(EngineObject):
     data: uint8, the bytes of all tokens. offsets: int64 (size + 1,), start of each token in data.
     tokens: int64, the ids of the tokens to match.
     merges: uint32 (n, 4), left id, right id, result and rank; None if the rank of a pair is the id
-        of the joined token. None requires a token for each byte.
+        of the joined token. With None, each byte must have a token.
     unknown: id of a byte without a token.
     trie: nodes and edges for greedy matching, see `llmgpu.bpe.vocabulary.trie.Trie`.
     """
@@ -346,11 +355,11 @@ class CVocabulary(EngineObject):
             self._finding_cuts.release()
 
     def set_pieces(self, arrays: Sequence[NDArray[np.uint32]], size: int, *, fuses: bool) -> None:
-        """Let the vocabulary match words by SentencePiece's rules from now on.
+        """Switch the vocabulary to matching words by SentencePiece's rules.
 
         arrays: byte_symbols, firsts and items of `llmgpu.bpe.vocabulary.symbols.PieceSymbols`.
         """
-        self._pieces = arrays  # the engine reads them
+        self._pieces = arrays  # keeps the arrays alive, because the engine reads them
         self._call("vocabulary_set_pieces", *arrays, size, fuses)
 
     def is_of(self, loaded: ctypes.CDLL | None) -> bool:
@@ -377,7 +386,7 @@ class CVocabulary(EngineObject):
 def insert_pairs(pairs: NDArray[np.uint32], table: NDArray[np.uint32], empty: int) -> bool:
     """Insert pairs, uint32 (n, 4), into the table of wgsl/encode/02_merge.wgsl, uint32 (m, 4).
 
-    empty: rank in a free slot. Returns False without the CPU engine.
+    empty: the rank that marks a free slot. Returns False without the CPU engine.
     """
     if library() is None:
         return False
@@ -389,7 +398,7 @@ class CSharedWords(EngineObject):
     """A table of words and their ids under one vocabulary, which threads share."""
 
     def __init__(self, vocabulary: CVocabulary, most_bytes: int) -> None:
-        """Make an empty table; most_bytes: about the most memory that words may take."""
+        """Make an empty table; most_bytes: approximate limit on the memory of words."""
         super().__init__("shared_words", most_bytes, beside=vocabulary)
 
     @property
@@ -412,7 +421,7 @@ class CEncoder(EngineObject):
         self._part_bytes = part_bytes
         super().__init__("encoder", pattern, vocabulary, threads)
         self._room = np.empty(SHORT_TEXT + 3, np.uint32)  # for ids of short texts
-        # Kept, because reading the attribute takes longer than encoding a few words.
+        # Cached, because reading the attribute takes longer than encoding a few words.
         self._room_address = self._room.ctypes.data
 
     def encode(
@@ -439,7 +448,7 @@ class CEncoder(EngineObject):
         first `own_starts` documents; and the end of the last token. Raises OSError if the file is
         too short or can't be read.
         """
-        # Memory for the most ids that the words can have.
+        # Memory for the largest number of ids that the words can have.
         room = max(main_end - entry, 0) + 3
         ids = np.empty(room, np.uint32) if memory is None or len(memory) < room else memory
         token_starts = np.empty(own_starts, np.int64)
@@ -459,7 +468,7 @@ class CEncoder(EngineObject):
         return found, token_starts, stopped.value
 
     def encode_document(self, words: CSharedWords, text: bytes) -> NDArray[np.uint32]:
-        """Return the ids of a document, uint32 (n,); not for the pattern "marks"."""
+        """Return the ids of a document, uint32 (n,). Not usable with the pattern "marks"."""
         is_short = len(text) <= SHORT_TEXT
         ids = self._room if is_short else np.empty(len(text) + 3, np.uint32)
         address = self._room_address if is_short else ids.ctypes.data
@@ -473,7 +482,7 @@ class CEncoder(EngineObject):
 
 
 class CCounter(EngineObject):
-    """Counts the words of texts; for one thread at a time."""
+    """Counts the words of texts. Only one thread at a time may use a counter."""
 
     def __init__(self, pattern: CPattern) -> None:
         super().__init__("counter", pattern)
@@ -501,14 +510,14 @@ class CCounter(EngineObject):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the words take."""
+        """Memory that the words take, in bytes."""
         table_bytes = c_int64()
         self._call("counter_size", None, table_bytes)
         return table_bytes.value
 
     @property
     def size(self) -> tuple[int, int]:
-        """The number of words and the number of their bytes. The engine visits every word."""
+        """The number of words and the number of their bytes. Computing them visits every word."""
         nbytes, table_bytes = c_int64(), c_int64()
         words = self._call("counter_size", nbytes, table_bytes)
         return words, nbytes.value
@@ -524,12 +533,12 @@ class CCounter(EngineObject):
 
 
 class CTrainer(EngineObject):
-    """Merges the pairs of distinct words; for one thread at a time.
+    """Merges the pairs of distinct words. Only one thread at a time may use a trainer.
 
     symbols, offsets, counts, lengths, total: see `llmgpu.bpe.training.symbols.SymbolWords`.
-    most: number of symbols at the end, up to 2^20. least, longest: the least count and the most
-        bytes of a merged pair.
-    most_pairs: about the number of pairs indexed at a time, which bounds the memory; None for all
+    most: number of symbols at the end, up to 2^20. least: lowest count of a merged pair. longest:
+        most bytes of a merged pair.
+    most_pairs: approximate number of pairs indexed at a time, which bounds the memory; None for all
         pairs. Merges do not depend on `most_pairs`.
     """
 
@@ -553,7 +562,7 @@ class CTrainer(EngineObject):
         most_pairs = 1 << 62 if most_pairs is None else most_pairs
         arrays = symbols, symbols.itemsize, offsets, counts, self._words, lengths, len(lengths)
         super().__init__("trainer", *arrays, most, total, least, longest, most_pairs)
-        self._arguments = (counts,)  # the engine copies the other arrays
+        self._arguments = (counts,)  # keeps the counts alive; the engine copies the other arrays
 
     def best(self) -> tuple[int, int, int] | None:
         """Return the symbols and the count of the pair to merge next; None if there is none."""
@@ -564,7 +573,7 @@ class CTrainer(EngineObject):
     def train(self, merges: int, work: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Merge up to `merges` pairs, each into a new symbol.
 
-        work: stop early after a merge if the merges so far have changed this many places.
+        work: stop early after a merge if the merges so far have changed this many positions.
 
         Returns the symbols of the merged pairs, uint32 (n, 2), and the pairs' counts, int64 (n,);
         empty arrays when training is complete.
@@ -574,7 +583,7 @@ class CTrainer(EngineObject):
         return pairs[:made], counts[:made]
 
     def merge(self, merges: NDArray[np.uint32]) -> None:
-        """Carry out given merges in order: uint32 (n, 3), left symbol, right symbol, result.
+        """Make given merges in order: uint32 (n, 3), left symbol, right symbol, result.
 
         Raises ValueError for a result with other bytes than its parts.
         """
@@ -592,7 +601,7 @@ class CTrainer(EngineObject):
     def words(
         self,
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]:
-        """Return the words of two symbols or more: symbols, offsets, counts and all lengths."""
+        """Return the words of two symbols or more: symbols, offsets and counts; and all lengths."""
         total = c_int64()
         remaining = self._call("trainer_size", total)
         symbols = np.empty(remaining, np.uint32)
@@ -606,10 +615,10 @@ class CTrainer(EngineObject):
 
 
 class CThreads(EngineObject):
-    """Threads that share the work of one operation at a time."""
+    """A group of threads that work together on one operation at a time."""
 
     def __init__(self, count: int) -> None:
-        """Start `count` threads, the caller's included."""
+        """Start `count` threads; the caller's thread is one of them."""
         self.count = count
         super().__init__("threads", count)
 
@@ -621,7 +630,7 @@ class CThreads(EngineObject):
         function = getattr(self._library, f"llmgpu_{operation}")
         plain = [as_argument(argument) for argument in arguments]
 
-        def call(owners: Any = arguments) -> None:  # `owners` keeps arrays alive
+        def call(owners: Any = arguments) -> None:  # `owners` keeps the arrays alive
             function(self.address, *plain)
 
         return call

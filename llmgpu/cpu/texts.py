@@ -14,8 +14,8 @@ from llmgpu.cpu.library import TEXT_PADDING, address_of, call, library
 from llmgpu.processors import usable_processors
 
 _LOW = (1 << 64) - 1  # mask of the lower 64 bits
-CELL_IDS = 10**6  # most ids whose digits fit into cells
-SMALL_BYTES = 1 << 16  # size up to which files are read together with other files
+CELL_IDS = 10**6  # largest number of ids whose spellings fit into cells
+SMALL_BYTES = 1 << 16  # largest file, in bytes, that is read together with other files
 _READ_THREADS = 8
 
 
@@ -49,7 +49,7 @@ def format_ids(
 def format_numbers(numbers: NDArray[np.int64]) -> bytes | memoryview:
     """Return numbers of 0 or more as text: decimals with ", " between them.
 
-    numbers: int64 (n,). For millions of numbers `json` would be slow.
+    numbers: int64 (n,). `json` would be slow for millions of numbers.
     """
     if library() is None:
         return str(numbers.tolist())[1:-1].encode()
@@ -61,7 +61,7 @@ def format_numbers(numbers: NDArray[np.int64]) -> bytes | memoryview:
 
 
 def line_starts(text: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the positions after newlines, int64 (n,), maybe with the end of the text as last."""
+    """Return the positions after newlines, int64 (n,). The last one may be the end of the text."""
     loaded = library()
     if loaded is None:
         return np.flatnonzero(text == ord("\n")) + 1
@@ -86,10 +86,10 @@ def read_small_files(
 ) -> int:
     """Read files of up to SMALL_BYTES bytes end to end into `text`; return the number of files.
 
-    Reading stops before the first file with another size or time of change, before an unreadable
-    file, and, unless `are_any_bytes`, before a file that is not certainly plain text. Certain plain
-    text is valid UTF-8 without control characters, without a byte order mark, and without an object
-    of JSON in the first line. The bytes of `text` after the last file are undefined.
+    Reading stops before the first file whose size or modification time has changed, before an
+    unreadable file, and, unless `are_any_bytes`, before a file that is not certainly plain text:
+    valid UTF-8 without control characters, without a byte order mark, and without an object of JSON
+    in the first line. The bytes of `text` after the last file are undefined.
     """
     encoded = [*map(os.fsencode, names)]
     names_at = np.cumsum([0, *(len(name) + 1 for name in encoded)], dtype=np.int64)
@@ -102,7 +102,7 @@ def read_small_files(
 
 
 class GeneratedBlocks:
-    """Makes blocks of generated text, see `llmgpu.text.generated`. Threads may share an object."""
+    """Generates blocks of text, see `llmgpu.text.generated`. Threads may share an object."""
 
     def __init__(
         self,
@@ -112,12 +112,12 @@ class GeneratedBlocks:
         cells: Sequence[NDArray[np.uint32]],
         ends_sentence: NDArray[np.bool_],
     ) -> None:
-        """Store the parts from which blocks of `words` words are made.
+        """Store the parts of which blocks of `words` words are made.
 
         ranks: (n,), ranks of frequent words, each repeated in proportion to its probability.
         frequent: the frequent words, up to 20 bytes each. cells: arrays of syllables (768,), final
-        consonants (8,), and the spaces and punctuation after a word (256,). ends_sentence: bool
-        (256,), whether that punctuation ends a sentence.
+            consonants (8,), and the spaces and punctuation after a word (256,). ends_sentence: bool
+            (256,), whether this punctuation ends a sentence.
         """
         entries = b"".join(word.ljust(20, b"\0") + bytes([len(word), 0, 0, 0]) for word in frequent)
         arrays = ranks, np.frombuffer(entries, np.uint8), *cells, ends_sentence
@@ -175,7 +175,7 @@ class JsonlTexts:
         data: uint8, with TEXT_PADDING bytes after `end`; the first padding byte is overwritten.
         is_last: the file ends at `end`.
 
-        Stops before a line that Python's `json` may refuse or read differently.
+        Stops before a line that Python's `json` might refuse or read differently.
         """
         assert len(data) >= end + TEXT_PADDING
         data[end] = ord("\n")

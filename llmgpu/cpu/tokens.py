@@ -19,12 +19,12 @@ def spelled_tokens(
     offsets: NDArray[np.int64],
     is_ordinary: NDArray[np.bool_],
 ) -> int:
-    """Return the number of nodes of a trie with a token, after a check of nodes and tokens.
+    """Check a trie against the tokens; return the number of nodes with a token, or -1.
 
     nodes, edges: see `llmgpu.bpe.vocabulary.trie.Trie`. is_ordinary: bool (tokens,).
 
-    Returns -1 if a node's token is not ordinary or not spelled by the node's path, and for nodes in
-    another order than `compile_trie` makes.
+    The result is -1 if a node's token is not ordinary or not spelled by the node's path, or if the
+    nodes are in another order than `compile_trie` makes.
     """
     if len(edges) + 1 != len(nodes):
         return -1

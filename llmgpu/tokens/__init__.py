@@ -1,1 +1,1 @@
-"""Files of ids."""
+"""Files of token ids: writing, reading, layouts and shards."""

@@ -4,9 +4,9 @@ A pipe or a device gets no side file. A layout, see `llmgpu.tokens.layouts`, may
 ``PATH.mask.npy``, a NumPy array of truth values, marks the ids that count in a loss. Without the
 array all ids count.
 
-Ids with the side file of other ids would decode to wrong text. So a writer removes the old side
-file before it replaces the ids. A side file has a digest of samples of the ids, and opening the ids
-compares the digest.
+Beside the side file of other ids, ids would decode to wrong text. So a writer removes the old side
+file before it replaces the ids. A side file has a digest of samples of the ids, which is compared
+when the ids are opened.
 
 The index of Megatron-LM's token files, NAME.idx beside NAME.bin, is little-endian: ``MMIDIDX`` and
 two zero bytes, version 1 (u64), the type of the numbers (u8: 8 is uint16, 4 is int32), the number
@@ -69,7 +69,7 @@ _SIDE_FIELDS: dict[str, type] = {
 _MASK_ENDING = ".mask.npy"
 
 # Token files of other tools have no side file and do not name the vocabulary. llm.c writes the
-# integer type in a header, Megatron-LM in the index beside the file, nanoGPT nowhere.
+# integer type in a header, Megatron-LM in the index, nanoGPT nowhere.
 _INDEX = struct.Struct("<9sQBQQ")
 _INDEX_MAGIC, _INDEX_VERSION = b"MMIDIDX\0\0", 1
 _INDEX_CODES = {"uint16": 8, "uint32": 4}
@@ -82,8 +82,8 @@ def read_bin(
 ) -> Iterator[NDArray[np.int64]]:
     """Return the ids of a file, int64, in blocks.
 
-    vocabulary_size, layout: facts of a pipe, which has no side file. dtype: type of the numbers of
-    a pipe, or of a file of another tool, see `llmgpu.tokens.bin`.
+    vocabulary_size, layout: for a pipe, which has no side file. dtype: type of the numbers of a
+    pipe, or of a file of another tool, see `llmgpu.tokens.bin`.
     """
     return _read_bin(name, _known_facts(name, vocabulary_size, get_layout(layout), dtype))
 
@@ -94,7 +94,7 @@ def side_path(path: str | Path) -> str:
 
 
 def has_side_file(path: str | Path) -> bool:
-    """Tell whether a ``bin`` file has a side file; InputError if the system can't tell."""
+    """Whether a ``bin`` file has a side file; InputError if the system can't tell."""
     return file_size(side_path(path)) is not None
 
 
@@ -104,13 +104,16 @@ def mask_path(path: str | Path) -> str:
 
 
 def masked_file(path: str) -> str | None:
-    """Return the ``bin`` file of a loss mask, by the name of the mask; None for another file."""
+    """Return the ``bin`` file to which a loss mask belongs; None if `path` is no mask."""
     file = path.removesuffix(_MASK_ENDING)
     return file if file != path and os.path.isfile(side_path(file)) else None
 
 
 def bin_outputs(path: str | Path, layout: str = "raw", *, masked: bool = False) -> list[Output]:
-    """Return the files written for the ``bin`` file `path`; InputError if an index can't be."""
+    """Return all files that are written for a ``bin`` file.
+
+    Raises InputError if the layout needs an index that can't be written beside `path`.
+    """
     ids = Output(str(path), TOKEN_FILE)
     if writes_directly(ids.path):
         if get_layout(layout).has_index:
@@ -141,10 +144,10 @@ def _index_name(path: str | Path) -> str:
 
 
 def make_index(kind: str, starts: NDArray[np.int64], count: int) -> bytes:
-    """Return the index of `count` ids of a type, uint16 or uint32.
+    """Return the index of `count` ids.
 
-    starts: positions at which documents begin, ascending (n,); ids before the first belong to a
-        document of the previous file.
+    kind: uint16 or uint32. starts: positions at which documents begin, ascending (n,); ids before
+        the first belong to a document of the previous file.
 
     Raises OutputError for a document of more than 2^31 - 1 ids.
     """
@@ -167,7 +170,7 @@ def make_index(kind: str, starts: NDArray[np.int64], count: int) -> bytes:
 
 
 def read_side_file(path: str | Path) -> dict[str, Any]:
-    """Return the content of the side file of the ``bin`` file `path`, with checked types of fields.
+    """Return the content of the side file of a ``bin`` file; the types of its fields are checked.
 
     Raises InputError if the side file is missing, damaged, of another format or of a newer version.
     """
@@ -218,8 +221,9 @@ def sample_digest(path: str | Path) -> str:
 class BinFile:
     """A ``bin`` file on disk that agrees with its side file.
 
-    offset: bytes before the numbers. count: number of ids. text_bytes: bytes of text of the ids, 0
-    if unknown. fingerprint: fingerprint of the vocabulary that made the ids, "" if unknown.
+    offset: bytes before the numbers. count: number of ids. text_bytes: bytes of text for which the
+        ids stand, 0 if unknown. fingerprint: fingerprint of the vocabulary that made the ids, "" if
+        unknown.
     has_mask: whether the file at `mask_path` is a loss mask of the ids.
     """
 
@@ -296,7 +300,7 @@ def numbers_of(path: str, dtype: str | None = None) -> tuple[Layout, np.dtype[np
 
 
 def note_of_foreign(names: Sequence[str], vocabulary_name: str) -> str:
-    """Return the note about files without the fingerprint of a vocabulary."""
+    """Return the note about token files that do not name their vocabulary by its fingerprint."""
     return f"{listed(names)}: no side file, so the ids are assumed to be those of {vocabulary_name}"
 
 
@@ -313,7 +317,7 @@ def _type_in_index(path: str) -> str | None:
     if len(data) < _INDEX.size or not data.startswith(_INDEX_MAGIC):
         return None
     code = _INDEX.unpack(data)[2]
-    for kind, known in _INDEX_CODES.items():  # below 2^31, int32 equals uint32
+    for kind, known in _INDEX_CODES.items():  # ids are below 2^31, so int32 equals uint32
         if code == known:
             return kind
     raise InputError(
@@ -330,11 +334,12 @@ def _check_dtype(name: str, kind: np.dtype[np.integer], asked: str | None) -> No
 def matched_as(
     name: str, made_with: str, vocabulary: Vocabulary, vocabulary_name: str
 ) -> Vocabulary:
-    """Return a vocabulary with the match rule that made the token file `name`.
+    """Return the vocabulary with the match rule that was used to write a token file.
 
-    made_with: the fingerprint in the file, "" for none. vocabulary_name: for errors.
+    name: the token file. made_with: the fingerprint in the file, "" for none. vocabulary_name: for
+    errors.
 
-    Raises VocabularyError if the file was made with another vocabulary.
+    Raises VocabularyError if the file was written with another vocabulary.
     """
     if not made_with:
         return vocabulary
@@ -359,7 +364,7 @@ def _check_offsets(name: str, offsets: list[Any], count: int) -> None:
 
 @dataclass(frozen=True)
 class _BinFacts:
-    """Facts about a ``bin`` file before reading; None for facts that only the header has."""
+    """Facts about a ``bin`` file before it is read; None for facts that only the header has."""
 
     layout: Layout
     dtype: np.dtype[np.integer] | None
@@ -404,7 +409,7 @@ def _side_facts(name: str, side: dict[str, Any], is_stream: bool) -> _BinFacts:
 
 
 def _check_samples(name: str, side: dict[str, Any], tokens: str) -> None:
-    """Raise InputError unless length and digest are as in the side file of `tokens`."""
+    """Raise InputError unless a file's length and digest are those in the side file of `tokens`."""
     with input_errors(name):
         size, digest = os.stat(name).st_size, sample_digest(name)
     if (size, digest) != (side["length"], side["sample_sha256"]):
@@ -505,12 +510,12 @@ class BinWriter(NumbersWriter):
         super().abort()
 
     def close(self) -> None:
-        """Write the side file, the index and the mask, and move all files to their names."""
+        """Write the side file, the index and the mask, and give all files their final names."""
         if self.is_direct:
             super().close()
             return
-        # Ids must never be beside a side file of other ids: the old side file is removed before the
-        # old ids, and the new side file appears after the new ids.
+        # Never leave ids beside a side file of other ids: remove the old side file before the old
+        # ids, and add the new side file after the new ids.
         others: list[OutputFile] = []
         try:
             with output_errors(self._output.path):
@@ -528,7 +533,7 @@ class BinWriter(NumbersWriter):
                     others[-1].stream.write(content)
                 others[-1].finish()
             others += [self._mask] if self._mask is not None else []
-            # Replace the old files; the side file, `others[0]`, comes last.
+            # Replace the old files. The side file, `others[0]`, comes last.
             for other in others:
                 other.remove_old()
             self._remove_stale_files()
@@ -542,13 +547,13 @@ class BinWriter(NumbersWriter):
             raise
 
     def _remove_stale_files(self) -> None:
-        """Remove the index and the mask of the replaced file that the new file does not have."""
+        """Remove the replaced file's index and mask, if the new file has none."""
         path = self._output.path
         if not os.path.exists(path):
             return
         stale = {} if self._mask is not None else {mask_path(path): NPY}
         if not self._layout.has_index:
-            with suppress(InputError):  # a file of this name has no index
+            with suppress(InputError):  # a file with this name has no index
                 stale[_index_name(path)] = TOKEN_INDEX
         for name, kind in stale.items():
             if kind_of(name) == kind:

@@ -3,10 +3,10 @@
 - An id counts if the assistant wrote any byte of the id.
 - Text is encoded with all special tokens allowed, even in the content of a message, as in
   transformers.
-- Ids are matched with the text by their lengths. If the vocabulary has a normalizer, this module
-  normalizes the text first, between special tokens as the encoder does; normalizing again changes
-  nothing. A normalized character that joins text of the assistant to other text counts. White
-  space that a special token swallows belongs to no id.
+- The spans that the assistant wrote are matched with ids by the lengths of the ids. If the
+  vocabulary has a normalizer, this module normalizes the text first, between special tokens as the
+  encoder does; normalizing again changes nothing. A normalized character that joins text of the
+  assistant to other text counts. White space that a special token swallows belongs to no id.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Conversations(Closing):
         self._renderer: Renderer = PlainRenderer()
         facts: list[object] = []
         if chat:
-            from llmgpu.text import chat_template  # imported late, because it loads slowly
+            from llmgpu.text import chat_template  # imported only here, because it loads slowly
 
             facts = [chat.source, sorted(chat.tokens.items()), chat_template.chosen_time()]
             self._renderer = chat_template.TemplateRenderer(chat.source, chat.tokens)
@@ -69,7 +69,8 @@ class Conversations(Closing):
         self._vocabulary = vocabulary
         self._normalizes = vocabulary.normalizer is not None
         self.text_bytes = 0
-        self._spans: list[tuple[int, int]] = []  # bytes of the assistant that no mask has covered
+        # spans of bytes that the assistant wrote and no mask has covered yet
+        self._spans: list[tuple[int, int]] = []
 
     def close(self) -> None:
         """End the renderer's process, if it has one."""
@@ -88,7 +89,10 @@ class Conversations(Closing):
         return self._normalized(parts, where) if self._normalizes else parts
 
     def add(self, parts: list[tuple[bytes, bool]]) -> None:
-        """Record the next conversation in parts: bytes, and whether the assistant wrote a part."""
+        """Record the next conversation.
+
+        parts: the bytes of each part, and whether the assistant wrote the part.
+        """
         ends = np.cumsum([0, *(len(data) for data, _ in parts)])
         if self._vocabulary.swallows_space:
             ends = self._count_kept(b"".join(data for data, _ in parts))[ends]
@@ -98,14 +102,14 @@ class Conversations(Closing):
         self.text_bytes += int(ends[-1])
 
     def _count_kept(self, data: bytes) -> NDArray[np.int64]:
-        """Return the number of bytes before each position that belong to ids: int64 (n + 1,)."""
+        """Return int64 (n + 1,): for each position, the bytes before it that belong to ids."""
         kept = np.ones(len(data) + 1, np.int64)
         for first, begin, end, last in special_matches(self._vocabulary, (ALL,), data):
             kept[first:begin] = kept[end:last] = 0
         return np.cumsum(kept) - kept
 
     def mask(self, edges: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return bool (n,): true for ids with bytes of the assistant; see `Chat.mask`."""
+        """Return bool (n,): True for ids with bytes of the assistant; see `Chat.mask`."""
         spans = np.array(self._spans, np.int64).reshape(-1, 2)
         # Only the last span that begins before the end of an id can reach into the id.
         last = np.searchsorted(spans[:, 0], edges[1:], side="left") - 1
@@ -135,7 +139,7 @@ class Conversations(Closing):
     def _normalized_between(
         self, text: str, begin: int, end: int, ends: Sequence[int], parts: Parts, where: str
     ) -> Parts:
-        """Normalize text[begin:end], which has no special tokens; ends: ends of all parts."""
+        """Normalize text[begin:end], which has no special tokens; ends: where all parts end."""
         segment = text[begin:end]
         pieces = _cut(text, begin, end, ends, parts)
         whole = normalize(segment)
@@ -153,7 +157,7 @@ class Conversations(Closing):
 
 
 def _cut(text: str, begin: int, end: int, ends: Sequence[int], parts: Parts) -> Parts:
-    """Return text[begin:end], cut at the ends of parts."""
+    """Return text[begin:end] in pieces, cut at the ends of parts."""
     inside = [edge for edge in ends if begin < edge < end]
     edges = [begin, *inside, end]
     first = sum(edge <= begin for edge in ends)
@@ -161,7 +165,10 @@ def _cut(text: str, begin: int, end: int, ends: Sequence[int], parts: Parts) -> 
 
 
 def _normalized_edge(segment: str, whole: str, edge: int, *, before: bool) -> int:
-    """Return an edge's position in normalized text; an edge in a character moves to its border."""
+    """Return the position of an edge in normalized text.
+
+    An edge inside a character moves to its border.
+    """
     left = normalize(segment[:edge])
     if left + normalize(segment[edge:]) == whole:
         return len(left)
@@ -171,7 +178,7 @@ def _normalized_edge(segment: str, whole: str, edge: int, *, before: bool) -> in
 
 
 def lengths_in_conversations(vocabulary: Vocabulary) -> NDArray[np.int64]:
-    """Return the bytes of a conversation's text that each id stands for: (vocabulary size,)."""
+    """Return the bytes of conversations' text for each id: int64 (vocabulary size,)."""
     lengths = vocabulary.token_spans.copy()
     if vocabulary.normalizer is not None:
         for number in vocabulary.normalized_tokens:

@@ -1,7 +1,7 @@
 """Numbers of tokens of all files of a corpus, counted in one pass over the corpus.
 
-An encoder's slice of text holds many small files, or a part of a large file. Each file begins a
-document, so the encoder's document starts include the positions of files in the ids.
+A slice that an encoder returns covers many small files, or a part of a large file. Each file begins
+a document, so the document starts of a slice include the positions at which files begin.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class FileCount:
 
 
 class DocumentLengths:
-    """Numbers of documents by their number of tokens; `add` is called with the ids in order."""
+    """Counts documents by their number of tokens; call `add` with the ids in order."""
 
     def __init__(self) -> None:
-        self._documents: Counter[int] = Counter()  # numbers of documents by number of tokens
-        self._open: int | None = None  # tokens so far of the open document
+        self._documents: Counter[int] = Counter()  # number of documents, by their number of tokens
+        self._open: int | None = None  # tokens so far of the document that has not ended
 
     def add(self, starts: NDArray[np.int64], count: int) -> None:
         """Count the next `count` ids, in which documents begin at `starts`, ascending."""
@@ -91,8 +91,8 @@ def count_files(
     """Return the counts of the files of a corpus, in reading order.
 
     progress: called with the bytes read from the sources, phase "tokenizing". used: int64
-        (vocabulary size,), incremented by the occurrences of each id.
-    lengths: collects the tokens of each document.
+        (vocabulary size,), to which the occurrences of each id are added.
+    lengths: collects the number of tokens of each document.
 
     Raises the errors of the encoder and of the corpus.
     """
@@ -116,7 +116,7 @@ def count_files(
         if lengths is not None:
             lengths.add(starts, len(piece.ids))
         progress("tokenizing", text.bytes_read, text.total_bytes)
-    tokens += [0] * (len(text.begun) - len(tokens))  # files without a document, at the end
+    tokens += [0] * (len(text.begun) - len(tokens))  # files without a document at the end
     ends = [*(begin.offset for begin in text.begun), text.text_bytes]
     return [
         FileCount(begin.path, end - first, count)

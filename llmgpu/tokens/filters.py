@@ -24,7 +24,10 @@ Filter = Callable[[Slices], Slices]
 
 @dataclass
 class Totals:
-    """Sums over all slices so far; in_loss: ids that count in a loss."""
+    """Sums over all slices so far.
+
+    in_loss: number of ids that count in a loss.
+    """
 
     text_bytes: int = 0
     documents: int = 0
@@ -40,7 +43,7 @@ class Totals:
 
 
 def with_masks(slices: Slices, conversations: Chat, vocabulary: Vocabulary) -> Slices:
-    """Yield the slices of conversations with masks: ids with bytes of the assistant count."""
+    """Add masks to the slices of conversations: ids with bytes of the assistant count."""
     lengths = lengths_in_conversations(vocabulary)
     position = 0
     for piece in slices:
@@ -52,7 +55,7 @@ def with_masks(slices: Slices, conversations: Chat, vocabulary: Vocabulary) -> S
 
 
 def first_tokens(slices: Slices, most: int, spans: NDArray[np.int64]) -> Slices:
-    """Yield the first `most` ids (1 or more); the last document may be cut.
+    """Yield the first `most` ids (1 or more). The last document may be cut.
 
     spans: bytes of text of each id, (vocabulary size,).
     """
@@ -78,7 +81,7 @@ def in_chunks(slices: Slices, most: int, overlap: int, spans: NDArray[np.int64])
     ids, mask = np.empty(0, np.uint32), None  # ids and mask of the chunk that may still grow
     is_open = False
     for piece in slices:
-        # Join the rest of the previous slice with this slice.
+        # Join the ids left from the previous slice with this slice.
         held = len(ids)
         ids = np.concatenate([ids, piece.ids])
         if piece.mask is not None:
@@ -88,7 +91,7 @@ def in_chunks(slices: Slices, most: int, overlap: int, spans: NDArray[np.int64])
         if is_open or (len(ids) and not (len(starts) and starts[0] == 0)):
             starts = np.concatenate([np.zeros(1, np.int64), starts])
 
-        # Yield the chunks that can't grow; keep the ids from the last document's open chunk on.
+        # Yield the chunks that can't grow; keep the ids of the last document's last chunk.
         yield from _cut(ids, mask, starts, len(starts) - (not piece.closed), most, step, spans)
         is_open = len(starts) > 0 and not piece.closed
         rest = len(ids)
@@ -101,7 +104,7 @@ def in_chunks(slices: Slices, most: int, overlap: int, spans: NDArray[np.int64])
 
 
 def _chunks_before_last(lengths: NDArray[np.int64], most: int, step: int) -> NDArray[np.int64]:
-    """Return the number of chunks before the last chunk of documents with these lengths."""
+    """Return how many chunks each document has before its last; lengths: of the documents."""
     return np.maximum(0, -(-(lengths - most) // step))
 
 
@@ -125,7 +128,7 @@ def _cut(
     begins = np.repeat(starts, counts) + numbers * step
     ends = np.minimum(begins + most, np.repeat(starts + lengths, counts))
     sizes = ends - begins
-    places = np.cumsum(sizes) - sizes  # starts of the chunks in the ids that are yielded
+    places = np.cumsum(sizes) - sizes  # starts of the chunks among the yielded ids
     at = np.arange(sizes.sum()) + np.repeat(begins - places, sizes)
     found = ids[at]
     chosen = None if mask is None else mask[at]

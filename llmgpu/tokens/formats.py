@@ -1,4 +1,4 @@
-"""The formats of token ids; a format is one line in FORMATS.
+"""The formats of token ids; each format is one line in FORMATS.
 
 Ids are written slice by slice, and read in blocks of bounded size with documents end to end. An id
 is a number from 0 to 2^32 - 1; the decoder checks whether the vocabulary has the id.
@@ -31,7 +31,7 @@ class TokenFormat:
     """A format: a description for --help, and the functions of `read_tokens` and `open_writer`.
 
     ending: suffix of file names. kind: kind of the files, see `llmgpu.outputs`. reader, writer:
-    modules and names of definitions, see `llmgpu.registry.imported`.
+    where they are defined, see `llmgpu.registry.imported`.
     """
 
     description: str
@@ -74,7 +74,7 @@ FORMATS = {
 
 
 _OTHER_ENDINGS = ".arrow .bz2 .csv .gz .h5 .json .npz .parquet .pkl .pt .pth .safetensors .xz .zst"
-SHOWN = "tokens"  # a format for people, see `llmgpu.tokens.ids`; llmgpu does not read it
+SHOWN = "tokens"  # readable text, see `llmgpu.tokens.ids`; llmgpu does not read this format
 
 
 def describe_formats() -> str:
@@ -83,7 +83,7 @@ def describe_formats() -> str:
 
 
 def format_by_name(path: str | Path) -> str:
-    """Return the format of a file by the ending of its name; ``ids`` for unknown endings."""
+    """Return the format of a file by the ending of its name; ``ids`` for an unknown ending."""
     ending = Path(path).suffix.lower()
     return next((name for name, format in FORMATS.items() if format.ending == ending), "ids")
 
@@ -100,7 +100,7 @@ def check_ending(path: str | Path) -> None:
 
 
 def recognize_format(path: str | Path) -> str:
-    """Return the format of a file of ids: by content and side file, otherwise by name."""
+    """Return the format of a file of ids by its content and side file, or else by its name."""
     kind = kind_of(str(path))
     found = (name for name, format in FORMATS.items() if format.kind == kind)
     return next(found, format_by_name(path))
@@ -115,7 +115,7 @@ def _get_format(name: str) -> TokenFormat:
 def outputs(
     path: str | Path, format: str, layout: str = "raw", *, masked: bool = False
 ) -> list[Output]:
-    """Return the files that a writer of ids writes; InputError unless `format` is in FORMATS."""
+    """Return the files that a writer of ids creates; InputError unless `format` is in FORMATS."""
     ids = Output(str(path), _get_format(format).kind)
     if ids.kind != TOKEN_FILE:
         return [ids]
@@ -138,7 +138,7 @@ def open_writer(
     """Open `path` ("-": standard output) for ids in one of FORMATS.
 
     vocabulary_size: number of ids. fingerprint, match_facts: of the vocabulary, for side files.
-    layout: one of LAYOUTS, for ``bin``. masked: slices have a loss mask, stored by ``bin`` only.
+    layout: one of LAYOUTS, for ``bin``. masked: slices have a loss mask, which only ``bin`` stores.
     force: replace even a file of another kind.
 
     Raises InputError for an unknown format or layout, OutputError if `path` can't be written.
@@ -156,7 +156,7 @@ def read_tokens(
 ) -> Iterator[NDArray[np.int64]]:
     """Return an iterator over the ids in `path` ("-": standard input), int64, block by block.
 
-    vocabulary_size, layout: facts of a ``bin`` stream without a side file, such as a pipe.
+    vocabulary_size, layout: for a ``bin`` stream without a side file, such as a pipe.
 
     Raises InputError for an unknown format or layout, for a file that can't be read, and for
     content other than ids, with file and line or position.

@@ -1,6 +1,6 @@
 """Token ids as text, one line per document: decimals with single spaces, or JSON lines.
 
-A document is a line. Decimals have an empty line for a document without ids; JSON lines are
+Each document is a line. A document without ids is an empty line among decimals. JSON lines are
 ``{"ids": [1,2]}`` or ``{"ids": []}``. NumPy parses all decimals of a block at once.
 """
 
@@ -35,17 +35,20 @@ from llmgpu.tokens.sinks import (
     open_stream,
 )
 
-_BLOCK_IDS = 1 << 18  # ids formatted at a time by Python
-_LEAST_IDS = 1 << 12  # ids of a slice for which a table of spelled ids is worth making
+_BLOCK_IDS = 1 << 18  # ids that Python formats at a time
+_LEAST_IDS = 1 << 12  # ids of a slice from which making a table of spelled ids pays off
 _MAX_DIGITS = 10
 _IS_SPACE = np.zeros(256, np.bool_)
-_SPACES = b" \t\r\n,[]"  # bytes between ids, also in lists as programs print lists
+_SPACES = b" \t\r\n,[]"  # bytes between ids, also in lists as programs print them
 _IS_SPACE[list(_SPACES)] = True
 _WORD = re.compile(rb"[^%b]+" % re.escape(_SPACES))
 
 
 def read_decimals(name: str) -> Iterator[NDArray[np.int64]]:
-    """Yield the ids of a file in blocks, of a pipe as ids arrive; a pipe may be JSON lines."""
+    """Yield the ids of a file in blocks, and of a pipe as they arrive.
+
+    A pipe may have JSON lines.
+    """
     with open_stream(name) as stream:
         blocks = read_blocks(stream, BLOCK_BYTES)
         first = bytes(next(blocks, b""))
@@ -57,7 +60,7 @@ def read_decimals(name: str) -> Iterator[NDArray[np.int64]]:
         for block in chain([first], blocks):
             text = rest + block
             cut = 1 + max(text.rfind(space) for space in _SPACES)
-            if len(text) - cut > _MAX_DIGITS:  # too long for an id already
+            if len(text) - cut > _MAX_DIGITS:  # already too long for an id
                 cut = len(text)
             rest = text[cut:]
             ids = _parse_decimals(text[:cut], name, line)
@@ -69,14 +72,17 @@ def read_decimals(name: str) -> Iterator[NDArray[np.int64]]:
 
 
 def _parse_decimals(text: bytes, name: str, line: int) -> NDArray[np.int64]:
-    """Return the numbers in `text`, which cuts no number in two and starts in line `line`."""
+    """Return the numbers in `text`, which begins and ends between numbers.
+
+    line: number of the line in which `text` starts.
+    """
     data = np.frombuffer(text, np.uint8)
-    digits = data - np.uint8(ord("0"))  # any other byte wraps around or is 10 or more
+    digits = data - np.uint8(ord("0"))  # 0 to 9 for a digit; any other byte gives 10 or more
     is_digit = digits < 10
     known = is_digit | _IS_SPACE[data]
     if not known.all():
         raise _error_at(text, int(np.argmin(known)), name, line)
-    # Numbers are the runs of digits: find where they begin and end.
+    # Find where numbers, the runs of digits, begin and end.
     border = np.zeros(len(data) + 2, np.bool_)
     border[1:-1] = is_digit
     edges = np.flatnonzero(border[1:] != border[:-1])
@@ -85,10 +91,10 @@ def _parse_decimals(text: bytes, name: str, line: int) -> NDArray[np.int64]:
     longest = int(lengths.max(initial=0))
     if longest > _MAX_DIGITS:
         raise _error_at(text, int(begins[np.argmax(lengths > _MAX_DIGITS)]), name, line)
-    # Add up the digits of all numbers by place, from the last place on.
+    # Add up the digits of all numbers by decimal place, from the last place on.
     ids = np.zeros(len(begins), np.int64)
     for place in range(longest):
-        # Shorter numbers have no digit at this place: add 0.
+        # A shorter number has no digit at this place: add 0.
         found = digits.take(ends - 1 - place, mode="clip")
         ids += np.where(lengths > place, found, 0) * np.int64(10**place)
     if longest == _MAX_DIGITS and int(ids.max()) > MAX_ID:
@@ -97,7 +103,7 @@ def _parse_decimals(text: bytes, name: str, line: int) -> NDArray[np.int64]:
 
 
 def _error_at(text: bytes, position: int, name: str, line: int) -> InputError:
-    """Return the error for the word at a position of a text that starts in line `line`."""
+    """Return the error for the word at a position of a text; line: where the text starts."""
     begin = max(text.rfind(space, 0, position) for space in _SPACES) + 1
     found = _WORD.match(text, begin)
     word = found[0] if found else b""
@@ -112,18 +118,19 @@ def _error_at(text: bytes, position: int, name: str, line: int) -> InputError:
 
 
 class TextWriter(TokenWriter):
-    """Writes ids as decimal text, from a table of spelled ids.
+    """Writes ids as decimal text, using a table of spelled ids.
 
-    `_content` makes the text of a slice as if the slice continued a document with ids. For any
-    other slice `_write` leaves out the separator or the border at the front.
+    `_content` spells a slice as if the slice continued a document with ids. For any other slice,
+    `_write` leaves out the separator or border at the front.
     """
 
-    SEPARATOR, BEFORE, AFTER = b" ", b"", b"\n"  # between ids, before and after a document
+    # between ids, before a document and after a document
+    SEPARATOR, BEFORE, AFTER = b" ", b"", b"\n"
 
     def __init__(self, path: str | Path, vocabulary_size: int) -> None:
         super().__init__(path, vocabulary_size)
-        self._is_open = False  # a document has started and its end is not written
-        self._is_empty = True  # no id of the document is written
+        self._is_open = False  # whether a document has begun whose end is not written
+        self._is_empty = True  # whether no id of the document is written yet
 
     @cached_property
     def _cells(self) -> NDArray[np.uint64]:
@@ -133,7 +140,7 @@ class TextWriter(TokenWriter):
         ids, starts, border = piece.ids, piece.document_starts, self.AFTER + self.BEFORE
         if self._vocabulary_size <= CELL_IDS and len(ids) >= _LEAST_IDS and library() is not None:
             return format_ids(self._cells, ids, starts, border)
-        # A start between two blocks goes with the second.
+        # A document that starts between two blocks belongs to the second.
         parts = []
         for begin in range(0, max(len(ids), 1), _BLOCK_IDS):
             end = min(begin + _BLOCK_IDS, len(ids))
@@ -177,7 +184,7 @@ def _format(
     return border.join(documents)
 
 
-_BLOCK_IDS_READ = 1 << 18  # ids of JSON lines yielded at a time
+_BLOCK_IDS_READ = 1 << 18  # ids of JSON lines that are yielded at a time
 
 
 class JsonlWriter(TextWriter):
@@ -187,14 +194,14 @@ class JsonlWriter(TextWriter):
 
 
 def read_jsonl(name: str) -> Iterator[NDArray[np.int64]]:
-    """Yield the ids of a file in blocks; ids of a pipe as they arrive."""
+    """Yield the ids of a file in blocks, and of a pipe as they arrive."""
     with open_stream(name) as stream:
         yield from _ids_of_lines(stream, stream, name)
 
 
 def _ids_of_lines(raw: io.RawIOBase, stream: ByteStream, name: str) -> Iterator[NDArray[np.int64]]:
     """Yield the ids of JSON lines in `raw`, the bytes of `stream`."""
-    pending: list[int] = []  # ids of the lines read, until no further line is ready
+    pending: list[int] = []  # ids of the lines read so far, until no further line is ready
     for number, line in jsonl_lines(io.BufferedReader(raw, BLOCK_BYTES), name):
         pending += _line_ids(line, f"{name}, line {number}")
         if len(pending) >= _BLOCK_IDS_READ or not stream.wait(0):
@@ -217,7 +224,8 @@ def _line_ids(line: bytes, where: str) -> list[int]:
 
 Style = Literal["lines", "colours", "borders"]
 
-# Colours of the palette of 256, by turns: grounds of black text, and of special tokens, in white.
+# Colours of the 256-colour palette, used in turn as background: of black text, and of special
+# tokens.
 _GROUNDS = (153, 157, 229, 217)
 _SPECIAL_GROUNDS = (88, 54)
 _BORDER = "│"
@@ -226,9 +234,8 @@ _BORDER = "│"
 class ShownTokens(TokenWriter):
     """Writes tokens as readable text, with an empty line between documents.
 
-    Style "lines" has a line for each token, with id and text; "colours" and "borders" show the text
-    with its own line breaks, tokens on grounds of different colours or with a border after each
-    token.
+    Style "lines" has a line for each token, with id and text. "colours" and "borders" show the text
+    with its own line breaks: tokens have backgrounds of different colours, or a border after each.
     """
 
     def __init__(self, path: str | Path, vocabulary: Vocabulary, style: Style = "lines") -> None:
@@ -249,7 +256,7 @@ class ShownTokens(TokenWriter):
         bounds = [0, *piece.document_starts.tolist(), len(piece.ids)]
         text = []
         for number, (begin, end) in enumerate(pairwise(bounds)):
-            if number and self.documents + number > 1:  # not before the first document
+            if number and self.documents + number > 1:  # no empty line before the first document
                 text.append("\n" if self._style == "lines" else "\n\n")
             text += self._show(piece.ids[begin:end])
         self._output.stream.write("".join(text).encode())

@@ -1,8 +1,8 @@
-"""The layouts of token files: headers before the numbers. A layout is one line in LAYOUTS.
+"""The layouts of token files: headers before the numbers. Each layout is one line in LAYOUTS.
 
 - ``raw``: no header.
 - ``llmc``: the header of llm.c's token files, 256 int32, the first three used: magic, version, and
-  the number of tokens. The magic tells uint16 from uint32.
+  the number of tokens. The magic number differs for uint16 and uint32.
 - ``megatron``: no header; an index of Megatron-LM, NAME.idx, describes NAME.bin.
 - ``nanogpt``: no header, and always uint16.
 """
@@ -17,7 +17,7 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 
 _LLMC_HEADER = struct.Struct("<3i1012x")
-_LLMC_KINDS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # magic, version
+_LLMC_KINDS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # magic number, version
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Layout:
     """A layout: its header, and its limits.
 
     description: text for --help. header_bytes: length of the header. max_tokens: most tokens of a
-    file, None for any number.
-    make_header: returns the header of `count` numbers of a type, uint16 or uint32.
+        file, None for any number.
+    make_header: given a count and a type, uint16 or uint32, returns the header.
     parse_header: given the header and the name of the file, returns type and number of the tokens;
         InputError for an invalid header. None for a layout without a header.
     max_ids: most ids of a vocabulary, None for any number.

@@ -1,8 +1,8 @@
 """Lists of token shards: the manifest of a finished job, the progress file of an unfinished job.
 
-Both files have the facts of the job and an entry for each shard, and name files of their own folder
-alone. A manifest is a JSON object. A progress file has JSON lines, one for the job and one for each
-finished shard, so that adding a shard appends a line.
+Both files have the facts of the job and an entry for each shard, and name only files of their own
+folder. A manifest is a JSON object. A progress file has JSON lines, one for the job and one for
+each finished shard, so that a shard is added by appending a line.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ VERSION = 1  # version of manifests
 PROGRESS_VERSION = 2
 
 _DTYPES = ("uint16", "uint32")
-SUMS = ("count", "bytes", "documents", "bytes_per_token")  # facts of a manifest over all shards
+# entries of a manifest that sum over all shards
+SUMS = ("count", "bytes", "documents", "bytes_per_token")
 
 
 @dataclass(frozen=True)
 class Shard:
     """A shard as manifests list it.
 
-    file: name without the folder. count: number of tokens. bytes: bytes of text of the tokens.
-    documents: number of document starts. continues: the first ids belong to the last document of
-    the previous shard.
+    file: name without the folder. count: number of tokens. bytes: bytes of text for which the
+    tokens stand. documents: number of document starts. continues: the first ids belong to the last
+    document of the previous shard.
     """
 
     file: str
@@ -99,10 +100,10 @@ def read_manifest(path: str | Path) -> list[tuple[str, Shard]]:
 
 
 def shard_files(path: str | Path, *, may_be_foreign: bool = False) -> list[str]:
-    """Return the paths of a manifest's shards; InputError if the sizes of a shard differ.
+    """Return the paths of a manifest's shards; InputError if a shard's size is not the listed one.
 
-    may_be_foreign: accept shards without side files. Only the ids of these shards are counted, by
-    the type of numbers that the manifest names.
+    may_be_foreign: accept shards without side files. Of these, only the number of ids is checked,
+    by the type of numbers that the manifest names.
     """
     dtype = describe_manifest(path).get("dtype")
     shards = read_manifest(path)
@@ -124,12 +125,12 @@ def shard_files(path: str | Path, *, may_be_foreign: bool = False) -> list[str]:
 
 
 def describe_manifest(path: str | Path) -> dict[str, Any]:
-    """Return the facts of a manifest about all shards; InputError as `read_manifest`."""
+    """Return a manifest's entries about all shards; errors as of `read_manifest`."""
     return read_facts(path)[0]
 
 
 def read_facts(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
-    """Return the content of a manifest, and its shards; InputError as `read_manifest`."""
+    """Return the content of a manifest, and its shards; errors as of `read_manifest`."""
     failure = f"is not a list of token shards, as {spelled('--shard-tokens')} writes OUT.json"
     return _read(path, json.loads, MANIFEST_FORMAT, VERSION, failure)
 
@@ -144,7 +145,10 @@ def read_progress(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
 
 
 def _parse_progress(data: bytes) -> dict[str, Any]:
-    """Return a progress file as one object; a killed job may leave part of a line at the end."""
+    """Return a progress file as one object.
+
+    A killed job may have left part of a line at the end.
+    """
     if data.startswith(b"{\n"):  # version 1, a single object, which `_read` refuses
         return {**json.loads(data)}
     job, _, rest = data.partition(b"\n")
@@ -189,7 +193,7 @@ def _read(
 
 
 def is_whole(path: str, shard: Shard) -> bool:
-    """Return whether a shard, its side file and its index exist and agree."""
+    """Whether a shard, its side file and its index exist and agree."""
     try:
         describe_bin_file(path)
         side = read_side_file(path)
@@ -210,7 +214,13 @@ def _line(content: dict[str, Any]) -> bytes:
     return json.dumps(content).encode() + b"\n"
 
 
-_OWN = ("format", "version", "part", "work_sha256", "shards")  # facts of a part alone
+_OWN = (
+    "format",
+    "version",
+    "part",
+    "work_sha256",
+    "shards",
+)  # entries that only the manifest of a part has
 
 
 def merge_shards(
@@ -222,8 +232,8 @@ def merge_shards(
         manifest, in the folder of the shards. force: replace even a file of another kind.
 
     Raises:
-        InputError: a manifest is not that of a part, parts are missing or of different jobs, or
-            a shard is missing or damaged.
+        InputError: a manifest is not that of a part, parts are missing or of different jobs, or a
+            shard is missing or damaged.
         OutputError: the output would replace a file of another kind, or can't be written.
     """
     check_outputs([Output(str(output), MANIFEST)], map(str, manifests), force=force)
@@ -243,7 +253,7 @@ def merge_shards(
 
 
 def _in_order(manifests: Sequence[str | Path]) -> list[str | Path]:
-    """Return the manifests in the order of their parts; InputError unless they are of one job."""
+    """Return the manifests in the order of their parts; InputError unless all are of one job."""
     by_number: dict[int, str | Path] = {}
     first: dict[str, Any] = {}
     for path in manifests:
@@ -283,7 +293,7 @@ def _part_of(content: dict[str, Any], path: str | Path) -> Part:
 
 
 def _check_folder(paths: Sequence[str | Path]) -> None:
-    """Raise InputError unless all paths are in one folder: manifests name files without folders."""
+    """Raise InputError unless all paths are in one folder: manifests name no folders."""
     folders = [os.path.dirname(os.path.realpath(path)) for path in paths]
     for path, folder in zip(paths, folders, strict=True):
         if folder != folders[0]:

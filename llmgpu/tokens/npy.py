@@ -1,8 +1,8 @@
-"""Token ids as one array of NumPy's format, and the common part of all formats of plain numbers.
+"""Token ids as one array of NumPy's format, and the common code of all formats of plain numbers.
 
 Documents follow each other without a mark.
 
-On a RAM disk most time of writing goes to allocating new pages of memory. So several threads write,
+On a RAM disk, writing spends most time on allocating new pages of memory. So several threads write,
 or one thread allocates pages before the first ids are written.
 """
 
@@ -39,15 +39,15 @@ from llmgpu.tokens.sinks import (
     open_stream,
 )
 
-HEADER_BYTES = 128  # bytes of the header of every array written here
+HEADER_BYTES = 128  # header of every array that llmgpu writes
 _MAX_HEADER_BYTES = 1 << 16
-_LEAST_RESERVED = 64 << 20  # bytes of text whose ids are worth reserving memory for
+_LEAST_RESERVED = 64 << 20  # bytes of text from which reserving memory for the ids pays off
 _TOKEN_BYTES = 4  # bytes of text per token in common languages
-_LEAST_SHARED = 4 << 20  # bytes that are worth starting threads for
-_MOST_OF_FREE = 4  # reserve up to 1/4 of the free memory for a file
-_WRITE_THREADS = min(4, usable_processors() // 2)  # beyond 4, a file is written no faster
+_LEAST_SHARED = 4 << 20  # bytes from which starting threads pays off
+_MOST_OF_FREE = 4  # at most 1 / _MOST_OF_FREE of the free memory is reserved for a file
+_WRITE_THREADS = min(4, usable_processors() // 2)  # more threads than 4 write no faster
 
-# Errors of NumPy while parsing the Python literal in a header.
+# Errors that NumPy raises while it parses the Python literal in a header.
 _HEADER_ERRORS = (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError)
 
 
@@ -81,7 +81,7 @@ def _npy_layout(stream: io.BufferedReader[Any], name: str) -> tuple[np.dtype[np.
 
 
 def npy_header(dtype: np.dtype[Any], count: int) -> bytes:
-    """Return the 128 bytes before the numbers; the length does not depend on `count`."""
+    """Return the 128 bytes before the numbers. The length does not depend on `count`."""
     text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({count},), }}"
     return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode() + b"\n"
 
@@ -93,12 +93,14 @@ class Reservation:
     """
 
     def __init__(self, file: BinaryIO, nbytes: int) -> None:
-        """Begin to reserve memory for the first `nbytes` of a file; the file's length stays.
+        """Begin to reserve memory for the first `nbytes` of a file.
+
+        The file's length does not change.
 
         At most 1/4 of the free memory is reserved. Raises OSError if the process has no descriptor
         left, RuntimeError if the process can't start a thread.
         """
-        self._descriptor = os.dup(file.fileno())  # the file may be closed by another thread
+        self._descriptor = os.dup(file.fileno())  # another thread may close the file
         self._has_ended = c_int()
         self._reserved = 0
         self._thread = threading.Thread(
@@ -122,14 +124,17 @@ class Reservation:
         """Stop reserving, and free the memory beyond the end of the file."""
         self._has_ended.value = True
         self._thread.join()
-        with suppress(OSError):  # on an error the file keeps the memory
+        with suppress(OSError):  # if this fails, the file keeps the memory
             if self._reserved:
                 os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size)
         os.close(self._descriptor)
 
 
 def write_in_parts(file: BinaryIO, content: memoryview) -> None:
-    """Write to a file of this process alone; several threads write 4 MiB or more to a RAM disk."""
+    """Write to a file that only this process uses.
+
+    On a RAM disk, several threads write 4 MiB or more.
+    """
     is_shared = len(content) >= _LEAST_SHARED and _WRITE_THREADS > 1
     loaded = library() if is_shared else None
     count = 0
@@ -145,7 +150,7 @@ def write_in_parts(file: BinaryIO, content: memoryview) -> None:
 class NumbersWriter(TokenWriter):
     """Writes ids as plain numbers of the vocabulary's type, after a header.
 
-    The header holds the count of ids. The count is known only at the end, so `_finish` overwrites
+    The header contains the number of ids, which is known only at the end. So `_finish` overwrites
     the header; an output without seeking is collected in a temporary file first.
     """
 
@@ -163,14 +168,14 @@ class NumbersWriter(TokenWriter):
 
     @abstractmethod
     def _header(self, count: int) -> bytes:
-        """Return the bytes before `count` numbers; `count` does not change the length."""
+        """Return the bytes before the numbers. The length does not depend on `count`."""
 
     def expect(self, text_bytes: int | None) -> None:
         """Reserve memory for the ids of a text, see `TokenSink.expect`."""
         if text_bytes is None or text_bytes < _LEAST_RESERVED or self.is_direct:
             return
         nbytes = text_bytes // _TOKEN_BYTES * self._dtype.itemsize
-        with suppress(OSError, RuntimeError):  # writing works without a reservation, too
+        with suppress(OSError, RuntimeError):  # writing also works without a reservation
             self._reservation = Reservation(self._numbers, nbytes)
 
     def _content(self, piece: EncodedSlice) -> memoryview:
@@ -219,7 +224,7 @@ def read_numbers(
 ) -> Iterator[NDArray[np.int64]]:
     """Yield `count` numbers (None: all of them) as ids; the stream must end after them."""
     done = 0
-    rest = b""  # the part of a number that continues in the next block
+    rest = b""  # the first bytes of a number that continues in the next block
     while block := stream.read1(BLOCK_BYTES):
         data = rest + block
         whole = len(data) // dtype.itemsize

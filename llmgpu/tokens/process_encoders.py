@@ -1,4 +1,4 @@
-"""The encoders that a process keeps open for many texts, short and long."""
+"""The encoders that a process keeps open to encode many texts, short and long."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.tokens.tokenizing import encode_corpus, known_bytes, suggesting_gpu
 
-_MOST_KEPT = 16  # most encoders kept, each for different options
-HOST_BYTES = 1 << 16  # the CPU has encoded a text of this size before a device receives it
-MOST_AT_ONCE = 1 << 26  # bytes of text encoded at once; longer text is encoded slice by slice
+_MOST_KEPT = 16  # most encoders that are kept, each for different options
+# size of a text, in bytes, that the CPU encodes before a device would have received it
+HOST_BYTES = 1 << 16
+MOST_AT_ONCE = 1 << 26  # bytes of text encoded in one call; longer text is encoded slice by slice
 _log = logging.getLogger("llmgpu")
 
 
@@ -37,7 +38,10 @@ class DocumentEncoder:
         vocabulary: Vocabulary,
         options: SpecialOptions,
     ) -> None:
-        """Take a function that encodes a plain document, and a vocabulary without normalizer.
+        """Encode documents with `encode`, and add the tokens of `options` around each.
+
+        encode: returns the ids of a document, or None if it can't encode the document. vocabulary:
+        has no normalizer.
 
         Raises VocabularyError for a token that the vocabulary does not have.
         """
@@ -48,7 +52,7 @@ class DocumentEncoder:
         self._before, self._after = (np.array(ids, np.uint32) for ids in around)
 
     def encode(self, text: bytes) -> NDArray[np.uint32] | None:
-        """Return the ids of a document; None if `Encoder.encode` must find the ids."""
+        """Return the ids of a document; None if only `Encoder.encode` can encode it."""
         if self._search and self._search.pattern.search(text):
             return None
         ids = self._encode(text)
@@ -60,10 +64,11 @@ class DocumentEncoder:
 class ProcessEncoders:
     """The encoders of one process.
 
-    Threads encode documents on the CPU side by side, and take turns in all else.
+    Threads encode documents on the CPU side by side, but use the device and other encoders in
+    turns.
 
     process: id of the process. A forked process needs new encoders.
-    is_prepared: whether a coder that encodes was asked for.
+    is_prepared: whether a coder that encodes was requested.
     """
 
     _coder: Any = None
@@ -73,15 +78,15 @@ class ProcessEncoders:
         self.process = os.getpid()
         self._vocabulary, self._opening = vocabulary, opening
         self._lock = threading.Lock()
-        # Not cached properties: in Python 3.11 these share a lock, which a fork may find held.
+        # Not cached properties: in Python 3.11 these share a lock, which may be locked in a fork.
         self._short: Encoder | None = None
-        self._long: dict[bool, Encoder] = {}  # the key tells whether a device encodes
+        self._long: dict[bool, Encoder] = {}  # key: whether a device encodes
         self._special: dict[tuple[SpecialOptions, Encoder], Encoder] = {}
         self._documents: dict[SpecialOptions, DocumentEncoder] = {}
         self.is_prepared = False
 
     def coder(self, *, encodes: bool) -> Any:
-        """Return the coder of the extension module, None without the module.
+        """Return the coder of the extension module; None without the module.
 
         encodes: prepare the coder for encoding, too, if the module supports the vocabulary. If
             False, only `decode` is certain to work.
@@ -102,7 +107,7 @@ class ProcessEncoders:
         return ProcessEncoders(self._vocabulary, Opening(self._opening.wanted, encodes=True))
 
     def open(self) -> None:
-        """Open the device; with ``auto`` leave opening to the first long text."""
+        """Open the device now, except with ``auto``: then the first long text opens it."""
         if self._opening.wanted != "auto":
             self._opening.begin()
             prepare_vocabulary(self._vocabulary, self._opening)
@@ -115,7 +120,7 @@ class ProcessEncoders:
         return self._short
 
     def _open_long(self, text_bytes: int | None) -> Encoder:
-        """Return the encoder of a long text; text_bytes: None if the size is unknown."""
+        """Return the encoder for a long text; text_bytes: None if the size is unknown."""
         backend = NUMPY
         if self._opening.begin_encoding(text_bytes):
             prepare_vocabulary(self._vocabulary, self._opening)
@@ -140,7 +145,7 @@ class ProcessEncoders:
     def encode_documents(
         self, documents: Sequence[bytes], options: SpecialOptions
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the ids of documents, end to end, and the position of each document."""
+        """Return the ids of documents, end to end, and the position where each document begins."""
         return self._encode(corpus_from_bytes(documents), options)
 
     def _encode(
@@ -165,7 +170,10 @@ class ProcessEncoders:
         return ids.take(), np.concatenate(starts)
 
     def encode_document(self, text: bytes, options: SpecialOptions) -> NDArray[np.uint32] | None:
-        """Return the ids of a document at once; None: use `encode_documents`."""
+        """Return the ids of a document in one call.
+
+        None if only `encode_documents` can encode it.
+        """
         if self._vocabulary.normalizer is not None or not self.encodes_on_host(len(text)):
             return None
         documents = self._documents.get(options)
@@ -177,7 +185,7 @@ class ProcessEncoders:
         return documents.encode(text)
 
     def encode_batch(self, texts: Sequence[Any], *, as_list: bool) -> list[Any] | None:
-        """Return the ids of each text by the extension module, None if the module can't encode.
+        """Return the ids of each text by the extension module; None if the module can't encode.
 
         as_list: return lists of int; otherwise arrays, consecutive views of one array.
         """
@@ -190,7 +198,7 @@ class ProcessEncoders:
         return found
 
     def encodes_on_host(self, text_bytes: int) -> bool:
-        """Whether text of this size is encoded at once, and by the CPU engine."""
+        """Whether the CPU engine encodes a text of this size in one call."""
         if text_bytes <= HOST_BYTES:
             return isinstance(self._host, CpuEncoder)
         if text_bytes > MOST_AT_ONCE:
@@ -199,7 +207,7 @@ class ProcessEncoders:
             return isinstance(self._open_long(text_bytes), CpuEncoder)
 
     def _encode_plain(self, text: bytes) -> NDArray[np.uint32] | None:
-        """Return the ids of a document without special tokens; `encodes_on_host` is true for it."""
+        """Return the ids of a document without special tokens, if `encodes_on_host` is True."""
         coder = self.coder(encodes=True)
         if coder is not None:
             ids: NDArray[np.uint32] | None = coder.encode(text, False, True)
@@ -209,7 +217,7 @@ class ProcessEncoders:
         return encoder.encode_document(text)
 
     def _encoder(self, inner: Encoder, options: SpecialOptions) -> Encoder:
-        """Return an encoder that handles special tokens."""
+        """Wrap an encoder so that it handles special tokens."""
         key = options, inner
         if key not in self._special:
             _make_room(self._special)
@@ -218,6 +226,6 @@ class ProcessEncoders:
 
 
 def _make_room(kept: dict[Any, Any]) -> None:
-    """Delete the oldest entry of a full table."""
+    """Delete the oldest entry of a table that is full."""
     if len(kept) >= _MOST_KEPT:
         del kept[next(iter(kept))]

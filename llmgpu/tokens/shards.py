@@ -12,7 +12,7 @@ For the output ``OUT.bin``:
 - At the end of a job, later shards of an earlier job and temporary files of a killed job are
   removed.
 
-A document start at the border of two shards belongs to the second shard.
+If a document starts at the border of two shards, the start belongs to the second shard.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ from llmgpu.tokens.sinks import TokenSink, id_dtype, require_ids
 from llmgpu.tokens.splitting import spans_without
 
 _NO_IDS = np.empty(0, np.uint32)
-_BLOCK_IDS = 1 << 16  # ids counted at a time: the lengths of more ids do not fit in the cache
+_BLOCK_IDS = 1 << 16  # ids counted at a time, so that their lengths fit in the processor's cache
 
 
 @dataclass(frozen=True)
 class ShardNames:
-    """The files that belong to the output `output`."""
+    """The names of all files that belong to the output `output`."""
 
     output: str
 
@@ -79,7 +79,7 @@ class ShardNames:
 
     @property
     def progress(self) -> str:
-        """The finished shards of an unfinished job."""
+        """The list of finished shards of an unfinished job."""
         return f"{self._stem}.progress.json"
 
     @property
@@ -88,20 +88,20 @@ class ShardNames:
         return f"{self._stem}.lock"
 
     def shard(self, index: int) -> str:
-        """The file of one shard."""
+        """The file of the shard with this number."""
         return f"{self._stem}-{index:06d}{os.path.splitext(self.output)[1]}"
 
     def outputs(self) -> list[Output]:
         """The files that a job may replace.
 
-        `ShardWriter` checks the kind of each old shard before the replacement: the new job may have
-        fewer shards than the old job.
+        `ShardWriter` itself checks the kind of each old shard before replacing it, because the new
+        job may have fewer shards than the old job.
         """
         folder, name = os.path.split(self.output)
         stem, suffix = map(re.escape, os.path.splitext(name))
         shard = re.compile(rf"{stem}-\d{{6,}}{suffix}(\.json|\.mask\.npy)?")
         shards: list[str] = []
-        with suppress(OSError):  # the folder can't be read: writing will report that
+        with suppress(OSError):  # the folder can't be read; writing will report this
             found = filter(shard.fullmatch, os.listdir(folder or "."))
             shards += sorted(os.path.join(folder, name) for name in found)
         lists = [Output(self.manifest, MANIFEST), Output(self.progress, PROGRESS)]
@@ -121,7 +121,7 @@ class ShardNames:
 class ShardWriter(TokenSink):
     """Writes ids into shards.
 
-    kept: number of finished shards, which are compared instead of written.
+    kept: number of shards finished by an earlier run; their ids are compared instead of written.
     """
 
     def __init__(
@@ -141,8 +141,8 @@ class ShardWriter(TokenSink):
 
         layout: one of LAYOUTS. added: ids that stand for no bytes of the text, such as BOS.
             masked: slices have masks. run: resume key of the ids; the key of the shards adds these
-            arguments.
-        resume: continue a job with the same key. force: replace even files of another kind.
+                arguments.
+        resume: continue a job with the same key. force: replace files of another kind.
 
         Raises InputError if the job to resume has another key (the message names the difference),
         for an unknown layout and for an invalid number of tokens; OutputError if a shard would
@@ -170,16 +170,16 @@ class ShardWriter(TokenSink):
         self._current: TokenSink | None = None
         self._current_bytes = 0
         self._continues = False
-        self._held = 0  # documents that start at the next id; without a next id, empty documents
+        self._held = 0  # documents that start at the next id; if no id follows, they are empty
 
     def prepare(self, piece: EncodedSlice) -> EncodedSlice:
-        """Check ids, count the bytes of text and convert; see `TokenSink.prepare`."""
+        """Check ids, count their bytes of text and convert them; see `TokenSink.prepare`."""
         require_ids(piece.ids, self._vocabulary.size)
         numbers = np.ascontiguousarray(piece.ids, id_dtype(self._vocabulary.size))
         return replace(piece, content=numbers, text_bytes=self._count_bytes(piece.ids))
 
     def write(self, piece: EncodedSlice) -> None:
-        """Write the next ids, see `TokenSink.write`; the bytes of text follow from the ids.
+        """Write the next ids, see `TokenSink.write`. Their bytes of text are computed from the ids.
 
         Raises InputError if ids differ from the ids of a finished shard.
         """
@@ -187,7 +187,7 @@ class ShardWriter(TokenSink):
         ids = prepared.ids
         starts = np.concatenate([np.zeros(self._held, np.int64), piece.document_starts])
         begin = low = 0
-        # Cut the slice at the borders of shards; a start at the slice's end waits for the next id.
+        # Cut the slice at the borders of shards. A document start at its end waits for an id.
         while begin < len(ids):
             if self._current is not None and self._current.ids == self._shard_tokens:
                 self._finish_shard()
@@ -205,7 +205,7 @@ class ShardWriter(TokenSink):
         self.documents += len(piece.document_starts)
 
     def close(self) -> None:
-        """Finish the last shard, write the manifest and remove files that are no longer needed."""
+        """Finish the last shard, write the manifest and remove files that only the job needed."""
         try:
             if self._held or self._current is None:
                 starts, mask = np.zeros(self._held, np.int64), np.zeros(0, np.bool_)
@@ -222,7 +222,7 @@ class ShardWriter(TokenSink):
         self._lock.remove()
 
     def abort(self) -> None:
-        """Abort the current shard; finished shards stay."""
+        """Remove the unfinished shard; finished shards remain."""
         try:
             if self._current is not None:
                 self._current.abort()
@@ -230,12 +230,12 @@ class ShardWriter(TokenSink):
             self._lock.remove()
 
     def _count_bytes(self, ids: NDArray[np.uint32]) -> int:
-        """Return the bytes of text of valid ids."""
+        """Return the bytes of text for which valid ids stand."""
         memory = np.empty(min(len(ids), _BLOCK_IDS), self._spans.dtype)
         count = 0
         for begin in range(0, len(ids), _BLOCK_IDS):
             block = ids[begin : begin + _BLOCK_IDS]
-            # The ids are valid, so nothing is clipped; "clip" halves the time of checking indices.
+            # Valid ids need no clipping, but "clip" takes half the time of checking indices.
             lengths = np.take(self._spans, block, out=memory[: len(block)], mode="clip")
             count += int(lengths.sum())
         return count
@@ -274,14 +274,15 @@ class ShardWriter(TokenSink):
         )
         if index < self.kept and shard != self._former[index]:
             raise _differs(path)
-        if index == self.kept:  # manifest and progress file may list shards that are replaced
+        # remove manifest and progress file: they may list shards that are replaced
+        if index == self.kept:
             _remove(self._names.manifest)
             if index == 0:
                 _remove(self._names.progress)
         self._current.close()
         self._current = None
         self._shards.append(shard)
-        # The shard is on disk before the progress file lists it.
+        # The shard must be on disk before the progress file lists it.
         if index == self.kept:
             write_progress(self._names.progress, self._run, self._shards)
         elif index > self.kept:
@@ -309,7 +310,7 @@ def finished_job(
 ) -> dict[str, Any] | None:
     """Return the manifest of a finished job; None for an unfinished job.
 
-    Arguments: as for the `ShardWriter` of the job.
+    The arguments are those of the job's `ShardWriter`.
     """
     names = ShardNames(str(output))
     if os.path.lexists(names.progress) or not os.path.exists(names.manifest):
@@ -333,7 +334,7 @@ def _job_key(vocabulary: Vocabulary, shard_tokens: int, layout: str, run: Run | 
 
 
 def _part_facts(run: Run) -> dict[str, str]:
-    """Return entries of a part's manifest: the part, and a digest shared by all parts."""
+    """Return the manifest entries of a part: its number, and a digest that all parts share."""
     if PART not in run:
         return {}
     shared = {name: value for name, value in run.items() if name not in (FILES, PART)}
@@ -381,7 +382,7 @@ def _check_length(shard_tokens: int, layout: Layout) -> None:
 
 
 def _read_progress(names: ShardNames, run: Run) -> list[Shard]:
-    """Return the finished shards before the first missing or changed shard.
+    """Return the finished shards, up to the first one that is missing or changed.
 
     Raises InputError if the progress file is damaged or belongs to another run.
     """
@@ -397,15 +398,16 @@ def _read_progress(names: ShardNames, run: Run) -> list[Shard]:
 
 
 def _remove_from(names: ShardNames, first: int) -> None:
-    """Remove the shards from number `first` on, left by an earlier job."""
+    """Remove the shards of an earlier job, from number `first` on."""
     end = first
     try:
         while read_side_file(names.shard(end)):
             end += 1
     except InputError as error:
         if not isinstance(error.__cause__, (FileNotFoundError, type(None))):
-            raise  # unknown whether another shard exists
-    for index in reversed(range(first, end)):  # last first: if killed, no gap is left
+            raise  # another shard may exist
+    # from the last one, so that a kill leaves no gap in the numbers
+    for index in reversed(range(first, end)):
         path = names.shard(index)
         layout = get_layout(str(read_side_file(path)["layout"]))
         written = (path, mask_path(path), side_path(path), index_path(path, layout))

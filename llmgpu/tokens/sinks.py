@@ -1,6 +1,6 @@
-"""Sinks of token ids, the common part of all formats: ids are written slice by slice.
+"""Sinks of token ids, and the common code of all formats: ids are written slice by slice.
 
-Numbers are uint16 where every id of the vocabulary fits, uint32 otherwise.
+Numbers are uint16 if every id of the vocabulary fits, uint32 otherwise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UINT16_IDS = 1 << 16
 
 
 def id_dtype(vocabulary_size: int) -> np.dtype[np.unsignedinteger]:
-    """Return the type that stores ids of a vocabulary: little-endian uint16 or uint32."""
+    """Return the type in which ids of a vocabulary are stored: little-endian uint16 or uint32."""
     return np.dtype("<u2" if vocabulary_size <= _UINT16_IDS else "<u4")
 
 
@@ -38,7 +38,7 @@ def require_ids(ids: NDArray[np.uint32], vocabulary_size: int) -> None:
 
 
 def not_an_id(where: str, shown: str) -> InputError:
-    """Return the error for text in place of an id."""
+    """Return the error for text where an id is expected."""
     return InputError(f"{where}: {shown} is not a token id (a number from 0 to {MAX_ID})")
 
 
@@ -51,7 +51,7 @@ class TokenSink(Closing):
     """Writes ids slice by slice; a context manager that removes the output on an exception.
 
     ids, documents: numbers of ids and documents written so far.
-    is_direct: whether output is visible at once; then a reader may be waiting for the output.
+    is_direct: output is visible at once, so a reader may be waiting for it.
     """
 
     is_direct = False
@@ -69,11 +69,11 @@ class TokenSink(Closing):
     def expect(self, text_bytes: int | None) -> None:
         """Announce the bytes of the next text (None: unknown), before its first ids.
 
-        A sink may begin to reserve memory for the ids.
+        A sink may then begin to reserve memory for the ids.
         """
 
     def prepare(self, piece: EncodedSlice) -> EncodedSlice:
-        """Return a slice for `write`, with `content` set if the sink can make it from ids alone.
+        """Return a slice for `write`, with `content` set if it can be computed from the ids alone.
 
         Several threads may call `prepare` at a time. Raises OutputError as `write` does.
         """
@@ -91,7 +91,7 @@ class TokenSink(Closing):
 
     @abstractmethod
     def close(self) -> None:
-        """Complete the output, and move the output to its name."""
+        """Complete the output, and give it its final name."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -101,7 +101,7 @@ class TokenSink(Closing):
 class TokenWriter(TokenSink):
     """Writes ids to one output.
 
-    match_facts: facts of the match rule for side files, see `Vocabulary.match_facts`.
+    match_facts: facts about the match rule for side files, see `Vocabulary.match_facts`.
     """
 
     def __init__(self, path: str | Path, vocabulary_size: int) -> None:
@@ -128,7 +128,7 @@ class TokenWriter(TokenSink):
         self.documents += len(piece.document_starts)
 
     def close(self) -> None:
-        """Complete the file, and move the file to its name."""
+        """Complete the file, and give it its final name."""
         try:
             with output_errors(self._output.path):
                 self._finish()
@@ -142,7 +142,7 @@ class TokenWriter(TokenSink):
         self._output.discard()
 
     def _content(self, piece: EncodedSlice) -> Any:
-        """Return the bytes of a slice for `_write`, made in any thread."""
+        """Return the bytes of a slice for `_write`. Any thread may call this."""
         return None
 
     @abstractmethod

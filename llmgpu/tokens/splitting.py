@@ -1,4 +1,4 @@
-"""Documents shuffled, or divided among several outputs."""
+"""Shuffling documents, and dividing documents among several outputs."""
 
 from __future__ import annotations
 
@@ -20,29 +20,31 @@ from llmgpu.tokens.filters import Slices
 from llmgpu.tokens.sinks import TokenSink
 
 _PIECE_IDS = 1 << 20
-_SHUFFLING = 1 << 63  # added to the seed, so that the order is independent of --split
+_SHUFFLING = 1 << 63  # added to the seed, so that the order does not depend on --split
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio
 
 
 def split_name(output: str, split: str) -> str:
-    """Return the file of a split: with "val", val.bin for train.bin and x-val.bin for x.bin."""
+    """Return the file of a split.
+
+    For "val", this is val.bin beside train.bin, and x-val.bin beside x.bin.
+    """
     folder, name = os.path.split(output)
     stem, ending = os.path.splitext(name)
     begin = re.sub(r"train$", "", stem)
     return os.path.join(folder, f"{begin if begin != stem else f'{stem}-'}{split}{ending}")
 
 
-# Given the numbers of documents, uint64 (n,), returns the index of the sink of each document, int64
-# (n,).
+# A function from numbers of documents, uint64 (n,), to the index of each one's sink, int64 (n,).
 Owners = Callable[[NDArray[np.uint64]], NDArray[np.int64]]
 
 
 def drawn_owners(shares: Sequence[float], seed: int) -> Owners:
-    """Return owners that draw a share of the documents for each sink, by a seed.
+    """Return a function that draws the sink of each document by a seed.
 
-    shares: shares of the sinks after the first, above 0; less than 1 in all. The first sink gets
-    all other documents. seed: 0 or more.
+    shares: shares of documents for the sinks after the first, above 0; less than 1 in all. The
+    first sink gets all other documents. seed: 0 or more.
     """
     edges = np.cumsum(shares)
 
@@ -55,9 +57,9 @@ def drawn_owners(shares: Sequence[float], seed: int) -> Owners:
 
 
 def owners_by_file(text: Corpus, firsts: Sequence[int]) -> Owners:
-    """Return owners by file: a sink gets the documents from its first file on.
+    """Return a function that chooses the sink of each document by the document's file.
 
-    firsts: indices in the corpus of the first files of the sinks after the first sink, ascending.
+    firsts: for each sink after the first, the index in the corpus of its first file, ascending.
     """
 
     def owners(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -70,7 +72,7 @@ def owners_by_file(text: Corpus, firsts: Sequence[int]) -> Owners:
 class SplitSink(TokenSink):
     """Divides documents among several sinks.
 
-    The sink of a document depends on its number alone, not on slices or devices.
+    The sink of a document depends only on the document's number, not on slices or devices.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class SplitSink(TokenSink):
         owners: Owners,
         spans: NDArray[np.int64],
     ) -> None:
-        """Write documents to the sinks that `owners` returns; spans: bytes of text of each id."""
+        """Write documents to the sinks that `owners` chooses; spans: bytes of text of each id."""
         super().__init__()
         self.sinks = sinks
         self._owners = owners
@@ -108,7 +110,7 @@ class SplitSink(TokenSink):
         self.documents += len(starts)
 
     def close(self) -> None:
-        """Close all sinks; if closing a sink fails, abort the sinks that are left."""
+        """Close all sinks. If closing a sink fails, abort the remaining sinks."""
         left = list(self.sinks)
         try:
             while left:
@@ -130,7 +132,7 @@ def shuffled(
     folder: str | None = None,
     told: Callable[[], None] = lambda: None,
 ) -> Slices:
-    """Yield documents in an order drawn by the seed and their numbers alone.
+    """Yield documents in an order that depends only on the seed and the documents' numbers.
 
     Slices are stored before any document is yielded: ids in a temporary file, 4 bytes each, masks
     in a second file, and the starts of documents in memory.
@@ -180,7 +182,7 @@ def _drawn_order(
     order = np.argsort(uniform(seed + _SHUFFLING, numbers), kind="stable")
     ends = np.cumsum(lengths[order])
     begins = ends - lengths[order]
-    shifts = starts[order] - begins  # old position of an id, less its new position
+    shifts = starts[order] - begins  # the old position of an id minus its new position
     for begin in range(0, len(kept), _PIECE_IDS):
         end = min(len(kept), begin + _PIECE_IDS)
         low, high = np.searchsorted(ends, begin, "right"), np.searchsorted(begins, end, "left")
@@ -196,7 +198,7 @@ def _drawn_order(
 
 
 def uniform(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return a number in [0, 1) for each of `numbers` (n,): SplitMix64 of seed and number."""
+    """Return a number in [0, 1) for each of `numbers` (n,), by SplitMix64 of seed and number."""
     mixed = numbers * np.uint64(_GOLDEN) + np.uint64((seed * 0xD1B54A32D192ED03 + _GOLDEN) & _MASK)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
@@ -205,7 +207,7 @@ def uniform(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def spans_without(vocabulary: Vocabulary, added: Collection[int]) -> NDArray[np.int64]:
-    """Return the bytes of text of each id; 0 for ids `added` to the text."""
+    """Return the bytes of text of each id; 0 for ids that were `added` to the text."""
     spans = vocabulary.token_spans.copy()
     spans[list(added)] = 0
     return spans

@@ -1,4 +1,4 @@
-"""A corpus tokenized into a sink, and the resume key of such a job."""
+"""Tokenizing a corpus into a sink, and the resume key of such a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmgpu.tokens.filters import Filter
 from llmgpu.tokens.sinks import TokenSink
 
 _PREPARED = 2  # slices that threads prepare for writing at a time
-_WRITTEN = 2  # slices being written or waiting
+_WRITTEN = 2  # slices that are being written or wait for it
 SUGGEST_GPU_FROM = 10**9  # bytes of text
 
 
@@ -28,7 +28,7 @@ def encode_corpus(
     allocate: Allocate = new_ids,
     filters: Sequence[Filter] = (),
 ) -> Iterator[EncodedSlice]:
-    """Yield the ids of a whole corpus, see `Encoder.encode`, passed through filters.
+    """Yield the ids of a whole corpus, see `Encoder.encode`, after passing them through filters.
 
     Raises the errors of the encoder and of the corpus. A TextError names the file of the corpus,
     and the offset in the text of that file.
@@ -59,7 +59,8 @@ def write_slices(
 ) -> None:
     """Write slices of a corpus to a sink, each slice as soon as possible.
 
-    Unless a reader may be waiting for the output, threads write slices while others are encoded.
+    While slices are encoded, threads write earlier slices, unless a reader may be waiting for the
+    output.
 
     progress: called with the bytes read from the sources, phase "tokenizing".
 
