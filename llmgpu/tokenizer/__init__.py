@@ -4,9 +4,8 @@
 
     from llmgpu import Tokenizer
 
-    tokenizer = Tokenizer.load("v.bin")
-    ids = tokenizer.encode("hello world")  # uint32 (n,)
-    tokenizer.decode(ids)  # "hello world"
+    tokenizer = Tokenizer.load("v.bin") ids = tokenizer.encode("hello world")  # uint32 (n,)
+        tokenizer.decode(ids)  # "hello world"
 
 Errors are `llmgpu.errors.LlmgpuError`; their messages name arguments, not command-line options.
 """
@@ -30,8 +29,8 @@ Peer = TypeVar("Peer")
 def as_transformers(tokenizer: Peer, strict: bool = True) -> Peer:
     """Return a copy of a fast tokenizer of transformers 5 that encodes and decodes in llmgpu.
 
-    The copy's class is a subclass of the tokenizer's class, and every result is exactly the
-    tokenizer's. Calls that llmgpu can't do exactly run in transformers' own code.
+    The copy's class is a subclass of the tokenizer's class, and its results equal the results of
+    the tokenizer exactly. Calls that llmgpu can't do exactly run in transformers' own code.
 
     strict: if False, return `tokenizer` itself with a warning instead of a VocabularyError.
 
@@ -51,7 +50,7 @@ def as_transformers(tokenizer: Peer, strict: bool = True) -> Peer:
 
 
 def __getattr__(name: str) -> object:
-    """Import `llmgpu.tokenizer.jobs` only when needed: the tokenizer alone is imported faster."""
+    """Import `llmgpu.tokenizer.jobs` at its first use: the tokenizer alone imports faster."""
     if name in __all__:
         from llmgpu.tokenizer import jobs
 

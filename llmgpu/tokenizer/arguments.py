@@ -45,14 +45,14 @@ def special_options(
 ) -> SpecialOptions:
     """Return the arguments as options that can be compared and hashed.
 
-    The arguments are as for `Tokenizer.encode`. TypeError for an unknown argument.
+    The arguments are those of `Tokenizer.encode`. Raises TypeError for an unknown argument.
     """
     if unknown:
         known = ", ".join(SpecialArguments.__annotations__)
         raise TypeError(f"unexpected argument {min(unknown)!r}; there are {known}")
     given = bos is not None or eos is not None or add_special_tokens
     if allowed_special is _NONE and disallowed_special is _NONE and not given:
-        return NO_SPECIAL_TOKENS  # most calls end here
+        return NO_SPECIAL_TOKENS  # most calls have no such arguments
     bos, eos = _one_token(bos), _one_token(eos)
     allowed, disallowed = (
         frozenset([texts] if isinstance(texts, str) else texts)
@@ -63,9 +63,9 @@ def special_options(
 
 
 def _one_token(token: Any) -> Any:
-    """Return a token's text unchanged, and a token's id, which may be NumPy's, as an int.
+    """Return a token in a form that can be hashed: a text unchanged, an id as an int.
 
-    Raises TypeError for other types.
+    An id may be an integer of NumPy. Raises TypeError for other types.
     """
     if token is None or isinstance(token, (str, tuple)):
         return token
@@ -90,7 +90,7 @@ def names_of(paths: str | Path | Sequence[str | Path]) -> list[str]:
 def to_bytes(text: Any, of_several: str = "") -> bytes:
     """Return a text in UTF-8; TypeError unless it is str or bytes.
 
-    of_several: advice that the error gives if `text` is a list of texts.
+    of_several: advice that is added to the error if `text` is a list of texts.
     """
     if isinstance(text, bytes):
         return text
@@ -98,7 +98,7 @@ def to_bytes(text: Any, of_several: str = "") -> bytes:
         advice = f"; {of_several}" if of_several and isinstance(text, (list, tuple)) else ""
         raise TypeError(f"a text is str or bytes, not {type(text).__name__}{advice}")
     try:
-        return str.encode(text)  # a subclass may have an `encode` of its own
+        return str.encode(text)  # a subclass of str may have another `encode`
     except UnicodeEncodeError:
         return str.encode(text, "utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
@@ -106,7 +106,7 @@ def to_bytes(text: Any, of_several: str = "") -> bytes:
 def as_asked(ids: NDArray[np.uint32], dtype: Any) -> Any:
     """Return ids as a list if `dtype` is ``list``, a tensor if it is PyTorch's, else an array.
 
-    None leaves the ids as they are. "pt" and "np" mean a tensor and an array of int64, as
+    With None, the ids are returned unchanged. "pt" and "np" mean a tensor and an array of int64, as
     transformers returns them.
 
     Raises TypeError for a type without integers, InputError for an id that is too large for the
@@ -158,7 +158,7 @@ def holds(dtype: Any, number: int) -> bool:
 
 
 def without(ids: ArrayLike, skipped: Iterable[int]) -> ArrayLike:
-    """Return ids (n,) without the ids in `skipped`; return ids of another shape unchanged."""
+    """Return ids (n,) without the ids in `skipped`. Ids of another shape are returned unchanged."""
     import numpy as np
 
     array = np.asarray(ids)
@@ -171,7 +171,7 @@ def shortened(text: str, most: int) -> str:
 
 
 class TokenIds(dict[str, int]):
-    """Ids by the text of tokens. TypeError if bytes are looked up, since no text equals bytes."""
+    """Ids by the text of tokens. Looking up bytes raises TypeError, since no text equals bytes."""
 
     def __missing__(self, token: object) -> int:
         _refuse_bytes(token)

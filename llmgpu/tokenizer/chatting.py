@@ -24,19 +24,24 @@ Message = Mapping[str, Any]
 class ChatEncoder:
     """Converts conversations to ids, by a vocabulary's chat template or by a given template.
 
-    A process renders templates. It starts with the first conversation, and ends with this object.
-    After a fork the child starts a process of its own. Threads take turns.
+    Templates are rendered in another process, which starts with the first conversation and ends
+    with this object. After a fork, the child starts its own process. Threads use the process in
+    turns.
     """
 
     def __init__(
         self, vocabulary: Vocabulary, encode: Callable[[bytes], NDArray[np.uint32]]
     ) -> None:
-        """Use a vocabulary; encode: a function that encodes text and allows all special tokens."""
+        """Store the arguments.
+
+        vocabulary: has the template. encode: encodes text, with all special tokens allowed.
+        """
         self._vocabulary, self._encode = vocabulary, encode
         self._lock = threading.Lock()
-        self._process = 0  # id of the process to which the next two belong
-        self._conversations: dict[str | None, Conversations] = {}  # by template
-        # Functions that close the conversations of given templates, by template.
+        self._process = 0  # id of the process that started `_conversations` and `_closing`
+        # renderers by template; None for the vocabulary's own
+        self._conversations: dict[str | None, Conversations] = {}
+        # Functions that close the renderers of given templates, by template.
         self._closing: dict[str, Callable[[], object]] = {}
 
     def encode(
@@ -99,7 +104,8 @@ class ChatEncoder:
                 )
             conversations = Conversations(vocabulary)
             close = close_with(self, conversations.close)
-            if template is not None:  # close other templates: each has a process
+            # close the renderers of other templates, because each has a process
+            if template is not None:
                 for other in [*self._closing]:
                     self._closing.pop(other)()
                     del self._conversations[other]

@@ -1,4 +1,4 @@
-"""Methods of a tokenizer that need its vocabulary alone: decoding, tokens by name, files.
+"""Methods of a tokenizer that need only its vocabulary: decoding, tokens by name, files.
 
 Modules that need NumPy are imported inside methods, as in `llmgpu.tokenizer.tokenizer`.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 _log = logging.getLogger("llmgpu")
-# Error handlers that the extension module supports in streams. Any other handler runs in Python.
+# Error handlers that the extension module supports in streams. Python runs all others.
 _HANDLERS = ("replace", "strict", "ignore", "backslashreplace", "surrogateescape", "surrogatepass")
 
 
@@ -34,7 +34,7 @@ class Decoder:
     """The base class of `Tokenizer`; the subclass sets `_vocabulary`."""
 
     _vocabulary: Vocabulary
-    _coder: Any = None  # the extension module's object for fast calls, once it is made
+    _coder: Any = None  # the extension module's object for fast calls, once it exists
 
     def decode(
         self, ids: ArrayLike, errors: str = "replace", *, skip_special_tokens: bool = False
@@ -53,7 +53,7 @@ class Decoder:
     def decode_bytes(self, ids: ArrayLike) -> bytes:
         """Return the bytes of `ids` (n,), any integers; InputError for unknown ids.
 
-        A vocabulary of SentencePiece's kind may put a space before a text. This space is left out.
+        A space that a vocabulary of SentencePiece's kind adds before a text is left out.
         """
         if self._coder is None:
             self._open_coder(encodes=False)
@@ -68,8 +68,8 @@ class Decoder:
     ) -> list[str]:
         """Return the text of each list of ids, as `decode` does."""
         coder = self._coder or self._open_coder(encodes=False)
-        # Decode rows one at a time if a subclass overrides these methods, or if an iterator may use
-        # one array for all rows.
+        # Decode rows one at a time if a subclass overrides these methods, or if an iterator might
+        # reuse one array for all rows.
         kinds = {type(method) for method in (self.decode, self.decode_bytes)}
         is_usual = isinstance(batch, (list, tuple)) and kinds == {BuiltinMethodType}
         if skip_special_tokens or coder is None or not is_usual:
@@ -99,7 +99,7 @@ class Decoder:
     def decode_with_offsets(self, ids: ArrayLike) -> tuple[str, NDArray[np.int64]]:
         """Return the text of `ids` (n,) and the character offsets of each, int64 (n, 2).
 
-        A row holds the index of a token's first character, and the index after its last character;
+        A row has the index of a token's first character, and the index after its last character;
         see `encode_with_offsets`.
 
         Raises InputError for unknown ids and for ids whose bytes are not UTF-8.
@@ -113,7 +113,7 @@ class Decoder:
         return self._vocabulary.decode([token_id])
 
     def token_to_id(self, token: str | bytes) -> int | None:
-        """Return the id of a token given by its text or bytes, or None if there is no such token.
+        """Return the id of a token, given by its text or bytes; None if there is no such token.
 
         A str is looked up among the special tokens first; of several ordinary tokens with the same
         bytes, the lowest id is returned.
@@ -128,7 +128,7 @@ class Decoder:
         return self.decode_single_token_bytes(token_id).decode(errors="replace") if known else None
 
     def __contains__(self, token: str | bytes) -> bool:
-        """Whether there is a token; see `token_to_id`."""
+        """Whether a token exists; see `token_to_id`."""
         return self.token_to_id(token) is not None
 
     def __getitem__(self, token: str | bytes) -> int:
@@ -138,14 +138,14 @@ class Decoder:
             raise KeyError(token)
         return number
 
-    __iter__ = None  # otherwise Python would iterate by asking for the items 0, 1, and so on
+    __iter__ = None  # otherwise Python would iterate by looking up 0, 1, and so on
 
     def get_vocab(self) -> dict[str, int]:
         """Return the ids of all tokens by their text, as transformers does.
 
-        Ordinary tokens are written in GPT-2's byte-level alphabet ("\u0120low" for " low"), special
-        tokens with their own text. Of two tokens with the same text, the special token or else the
-        lower id is in the result. Looking up bytes raises TypeError: use `get_vocab_bytes`.
+        Ordinary tokens are written in GPT-2's byte-level alphabet ("Ġlow" for " low"), special
+        tokens with their own text. Of two tokens with the same text, the result has the special
+        token or else the lower id. Looking up bytes raises TypeError: use `get_vocab_bytes`.
         """
         from llmgpu.bpe.interchange.token_tables import to_text
 
@@ -182,7 +182,7 @@ class Decoder:
         """Return a `tiktoken.Encoding` with the same ids, for code that expects one.
 
         fast: return a subclass that encodes in llmgpu, with tiktoken's results and errors. Its
-            `encode_with_unstable` raises InputError.
+            method `encode_with_unstable` raises InputError.
 
         Raises VocabularyError if ranks can't give the same ids, or tiktoken is not installed.
         """
@@ -207,7 +207,7 @@ class Decoder:
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write the vocabulary file atomically.
 
-        force: overwrite even a file of a different kind, such as a text.
+        force: replace even a file of another kind, such as a text.
 
         Raises OutputError if the file can't be written.
         """
@@ -237,7 +237,7 @@ class Decoder:
 
     @property
     def special_tokens(self) -> dict[str, int]:
-        """A copy of the ids of the special tokens by text."""
+        """A copy of the ids of the special tokens, by text."""
         return dict(self._vocabulary.special_tokens)
 
     def __len__(self) -> int:

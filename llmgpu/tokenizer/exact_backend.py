@@ -1,14 +1,14 @@
-"""Encoding and decoding exactly as a `tokenizers.Tokenizer` does, whose components are read once.
+"""Encoding and decoding exactly as a `tokenizers.Tokenizer`, whose components are read once.
 
-The steps are the library's steps: split the text at the added tokens that are not normalized,
+The steps are those of the library: split the text at the added tokens that are not normalized,
 normalize the text between them, split this text at the normalized added tokens, and match the text
 that remains. A method returns None in the cases in which only the library gives the exact result:
 
 - A text spells an added token with lstrip, rstrip or single_word.
 - A text is not valid Unicode, or has a byte without a token.
 - The package regex cuts the text, and a character is newer than the library's version of Unicode,
-  or its class has changed since that version; or the texts have less than FEW_CHARACTERS, which
-  the library encodes sooner.
+  or its class has changed since that version; or the texts have fewer than FEW_CHARACTERS, which
+  the library encodes faster.
 - The caller wants special tokens to be text, the text spells a special token, and either some added
   token is not special or a whole pre-token may become a token.
 """
@@ -35,8 +35,8 @@ from llmgpu.text.normalizing import get_normalizer
 from llmgpu.tokenizer.tokenizer import Tokenizer
 
 _FLAGS = ("lstrip", "rstrip", "single_word")
-FEW_CHARACTERS = 8192  # in the texts of a call; see the head
-_FEW = 24  # the most stretches of text that are encoded one by one; one call for more is faster
+FEW_CHARACTERS = 8192  # characters in the texts of a call; see the head of this file
+_FEW = 24  # most stretches of text that are encoded one by one; for more, a single call is faster
 _CHANGED = "\u0295"  # a letter whose class Unicode changed after the library's version
 
 Ids = Sequence[int]
@@ -44,7 +44,7 @@ Ids = Sequence[int]
 
 @dataclass(frozen=True)
 class Around:
-    """The ids that a post-processor puts around a text.
+    """The ids that a post-processor adds around a text.
 
     before, after: the ids. types: the type ids of `before`, of the text and of `after`.
     """
@@ -55,15 +55,18 @@ class Around:
 
 
 class _Added:
-    """Added tokens that are searched for at the same time."""
+    """Added tokens for which a text is searched at the same time."""
 
     def __init__(self, ids: Mapping[bytes, int]) -> None:
-        """Search for the keys of `ids`, which has ids by bytes."""
+        """Search for the keys of `ids`, which are bytes; the values are the tokens' ids."""
         self.ids = ids
         self._pattern = search_for(ids).pattern if ids else None
 
     def split(self, pieces: list[bytes | int]) -> list[bytes | int]:
-        """Replace the tokens that text spells by their ids; pieces: stretches of text, and ids."""
+        """Replace the tokens that stretches of text spell by their ids.
+
+        pieces: stretches of text, and ids from an earlier search.
+        """
         if self._pattern is None:
             return pieces
         found: list[bytes | int] = []
@@ -78,15 +81,15 @@ class _Added:
         return [piece for piece in found if piece != b""]
 
     def occurs(self, text: bytes) -> bool:
-        """Whether a text spells one of the tokens."""
+        """Whether a text contains one of the tokens."""
         return self._pattern is not None and self._pattern.search(text) is not None
 
 
 class ExactBackend:
     """Encodes and decodes single texts as a `tokenizers.Tokenizer` without truncation and padding.
 
-    text: the content of its tokenizer.json. around: the ids around a text, without special tokens
-    (False) and with special tokens (True). tokens: texts of tokens by id.
+    text: the content of its tokenizer.json. around: the ids around a text, by whether special
+    tokens are added. tokens: texts of tokens by id.
     """
 
     def __init__(self, library: Any) -> None:
@@ -101,7 +104,7 @@ class ExactBackend:
             raise VocabularyError(f"the tokenizer can't be written as JSON: {error}") from error
         content = json.loads(self.text) | {"truncation": None, "padding": None}
         vocabulary = read_content(content)
-        # Find the ids around a text by letting the post-processor run.
+        # Run the post-processor to find the ids that it adds around a text.
         self.around = {adds: _ids_around(library.post_processor, adds) for adds in (False, True)}
         around = self.around[True]
         if (around.before, around.after) != (
@@ -109,13 +112,14 @@ class ExactBackend:
             [*vocabulary.suffix_ids],
         ):
             raise VocabularyError("post_processor adds other ids than it lists")
-        # Keep a tokenizer that only matches text: the steps before are done here.
+        # Create a tokenizer that only matches text: all earlier steps are done here.
         self._normalizer = vocabulary.normalizer
         self._read_added(content["added_tokens"], {*vocabulary.normalized_tokens})
         self._takes_whole = bool(vocabulary.takes_whole_tokens)
         self._is_cut_by_regex = vocabulary.pattern.startswith(SPLITS_PREFIX)
         plain = replace(vocabulary, normalizer=None, normalized_tokens=())
-        if vocabulary.pieces is not None:  # whose plain added tokens would be found in every text
+        # otherwise its plain added tokens would be found in every text
+        if vocabulary.pieces is not None:
             no_flags: dict[str, Any] = dict.fromkeys(ADDED_FLAGS, ())
             plain = replace(plain, special_tokens={}, **no_flags)
         self._tokenizer = Tokenizer(plain, "cpu")
@@ -147,8 +151,8 @@ class ExactBackend:
         self._flagged, self._special = _Added(flagged), _Added(special)
 
     def _read_tokens(self, library: Any, content: dict[str, Any], spelled: Sequence[bytes]) -> None:
-        # The library names and decodes a normalized token by its normalized text, and skips special
-        # tokens by their text.
+        # The library decodes a normalized token to its normalized text, and skips special tokens by
+        # text.
         added = {token["id"]: library.id_to_token(token["id"]) for token in content["added_tokens"]}
         special = {token["content"] for token in content["added_tokens"] if token["special"]}
         self.tokens = {number: text for text, number in content["model"]["vocab"].items()} | added
@@ -165,8 +169,8 @@ class ExactBackend:
     ) -> list[Any] | None:
         """Return the ids of each text, without the ids around it; None if only the library can.
 
-        special_is_text: whether special tokens in a text are ordinary text. as_lists: return lists
-            of int, not arrays.
+        special_is_text: encode special tokens as ordinary text. as_lists: return lists of int, not
+        arrays.
         """
         if self._is_cut_by_regex and sum(map(len, texts)) < FEW_CHARACTERS:
             return None
@@ -175,7 +179,7 @@ class ExactBackend:
             if any(pieces is None for pieces in cut):
                 return None
             stretches = [p for pieces in cut for p in pieces or () if not isinstance(p, int)]
-            # Encode all stretches in one go. A text without added tokens is a single stretch.
+            # Encode all stretches in one call. A text without added tokens is a single stretch.
             is_uncut = all(pieces and len(pieces) == 1 for pieces in cut)
             is_uncut = is_uncut and len(stretches) == len(texts)
             found = self._encode(stretches, as_lists or not is_uncut)
@@ -196,11 +200,11 @@ class ExactBackend:
         return [self._tokenizer.encode(stretch, dtype=dtype) for stretch in stretches]
 
     def _cut(self, text: str, special_is_text: bool) -> list[bytes | int] | None:
-        """Return a text as stretches to match, and the ids of the added tokens between them.
+        """Split a text into stretches to match, and the ids of the added tokens between them.
 
         None if only the library gives the exact ids.
         """
-        # Find out whether llmgpu gives the exact ids, and whether added tokens are searched for.
+        # Decide whether llmgpu gives the exact ids, and whether to search added tokens.
         data = str.encode(text)
         if self._flagged.occurs(data) or (self._is_cut_by_regex and not _is_sure(text)):
             return None
@@ -224,7 +228,7 @@ class ExactBackend:
         return self._late.split(pieces) if finds else pieces
 
     def decode(self, ids: Ids, skip_special_tokens: bool) -> str | None:
-        """Return the text of ids; None if only the library can."""
+        """Return the text of ids; None if only the library can decode them."""
         if self._bytes is None or not {*map(type, ids)} <= {int}:
             return None
         if skip_special_tokens:
@@ -236,7 +240,10 @@ class ExactBackend:
 
 
 def _ids_around(post_processor: Any, adds: bool) -> Around:
-    """Return the ids that a post-processor puts around a text; adds: whether it may add any."""
+    """Return the ids that a post-processor adds around a text.
+
+    adds: whether the caller wants special tokens to be added.
+    """
     library = require_package("tokenizers")
     encoding = library.Tokenizer(library.models.WordLevel({"x": 0}, unk_token="x")).encode("x")
     if post_processor is not None:
@@ -247,13 +254,13 @@ def _ids_around(post_processor: Any, adds: bool) -> Around:
 
 
 def _is_sure(text: str) -> bool:
-    """Whether all engines for expressions have the same classes for a text's characters."""
+    """Whether all regular expression engines have the same classes for a text's characters."""
     return text.isascii() or _unsure().search(text) is None
 
 
 @cache
 def _unsure() -> re.Pattern[str]:
-    """Return an expression for characters whose class may differ from engine to engine.
+    """Return an expression for characters whose class may differ between engines.
 
     These are the characters that Python's version of Unicode lacks, and _CHANGED.
     """

@@ -22,7 +22,7 @@ Encoding: Any = tiktoken.Encoding
 class FastEncoding(Encoding):  # type: ignore[misc]
     """An encoding whose ``encode`` methods run in llmgpu; see `as_fast_tiktoken`."""
 
-    _tokenizer: Any  # a Tokenizer; not imported here, because its module imports this module
+    _tokenizer: Any  # a Tokenizer, which is not imported here because its module imports this one
 
     def encode(self, text: str, **special: Any) -> Any:
         """Return the ids of a text as tiktoken does: a list of int.
@@ -42,7 +42,8 @@ class FastEncoding(Encoding):  # type: ignore[misc]
     def encode_to_numpy(self, text: str, **special: Any) -> Any:
         """Return the ids of a text as `encode` does: uint32 (n,), read-only."""
         allowed, disallowed = self._sets(**special)
-        _checked(text, disallowed).encode()  # UnicodeEncodeError for surrogates, as in tiktoken
+        # for surrogates, `encode` raises tiktoken's UnicodeEncodeError
+        _checked(text, disallowed).encode()
         ids = self._tokenizer.encode(text, dtype="uint32", allowed_special=allowed)
         ids.setflags(write=False)
         return ids

@@ -5,12 +5,12 @@ subclass overrides the few methods through which all of transformers' calls enco
 transformers' own code handles the calls that llmgpu can't do exactly: pairs of texts, texts that
 are split into words, offsets, and overflowing tokens.
 
-The library's tokenizer, `_tokenizer`, can be changed by any code that has a reference to it. As
-long as only the methods of `_READERS` have read `_tokenizer`, it is unchanged. Once other code has
-read `_tokenizer`, `WatchedBackend` compares its components before each call.
+Any code that has a reference to the library's tokenizer, `_tokenizer`, can change it. As long as
+only the methods of `_READERS` have read `_tokenizer`, it is unchanged. Once other code has read it,
+`WatchedBackend` compares its components before each call.
 
 A BatchEncoding has an `Encoding` of the library for each text, which few callers use. The library
-makes these objects when a caller first reads them.
+makes these objects only when a caller first reads them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ def _is_read(attribute: object) -> bool:
 
 
 def _describe(library: Any) -> tuple[object, ...]:
-    """Return facts about a tokenizer of the library. While they are equal, its ids are equal."""
+    """Return facts about a tokenizer of the library.
+
+    As long as they are equal, its ids are equal.
+    """
     parts, model = [getattr(library, name) for name in _PARTS], library.model
     return (
         [library.get_vocab_size(with_added_tokens=adds) for adds in (False, True)],
@@ -69,8 +72,8 @@ def _describe(library: Any) -> tuple[object, ...]:
 class WatchedBackend:
     """A tokenizer of the library, and the `ExactBackend` made from its current state.
 
-    is_shared: whether other code may have a reference to the library's tokenizer, and change it.
-    reason: the reason why there is no ExactBackend.
+    is_shared: other code may have a reference to the library's tokenizer, and may change it.
+    reason: why there is no ExactBackend.
     """
 
     def __init__(self, library: Any, is_shared: bool) -> None:
@@ -103,8 +106,8 @@ class WatchedBackend:
     ) -> list[Any]:
         """Return the library's `Encoding` of each text.
 
-        exact: encoded the texts. settings: truncation, padding, whether special tokens are text,
-            and whether they are added.
+        exact: the backend that encoded the texts. settings: truncation, padding, whether special
+            tokens are text, and whether they are added.
         """
         library = self.library
         if self.exact() is not exact:  # the tokenizer has changed since the texts were encoded
@@ -153,7 +156,7 @@ class _Batch(BatchEncoding):  # type: ignore[misc]
 
 @dataclass
 class _Request:
-    """The arguments of ``_encode_plus`` for single texts, with its names and defaults."""
+    """The arguments of ``_encode_plus`` for single texts, with the same names and defaults."""
 
     add_special_tokens: bool = True
     padding_strategy: Any = "do_not_pad"
@@ -176,7 +179,7 @@ class _Request:
 
     @property
     def is_plain(self) -> bool:
-        """Whether llmgpu can do everything that is requested."""
+        """Whether llmgpu supports everything that is requested."""
         others = self.is_split_into_words or self.return_overflowing_tokens or self.stride
         others = others or self.return_offsets_mapping or self.sanitize_control_tokens
         return not others and _value(self.truncation_strategy) != "only_second"
@@ -192,15 +195,18 @@ class _Request:
         return {name: getattr(self, name) for name in _SETTINGS}
 
     def room(self, around: Around) -> int | None:
-        """Return the most ids of a text without the ids around it; None if texts are not cut."""
+        """Return the most ids of a text without the ids around it.
+
+        None if texts are not truncated.
+        """
         if _value(self.truncation_strategy) == "do_not_truncate":
             return None
         return (self.max_length or 0) - len(around.before) - len(around.after)
 
     def padded(self, longest: int) -> int | None:
-        """Return the length up to which rows are padded; longest: the longest row's length.
+        """Return the length to which rows are padded; None without padding.
 
-        None without padding.
+        longest: length of the longest row.
         """
         pad, multiple = _value(self.padding_strategy), self.pad_to_multiple_of
         if pad == "do_not_pad":
@@ -216,8 +222,7 @@ _SETTINGS = _FIELDS[1:7]  # the arguments of `set_truncation_and_padding`
 class _Rows:
     """The rows of a batch: the ids of texts with the ids around them, padded.
 
-    lengths: length of each row. length: the length up to which rows are padded; None without
-    padding.
+    lengths: length of each row. length: the length to which rows are padded; None without padding.
     """
 
     def __init__(self, texts: Sequence[Any], around: Around, is_left: bool) -> None:
@@ -229,7 +234,7 @@ class _Rows:
     def values(self, kind: str, pad: int) -> list[list[int]]:
         """Return the rows as lists; kind: "ids", "types", "attention" or "special".
 
-        pad: the value that fills up a row.
+        pad: the value that fills a row.
         """
         lists = [ids if type(ids) is list else ids.tolist() for ids in self._texts]
         return [self._row(kind, ids, pad) for ids in lists]
@@ -265,7 +270,7 @@ class _Rows:
 
 
 class FastTokenizer:
-    """The methods that run in llmgpu, as a mixin in front of a class of transformers."""
+    """A mixin with the methods that run in llmgpu, placed before a class of transformers."""
 
     _base: type
 
@@ -293,7 +298,7 @@ class FastTokenizer:
 
     @classmethod
     def convert_to_native_format(cls, *args: Any, **named: Any) -> Any:
-        """Call the base class's method on the base class, because its initializer decides."""
+        """Call this method of the base class for the base class, whose initializer decides."""
         return cls._base.convert_to_native_format(*args, **named)  # type: ignore[attr-defined]
 
     def _encode_plus(self, text: Any, text_pair: Any = None, *args: Any, **options: Any) -> Any:
@@ -305,7 +310,7 @@ class FastTokenizer:
         return batch
 
     def _encode_here(self: Any, text: Any, request: _Request) -> Any:
-        """Return a BatchEncoding; None if transformers has to make it."""
+        """Return a BatchEncoding; None if only transformers can make it."""
         # Return None for a request that llmgpu can't do exactly.
         is_single = isinstance(text, str)
         texts = [text] if is_single else [*text] if isinstance(text, (list, tuple)) else []
@@ -324,12 +329,12 @@ class FastTokenizer:
         ids = exact.encode(texts, bool(special_is_text), as_lists=kind not in ("np", "pt"))
         if ids is None:
             return None
-        # Leave the settings of this call in the library's tokenizer, as transformers does.
+        # Store the settings of this call in the library's tokenizer, as transformers does.
         library = self._watched.library
         if request.changes or library.truncation or library.padding:
             self.set_truncation_and_padding(**request.settings())
         library.encode_special_tokens = special_is_text
-        # Cut and pad the rows.
+        # Truncate and pad the rows.
         if room is not None:
             is_right = self.truncation_side == "right"
             ids = [each[:room] if is_right else each[-room:] for each in ids]
@@ -340,7 +345,7 @@ class FastTokenizer:
         for length in rows.lengths:
             if request.max_length is None and length > self.model_max_length:
                 self._eventual_warn_about_too_long_sequence(range(length), None, request.verbose)
-        # Make the BatchEncoding. For a single text without tensors, it has no rows.
+        # Make the BatchEncoding. For a single text without tensors, its values are not in rows.
         data = self._columns(rows, kind, request)
         if is_single and kind is None:
             data = {name: value if name == "length" else value[0] for name, value in data.items()}
@@ -351,7 +356,10 @@ class FastTokenizer:
         return batch
 
     def _columns(self: Any, rows: _Rows, kind: str | None, request: _Request) -> dict[str, Any]:
-        """Return the values of a BatchEncoding by name; kind: "np", "pt", another, or None."""
+        """Return the values of a BatchEncoding by name.
+
+        kind: "np", "pt", another kind of tensors, or None.
+        """
         has_types, has_mask = request.return_token_type_ids, request.return_attention_mask
         if has_types is None:
             has_types = "token_type_ids" in self.model_input_names
@@ -409,7 +417,7 @@ class FastTokenizer:
         return str(text)
 
     def _text_of(self: Any, ids: Any, skips: bool, cleans: bool | None) -> str | None:
-        """Return the text of ids; None if transformers has to decode them."""
+        """Return the text of ids; None if only transformers can decode them."""
         cleans = self.clean_up_tokenization_spaces if cleans is None else cleans
         ignored = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
         exact = self._watched.exact()
@@ -437,7 +445,7 @@ class FastTokenizer:
 
 
 def _value(setting: Any) -> Any:
-    """Return the value of an enumeration's member; return any other value unchanged."""
+    """Return the value of a member of an enumeration. Any other value is returned unchanged."""
     return getattr(setting, "value", setting)
 
 
@@ -446,9 +454,9 @@ def _are_texts(texts: Sequence[Any]) -> bool:
 
 
 def _read(tokenizer: FastTokenizer, name: str, *args: Any, **named: Any) -> Any:
-    """Return the result of a base class's method, or its attribute, without marking as shared.
+    """Return a base class's attribute, or call its method, without marking as shared.
 
-    The method only reads `_tokenizer`.
+    The method must only read `_tokenizer`.
     """
     _local.depth = getattr(_local, "depth", 0) + 1
     try:

@@ -1,9 +1,9 @@
 """Jobs of the Python API: train vocabularies, count words, tokenize parts of a corpus.
 
-An engine such as Ray, Spark or datatrove can send `count_words`, `merge_counts` and `tokenize_part`
-to its workers, because all arguments and results can be pickled. The files are byte for byte equal
-to the files of the command line. The parts' files together give the result of a single call for the
-whole job.
+All arguments and results can be pickled, so an engine such as Ray, Spark or datatrove can send
+`count_words`, `merge_counts` and `tokenize_part` to its workers. The files are byte for byte equal
+to the files of the command line. The files of all parts together give the result of a single call
+for the whole job.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from llmgpu.tokens.manifest import describe_manifest
 from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
 from llmgpu.tokens.tokenizing import encode_into, encoding_key, known_bytes
 
-_ANY_SIZE = 1 << 10  # a size of the vocabulary for jobs that only count, which don't depend on it
+_ANY_SIZE = 1 << 10  # any vocabulary size, since jobs that only count do not depend on it
 Options = Mapping[str, Any]  # values of fields of `TrainingOptions`, by name
 
 
 def train_on_files(
     names: Sequence[str], reading: CorpusOptions | None, opening: Opening, options: Options
 ) -> Vocabulary:
-    """Train on files, folders or globs; special tokens are not trained on."""
+    """Train on files, folders or globs. Special tokens cut documents and are not trained on."""
     checked = _checked(options)
     reading = reading or CorpusOptions()
     separators = (*reading.separators, *_special_bytes(checked))
@@ -60,7 +60,7 @@ def train_on_files(
 
 
 def train_on_texts(texts: Iterable[str | bytes], opening: Opening, options: Options) -> Vocabulary:
-    """Train on documents; special tokens are not trained on."""
+    """Train on documents. Special tokens cut documents and are not trained on."""
     checked = _checked(options)
     documents = (to_bytes(text, "give one text at a time") for text in texts)
     reading = CorpusOptions(separators=_special_bytes(checked))
@@ -83,7 +83,7 @@ def train_on_counts(
 def train_on_counts_files(names: Sequence[str], opening: Opening, options: Options) -> Vocabulary:
     """Train on the sum of files of word counts. Without a pattern, use the pattern of the counts.
 
-    Raises InputError if there are no files, or if the words were counted by other options.
+    Raises InputError if there are no files, or if the words were counted with other options.
     """
     if not names:
         raise InputError("there are no word counts to train on: give at least one file")
@@ -96,7 +96,7 @@ def train_on_counts_files(names: Sequence[str], opening: Opening, options: Optio
 
 
 def _checked(options: Options) -> TrainingOptions:
-    """Return the options as `TrainingOptions`, with the default pattern if there is none."""
+    """Return the options as `TrainingOptions`, with the default pattern if none is given."""
     known = {field.name for field in fields(TrainingOptions)}
     if unknown := options.keys() - known:
         raise TypeError(f"unexpected argument {min(unknown)!r}")
@@ -108,7 +108,7 @@ def _special_bytes(options: TrainingOptions) -> tuple[bytes, ...]:
 
 
 def _train(source: Corpus | WordCounts, opening: Opening, options: TrainingOptions) -> Vocabulary:
-    opening.begin()  # ``auto`` has not begun before there is a text
+    opening.begin()  # ``auto`` opens no device before there is a text
     with source if isinstance(source, Corpus) else nullcontext():
         return train_vocabulary(source, options, opening.backend()).vocabulary
 
@@ -161,7 +161,7 @@ def merge_counts(
 ) -> dict[str, Any]:
     """Add up files of word counts, as ``merge-word-counts`` does.
 
-    counts: the files. output: file of the sum. weights: an integer of 1 or more for each file, by
+    counts: the files. output: file of the sum. weights: for each file, an integer of 1 or more by
         which its counts are multiplied.
 
     Returns "output", "distinct_words", "text_bytes" and "documents" of the sum.

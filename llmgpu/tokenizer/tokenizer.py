@@ -62,7 +62,7 @@ else:
     Ids = TypeVar("Ids")
 
 _log = logging.getLogger("llmgpu")
-_MOST_SHOWN = 120  # the most characters of a representation; up to 40 of them are the device
+_MOST_SHOWN = 120  # most characters of a representation; up to 40 of them are the device
 
 
 @speaks_python
@@ -73,7 +73,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     - Ids are the same as those of ``llmgpu tokenize``, on every device.
     - Threads may share a tokenizer. They encode side by side on the CPU, and one at a time on a
       device.
-    - A pickle holds the vocabulary and the name of the device; the device is opened again when
+    - A pickle contains the vocabulary and the name of the device; the device is opened again when
       needed. A process that was forked from a process with an open adapter can't use adapters:
       "auto" means the CPU there, and any adapter raises DeviceError. Spawned processes have no such
       limit.
@@ -83,9 +83,9 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     def __init__(
         self, vocabulary: Vocabulary, device: str | Opening = "auto", *, dtype: Any = None
     ) -> None:
-        """Use a vocabulary that is loaded already; `load` reads a file.
+        """Use a vocabulary in memory; `load` reads one from a file.
 
-        device: as for --device, or its opening. "auto" is opened when needed, others at once.
+        device: a value of --device, or its `Opening`. "auto" is opened when needed, others at once.
         dtype: the type of the ids that `encode`, `encode_ordinary`, `encode_batch` and calls
             return; see `encode`.
 
@@ -102,7 +102,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         check_dtype(dtype)
         self._encoders = ProcessEncoders(vocabulary, opening)
         self._encoders.open()
-        bind_methods(_IN_PYTHON)  # now, since a caller may keep a method
+        bind_methods(_IN_PYTHON)  # before a caller can keep one of the methods
 
     @overload
     @classmethod
@@ -223,7 +223,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     def from_pretrained(cls, folder: str | Path, *, device: str = "auto") -> Self:
         """Read the vocabulary in a Hugging Face folder.
 
-        It is tokenizer.json, else tekken.json, tokenizer.model, or vocab.json with merges.txt.
+        The first of these is read: tokenizer.json, tekken.json, tokenizer.model, vocab.json.
 
         Raises VocabularyError for a folder without these files, and for files that can't be read
         exactly. Notes go to the log "llmgpu", at level INFO.
@@ -460,7 +460,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     ) -> Any:
         """Encode several documents in one pass, and return a list of the ids of each.
 
-        The arguments and errors are as for `encode`. Arrays of ids are consecutive views of one
+        The arguments and errors are those of `encode`. Arrays of ids are consecutive views of one
         array. Raises TypeError for a single str, whose characters would be documents.
         """
         options = special_options(self._vocabulary, **special)
@@ -504,8 +504,8 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Return the ids of a document, uint32 (n,), and their character offsets, int64 (n, 2).
 
-        A row holds the index of a token's first character, and the index after its last character.
-        If tokens share a character, it belongs to each of them. A special token includes the white
+        A row has the index of a token's first character, and the index after its last character. If
+        tokens share a character, it belongs to each of them. A special token includes the white
         space that it swallows. With a normalizer, offsets refer to the normalized text, without
         swallowed white space.
 
@@ -561,13 +561,13 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         """Return the ids of a conversation, uint32 (n,), and a mask of assistant tokens, bool (n,).
 
         The result is the same as that of ``llmgpu tokenize --chat``. The vocabulary's chat template
-        makes a text of the conversation, or ChatML's template if the vocabulary only has ChatML's
+        renders the conversation as text, or ChatML's template if the vocabulary only has ChatML's
         tokens. All special tokens are allowed in this text. The mask is True for the ids that a
         model is trained to predict.
 
         messages: each with "role" and "content". tools: passed to the template.
         add_generation_prompt: append the prompt of an assistant message. chat_template: a Jinja
-        template to use instead of the vocabulary's.
+            template to use instead of the vocabulary's.
 
         Raises VocabularyError if there is no template; InputError for messages that the template
         can't render within its limits, and if the package jinja2 is missing.
@@ -591,7 +591,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
 
         from llmgpu.tokenizer.chatting import ChatEncoder
 
-        tokenizer = weakref.proxy(self)  # the encoder must not keep its tokenizer alive
+        tokenizer = weakref.proxy(self)  # a reference would keep the tokenizer alive
         return ChatEncoder(
             self._vocabulary,
             lambda data: tokenizer.encode(data, dtype=np.uint32, allowed_special=("all",)),
@@ -621,7 +621,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         return ""
 
     def chunks(self, text: str, tokens: int, *, overlap: int = 0) -> list[str]:
-        """Return a text in chunks, for retrieval, each of which has at most `tokens` ids by itself.
+        """Return a text in chunks, for retrieval; each chunk alone has at most `tokens` ids.
 
         Chunks are cut between characters. A character with more ids is a chunk of its own. With a
         normalizer, the text is normalized.
@@ -674,14 +674,14 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         self._encoders = ProcessEncoders(self._vocabulary, Opening(self._device, encodes=True))
 
     def _open_coder(self, *, encodes: bool) -> Any:
-        """Return the extension module's object for fast calls, which methods then use, or None."""
+        """Return the extension module's object for fast calls, and store it; or None."""
         coder = self._current_encoders().coder(encodes=encodes)
         if coder is not None:
             from llmgpu.cpu.extension import bind_methods
 
             coder.returns(self._dtype, not holds(self._dtype, self.vocab_size - 1))
             bind_methods(_IN_PYTHON)
-            self._coder = coder  # set last, because other threads use it at once
+            self._coder = coder  # last, because other threads use it as soon as it is set
         return coder
 
     def _current_encoders(self) -> ProcessEncoders:
