@@ -1,11 +1,11 @@
 """Low-rank adapters: training a model by small changes to matrices.
 
-Training leaves a matrix W (O, I) of the model as it is. It changes the factors A (R, I) and
-B (O, R), and the model computes with W' = W + (alpha / R) B A (E. Hu et al., LoRA, arXiv
-2106.09685; names as in the library peft). A starts as uniform random numbers between -1 / sqrt(I)
-and 1 / sqrt(I), B as zeros.
+Training does not change a matrix W (O, I) of the model. It changes the factors A (R, I) and B (O,
+R), and the model computes with W' = W + (alpha / R) B A (E. Hu et al., LoRA, arXiv 2106.09685;
+names as in the library peft). A starts as uniform random numbers between -1 / sqrt(I) and 1 /
+sqrt(I), B as zeros.
 
-W' is computed once a step, so the forward and backward passes know nothing of adapters. The
+W' is computed once per step, so the forward and backward passes do not depend on adapters. The
 backward pass computes the gradient of W', from which the gradients of both factors follow:
 
     dB = (alpha / R) dW' A^T,  dA = (alpha / R) B^T dW'
@@ -32,7 +32,7 @@ from llmgpu.lm.model import Model, make_weights
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.options import TrainOptions
 
-_STREAM = 1 << 32  # number of the first A's random stream, above the numbers of weights' streams
+_STREAM = 1 << 32  # number of the random stream of the first A, above the numbers used for weights
 
 
 @dataclass(frozen=True)
@@ -95,18 +95,18 @@ class Adapters:
             self._model.operations.write(adapter.a, drawn / np.float32(math.sqrt(inputs)))
 
     def load(self, values: Callable[[str], AnyArray]) -> None:
-        """Write the matrices W; values: returns a matrix by the name of the model's weight."""
+        """Write the matrices W; values: returns a matrix, given the name of the model's weight."""
         for name, adapter in self.adapters.items():
             self._model.operations.write(adapter.base, values(name))
 
     def merge(self) -> None:
-        """Write the merged matrices, W' = W + (alpha / R) B A, of all adapters into the model."""
+        """Write the merged matrices W' of all adapters into the model."""
         with self._model.operations.record("merge") as program:
             self.record_merge()
         self._model.operations.run(program)
 
     def record_merge(self) -> None:
-        """Record operations that write W' of all adapters into the model."""
+        """Record operations that write the merged matrices W' of all adapters into the model."""
         ops, model = self._model.operations, self._model
         for name, adapter in self.adapters.items():
             ops.linear(self._scaled(adapter.b), adapter.a, model.weights[name], adapter.base)
@@ -117,7 +117,7 @@ class Adapters:
         """Record the gradients of the factors of some matrices.
 
         start: prefix of the names of these matrices; their gradients must be complete. gradients:
-        by the names of the factors; the operations add to these tensors.
+        tensors by the names of the factors, to which the operations add.
         """
         ops = self._model.operations
         for name, adapter in self.adapters.items():
@@ -129,13 +129,16 @@ class Adapters:
                 ops.fill_zero(whole)  # the layer below adds its gradient to the same memory
 
     def _scaled(self, tensor: Tensor) -> Tensor:
-        """Record the scaling of a factor by alpha / R; return the result."""
+        """Record the multiplication of a factor by alpha / R; return the result."""
         scaled = self._model.operations.scratch("scaled factor", tensor.shape)
         self._model.operations.scale(tensor, scaled, self._factor)
         return scaled
 
     def files(self, source: Callable[[Tensor], TensorSource], base: str) -> AdapterFiles:
-        """Return the files for peft. source: makes a `TensorSource`. base: folder of the model."""
+        """Return the files for peft.
+
+        source: makes a `TensorSource` of a tensor. base: folder of the model.
+        """
         tensors = {}
         for name, adapter in self.adapters.items():
             prefix = f"base_model.model.{name.removesuffix('.weight')}"

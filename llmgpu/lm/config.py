@@ -20,12 +20,12 @@ UNGATED: tuple[Activation, ...] = ("gelu",)  # activations of networks without a
 RopeScalingKind = Literal["linear", "llama3"]
 ROPE_SCALINGS: tuple[RopeScalingKind, ...] = get_args(RopeScalingKind)
 
-HEAD_DIM_MULTIPLE = 4  # attention reads head rows 16 bytes at a time
-SHORT_CONTEXT = 2048  # number of tokens whose keys and values need little memory
+HEAD_DIM_MULTIPLE = 4  # head rows are read 16 bytes at a time
+SHORT_CONTEXT = 2048  # tokens of a sequence whose keys and values need little memory
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 OUTPUT = "lm_head.weight"
-VOCAB_MULTIPLE = 64  # tables are padded with rows to a multiple of this
+VOCAB_MULTIPLE = 64  # rows of tables are padded to a multiple of this
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """The stretching of rotary positions, for longer sequences than in the first training.
+    """The stretching of rotary positions, for sequences longer than in the original training.
 
     kind: "linear" divides all frequencies by `factor`. "llama3" divides frequencies that turn fewer
     than `low_freq_factor` times in `original_seq_len` tokens, keeps frequencies that turn more than
@@ -166,7 +166,7 @@ class ModelConfig:
             )
 
     def generating(self, tokens: int) -> ModelConfig:
-        """Return the sizes with a `seq_len` for texts of `tokens` tokens, to keep caches small.
+        """Return the sizes with a `seq_len` for texts of `tokens` tokens, so that caches stay small.
 
         `seq_len` becomes at least `SHORT_CONTEXT`, and at most the model's longest sequence.
         """
@@ -246,7 +246,10 @@ class ModelConfig:
         return self._sum_of_sizes(matrices_only=False)
 
     def _sum_of_sizes(self, *, matrices_only: bool) -> int:
-        """Return the number of elements of all weights, in equal time for any number of layers."""
+        """Return the number of elements of all weights.
+
+        The time does not depend on the number of layers.
+        """
         one, two = (
             sum(
                 weight.size
@@ -260,18 +263,19 @@ class ModelConfig:
     def training_operations(self, tokens: int) -> int:
         """Return the additions and multiplications of both passes over `tokens` tokens.
 
-        A token costs six operations for each parameter of a matrix. Attention costs 12 * layers *
+        A token takes six operations for each parameter of a matrix. Attention takes 12 * layers *
         query_dim * seq_len for a token, half of which a causal mask saves.
         """
         matrices = self._sum_of_sizes(matrices_only=True)
         if not self.tied:
-            matrices -= self.padded_vocab_size * self.dim  # the embedding table is only looked up
+            # no product: rows of the embedding table are only looked up
+            matrices -= self.padded_vocab_size * self.dim
         return tokens * (6 * matrices + 6 * self.layers * self.query_dim * self.seq_len)
 
 
-# Presets, all of the Llama kind. gpt2 has the sizes of GPT-2 small (12 layers, 768 wide), but a
-# gated network of two thirds the width, with the same number of parameters. gpt2-medium has those
-# of GPT-2 medium (24 layers, 1024 wide). Widths of gated networks are multiples of 128.
+# Presets, all of the Llama kind. gpt2 has the sizes of GPT-2 small (12 layers, 768 wide), but its
+# network is gated and 2/3 as wide, with the same number of parameters. gpt2-medium has those of
+# GPT-2 medium (24 layers, 1024 wide). Widths of gated networks are multiples of 128.
 PRESETS: dict[str, ModelConfig] = {
     "tiny": ModelConfig(
         vocab_size=1, dim=128, layers=4, heads=4, kv_heads=4, ffn_dim=384, seq_len=128

@@ -5,7 +5,7 @@ buckets. Each bucket is read, added up over the workers in the order of their nu
 back. Threads add up a bucket while the next bucket is read. A few copies of buckets are queued on
 the device, so the device seldom waits.
 
-With local steps the workers add up weights at the end of a round instead, see `LocalSteps`.
+With local steps, workers instead add up weights at the end of a round, see `LocalSteps`.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from llmgpu.lm.options import TrainOptions
 from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
 
-BUCKET = 1 << 23  # most numbers of a bucket
-AHEAD = 3  # buckets that the device copies for the host while the host reads another bucket
-_SLOTS = 3  # slots of a bucket each in the memory that a worker shares
-_START = 64  # parts of a tensor start at multiples of this many numbers, 256 bytes
-_BLOCK = 1 << 16  # numbers added up at a time, few enough for a processor's cache
-_TOKEN = 16  # random bytes by which a worker recognises another worker's memory
-_MOST_THREADS = 8  # more threads add up no faster: memory is the limit
+BUCKET = 1 << 23  # most numbers in a bucket
+AHEAD = 3  # buckets that the device copies to the host while the host reads another bucket
+_SLOTS = 3  # slots, of one bucket each, in the memory that a worker shares
+_START = 64  # parts of a tensor start at multiples of this many numbers, which are 256 bytes
+_BLOCK = 1 << 16  # numbers added up at a time, so that they fit in a processor's cache
+_TOKEN = 16  # random bytes by which another worker recognizes this worker's memory
+_MOST_THREADS = 8  # more threads are no faster, because memory is the limit
 
 Fill = Callable[[FloatArray], None]
 Write = Callable[[], None]
-# Adds up an array over all workers. Arguments: the length of the float32 arrays, and a function
-# that fills an array with this worker's numbers. Returns a function that fills an array with the
-# sums. This function may run in another thread, but must end before the second call of `Sums` after
-# this call.
+# A function that adds up an array over all workers. Arguments: the length of the float32 arrays,
+# and a function that fills an array with this worker's numbers. Result: a function that fills an
+# array with the sums. Another thread may call the result, which must return before the call of
+# `Sums` after the next.
 Sums = Callable[[int, Fill], Fill]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a step: a program, and the tensors that the program completes."""
+    """A part of a step: a program, and the tensors that are complete after it."""
 
     program: Program
     tensors: Sequence[Tensor]
@@ -58,7 +58,7 @@ class Exchange:
     def __init__(
         self, operations: Operations, open_sums: Callable[[], Sums], stages: Sequence[Stage]
     ) -> None:
-        """Divide the tensors of stages into buckets; each tensor is in only one stage.
+        """Divide the tensors of stages into buckets; each tensor belongs to only one stage.
 
         open_sums: called once on every worker, before the first sum.
         """
@@ -69,7 +69,7 @@ class Exchange:
         self._transfers = operations.open_transfers(max(sizes))
 
     def finish(self) -> int:
-        """Run the stages after the first, and replace all tensors by sums.
+        """Run the stages after the first, and replace all tensors by their sums.
 
         The caller has run the first stage. Programs that run later see the sums. Returns the number
         of stages that were run.
@@ -116,7 +116,7 @@ def _size(bucket: Sequence[Tensor]) -> int:
 
 
 def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield tensors, or parts of tensors, in order, in lists of up to `BUCKET` numbers."""
+    """Yield lists of tensors, or parts of tensors, in order; a list has up to `BUCKET` numbers."""
     bucket: list[Tensor] = []
     room = BUCKET
     for tensor in tensors:
@@ -137,15 +137,15 @@ def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 class SharedSums:
-    """Sums over workers of one machine, through shared memory.
+    """Sums over the workers of one machine, through shared memory.
 
-    A worker writes to its three slots in turns. All workers wait for each other once for each slot
-    that they read. No worker writes to the first slot again before all workers have waited for the
-    second, and a worker that waits for the second slot has finished reading the first.
+    A worker writes to its slots in turn. All workers wait for each other once per slot that they
+    read. So no worker writes to the first slot again before all workers have waited for the second,
+    and a worker that waits for the second slot has finished reading the first.
     """
 
     def __init__(self, communicator: Any, memory: Sequence[mmap.mmap]) -> None:
-        """Use the memory of all workers, by number, as `share_memory` returns it."""
+        """Store the memory of all workers, by number, as `share_memory` returns it."""
         self._communicator = communicator
         arrays = [np.frombuffer(each, np.float32, _SLOTS * BUCKET, _TOKEN) for each in memory]
         self._slots = deque(zip(*(array.reshape(_SLOTS, BUCKET) for array in arrays), strict=True))
@@ -153,7 +153,7 @@ class SharedSums:
         self._scratch = [np.empty(_BLOCK, np.float32) for _ in range(threads)]
 
     def __call__(self, count: int, read: Fill) -> Fill:
-        """Write to a slot; the returned function waits for all workers, and adds up their slots."""
+        """Write to a slot. The returned function waits for all workers, and adds up their slots."""
         slot = self._slots[0]
         self._slots.rotate(-1)
         read(slot[self._communicator.rank][:count])
@@ -171,8 +171,7 @@ class SharedSums:
 def _add(given: Sequence[FloatArray], out: FloatArray, job: tuple[slice, FloatArray]) -> None:
     """Write the sums of a part of `given` to `out`.
 
-    job: the part, and an array in which a block of sums is collected, since `out` may be slow to
-    read.
+    job: the part, and an array that collects a block of sums, because reading `out` may be slow.
     """
     part, total = job
     for first in range(part.start, part.stop, _BLOCK):
@@ -219,7 +218,7 @@ def open_sums(communicator: Any, *, one_machine: bool) -> Sums:
 
 
 def share_memory(communicator: Any) -> list[mmap.mmap] | None:
-    """Return one memory for each worker, accessible to all workers; None if that is impossible.
+    """Return a memory for each worker that all workers can access; None if this is impossible.
 
     The memory has no name in a file system, so a worker that dies leaves nothing behind.
     """
@@ -227,18 +226,19 @@ def share_memory(communicator: Any) -> list[mmap.mmap] | None:
     # Allocate this worker's memory; random bytes at its start identify it.
     token = os.urandom(_TOKEN)
     try:
-        descriptor = os.memfd_create("llmgpu gradients")  # only on Linux
+        descriptor = os.memfd_create("llmgpu gradients")  # available only on Linux
         os.ftruncate(descriptor, nbytes)
         os.pwrite(descriptor, token, 0)
     except (AttributeError, OSError):
         descriptor = -1
-    # Map the memory of all workers. Sharing is possible only if every worker can map all.
+    # Map the memory of all workers. Sharing works only if every worker can map all of it.
     memory = []
     for process, number, expected in communicator.allgather((os.getpid(), descriptor, token)):
         try:
             with open(f"/proc/{process}/fd/{number}", "r+b") as file:
                 memory.append(mmap.mmap(file.fileno(), nbytes))
-            if memory[-1][:_TOKEN] != expected:  # another process has that number in this container
+            # in this container, another process has that number
+            if memory[-1][:_TOKEN] != expected:
                 memory = []
                 break
         except (OSError, ValueError):
@@ -251,14 +251,15 @@ def share_memory(communicator: Any) -> list[mmap.mmap] | None:
 
 
 class LocalSteps:
-    """Rounds of steps that workers take separately; an outer step ends each round.
+    """Rounds of steps that workers make separately; an outer step ends each round.
 
-    A worker updates its weights with the gradients of its own batches alone. At the end of a round,
-    the weights at the begin of the round minus the mean of all workers' weights are the gradient of
-    an outer optimizer, SGD with Nesterov's momentum. All workers begin the next round with the
-    weights after this outer step (DiLoCo, A. Douillard et al., arXiv 2311.08105). The moments of
-    the inner optimizer are averaged over the workers, as in Local Adam (Z. Cheng and M. Glasgow,
-    arXiv 2409.13155). So all workers have equal states after a round, and a checkpoint is complete.
+    A worker updates its weights with the gradients of its own batches only. At the end of a round,
+    the weights at the beginning of the round minus the mean of all workers' weights are the
+    gradient of an outer optimizer, SGD with Nesterov's momentum. All workers begin the next round
+    with the weights after this outer step (DiLoCo, A. Douillard et al., arXiv 2311.08105). The
+    moments of the inner optimizer are averaged over the workers, as in Local Adam (Z. Cheng and M.
+    Glasgow, arXiv 2409.13155). So all workers have equal states after a round, and a checkpoint is
+    complete.
 
     momenta: the momentum of the outer optimizer, a tensor for each weight, zeros at first.
     """
@@ -272,7 +273,7 @@ class LocalSteps:
         weights: Sequence[Tensor],
         moments: Sequence[Tensor],
     ) -> None:
-        """Make the outer optimizer's state.
+        """Create the state of the outer optimizer.
 
         workers: number of workers. open_sums: called at the end of the first round. weights,
         moments: tensors of the model and of the inner optimizer.
@@ -288,13 +289,13 @@ class LocalSteps:
         self._start: FloatArray | None = None
 
     def begin(self) -> None:
-        """Copy the weights before this object's first round; all workers have equal weights."""
+        """Copy the weights before the first round; all workers have equal weights."""
         if self._start is None:
             pieces = [self._read(bucket) for bucket in buckets(self._weights)]
             self._start = np.concatenate(pieces)
 
     def end_round(self) -> None:
-        """Compute the outer step and average the moments; all workers must call this method."""
+        """Make the outer step and average the moments. All workers must call this method."""
         assert self._start is not None, "a round has begun"
         rate = np.float32(self._options.outer_learning_rate)
         decay = np.float32(self._options.outer_momentum)
@@ -327,5 +328,5 @@ class LocalSteps:
 
 
 def local_memory(parameters: int) -> int:
-    """Return an upper bound of the host memory for rounds without `Sums`, in bytes."""
+    """Return an upper bound of the host memory for rounds, in bytes, without `Sums`."""
     return 4 * parameters + 6 * 4 * BUCKET

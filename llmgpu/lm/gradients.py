@@ -40,10 +40,10 @@ class LossGraph:
     before each step.
 
     separator: attention does not reach back beyond this id; None: attention reaches back to the
-    first token of the sequence. recompute: keep only the outputs of layers; the backward pass
-    computes the other tensors of layers again. logits_bytes: most bytes of a block's logits.
+        first token of the sequence. recompute: store only the outputs of layers; the backward pass
+        computes the other tensors of layers again. logits_bytes: most bytes of a block's logits.
     losses: losses of the last run, (N,) each. likeliest: with `find_likeliest`, the most probable
-    id of each row, uint32 (N,).
+        id of each row, uint32 (N,).
     """
 
     def __init__(
@@ -59,7 +59,10 @@ class LossGraph:
         find_likeliest: bool = False,
         recompute: bool = False,
     ) -> None:
-        """Make all tensors; without gradients all layers share the activations of one layer."""
+        """Allocate all tensors.
+
+        Without gradients, all layers share the activations of one layer.
+        """
         self.model = model
         self._separator, self._recompute = separator, recompute
         self.rows = batch * seq
@@ -109,11 +112,10 @@ class LossGraph:
         return self.model.operations.tensor(name, (self.rows,), np.uint32)
 
     def _make_layers(self, *, keep_all: bool) -> None:
-        """Make the layers, and the residual stream (N, C) before and after each layer."""
+        """Create the layers, and the residual stream (N, C) before and after each layer."""
         model, count = self.model, self.model.config.layers
         make = partial(Layer, model, self.rows, mixed=model.mixed)
-        # Without gradients one tensor is enough: a layer writes its output after its last read of
-        # the input.
+        # Without gradients one tensor is enough: a layer writes its output after reading its input.
         self._streams = (count + 1) * [self.embedded]
         if keep_all:
             shape = self.embedded.shape
@@ -186,7 +188,7 @@ class LossGraph:
         self._record_forward()
         assert self._gradients is not None
         ops, model, inside = self.model.operations, self.model, self._inside
-        # The gradient of a tied table has two parts: of the output layer here, of the embedding
+        # The gradient of a tied table has two parts: from the output layer here, from the embedding
         # below.
         head = self._gradients.get(self._head)
         for start, stop in self._blocks():
@@ -205,12 +207,12 @@ class LossGraph:
         # Go backwards through the layers. Each layer adds its part to `inside.residual`.
         last = model.config.layers - 1
         for k in reversed(range(model.config.layers)):
-            if self._recompute and k < last:  # the last layer's tensors are still in memory
+            if self._recompute and k < last:  # the tensors of the last layer are still in memory
                 self._record_layer(k, again=True)
             tensors = model.layers[k], self._of_weights[k], inside, self._streams[k]
             self._layers[k].record_backward(*tensors, self._sequences, accumulate=accumulate)
             final(f"model.layers.{k}.")
-        # `inside.residual` has become the gradient of the embedding's output.
+        # Now `inside.residual` is the gradient of the embedding's output.
         if EMBEDDING in self._gradients:
             table = self._gradients[EMBEDDING]
             ops.embed_backward_grouped(self.groups, inside.residual, table)
@@ -235,7 +237,7 @@ class LossGraph:
             yield start, min(start + self.block_rows, self.rows)
 
     def _record_block_loss(self, start: int, stop: int) -> Tensor:
-        """Record logits and losses of a block of rows; return the logits' gradient."""
+        """Record logits and losses of a block of rows; return the gradient of the logits."""
         ops, tokens = self.model.operations, self.model.config.vocab_size
         logits = self.logits.rows(0, stop - start)
         ops.linear(self.final_normed.rows(start, stop), self.model.output_weight, logits)
@@ -254,7 +256,7 @@ class LossGraph:
 def logits_block_rows(
     operations: Operations, config: ModelConfig, rows: int, most_bytes: int, logit_bytes: int = 4
 ) -> int:
-    """Return the number of rows in a block whose logits take up to `most_bytes` bytes.
+    """Return the number of rows in a block whose logits take at most `most_bytes` bytes.
 
     logit_bytes: bytes of a logit. A block has at least `ROW_ALIGNMENT` rows, or all rows.
     """

@@ -4,7 +4,7 @@
 
     x -> norm -> heads -> attention -> + -> norm -> inner products -> activation -> +
 
-The heads are queries, keys and values. The inner products are gate and up, or up alone in a network
+The heads are queries, keys and values. The inner products are gate and up, or only up in a network
 without gate. The operands of products are weights, activations, and the gradients of products. In a
 mixed model operands are float16, otherwise float32. The residual stream and the scales of norms are
 always float32. Shape letters are those of `llmgpu.lm.ops`.
@@ -52,7 +52,7 @@ class Sequences:
 
 
 class RowTensors:
-    """Makes tensors of `rows` rows on a model's backend, with names that start with `prefix`.
+    """Creates tensors of `rows` rows on a model's backend, with names that start with `prefix`.
 
     mixed: operands of products are float16.
     """
@@ -62,16 +62,16 @@ class RowTensors:
         self.mixed = mixed
 
     def single(self, role: str, *widths: int) -> Tensor:
-        """Make a float32 tensor (rows, *widths)."""
+        """Create a float32 tensor (rows, *widths)."""
         return self._operations.tensor(f"{self._prefix} {role}", (self._rows, *widths))
 
     def operand(self, role: str, width: int) -> Tensor:
-        """Make an operand of products, (rows, width)."""
+        """Create an operand of products, (rows, width)."""
         name, dtype = f"{self._prefix} {role}", np.float16 if self.mixed else np.float32
         return self._operations.tensor(name, (self._rows, width), dtype)
 
     def operand_of(self, tensor: Tensor) -> Tensor:
-        """Return a tensor itself, or in a mixed model a float16 tensor for its rounding."""
+        """Return a tensor itself, or in a mixed model a float16 tensor for its rounded numbers."""
         if tensor.is_half or not self.mixed:
             return tensor
         return self._operations.tensor(f"{tensor.name} in half", tensor.shape, np.float16)
@@ -79,13 +79,13 @@ class RowTensors:
 
 @dataclass(frozen=True)
 class HeadNorm:
-    """Tensors that the backward pass of the norms of query heads, or of key heads, reads."""
+    """Tensors that the backward pass of a norm of heads reads, for queries or for keys."""
 
     x: Tensor  # (N, heads*D) before the norm
     inverse_rms: Tensor  # (N, heads)
 
     def of(self, weight: Tensor, out: Tensor) -> Norm:
-        """Return the norm of single heads by a weight (D,), into `out` (N, heads*D)."""
+        """Return the norm of single heads by a weight (D,), written to `out` (N, heads*D)."""
         width = weight.shape[0]
         rows = out.size // width
         x, out = (tensor.reshaped(rows, width) for tensor in (self.x, out))
@@ -96,7 +96,7 @@ class HeadNorm:
 class LayerGradients:
     """Gradients inside a layer, in memory that all layers share.
 
-    The operand of a gradient is float16 in a mixed model, otherwise the gradient itself.
+    In a mixed model, the operand of a gradient is its float16 copy, otherwise the gradient itself.
     """
 
     residual: Tensor  # (N, C), float32
@@ -104,9 +104,9 @@ class LayerGradients:
     normed: Tensor  # gradient of a norm's output, (N, C), float32
     attention: AttentionGradients  # q, k and v are float32
     heads: tuple[Tensor, ...]  # operands of queries, keys and values, or one operand of all three
-    before_norms: tuple[Tensor, ...]  # queries and keys before head norms; () without head norms
+    before_norms: tuple[Tensor, ...]  # of queries and keys before head norms; () without head norms
     activated: Tensor  # (N, F)
-    inner: tuple[Tensor, ...]  # gate and up or up alone, each (N, F), or both in one (N, R)
+    inner: tuple[Tensor, ...]  # of gate and up or only up, each (N, F), or both in one (N, R)
 
     def add_through_norm(self, operations: Operations, norm: Norm, grad_weight: Tensor) -> None:
         """Record the gradients of a norm whose output has the gradient `normed`.
@@ -121,10 +121,10 @@ class LayerGradients:
 
 
 class SeparateHeads:
-    """Queries, keys and values by a product each, with biases and norms of heads, if any."""
+    """Queries, keys and values by one product each, with biases and norms of heads, if any."""
 
     def __init__(self, model: Model, new: RowTensors, heads: AttentionTensors) -> None:
-        """Make the tensors of queries and keys before the rotation; heads: outputs of this part."""
+        """Allocate queries and keys before the rotation; heads: the tensors after the rotation."""
         self._ops, self._config, self._heads = model.operations, model.config, heads
         self._products: tuple[Tensor, ...] = heads.q, heads.k, heads.v  # float32
         if heads.q.is_half:
@@ -142,7 +142,7 @@ class SeparateHeads:
             )
 
     def record(self, w: LayerWeights, x: Tensor, rotation: Rotation) -> None:
-        """Record rotated queries and keys, and values; x: a norm's output (N, C)."""
+        """Record rotated queries and keys, and values; x: output of a norm, (N, C)."""
         ops, heads = self._ops, self._heads
         for k, (matrix, out) in enumerate(zip(w.heads, self._products, strict=True)):
             norm = self._norms[k] if k < len(self._norms) else None
@@ -181,7 +181,7 @@ class SeparateHeads:
             if k < len(self._norms):
                 of_product = g.before_norms[k]
                 ops.fill_zero(of_product)  # `rms_norm_backward` adds to this gradient
-                norm = self._norms[k].of(w.head_norms[k], gradient)  # `out` is the gradient here
+                norm = self._norms[k].of(w.head_norms[k], gradient)  # `out` holds the gradient here
                 grad_x = of_product.reshaped(*norm.x.shape)
                 ops.rms_norm_backward(norm, norm.out, grad_x, d.head_norms[k])
             if d.biases:
@@ -194,13 +194,13 @@ class SeparateHeads:
 
 
 class PackedHeads:
-    """Queries, keys and values by one product, side by side in half precision.
+    """Queries, keys and values by a single product, side by side in half precision.
 
-    The model has neither biases nor norms of heads. `SeparateHeads` describes the methods.
+    The model has neither biases nor norms of heads. The methods are those of `SeparateHeads`.
     """
 
     def __init__(self, model: Model, heads: AttentionTensors) -> None:
-        """Make the product's tensor, which layers share."""
+        """Allocate the tensor of the product, which all layers share."""
         self._ops, self._heads = model.operations, heads
         shape = (heads.q.shape[0], model.layers[0].packed_heads.tensor.shape[0])
         self._product = self._ops.scratch("heads side by side", shape, np.float16)
@@ -229,16 +229,19 @@ class PackedHeads:
 class Layer:
     """The forward and backward pass of a layer, and the tensors that the backward pass reads.
 
-    With half-precision operands all layers share the memory of the activation, which the backward
+    With half-precision operands, all layers share the memory of the activation, which the backward
     pass computes again.
     """
 
     def __init__(self, model: Model, rows: int, name: str, *, mixed: bool) -> None:
-        """Make the tensors. name: prefix of their names. mixed: operands are float16."""
+        """Allocate the tensors.
+
+        name: prefix of their names. mixed: operands are float16.
+        """
         new, config = RowTensors(model, rows, name, mixed=mixed), model.config
         self._ops, self._activation = model.operations, model.activation
         self._epsilon, self._mixed = config.norm_epsilon, mixed
-        # Attention reads half precision if the device has matrix units for such heads.
+        # Attention reads half precision if the device has matrix units for heads of this width.
         in_half = mixed and model.operations.attends_in_half(config.head_dim)
         head = new.operand if in_half else new.single
         self.attention = AttentionTensors(
@@ -270,7 +273,7 @@ class Layer:
     ) -> None:
         """Record the forward pass from `x` (N, C) to `out`, which may be the same tensor.
 
-        again: compute only the tensors that the backward pass reads, and leave `out` as it is.
+        again: compute only the tensors that the backward pass reads, and do not write `out`.
         """
         ops = self._ops
         # Attention adds to the residual stream.
@@ -344,10 +347,10 @@ class Layer:
 
 
 def make_gradients(model: Model, rows: int) -> LayerGradients:
-    """Make the gradients inside the layers of a model."""
+    """Allocate the gradients inside the layers of a model."""
     new, config = RowTensors(model, rows, "gradient of", mixed=model.mixed), model.config
     in_half = model.mixed and model.operations.attends_in_half(config.head_dim)
-    # The gradients that attention writes, and the inputs of head norms.
+    # Gradients that attention writes, and gradients before head norms.
     residual = new.single("the residual stream", config.dim)
     attention = AttentionGradients(
         q=new.single("queries", config.query_dim),
@@ -359,7 +362,7 @@ def make_gradients(model: Model, rows: int) -> LayerGradients:
     before_norms = tuple(
         new.single(f"{role} before their norm", width) for role, width in widths if config.qk_norm
     )
-    # The operands of queries, keys and values: one side by side, or an operand of each.
+    # Operands of the gradients of queries, keys and values: one for all three, or one for each.
     if in_half and config.has_plain_heads:
         width = model.layers[0].packed_heads.tensor.shape[0]
         heads: tuple[Tensor, ...] = (new.operand("queries, keys and values", width),)
@@ -380,7 +383,9 @@ def make_gradients(model: Model, rows: int) -> LayerGradients:
 
 
 def _inner(model: Model, new: RowTensors, gate: str) -> tuple[Tensor, ...]:
-    """Make gate and up, or up alone; in float16 gate and up are one tensor if `activate` allows.
+    """Allocate gate and up, or only up.
+
+    In float16, gate and up are one tensor if `activate` allows.
 
     gate: name of the gate's tensor.
     """
@@ -392,7 +397,7 @@ def _inner(model: Model, new: RowTensors, gate: str) -> tuple[Tensor, ...]:
 
 
 def round_operand(operations: Operations, single: Tensor, operand: Tensor) -> Tensor:
-    """Record the rounding of a tensor, unless the tensor is its own operand; return the operand."""
+    """Record the rounding of a tensor to its operand, if they differ; return the operand."""
     if operand is not single:
         operations.round_to_half(single, operand)
     return operand

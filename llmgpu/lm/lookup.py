@@ -16,9 +16,9 @@ LARGEST_ID = 0xFFFFFFFF
 def look_up(table: ArrayLike, ids: ArrayLike, *, device: str = "auto") -> NDArray[np.float32]:
     """Return the rows of a table for ids of any shape, float32.
 
-    The result has the shape of the ids, and one dimension more, of C columns. An id beyond the
-    table gives a row of zeros. A table or rows that are larger than a device's bindings are
-    computed in parts.
+    The result has the shape of the ids, and one more dimension of C columns. An id beyond the table
+    gives a row of zeros. A table or result that is larger than a device can bind is computed in
+    parts.
 
     table: (V, C); float16 is kept, other numbers become float32. ids: integers of any shape.
     device: auto, cpu, gpu or part of an adapter's name.
@@ -45,7 +45,7 @@ def look_up(table: ArrayLike, ids: ArrayLike, *, device: str = "auto") -> NDArra
 
 
 def _upload(operations: Operations, table: NDArray[np.floating]) -> list[Tensor]:
-    """Return the parts of a table, whole rows each."""
+    """Upload a table in parts of whole rows; return the parts."""
     count = max(operations.max_tensor_bytes // table[:1].nbytes, 1)
     parts = []
     for first in range(0, len(table), count):

@@ -37,8 +37,9 @@ from llmgpu.memory import has_limited_address_space
 from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
 
-DRAWN_AHEAD = 8  # most weights drawn at a time; these are in memory together
-PACKED = ("self_attn", "mlp")  # parts of a layer whose matrices with the same input are adjacent
+DRAWN_AHEAD = 8  # most weights drawn at a time, which are in memory together
+# parts of a layer in which matrices with the same input are adjacent in memory
+PACKED = ("self_attn", "mlp")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class LayerWeights:
     head_norms: tuple[Tensor, ...]  # (D,) for queries and keys; () for a model without head norms
     attention_out: Tensor  # (C, H*D)
     ffn_norm: Tensor  # (C,)
-    inner: tuple[Tensor, ...]  # matrices (F, C) of gate and up, or of up alone
+    inner: tuple[Tensor, ...]  # matrices (F, C) of gate and up, or only of up
     down: Tensor  # (C, F)
     packed: Mapping[str, Packed]  # `heads` as one matrix under "self_attn", `inner` under "mlp"
 
@@ -59,7 +60,7 @@ class LayerWeights:
     def of(
         cls, tensors: Mapping[str, Tensor], packed: Mapping[str, Packed], layer: int
     ) -> LayerWeights:
-        """Select a layer's tensors from the tensors of a model, by Hugging Face's names."""
+        """Select the tensors of a layer from the tensors of a model, by Hugging Face's names."""
         prefix = f"model.layers.{layer}"
         attention, ffn = f"{prefix}.self_attn", f"{prefix}.mlp"
 
@@ -106,9 +107,9 @@ class Model:
         half: bool = False,
         mixed: bool = False,
     ) -> None:
-        """Make all weights, zeros at first.
+        """Allocate all weights, zeros at first.
 
-        half: make half-precision copies.
+        half: allocate half-precision copies.
 
         Raises:
             DeviceError: the device has no half precision, or too little memory.
@@ -141,7 +142,7 @@ class Model:
         return self.working[EMBEDDING if self.config.tied else OUTPUT]
 
     def initialise(self, seed: int, initialisation: Initialisation = "normal") -> None:
-        """Write the weights of `InitialWeights`."""
+        """Write the weights that `InitialWeights` draws."""
         self.load(InitialWeights(self.config, seed, initialisation).take)
 
     def load(self, values: Callable[[str], AnyArray]) -> None:
@@ -165,7 +166,7 @@ class Model:
         self.operations.run(program)
 
     def rotation(self, positions: Tensor) -> Rotation:
-        """Return the angles of rows at `positions`, uint32 (N,)."""
+        """Return the rotation of rows at `positions`, uint32 (N,)."""
         return Rotation(self._cosines, self._sines, positions, self.config.head_dim)
 
     def attention_shape(self, batch: int, seq: int) -> AttentionShape:
@@ -175,16 +176,16 @@ class Model:
 
 
 class InitialWeights:
-    """The initial weights of a model; each has its own random stream, so all backends get the same.
+    """Draws the initial weights of a model. Each has its own random stream, equal on all backends.
 
-    Threads begin to draw at once, while the caller makes the model. NumPy draws without Python's
+    Threads begin to draw at once, while the caller creates the model. NumPy draws without Python's
     lock: the weights of preset gpt2 take 0.96 s in two threads, 1.19 s in one.
     """
 
     def __init__(
         self, config: ModelConfig, seed: int, initialisation: Initialisation = "normal"
     ) -> None:
-        """Begin to draw; at most `drawn_ahead` weights are held before they are taken."""
+        """Begin to draw. At most `drawn_ahead` weights are in memory before `take` returns them."""
         weights = list(config.weights())
 
         def draw(number: int) -> tuple[str, NDArray[np.float32]]:
@@ -193,12 +194,15 @@ class InitialWeights:
             weight = weights[number]
             return weight.name, initial_values(seed, number, weight, initialisation)
 
-        # The first job has no work: its result comes at once, and threads go on with the weights.
+        # The first job does nothing, so that its result comes at once while threads draw weights.
         self._drawn = in_order(range(-1, len(weights)), draw, drawn_ahead())
         next(self._drawn)
 
     def take(self, name: str) -> NDArray[np.float32]:
-        """Wait for a weight and return it; ValueError out of the order of `config.weights()`."""
+        """Wait for a weight and return it.
+
+        ValueError unless names come in the order of `config.weights()`.
+        """
         drawn, values = next(self._drawn)
         if drawn != name:
             raise ValueError(f"the next weight is {drawn}, not {name}")
@@ -206,14 +210,14 @@ class InitialWeights:
 
 
 def drawn_ahead() -> int:
-    """Return the number of weights drawn at a time: one with a limited address space."""
+    """Return the number of weights drawn at a time: 1 if the address space is limited."""
     return 1 if has_limited_address_space() else min(DRAWN_AHEAD, usable_processors())
 
 
 def make_weights(
     operations: Operations, weights: Iterable[Weight], dtype: DTypeLike, label: str = "{}"
 ) -> tuple[dict[str, Tensor], dict[str, Packed]]:
-    """Make a tensor for each weight; matrices of a layer with the same input are packed.
+    """Create a tensor for each weight. Matrices of a layer with the same input are packed.
 
     label: format of a tensor's name, with {} for the weight's name. Returns the tensors by weight
     name, and the packed matrices by the prefix of their names, such as "model.layers.0.mlp".
@@ -231,7 +235,7 @@ def make_weights(
 
 
 def _pack_of(weight: Weight) -> tuple[str, bool]:
-    """Return the name of the tensor that stores a weight, and whether it packs several weights."""
+    """Return the name of the tensor that stores a weight, and whether it stores several weights."""
     prefix, _, role = weight.name.removesuffix(".weight").rpartition(".")
     is_packed = role in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
     return (prefix, True) if is_packed else (weight.name, False)
@@ -245,8 +249,8 @@ def scaled_frequencies(config: ModelConfig) -> NDArray[np.float64]:
         return frequencies
     if scaling.kind == "linear":
         return frequencies / scaling.factor
-    # Pairs that turn often within the original length keep their frequencies. Other pairs turn
-    # more slowly.
+    # Pairs that turn often within the original length keep their frequencies. Others are slowed
+    # down.
     turns = frequencies * scaling.original_seq_len / (2 * np.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = np.clip((turns - low) / (high - low), 0, 1)
@@ -259,9 +263,10 @@ def initial_values(
     """Return the initial values of weight number `index`: random, zeros or ones; see `Weight`.
 
     initialisation: "normal" draws values with the weight's deviation. With "fan-in" a matrix inside
-    a layer has the deviation 1 / sqrt(inputs), and matrices that write into the residual stream are
-    zeros: at first a layer changes nothing, and activations have the same size at any width.
-    Unused rows are zeros.
+        a layer has the deviation 1 / sqrt(inputs), and matrices that write into the residual stream
+        are
+    zeros: at first a layer changes nothing, and activations have the same size at any width. Unused
+        rows are zeros.
     """
     if not weight.deviation:
         return np.full(weight.shape, weight.deviation is None, np.float32)

@@ -33,7 +33,7 @@ DRIVER_NAMES: tuple[DriverName, ...] = get_args(DriverName)
 F16_VERSION = 4  # see `TrainOptions.f16_version`
 
 
-# The first keys of stored options, in their order in files. Other fields follow.
+# The first keys of stored options, in the order of the file. All other fields follow.
 _STORED_FIRST = (
     *("batch_size", "grad_accum", "steps", "learning_rate", "min_learning_rate", "warmup_steps"),
     *("schedule", "decay_steps", "initialisation", "beta1", "beta2", "epsilon", "weight_decay"),
@@ -58,13 +58,14 @@ class TrainOptions:
     beta1 there; 0: the same as beta1. momentum, momentum_start, momentum_steps: see `momentum_of`.
     initialisation: see `llmgpu.lm.model.initial_values`.
     weight_decay: applies to matrices only. grad_clip: largest global norm of gradients; 0 disables
-    clipping. precision: "f16" rounds the factors of matrix products to half precision and scales
-    the loss, so that small gradients are not lost; sums, weights and moments are float32.
+        clipping. precision: "f16" rounds the factors of matrix products to half precision and
+        scales the loss, so that small gradients are not lost; sums, weights and moments are
+        float32.
     optimizer: a name of `OPTIMIZERS`. sparse_embedding: update only the embedding rows of ids in
-    the step's batches (not with a tied table). evaluation_fraction: share of the text to hold out
-    of training, in up to evaluation_parts places.
+        the step's batches (not with a tied table). evaluation_fraction: share of the text that is
+        held out for evaluation, in at most evaluation_parts places.
     evaluation_batches: the most batches of an evaluation. driver: the WebGPU driver; drivers differ
-    in rounding.
+        in rounding.
 
     document_mask: attention does not reach back beyond the token between documents, if any.
 
@@ -75,7 +76,7 @@ class TrainOptions:
     adapters. lora_alpha: adapters are scaled by lora_alpha / lora_rank. lora_targets: the adapted
     matrices, names from `LORA_TARGETS` with commas between them.
 
-    sync_every: number of steps that each worker takes with its own batches alone, before an outer
+    sync_every: number of steps that each worker makes with its own batches only, before an outer
     step, with outer_learning_rate and outer_momentum, makes the workers' weights equal, see
     `llmgpu.lm.exchange.LocalSteps`; 0: workers add up their gradients in every step.
 
@@ -91,7 +92,7 @@ class TrainOptions:
     # fmt: off
     steps: int = option(
         1000, "count", "Number of optimizer steps.", may_change=True,
-        by_preset={"tiny": 500})  # a minute or two on two CPU cores
+        by_preset={"tiny": 500})  # one or two minutes on two CPU cores
     batch_size: int = option(
         8, "count", "Sequences per batch.",
         by_preset={"small": 32, "base": 16})  # 8192 tokens, enough to keep a GPU busy
@@ -308,7 +309,7 @@ class TrainOptions:
 
     @property
     def stable_end(self) -> int:
-        """The first step of the decay; only "wsd" has stable steps after the warm-up."""
+        """The first step of the decay. Before it, the schedule "wsd" keeps the rate constant."""
         if self.schedule == "wsd":
             return max(self.warmup_steps, self.steps - self.decay_steps)
         return self.warmup_steps
@@ -317,7 +318,7 @@ class TrainOptions:
         """Whether all workers have the same weights after `step` steps."""
         if not self.sync_every:
             return True
-        # A run of more steps may continue from the begin of the decay.
+        # A run of more steps may continue from the step at which the decay begins.
         begins_decay = self.schedule == "wsd" and step == self.stable_end
         return not step % self.sync_every or begins_decay or step == self.steps
 
@@ -353,10 +354,10 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Numbers of steps between two lines of the log, evaluations, checkpoints and samples.
+    """The number of steps between two lines of the log, evaluations, checkpoints and samples.
 
     keep: number of newest checkpoints to keep. sample: 0 for no samples. peak_teraflops: peak speed
-    of the device, of which the log has the share in use; 0 if unknown.
+    of the device, with which the log computes the share in use; 0 if unknown.
     """
 
     section: ClassVar[str] = OUTPUT
@@ -389,7 +390,7 @@ class Intervals:
                 )
 
     def unread_steps(self, steps: int) -> int:
-        """Return the most steps whose results wait on the device to be read together."""
+        """Return the most steps whose results stay on the device, to be read together."""
         return min(self.log, self.evaluation, self.save, steps)
 
 
@@ -438,5 +439,5 @@ class SamplingOptions:
             raise InputError(f"--seed is {self.seed}, but must be from 0 to 2^63 - 1")
 
     def numbered(self, number: int) -> SamplingOptions:
-        """Return these options with the seed of text `number`."""
+        """Return these options with the seed for text `number`."""
         return replace(self, seed=(self.seed + number) % (1 << 63))

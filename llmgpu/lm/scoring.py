@@ -26,10 +26,10 @@ from llmgpu.lm.ops.recording import Program
 from llmgpu.text.corpus import Corpus
 from llmgpu.tokens.tokenizing import encode_corpus
 
-BATCH_IDS = 1024  # ids of a batch, or the ids of one window if a window is longer
-SHORTEST = 16  # least length of a batch's sequences; other lengths: powers of two, the window
+BATCH_IDS = 1024  # ids of a batch; a longer window is a batch of its own
+SHORTEST = 16  # shortest sequence of a batch; longer ones are powers of two, or the window
 LOGITS_BYTES = 1 << 27  # most bytes of the logits of a block of rows
-TOGETHER = 1 << 16  # texts are collected up to this many ids, and then divided into batches
+TOGETHER = 1 << 16  # texts are collected up to this many ids before they are divided into batches
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Request:
 class Score:
     """The scores of the ids of a request from index `first` on, (n - first,).
 
-    log_likelihoods: natural logarithms of the ids' probabilities. likeliest: whether an id was the
-    most probable.
+    log_likelihoods: natural logarithms of the ids' probabilities. likeliest: whether each id was
+    the most probable.
     """
 
     log_likelihoods: NDArray[np.float32]
@@ -82,8 +82,8 @@ def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, in
 class Scorer:
     """Scores ids with a model.
 
-    window: the maximum number of targets in a window. stride: the maximum number of targets
-    between the starts of two successive windows.
+    window: most targets in a window. stride: most targets between the starts of two successive
+    windows.
     """
 
     def __init__(self, model: Model, window: int, stride: int) -> None:
@@ -122,7 +122,7 @@ class Scorer:
             Score(np.zeros(count, np.float32), np.zeros(count, np.bool_))
             for count in (max(0, len(request.ids) - request.first) for request in requests)
         ]
-        # Windows by the length of sequences in a batch: (number of the request, window).
+        # pieces: by sequence length, pairs of a request's number and a window.
         pieces: dict[int, list[tuple[int, tuple[int, int, int]]]] = {}
         for number, request in enumerate(requests):
             for begin, end, scored in windows(len(request.ids) - 1, self.window, self.stride):
@@ -160,13 +160,13 @@ class Scorer:
         length: int,
         pieces: Sequence[tuple[int, tuple[int, int, int]]],
     ) -> None:
-        """Run one batch of windows and write the results to the scores of their requests.
+        """Run one batch of windows, and write the results to the scores of their requests.
 
         found: the scores, by request. pieces: (number of the request, window) for each sequence.
         """
         graph, program = self._graph(length)
         operations = self._model.operations
-        # Fill the batch: a row for each window; targets that are not scored are ignored.
+        # Fill the batch: a row for each window. Targets that are not scored are set to be ignored.
         shape = (graph.rows // length, length)
         tokens = np.zeros(shape, np.uint32)
         targets = np.full(shape, IGNORED_TARGET, np.uint32)
@@ -179,9 +179,9 @@ class Scorer:
         losses = operations.read(graph.losses.cross_entropy).reshape(shape)
         if not np.isfinite(losses).all():
             raise TrainingError("the model's logits are not finite: its weights are too large")
-        assert graph.likeliest is not None  # since `_graph` sets `find_likeliest`
+        assert graph.likeliest is not None  # `_graph` sets `find_likeliest`
         likeliest = operations.read(graph.likeliest).reshape(shape)
-        # Copy the results of each window to its request's scores.
+        # Copy the results of each window to the scores of its request.
         for row, (number, (begin, end, scored)) in enumerate(pieces):
             inside = slice(scored - begin, end - begin)
             first = requests[number].first - 1
@@ -193,7 +193,7 @@ class Scorer:
 def read_documents(encoder: Encoder, text: Corpus) -> Iterator[Document]:
     """Yield the documents of a corpus, each as soon as all ids of the document are known."""
     held: list[NDArray[np.uint32]] = []
-    begun = 0  # number of documents begun
+    begun = 0  # number of documents that have begun
     for piece in encode_corpus(encoder, text):
         borders = [0, *map(int, piece.document_starts), len(piece.ids)]
         for index, (start, stop) in enumerate(pairwise(borders)):

@@ -29,11 +29,11 @@ from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import Updates
 from llmgpu.lm.workers import ALONE, Workers
 
-# Steps that may be queued on the device while the host prepares the next step. With a scaled loss
-# the host waits for the previous step, whose overflow changes the scale.
+# Steps that are queued on the device while the host prepares the next one. With a scaled loss, an
+# overflow in the previous step changes the scale, so the host waits for that step.
 QUEUED_STEPS = 2
-QUEUED_BATCHES = 2  # batches of an evaluation
-LEAST_STAGE = 1 << 20  # least number of gradient elements that are worth a separate submission
+QUEUED_BATCHES = 2  # batches of an evaluation that are queued on the device
+LEAST_STAGE = 1 << 20  # least number of gradient elements for which a separate submission pays off
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class StepResult:
 
     loss, smoothing_loss, z_loss: means of the parts of the loss over the step's targets. grad_norm:
     norm of the gradients before clipping. is_skipped: the step changed nothing, because gradients
-    overflowed at their scale. is_bad: the step changed nothing for another reason, and later steps
-    change nothing, either.
+    overflowed at their scale. is_bad: the step changed nothing because a loss or a gradient was not
+    finite, and later steps change nothing, either.
     """
 
     loss: float
@@ -69,7 +69,7 @@ class Trainer:
         workers: Workers = ALONE,
         separator: int | None = None,
     ) -> None:
-        """Make all tensors and record the programs; the weights are still zeros.
+        """Allocate all tensors and record the programs; the weights are still zeros.
 
         workers: the processes that train the model; all workers take part in every step.
         separator: see `LossGraph`.
@@ -99,7 +99,7 @@ class Trainer:
         )
         self._local = self._open_local_steps() if options.sync_every else None
         self._skipped: set[int] = set()  # skipped steps among the last `slots` steps
-        self._unfinished: int | None = None  # a step not yet checked for overflow
+        self._unfinished: int | None = None  # a step that has not been checked for overflow yet
         self._record_programs()
 
     def _open_local_steps(self) -> LocalSteps:
@@ -139,8 +139,7 @@ class Trainer:
             self.updates.record_update()
             if self.adapters is not None:
                 self.adapters.record_merge()
-        # Join programs: a step of one batch is one submission, unless workers add up gradients
-        # before the update.
+        # Join programs: a step of one batch is one submission, unless workers exchange gradients.
         first, *_, last = 2 * list(self._batch_programs.values())
         first.steps = clear.steps + first.steps
         self._exchange: Exchange | None = None
@@ -189,7 +188,7 @@ class Trainer:
         return [*stages, Stage(Program("last stage of gradients", program.steps[done:]), rest)]
 
     def take_step(self, batches: Sequence[Batch], learning_rate: float) -> None:
-        """Start one step on `grad_accum` batches; `results` returns the results later."""
+        """Start one step on `grad_accum` batches. `results` returns the results later."""
         if self._local is not None:
             self._local.begin()
         counted = batches if self._local is None else [batches[k] for k in self._batch_programs]
@@ -213,7 +212,7 @@ class Trainer:
             self._ops.run(program)
         runs = len(self._batch_programs)
         if self._exchange is not None:
-            # Prepare programs before the sums arrive: the device would wait for them afterwards.
+            # Prepare programs before the sums arrive. Afterwards the device would have to wait.
             self._ops.prepare(self._update)
             self._ops.prepare(self._batch_programs[first])
             runs += self._exchange.finish() + 1
@@ -224,7 +223,9 @@ class Trainer:
         self.step += 1
 
     def end_round(self) -> None:
-        """Make weights and optimizer's state equal on all workers; all must call this method.
+        """Make weights and the optimizer's state equal on all workers.
+
+        All workers must call this method.
 
         Call this after a step that ends a round, see `TrainOptions.ends_round`.
         """
@@ -240,7 +241,7 @@ class Trainer:
             self.adapters.merge()
 
     def _finish_step(self) -> None:
-        """Wait for the last step if the loss is scaled, and choose the next step's scale."""
+        """With a scaled loss, wait for the last step, and choose the scale of the next step."""
         scaling, step = self.updates.loss_scaling, self._unfinished
         self._unfinished = None
         if scaling is None or step is None:
@@ -259,7 +260,7 @@ class Trainer:
             self.adapters.initialise(self.options.seed)
 
     def state_tensors(self) -> Iterator[Tensor]:
-        """Yield all tensors of a checkpoint but the model's; each has its own name."""
+        """Yield all tensors of a checkpoint except the model's; each has its own name."""
         yield from self.updates.state_tensors()
         if self._local is not None:
             yield from self._local.momenta
@@ -267,7 +268,7 @@ class Trainer:
             yield from self.adapters.trained.values()
 
     def write_state(self, values: Mapping[str, AnyArray]) -> None:
-        """Write the tensors of `state_tensors`, by name."""
+        """Write the tensors of `state_tensors`, given by name."""
         for tensor in self.state_tensors():
             self._ops.write(tensor, values[tensor.name])
         self.updates.take_over(values)
@@ -288,7 +289,7 @@ class Trainer:
             self.graph.write_batch(tokens, targets)
             self._ops.run(self._losses)
             pending.append((targets, self._ops.begin_read(self.graph.losses.cross_entropy)))
-            # Take a batch's losses while the device computes the next batch.
+            # Read the losses of a batch while the device computes the next batch.
             if len(pending) == QUEUED_BATCHES:
                 yield _taken(*pending.popleft())
         while pending:
@@ -316,8 +317,8 @@ class Trainer:
     def explain_bad_step(self, step: int, batches: Sequence[Batch]) -> TrainingError:
         """Repeat a bad step; return an error that names the gradients that are not finite.
 
-        step: number of the step, from 0; the weights are still those of the step. batches: the
-        batches of the step.
+        step: number of the step, from 0; the weights have not changed since. batches: the batches
+        of the step.
         """
         self._finish_step()
         self._ops.write(self.updates.stats, np.zeros(4, np.float32))
@@ -344,7 +345,7 @@ class Trainer:
         return self._ops.open_snapshot(tensors)
 
     def take(self, snapshot: Snapshot) -> None:
-        """Copy the tensors of a snapshot, as the last step leaves them."""
+        """Copy the tensors of a snapshot as they are after the last step."""
         self._finish_step()
         snapshot.take()
 

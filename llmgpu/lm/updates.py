@@ -7,8 +7,8 @@ clears the mark.
 
 The loss is scaled so that half-precision gradients neither vanish nor overflow: all gradients are
 multiplied by a power of two, and the optimizer divides by it. A step whose gradients overflow
-changes no weight and halves the scale; many steps without overflow double the scale
-(P. Micikevicius et al., Mixed Precision Training, arXiv 1710.03740).
+changes no weight and halves the scale; many steps without overflow double the scale (P.
+Micikevicius et al., Mixed Precision Training, arXiv 1710.03740).
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from llmgpu.lm.options import TrainOptions
 SUM_WIDTH = 64  # columns of the sums of losses, so that each row starts at a multiple of 256 bytes
 FIRST_SCALE = 2.0**16
 LARGEST_SCALE = 2.0**24
-GROWTH_STEPS = 2_000  # steps without overflow after which the scale doubles
+GROWTH_STEPS = 2_000  # steps without overflow after which the scale is doubled
 
 
 class Updates:
     """Gradients of a model's weights, and the optimizer's state.
 
-    trained: the tensors to update, by `Weight`. gradients, states: by weight name. stats: results
-    of the last step, see `Operations.finalize_grad_stats`.
+    trained: the tensors to update, by their `Weight`. gradients, states: by weight name. stats:
+        results of the last step, see `Operations.finalize_grad_stats`.
     rows: with sparse updates, the rows of the embedding table that a step updates; the gradient of
-    the table has only these rows.
-    history: (slots, 8), see `Operations.finalize_grad_stats`; a step writes row step % slots.
+        the table has only these rows.
+    history: (slots, 8), see `Operations.finalize_grad_stats`; step k writes row k % slots.
     loss_scaling: None unless gradients are half precision.
     loss_sums: (3 * grad_accum, SUM_WIDTH); column 0 has the sums of the batches' cross-entropies,
-    then the sums of label smoothing, then of z-losses.
+        then the sums of label smoothing, then of z-losses.
     """
 
     def __init__(
@@ -60,7 +60,10 @@ class Updates:
         slots: int,
         trained: Mapping[Weight, Tensor] | None = None,
     ) -> None:
-        """Make all tensors. trained: tensors to update; default: all weights of the model."""
+        """Allocate all tensors.
+
+        trained: tensors to update; by default all weights of the model.
+        """
         ops = model.operations
         self._model = model
         if trained is None:
@@ -124,7 +127,10 @@ class Updates:
         return distinct
 
     def write_step(self, step: int, learning_rate: float, count: int) -> None:
-        """Write the hyperparameters of a step, 0 first; its batches have `count` valid targets."""
+        """Write the hyperparameters of a step.
+
+        step: number of the step, from 0. count: number of valid targets in its batches.
+        """
         slot = step % self.history.shape[0]
         inverse_count = 1 / count if count else 0.0
         for tensor, options, rate in (
@@ -181,7 +187,7 @@ class Updates:
             yield self.loss_scaling.tensor
 
     def take_over(self, values: Mapping[str, AnyArray]) -> None:
-        """Restore the host's part of the state; values: a checkpoint's tensors by name."""
+        """Restore the state that the host holds; values: a checkpoint's tensors by name."""
         if self.loss_scaling is not None:
             self.loss_scaling.load(values[self.loss_scaling.tensor.name])
 
@@ -190,7 +196,7 @@ class LossScaling:
     """The scale of a run's loss.
 
     scale: scale of the next step. good_steps: steps since the last change of the scale. skipped:
-    steps of the run that overflowed. tensor: (4,), the three numbers and 0, for checkpoints.
+    steps of the run that overflowed. tensor: (4,), these three numbers and 0, for checkpoints.
     """
 
     def __init__(self, operations: Operations) -> None:
@@ -205,7 +211,7 @@ class LossScaling:
         self.scale, self.good_steps, self.skipped = scale, int(good_steps), int(skipped)
 
     def take_lowest(self, others: Iterable[AnyArray]) -> None:
-        """Load the state of the worker with the lowest scale; of equal scales the first worker's.
+        """Load the state of the worker with the lowest scale, or of the first of several.
 
         others: the contents of `tensor` of all workers.
         """
@@ -213,7 +219,7 @@ class LossScaling:
         self._write()
 
     def end_step(self, *, overflowed: bool) -> bool:
-        """Choose the next step's scale; return False if a step overflowed at scale 1."""
+        """Choose the next step's scale; return False if the step overflowed even at scale 1."""
         if overflowed:
             if self.scale <= 1:
                 return False
@@ -235,9 +241,8 @@ def hyper_parameters(
 ) -> NDArray[np.void]:
     """Return the contents of the `hyper` tensor for a step: () of type `HYPER`.
 
-    step: 0 for the first.
-    inverse_count: 1 / number of valid targets of the step.
-    slot: row of the history that the step writes.
+    step: number of the step, from 0. inverse_count: 1 / number of valid targets of the step. slot:
+    row of the history that the step writes.
     """
     hyper: NDArray[np.void] = np.zeros((), HYPER)
     hyper["learning_rate"] = learning_rate

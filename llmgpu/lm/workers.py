@@ -21,13 +21,12 @@ from llmgpu.lm.exchange import Sums, open_sums
 from llmgpu.processors import usable_processors
 
 T = TypeVar("T")
-# Environment variables with the number of processes, set by Open MPI, by MPICH or Intel MPI, and by
-# MVAPICH.
+# Environment variables with the number of processes: Open MPI, MPICH or Intel MPI, MVAPICH.
 _COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 class Workers:
-    """The processes that train a model together, seen from one of them.
+    """The processes that train a model together, as seen from one of them.
 
     number: the number of this process, from 0. count: number of processes. local_number,
     local_count: the same among the processes of this machine.
@@ -53,7 +52,7 @@ class Workers:
         return range(self.number, batches, self.count)
 
     def check(self, grad_accum: int) -> None:
-        """Raise InputError unless the batches of a step can be shared out evenly."""
+        """Raise InputError unless every worker can have the same number of a step's batches."""
         if grad_accum % self.count:
             raise InputError(
                 f"--grad-accum is {grad_accum}, which {self.count} workers can't share: use a "
@@ -63,7 +62,7 @@ class Workers:
     def device(self, wanted: str, adapters: int) -> str:
         """Return the value of ``--device`` for this worker: workers of a machine use separate GPUs.
 
-        wanted: the user's value. adapters: number of GPUs of this machine.
+        wanted: the value given by the user. adapters: number of GPUs of this machine.
 
         Raises InputError if the machine has fewer GPUs than workers.
         """
@@ -98,7 +97,10 @@ class Workers:
         return values
 
     def require_same(self, what: str, value: str) -> None:
-        """Raise InputError unless all workers pass equal values; all must call this method."""
+        """Raise InputError unless all workers pass equal values.
+
+        All workers must call this method.
+        """
         values = self.gather(value)
         if len(set(values)) > 1:
             raise InputError(
@@ -112,7 +114,7 @@ class Workers:
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """Continue after the block only if no worker has failed in the block.
+        """Continue after the block only if the block succeeds on all workers.
 
         After a failure the first worker raises its own error, or else InputError with the error of
         the failed worker. All other workers raise SystemExit and print nothing.
@@ -135,7 +137,7 @@ class Workers:
 
     @contextmanager
     def together(self, say: Callable[[str], None]) -> Iterator[None]:
-        """End all workers if one fails in the block; call `say` with a line about the failure."""
+        """End all workers if the block fails on one; call `say` with a line about the failure."""
         try:
             yield
         except BaseException as error:
@@ -169,10 +171,10 @@ def start_workers(environment: Mapping[str, str] = os.environ) -> Workers:
 
 
 def _take_processors() -> None:
-    """Use the processors of the parent process if this process is bound to a single processor.
+    """If this process is bound to a single processor, use the processors of the parent process.
 
-    Open MPI binds each of two workers to one processor. The threads that feed a worker's device
-    could not run side by side there.
+    Open MPI binds each of two workers to one processor, where the threads that feed a worker's
+    device could not run side by side.
     """
     with suppress(AttributeError, OSError):  # only Linux has `sched_setaffinity`
         if usable_processors() == 1:
