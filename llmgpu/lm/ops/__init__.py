@@ -1,4 +1,4 @@
-"""The operations that language models are made of.
+"""The operations of which language models consist.
 
 A model is a list of operations on tensors that are allocated before the model runs. Calling an
 operation computes nothing; the call appends the operation to the program being recorded. The
@@ -9,6 +9,6 @@ the operations. The second class overrides all operations by kernels of a GPU. `
 the families and has the operations of the CPU engine.
 
 Shapes are written with: B sequences in a batch, T tokens in a sequence, N = B * T rows, C width of
-the model, H heads, K key/value heads, D width of a head, F width inside the feed-forward network,
-V entries of the vocabulary.
+the model, H heads, K key/value heads, D width of a head, F width inside the feed-forward network, V
+entries of the vocabulary.
 """

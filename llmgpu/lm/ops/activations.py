@@ -36,7 +36,7 @@ class ActivationFunction:
     """A function of float32 numbers, and its slope.
 
     number: the value of ACTIVATION in lm/activations.wgsl. is_gated: whether the results are
-    multiplied by a second product. compute: called with x and an array for the results.
+        multiplied by a second product. compute: called with x and an array for the results.
     differentiate: called with x; returns the results and the slopes.
     """
 
@@ -52,7 +52,7 @@ class ActivationFunction:
 
 
 def _sigmoid(x: FloatArray) -> FloatArray:
-    # Compute sigmoid(x) = (1 + tanh(x / 2)) / 2: tanh does not overflow.
+    # Compute sigmoid(x) = (1 + tanh(x / 2)) / 2, because tanh does not overflow.
     result: FloatArray = np.float32(0.5) * x
     np.tanh(result, out=result)
     result += 1
@@ -84,7 +84,7 @@ def _gelu(x: FloatArray, out: FloatArray) -> None:
 
 def _gelu_slope(x: FloatArray) -> tuple[FloatArray, FloatArray]:
     t, half_x = _gelu_tanh(x), 0.5 * x
-    # The slope is (1 + t) / 2 + x / 2 * (1 - t^2) * (slope of tanh's argument). Arrays are reused.
+    # The slope is (1 + t) / 2 + x / 2 * (1 - t^2) * (slope of tanh's argument), t = tanh(...).
     of_argument = x**2
     of_argument *= 3 * _CUBIC
     of_argument += 1
@@ -105,15 +105,15 @@ def _number(name: str) -> int:
 
 SWIGLU = ActivationFunction(_number("SILU"), True, _silu, _silu_slope)
 GELU = ActivationFunction(_number("GELU"), False, _gelu, _gelu_slope)
-BY_NAME = {"swiglu": SWIGLU, "gelu": GELU}  # the names of `llmgpu.lm.config.ACTIVATIONS`
+BY_NAME = {"swiglu": SWIGLU, "gelu": GELU}  # the names in `llmgpu.lm.config.ACTIVATIONS`
 
 
 class ActivationOperations(Recorder):
     """Activations of the inner products of feed-forward networks, on arrays.
 
-    The inner products are x, or the gate x and up for a gated activation. Gate and up may lie side
-    by side in one float16 tensor (N, R), the gate in the first columns and up in the last. Then all
-    tensors are float16, and F and R are multiples of 4.
+    The inner products are x, or for a gated activation the gate x and up. Gate and up may also be
+    in one float16 tensor (N, R), the gate in the first columns and up in the last. Then all tensors
+    are float16, and F and R are multiples of 4.
     """
 
     @recorded
@@ -140,7 +140,10 @@ class ActivationOperations(Recorder):
         grad_out: Tensor,
         grad_inner: Sequence[Tensor],
     ) -> None:
-        """Write the gradient of each inner product; grad_out is the gradient of `out`."""
+        """Write the gradient of each inner product.
+
+        grad_out: the gradient of `out` in `activate`.
+        """
         width = grad_out.shape[1]
         x, *up = _columns(activation, inner, width)
         grad_x, *grad_up = _columns(activation, grad_inner, width)
@@ -218,7 +221,10 @@ class GpuActivations(GpuRecorder, ActivationOperations):
         out: Tensor,
         tensors: Mapping[str, Tensor],
     ) -> None:
-        """Dispatch a kernel for gate and up side by side, with four elements a thread."""
+        """Dispatch a kernel for gate and up in one float16 tensor.
+
+        Each thread computes four elements.
+        """
         fours = out.size // FOUR
         sizes = dims(fours, out.shape[1] // FOUR, tensors["x"].shape[1] // FOUR)
         file, constants = f"lm/{kernel}.wgsl", activation.constants
@@ -231,7 +237,7 @@ class GpuActivations(GpuRecorder, ActivationOperations):
         inputs: Mapping[str, Tensor],
         outs: Mapping[str, Tensor],
     ) -> None:
-        """Dispatch a kernel of one thread per element, in float32."""
+        """Dispatch a float32 kernel with one thread per element."""
         size = next(iter(outs.values())).size
         singles = {name: self.single(name, tensor) for name, tensor in inputs.items()}
         record = partial(

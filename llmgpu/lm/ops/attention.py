@@ -1,7 +1,7 @@
 """Causal attention with grouped key/value heads.
 
-The scores of a sequence are never in memory all at once. Kernels keep running maxima and sums
-(T. Dao et al., FlashAttention, arXiv 2205.14135) and recompute probabilities in the backward pass.
+The scores of a sequence are never in memory all at once. Kernels keep running maxima and sums (T.
+Dao et al., FlashAttention, arXiv 2205.14135) and recompute probabilities in the backward pass.
 NumPy computes a block of queries at a time.
 """
 
@@ -29,9 +29,9 @@ from llmgpu.lm.ops.tensor import (
 MAX_HEAD_DIM = 128  # widest head that the kernels support
 BLOCK_ROWS = 64  # queries or keys of a workgroup, as in lm/attention_tiles.wgsl
 COLUMNS = 64  # columns of the gradients of keys and values that a workgroup computes
-SLOT_BYTES = 80  # workgroup memory for each slot of a tile: 12.5 or 22.5 KiB for all slots
+SLOT_BYTES = 80  # workgroup memory of each slot of a tile; all slots take 12.5 or 22.5 KiB
 PARAMS = struct_dtype("lm/attention_sizes.wgsl", "AttentionParams")
-BLOCK_SCORES = 1 << 22  # most scores in NumPy's memory at a time, unless a block is one query long
+BLOCK_SCORES = 1 << 22  # most scores that NumPy holds at a time, unless a block is a single query
 
 
 def tile_constants(head_dim: int, limits: Mapping[str, int]) -> dict[str, int]:
@@ -46,16 +46,16 @@ class AttentionOperations(Recorder):
     """Attention on arrays, a block of queries at a time."""
 
     def attends_in_half(self, head_dim: int) -> bool:
-        """Whether matrix units compute attention of float16 tensors with heads of this width."""
+        """Whether matrix units compute attention of float16 tensors for heads of this width."""
         return False
 
     @recorded
     def attention(self, t: AttentionTensors, starts: Tensor, shape: AttentionShape) -> None:
         """Write `out`, and `log_sum_exp` for the backward pass.
 
-        starts: uint32 (N,), the first position of the sequence to which a row attends, at most the
-            row's own position. Starts never decrease within a sequence.
-        q, k, v and out are float32, or float16 if `attends_in_half`.
+        starts: uint32 (N,), for each row the first position of its sequence to which it attends, at
+            most the row's own position. Starts never decrease within a sequence. q, k, v and out
+            are float32, or float16 if `attends_in_half`.
 
         Raises:
             DeviceError: the kernels don't support heads of this width.
@@ -166,7 +166,7 @@ class GpuAttention(GpuRecorder, AttentionOperations):
     def _units(
         self, t: AttentionTensors, shape: AttentionShape, *, gradients: bool
     ) -> AttentionUnits | None:
-        """Return the matrix units for half-precision tensors, or None for float32 tensors."""
+        """Return the matrix units for half-precision tensors; None for float32 tensors."""
         if not t.q.is_half:
             return None
         units = attention_units(self.device, shape.head_dim, gradients=gradients)
@@ -185,7 +185,7 @@ class GpuAttention(GpuRecorder, AttentionOperations):
         units: AttentionUnits | None,
         **tensors: Tensor,
     ) -> None:
-        """Dispatch a kernel with one workgroup a tile, or the kernel's twin for matrix units."""
+        """Dispatch a kernel with one workgroup per tile, or its variant for matrix units."""
         params = attention_params(shape, shape.seq, groups)
         if units is None:
             constants = tile_constants(shape.head_dim, self.device.limits)
@@ -197,7 +197,7 @@ class GpuAttention(GpuRecorder, AttentionOperations):
     def _delta(
         self, out: Tensor, grad_out: Tensor, starts: Tensor, shape: AttentionShape
     ) -> Tensor:
-        """Compute the sums over a head of out * grad_out, (N, H), followed by the starts (N,)."""
+        """Compute the sums over each head of out * grad_out, (N, H), and append the starts (N,)."""
         rows = out.shape[0]
         count = rows * shape.heads
         delta = self.scratch("attention delta", (count + rows,))
@@ -222,14 +222,14 @@ def check_width(shape: AttentionShape) -> None:
 
 
 def attention_params(shape: AttentionShape, seq: int, workgroups: int) -> NDArray[np.void]:
-    """Return the kernels' uniform. seq: T, or the number of rows of the cache."""
+    """Return the contents of the kernels' uniform; seq: T, or the number of rows of the cache."""
     scales = (shape.scale, shape.scale * np.log2(np.e))
     starts = shape.batch * shape.seq * shape.heads  # index of the starts in `delta`
     return np.array([(seq, shape.heads, shape.kv_heads, workgroups, *scales, starts)], PARAMS)
 
 
 def _by_head(x: Tensor, shape: AttentionShape) -> FloatArray:
-    """Return a view (B, K, H / K, T, D) of rows (N, H * D); D is 1 for one number a head."""
+    """Return a view (B, K, H / K, T, D) of rows (N, H * D); D is 1 for one number per head."""
     array = x.array.reshape(shape.batch, shape.seq, shape.kv_heads, shape.group, -1)
     return array.transpose(0, 2, 3, 1, 4)
 

@@ -18,16 +18,16 @@ from llmgpu.lm.ops.recording import (
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Groups, Tensor
 
 VECTOR = 4  # elements of one load
-VECTORS_UNDER_WAY = 4  # loads that a thread of embed_lookup_rows issues before it stores
-SUBGROUP = 32  # least threads that share a row of at least so many vectors
-SLICE = 32  # sorted positions that one thread of embed_backward_grouped walks
+VECTORS_UNDER_WAY = 4  # loads that a thread of embed_lookup_rows starts before it stores
+SUBGROUP = 32  # a row with at least this many vectors is shared by at least this many threads
+SLICE = 32  # sorted positions for one thread of embed_backward_grouped
 NO_TOKEN = 0xFFFFFFFF
 
 Ids = NDArray[np.uint32]
 
 
 def group_tokens(tokens: Ids) -> tuple[Ids, Ids, Ids]:
-    """Sort positions by token, as arguments of the grouped operations.
+    """Sort positions by token, for the operations that take `Groups`.
 
     tokens: (N,).
 
@@ -37,10 +37,10 @@ def group_tokens(tokens: Ids) -> tuple[Ids, Ids, Ids]:
         rows: (N,) the distinct tokens, ascending; `NO_TOKEN` after the last.
     """
     count = len(tokens)
-    # A stable sort keeps positions of equal tokens ascending, which fixes the order of additions.
+    # A stable sort leaves positions of equal tokens ascending, so the order of additions is fixed.
     order = np.argsort(tokens, kind="stable").astype(np.uint32)
     distinct, first = np.unique(tokens[order], return_index=True)
-    # Entries after the last group stay N and NO_TOKEN, so that kernels need no count.
+    # After the last group, starts are N and rows are NO_TOKEN, so that kernels need no count.
     starts = np.full(count + 1, count, np.uint32)
     starts[: len(first)] = first
     rows = np.full(count, NO_TOKEN, np.uint32)
@@ -58,7 +58,7 @@ class EmbeddingOperations(Recorder):
         table: (V, C), float32 or float16; a sequence has the parts of one table, in order.
         """
         for part, first in _parts(table):
-            # Rows in this part; tokens of other parts fall outside of it.
+            # Row numbers in this part. Tokens of other parts get numbers outside of it.
             rows = tokens.array.astype(np.int64) - first
             copy_rows(part.array, rows, out.array, keep=first > 0)
 
@@ -95,13 +95,13 @@ class GpuEmbedding(GpuRecorder, EmbeddingOperations):
     def embed_lookup_elements(
         self, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor
     ) -> None:
-        """Append `embed_lookup` with one thread per element."""
+        """Append `embed_lookup` as a kernel with one thread per element."""
         self._look_up_parts("01_embed_lookup", workgroups(out.size), {}, tokens, table, out)
 
     def embed_lookup_rows(
         self, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor, lanes: int = 0
     ) -> None:
-        """Append `embed_lookup` with loads of 16 bytes.
+        """Append `embed_lookup` as a kernel with loads of 16 bytes.
 
         lanes: threads that share a row, a power of two up to 256; 0: `lanes_of_row`.
 
@@ -133,7 +133,7 @@ class GpuEmbedding(GpuRecorder, EmbeddingOperations):
     ) -> None:
         """Dispatch a lookup for each part of a table.
 
-        The first part writes zeros for tokens of other parts; later parts leave such rows alone.
+        The first part writes zeros for tokens of other parts; later parts do not write these rows.
         """
         for part, first in _parts(table):
             self.dispatch(
@@ -159,7 +159,7 @@ class GpuEmbedding(GpuRecorder, EmbeddingOperations):
         constants = {"SLICE": SLICE, "COMPACT": int(compact)}
         count = workgroups(slices * width)
         inputs = {"order": groups.order, "grad_out": grad_out}
-        # Compute the sums inside each slice, then join the sums of groups that slices cut.
+        # Compute the sums inside each slice, then join the sums of groups across slices.
         self.dispatch("lm/01_embed_backward_grouped.wgsl", count, constants, **inputs, **shared)
         self.dispatch("lm/01_embed_backward_join.wgsl", count, constants, **shared)
 
@@ -167,8 +167,8 @@ class GpuEmbedding(GpuRecorder, EmbeddingOperations):
 def lanes_of_row(width: int) -> int:
     """Return the number of threads that share a row of `width` elements, a multiple of 4.
 
-    A thread has up to four loads under way. A short row gets a thread for each load, a longer row
-    at least a subgroup, and a very long row a whole workgroup. The number is a power of two.
+    A thread can have four loads in flight. A short row gets a thread for each load, a longer row at
+    least a subgroup, and a very long row a whole workgroup. The number is a power of two.
     """
     vectors = width // VECTOR
     wanted = max(-(-vectors // VECTORS_UNDER_WAY), min(vectors, SUBGROUP), 1)
@@ -176,7 +176,7 @@ def lanes_of_row(width: int) -> int:
 
 
 def _parts(table: Tensor | Sequence[Tensor]) -> list[tuple[Tensor, int]]:
-    """Return the parts of a table with the first token of each."""
+    """Return the parts of a table, each with the number of its first token."""
     parts = [table] if isinstance(table, Tensor) else list(table)
     firsts = np.cumsum([0, *(part.shape[0] for part in parts)])
     return [(part, int(first)) for part, first in zip(parts, firsts, strict=False)]
@@ -189,7 +189,10 @@ def copy_rows(
     *,
     keep: bool = False,
 ) -> None:
-    """Copy table[rows] to out. Rows beyond the table become zeros, or stay with `keep`."""
+    """Copy table[rows] to out.
+
+    Rows beyond the table become zeros; with `keep`, they are not written.
+    """
     known = (rows >= 0) & (rows < len(table))
     if known.all() and table.dtype == out.dtype:
         np.take(table, rows, axis=0, out=out, mode="clip")  # other modes copy to a buffer first

@@ -1,4 +1,4 @@
-"""Operations of generating: few new rows at a time, and a cache of keys and values.
+"""Operations of generating text: few new rows at a time, and a cache of keys and values.
 
 On a device, kernels for a few rows load each weight once. One kernel computes a norm, the products
 of the norm's output and the function of these products, so that a token needs few dispatches.
@@ -37,20 +37,21 @@ from llmgpu.lm.ops.tensor import (
     Tensor,
 )
 
-PARTS = 64  # most parts of a row of logits; a workgroup searches each part
+PARTS = 64  # most parts into which a row of logits is divided; each workgroup searches one part
 HEADS = struct_dtype("lm/head_places.wgsl", "HeadParams")
 INNER = struct_dtype("lm/inner_params.wgsl", "InnerParams")
 LARGEST = struct_dtype("lm/13_find_largest.wgsl", "LargestParams")
 CHOICE = struct_dtype("lm/13_take_likeliest.wgsl", "ChoiceParams")
 DRAW = struct_dtype("lm/13_draw_largest.wgsl", "DrawParams")
-MOST_LARGEST = constant("lm/13_draw_largest.wgsl", "MOST")  # most logits that a draw considers
+# most logits among which `draw_largest` can draw
+MOST_LARGEST = constant("lm/13_draw_largest.wgsl", "MOST")
 
 
 class GenerationOperations(ActivationOperations, LayerOperations, ProductOperations):
     """The operations of generating, on arrays.
 
-    `heads_to_cache` and `feed_forward` are composed of other operations, except on a device with at
-    most `FEW_ROWS` rows, where each is one kernel.
+    `heads_to_cache` and `feed_forward` are composed of other operations. On a device with at most
+    `FEW_ROWS` rows, each is one kernel instead.
     """
 
     def heads_to_cache(
@@ -58,8 +59,9 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
     ) -> None:
         """Compute queries, keys and values of a norm's output; write keys and values to the cache.
 
-        weight: the matrices of queries, keys and values. rotation: with `NewRows.places` as
-        positions. norm: x is the input; out and inverse_rms are undefined afterwards.
+        weight: the matrices of queries, keys and values. rotation: its positions are
+            `NewRows.places`.
+        norm: x is the input; out and inverse_rms are undefined afterwards.
         """
         self._rotate_to_cache(self._products(norm, epsilon, weight), weight, rotation, heads)
 
@@ -73,7 +75,7 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
     ) -> None:
         """Write to `out` (N, F) the activation of the products of a norm's output and `weight`.
 
-        weight: the matrices of gate and up, or of up alone if the activation has no gate.
+        weight: the matrices of gate and up, or only of up if the activation has no gate.
         norm: x is the input; out and inverse_rms are undefined afterwards.
         """
         products = self._products(norm, epsilon, weight)
@@ -93,7 +95,7 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
     def _rotate_to_cache(
         self, products: Tensor, weight: Packed, rotation: Rotation, heads: HeadTensors
     ) -> None:
-        """Rotate queries and keys of packed products; write keys and values to the cache."""
+        """Rotate queries and keys in packed products; write keys and values to the cache."""
         positions, starts = rotation.positions.array
         kv_dim = heads.cache.shape[1] // 2
         widths = (heads.q.shape[1], kv_dim, kv_dim)
@@ -119,7 +121,7 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
     ) -> None:
         """Write out (N, H * D): a query attends to its sequence's cache rows up to its own row.
 
-        places: see `NewRows`. shape: `batch` and `seq` have no effect.
+        places: see `NewRows`. shape: `batch` and `seq` are ignored.
 
         Raises:
             DeviceError: the kernels don't support heads of this width.
@@ -127,7 +129,7 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
         kept = heads.cache.array.reshape(-1, 2, shape.kv_heads, shape.head_dim)
         grouped = (-1, shape.kv_heads, shape.group, shape.head_dim)
         queries, target = (x.array.reshape(grouped) for x in (heads.q, out))
-        # Rows attend to different numbers of keys, so compute row by row.
+        # Compute row by row, because rows attend to different numbers of keys.
         for row, (position, start) in enumerate(places.array.T.tolist()):
             keys, values = kept[start : start + position + 1].swapaxes(0, 1)
             scores = queries[row] @ keys.transpose(1, 2, 0) * np.float32(shape.scale)
@@ -138,7 +140,7 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
     def _activate_packed(
         self, products: Tensor, weight: Packed, activation: ActivationFunction, out: Tensor
     ) -> None:
-        """Write the activation of float32 products of gate and up, packed in one tensor."""
+        """Write the activation of float32 products of gate and up that are packed in one tensor."""
         width = out.shape[1]
         inner = [
             Tensor(products.name, out.shape, products.dtype, products.array[:, k : k + width])
@@ -163,10 +165,10 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
     def find_largest(self, logits: Tensor, count: int, k: int, found: Tensor) -> None:
         """Write the ids below `count` whose logits are at least the k-th largest of their row.
 
-        Equal logits may make them more than k. logits: (N, V), V a multiple of 4.
+        With equal logits there may be more than k. logits: (N, V), V a multiple of 4.
         found: uint32 (N, 1 + capacity, 2). The first pair of a row is the number of ids found and
-        0. Up to `capacity` pairs follow, in no order: an id, and the inverted order of its logit,
-        see `logits_of`. All bits of unused pairs are set.
+            0. Up to `capacity` pairs follow, in no order: an id, and its logit as an inverted
+            order, see `logits_of`. All bits of unused pairs are set.
         """
         found.array[...] = 0xFFFFFFFF
         for row, target in zip(logits.array[:, :count], found.array, strict=True):
@@ -182,8 +184,8 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
 
         draws: (steps, N, 4); row `step` is used: a random number from 0 to 1, the factor of logits,
             top_p, and k, up to `MOST_LARGEST`.
-        found: as `find_largest` writes it; the drawn id replaces the 0 of the first pair.
-            `Sampler` draws the same id, except for rounding.
+        found: as `find_largest` writes it; the drawn id replaces the 0 of the first pair. `Sampler`
+            draws the same id, except for rounding.
         """
         for row, (uniform, inverse, top_p, k) in enumerate(draws.array[step].tolist()):
             count, capacity = int(found.array[row, 0, 0]), found.shape[1] - 1
@@ -204,7 +206,7 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
 
 
 def _order_of(logits: FloatArray) -> NDArray[np.uint32]:
-    """Return whole numbers that sort like float32 numbers, computed as in lm/order.wgsl."""
+    """Convert float32 numbers to whole numbers that sort alike, as lm/order.wgsl does."""
     bits = (logits + np.float32(0)).view(np.uint32)  # adding 0 turns -0 into 0
     order = bits ^ np.where(bits >> 31, np.uint32(0xFFFFFFFF), np.uint32(0x80000000))
     return np.where(np.isnan(logits), np.uint32(0xFFFFFFFF), order)
@@ -256,7 +258,7 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
         bindings: Mapping[str, Tensor | AnyArray],
         constants: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Dispatch a kernel that multiplies each normalised row by pairs of rows of `weight`."""
+        """Dispatch a kernel that multiplies each normalized row by pairs of rows of `weight`."""
         rows, width = norm.x.shape
         row_threads = thread_count(-(-width // (FOUR * LOADS)), LEAST_ROW_THREADS)
         self.dispatch(
@@ -371,7 +373,7 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
 
 
 def _takes_few_rows(norm: Norm) -> bool:
-    """Whether the kernels for a few rows support a norm; if not, use matrix products."""
+    """Whether the kernels for a few rows support a norm; otherwise use matrix products."""
     return norm.x.shape[0] <= FEW_ROWS and not norm.out.is_half
 
 

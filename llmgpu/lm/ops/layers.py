@@ -2,7 +2,7 @@
 
 RMS norm: B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, arXiv 1910.07467. Rotation:
 J. Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, arXiv 2104.09864;
-columns i and i + D/2 of a head make a pair, as in Hugging Face's Llama.
+columns i and i + D/2 of a head form a pair, as in Hugging Face's Llama.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from llmgpu.lm.ops.tensor import (
 LEAST_THREADS = 64  # threads of a workgroup of the norm's backward kernel, which share its rows
 ROW_ELEMENTS = 8  # elements of a row for each thread of the norm, if the row is long enough
 BLOCK_ROWS = 8  # rows that a workgroup of the norm's backward kernel computes at a time
-MAX_PARTIALS = 1024  # most workgroups of the norm's backward kernel: enough to fill a GPU
+MAX_PARTIALS = 1024  # most workgroups of the norm's backward kernel, enough to fill a GPU
 FOUR = 4  # elements, or pairs of elements, that a thread writes in half precision
 COLUMNS = 16  # columns that a workgroup adds up; the number fixes the order of sums
-HALF_COLUMNS = 4  # the same for norms in half precision: more workgroups share the rows
+HALF_COLUMNS = 4  # the same for norms in half precision, where more workgroups share the rows
 
 
 def rotary_frequencies(head_dim: int, theta: float) -> NDArray[np.float64]:
-    """Return the angle that pair i turns for each position, theta ** (-2 i / head_dim)."""
+    """Return the angle by which pair i turns per position, theta ** (-2 i / head_dim)."""
     frequencies: NDArray[np.float64] = theta ** (-np.arange(0, head_dim, 2) / head_dim)
     return frequencies
 
@@ -72,7 +72,7 @@ class LayerOperations(Recorder):
 
     @recorded
     def rms_norm(self, norm: Norm, epsilon: float) -> None:
-        """Write out = x * r * weight and inverse_rms, r = 1 / sqrt(mean(x^2) + epsilon).
+        """Write out = x * r * weight and inverse_rms = r, where r = 1 / sqrt(mean(x^2) + epsilon).
 
         Results are rounded as by `round_to_half` if `out` is float16.
         """
@@ -104,7 +104,7 @@ class LayerOperations(Recorder):
             gradient = grad_out.array[rows] * r
             for_weight: FloatArray = (gradient * x_block).sum(axis=0)
             gradient *= norm.weight.array
-            # The gradient of the input has no part along the row: the norm removes its length.
+            # The gradient of the input has no component along the row: the norm removes its length.
             mean = (gradient * x_block).mean(axis=1, keepdims=True)
             gradient -= x_block * (r * r * mean)
             grad_x.array[rows] += gradient
@@ -337,7 +337,7 @@ def _columns(
 def turned(
     x: FloatArray, rotation: Rotation, positions: AnyArray, *, inverse: bool = False
 ) -> FloatArray:
-    """Return rows (N, heads * D), turned by the angles of positions (N,)."""
+    """Return rows (N, heads * D) turned by the angles of positions (N,)."""
     heads = x.reshape(len(x), -1, 2, rotation.head_dim // 2)
     cosine = rotation.cosines.array[positions, None]
     sine = rotation.sines.array[positions, None] * np.float32(-1 if inverse else 1)

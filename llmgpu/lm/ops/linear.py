@@ -33,17 +33,19 @@ from llmgpu.lm.ops.recording import (
 )
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
-# Several threads compute an output of a linear layer with at most FEW_ROWS rows and FEW_ELEMENTS
-# outputs, or with a single row.
+# A linear layer with at most FEW_ROWS rows and FEW_ELEMENTS outputs, or a single row, uses kernels
+# in which several threads compute an output.
 FEW_ROWS = 8
 FEW_ELEMENTS = 1 << 16
 FEW_ROWS_WORKGROUP_SIZE = 64
-FOUR = 4  # weights that a thread loads at once, if the length of rows is a multiple of 4
-LOADS = 4  # loads of 4 weights by one thread, if a row is long enough
+FOUR = 4  # weights that a thread loads at once, if the row length is a multiple of 4
+LOADS = 4  # loads of 4 weights for each thread, if a row is long enough
 LEAST_ROW_THREADS = 8
-ADD_NOTHING, ADD_RESIDUAL, ADD_TO_PRODUCT = range(3)  # numbers of the same constants in kernels
-PAIRS_FROM = 2048  # least terms of sums whose kernels load two steps at once, which starts slowly
-MAX_PARTIALS = 1 << 26  # floats of partial sums; their memory is a power of two of floats
+# equal to the constants of these names in kernels
+ADD_NOTHING, ADD_RESIDUAL, ADD_TO_PRODUCT = range(3)
+# least length of sums for kernels that load two steps at once, which start slowly
+PAIRS_FROM = 2048
+MAX_PARTIALS = 1 << 26  # most floats of partial sums; their memory is a power of two of floats
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Product:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Rows, columns and inner dimension."""
+        """The numbers of rows and columns of the product, and the inner dimension."""
         rows, columns = self.out.shape[-2:]
         return rows, columns, self.left.size // (rows * self.stack)
 
@@ -78,8 +80,8 @@ class Product:
 class ProductOperations(Recorder):
     """Matrix products on arrays. All operations call `multiply_matrices`.
 
-    Factors are float32 or float16, and sums are float32. Matrix units compute products of two
-    float16 factors if the device has matrix units. `out` may be float16 if nothing is added to the
+    Factors are float32 or float16, and sums are float32. If the device has matrix units, they
+    compute products of two float16 factors. `out` may be float16 if nothing is added to the
     product: then the results are rounded as by `round_to_half`.
     """
 
@@ -87,7 +89,7 @@ class ProductOperations(Recorder):
         self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
     ) -> None:
         """Write out (N, O) = x (N, I) weight^T (+ residual); weight is (O, I)."""
-        # A kernel can't bind one buffer twice. If the residual is `out`, accumulate instead.
+        # A kernel can't bind one buffer twice. If the residual is `out`, add the product to `out`.
         in_place = residual is out
         residual = None if in_place else residual
         product = Product("linear", x, weight, out, False, True, residual, in_place)
@@ -96,7 +98,7 @@ class ProductOperations(Recorder):
     def linear_backward_input(
         self, grad_out: Tensor, weight: Tensor, grad_x: Tensor, *, accumulate: bool
     ) -> None:
-        """Write grad_x (N, I) = grad_out (N, O) weight; `accumulate`: add it to grad_x instead."""
+        """Write grad_x (N, I) = grad_out (N, O) weight; accumulate: add to grad_x instead."""
         name = "linear_backward_input"
         self.multiply_matrices(Product(name, grad_out, weight, grad_x, accumulate=accumulate))
 
@@ -123,7 +125,7 @@ class ProductOperations(Recorder):
         One of the factors may be stored transposed.
         """
         name = "multiply"
-        if product.shape[0] == 1:  # kernels for few rows and partial sums take no stacks
+        if product.shape[0] == 1:  # kernels for few rows or with partial sums do not support stacks
             tensors = left, right, product
             left, right, product = (each.reshaped(*each.shape[1:]) for each in tensors)
             name = "linear" if right_transposed else name
@@ -189,7 +191,7 @@ class GpuProducts(GpuRecorder, ProductOperations):
         )
 
     def _tiling(self, p: Product, units: MatrixUnits | None) -> Tiling:
-        # The largest power of two whose number of floats the device can bind at once.
+        # The largest power of two of floats that the device can bind at once.
         bindable = 1 << (self.device.max_binding_bytes // 4).bit_length() - 1
         software = self.device.is_software
         rows, columns, inner = p.sizes
@@ -250,7 +252,7 @@ class GpuProducts(GpuRecorder, ProductOperations):
 
 
 def _settings(p: Product, tiling: Tiling, units: MatrixUnits | None) -> dict[str, int | str]:
-    """Return the settings of lm/03_matrix_product.wgsl, or of its twin for matrix units."""
+    """Return the settings of lm/03_matrix_product.wgsl, or of its variant for matrix units."""
     tile, inner = tiling.tile, p.sizes[2]
     settings: dict[str, int | str] = {
         "name": p.name,

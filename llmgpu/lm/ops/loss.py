@@ -20,7 +20,7 @@ from llmgpu.lm.ops.recording import (
 )
 from llmgpu.lm.ops.tensor import Losses, Tensor
 
-LEAST_THREADS = 64  # least threads of a workgroup, which computes one row
+LEAST_THREADS = 64  # least threads of a workgroup; a workgroup computes one row
 THREAD_LOGITS = 4  # logits that a thread reads at once
 
 
@@ -62,9 +62,9 @@ class LossOperations(Recorder):
 
     @recorded
     def argmax(self, logits: Tensor, out: Tensor, tokens: int) -> None:
-        """Write the column of the largest of the first `tokens` logits of each row.
+        """Write, for each row, the column of the largest of the first `tokens` logits.
 
-        Of equal logits the first column is written. logits: (N, V). out: uint32 (N,).
+        If several are equal, the first column is written. logits: (N, V). out: uint32 (N,).
         """
 
         def compute(rows: slice) -> None:
@@ -134,21 +134,21 @@ def _cross_entropy(
     return parts
 
 
-@np.errstate(over="ignore")  # the difference of two logits may overflow: its exponential is 0
+@np.errstate(over="ignore")  # a difference of logits may overflow to -inf, whose exponential is 0
 def _loss_and_gradient(
     logits: NDArray[np.float32],
     index: NDArray[np.uint32],
     params: NDArray[np.float32],
 ) -> tuple[NDArray[np.float32], ...]:
-    """Compute `_cross_entropy` of rows of finite logits whose targets, `index`, are tokens.
+    """Compute `_cross_entropy` for rows of finite logits whose targets, `index`, are tokens.
 
-    The kernel has the same formulas. No terms cancel if logits are large, and 1 - p of the target
-    is computed as the sum of all other probabilities.
+    The kernel uses the same formulas. They have no cancellation if logits are large: 1 - p of the
+    target is computed as the sum of all other probabilities.
     """
     inv_norm, alpha, beta, inv_vocabulary = params
     target = np.arange(len(logits)), index
     largest = logits.max(axis=1)
-    # Exponentials of distances to the largest logit can't overflow.
+    # Distances to the largest logit are not above 0, so exponentials can't overflow.
     logits -= largest[:, None]
     losses: NDArray[np.float32] = -logits[target]
     smoothing = np.zeros_like(losses)
@@ -156,8 +156,8 @@ def _loss_and_gradient(
         mean = logits.mean(axis=1, dtype=np.float64).astype(np.float32)
         smoothing = alpha * (logits[target] - mean)
     np.exp(logits, out=logits)
-    # Sum up all exponentials but the target's in `rest`: rest / total is 1 - p, and is accurate
-    # even if p is nearly 1.
+    # rest: sum of all exponentials but the target's. rest / total is 1 - p, accurate even for p
+    # near 1.
     target_part = logits[target]
     logits[target] = 0
     rest = logits.sum(axis=1)
@@ -168,7 +168,7 @@ def _loss_and_gradient(
     log_total = np.where(target_part == 1, np.log1p(rest), np.log(total))
     losses += log_total
 
-    # The gradient is p - q, plus the z-loss; the target's entry is computed from `rest`.
+    # The gradient is p - q, plus that of the z-loss. The target's entry is computed from `rest`.
     pull = 2 * beta * lse
     spread = alpha * inv_vocabulary
     logits *= ((1 + pull) / total)[:, None]

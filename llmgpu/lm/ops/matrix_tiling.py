@@ -12,13 +12,16 @@ from functools import cache
 from itertools import product
 from math import gcd
 
-MAX_INNER = 8_192  # terms of one part: rounding errors of a running sum grow with its length
+# most terms of one part, since rounding errors of a running sum grow with its length
+MAX_INNER = 8_192
 MAX_PARTS = 32
-PROCESSORS = 132  # processors of a large device; extra workgroups cost a smaller device little
+# processors of a large device; more workgroups than needed cost a smaller device little
+PROCESSORS = 132
 HALVES = 8  # half-precision numbers in a vector of 16 bytes
 SUMS = 4  # float32 numbers in a vector of 16 bytes
 
-Unit = tuple[int, int, int]  # rows, columns and inner dimension of matrices that units multiply
+# rows, columns and inner dimension of the matrices that a unit multiplies
+Unit = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class AnyTile(ABC):
     @property
     @abstractmethod
     def term_cost(self) -> float:
-        """Time to add a term to each element; unit: 64 elements a thread, 128 threads."""
+        """Time to add a term to each element; 1 for 128 threads with 64 elements each."""
 
     def count(self, rows: int, columns: int) -> int:
         """Return the number of tiles that cover a product."""
@@ -57,7 +60,7 @@ class Tile(AnyTile):
     """A tile of float32 kernels.
 
     thread_rows, thread_columns: size of each thread's block. All sizes of a tile are multiples of
-        4. A thread also loads a multiple of 4 elements of a factor for each step.
+    4. In each step, a thread also loads a multiple of 4 elements of a factor.
     """
 
     thread_rows: int
@@ -79,15 +82,18 @@ class Tile(AnyTile):
 
     @property
     def term_cost(self) -> float:
-        # Most of the time is spent on loads of workgroup memory: an element of the right factor
-        # serves `thread_rows` multiplications, an element of the left factor `thread_columns`.
+        # Loads from workgroup memory take most of the time: an element of the right factor serves
+        # `thread_rows` multiplications, an element of the left factor `thread_columns`.
         loads = 1 / self.thread_rows + 1 / self.thread_columns
         return self.rows * self.columns * (0.3 + 2.8 * loads) / (64 * 128)
 
 
 @dataclass(frozen=True)
 class MatrixTile(AnyTile):
-    """A tile on matrix units. subgroup_rows, subgroup_columns: size of a subgroup's block."""
+    """A tile on matrix units.
+
+    subgroup_rows, subgroup_columns: size of a subgroup's block.
+    """
 
     subgroup_rows: int
     subgroup_columns: int
@@ -103,26 +109,26 @@ class MatrixTile(AnyTile):
 
     @property
     def resident(self) -> int:
-        # The registers of a processor hold two large tiles.
+        # The registers of a processor hold two large tiles, or three small ones.
         return 2 if self.rows * self.columns >= 128 * 128 else 3
 
     @property
     def term_cost(self) -> float:
-        # A third of the time of a large tile is spent on loading its factors from the cache. Loads
-        # grow with the borders of tiles.
+        # A large tile spends a third of its time on loading factors from the cache. Loads are
+        # proportional to the borders of tiles.
         loads = 1 / self.rows + 1 / self.columns
         return self.rows * self.columns * (0.21 + 6.2 * loads) / (128 * 128)
 
     def together(self, unit: Unit) -> int:
-        """Return the number of adjacent sum matrices stored together, at most a cache line wide."""
+        """Return how many adjacent matrices of sums are stored together, at most a cache line wide."""
         return gcd(max(32 // unit[1], 1), self.subgroup_columns // unit[1])
 
     def vectors(self, unit: Unit) -> tuple[int, int]:
         """Return the sizes of workgroup memory for the left and right factor, in 16-byte vectors.
 
-        A step loads part of each factor there, transposed or not. Sums pass through the left
-        factor's memory, and through the right factor's memory, too, if they fit. Lines of factors
-        are padded by one vector, lines of sums by two.
+        Each step loads a part of each factor there, transposed or not. At the end, sums pass
+        through the left factor's memory, and through the right factor's memory, too, if they fit.
+        Lines of factors are padded by one vector, lines of sums by two.
         """
         sums = self.subgroups * unit[0] * (self.together(unit) * unit[1] // SUMS + 2)
         left, right = (
@@ -157,7 +163,7 @@ class Tiling:
     """A tile, and the split of the inner dimension.
 
     inner: terms that a workgroup adds, a multiple of `tile.inner`. parts: number of workgroups for
-    each tile of the product; if more than 1, each leaves partial sums.
+    each tile of the product; if more than 1, each computes partial sums.
     """
 
     tile: AnyTile
@@ -165,7 +171,7 @@ class Tiling:
     parts: int
 
 
-@cache  # a program has a few hundred products of a few dozen shapes
+@cache  # a program has hundreds of products, but only dozens of shapes
 def choose_tiling(
     tiles: Sequence[AnyTile], rows: int, columns: int, inner: int, *, processors: int, most: int
 ) -> Tiling:
@@ -174,7 +180,7 @@ def choose_tiling(
     processors: number of the device's processors. most: the most floats of partial sums.
     """
     most_parts = max(1, min(MAX_PARTS, most // (rows * columns), inner // 64))
-    # Split long sums even if that costs time: it makes rounding errors smaller.
+    # Split long sums even if this takes more time, to make rounding errors smaller.
     least_parts = min(most_parts, -(-inner // MAX_INNER))
 
     def cost(choice: tuple[AnyTile, int]) -> float:
@@ -182,20 +188,20 @@ def choose_tiling(
         return _cost(tile, parts, rows, columns, inner, processors)
 
     tile, parts = min(product(tiles, range(least_parts, most_parts + 1)), key=cost)
-    # Parts are whole steps of the tile, so there may be fewer parts than chosen.
+    # A part consists of whole steps of the tile, so there may be fewer parts than chosen.
     part = -(-inner // (parts * tile.inner)) * tile.inner
     return Tiling(tile, part, -(-inner // part))
 
 
 def _cost(tile: AnyTile, parts: int, rows: int, columns: int, inner: int, processors: int) -> float:
-    """Return an estimate of a product's time; unit: a processor adds one term to a tile.
+    """Estimate a product's time; unit: a processor adds one term to a tile.
 
     The constants are measured: 20 for the start and end of a workgroup, 60 for a second kernel, and
     0.0064 for writing and reading a partial sum.
     """
     workgroups = tile.count(rows, columns) * parts
-    # Processors run workgroups in rounds. The last workgroups, if fewer than `resident`, and small
-    # workgroups leave a processor partly idle.
+    # Processors run workgroups in rounds. In the last round, fewer than `resident` workgroups, or
+    # small ones, leave a processor partly idle.
     last = -(-workgroups // processors) % tile.resident
     idle = 1 - last / tile.resident if last else 0
     rounds = max(-(-workgroups // processors) + idle, 128 / tile.threads)

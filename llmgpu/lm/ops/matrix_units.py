@@ -17,7 +17,7 @@ MATRIX_TILES = (
     MatrixTile(64, 64, 64, 32, 32),
     MatrixTile(32, 32, 32, 16, 16),
 )
-COLUMN_SET = 64  # most columns of the gradients of keys and values that a workgroup sums up
+COLUMN_SET = 64  # most columns of the gradients of keys and values that a workgroup adds up
 
 
 def _unit_settings(unit: Unit, lanes: int) -> dict[str, int]:
@@ -32,7 +32,10 @@ def _unit_settings(unit: Unit, lanes: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class MatrixUnits:
-    """Matrix units for products of matrices. lanes: threads of a subgroup."""
+    """The matrix units of a device, for products of matrices.
+
+    lanes: threads of a subgroup.
+    """
 
     unit: Unit
     lanes: int
@@ -47,9 +50,9 @@ class MatrixUnits:
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """A workgroup's rows (queries or keys), `subgroup_rows` for each subgroup.
+    """The rows (queries or keys) of a workgroup, `subgroup_rows` for each subgroup.
 
-    step: rows that a workgroup loads at a time of the tensors on the other side of the scores.
+    step: rows that a workgroup loads at a time from the tensors on the other side of the scores.
     """
 
     rows: int
@@ -66,7 +69,10 @@ ATTENTION_TILES = (
 
 @dataclass(frozen=True)
 class AttentionUnits:
-    """Matrix units for attention of heads `head_dim` wide. lanes: threads of a subgroup."""
+    """The matrix units of a device, for attention with heads `head_dim` wide.
+
+    lanes: threads of a subgroup.
+    """
 
     tile: AttentionTile
     unit: Unit
@@ -85,9 +91,9 @@ class AttentionUnits:
 
     @property
     def fits(self) -> bool:
-        """Whether rows, steps and heads can be divided evenly among matrices and threads."""
+        """Whether rows, steps and heads divide evenly among matrices and threads."""
         (rows, columns, inner), tile = self.unit, self.tile
-        # In the kernels of gradients `row_threads` threads share a row of scores.
+        # In the kernels of gradients, `row_threads` threads share a row of scores.
         row_threads = self.lanes // tile.subgroup_rows
         return not (
             tile.subgroup_rows % rows
@@ -104,7 +110,7 @@ class AttentionUnits:
 
     @property
     def column_sets(self) -> int:
-        """Number of workgroups among which the columns of keys' and values' gradients are split."""
+        """Number of workgroups that share the columns of the gradients of keys and values."""
         width, columns = self.head_dim, self.unit[1]
         even = (sets for sets in range(1, width + 1) if width % (sets * columns) == 0)
         return next(
@@ -127,9 +133,9 @@ class AttentionUnits:
 
 
 def matrix_units(device: Device) -> MatrixUnits | None:
-    """Return the units that multiply half-precision matrices with float32 sums, or None.
+    """Return the matrix units that multiply half-precision matrices with float32 sums, or None.
 
-    The choice is the largest of the device's matrix sizes that divides a tile of `MATRIX_TILES`.
+    The largest matrix size of the device that divides a tile of `MATRIX_TILES` is chosen.
     """
     lanes = device.subgroup_size
 
@@ -144,9 +150,9 @@ def matrix_units(device: Device) -> MatrixUnits | None:
 
 
 def attention_units(device: Device, head_dim: int, *, gradients: bool) -> AttentionUnits | None:
-    """Return the matrix units that compute attention, or its gradients; None if none do.
+    """Return the matrix units that compute attention, or its gradients; None if there are none.
 
-    The choice is the largest of the device's matrix sizes that divides a tile of `ATTENTION_TILES`.
+    The largest matrix size of the device that divides a tile of `ATTENTION_TILES` is chosen.
     """
     for unit, tile in product(_units(device), ATTENTION_TILES):
         made = AttentionUnits(tile, unit, device.subgroup_size, head_dim)
@@ -156,7 +162,7 @@ def attention_units(device: Device, head_dim: int, *, gradients: bool) -> Attent
 
 
 def trains_on_units(device: Device | None, head_dim: int) -> bool:
-    """Whether matrix units compute both products and attention of heads `head_dim` wide.
+    """Whether matrix units compute both products and attention for heads `head_dim` wide.
 
     device: None is the CPU, which has no matrix units.
     """

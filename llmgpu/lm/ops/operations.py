@@ -1,6 +1,6 @@
-"""The operations that models are made of, on each backend.
+"""The operations of which models consist, on each backend.
 
-The model, its training and its generation reach a backend only through `Operations`. `Operations`
+The model, its training and its generation use a backend only through `Operations`. `Operations`
 computes with NumPy, and its methods declare the operations. `EngineOperations` calls the CPU
 engine, in C, for the operations that the engine has. `GpuOperations` has a kernel for each
 operation.
@@ -52,11 +52,12 @@ QUERIES = 64  # queries whose scores are in memory at a time, as in products.c
 NORM_ROWS = 64  # rows of one partial sum of a norm's gradient, as in rows.c
 
 P = ParamSpec("P")
-Call = tuple[Any, ...]  # name of an operation of the engine, then arguments: tensors, numbers, None
+# name of an operation of the engine, then its arguments: tensors, numbers, None
+Call = tuple[Any, ...]
 
 
 class Operations(
-    GenerationOperations,  # before its bases, as Python's order of classes demands
+    GenerationOperations,  # before its base classes, as Python requires
     ActivationOperations,
     AttentionOperations,
     EmbeddingOperations,
@@ -65,11 +66,11 @@ class Operations(
     ProductOperations,
     UpdateOperations,
 ):
-    """Tensors, programs, and the operations that programs are made of.
+    """Tensors, programs, and the operations that programs consist of.
 
     Calling an operation computes nothing: the call appends the operation to the program being
-    recorded, which `run` carries out any number of times. Shape letters are those of
-    `llmgpu.lm.ops`; numbers are float32 unless stated otherwise.
+    recorded, which `run` executes any number of times. Shape letters are those of `llmgpu.lm.ops`;
+    numbers are float32 unless stated otherwise.
     """
 
 
@@ -90,9 +91,10 @@ class GpuOperations(
 def called_in_c(
     call_of: Callable[Concatenate[EngineOperations, P], Call | None],
 ) -> Callable[Concatenate[EngineOperations, P], None]:
-    """Turn a function that returns a call of the engine into an operation.
+    """Decorator of an operation that the CPU engine may compute.
 
-    NumPy computes the operation if the function returns None.
+    call_of: returns the engine's function and its arguments, or None. With None, NumPy computes the
+    operation.
     """
 
     @wraps(call_of)
@@ -107,14 +109,17 @@ def called_in_c(
 
 
 class EngineOperations(Operations):
-    """The operations of the CPU engine, which must be built; NumPy computes all other operations.
+    """The operations of the CPU engine, which must be built. NumPy computes all other operations.
 
     Results equal NumPy's within rounding, and have the same bits on any number of threads. NumPy
-    computes with tensors in half precision, and computes products if OpenBLAS is missing.
+    computes operations on half-precision tensors, and products if OpenBLAS is missing.
     """
 
     def __init__(self, products: FixedProducts, *, openblas: bool = True) -> None:
-        """Start as many threads as `products` has. openblas: use NumPy's OpenBLAS, if present."""
+        """Start as many threads as `products` has.
+
+        openblas: use NumPy's OpenBLAS, if NumPy has it.
+        """
         super().__init__(products)
         self._threads = CThreads(products.threads)
         self._most_parts = products.parts
@@ -241,8 +246,8 @@ def open_operations(
     """Return the operations on a device, or on the CPU if `device` is None.
 
     fixed_products: whether NumPy's matrix products have the same bits with any number of threads.
-    in_c: whether the CPU engine computes the operations that it has; True if the engine is built.
-        None: use the engine if `fixed_products` is set and the engine is in use.
+    in_c: whether the CPU engine computes the operations that it has; True only if the engine is
+        built. None: use the engine if `fixed_products` is set and the engine is in use.
     """
     if device is not None:
         return GpuOperations(device)

@@ -1,11 +1,11 @@
-"""Clipping all gradients together, and the step of one weight, which an optimizer implements.
+"""Clipping all gradients together, and the step of one weight, which an optimizer defines.
 
 Gradients are clipped as one vector, on the device, without waiting for the host. `reduce_norm_sq`
 sums the squares of each tensor. `finalize_grad_stats` computes the norm and the scale by which
 updates multiply gradients. A norm or a loss that is not finite marks the step as bad. A bad step
 and all later steps change nothing until the host clears the mark.
 
-An optimizer is a subclass of `WeightState`, which holds the state of one weight and computes its
+An optimizer is a subclass of `WeightState`, which has the state of one weight and computes its
 steps, and a line in the table of `llmgpu.lm.optimizers`.
 """
 
@@ -30,19 +30,20 @@ from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
 HYPER = struct_dtype("lm/hyper.wgsl", "Hyper")
 
-# Entries of `stats`, (4,) float32.
+# Indices in `stats`, (4,) float32.
 CLIP_SCALE = 0  # factor of the gradients, divided by the loss scale; 0 in a bad step
 NORM = 1  # norm of all gradients together
 BAD = 2  # 1 from the first bad step on
 LOSS = 3
 
-LOSS_PARTS = 3  # fields of `Losses`
+LOSS_PARTS = 3  # number of fields of `Losses`
 
-NORM_PARTIALS = 128  # sums into which the squares of one tensor are added
-NORMS_AT_ONCE = 7  # gradients in a dispatch: a kernel has 8 storage buffers, one for the sums
-MIN_PIECE = 1 << 16  # least number of squares in a sum on the CPU, if a gradient has so many
+NORM_PARTIALS = 128  # number of sums to which the squares of one tensor are added
+# gradients in a dispatch: a kernel has 8 storage buffers, one of them for the sums
+NORMS_AT_ONCE = 7
+MIN_PIECE = 1 << 16  # least number of squares in a sum on the CPU, if the gradient has so many
 CLIP_EPSILON = 1e-6
-NORM_EPSILON = 1e-12  # least divisor of `scale_to_norm`
+NORM_EPSILON = 1e-12  # least divisor in `scale_to_norm`
 NEWTON_SCHULZ = np.float32(3.4445), np.float32(-4.775), np.float32(2.0315)
 
 
@@ -51,7 +52,7 @@ class WeightUpdate:
     """The tensors of a step of one weight, without the optimizer's state.
 
     parameter, gradient: equal shapes, unless the state lists the rows of the gradient. The gradient
-    is not clipped yet, see `clip_scale`.
+        is not clipped yet, see `clip_scale`.
     stats: written by `Operations.finalize_grad_stats`. hyper: of type `HYPER`.
     decays: whether weight decay applies. half_copy: the parameter in half precision, if any.
     """
@@ -65,7 +66,7 @@ class WeightUpdate:
 
     @property
     def clip_scale(self) -> FloatArray:
-        """The factor that clips gradients, () float32; for tensors on the host."""
+        """The factor that clips gradients, () float32; only for tensors on the host."""
         scale: FloatArray = self.stats.array[CLIP_SCALE]
         return scale
 
@@ -87,7 +88,7 @@ class WeightUpdate:
 
 
 class WeightState(ABC):
-    """An optimizer's state of one weight."""
+    """The state that an optimizer has for one weight."""
 
     @property
     @abstractmethod
@@ -96,22 +97,22 @@ class WeightState(ABC):
 
     @abstractmethod
     def compute(self, update: WeightUpdate) -> None:
-        """Compute a step on arrays, in place; the caller updates the half-precision copy.
+        """Make a step on arrays, in place. The caller updates the half-precision copy.
 
         Not called for a bad step.
         """
 
     def adamw_moments(self, update: WeightUpdate) -> tuple[Tensor, Tensor] | None:
-        """Return both moments if the step is AdamW's, over all elements in float32; else None."""
+        """Return both moments if the step is AdamW's, on all elements in float32; else None."""
         return None
 
     @abstractmethod
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
-        """Append the kernel of a step, which changes nothing if `stats` marks the step as bad."""
+        """Append the kernel of a step. It changes nothing if `stats` marks the step as bad."""
 
 
 def piece_of_norm(grad: Tensor) -> int:
-    """Return the number of squares in a sum; a small gradient leaves most of its sums 0."""
+    """Return the number of squares in a sum. A small gradient leaves most of its sums 0."""
     return max(-(-grad.size // NORM_PARTIALS), MIN_PIECE)
 
 
@@ -132,7 +133,7 @@ class UpdateOperations(Recorder):
                 sums[k] = np.square(flat[start : start + piece]).sum()
 
     def reduce_norms(self, grads: Sequence[Tensor], partials: Tensor) -> None:
-        """Call `reduce_norm_sq` for all gradients, gradient k with row k."""
+        """Apply `reduce_norm_sq` to all gradients; gradient k uses row k."""
         for index, grad in enumerate(grads):
             self.reduce_norm_sq(grad, partials, index)
 
@@ -145,8 +146,8 @@ class UpdateOperations(Recorder):
         A norm or a part of the loss that is not finite marks the step as bad. Every later step is
         bad, too, until the host clears the mark.
 
-        loss_sums: (3 * A, columns): A rows for each part of `Losses`, to be added up.
-        The row of history is loss, norm, clip_scale, bad, label smoothing, z-loss, 0, 0.
+        loss_sums: (3 * A, columns): A rows for each part of `Losses`, to be added up. The row of
+        history is loss, norm, clip_scale, bad, label smoothing, z-loss, 0, 0.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             norm = np.sqrt(partials.array.sum()) * hyper.array["inverse_scale"]
@@ -163,14 +164,14 @@ class UpdateOperations(Recorder):
 
     @recorded
     def update_weight(self, state: WeightState, update: WeightUpdate) -> None:
-        """Compute an optimizer's step of one weight; a bad step changes nothing."""
+        """Make an optimizer's step of one weight; a bad step changes nothing."""
         if update.stats.array[BAD] == 0:
             state.compute(update)
             if update.half_copy is not None:
                 saturate_to_half(update.parameter.array, update.half_copy.array)
 
     def scale_to_norm(self, matrices: Tensor) -> None:
-        """Divide each of S matrices (S, N, O) by its Frobenius norm, if that is not 0."""
+        """Divide each of S matrices (S, N, O) by its Frobenius norm, if the norm is not 0."""
         partials = self.scratch("squares of a matrix", (1, NORM_PARTIALS))
         for k in range(matrices.shape[0]):
             self.reduce_norm_sq(matrices.rows(k, k + 1), partials, 0)
@@ -211,7 +212,7 @@ class GpuUpdates(GpuRecorder, UpdateOperations):
             )
 
     def _norms(self, grad: Tensor, partials: Tensor, index: int, count: int) -> None:
-        """Append the sums of `count` adjacent matrices of a tensor, into rows from `index` on."""
+        """Append the sums of `count` adjacent matrices of a tensor, for rows from `index` on."""
         self.dispatch(
             "lm/12_reduce_norm_sq.wgsl",
             count * NORM_PARTIALS,

@@ -6,9 +6,9 @@ thread does. So `FixedProducts` divides a product into whole rows or columns, an
 each part in one thread. With the kernels of `_ADD_ALIKE`, the order of the sums along the inner
 dimension does not depend on the number of rows and columns, so a product has as many parts as there
 are threads. Other kernels, such as Haswell's, add the last few rows of a product in another order,
-so the parts of a product follow from its shape alone. Other libraries (MKL, Accelerate) keep their
-threads. The threads of `FixedProducts` also compute operations on rows, while NumPy does not hold
-Python's lock.
+so the parts must depend only on the shape of the product. Other libraries (MKL, Accelerate) use
+their own threads. The threads of `FixedProducts` also compute operations on rows, while NumPy does
+not hold Python's lock.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from llmgpu.lm.ops.tensor import FloatArray
 from llmgpu.memory import has_limited_address_space
 from llmgpu.processors import usable_processors
 
-ALIGNMENT = 64  # rows or columns of a part: a multiple of OpenBLAS's blocks
-LEAST_PART = 1 << 24  # multiplications: below, a part costs less than handing it to a thread
-# The most parts of a product if parts follow from its shape. In two threads, 8 parts are up to 5 %
-# slower than 2: each part packs a factor again.
+ALIGNMENT = 64  # rows or columns of a part are a multiple of this, and so of OpenBLAS's blocks
+LEAST_PART = 1 << 24  # multiplications; a smaller part costs less than passing it to a thread
+# Most parts of a product if the parts depend only on its shape. In two threads, 8 parts are up to 5
+# % slower than 2, because each part packs a factor again.
 PARTS = 8
-# OpenBLAS's kernels with the same bits for any number of rows and columns, as tests have shown.
+# OpenBLAS's kernels that give the same bits for any number of rows and columns, as tests show.
 _ADD_ALIKE = {b"Sandybridge", b"SkylakeX"}
-_BUFFER_BYTES = 36 << 20  # memory that OpenBLAS allocates for a thread, and some spare
-LEAST_ELEMENTS = 1 << 15  # elements of rows: below, a part costs less than handing it to a thread
+_BUFFER_BYTES = 36 << 20  # memory that OpenBLAS allocates for a thread, with some spare
+LEAST_ELEMENTS = 1 << 15  # elements of rows; a smaller part costs less than passing it to a thread
 _claimed = [0]  # number of threads whose memory OpenBLAS has allocated
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class _OpenBlas(NamedTuple):
     """Functions of NumPy's OpenBLAS.
 
     processor: name of the processor whose kernels run. config: settings of OpenBLAS's build. sgemm:
-    CBLAS's product of matrices. take_memory, give_back: allocate and free a product's memory.
+    the function cblas_sgemm. take_memory, give_back: allocate and free the memory of a product.
     """
 
     get_threads: Callable[[], int]
@@ -63,7 +63,7 @@ class _OpenBlas(NamedTuple):
 
 @cache
 def _openblas() -> _OpenBlas | None:
-    # Looking up a name in an extension module also finds names of the libraries that the module was
+    # A name looked up in an extension module is also found in the libraries that the module was
     # linked with, except on Windows.
     extension = Path(sys.modules["numpy.linalg._umath_linalg"].__file__ or "")
     beside = Path(np.__file__).parent.with_name("numpy.libs").glob("*openblas*")
@@ -89,14 +89,14 @@ def _openblas() -> _OpenBlas | None:
 
 
 def has_fixed_products() -> bool:
-    """Whether NumPy's library is OpenBLAS, so that `FixedProducts` can limit it to one thread."""
+    """Whether NumPy's library is OpenBLAS, which `FixedProducts` can limit to one thread."""
     return _openblas() is not None
 
 
 def sgemm() -> tuple[int, bool] | None:
-    """Return the address of CBLAS's product, and whether its integers have 64 bits.
+    """Return the address of OpenBLAS's cblas_sgemm, and whether its integers have 64 bits.
 
-    None: NumPy's library is not OpenBLAS.
+    None if NumPy's library is not OpenBLAS.
     """
     blas = _openblas()
     if blas is None:
@@ -112,10 +112,10 @@ def _adds_alike() -> bool:
 
 
 def describe_products(*, fixed: bool) -> str:
-    """Name the library and the kernels on which the bits of NumPy's products depend.
+    """Name the library and the kernels that determine the bits of NumPy's products.
 
     fixed: whether `FixedProducts` computes the products. If not, bits also depend on the number of
-        threads, which is named, too.
+        threads, which is then part of the name.
     """
     library = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     described, blas = f"{library.get('name')} {library.get('version')}", _openblas()
@@ -128,16 +128,15 @@ def describe_products(*, fixed: bool) -> str:
 
 
 class FixedProducts:
-    """Products in threads of this object; their bits do not depend on the number of threads.
+    """Computes products in its own threads; the bits do not depend on the number of threads.
 
     threads: number of threads. parts: the most parts of a product.
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        """Start no thread yet.
+        """Store the number of threads. They start later.
 
-        threads: number of threads; None: the number that OPENBLAS_NUM_THREADS and the processors
-            allow.
+        threads: None: the number that OPENBLAS_NUM_THREADS and the processors allow.
         """
         blas = _openblas()
         allowed = 1 if blas is None else min(blas.get_threads(), usable_processors())
@@ -147,7 +146,7 @@ class FixedProducts:
 
     @contextmanager
     def one_blas_thread(self) -> Iterator[None]:
-        """Let OpenBLAS use one thread while the block runs."""
+        """Limit OpenBLAS to one thread while the block runs."""
         blas = _openblas()
         if blas is None:
             yield
@@ -163,7 +162,7 @@ class FixedProducts:
     def multiply(self, left: FloatArray, right: FloatArray, out: FloatArray) -> None:
         """Write left @ right, (M, K) and (K, N), to out (M, N)."""
         if left.ctypes.data == right.ctypes.data:
-            right = right.copy()  # NumPy computes a matrix times its transpose in another order
+            right = right.copy()  # NumPy computes a matrix times its own transpose in another order
         rows, columns = out.shape
         parts = min(self.parts, rows * columns * left.shape[1] // LEAST_PART)
         if parts < 2:
@@ -180,7 +179,7 @@ class FixedProducts:
     def over_rows(
         self, rows: int, elements: int, compute: Callable[[slice], T], step: int = 1
     ) -> list[T]:
-        """Call `compute` for all rows, a part in each thread; return the result of each part.
+        """Call `compute` for all rows, one part in each thread; return the result of each part.
 
         elements: the number of elements in all rows. compute: the results for a row must not depend
             on other rows. step: each part but the last has a multiple of this many rows.
@@ -193,7 +192,7 @@ class FixedProducts:
         )
 
     def _in_threads(self, work: Sequence[Callable[[], T]]) -> list[T]:
-        """Call some functions, a share in each thread; return the results in order.
+        """Call functions, a share in each thread; return the results in order.
 
         The calling thread works, too: share k has the functions k, k + threads, and so on.
         """
@@ -208,10 +207,10 @@ class FixedProducts:
 
 
 def _claim_memory(threads: int) -> None:
-    """Let OpenBLAS allocate its memory in advance if the address space is limited.
+    """If the address space is limited, let OpenBLAS allocate its memory in advance.
 
-    A product for which OpenBLAS finds no memory would end the process. Raises MemoryError if the
-    address space is too small.
+    Without memory, a product of OpenBLAS would end the process. Raises MemoryError if the address
+    space is too small.
     """
     blas = _openblas()
     if blas is None or threads <= _claimed[0] or not has_limited_address_space():

@@ -28,12 +28,12 @@ from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, AnyArray, FloatArray, Packed, 
 if TYPE_CHECKING:
     from llmgpu.gpu import BoundKernel, Buffer, Commands, Device, Download, Staging
 
-WORKGROUP_SIZE = 256  # threads of a workgroup, unless a kernel has a number of its own
+WORKGROUP_SIZE = 256  # threads of a workgroup, unless a kernel sets another number
 LARGEST_HALF = np.float32(65504)
-BLOCK_ELEMENTS = 1 << 18  # elements of a block of rows: temporary arrays fit in the cache
+BLOCK_ELEMENTS = 1 << 18  # elements of a block of rows, so that temporary arrays fit in the cache
 SNAPSHOT_PART = 64 << 20  # bytes of a snapshot that are read after each step
-PARTS_IN_FLIGHT = 2  # parts that the device copies while later steps run
-STAGED = 5  # staging buffers for uploads: the host fills one while the device still reads others
+PARTS_IN_FLIGHT = 2  # parts of a snapshot that the device copies while later steps run
+STAGED = 5  # staging buffers for uploads: the host fills one while the device reads others
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class Program:
 def recorded(
     compute: Callable[Concatenate[AnyRecorder, P], None],
 ) -> Callable[Concatenate[AnyRecorder, P], None]:
-    """Turn a function that computes on arrays into an operation, which records the call."""
+    """Decorator that turns a function on arrays into an operation, which records the call."""
 
     @wraps(compute)
     def record(self: AnyRecorder, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -76,10 +76,10 @@ class Transfers:
         return lambda out: np.copyto(out, values)
 
     def start_writing(self, tensors: Sequence[Tensor]) -> tuple[FloatArray, Callable[[], None]]:
-        """Return an (n,) array, and a function that writes the array's numbers to the tensors.
+        """Return an array (n,) to fill, and a function that copies the array to the tensors.
 
-        Programs that run later see these numbers. The array may be slow to read. At most two
-        transfers may be under way: call the function before `start_writing` is called twice more.
+        Programs that run after the copy see the new numbers. Reading the array may be slow. At most
+        two arrays may wait to be copied: copy one before the third call of `start_writing`.
         """
         values = np.empty(sum(tensor.size for tensor in tensors), np.float32)
 
@@ -94,37 +94,43 @@ class Transfers:
 
 
 class Snapshot:
-    """Copies of tensors, all of one moment, in the host's memory.
+    """Copies of tensors in the host's memory, all from the same moment.
 
     arrays: the copies by the tensors' names. This class copies arrays; `GpuSnapshot` copies memory
     of a device.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """Allocate the memory, once for all copies; ValueError if two tensors have one name."""
+        """Allocate the memory once, for all later copies.
+
+        ValueError if two tensors have one name.
+        """
         self.tensors = tensors
         self.arrays = {tensor.name: np.empty(tensor.shape, tensor.dtype) for tensor in tensors}
         if len(self.arrays) < len(tensors):
             raise ValueError("two tensors of a snapshot have the same name")
 
     def take(self) -> None:
-        """Replace the copies: `arrays` is complete as soon as `advance` returns True."""
+        """Begin to replace the copies. They are complete as soon as `advance` returns True."""
         for tensor in self.tensors:
             np.copyto(self.arrays[tensor.name], tensor.array)
 
     def advance(self) -> bool:
-        """Read the next part; return whether all parts have been read. Programs may run between."""
+        """Read the next part; return whether all parts have been read.
+
+        Programs may run in between.
+        """
         return True
 
 
 class Recorder:
     """Tensors, and programs of functions on arrays.
 
-    nbytes: bytes of all tensors made so far. products: computes matrix products; None: NumPy's
-    library does. stack_elements: best size of a stack of matrices that one operation computes with,
-    in numbers; 0: one matrix. has_half_precision: whether operations accept float16 tensors.
+    nbytes: bytes of all tensors created so far. products: computes matrix products; None: NumPy's
+        library does. stack_elements: best size of a stack of matrices that one operation works on,
+        in numbers; 0: one matrix. has_half_precision: whether operations accept float16 tensors.
     is_asynchronous: whether `run` returns before the program's end. max_tensor_bytes: size of the
-    largest possible tensor.
+        largest possible tensor.
     """
 
     stack_elements = 0
@@ -133,7 +139,7 @@ class Recorder:
     max_tensor_bytes = sys.maxsize
 
     def __init__(self, products: FixedProducts | None = None) -> None:
-        """Start without tensors; nothing is being recorded."""
+        """Start without tensors, and without recording."""
         self.products = products
         self.nbytes = 0
         self._scratch: dict[tuple[str, tuple[int, ...]], Tensor] = {}
@@ -149,7 +155,7 @@ class Recorder:
         *,
         uniform: bool = False,
     ) -> Tensor:
-        """Make a tensor of zeros.
+        """Create a tensor of zeros.
 
         uniform: for small tensors that the host writes between runs.
 
@@ -163,15 +169,15 @@ class Recorder:
     def parameters(
         self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32
     ) -> Tensor:
-        """Make a small tensor of numbers that the host writes between runs."""
+        """Create a small tensor of numbers that the host writes between runs."""
         return self.tensor(name, shape, dtype, uniform=True)
 
     def packed(
         self, name: str, shapes: Mapping[str, tuple[int, ...]], dtype: DTypeLike
     ) -> tuple[Packed, list[Tensor]]:
-        """Make matrices (rows, C) in one tensor; return the whole and a tensor for each matrix.
+        """Create matrices (rows, C) in one tensor; return the whole, and a tensor for each matrix.
 
-        shapes: by the matrices' names. Starts do not depend on `dtype`.
+        shapes: by the matrices' names. Where a matrix starts does not depend on `dtype`.
         """
         width = next(iter(shapes.values()))[1]
         multiple = PACKED_ELEMENTS // math.gcd(width, PACKED_ELEMENTS)
@@ -187,7 +193,7 @@ class Recorder:
         return Packed(tensor, tuple(starts)), parts
 
     def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
-        """Return the tensor with `data` of zeros."""
+        """Return the tensor with memory, set to zero, as its `data`."""
         return replace(tensor, data=np.zeros(tensor.shape, tensor.dtype))
 
     def scratch(self, role: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
@@ -207,9 +213,9 @@ class Recorder:
     def write_computed(
         self, tensors: Sequence[Tensor], compute: Callable[[], Iterable[AnyArray]]
     ) -> None:
-        """Fill each tensor with an array of `compute`.
+        """Copy the arrays that `compute` returns to the tensors.
 
-        A recorder that only counts the memory of tensors does not call `compute`.
+        A recorder that only measures memory does not call `compute`.
         """
         for tensor, array in zip(tensors, compute(), strict=True):
             self.write(tensor, array)
@@ -227,11 +233,14 @@ class Recorder:
         return self.begin_read(tensor)()
 
     def open_transfers(self, numbers: int) -> Transfers:
-        """Return transfers of up to `numbers` numbers at a time, while programs run."""
+        """Return an object that transfers up to `numbers` numbers at a time, while programs run."""
         return Transfers()
 
     def open_snapshot(self, tensors: Sequence[Tensor]) -> Snapshot:
-        """Return memory for copies of tensors; CapacityError if the device has too little."""
+        """Return a snapshot with memory for these tensors.
+
+        CapacityError if the device has too little.
+        """
         return Snapshot(tensors)
 
     # Programs
@@ -256,18 +265,21 @@ class Recorder:
         self._program.steps.append(step)
 
     def prepare(self, program: Program) -> None:
-        """Prepare the next run of a program in advance, while the device computes."""
+        """Prepare the next run of a program in advance, while the device is computing."""
 
     def run(self, program: Program) -> None:
-        """Run a program. A device only starts the program: `run` does not wait for its end."""
-        # NumPy must not warn of numbers that are tiny or not finite, since a GPU doesn't, either.
+        """Run a program.
+
+        On a device, `run` only starts the program and does not wait for its end.
+        """
+        # Like a GPU, do not warn of numbers that are tiny or not finite.
         threads = nullcontext() if self.products is None else self.products.one_blas_thread()
         with np.errstate(all="ignore"), threads:
             for step in program.steps:
                 step()
 
     def wait_for_runs(self, ahead: int) -> None:
-        """Wait until at most `ahead` of the programs that were run are unfinished."""
+        """Wait until at most `ahead` of the started programs are unfinished."""
 
     def over_rows(
         self, rows: int, elements: int, compute: Callable[[slice], T], step: int = 1
@@ -278,7 +290,10 @@ class Recorder:
         return self.products.over_rows(rows, elements, compute, step)
 
     def over_blocks(self, compute: Callable[[slice], T], rows: int, width: int) -> list[T]:
-        """Compute the blocks of `row_blocks` in threads; return the results in order of blocks."""
+        """Call `compute` for the blocks of `row_blocks`, in threads.
+
+        Return the results in order.
+        """
 
         def compute_part(part: slice) -> list[T]:
             return [
@@ -298,7 +313,7 @@ class Recorder:
 
     @recorded
     def cast_f32_to_f16(self, source: Tensor, target: Tensor) -> None:
-        """Round to the nearest half-precision number of up to 65504 in size; NaN stays NaN.
+        """Round to the nearest half-precision number, at most 65504 in magnitude; NaN stays NaN.
 
         Raises:
             DeviceError: the device has no half-precision numbers.
@@ -307,7 +322,7 @@ class Recorder:
 
     @recorded
     def round_to_half(self, source: Tensor, target: Tensor) -> None:
-        """Round to the nearest half-precision number, infinity from 65520 on; NaN stays NaN.
+        """Round to the nearest half-precision number; from 65520 on, infinity; NaN stays NaN.
 
         Raises:
             DeviceError: the device has no half-precision numbers.
@@ -325,7 +340,7 @@ class Recorder:
 
     @recorded
     def scale(self, x: Tensor, out: Tensor, factor: float) -> None:
-        """Write out = factor * x, two float32 tensors of one shape."""
+        """Write out = factor * x, two float32 tensors of the same shape."""
         np.multiply(x.array, np.float32(factor), out=out.array)
 
 
@@ -336,7 +351,7 @@ class GpuTransfers(Transfers):
     """
 
     def __init__(self, device: Device, numbers: int) -> None:
-        """Allocate nothing yet. numbers: the most numbers of a transfer."""
+        """Prepare for transfers of up to `numbers` numbers; memory is allocated later."""
         self._device = device
         self._nbytes = 4 * numbers
         self._idle: list[Download] = []
@@ -376,7 +391,8 @@ class GpuTransfers(Transfers):
         return staging.array()[:size].view(np.float32), write
 
 
-_Piece: TypeAlias = "tuple[Buffer, NDArray[np.uint8]]"  # memory, and where its bytes go
+# memory, and the array that receives its bytes
+_Piece: TypeAlias = "tuple[Buffer, NDArray[np.uint8]]"
 
 
 class GpuSnapshot(Snapshot):
@@ -387,7 +403,7 @@ class GpuSnapshot(Snapshot):
         self._device = device
         self._copies = [device.create_buffer(f"copy of {t.name}", t.nbytes) for t in tensors]
         self._idle: list[Download] = []
-        # Parts to read, and parts being read.
+        # Parts still to be read, and parts being read.
         self._unread: deque[list[_Piece]] = deque()
         self._reading: deque[tuple[Download, list[_Piece]]] = deque()
 
@@ -429,18 +445,18 @@ class GpuSnapshot(Snapshot):
 class GpuRecorder(Recorder):
     """Tensors on a device, and programs of bound kernels."""
 
-    stack_elements = 1 << 25  # 128 MiB: enough to keep a large device busy
+    stack_elements = 1 << 25  # 128 MiB, enough to keep a large device busy
     is_asynchronous = True
 
     def __init__(self, device: Device) -> None:
-        """Start without tensors on an open device."""
+        """Start without tensors, on an open device."""
         super().__init__()
         self.device = device
         self.has_half_precision = "shader-f16" in device.features
         self.max_tensor_bytes = device.max_binding_bytes
         self._uniforms: dict[bytes, Buffer] = {}
         self._runs: deque[object] = deque()
-        self._commands: Commands  # to which steps append dispatches
+        self._commands: Commands  # steps append dispatches to these commands
         self._prepared: dict[int, tuple[Program, Commands]] = {}  # keys: `id` of programs
 
     def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
@@ -469,7 +485,9 @@ class GpuRecorder(Recorder):
         /,
         **bindings: Tensor | AnyArray,
     ) -> None:
-        """Append `groups` workgroups of the kernel in a file of wgsl/; 0 workgroups: do nothing.
+        """Append `groups` workgroups of the kernel in a file of wgsl/.
+
+        With 0 workgroups, do nothing.
 
         A thread compiles the kernel; an error of the kernel is raised when the program runs.
 
@@ -485,7 +503,8 @@ class GpuRecorder(Recorder):
         bound: list[BoundKernel] = []
 
         def step() -> None:
-            # Bind at the first run, since the kernel is compiled while the program is recorded.
+            # Bind at the first run: while the program is recorded, the kernel is still being
+            # compiled.
             if not bound:
                 bound.append(kernel.result().bind(**buffers))
             self._commands.dispatch(bound[0], groups)
@@ -493,7 +512,7 @@ class GpuRecorder(Recorder):
         self.append(step)
 
     def prepare(self, program: Program) -> None:
-        # A device that times kernels submits commands while they are recorded, so not in advance.
+        # A device that times kernels submits commands while they are recorded: prepare none.
         if not self.device.timing and id(program) not in self._prepared:
             self._prepared[id(program)] = program, self._commands_of(program)
 
@@ -513,7 +532,7 @@ class GpuRecorder(Recorder):
                 self.round_to_half(singles[name], out)
 
     def single(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a float32 tensor itself, or scratch memory with a copy of a float16 tensor."""
+        """Return a float32 tensor unchanged, or scratch memory with a copy of a float16 tensor."""
         if not tensor.is_half:
             return tensor
         copy = self.scratch(f"{name} in float32", tensor.shape)
@@ -529,7 +548,7 @@ class GpuRecorder(Recorder):
         self._commands = commands = self.device.record()
         for step in program.steps:
             step()
-        del self._commands  # would keep the memory of all bound buffers
+        del self._commands  # a reference would keep the memory of all bound buffers
         return commands
 
     def wait_for_runs(self, ahead: int) -> None:
@@ -537,8 +556,8 @@ class GpuRecorder(Recorder):
             self.device.wait(self._runs.popleft())
 
     def fill_zero(self, tensor: Tensor) -> None:
-        # A tensor of small elements may end inside a 4-byte word. `kept` masks the word's bytes
-        # after that end, which stay as they are.
+        # A tensor of small elements may end inside a 4-byte word. kept: mask of the bytes after the
+        # tensor's end, which must not change.
         words, rest = -(-tensor.nbytes // 4), tensor.nbytes % 4
         kept = 0xFFFFFFFF << 8 * rest & 0xFFFFFFFF if rest else 0
         self.dispatch(
@@ -574,7 +593,7 @@ class GpuRecorder(Recorder):
         )
 
     def _uniform(self, values: AnyArray) -> Buffer:
-        """Return a uniform with these contents; equal contents share one uniform."""
+        """Return a uniform with these contents. Equal contents share one uniform."""
         content = np.ascontiguousarray(values).tobytes()
         if content not in self._uniforms:
             self._uniforms[content] = self.device.create_uniform("parameters", len(content))
@@ -583,23 +602,26 @@ class GpuRecorder(Recorder):
 
 
 def as_single(array: AnyArray) -> FloatArray:
-    """Return a float32 array itself, or a float32 copy of another array."""
+    """Return a float32 array unchanged, or a float32 copy of another array."""
     return array.astype(np.float32, copy=False)
 
 
 def single_of(array: AnyArray) -> FloatArray:
-    """Return a float32 array itself, or new float32 memory, which `put` rounds into the array."""
+    """Return a float32 array unchanged.
+
+    Otherwise new float32 memory, which `put` rounds into it.
+    """
     return array if array.dtype == np.float32 else np.empty(array.shape, np.float32)
 
 
 def put(values: FloatArray, array: AnyArray) -> None:
-    """Round `values` into the array, unless `single_of` returned the array itself."""
+    """Round `values` into an array, unless `single_of` returned the array itself."""
     if values is not array:
         np.copyto(array, values, casting="same_kind")
 
 
 def saturate_to_half(source: FloatArray, out: AnyArray) -> None:
-    """Round to half precision, limited to `LARGEST_HALF` in size; NaN stays NaN."""
+    """Round to half precision, at most `LARGEST_HALF` in magnitude; NaN stays NaN."""
     # NumPy's clip keeps NaN.
     np.copyto(out, np.clip(source, -LARGEST_HALF, LARGEST_HALF), casting="same_kind")
 
@@ -610,20 +632,20 @@ def dims(*values: int) -> NDArray[np.uint32]:
 
 
 def workgroups(threads: int) -> int:
-    """Return the number of workgroups of `WORKGROUP_SIZE` threads for this many threads."""
+    """Return the number of workgroups of `WORKGROUP_SIZE` threads that have `threads` threads."""
     return -(-threads // WORKGROUP_SIZE)
 
 
 def thread_count(items: int, least: int = 1) -> int:
     """Return a number of threads for `items` items: a power of two, `least` or more.
 
-    The largest is `WORKGROUP_SIZE`, WebGPU's default limit.
+    It is at most `WORKGROUP_SIZE`, WebGPU's default limit.
     """
     return min(max(1 << (items - 1).bit_length(), least), WORKGROUP_SIZE)
 
 
 def row_blocks(rows: int, width: int) -> Iterator[slice]:
-    """Yield slices of one row or more, which cover the rows of a (rows, width) array in order.
+    """Yield slices of one row or more that cover the rows of a (rows, width) array in order.
 
     The last slice may reach beyond the array.
     """

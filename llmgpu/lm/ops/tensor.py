@@ -1,6 +1,6 @@
 """Tensors, and groups of tensors that are arguments of one operation.
 
-A tensor is a name, a shape and a type over an array or over memory of a device.
+A tensor is a name, a shape and a type for an array or for memory of a device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 AnyArray: TypeAlias = NDArray[Any]  # an array of float32, float16, uint32 or uint8
 FloatArray: TypeAlias = NDArray[np.float32]
 
-PACKED_ELEMENTS = 128  # packed matrices start at multiples of this: 256 bytes in half precision
+# packed matrices start at multiples of this, which are 256 bytes in half precision
+PACKED_ELEMENTS = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,12 +38,12 @@ class Tensor:
 
     @property
     def array(self) -> AnyArray:
-        """`data` of a tensor on the host."""
+        """The data of a tensor on the host, as an array."""
         return cast("AnyArray", self.data)
 
     @property
     def buffer(self) -> Buffer:
-        """`data` of a tensor on a device."""
+        """The data of a tensor on a device, as a buffer."""
         return cast("Buffer", self.data)
 
     @property
@@ -61,7 +62,7 @@ class Tensor:
         return self.dtype == np.float16
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return rows start to stop - 1 of the first dimension, over the same memory.
+        """Return rows start to stop - 1 of the first dimension, in the same memory.
 
         Raises:
             ValueError: the tensor has fewer rows, or on a device row `start` doesn't begin at a
@@ -81,11 +82,11 @@ class Tensor:
         return replace(self, shape=shape, data=data)
 
     def part(self, start: int, stop: int) -> Tensor:
-        """Return elements start to stop - 1 in C order, over the same memory.
+        """Return elements start to stop - 1 in C order, in the same memory.
 
         Raises:
-            ValueError: the tensor has fewer elements, or on a device element `start` doesn't lie at
-                a multiple of 256 bytes.
+            ValueError: the tensor has fewer elements, or on a device element `start` doesn't begin
+                at a multiple of 256 bytes.
         """
         return self.reshaped(self.size).rows(start, stop)
 
@@ -117,8 +118,8 @@ class Groups:
 class Losses:
     """The parts of the loss of each row, all (N,).
 
-    cross_entropy: negative logarithm of the target's probability. smoothing: added by label
-    smoothing. z_loss: added by the penalty on the log-sum-exp.
+    cross_entropy: negative logarithm of the target's probability. smoothing: the part added by
+    label smoothing. z_loss: the part added by the penalty on the log-sum-exp.
     """
 
     cross_entropy: Tensor
@@ -151,7 +152,7 @@ class NewRows:
     """New tokens of sequences in a cache.
 
     tokens: uint32 (N,). places: uint32 (2, N), the tokens' positions, and the cache rows at which
-    the tokens' sequences start. idle: value of the start for rows without a token.
+    the tokens' sequences start. idle: the start that marks a row without a token.
     """
 
     tokens: Tensor
@@ -232,5 +233,5 @@ class Rotation:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The tables and positions, by the names of the kernels' bindings."""
+        """The rotation's tensors by the names of the kernels' bindings."""
         return {"cosines": self.cosines, "sines": self.sines, "positions": self.positions}
