@@ -1,15 +1,15 @@
 """Checkpoints of a model in training: runs resume from checkpoints, and other tools open them.
 
 - config.json, model.safetensors, generation_config.json, tokenizer.json, tokenizer_config.json: the
-  model and its tokenizer in the formats of Hugging Face's libraries. If tokenizer.json can't hold
-  the vocabulary, the checkpoint has no tokenizer files, and the user gets a note.
+  model and its tokenizer in the formats of Hugging Face's libraries. If tokenizer.json can't
+  express the vocabulary, the checkpoint has no tokenizer files, and the user gets a note.
 - adapter: with low-rank adapters, a folder for the library peft; model.safetensors has the weights
   with the adapters merged.
 - vocabulary.bin, optimizer.safetensors, training.json: the other state of a run. training.json has
   the SHA-256 of all files that a resumed run reads, and of its own content.
 - Each checkpoint is a folder named after its step. The folder is written under a temporary name,
   synced and renamed, so a folder with the name of a step is complete, even after a kill or a power
-  cut. Old checkpoints are renamed before they are removed, for the same reason. The next run
+  failure. Old checkpoints are renamed before they are removed, for the same reason. The next run
   removes temporary folders of killed runs.
 """
 
@@ -115,7 +115,7 @@ class AdapterFiles:
     config: dict[str, Any]
 
     def write(self, folder: Path) -> None:
-        """Write a new folder; raise OutputError if the folder can't be written."""
+        """Write the files to a new folder; raise OutputError if this fails."""
         with output_errors(str(folder)):
             folder.mkdir()
         write_tensors(folder / "adapter_model.safetensors", self.tensors, {"format": "pt"})
@@ -132,7 +132,7 @@ class Checkpoint(SavedModel):
     def require_vocabulary(self, vocabulary: Vocabulary, source: str | Path) -> None:
         """Raise CheckpointError unless a vocabulary is the model's, apart from the match rule.
 
-        source: the file of the vocabulary, which the error names.
+        source: the file of the vocabulary, for the error.
         """
         matched = vocabulary.with_match(self.vocabulary.match)
         if matched.fingerprint != self.vocabulary.fingerprint:
@@ -165,8 +165,8 @@ def save_checkpoint(
 
     spare: step of a checkpoint that is never removed. adapter: written to the folder "adapter".
     stop_ids: tokens after which a text is complete, in addition to `eos_id`. card: text of
-    README.md. unchanging: by name, the contents of files that are equal in all checkpoints of a
-    run. An empty map receives the contents from this checkpoint; later calls write them.
+        README.md. unchanging: by name, the contents of files that are equal in all checkpoints of a
+        run. An empty map receives the contents from this checkpoint; later calls write them.
 
     weights: all of `config.weights()`, float32. optimizer: any tensors. Rows of tables that stand
     for no token are left out. in_memory: whether the tensors are arrays in memory, so that threads
@@ -189,7 +189,7 @@ def save_checkpoint(
                 _write_model_files(folder, config, vocabulary, eos_id, stop_ids, note)
             _keep_unchanging(folder, unchanging)
 
-        # The optimizer's file is the largest, so it comes first.
+        # The optimizer's file comes first, because it is the largest.
         files: list[Callable[[], None]] = [
             partial(write, OPTIMIZER, optimizer),
             partial(write, WEIGHTS, _without_unused_rows(config, weights), {"format": "pt"}),
@@ -212,7 +212,7 @@ def _call(write: Callable[[], None]) -> None:
 def _without_unused_rows(
     config: ModelConfig, weights: Mapping[str, TensorSource]
 ) -> dict[str, TensorSource]:
-    """Return the weights to write; each row of their tables stands for a token."""
+    """Return the weights without the rows of tables that stand for no token."""
 
     def without(source: TensorSource, shape: tuple[int, ...]) -> TensorSource:
         return replace(source, shape=shape, read=lambda: source.read()[: shape[0]])
@@ -237,7 +237,10 @@ def _write_model_files(
 
 
 def _keep_unchanging(folder: Path, unchanging: dict[str, bytes] | None) -> None:
-    """Write the files in `unchanging` into a folder; fill an empty map from the folder's files."""
+    """Write the files in `unchanging` to a folder.
+
+    If the map is empty, read them from the folder.
+    """
     for name, content in (unchanging or {}).items():
         _write_bytes(folder / name, content)
     if unchanging == {}:
@@ -256,7 +259,7 @@ def _write_bytes(path: Path, content: bytes) -> None:
 
 
 def _write_tokenizer(path: Path, vocabulary: Vocabulary, note: Note) -> bool:
-    """Write tokenizer.json; call `note` and return False if it can't hold the vocabulary."""
+    """Write tokenizer.json; return False, after a note, if it can't express the vocabulary."""
     try:
         # The chat template is in tokenizer_config.json.
         tokenizer_json.write(replace(vocabulary, chat=None), path, note=note)
@@ -269,7 +272,7 @@ def _write_tokenizer(path: Path, vocabulary: Vocabulary, note: Note) -> bool:
 def _write_training(
     folder: Path, vocabulary: Vocabulary, state: TrainingState, written: Mapping[str, str]
 ) -> None:
-    """Write training.json; written: SHA-256 of the files that are hashed already, by name."""
+    """Write training.json; written: SHA-256, by name, of files that were hashed while written."""
     with output_errors(str(folder)):
         hashes = {name: written.get(name) or _hash_file(folder / name) for name in _READ_AGAIN}
     content = {
@@ -296,7 +299,7 @@ def _hash_json(content: dict[str, Any]) -> str:
 def open_model(path: str | Path, note: Note = no_notes) -> SavedModel:
     """Open the model in a run folder, in a checkpoint or in a Hugging Face model folder.
 
-    note: called with each part of a Hugging Face tokenizer that has no effect here.
+    note: called with a note on each part of a Hugging Face tokenizer that has no effect here.
 
     Raises CheckpointError and VocabularyError, with the file, for a model that can't be used.
     """
@@ -309,7 +312,7 @@ def open_model(path: str | Path, note: Note = no_notes) -> SavedModel:
 def export_outputs(folder: str | Path) -> list[Output]:
     """Return the files that `export_model` writes.
 
-    Without `force` the files of a model are replaced only if `export_model` wrote them.
+    Without `force`, `export_model` only replaces the files of a model that it wrote itself.
     """
     own: dict[str, str | None] = {
         CONFIG: TEXT,
@@ -323,8 +326,11 @@ def export_outputs(folder: str | Path) -> list[Output]:
 
 
 def _is_own_model(folder: Path) -> bool:
-    """Whether `export_model` wrote the model of a folder; other tools keep keys in config.json."""
-    if os.path.lexists(folder / TRAINING):  # a checkpoint
+    """Whether `export_model` wrote the model of a folder.
+
+    (Other tools keep llmgpu's key in config.json.)
+    """
+    if os.path.lexists(folder / TRAINING):  # the folder is a checkpoint
         return False
     try:
         content = read_object(folder / CONFIG)
@@ -339,10 +345,10 @@ def export_model(
 ) -> None:
     """Write a model and its tokenizer to a folder that transformers opens, in float32.
 
-    note: called with each part of the vocabulary that other tools can't use.
+    note: called with a note on each part of the vocabulary that other tools can't use.
 
     Raises CheckpointError for a model that transformers can't open, VocabularyError for a
-    vocabulary that tokenizer.json can't hold, OutputError for files that can't be written.
+    vocabulary that tokenizer.json can't express, OutputError for files that can't be written.
     """
     config, folder = model.config, Path(folder)
     if model_type(config) is None:
@@ -351,8 +357,8 @@ def export_model(
             "it"
         )
     check_outputs(export_outputs(folder), force=force)
-    # Write the tokenizer first: its vocabulary may be refused. Then write tokenizer_config.json
-    # again, with the entries that depend on the model.
+    # Write the tokenizer first, since its vocabulary may be refused. Then write
+    # tokenizer_config.json again, with the entries that depend on the model.
     tokenizer_json.write(model.vocabulary, os.path.join(folder, ""), note=note, force=force)
     described = describe_tokenizer(config, model.vocabulary, model.eos_id)
     _write_json(folder / TOKENIZER_CONFIG, described)
@@ -377,7 +383,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     """Read and validate a checkpoint.
 
     path: folder of the checkpoint, or a run folder, whose newest checkpoint is read. If the newest
-    checkpoint is damaged, the error names the previous checkpoint, but does not use it.
+    checkpoint is damaged, the error names the previous checkpoint, which is not used.
 
     Raises CheckpointError, with the file, for files that are missing, damaged, of another version
     or inconsistent.
@@ -420,7 +426,7 @@ def _load(folder: Path) -> Checkpoint:
 
 
 def _read_training(folder: Path) -> tuple[TrainingState, str]:
-    """Return the state and the vocabulary's fingerprint, after a check of all files."""
+    """Check all files of a checkpoint; return the state and the fingerprint of the vocabulary."""
     content = read_object(folder / TRAINING)
     with naming(folder / TRAINING):
         _check_version(content)
@@ -458,7 +464,7 @@ def step_folder_name(step: int) -> str:
 
 
 def list_checkpoints(run_folder: str | Path) -> dict[int, Path]:
-    """Return the checkpoint folders of a run by step, ascending; {} without a run folder."""
+    """Return the checkpoint folders of a run by step, ascending; {} if there is no run folder."""
     folder = Path(run_folder)
     if not folder.is_dir():
         return {}
@@ -467,7 +473,7 @@ def list_checkpoints(run_folder: str | Path) -> dict[int, Path]:
 
 
 def prepare_step_folders(run_folder: str | Path, step: int = 0) -> None:
-    """Make the folder of a run that starts after `step`, and remove temporary folders inside.
+    """Create the folder of a run that starts after `step`, and remove temporary folders in it.
 
     Raises OutputError if the folder can't be written, or has checkpoints of later steps, which
     would be mixed with the checkpoints of this run.

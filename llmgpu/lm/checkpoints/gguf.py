@@ -3,11 +3,11 @@
 - The architecture is llama, qwen2 or qwen3. For llama, the rotary embedding of llama.cpp rotates
   pairs of neighbouring numbers of a head. Hugging Face and llmgpu rotate a number of the first half
   with a number of the second half. So the rows of llama's query and key matrices are reordered: row
-  i of the first half of a head comes before row i of the second half. For qwen2 and qwen3 llama.cpp
-  rotates halves, too.
+  i of the first half of a head comes before row i of the second half. For qwen2 and qwen3,
+  llama.cpp rotates halves, too.
 - Positions stretched as in Llama 3 are a tensor with the divisor of each frequency.
-- Norms stay float32. With q8_0, q5_0 and q4_0 (blocks of 32 numbers with one scale), matrices whose
-  rows can't be divided into blocks become float16.
+- Norms stay float32. With q8_0, q5_0 and q4_0 (blocks of 32 numbers with one scale), a matrix whose
+  rows can't be divided into blocks becomes float16.
 - Tensors are converted one by one, to save memory.
 """
 
@@ -43,14 +43,14 @@ def write_model(
 ) -> None:
     """Write a model and its vocabulary to a GGUF file.
 
-    weights: a name in `formats.WEIGHT_TYPES`. note: called with the kinds of texts that get other
-    ids in llama.cpp. force: replace even a file of another kind.
+    weights: a name in `formats.WEIGHT_TYPES`. note: called with a note on texts that get other ids
+    in llama.cpp. force: replace even a file of another kind.
 
     Raises CheckpointError for a model that llama.cpp can't run, and for weights too large for their
     type; VocabularyError if llama.cpp can't give the same ids; OutputError for a file that can't be
     written.
     """
-    # Describe the vocabulary before the file is opened: some vocabularies are refused.
+    # Describe the vocabulary before opening the file, because some vocabularies are refused.
     config = model.config
     architecture = _architecture(config)
     described = gguf.describe(
@@ -89,7 +89,7 @@ def write_model(
 
 
 def _architecture(config: ModelConfig) -> str:
-    """Return llama.cpp's name of the architecture.
+    """Return llama.cpp's name for the architecture.
 
     Raises CheckpointError for a model that llama.cpp can't run.
     """

@@ -1,8 +1,9 @@
 """The description of a model in Hugging Face's files: config.json, tokenizer files, model card.
 
 - A model with a SwiGLU network is a Llama; with biases of queries, keys and values it is a Qwen2,
-  with norms of heads a Qwen3. Mistral without a sliding window is a Llama by another name. The
-  libraries have no such model without a gate, so a model with GeLU gets the type "llmgpu".
+  with norms of heads a Qwen3. Mistral without a sliding window is a Llama by another name.
+  transformers has no such model with an ungated network, so a model with GeLU gets the type
+  "llmgpu".
 - A config.json with a feature that models of llmgpu lack is refused; the error names key and value.
 """
 
@@ -22,7 +23,7 @@ from llmgpu.lm.config import ModelConfig, RopeScaling
 from llmgpu.lm.runs.records import StepRecord
 from llmgpu.version import __version__
 
-OWN_KEY = "llmgpu"  # key in config.json, and model type of models that other libraries lack
+OWN_KEY = "llmgpu"  # key in config.json, and type of models that transformers lacks
 
 _ACTIVATIONS = {"swiglu": "silu", "gelu": "gelu_pytorch_tanh"}
 _SIZES = {
@@ -43,14 +44,14 @@ _SCALING_NUMBERS = {
     },
 }
 _LARGEST = float(np.finfo(np.float32).max)
-_MOST = 2**53  # largest whole number accepted: a float64 holds all smaller ones exactly
+_MOST = 2**53  # largest whole number accepted; a float64 represents all smaller ones exactly
 _SHOWN = 60  # most characters of a value in a message
 _LISTED = 10  # most names of files in a model card
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A model type of transformers: the class, and the differences from Llama."""
+    """A model type of transformers: its class, and its differences from Llama."""
 
     architecture: str
     qkv_bias: bool = False
@@ -74,7 +75,7 @@ _HARMLESS: dict[str, tuple[object, ...]] = {
     "quantization_config": (None,),
     "auto_map": (None,),
 }
-_QWEN3_HEAD_DIM = 128  # width of heads if config.json lacks head_dim
+_QWEN3_HEAD_DIM = 128  # width of heads if config.json has no head_dim
 
 
 def model_type(config: ModelConfig) -> str | None:
@@ -90,7 +91,7 @@ def model_type(config: ModelConfig) -> str | None:
 
 def describe_model(config: ModelConfig, *, eos_id: int | None = None) -> dict[str, Any]:
     """Return the content of config.json."""
-    # Entries of llmgpu's own: vocab_size, and seq_len if the model supports longer sequences.
+    # llmgpu's own entries: vocab_size, and seq_len if the model supports longer sequences.
     kind = model_type(config)
     scaling = _describe_scaling(config.rope_scaling)
     own = {"vocab_size": config.vocab_size}
@@ -110,7 +111,7 @@ def describe_model(config: ModelConfig, *, eos_id: int | None = None) -> dict[st
             **(scaling or {"rope_type": "default"}),
             "rope_theta": config.rope_theta,
         },
-        "rope_theta": config.rope_theta,  # read by transformers before version 5
+        "rope_theta": config.rope_theta,  # for transformers before version 5
         "rope_scaling": scaling,
         "attention_bias": False,
         "attention_dropout": 0.0,
@@ -119,7 +120,7 @@ def describe_model(config: ModelConfig, *, eos_id: int | None = None) -> dict[st
         "eos_token_id": eos_id,
         "pad_token_id": None,
         "dtype": "float32",
-        "torch_dtype": "float32",  # read by transformers before version 5
+        "torch_dtype": "float32",  # for transformers before version 5
         OWN_KEY: own,
     }
 
@@ -139,7 +140,7 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
 
     Raises CheckpointError for an entry that is missing, of the wrong type or not supported.
     """
-    # Checkpoints of llmgpu have some entries under OWN_KEY, too.
+    # Checkpoints of llmgpu also have some entries under OWN_KEY.
     own = _get(content, OWN_KEY, dict) if OWN_KEY in content else content
     name = _get(content, "model_type", str)
     activation = _read_activation(name, content)
@@ -172,7 +173,7 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
         )
     except InputError as error:
         raise CheckpointError(str(error)) from error
-    # The tables must have a row for each id, and no other rows.
+    # The tables must have exactly one row for each id.
     rows = _get(content, "vocab_size", int)
     if rows != config.vocab_size:
         wrong = f"vocab_size is {rows}, but by the other sizes it must be {config.vocab_size}"
@@ -185,7 +186,7 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
 def _refuse_unsupported(name: str, content: Mapping[str, Any]) -> None:
     """Raise CheckpointError for the first entry with a feature that models of llmgpu lack."""
     allowed = dict(_HARMLESS)
-    if not content.get("use_sliding_window", True):  # Qwen's switch
+    if not content.get("use_sliding_window", True):  # Qwen's switch for sliding windows
         allowed["sliding_window"] = (content.get("sliding_window"),)
     else:
         allowed["sliding_window"] = (None,)
@@ -256,7 +257,7 @@ def _read_rope(content: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
 
 
 def _get(content: Mapping[str, Any], name: str, kind: type) -> Any:
-    """Return an entry of type `kind`; a float may be written as a whole number."""
+    """Return an entry of type `kind`. A float may be written as a whole number."""
     if name not in content:
         raise CheckpointError(f"{name} is missing")
     value: Any = content[name]
@@ -273,13 +274,13 @@ def _get(content: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def _show(value: object) -> str:
-    """Return a value for a message; a long value is cut short."""
+    """Return a value for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def read_token_ids(content: Mapping[str, Any], name: str, ids: int) -> tuple[int, ...]:
-    """Return the ids of bos_token_id or eos_token_id: an entry with null, an id or a list of ids.
+    """Return the ids in the entry bos_token_id or eos_token_id: null, an id or a list of ids.
 
     ids: number of the model's ids. Raises CheckpointError for an id that is not below `ids`.
     """
@@ -300,7 +301,7 @@ def describe_generation(eos_id: int | None, stop_ids: Iterable[int] = ()) -> dic
     return {
         "bos_token_id": None,
         "eos_token_id": stops if len(stops) > 1 else next(iter(stops), None),
-        "pad_token_id": eos_id,  # the token that fills up batches by default
+        "pad_token_id": eos_id,  # by default, this token fills up batches
         "do_sample": True,
     }
 
@@ -310,8 +311,8 @@ def describe_tokenizer(
 ) -> dict[str, Any]:
     """Return the content of tokenizer_config.json.
 
-    An entry needs a special token, whose text is its value. The padding token is the padding token
-    of the vocabulary's chat template, or else the token at the end of a text.
+    Entries name special tokens by their text, and are left out for other tokens. The padding token
+    is the padding token of the vocabulary's chat template, or else the token at the end of a text.
     """
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
     end = {} if eos_id not in texts else {"eos_token": texts[eos_id]}

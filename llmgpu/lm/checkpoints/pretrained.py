@@ -1,9 +1,9 @@
 """Models of other tools: folders with config.json, safetensors files and a tokenizer.
 
 Such a folder is a checkpoint of Hugging Face's Llama or a relative, see `huggingface.read_model`.
-The folder may come from anywhere. So all files are validated before the model's memory is
-allocated, and links out of the folder are refused. Weights stay in mapped files; reading a weight
-widens it to float32.
+The folder may be malicious. So all files are validated before the model's memory is allocated, and
+links out of the folder are refused. Weights stay in mapped files; reading a weight converts it to
+float32.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _TOKENIZER_FILES = (
     "tekken.json",
     "tokenizer.model",
 )
-_COMPUTED = ".rotary_emb.inv_freq"  # end of names of tensors that old transformers stored
+# end of the names of tensors that old versions of transformers stored
+_COMPUTED = ".rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -63,7 +64,10 @@ class SavedModel:
 
 
 class WeightFiles(Mapping[str, NDArray[np.float32]]):
-    """Weights in safetensors files, by name; each access reads and widens a weight."""
+    """Weights in safetensors files, by name.
+
+    Each access reads a weight and converts it to float32.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Map the weight files of a folder; raise CheckpointError for files that can't be used."""
@@ -100,7 +104,8 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
 
         The output layer of a tied model is ignored: the embedding table replaces it.
         """
-        if config.layers > len(self):  # before `config.weights` makes names for all layers
+        # checked before `config.weights` creates names for all layers
+        if config.layers > len(self):
             raise CheckpointError(
                 f"{self.folder}: {len(self)} tensors are too few for {config.layers} layers"
             )
@@ -130,7 +135,7 @@ def has_model(path: str | Path) -> bool:
 def open_pretrained(path: str | Path, note: Note = no_notes) -> SavedModel:
     """Open the folder of a model that Hugging Face's libraries saved.
 
-    note: called with each part of the tokenizer that has no effect here.
+    note: called with a note on each part of the tokenizer that has no effect here.
 
     Raises CheckpointError, with the file, for files that are missing, damaged or not supported,
     VocabularyError for a tokenizer that can't be read exactly.
@@ -150,7 +155,7 @@ def open_pretrained(path: str | Path, note: Note = no_notes) -> SavedModel:
 
 
 def read_model_files(folder: Path) -> dict[str, Any]:
-    """Return the fields of a `SavedModel`, without the vocabulary.
+    """Return the fields of a `SavedModel` except the vocabulary.
 
     Raises CheckpointError, with the file, for files that can't be used.
     """
@@ -179,7 +184,10 @@ def read_model_files(folder: Path) -> dict[str, Any]:
 
 
 def _weight_files(folder: Path) -> dict[Path, list[str]]:
-    """Return the weight files, each with the names of its tensors; an empty list means all."""
+    """Return the weight files, each with the names of its tensors.
+
+    An empty list means all tensors.
+    """
     if not os.path.lexists(folder / INDEX):
         if not os.path.lexists(folder / WEIGHTS):
             raise CheckpointError(
@@ -243,6 +251,6 @@ def naming(path: Path) -> Iterator[None]:
     except (CheckpointError, VocabularyError) as error:
         text = str(error)
         raise CheckpointError(text if str(path) in text else f"{path}: {text}") from error
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the links form a circle
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"{path}: can't read it: {reason}") from error

@@ -44,7 +44,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "U8": np.dtype("u1"),
 }
-# bfloat16 is only read, not written. NumPy lacks the type, so a record with one field has the bits.
+# bfloat16 is only read, not written. NumPy lacks the type: a record of one field holds the bits.
 BFLOAT16 = np.dtype([("bits", "<u2")])
 _READ_DTYPES = _DTYPES | {"BF16": BFLOAT16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -69,7 +69,7 @@ class TensorSource:
         return cls(array.dtype, array.shape, lambda: array)
 
     def copied(self) -> TensorSource:
-        """Read the tensor now; return a source of the array in memory."""
+        """Read the tensor now, and return a source with the array in memory."""
         return TensorSource.of(self.read())
 
     @property
@@ -112,7 +112,7 @@ def write_tensors(
     sources: Mapping[str, TensorSource],
     metadata: Mapping[str, str] | None = None,
 ) -> str:
-    """Write a file whole or not at all; return its SHA-256. At most two tensors are in memory.
+    """Write a file atomically; return its SHA-256. At most two tensors are in memory at a time.
 
     The order of `sources` and `metadata` does not change the bytes of the file.
 
@@ -134,8 +134,8 @@ def write_tensors(
     chunks = (chunk for named in ordered for chunk in _chunks(_read_source(*named)))
     with atomic_output(path) as stream:
         stream.write(start)
-        # A thread computes the digest of a chunk while this thread writes the chunk before it. In a
-        # limited address space, of which a thread's heap takes too much, there is no such thread.
+        # A thread hashes a chunk while this thread writes the previous one. With a limited address
+        # space there is no such thread, because its heap takes too much.
         for chunk in in_order(chunks, hashed, 2, threads=int(not has_limited_address_space())):
             stream.write(chunk)
     return digest.hexdigest()
@@ -222,7 +222,7 @@ def _map_tensors(content: dict[str, Any], data: NDArray[np.uint8]) -> dict[str, 
     tensors: dict[str, NDArray[Any]] = {}
     covered = 0
     for (begin, end, kind, shape), name in entries:
-        # Sorted by offset, the tensors must follow one another without gap or overlap.
+        # In the order of their offsets, tensors must follow one another without gap or overlap.
         if begin != covered:
             what = "a gap before" if begin > covered else "an overlap at"
             raise CheckpointError(f"damaged: there is {what} tensor {quote(name)}")
@@ -263,7 +263,7 @@ def _read_entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...
 
 
 def as_float32(tensor: NDArray[Any]) -> NDArray[np.float32]:
-    """Return F32, F16 or BF16 numbers as float32, exactly; F32 without a copy.
+    """Return F32, F16 or BF16 numbers exactly, as float32; F32 is not copied.
 
     Raises ValueError for other tensors.
     """

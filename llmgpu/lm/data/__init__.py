@@ -1,1 +1,1 @@
-"""The data of training: inputs as one row of token ids, and batches cut from this row."""
+"""The data of training: one row of token ids from all inputs, and batches cut from this row."""

@@ -13,7 +13,8 @@
   ignored.
 - Order and borders depend only on seed and epoch, so a resumed run only needs the number of
   sequences used so far.
-- Each of several corpora with weights is cut and ordered alone, in its own epochs, see `Mixture`.
+- Each of several corpora with weights is cut and ordered separately, in its own epochs, see
+  `Mixture`.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from llmgpu.errors import InputError
 from llmgpu.lm.data.token_source import TokenSource, check_ids
 from llmgpu.lm.options import TrainOptions
 
-IGNORED_TARGET = 0xFFFFFFFF  # above all ids: the loss ignores it
-SEARCHED_SEQUENCES = 8  # length of the search for a separator near a border, in sequences
+IGNORED_TARGET = 0xFFFFFFFF  # target that the loss ignores; larger than any id
+SEARCHED_SEQUENCES = 8  # sequences near a border that are searched for a separator
 LEAST_PART = 64  # least sequences of a part, so that its block and the searches fit
-ROUNDS = 8  # rounds of the Feistel network
+ROUNDS = 8  # rounds of the Feistel network in `permute`
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-_WHOLE_WEIGHT = 1 << 20  # sum of all weights as whole numbers, so that shares are exact in int64
+_WHOLE_WEIGHT = 1 << 20  # sum of all weights, as whole numbers so that shares are exact in int64
 
 Batch = tuple[NDArray[np.uint32], NDArray[np.uint32]]  # tokens (B, T), targets (B, T)
 
@@ -67,7 +68,7 @@ class Mixture:
         whole = sum(self._shares)
         for corpus, share in enumerate(self._shares[:-1]):
             # A sequence belongs to this corpus if it raises the whole part of the corpus's share.
-            # Other sequences are numbered anew, for the remaining corpora.
+            # All others are renumbered, and divided among the remaining corpora.
             before, after = left * share // whole, (left + 1) * share // whole
             taken = open_ & (after > before)
             corpora[taken], places[taken] = corpus, before[taken]
@@ -82,7 +83,7 @@ class Mixture:
 class _Corpus:
     """The training sequences of a corpus.
 
-    number: number of the corpus. begin, size: first token, and number of tokens, of the corpus in
+    number: number of the corpus. begin, size: first token and number of tokens of the corpus, in
     the row of all training tokens. seq_len: number of tokens in a sequence.
     """
 
@@ -158,7 +159,7 @@ class Batches:
             training, evaluation = divide(
                 corpus, seq_len, held_out, options.evaluation_parts, separator
             )
-            # Ranges of the corpus become ranges of the whole source.
+            # Convert ranges of the corpus to ranges of the whole source.
             left = [(begin + first, begin + last) for first, last in training]
             size, before = sum(b - a for a, b in left), sum(b - a for a, b in trained)
             self._corpora.append(_Corpus(len(self._corpora), before, size, seq_len))
@@ -193,19 +194,22 @@ class Batches:
     def evaluation(self, limit: int | None = None) -> Iterator[Batch]:
         """Yield the batches for evaluation, in order: tokens and targets, uint32 (B, T).
 
-        limit: most sequences, evenly spread; None: all. In a last batch that is not full, the other
-        tokens are 0 and the other targets are IGNORED_TARGET.
+        limit: most sequences, evenly spread; None: all. If the last batch is not full, its
+        remaining tokens are 0 and its remaining targets are IGNORED_TARGET.
         """
         every = self.evaluation_sequences
         count = every if limit is None else min(limit, every)
         for begin in range(0, count, self.batch_size):
             taken = np.arange(begin, min(begin + self.batch_size, count), dtype=np.int64)
-            # Evenly spread over all held-out sequences.
+            # Spread the chosen sequences evenly over all held-out sequences.
             chosen = taken * every // count
             yield self._read(self._evaluated, self._evaluation_starts[chosen])
 
     def _read(self, row: TokenSource, starts: NDArray[np.int64]) -> Batch:
-        """Read sequences from `starts` (n,) on, n <= B; fill the batch up with ignored targets."""
+        """Read the sequences at `starts` (n,), n <= B.
+
+        Fill the rest of the batch with ignored targets.
+        """
         shape = (self.batch_size, self.seq_len)
         tokens, targets = np.zeros(shape, np.uint32), np.full(shape, IGNORED_TARGET, np.uint32)
         for k, start in enumerate(starts.tolist()):
@@ -224,8 +228,8 @@ def document_starts(tokens: NDArray[np.uint32], separator: int) -> NDArray[np.ui
     """Return for each token the position at which its document begins: uint32 (B, T).
 
     Positions count from the first token of the sequence. A document begins with the separator
-    before it, from which the model predicts the document's first token. Tokens before the first
-    separator of a sequence get position 0.
+    before it, because the model predicts the document's first token from this separator. Tokens
+    before the first separator of a sequence get position 0.
     """
     positions = np.arange(tokens.shape[1], dtype=np.uint32)
     begins = np.where(tokens == separator, positions, np.uint32(0))
@@ -233,7 +237,7 @@ def document_starts(tokens: NDArray[np.uint32], separator: int) -> NDArray[np.ui
 
 
 def token_bytes(vocabulary: Vocabulary) -> NDArray[np.uint32]:
-    """Return the number of bytes of text of each id: uint32 (size,).
+    """Return the number of bytes of text for which each id stands: uint32 (size,).
 
     Special tokens have 0 bytes. An unknown token that is not special has 1.
     """
@@ -261,8 +265,8 @@ def divide(
     for part in range(parts):
         end = (part + 1) * size // parts
         sequences = held_out // parts + (part < held_out % parts)
-        # The block of this part ends at the part's end, with the last target of its last sequence.
-        # Begin the block at a separator, if one is near.
+        # The block ends where the part ends, with the last target of its last sequence. Begin the
+        # block at a separator, if one is near.
         begin = end - sequences * seq_len - 1
         if parts > 1 and separator is not None and sequences:
             least = max(resumed + seq_len, begin - SEARCHED_SEQUENCES * seq_len)
@@ -289,7 +293,7 @@ def _last(source: TokenSource, separator: int, least: int, begin: int) -> int:
 
 
 def _first(source: TokenSource, separator: int, begin: int, end: int) -> int | None:
-    """Return the position of the first separator in [begin, end); None without a separator."""
+    """Return the position of the first separator in [begin, end); None if there is none."""
     found = np.flatnonzero(source.read(begin, end - begin) == separator)
     return begin + int(found[0]) if len(found) else None
 
@@ -320,7 +324,8 @@ def permute(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> 
     bits = (size - 1).bit_length()
     values = indices.astype(np.uint64)
     outside = np.ones(len(values), np.bool_)
-    while outside.any():  # less than half of the numbers of k bits are outside: 2^bits < 2 * size
+    # less than half of the numbers of k bits are outside, as 2^bits < 2 * size
+    while outside.any():
         values[outside] = _permute_bits(values[outside], bits, keys)
         outside = values >= size
     return values.astype(np.int64)
@@ -342,7 +347,7 @@ def _permute_bits(
 
 
 def _hash(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
-    """Mix the bits of each number with a key: the finalizer of SplitMix64."""
+    """Mix the bits of each number with a key, by the last step of SplitMix64."""
     mixed = (values ^ key) * _GOLDEN
     mixed = (mixed ^ mixed >> np.uint64(30)) * _MIX[0]
     mixed = (mixed ^ mixed >> np.uint64(27)) * _MIX[1]

@@ -42,14 +42,14 @@ from llmgpu.tokens.manifest import shard_files
 from llmgpu.tokens.shards import ShardNames, ShardWriter
 from llmgpu.tokens.tokenizing import encode_into, encoding_key, require_rereadable
 
-SHARD_TOKENS = 1 << 24  # a killed run loses at most the work on one shard
+SHARD_TOKENS = 1 << 24  # small, because a killed run loses up to one shard
 
 _SHARDS = "tokens.bin"
 _MADE_FROM = "made-from.json"  # resume key of the shards, written after the last shard
 
 
 def default_separator(vocabulary: Vocabulary) -> int | None:
-    """Return the id of the special token with a usual end-of-text name; None: no such token."""
+    """Return the id of the special token with a usual end-of-text name; None if there is none."""
     text = find_end_of_text(vocabulary.special_tokens)
     return None if text is None else vocabulary.special_tokens[text]
 
@@ -74,14 +74,14 @@ def open_tokens(
     corpora: for each corpus the names, or the resolved sources, of token files and manifests, or of
         texts (files, folders, globs, "-").
     vocabulary_name: name of the vocabulary in errors. dtype: type of ids in token files of other
-    tools that do not record the type. told: called with each text after reading, to report
-    omissions.
+        tools that do not record the type. told: called with each text after reading, to report rows
+        that were left out.
 
     The other arguments are for texts. folder: receives the shards, for several corpora in folders
-    "0", "1" and so on; made if needed. backend: encodes the texts. reading: options of reading.
+    "0", "1" and so on; created if missing. backend: encodes the texts. reading: options of reading.
     separator: id or text of the token after each document, or None. resume: whether tokens of other
-    texts in the folder are an error; if False, they are replaced. shard_tokens: length of the
-    shards. progress: phases "tokenizing" (in bytes) and "checking tokens" (in ids).
+        texts in the folder are an error; if False, they are replaced. shard_tokens: length of the
+        shards. progress: phases "tokenizing" (in bytes) and "checking tokens" (in ids).
 
     Raises InputError for inputs that are missing, damaged, mixed or have ids beyond the vocabulary,
     for a file in two corpora, and for texts other than the texts of a resumed run; VocabularyError
@@ -89,12 +89,12 @@ def open_tokens(
     OutputError for a folder that can't be written.
     """
     reading = reading or CorpusOptions()
-    if reading.chat is not None:  # the chat template has the tokens between conversations
+    if reading.chat is not None:  # the chat template itself separates conversations
         special = CHAT_TOKENS
     else:
         eos = None if separator is None else token_id(vocabulary, separator)
         special = SpecialOptions(eos=eos)
-    # Tell token files from texts.
+    # Decide for each corpus whether its files are token files or texts.
     resolved = [resolve_sources(each, Selection(may_be_tokens=True)) for each in corpora]
     named = [_token_files(sources) for sources in resolved]
     _require_apart(resolved, named)
@@ -127,7 +127,10 @@ def _require_apart(corpora: Sequence[Sources], named: Sequence[list[str] | None]
 
 
 class _Texts:
-    """The texts of a corpus, and the folder with their tokens. names: names of the shards."""
+    """The texts of a corpus, and the folder with their tokens.
+
+    names: names of the shards.
+    """
 
     def __init__(
         self,
@@ -168,8 +171,11 @@ class _Texts:
     def tokenize(
         self, backend: Backend, shard_tokens: int, resume: bool, progress: Progress
     ) -> Corpus:
-        """Write the shards and their resume key; return the corpus, read to its end."""
-        # Remove the resume key first: without the key the shards count as unfinished.
+        """Write the shards and their resume key.
+
+        Return the corpus, which has been read to its end.
+        """
+        # Remove the resume key first: without it, the shards count as unfinished.
         with output_errors(str(self._folder)):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._made_from.unlink(missing_ok=True)
@@ -210,7 +216,7 @@ class _Texts:
 
 
 def are_tokens(inputs: Sources) -> bool:
-    """Whether the first file holds tokens; `open_tokens` refuses a corpus that also has text."""
+    """Whether the first file contains tokens. `open_tokens` refuses a corpus that also has text."""
     first = inputs.files[0]
     suffix = os.path.splitext(first.path)[1].lower()
     if first.format != AUTO or first.path == STANDARD_INPUT:
@@ -246,7 +252,7 @@ def _token_files(inputs: Sources) -> list[str] | None:
 
 
 def _named_token_files(path: str) -> list[str] | None:
-    """Return the token files for a ``bin`` file, a mask, a side file or a manifest.
+    """Return the token files for which a ``bin`` file, mask, side file or manifest stands.
 
     None for a file of text. Raises InputError for other arrays, and for unfinished tokens.
     """

@@ -1,7 +1,7 @@
 """Token files as one long row of ids, read in ranges.
 
-Each read opens its file, which takes microseconds. Mapped files would be faster, but a mapped file
-that is cut short ends the process by a signal, without a message.
+Each read opens its file, which takes microseconds. Mapped files would be faster, but if a mapped
+file is truncated, reading it ends the process by a signal, without a message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAMED_IDS = 5  # most invalid ids that a message names
 
 @dataclass(frozen=True)
 class _Piece:
-    """The `count` ids of a file from number `begin` on."""
+    """A range of a file: `count` ids from number `begin` on."""
 
     file: BinFile
     begin: int
@@ -40,8 +40,9 @@ class TokenSource:
     """The ids of token files, or of ranges of token files, end to end.
 
     vocabulary: the vocabulary of all files, with their match rule. checksum, mask_checksum: CRC-32
-    of all ids, and of the loss mask; 0 before `check_ids`. Checksums do not depend on the division
-    of ids into files. corpora: number of ids of each corpus, in order; empty for a single corpus.
+        of all ids, and of the loss mask; 0 before `check_ids`. Checksums do not depend on the
+        division of ids into files. corpora: number of ids of each corpus, in order; empty for a
+        single corpus.
     has_mask: whether a file has a loss mask.
     """
 
@@ -73,7 +74,7 @@ class TokenSource:
         return [piece.file.path for piece in self._pieces if not piece.file.fingerprint]
 
     def joined(self, ranges: Iterable[tuple[int, int]]) -> TokenSource:
-        """Return the ids of ranges of this source, end to end."""
+        """Return a source of the ids in several ranges of this source, end to end."""
         pieces = chain.from_iterable(self._between(begin, end) for begin, end in ranges)
         return TokenSource([*pieces], self.vocabulary)
 
@@ -153,7 +154,7 @@ def open_token_files(
     vocabulary_name: name of the vocabulary in errors. progress: see `TokenSource.check_ids`. dtype:
     type of ids in files that do not record it, see `describe_bin_file`.
 
-    Raises InputError for a file that is missing, damaged or cut short, or has an id beyond the
+    Raises InputError for a file that is missing, damaged or truncated, or has an id beyond the
     vocabulary; VocabularyError for a file of another vocabulary.
     """
     files = [describe_bin_file(path, dtype, may_be_foreign=True) for path in paths]

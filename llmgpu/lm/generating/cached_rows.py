@@ -17,8 +17,8 @@ from llmgpu.lm.ops.recording import Program
 from llmgpu.lm.ops.tensor import AnyArray, AttentionTensors, HeadTensors, NewRows, Norm, Tensor
 
 MAX_STEPS = 16  # most steps of a submission
-TIES = 55  # room for ids beyond k whose logits equal the k-th largest
-PAIRS = 32  # pairs of 8 bytes in 256 bytes: a device binds memory at multiples of 256 bytes
+TIES = 55  # room for ids whose logits equal the k-th largest
+PAIRS = 32  # pairs of 8 bytes in 256 bytes, as a device binds memory only at multiples of 256 bytes
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Largest:
     """The largest logits of a step's rows, and the ids that the device drew from these logits.
 
     drawn: (rows,), ids. ids, logits: (rows, k), the k largest logits of each row, descending; of
-    equal logits the smallest ids. decides: (rows,), whether these logits decide the draw; False if
-    there was no room for all equal logits, or if a logit is NaN.
+    equal logits the smallest ids. decides: (rows,), whether these logits determine the draw; False
+    if there was no room for all equal logits, or if a logit is NaN.
     """
 
     drawn: AnyArray
@@ -38,7 +38,10 @@ class Largest:
 
 @dataclass(frozen=True)
 class _CachedSequences(Sequences):
-    """New rows of sequences. starts: `NewRows.places`. cache: keys and values of a layer."""
+    """New rows of sequences in a cache.
+
+    starts: `NewRows.places`. cache: keys and values of a layer.
+    """
 
     cache: Tensor
 
@@ -73,7 +76,7 @@ class CachedRows:
         )
         # Models with biases or norms of heads use the float32 tensors of `Layer`.
         self._is_half = model.mixed and config.has_plain_heads and rows > FEW_ROWS
-        # Make the tensors of a pass, which all layers share.
+        # Allocate the tensors of a pass, which all layers share.
         self._shape = model.attention_shape(1, config.seq_len)
         self._x = ops.tensor("residual", (rows, config.dim))
         self._inverse_rms = ops.tensor("norm's scale", (rows,))
@@ -96,7 +99,7 @@ class CachedRows:
         self._programs: dict[tuple[object, ...], Program] = {}
 
     def _operand(self, name: str, width: int) -> Tensor:
-        """Make an operand of products, (rows, width)."""
+        """Create an operand of products, (rows, width)."""
         kind = np.float16 if self._is_half else np.float32
         return self._ops.tensor(name, (self.rows, width), kind)
 
@@ -135,7 +138,7 @@ class CachedRows:
             layer.record(weights, self._x, self._x, rows)
 
     def write(self, tokens: Sequence[int], positions: Sequence[int], starts: Sequence[int]) -> None:
-        """Set the first rows of the next pass; other rows are not used.
+        """Set the first rows of the next pass; the remaining rows are not used.
 
         starts: for each token, the cache row at which its sequence starts.
         """
@@ -163,8 +166,8 @@ class CachedRows:
         """Start `len(draws)` steps: each adds the rows to the cache and draws the next ids.
 
         k: number of largest logits to find. draws: float32 (steps, rows, 4), see
-        `Operations.draw_largest`.
-        Returns a function that waits for the steps and returns the result of each step.
+        `Operations.draw_largest`. Returns a function that waits for the steps and returns the
+        result of each step.
         """
         found = self._found_of(k)
 
@@ -220,7 +223,7 @@ class CachedRows:
 def _largest_of(pairs: AnyArray, k: int) -> Largest:
     """Decode the pairs (rows, 1 + capacity, 2) of `find_largest` and `draw_largest`."""
     drawn = pairs[:, 0, 1]
-    # As 64-bit numbers the pairs sort by inverted order, then by id.
+    # As 64-bit numbers, the pairs sort by inverted order, then by id.
     ascending = np.sort(np.ascontiguousarray(pairs).view("<u8")[:, 1:, 0], axis=1)[:, :k]
     inverted = (ascending >> np.uint64(32)).astype(np.uint32)
     ids = (ascending & np.uint64(0xFFFFFFFF)).astype(np.int64)

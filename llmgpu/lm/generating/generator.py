@@ -5,8 +5,9 @@ rows. When a sequence reaches the longest length of the model, the cache is fill
 last half of the sequence's ids, and generation continues.
 
 The device chooses ids several steps before the host has read them. The host repeats each random
-draw in float64 from the largest logits. The host's id counts: if the device drew another id, the
-device's later steps are dropped. If the largest logits do not decide, the host reads all logits.
+draw in float64 from the largest logits. The host's id is the valid one: if the device drew another
+id, the device's later steps are dropped. If the largest logits do not determine the id, the host
+reads all logits.
 
 A `Continuation` is a request whose text ends before the first of some strings.
 """
@@ -55,7 +56,7 @@ class Request:
 class _Sequence:
     """The state of a request in the batch.
 
-    number: number of the request. row: row in each step. ids: the prompt and all new ids. left:
+    number: number of the request. row: its row in each step. ids: the prompt and all new ids. left:
     number of ids still to generate. done: number of ids whose keys and values are in the cache.
     """
 
@@ -67,7 +68,7 @@ class _Sequence:
     done: int = 0
 
     def add(self, token: int) -> bool:
-        """Add the id that a step chose; the step has added all earlier ids to the cache.
+        """Add the id that a step has chosen; the step has added all earlier ids to the cache.
 
         Returns False for an id of `stops`, which ends the sequence and is not added.
         """
@@ -84,7 +85,7 @@ class Generator:
     """Continues sequences with a model."""
 
     def __init__(self, model: Model, ids: int | None = None, sequences: int = 1) -> None:
-        """Make the caches, and record the passes of prompts and of steps.
+        """Allocate the caches, and record the passes of prompts and of steps.
 
         ids: the first `ids` ids of the model stand for tokens; default: all ids. sequences: number
         of sequences in a batch.
@@ -130,7 +131,7 @@ class Generator:
     def continue_all(self, requests: Iterable[Request]) -> Iterator[tuple[int, int | None]]:
         """Yield (number of the request, id) for each new id, and (number, None) after the last id.
 
-        `requests` is iterated only as the batch has room. The ids of a request do not depend on
+        `requests` is consumed only when the batch has room. The ids of a request do not depend on
         other requests; they depend on the size of the batch only by rounding.
 
         Raises:
@@ -161,7 +162,7 @@ class Generator:
     def _admit(
         self, waiting: Iterator[tuple[int, Request]], working: list[_Sequence]
     ) -> Iterator[tuple[int, None]]:
-        """Add requests to `working` while the batch has room; end requests for no ids at once."""
+        """Add requests to `working` while the batch has room; end a request for no ids at once."""
         free = sorted(set(range(self._sequences)) - {s.row for s in working})
         while free:
             number, request = next(waiting, (None, None))
@@ -175,13 +176,13 @@ class Generator:
             working.append(_Sequence(number, row, request, ids, request.count))
 
     def _restart_if_full(self, sequence: _Sequence) -> None:
-        """Shorten a sequence that is too long to its last half, at positions from 0 on."""
+        """Shorten a sequence that has become too long to its last half, at positions from 0 on."""
         length = self._config.seq_len
         if len(sequence.ids) > length:
             sequence.ids, sequence.done = sequence.ids[-max(1, length // 2) :], 0
 
     def _take_in(self, working: Sequence[_Sequence]) -> None:
-        """Add all ids of each sequence but the last to the cache, in blocks of rows."""
+        """Add all ids of each sequence except the last id to the cache, in blocks of rows."""
         rows: list[tuple[int, int, int]] = []
         for s in working:
             start, last = self._start(s), len(s.ids) - 1
@@ -210,7 +211,7 @@ class Generator:
                 yield s.number, token
 
     def _largest_wanted(self, working: Sequence[_Sequence]) -> int | None:
-        """Return the number of largest logits that decide the draws of all sequences.
+        """Return how many of the largest logits determine the draws of all sequences.
 
         None if the device can't find so many logits.
         """
@@ -221,11 +222,11 @@ class Generator:
     def _drawn_ahead(self, working: Sequence[_Sequence], k: int) -> Iterator[tuple[int, int]]:
         """Yield the ids of step after step, drawn from the k largest logits.
 
-        The id that the sampler draws counts. If the device drew another id, the device's later
-        steps for that sequence are dropped. If the largest logits of a step do not decide, all
-        later steps are dropped, and `_drawn` draws the next ids.
+        The id that the sampler draws is the valid one. If the device drew another id, the device's
+        later steps for that sequence are dropped. If the largest logits of a step do not determine
+        the id, all later steps are dropped, and `_drawn` draws the next ids.
         """
-        given = 0  # number of draws passed to the device and not yet repeated on the host
+        given = 0  # number of draws that the device has made and the host has not repeated yet
 
         def start(steps: int) -> Callable[[], list[Largest]]:
             nonlocal given
@@ -235,7 +236,7 @@ class Generator:
             given += steps
             return self._step.take_drawn(k, draws)
 
-        # `following` are the sequences for which host and device have drawn the same ids so far.
+        # following: sequences for which host and device have drawn the same ids so far.
         following = list(working)
         for found in self._ahead(working, start, lambda: len(following) == len(working)):
             given -= 1
@@ -330,7 +331,7 @@ class StopStrings:
         return self.found
 
     def take(self, *, last: bool = False) -> bytes:
-        """Return the bytes since the last call, without an end that may begin a stop string.
+        """Return the bytes since the last call; hold back bytes that may begin a stop string.
 
         last: no more bytes will be added, so return all bytes.
         """
@@ -342,14 +343,14 @@ class StopStrings:
         return taken
 
     def _begun(self, stop: bytes) -> int:
-        """Return the length of the longest end of the text with which the stop string begins."""
+        """Return the length of the longest suffix of the text that is a prefix of the stop string."""
         sizes = range(min(len(stop) - 1, len(self.data)), 0, -1)
         return next((size for size in sizes if self.data.endswith(stop[:size])), 0)
 
 
 @dataclass(frozen=True)
 class Ends:
-    """The ends of a continuation: after `count` ids, or before one of `ids` or of `texts`."""
+    """The ends of a continuation: after `count` ids, or before one of `ids` or `texts`."""
 
     count: int
     ids: frozenset[int]
@@ -357,7 +358,10 @@ class Ends:
 
 
 class Continuation(Request):
-    """A request for a text. ids: the new ids after the prompt. text: the bytes of these ids."""
+    """A request for a text.
+
+    ids: the new ids after the prompt. text: the bytes of these ids.
+    """
 
     def __init__(
         self, vocabulary: Vocabulary, prompt: list[int], sampler: Sampler, ends: Ends
@@ -382,7 +386,7 @@ class Continuation(Request):
             "finish": "length" if is_full else "stop",
             "ids": self.ids,
         }
-        if self.sampler.log_probabilities:  # leave out the value of an id in `stops`
+        if self.sampler.log_probabilities:  # leaves out the value of an id in `stops`
             values = self.sampler.log_probabilities[: len(self.ids)]
             found["logprobs"] = [round(each, 6) for each in values]
         return found

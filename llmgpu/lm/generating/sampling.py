@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llmgpu.lm.options import SamplingOptions
 
-LARGEST_FACTOR = 3e38  # largest factor of logits, within float32
+LARGEST_FACTOR = 3e38  # largest factor of logits, a float32 number
 
 
 class Sampler:
@@ -29,12 +29,13 @@ class Sampler:
         """Start from the seed."""
         self._options = options
         self._random = np.random.Generator(np.random.Philox(options.seed))
-        self._uniform: deque[float] = deque()  # random numbers of `draws_ahead` for later draws
+        # random numbers that `draws_ahead` has used and later draws use again
+        self._uniform: deque[float] = deque()
         self._seen: set[int] = set()
         self.log_probabilities: list[float] = []
 
     def see(self, ids: Iterable[int]) -> None:
-        """Apply the repetition penalty to ids of the prompt, too."""
+        """Apply the repetition penalty also to the ids of the prompt."""
         self._seen.update(ids)
 
     @property
@@ -66,7 +67,7 @@ class Sampler:
         return int(ids[self._pick(probabilities)])
 
     def largest_wanted(self, count: int) -> int | None:
-        """Return the number of largest logits, of `count`, that decide the draw; None: all."""
+        """Return how many of the largest logits, of `count`, determine the draw; None for all."""
         options = self._options
         if self.is_greedy:
             return 1
@@ -128,7 +129,7 @@ class Sampler:
         Equally likely ids are in ascending order.
         """
         top_k, negated = self._options.top_k, -logits
-        # Top-k: sort only the k largest logits. Look up ids after top-p, when fewer are left.
+        # Top-k: sort only the k largest logits. Look up their ids after top-p, when fewer are left.
         values = negated
         if 0 < top_k < len(negated):
             values = np.partition(negated, top_k - 1)[:top_k]
@@ -146,7 +147,7 @@ class Sampler:
         below = float(values[0]) - values.astype(np.float64)
         with np.errstate(
             over="ignore", under="ignore"
-        ):  # with a tiny temperature probabilities become 0
+        ):  # with a tiny temperature, probabilities underflow to 0
             probabilities = np.exp(below / options.temperature)
         probabilities /= probabilities.sum()
         if options.top_p < 1:
@@ -157,11 +158,11 @@ class Sampler:
 
 
 def _smallest(numbers: NDArray[np.float32], ascending: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Return the indices of the smallest numbers, which are `ascending`.
+    """Return the indices of the smallest numbers; `ascending` has these numbers in order.
 
     Of equal numbers the first indices are returned.
     """
-    # NaN sorts last, and no number compares as greater than NaN.
+    # NaN sorts last, and no comparison with NaN is true.
     some = np.flatnonzero(~(numbers > ascending[-1]))
     order: NDArray[np.int64] = np.argsort(numbers[some], kind="stable")
     return some[order[: len(ascending)]]

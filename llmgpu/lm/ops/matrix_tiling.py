@@ -120,7 +120,7 @@ class MatrixTile(AnyTile):
         return self.rows * self.columns * (0.21 + 6.2 * loads) / (128 * 128)
 
     def together(self, unit: Unit) -> int:
-        """Return how many adjacent matrices of sums are stored together, at most a cache line wide."""
+        """Return how many adjacent matrices of sums are stored together, up to a cache line."""
         return gcd(max(32 // unit[1], 1), self.subgroup_columns // unit[1])
 
     def vectors(self, unit: Unit) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""The type of optimizers, and AdamW with float32 moments, for whole weights or for rows of tables.
+"""The class of optimizers, and AdamW with float32 moments, for whole weights or for rows of tables.
 
 I. Loshchilov, F. Hutter, Decoupled Weight Decay Regularization, arXiv 1711.05101. A step that
-updates only some rows leaves the moments of other rows as they are, as torch's SparseAdam does.
+updates only some rows does not change the moments of other rows, as in torch's SparseAdam.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from llmgpu.lm.ops.optimizer import WeightState, WeightUpdate
 from llmgpu.lm.ops.recording import GpuRecorder, dims, workgroups
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
 
-PIECE = 1 << 16  # elements that NumPy updates at a time, few enough for a processor's cache
+PIECE = 1 << 16  # elements that NumPy updates at a time, so that they fit in a processor's cache
 
 Steps = Sequence[tuple[WeightState, WeightUpdate]]  # a step of each weight
 
 
 def update_each(operations: Operations, steps: Steps) -> None:
-    """Record the step of each weight, and no other operations."""
+    """Record the step of each weight separately, and no other operations."""
     for state, update in steps:
         operations.update_weight(state, update)
 
@@ -34,9 +34,9 @@ class Optimizer:
 
     name: a value of --optimizer, also stored in checkpoints. make: makes the state of a weight.
     make_rows: makes the state of a table whose steps update only the rows in a list (uint32;
-    numbers beyond the table are skipped); None: the optimizer can't update single rows.
+        numbers beyond the table are skipped); None: the optimizer can't update single rows.
     make_hidden: makes the state of a matrix inside a layer; None: `make` does. record: records the
-    steps of all weights. keeps_codes: whether some moments are stored as 8-bit codes.
+        steps of all weights. keeps_codes: whether some moments are stored as 8-bit codes.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Moments(WeightState):
             adamw(p, g * update.clip_scale, m, v, update.hyper.array, decays=update.decays)
 
     def adamw_moments(self, update: WeightUpdate) -> tuple[Tensor, Tensor] | None:
-        """Return both moments, or None if a half-precision copy must be written."""
+        """Return both moments, or None if a half-precision copy must be written, too."""
         return (self.first, self.second) if update.half_copy is None else None
 
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
@@ -127,7 +127,7 @@ class Moments(WeightState):
 
 @dataclass(frozen=True)
 class RowMoments(Moments):
-    """Moments of a table (V, C); a step changes only the moments and parameters of listed rows.
+    """Moments of a table (V, C). A step changes only the moments and parameters of listed rows.
 
     rows: uint32 (U,), distinct numbers of rows, and 0xffffffff in unused entries. The gradient is
     (U, C), a row for each entry.
@@ -157,7 +157,7 @@ class RowMoments(Moments):
                 tensor.array[some] = rows
 
     def adamw_moments(self, update: WeightUpdate) -> None:
-        """Return None: a step changes only some rows."""
+        """Return None, because a step changes only some rows."""
 
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
         """Append the kernel of a step; each thread updates an element of a listed row."""
@@ -176,7 +176,7 @@ class RowMoments(Moments):
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[AnyArray, ...]]:
-    """Yield views of the same `PIECE` elements of all tensors."""
+    """Yield views of the same range of `PIECE` elements of all tensors, range after range."""
     arrays = [tensor.array.reshape(-1) for tensor in tensors]
     for start in range(0, len(arrays[0]), PIECE):
         yield tuple(array[start : start + PIECE] for array in arrays)

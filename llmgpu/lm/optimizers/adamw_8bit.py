@@ -41,7 +41,7 @@ SIGNED_VALUES: FloatArray = np.sign(_SIGNED) * _SIGNED**4  # (256,), by the byte
 
 @dataclass(frozen=True)
 class BlockCodes:
-    """Numbers as codes.
+    """Numbers stored as codes.
 
     codes: (blocks * BLOCK,) uint8, 0 after the last number. scales: (blocks,) float32.
     """
@@ -51,7 +51,7 @@ class BlockCodes:
 
 
 def block_codes(operations: Operations, name: str, size: int) -> BlockCodes:
-    """Make the codes of `size` numbers, zeros at first."""
+    """Create the codes of `size` numbers, zeros at first."""
     blocks = -(-size // BLOCK)
     return BlockCodes(
         operations.tensor(f"{name} codes", (blocks * BLOCK,), np.uint8),
@@ -60,7 +60,7 @@ def block_codes(operations: Operations, name: str, size: int) -> BlockCodes:
 
 
 def decode(codes: Codes, scales: FloatArray, values: FloatArray) -> FloatArray:
-    """Return the numbers for the codes of whole blocks; values: (256,), value of each code."""
+    """Convert the codes of whole blocks to numbers; values: (256,), value of each code."""
     numbers = values[codes].reshape(-1, BLOCK)
     numbers *= scales[:, None]
     return numbers.reshape(-1)
@@ -81,7 +81,7 @@ def encode_unsigned(numbers: FloatArray, codes: Codes, scales: FloatArray) -> No
 def _nearest_codes(
     magnitudes: FloatArray, scales: FloatArray, values: FloatArray
 ) -> NDArray[np.intp]:
-    """Write the scales and return the codes of magnitudes; overwrites the magnitudes."""
+    """Write the scales, and return the codes of the magnitudes, which are overwritten."""
     blocks = magnitudes.reshape(-1, BLOCK)
     np.max(blocks, axis=1, out=scales)
     blocks /= np.maximum(scales, _SMALLEST_NORMAL)[:, None]
@@ -92,7 +92,7 @@ def _nearest_codes(
 
 @dataclass(frozen=True)
 class CodedMoments(WeightState):
-    """Moments in 8 bits per element; `second` holds codes of the square root."""
+    """Moments in 8 bits per element; `second` stores codes of the square root."""
 
     first: BlockCodes
     second: BlockCodes

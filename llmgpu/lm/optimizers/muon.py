@@ -1,10 +1,10 @@
-"""Muon: the step of a hidden matrix is orthogonal; other weights take AdamW's steps.
+"""Muon: the step of a hidden matrix is orthogonal; other weights are updated by AdamW.
 
 The direction of a step approximates the orthogonal matrix nearest to the momentum: all singular
 values of the direction are about 1. Five Newton-Schulz iterations compute the direction by matrix
 products: x -> (A + B x x^T + C (x x^T)^2) x. K. Jordan et al.,
-https://kellerjordan.github.io/posts/muon. Steps are scaled to the size of AdamW's steps, so that
-one learning rate and one weight decay suit all weights (J. Liu et al., arXiv 2502.16982).
+    https://kellerjordan.github.io/posts/muon. Steps are scaled to the size of AdamW's steps, so
+    that one learning rate and one weight decay suit all weights (J. Liu et al., arXiv 2502.16982).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ ITERATIONS = 5
 
 @dataclass(frozen=True)
 class Momentum(WeightState):
-    """Running mean of a matrix's gradients, float32; a step updates `momentum`.
+    """Running mean of a matrix's gradients, float32, in `momentum`.
 
-    direction: the step writes here the direction that is to become orthogonal. None until the step
-    is recorded.
+    direction: receives the direction of the step, which is then made orthogonal. None until the
+    step is recorded.
     """
 
     momentum: Tensor
@@ -131,7 +131,7 @@ def record_orthogonal(
     side, is_wide = min(rows, columns), rows <= columns
     gram, square = (scratch(role, (count, side, side)) for role in ("grams", "squares of grams"))
     x, other = matrices, scratch("next directions", matrices.shape)
-    operations.scale_to_norm(x)  # so that no singular value is above 1, as the iteration demands
+    operations.scale_to_norm(x)  # the iteration requires that no singular value is above 1
     for _ in range(ITERATIONS):
         # Compute the smaller of x x^T and x^T x, its square, and the polynomial of both; multiply x
         # by the polynomial.
@@ -182,7 +182,7 @@ def _stacks(steps: Sequence[HiddenStep], elements: int) -> Iterator[Sequence[Hid
 
 
 def _record_stack(operations: Operations, stack: Sequence[HiddenStep], memory: int) -> None:
-    """Record directions of all matrices into one stack, their orthogonal matrices, and updates."""
+    """Record the directions of all matrices into one stack, make them orthogonal, and update."""
     shape, half = stack[0][1].parameter.shape, stack[0][1].half_copy is not None
     directions = _scratch(operations, "directions", (len(stack), *shape), memory, np.float32)
     for k, (state, update) in enumerate(stack):

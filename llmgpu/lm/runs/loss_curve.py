@@ -22,28 +22,28 @@ from llmgpu.files import atomic_output
 from llmgpu.lm.runs.records import StepRecord
 
 WIDTH, HEIGHT = 860, 480
-MOST_POINTS = 1_000  # most points of a line: more points can't be told apart
+MOST_POINTS = 1_000  # most points of a line, because more can't be told apart
 
-COLUMNS = 72  # of the area with marks in a plot of characters
-LABEL_COLUMNS = 11  # before this area: a label of the axis, and its line
+COLUMNS = 72  # width of a plot in characters, without labels
+LABEL_COLUMNS = 11  # characters before the plot: a label of the vertical axis, and its line
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 836, 92, 424  # edges of the area with the lines
 _LARGEST = 1e30
-_SMOOTHED_PART = 0.02  # share of all points averaged on either side of a smoothed point
-_LEAST_SMOOTHED = 10  # least points of a smoothed line
+_SMOOTHED_PART = 0.02  # share of all points that is averaged on either side of a point
+_LEAST_SMOOTHED = 10  # least points of a line that is smoothed
 
 Points = NDArray[np.float64]  # (n, 2): step, loss
 
 
 def write_loss_curve(path: str | Path, records: Sequence[StepRecord], title: str) -> None:
-    """Write the chart of a run, whole or not at all; raise OutputError if writing fails."""
+    """Write the chart of a run atomically; raise OutputError if writing fails."""
     with atomic_output(path) as file:
         file.write(draw_loss_curve(records, title).encode())
 
 
 def draw_loss_curve(records: Sequence[StepRecord], title: str) -> str:
     """Return a chart of the losses of `records` as the text of an SVG; title: any text."""
-    # The style writes out colours in each rule: many viewers lack variables of CSS.
+    # The style repeats colours in each rule, because many viewers lack CSS variables.
     style = (resources.files(__package__) / "loss_curve.css").read_text(encoding="utf-8")
     training = _points([(record.step, record.loss) for record in records])
     validation = _points([(record.step, record.validation_loss) for record in records])
@@ -87,8 +87,8 @@ def plot_losses(records: Sequence[StepRecord], columns: int = COLUMNS, rows: int
     for mark, points in zip(".o", losses.values(), strict=True):
         for across, down in zip(x.place(points[:, 0]), y.place(points[:, 1]), strict=True):
             area[round(down)][round(across)] = mark
-    # Add the labels of both axes. A number on the axis of steps ends below its tick, and is left
-    # out if it would touch the number before.
+    # Add the labels of both axes. A number on the axis of steps ends below its tick. It is left out
+    # if it would touch the number before.
     labels = {round(at): label for at, label in y.marks()}
     lines = [f"{labels.get(n, ''):>9} |{''.join(row)}".rstrip() for n, row in enumerate(area)]
     steps = ""
@@ -107,7 +107,7 @@ def _points(values: Sequence[tuple[int, float | None]]) -> Points:
 
 
 def _thin(points: Points) -> Points:
-    """Return at most MOST_POINTS points: the points, or means of neighbouring points."""
+    """Return at most MOST_POINTS points; if there are more, means of neighbouring points."""
     every = -(-len(points) // MOST_POINTS)
     if every <= 1:
         return points
@@ -121,7 +121,7 @@ def _thin(points: Points) -> Points:
 def _smooth(points: Points) -> Points:
     """Return the mean of each point and its neighbours, equally many on both sides.
 
-    Means of earlier points alone would be too high while the loss falls.
+    A mean of earlier points only would be too high while the loss falls.
     """
     losses, last = points[:, 1], len(points) - 1
     most = max(1, round(_SMOOTHED_PART * len(points)))

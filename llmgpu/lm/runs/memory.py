@@ -33,12 +33,13 @@ from llmgpu.memory import free_memory, has_limited_address_space
 
 SMALLER = "use a smaller --batch-size (and --grad-accum), --seq-len or model"
 LAYER_BYTES = 64 << 10  # Python objects of a layer: its tensors and recorded operations
-NUMPY_BYTES = 64 << 20  # for reading and checking tokens, and for the libraries at work
-SAVED_BYTES = 16  # four float32 in checkpoints: weight, two moments, momentum of --sync-every
-COPIES_SHARE = 0.5  # the share of the free memory that copies for a checkpoint may take
+NUMPY_BYTES = 64 << 20  # for reading and checking tokens, and for libraries
+# four float32 per parameter in checkpoints: weight, two moments, momentum of --sync-every
+SAVED_BYTES = 16
+COPIES_SHARE = 0.5  # share of the free memory that copies for a checkpoint may take
 GPU_BYTES = 256 << 20  # for the driver, compiled kernels and staging memory
-# Upper bounds of the number of temporary arrays that exist at the same time: copies of a weight, of
-# the attention scores of a block, of the widest activation, of the piece that an optimizer updates.
+# Upper bounds of the number of temporary arrays at a time: copies of a weight, of the attention
+# scores of a block, of the widest activation, and of the piece that an optimizer updates.
 _WEIGHT_COPIES, _SCORE_COPIES, _ACTIVATION_COPIES, _OPTIMIZER_COPIES = 2, 5, 6, 8
 
 
@@ -101,14 +102,14 @@ def training_memory(settings: RunSettings, backend: Backend, slots: int) -> int:
     operations = _Measuring() if device is None else _MeasuringGpu(device)
     operations.backend, operations.free = backend, free
     Trainer(operations, settings.config, settings.options, slots)
-    operations.require_bindable()  # checks the tensors made while programs were recorded, too
+    operations.require_bindable()  # includes the tensors created while programs were recorded
     return operations.nbytes
 
 
 def require_layers(config: ModelConfig, *, is_software: bool) -> None:
     """Raise DeviceError if the Python objects of layers exceed the free memory.
 
-    is_software: whether the host's memory also holds the weights; these are counted, too.
+    is_software: the host's memory also holds the weights, so count these, too.
     """
     held = 4 * config.parameters if is_software else 0
     require_free(LAYER_BYTES * config.layers + held, free_memory(), "at least ")
@@ -122,7 +123,7 @@ def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> i
     config, options = settings.config, settings.options
     rows = options.batch_size * config.seq_len
     largest = max(weight.size for weight in config.weights())
-    # Several weights are drawn at a time, but only one weight at a time is loaded or uploaded.
+    # Several weights are drawn at a time, but only one at a time is loaded or uploaded.
     sizes = (weight.size for weight in config.weights())
     drawn = sum(nlargest(drawn_ahead(), sizes))
     temporary = 4 * max(_WEIGHT_COPIES * largest, largest + drawn)
@@ -139,7 +140,7 @@ def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> i
         needed = NUMPY_BYTES + temporary + tensor_bytes
     else:
         needed = GPU_BYTES + temporary + (tensor_bytes if backend.is_software else 0)
-    # Add the copies of a checkpoint's tensors, if there is room. A software adapter holds its own.
+    # Add the copies of a checkpoint's tensors, if there is room. A software adapter has its own.
     copies = SAVED_BYTES * config.parameters
     if backend.device is not None and backend.is_software:
         copies *= 2
@@ -148,9 +149,9 @@ def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> i
 
 
 def has_room_for_copies(nbytes: int, free: int | None) -> bool:
-    """Whether copies of `nbytes` fit into `COPIES_SHARE` of the free memory; None: unknown.
+    """Whether copies of `nbytes` fit into `COPIES_SHARE` of the free memory; free: None if unknown.
 
-    Never with a limited address space, of which the heap of a second thread takes too much.
+    False with a limited address space, because the heap of a second thread takes too much of it.
     """
     fits = free is None or nbytes <= COPIES_SHARE * free
     return fits and not has_limited_address_space()

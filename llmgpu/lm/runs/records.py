@@ -1,10 +1,10 @@
-"""The log of a training run: JSON lines with the facts of the run, then with its records.
+"""The log of a training run: JSON lines, first with the facts of the run, then with its records.
 
 - A line is written in one piece and flushed. An incomplete last line, left by a killed run, is
   ignored.
-- Numbers that JSON can't hold, such as a loss that is NaN, are null.
-- Bits per byte can be compared between vocabularies, the loss per token can't. Bits per byte leave
-  out the losses of special tokens, which stand for no text.
+- Numbers that JSON can't express, such as a loss that is NaN, are null.
+- Bits per byte can be compared between vocabularies, the loss per token can't. Bits per byte do not
+  include the losses of special tokens, which stand for no text.
 - A run that resumes from a checkpoint cuts off the records of later steps and repeats these steps.
 """
 
@@ -86,13 +86,15 @@ class StepRecord:
     """The state of a run at a step.
 
     step: number of steps done. loss: mean cross-entropy of training targets since the last record,
-    in nats a token. smoothing_loss, z_loss: the parts of the loss added by label smoothing and by
-    the z-loss. learning_rate, grad_norm: values of this step. tokens: number of tokens trained on.
+        in nats a token. smoothing_loss, z_loss: the parts of the loss added by label smoothing and
+        by the z-loss. learning_rate, grad_norm: values of this step. tokens: number of tokens
+        trained on.
     tokens_per_second: speed since the last record. teraflops: 10^12 operations a second, see
-    `ModelConfig.training_operations`. mfu: teraflops divided by the device's peak. seconds:
-    duration of training, earlier processes included. validation_loss, bits_per_byte: None without
-    an evaluation at this step. loss_scale: scale of the next step. skipped_steps: number of steps
-    of the run whose gradients overflowed. Both are None if the loss is not scaled. start_seconds,
+        `ModelConfig.training_operations`. mfu: teraflops divided by the device's peak. seconds:
+        duration of training, earlier processes included. validation_loss, bits_per_byte: None
+        without an evaluation at this step. loss_scale: scale of the next step. skipped_steps:
+        number of steps of the run whose gradients overflowed. Both are None if the loss is not
+        scaled. start_seconds,
     data_seconds, evaluation_seconds, saving_seconds: see `Spent`; None in logs of earlier versions.
     """
 
@@ -138,7 +140,7 @@ class StepRecord:
 
 @dataclass
 class Spent:
-    """Seconds of a run that were not spent on steps.
+    """Seconds of a run that were spent on other activities than steps.
 
     start: from the start of each process to its first step. data: reading batches. evaluation:
     held-out batches, samples and the loss curve. saving: copying tensors, and waiting for
@@ -157,7 +159,7 @@ class Spent:
 
     @contextmanager
     def on(self, activity: str) -> Iterator[None]:
-        """Add the seconds of the block to an activity."""
+        """Add the time of the block to an activity, in seconds."""
         begun = time.perf_counter()
         try:
             yield
@@ -210,7 +212,7 @@ class RunLog(Closing):
         _, lines = _read_lines(path)
         length = len(lines[0]) + 1
         for index, line in enumerate(lines[1:], 1):
-            # Records are validated up to here, since the run continues from them.
+            # Check the records up to here, since the run continues from them.
             if _read_record(line, path, index).step > step:
                 break
             length += len(line) + 1
@@ -245,7 +247,7 @@ def read_log(path: str | Path) -> LogContent:
 
 
 def _read_lines(path: str | Path) -> tuple[dict[str, Any], list[bytes]]:
-    """Return the facts of the run, and all complete lines, the line of the facts included."""
+    """Return the facts of the run, and all complete lines, including the line of the facts."""
     with input_errors(f"the log {path}"):
         lines = read_whole(path, "training log").split(b"\n")[:-1]
     if not lines:

@@ -68,14 +68,14 @@ SAMPLE_TOKENS = 64
 _STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM]
 if sys.platform != "win32":
     _STOP_SIGNALS.append(signal.SIGHUP)
-# Names in the log for the engine that computes on the CPU.
+# Names, in the log, of the engine that computes on the CPU.
 _IN_NUMPY, _IN_C = "NumPy", f"C (arithmetic {ARITHMETIC})"
 _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # fields of the summary
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The hardware and libraries on which the bits of a run depend.
+    """The hardware and libraries that determine the bits of a run.
 
     in_c: whether the CPU engine computes. fixed_products: whether NumPy's matrix products have the
     same bits with any number of threads.
@@ -87,9 +87,9 @@ class Arithmetic:
 
     @classmethod
     def choose(cls, backend: Backend, begun: Mapping[str, Any] | None) -> Arithmetic:
-        """Choose the arithmetic of a run; begun: the facts of its log if the run is resumed.
+        """Choose the arithmetic of a run; begun: the facts in a resumed run's log, or None.
 
-        Raises CheckpointError if the facts, of an unreleased version, lack the arithmetic.
+        Raises CheckpointError if the facts, of an unreleased version, do not name the arithmetic.
         """
         is_on_cpu = backend.device is None
         in_c = is_on_cpu and library() is not None
@@ -103,7 +103,7 @@ class Arithmetic:
                 f"the log of the run lacks {', '.join(sorted(missing))}, as in unreleased versions "
                 "of llmgpu: resume it with the one that wrote it, or start a new run"
             )
-        # A run that began on a GPU names no engine; on the CPU NumPy continues it.
+        # The log of a run that began on a GPU names no engine. On the CPU, NumPy continues the run.
         in_c = in_c and begun.get("engine", _IN_NUMPY) != _IN_NUMPY
         return cls(backend, in_c, bool(begun["fixed_products"]))
 
@@ -123,7 +123,7 @@ class Arithmetic:
     def changes(self, begun: Mapping[str, Any]) -> Iterator[str]:
         """Yield a note for each fact that may change the bits of a resumed run.
 
-        begun: the facts of the run's log.
+        begun: the facts in the run's log.
         """
         begun = {"engine": _IN_NUMPY, "products": "not recorded"} | dict(begun)
         for name, now in self.facts().items():
@@ -155,11 +155,11 @@ class RunPlan:
     """The settings and inputs of a run.
 
     source: tokens to train on. evaluation_source: tokens to evaluate on instead of a part of
-    `source`. eos_id: token between documents. checkpoint: the checkpoint to resume from; None for a
-    new run. init: the model whose weights a new run begins with. initial: otherwise, weights of
-    `initial_weights` that are being drawn. origin: data and command, for the model card.
+        `source`. eos_id: token between documents. checkpoint: the checkpoint to resume from; None
+        for a new run. init: the model whose weights a new run begins with. initial: otherwise, the
+        result of `initial_weights`. origin: data and command, for the model card.
     needed_bytes: result of `training_memory`. begun: time at which the command began, by
-    `time.perf_counter`.
+        `time.perf_counter`.
     """
 
     settings: RunSettings
@@ -199,7 +199,7 @@ class TrainingRun:
     def __init__(
         self, folder: RunFolder, plan: RunPlan, listener: RunListener, workers: Workers = ALONE
     ) -> None:
-        """Make the trainer with its weights, and start or continue the log.
+        """Create the trainer with its weights, and start or continue the log.
 
         Raises:
             InputError: too little text, or other tokens than before. DeviceError: too little
@@ -215,7 +215,7 @@ class TrainingRun:
         self._token_bytes = token_bytes(self._vocabulary)
         if workers.is_first:
             prepare_step_folders(folder.path, 0 if checkpoint is None else checkpoint.state.step)
-        # A resumed run keeps the arithmetic that its log records, so that it gets the same bits.
+        # A resumed run uses the arithmetic that its log records, so that it gets the same bits.
         self._begun = None if checkpoint is None else read_log(folder.log)
         begun = {} if self._begun is None else self._begun.facts
         self._arithmetic = Arithmetic.choose(plan.backend, begun if checkpoint else None)
@@ -228,13 +228,13 @@ class TrainingRun:
         started = plan.init if checkpoint is None else checkpoint
         stops = frozenset[int]() if started is None else started.stop_ids
         self._stop_ids = stops | end_of_reply(self._vocabulary.special_tokens)
-        # Make the trainer, and load, copy or take the drawn weights.
+        # Create the trainer, and load its weights, copy them, or take the drawn ones.
         self._trainer = self._open_trainer(config)
         self._seconds = 0.0  # duration of training in earlier processes
         self._spent = Spent()
-        self._saved_step = -1  # step of the newest checkpoint, which may be incomplete yet
+        self._saved_step = -1  # step of the newest checkpoint, which may not be complete yet
         self._snapshot: Snapshot | None = None  # copies of the tensors of a checkpoint
-        self._write: Callable[[], object] | None = None  # writes the copies, when all are read
+        self._write: Callable[[], object] | None = None  # writes the checkpoint from the copies
         self._saving = Background()
         self._unchanging: dict[str, bytes] = {}  # files that are equal in all checkpoints
         self._notes_of_saving: deque[str] = deque()
@@ -287,7 +287,7 @@ class TrainingRun:
         }
 
     def _load(self, checkpoint: Checkpoint, begun: Mapping[str, Any]) -> None:
-        """Load a checkpoint of this model and these options; begun: the facts of the log."""
+        """Load a checkpoint of this model and these options; begun: the facts in the log."""
         trainer, state = self._trainer, checkpoint.state
         tokens = {"evaluation_tokens_crc32": None, **self._plan.token_facts()}
         before = {name: begun.get(name) for name in tokens}
@@ -308,7 +308,7 @@ class TrainingRun:
             )
 
     def _load_base(self, checkpoint: Checkpoint, path: str, adapters: Adapters) -> None:
-        """Load the model without adapters from the folder that the run began with."""
+        """Load the model without adapters from the folder with which the run began."""
         base = open_model(path)
         for name, values in checkpoint.weights.items():
             if name not in adapters.adapters and not np.array_equal(base.weights[name], values):
@@ -340,7 +340,7 @@ class TrainingRun:
         notes the command that resumes it, and raises KeyboardInterrupt with the signal's number.
 
         Raises:
-            TrainingError: a loss or a gradient is not finite; checkpoints are left as they are.
+            TrainingError: a loss or a gradient is not finite; checkpoints are not changed.
         """
         # All workers must compute equal bits, so they need the same kernels.
         computed = f"{self._arithmetic.backend.driver} in {self._options.precision}"
@@ -369,10 +369,10 @@ class TrainingRun:
                 self._do_what_is_due(last=self._trainer.step == self._options.steps)
                 self._advance_saving()
                 self._saving.check()
-                # Look for a stop signal after a step, so that a checkpoint has at least one step.
+                # Check for a stop signal after a step, so that a checkpoint has at least one step.
                 if ends_round:
                     number = max(self._workers.gather(stop[0] if stop else 0))
-            # After the last step, or a signal, write a checkpoint and wait until it is complete.
+            # After the last step or a signal, write a checkpoint and wait until it is complete.
             if self._saved_step != self._trainer.step:
                 self._save()
             with self._spent.on("saving"):
@@ -393,7 +393,7 @@ class TrainingRun:
 
     @property
     def _decay_start(self) -> int | None:
-        """The first step of the decay, if the schedule has a stable part before it."""
+        """The first step of the decay; None if the schedule has no stable part before it."""
         return self._options.stable_end if self._options.schedule == "wsd" else None
 
     def _position(self, step: int) -> int:
@@ -414,7 +414,7 @@ class TrainingRun:
             self._write_record(evaluate=evaluate)
         elif step == self._first_step + 1:
             self._listener.on_first_step(step, self._trainer.results(1)[0].loss)
-        # Save at the begin of the decay, too: with "wsd" a run of more steps continues from there.
+        # Also save at the beginning of the decay, where a run of more steps continues with "wsd".
         if step % self._plan.intervals.save == 0 or step == self._decay_start:
             self._save()
         if self._samples is not None and (last or step % self._plan.intervals.sample == 0):
@@ -437,7 +437,7 @@ class TrainingRun:
         results = self._check_steps()
         trainer = self._trainer
         loss = _mean_loss(results)
-        if self._options.sync_every:  # a worker's loss is the loss of its own batches
+        if self._options.sync_every:  # a worker's loss is that of its own batches
             loss = float(np.mean(self._workers.gather(loss)))
         if not self._workers.is_first:
             self._logged_step = trainer.step
@@ -472,7 +472,7 @@ class TrainingRun:
         )
         self._logged_step = trainer.step
         self._log.append(record)
-        # The pace in seconds per step includes evaluations and checkpoints.
+        # The pace, in seconds per step, includes evaluations and checkpoints.
         begun, paced_step = self._paced
         pace = (now - begun) / (trainer.step - paced_step)
         self._listener.on_record(record, pace * (self._options.steps - trainer.step))
@@ -495,7 +495,7 @@ class TrainingRun:
         return self._position(steps) * self._trainer.model.config.seq_len
 
     def _save(self) -> None:
-        """Write a checkpoint; first write a record of the steps since the last record."""
+        """Write a record of the steps since the last record, then a checkpoint."""
         trainer = self._trainer
         if self._logged_step != trainer.step:
             self._write_record(evaluate=False)
@@ -506,7 +506,7 @@ class TrainingRun:
             self._measured = time.perf_counter(), trainer.step  # the next rate excludes saving
 
     def _write_checkpoint(self) -> None:
-        """Write a checkpoint in a thread, from copies of the tensors, while steps go on.
+        """Write a checkpoint in a thread, from copies of the tensors, while training continues.
 
         Without memory for the copies, training waits until the checkpoint is written.
         """
@@ -565,14 +565,14 @@ class TrainingRun:
             self._advance_saving()
 
     def _open_snapshot(self, tensors: Sequence[Tensor]) -> Snapshot | None:
-        """Return memory for copies of the tensors of a checkpoint; None without enough memory."""
+        """Return a snapshot for the tensors of a checkpoint; None if there is too little memory."""
         if has_room_for_copies(sum(tensor.nbytes for tensor in tensors), free_memory()):
             with suppress(CapacityError):  # the device has too little memory
                 return self._trainer.open_snapshot(tensors)
         return None
 
     def _advance_saving(self) -> None:
-        """Read a part of the copies, if any; start to write the checkpoint after the last part."""
+        """Read a part of the copies, if any; after the last part, begin to write the checkpoint."""
         if self._write is not None and self._snapshot is not None and self._snapshot.advance():
             write, self._write = self._write, None
             self._saving.start(write)
@@ -588,7 +588,7 @@ class TrainingRun:
             raise
 
     def _finish_saving(self) -> None:
-        """Wait until the checkpoint that is being saved, if any, is complete."""
+        """Wait until a checkpoint that is being saved, if any, is complete."""
         while self._write is not None:
             self._advance_saving()
         self._saving.wait()
@@ -597,10 +597,10 @@ class TrainingRun:
 
     def _summary(self) -> dict[str, Any]:
         last, spent = self._last, asdict(self._spent)
-        # All seconds of the command, unlike `last.seconds`: with the start and the last checkpoint.
+        # All seconds of the command. `last.seconds` lacks the start and the last checkpoint.
         seconds = time.perf_counter() - self._plan.begun
         tokens = self._tokens(last.step - self._first_step)
-        logged = last.to_json()  # numbers that JSON can't hold are None
+        logged = last.to_json()  # JSON can't express some numbers; they are None
         return {
             "steps": last.step,
             "tokens": last.tokens,
@@ -622,15 +622,15 @@ def _mean_loss(results: Sequence[StepResult]) -> float:
 
 
 class Samples:
-    """Texts that a model generates during its training: a file of JSON lines, step and text."""
+    """Texts that a model generates while it is trained, in a file of JSON lines: step and text."""
 
     def __init__(
         self, path: Path, model: Model, vocabulary: Vocabulary, first: int | None, step: int
     ) -> None:
-        """Make the generator, and remove samples of steps after `step`, which the run repeats.
+        """Create the generator, and remove samples of steps after `step`, which the run repeats.
 
-        first: the first id of samples, which also ends a sample; None: samples begin with a line
-        end. Raises OutputError if the file can't be written.
+        first: the first id of samples, which also ends a sample; None: samples begin with a
+        newline. Raises OutputError if the file can't be written.
         """
         self._path, self._vocabulary = path, vocabulary
         self._prompt = [vocabulary.tokens.index(b"\n") if first is None else first]
@@ -644,7 +644,7 @@ class Samples:
                 file.writelines(line for line in whole if json.loads(line)["step"] <= step)
 
     def take(self, step: int) -> str:
-        """Generate a text, append the text to the file and return it.
+        """Generate a text, append it to the file and return it.
 
         Raises OutputError if the file can't be written.
         """
@@ -666,8 +666,8 @@ def stop_requests() -> Iterator[list[int]]:
     """Yield a list that receives the numbers of stop signals.
 
     The signals are SIGINT (Ctrl-C), SIGTERM, which schedulers send before they end a job, and
-    SIGHUP. Ignored signals stay ignored. A second signal restores the former handlers and acts at
-    once. Outside the main thread the list stays empty.
+    SIGHUP. Ignored signals stay ignored. A second signal restores the former handlers and is passed
+    to them at once. Outside the main thread the list stays empty.
     """
     asked: list[int] = []
     former: dict[signal.Signals, Any] = {}

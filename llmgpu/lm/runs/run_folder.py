@@ -1,4 +1,4 @@
-"""The folder of a training run; only one run at a time may write to the folder.
+"""The folder of a training run. Only one run at a time may write to the folder.
 
 - The file ``run.lock`` marks a run folder. A run locks this file while it writes to the folder, see
   `llmgpu.locks`. The file stays after the run, unless the run wrote nothing else.
@@ -41,9 +41,9 @@ class RunFolder(Closing):
     """
 
     def __init__(self, path: Path, lock: FileLock | None = None, *, is_new: bool = False) -> None:
-        """Make the object for a folder; `open_run_folder` locks the folder first.
+        """Store the arguments; `open_run_folder` locks the folder first.
 
-        lock: None if the folder is only read. is_new: whether the folder was made for this run.
+        lock: None if the folder is only read. is_new: whether the folder was created for this run.
         """
         self.path = path
         self.log = path / "log.jsonl"
@@ -127,7 +127,7 @@ def require_log(path: str | Path) -> None:
 
 
 def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = False) -> RunFolder:
-    """Make the folder of a new run, or open the folder of an earlier run, and lock the folder.
+    """Create the folder of a new run, or open the folder of an earlier run, and lock the folder.
 
     resume: continue the run of the folder. force: allow a folder with a run; the caller removes the
     run's files after all checks of the new run. An earlier run that ended before its log was begun

@@ -32,18 +32,19 @@ _ADDED = ("table_decay", "table_beta1", "momentum", "momentum_start", "momentum_
 
 # Options that may change when a run is resumed.
 MAY_CHANGE = {name for name, one in own_options(TrainOptions).items() if one.may_change}
-# Learning rates for a trained model: low, as its weights are good already; adapters start from 0.
+# Learning rates for a trained model: low, as its weights are already good; adapters start from 0.
 FINE_TUNING_RATE, ADAPTER_RATE = 2e-5, 2e-4
-FINE_TUNING_LENGTH = 1024  # most tokens of a sequence with --init, unless --seq-len is set
+FINE_TUNING_LENGTH = 1024  # most tokens of a sequence with --init, unless --seq-len is given
 # The default learning rate times the width. With AdamW, for widths of 64 and 128, the best rate was
 # about 1 / width (docs/recipes.md). Half that rate costs 1 % and is safer.
 RATE_TIMES_WIDTH = 0.5
 LARGEST_RATE = 1e-2
-# With Muon the best rate falls only with the root of the width, because a step's singular values
-# are all equal; the rate of the tables, whose steps are AdamW's, falls with the width.
+# The default learning rate with Muon times the root of the width: the best rate falls more slowly,
+# because all singular values of a step are equal. Tables are updated by AdamW, and their rate falls
+# with the width.
 MUON_RATE_TIMES_ROOT = 0.06
 MUON_TABLE_RATE_TIMES_WIDTH = 5.0
-# Most rows of a table have no gradient in most steps, so the mean of squares must be a long one.
+# Most rows of a table have no gradient in most steps, so the mean of squares must cover many steps.
 MUON_BETA2 = 0.99
 # Rows of frequent ids follow their gradients faster with a shorter mean.
 MUON_TABLE_BETA1 = 0.8
@@ -53,7 +54,7 @@ MUON_MOMENTUM_START, MUON_MOMENTUM_STEPS = 0.85, 300
 # precision was 1.4 times as slow as float32 for a batch of 1e10 operations, and twice as fast for a
 # batch of 7e11.
 HALF_FROM = 1e11
-DECAY_SHARE = 5  # the decay of the schedule "wsd" is a fifth of all steps
+DECAY_SHARE = 5  # the decay of the schedule "wsd" is 1 / DECAY_SHARE of all steps
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def new_settings(
     asked: "preset", and values that replace the preset's sizes and the options' defaults, by the
     names of `ModelConfig` and `TrainOptions`; None replaces nothing. model: sizes of the model
     whose weights the run begins with, instead of a preset; only `seq_len` may be replaced. backend:
-    trains the model. On matrix units the default precision of all but small models is f16.
+    trains the model. On matrix units, the default precision is f16 unless the model is small.
 
     Raises:
         InputError: sizes or options are not valid.
@@ -146,10 +147,11 @@ def _with_defaults(
     steps = made.setdefault("steps", TrainOptions.steps)
     rank = made.get("lora_rank", 0)
     if is_new:
-        # Muon is better for new weights at equal tokens and equal time (docs/recipes.md).
+        # For new weights, Muon is better at equal tokens and equal time (docs/recipes.md).
         takes_muon = made.setdefault("optimizer", "muon") == "muon"
         made = (_muon_defaults(config) if takes_muon else {}) | made
-        if takes_muon and not config.tied:  # a table of its own learns faster than an output layer
+        # a table that is not the output layer, too, learns faster than an output layer
+        if takes_muon and not config.tied:
             made.setdefault("output_rate", made["table_rate"] / 4)
         made.setdefault("learning_rate", min(LARGEST_RATE, RATE_TIMES_WIDTH / config.dim))
     else:
@@ -165,7 +167,7 @@ def _with_defaults(
 
 
 def _muon_defaults(config: ModelConfig) -> dict[str, Any]:
-    """Return the defaults of a new model with Muon, which differ from the defaults of AdamW."""
+    """Return the defaults of a new model with Muon that differ from those with AdamW."""
     rate = MUON_RATE_TIMES_ROOT / math.sqrt(config.dim)
     table_rate = MUON_TABLE_RATE_TIMES_WIDTH / config.dim / rate
     return {
@@ -210,7 +212,7 @@ def step_to_resume_from(checkpoint: Checkpoint, steps: int | None) -> int:
 
 
 def explain_schedule(checkpoint: Checkpoint, options: TrainOptions) -> str | None:
-    """Return a note on the learning rate after a change of --steps; None without an effect."""
+    """Return a note on how a change of --steps affects the learning rate; None if it does not."""
     before, step = _stored_options(checkpoint), checkpoint.state.step
     if step in (0, options.steps) or before.rate(step - 1) == options.rate(step - 1):
         return None
@@ -263,7 +265,7 @@ def _stored_options(checkpoint: Checkpoint) -> TrainOptions:
                 f"{checkpoint.folder} is of an unreleased version of llmgpu, whose {name} is not "
                 f"{value}: resume it with that version, or start a new run"
             )
-    # The output layer of runs without an output_rate has the table's rate.
+    # In runs without an output_rate, the output layer has the rate of the table.
     if "table_rate" in stored:
         stored.setdefault("output_rate", stored["table_rate"])
     stored = {name: getattr(TrainOptions, name) for name in _ADDED} | stored
