@@ -3,7 +3,7 @@
 The answers of every engine and peer are compared with the CPU's. A result with a wrong answer has
 no times.
 
-``--help`` imports this module, so the module imports no module that computes.
+``--help`` imports this module, so this module imports no module that computes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ BPE_TRAIN, TOKENIZE, EMBEDDING, KERNELS = "bpe-train", "tokenize", "embedding", 
 TRAIN, GENERATE, STARTUP, IDEAS = "train", "generate", "startup", "ideas"
 TEXT_PARTS = (BPE_TRAIN, TOKENIZE)
 PARTS = (*TEXT_PARTS, EMBEDDING, KERNELS, TRAIN, GENERATE, STARTUP, IDEAS)
-ALL = "all"  # a value of --device and of the argument for parts
+ALL = "all"  # a value of --device and of the argument WHAT
 GENERATED = "generated"  # a value of --corpus
 DEFAULT_LIMIT = 20_000_000
 DEFAULT_VOCAB_SIZE = 8192
-DEFAULT_PATTERN = "gpt2"  # known to all peers
+DEFAULT_PATTERN = "gpt2"  # a pattern that all peers know
 DEFAULT_RUNS = 5
 DEFAULT_THRESHOLD = 0.1
 QUICK_SIZES = {"limit": 1_000_000, "vocab_size": 1024, "runs": 2}
@@ -31,7 +31,7 @@ QUICK_SIZES = {"limit": 1_000_000, "vocab_size": 1024, "runs": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """Parts to measure, and their sizes.
+    """The parts to measure, and their sizes.
 
     parts: names in PARTS. vocab_size, pattern: not used if `vocab` is given, whose size and pattern
     replace them.

@@ -1,9 +1,9 @@
 """Cases of single operations: inputs and sizes, the comparison of outputs, and timing.
 
-The bytes to move follow from the arrays of a case: every input is read once, and every output is
-written once. An array that is added to or changed in place counts twice. If the bytes depend on the
-content of a table or a list, the case states their number. Additions, multiplications, comparisons,
-roots, divisions and exponentials count as one operation each.
+The number of bytes to move follows from the arrays of a case: every input is read once, and every
+output is written once. An array that is added to or changed in place counts twice. If the number
+depends on the content of a table or a list, the case states it. Additions, multiplications,
+comparisons, roots, divisions and exponentials count as one operation each.
 
 The outputs of an engine are compared with NumPy's on the same inputs before the engine is timed.
 """
@@ -36,12 +36,12 @@ from llmgpu.progress import Progress
 Array = NDArray[Any]
 Arrays = dict[str, Array]
 Tensors = dict[str, Tensor]
-TOLERANCE = 3e-5  # NumPy and a GPU round differently, and add up in different orders
+TOLERANCE = 3e-5  # for different rounding and orders of addition in NumPy and on a GPU
 UNIFORMS = ("hyper", "params")  # inputs that kernels bind as uniforms
 FEW_NUMBERS = ("stats", *UNIFORMS)  # inputs too small to count as moved bytes
 NO_HALF_PRECISION = "no half precision (shader-f16)"
 BLOCK_ELEMENTS = 1 << 22  # elements compared at a time
-_PERIOD = 1_000_003  # number of random numbers, which larger arrays repeat
+_PERIOD = 1_000_003  # number of random numbers; larger arrays repeat them
 _OPERAND = re.compile(r"([+*]?)(\w+)(?::(\w+))?(:h)?")
 
 
@@ -50,14 +50,14 @@ class KernelCase:
     """An operation on given inputs.
 
     name: name of the operation. where: distinguishes cases of one operation. sizes, note: lines for
-        people. operations: number of operations, None to state none. bytes: bytes to move, None to
-        count the bytes of the arrays.
+        people to read. operations: number of operations, None to state none. bytes: bytes to move,
+        None to count the bytes of the arrays.
     make: returns the first content of all tensors by name, NaN for tensors that are only written.
     values: further arguments by name. record: the name of an operation, by default `name`, or a
         function of `Operations` and of parameters that `call_by_name` fills.
-    outputs: names of outputs to compare. total: outputs whose sums alone are compared. uncompared:
-        outputs that are not compared. copies: names of outputs by the names of their half-precision
-        copies.
+    outputs: names of outputs to compare. total: outputs of which only the sums are compared.
+        uncompared: outputs that are not compared. copies: names of outputs by the names of their
+            half-precision copies.
     needs_half: whether half precision is needed. halves: whether factors of products are in half
         precision, which matrix units multiply. why_not: the reason why the case can't be measured.
     torch: computes the output in torch, and returns it.
@@ -119,7 +119,7 @@ class KernelCase:
         moved = 0
         for name, array in arrays.items():
             if name in outputs:
-                # A kernel also reads an output with content.
+                # A kernel also reads an output that has content.
                 moved += array.nbytes * (1 if np.isnan(array.flat[0]) else 2)
             elif name not in FEW_NUMBERS:
                 moved += array.nbytes
@@ -135,13 +135,13 @@ def call_by_name(
     """Call a function; each argument is the tensor or value with the parameter's name.
 
     The parameter NAME receives the tensors NAME_0, NAME_1, ... as a list, and "t" receives all
-    tensors as a dict. A dataclass of tensors, such as `Norm`, is made of the tensors named
-    PARAMETER_FIELD or FIELD; fields without a tensor get any tensor. All other parameters receive
-    None, or keep their defaults.
+    tensors as a dict. A parameter whose type is a dataclass of tensors, such as `Norm`, is composed
+    of the tensors named PARAMETER_FIELD or FIELD; fields without a tensor get any tensor. All other
+    parameters receive None, or keep their defaults.
 
     declared: a function with the signature; its first parameter is left out.
     """
-    # Tensors and values by parameter name.
+    # given: tensors and values by parameter name.
     given: dict[str, Any] = {"t": tensors}
     for key, tensor in tensors.items():
         name, _, number = key.rpartition("_")
@@ -150,7 +150,7 @@ def call_by_name(
         else:
             given[key] = tensor
     given |= values
-    # The argument for each parameter.
+    # Choose the argument for each parameter.
     unused = next(iter(tensors.values()))
     arguments = {}
     _, *parameters = inspect.signature(declared).parameters.values()
@@ -213,7 +213,7 @@ class Sizes:
         return np.random.default_rng(2).standard_normal(_PERIOD, np.float32)
 
     def shape(self, letters: str) -> tuple[int, ...]:
-        """Return the shape that letters spell, as in `llmgpu.lm.ops`.
+        """Return the shape that letters spell; most letters are those of `llmgpu.lm.ops`.
 
         N: rows. V: rows of the table. C: width. K: width of keys. F: width of the feed-forward
         network. H: heads. T: positions. P: width of queries, keys and values side by side. G: width
@@ -233,13 +233,13 @@ class Sizes:
         given: Callable[[], Mapping[str, Array]] = dict,
         **more: Any,
     ) -> KernelCase:
-        """Return a case of an operation by its operands.
+        """Return a case of an operation, described by its operands.
 
         operands: ``name:SHAPE`` is an input of random numbers, in half precision with ``:h`` after
             SHAPE; ``+name:SHAPE`` is written, ``*name:SHAPE`` is read and written.
         given: returns the content of operands that are not random; these operands need no shape.
-        more: other fields of the case; all other names are `KernelCase.values`. By default sizes
-            is the shape of the first operand.
+        more: other fields of the case; all other names are `KernelCase.values`. By default sizes is
+            the shape of the first operand.
         """
         parts = _OPERAND.findall(operands)
 
@@ -281,7 +281,7 @@ def empty(*shape: int, dtype: Any = np.float32) -> Array:
 
 
 def by(*sizes: int) -> str:
-    """Spell a shape."""
+    """Return a shape as text, such as "64 x 128"."""
     return " x ".join(f"{size:,}" for size in sizes)
 
 
@@ -303,7 +303,7 @@ class Prepared:
 
 
 def prepare(operations: Operations, case: KernelCase, arrays: Arrays) -> Prepared:
-    """Put the arrays of a case into tensors and record the operation."""
+    """Write the arrays of a case to tensors, and record the operation."""
     tensors = {}
     for name, array in arrays.items():
         make = operations.parameters if name in UNIFORMS else operations.tensor
@@ -315,7 +315,7 @@ def prepare(operations: Operations, case: KernelCase, arrays: Arrays) -> Prepare
 
 
 def wrong_outputs(case: KernelCase, found: Prepared, expected: Prepared) -> list[str]:
-    """Return the names of outputs that differ from the expected outputs, and of wrong copies."""
+    """Return the names of outputs that differ from the expected ones, and of wrong copies."""
     wrong = []
     for name in case.outputs:
         total, values = name in case.total, (found.read(name), expected.read(name))
@@ -347,7 +347,7 @@ def same_values(found: Array, wanted: Array, tolerance: float, *, only_total: bo
         reference = wanted[block].astype(np.float64)
         rms = np.sqrt(np.square(reference).mean(axis=-1, keepdims=True))
         allowed = tolerance * (np.abs(reference) + rms)
-        # Not "any larger than allowed": no comparison with NaN is true.
+        # "not all <=" instead of "any >", because no comparison with NaN is true.
         if not (np.abs(found[block] - reference) <= allowed).all():
             return False
     return True
@@ -355,7 +355,7 @@ def same_values(found: Array, wanted: Array, tolerance: float, *, only_total: bo
 
 @dataclass
 class CaseBench:
-    """Measures cases on engines and in torch, in turn.
+    """Measures cases on engines and in torch, in turns.
 
     what: the part. budget: seconds after which no further run of a case starts.
     cold: whether to evict a GPU's caches before each run.
@@ -375,8 +375,8 @@ class CaseBench:
     def measure_cases(
         self, engine: Engine, cases: Iterable[KernelCase], torch: Torch | None = None
     ) -> Iterator[Result]:
-        """Yield a result for each case, followed by torch's result if the case has a torch way."""
-        self._inputs = None  # the parts of a table depend on the engine
+        """Yield a result for each case, followed by torch's if torch can compute the case."""
+        self._inputs = None  # the parts into which a table is cut depend on the engine
         listed = list(cases)
         for index, case in enumerate(listed):
             self.progress(f"{self.what}: {engine.name}, {case.variant}", index, len(listed))
@@ -418,7 +418,7 @@ class CaseBench:
         return self._add_speed_ups(result, engine, case, one_run)
 
     def measure_torch(self, torch: Torch, case: KernelCase, engine: Engine | None = None) -> Result:
-        """Measure a case in torch; engine: the engine whose limits shares refer to."""
+        """Measure a case in torch; engine: the engine whose limits the shares refer to."""
         begun = replace(self._begin(torch.name, case), peer=True)
         assert case.torch is not None
         self.progress(f"{self.what}: {torch.name}, {case.variant}", 0, 1)
@@ -427,8 +427,7 @@ class CaseBench:
             tensors = {name: torch.tensor(array.copy()) for name, array in arrays.items()}
             compute = partial(case.torch, torch.module, tensors)
             found = compute().detach().cpu().numpy()
-            # Compare before the next run: some ways add to their output, whose memory `found` may
-            # share.
+            # Compare before the next run, which may add to memory that `found` shares.
             (output,) = case.outputs
             right = same_values(found, expected.read(output), case.tolerance)
             result = _compared(begun, case, [] if right else [output])
@@ -450,7 +449,7 @@ class CaseBench:
         """Return arrays, NumPy's answer and NumPy's seconds; cases of one kind share a result."""
         key = (*case.key, case.reference)
         if self._inputs is None or self._inputs[0] != key or not case.kind:
-            self._inputs = None  # free the memory of the last kind before allocating more
+            self._inputs = None  # frees the memory of the last kind before more is allocated
             arrays = case.make()
             own = replace(case, record=case.reference or case.record)
             expected = prepare(open_operations(None), own, arrays)
@@ -460,7 +459,7 @@ class CaseBench:
     def _add_speed_ups(
         self, result: Result, engine: Engine, case: KernelCase, one_run: float
     ) -> Result:
-        """Add the speed-ups over the first way of NumPy and of torch for this kind of work."""
+        """Add the speed-ups over NumPy's and torch's first cases of this kind."""
         by_torch, on_numpy = None, engine.backend is NUMPY
         if on_numpy:
             self.numpy_seconds.setdefault(case.key, result.median)
@@ -479,7 +478,7 @@ class CaseBench:
 
 
 def _compared(begun: Result, case: KernelCase, wrong: list[str]) -> Result:
-    """Return a result with the verdict on its outputs; wrong: names of wrong outputs."""
+    """Add the verdict on the outputs to a result; wrong: names of wrong outputs."""
     named = case.answer if case.kind or not wrong else " and ".join(wrong)
     within = f", within {case.tolerance:g}" if case.tolerance and not wrong else ""
     return begun.compared(not wrong, f"{named} of NumPy{within}")
@@ -507,7 +506,7 @@ def _measured(
 def _fill_caches(engine: Engine, operations: Operations) -> Callable[[], None] | None:
     """Return a function that evicts the GPU's caches by reading.
 
-    If the function wrote, the measured kernel would have to write cache lines back.
+    If it wrote instead, the measured kernel would have to write cache lines back.
     """
     if engine.backend.is_software:
         return None

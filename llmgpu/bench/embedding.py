@@ -1,10 +1,10 @@
-"""The embedding's lab: ways to look up rows and to add gradients to rows, as cases of kernels.
+"""The embedding lab: ways to look up rows and to add gradients to rows, as cases of kernels.
 
-Tables and tokens have the sizes of three models. Transfers are not timed: tables and tokens are on
-the device before. Bytes per second are the bytes to read and to write, each row once, divided by
-the time. Caches that keep rows from one run to the next can lift this rate above the rate of a
-copy. The laboratory exercise that the lab follows counts only the bytes of the output; the rate of
-these bytes is a result, too.
+Tables and tokens have the sizes of three models. Transfers are not timed: tables and tokens are
+already on the device. Bytes per second are the bytes to read and to write, each row once, divided
+by the time. If caches keep rows from one run to the next, this rate may exceed the rate of a copy.
+The laboratory exercise that the lab follows counts only the bytes of the output; the rate of these
+bytes is a result, too.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ BACKWARD = "backward"
 REPEATED = "backward, 2 % of the tokens the same"
 COMPACT = "backward, rows of distinct tokens alone"
 GRADIENTS = (BACKWARD, REPEATED, COMPACT)
-REPEATED_SHARE = 50  # one token in 50 is the repeated token
-BLOCK = 1_000_003  # random numbers; a prime, so that rows do not repeat each other
-TABLE_COPIES = 8  # copies of a table for which the host needs memory, at least
+REPEATED_SHARE = 50  # one token in 50 is the same token
+BLOCK = 1_000_003  # random numbers of a table; a prime, so that rows do not repeat each other
+TABLE_COPIES = 8  # the host must have memory for at least this many copies of a table
 SOFTWARE_TABLE_BYTES = 32 << 20
 QUICK_TABLE_BYTES = 64 << 20
 QUICK_SOFTWARE_TABLE_BYTES = 8 << 20
@@ -121,7 +121,7 @@ def _add_row_after_row(table: Array, tokens: Array, grad_out: Array) -> None:
 
 
 def _add_by(add: Callable[[Array, Array, Array], None]) -> Callable[..., None]:
-    """Return an operation that adds gradients to the rows of a NumPy table by `add`."""
+    """Return an operation that adds gradients to rows of a NumPy table by a function."""
 
     def record(ops: Operations, grad_table: Tensor, tokens: Tensor, grad_out: Tensor) -> None:
         ops.append(partial(add, grad_table.array, tokens.array, grad_out.array))
@@ -147,12 +147,12 @@ def _torch_compact(torch: Any, t: dict[str, Any]) -> Any:
     return t["out"].zero_().index_add_(0, groups, t["grad_out"])
 
 
-Way = str | Callable[..., Any]  # an operation's name, or a function, see `KernelCase.record`
+Way = str | Callable[..., Any]  # name of an operation or a function, see `KernelCase.record`
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The ways to do one kind of work, by name, for NumPy, GPUs and torch.
+    """One kind of work, and the ways to do it, by name, for NumPy, GPUs and torch.
 
     reference: the way whose answer on NumPy is right by definition.
     """
@@ -163,7 +163,7 @@ class Kind:
     torch: dict[str, Callable[[Any, dict[str, Any]], Any]]
 
 
-# Operations that read a table in parts, or read no table.
+# Operations that can read a table in parts, or read no table.
 IN_PARTS = ("embed_lookup", "embed_lookup_elements", "embed_gradient_rows")
 _SUM = Kind(
     "embed_backward_grouped",
@@ -225,8 +225,8 @@ KINDS = {
 class Lab:
     """A table (vocab_size, width) in float32, and batch x seq_len tokens to look up.
 
-    scale: divisor of the model's vocabulary and tokens. repeated: one token in so many is the same
-    token; 0 for the share of the kind of work.
+    scale: divisor of the model's vocabulary and tokens. repeated: one of this many tokens is the
+    same token; 0 for the share of the kind of work.
     """
 
     model: str
@@ -253,14 +253,14 @@ class Lab:
         return self.tokens * self.width * 4
 
     def describe(self) -> str:
-        """Return the sizes as a line for people."""
+        """Return the sizes as a line of text."""
         table = by(self.vocab_size, self.width)
         return f"{self.model}: table {table}, {self.batch} x {self.seq_len:,} tokens"
 
     def scaled_to(self, table_bytes: int) -> Lab:
         """Return a lab with a table of at most `table_bytes` and proportionally fewer tokens.
 
-        Rows keep their length, and repeated tokens keep their share.
+        The length of rows and the share of repeated tokens stay the same.
         """
         scale = 1
         while self.table_bytes > table_bytes * scale:
@@ -317,7 +317,7 @@ class Lab:
         return arrays | {"out": empty(self.tokens, self.width)}
 
     def moved_bytes(self, kind: str) -> int:
-        """Return the bytes to read and to write; a row of several tokens counts once."""
+        """Return the bytes to read and to write; a row that several tokens share counts once."""
         row = self.width * 4
         rows = len(np.unique(self.token_ids(kind))) * row
         moved = {
@@ -399,7 +399,7 @@ def _measure_torch(bench: CaseBench, lab: Lab, engines: Sequence[Engine]) -> Ite
 
 
 def _labs(engines: Sequence[Engine], options: BenchOptions) -> list[tuple[Lab, list[Engine]]]:
-    """Return labs, each with the engines that work in the lab; NumPy works in all labs.
+    """Return labs, each with the engines that work in it; NumPy works in all labs.
 
     The size of a lab suits its engines. If a table is larger than a binding, a smaller lab follows,
     for the ways that can't read a table in parts.

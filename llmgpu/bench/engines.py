@@ -1,4 +1,4 @@
-"""Engines (the CPU and opened adapters), and the description of the machine."""
+"""The engines to measure (the CPU and opened adapters), and the description of the machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken", 
 
 @dataclass(frozen=True)
 class Engine:
-    """A backend, and the seconds in which its device was opened (the import of wgpu included).
+    """A backend, and the seconds in which its device was opened, the import of wgpu included.
 
     again: whether an earlier engine is the same adapter through another driver.
     """
@@ -37,7 +37,7 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """Name in tables of kernels, where NumPy stands for the CPU."""
+        """Name in tables of kernels, where the CPU is called NumPy."""
         device = self.backend.device
         if device is None:
             return NUMPY_ENGINE
@@ -45,7 +45,7 @@ class Engine:
 
     @property
     def host_name(self) -> str:
-        """Name in other tables, where the CPU engine stands for the CPU."""
+        """Name in other tables, where the CPU is called by the name of its engine."""
         return cpu_engine() if self.backend.device is None else self.name
 
     @property
@@ -62,8 +62,8 @@ def cpu_engine() -> str:
 def open_engines(devices: Sequence[str]) -> tuple[list[Engine], dict[str, str]]:
     """Open the engines for values of ``--device``; ``all`` stands for the CPU and every adapter.
 
-    With ``all``, and unless LLMGPU_DRIVER is set, adapters that Dawn lists, too, are opened a
-    second time as engines with `again`. Returns the engines, each once, and by name the reasons why
+    With ``all``, unless LLMGPU_DRIVER is set, an adapter that Dawn lists, too, is opened a second
+    time as an engine with `again`. Returns the engines, each once, and by name the reasons why
     adapters could not be opened that only ``all`` stands for.
 
     Raises:
@@ -121,7 +121,7 @@ def package_version(name: str) -> str | None:
 
 
 def git_commit(root: Path) -> str | None:
-    """Return the commit of a checkout, with "+changes" after it if files differ; None elsewhere."""
+    """Return the commit of a checkout, followed by "+changes" if files differ; None elsewhere."""
     if not (root / ".git").exists():
         return None
     command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*"]

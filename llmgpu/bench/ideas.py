@@ -1,11 +1,11 @@
-"""Ideas of the sources, each switched off alone and on again, on one text and in one call.
+"""Ideas of the sources: each is switched off alone and on again, on one text and in one call.
 
 A way of an idea is a number that a kernel takes, an existing kernel, or a kernel of ``wgsl/bench``
-that replaces a file of the product while the way is measured. The first way of an idea is the
-product's. Before a way is timed, its answer is compared with the CPU's. Ways on text run in turns,
-so that a change of the clocks meets all ways of an idea. Their seconds are those of all kernels of
-a job; the seconds of each kernel are recorded, too. Ideas without a switch are results without
-times, and their notes have the reasons.
+that replaces a file of the product while the way is measured. The first way of an idea is that of
+the product. Before a way is timed, its answer is compared with the CPU's. Ways on text run in
+turns, so that a change of the clocks affects all ways of an idea. Their seconds are those of all
+kernels of a job; the seconds of each kernel are recorded, too. Ideas without a switch are results
+without times, and their notes have the reasons.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ from llmgpu.lm.ops.recording import dims, workgroups
 from llmgpu.progress import Progress
 from llmgpu.text.corpus import corpus_from_bytes
 
-MERGES, SOFTWARE_MERGES = 256, 16  # a longer training has the same iterations on a shorter text
+# merges to train; more merges would run the same iterations on a shorter text
+MERGES, SOFTWARE_MERGES = 256, 16
 LOSS_SEQUENCES = 1
-REPEATED_SHARES = (0, 50, 10, 2)  # one token in so many is the same token; 0: only by chance
+REPEATED_SHARES = (0, 50, 10, 2)  # one of this many tokens is the same token; 0: only by chance
 FLOAT_ATOMICS = "shader-float32-atomic"
 NOT_MEASURED = {
     "word boundaries marked on the GPU": "the trainers on a GPU have no other way to cut text",
@@ -83,7 +84,7 @@ Run = Callable[[], Answer]
 
 @dataclass(frozen=True)
 class TextWay:
-    """A way of an idea on text.
+    """A way of an idea, measured on text.
 
     files: files of wgsl/ by the files that they replace. options: arguments of the job.
     """
@@ -202,14 +203,14 @@ def _compare_ways(
     reference: tuple[Answer, str],
     options: BenchOptions,
 ) -> Iterator[Result]:
-    """Compare the answers of all ways with the CPU's; time the right ways in turns."""
+    """Compare the answers of all ways with the CPU's, and time the right ways in turns."""
     expected, answer = reference
     results: dict[str, Result] = {}
     runs: dict[str, tuple[Device, Run, ProgramTimes]] = {}
     for way in ways:
         result = replace(begun, variant=f"{idea}: {way.name}")
         try:
-            device = Device(engine.backend.device)  # the same device, with kernels of its own
+            device = Device(engine.backend.device)  # the same device, with its own kernels
             device.source_choices = device.source_choices | dict(way.files)
             run = make(device, way)
             same = np.array_equal(run(), expected)
@@ -273,7 +274,7 @@ def _lab(engine: Engine, *, quick: bool) -> Lab:
 
 
 def _engine_with_floats(engine: Engine) -> Engine | str:
-    """Return the adapter, opened with atomic additions of float32; or the reason why not."""
+    """Return the adapter opened with atomic additions of float32, or the reason why this fails."""
     device = engine.backend.device
     assert device is not None
     if FLOAT_ATOMICS not in device.adapter.features:
@@ -315,7 +316,7 @@ def _gradient_case(lab: Lab, kind: str, way: str, record: Way) -> KernelCase:
 
 
 def _sorting(lab: Lab, options: BenchOptions) -> Result:
-    """Return the time in which the host sorts tokens, as grouped gradients need."""
+    """Measure how long the host takes to sort tokens, as grouped gradients need."""
     tokens = lab.token_ids(BACKWARD)
     seconds = [timed(partial(group_tokens, tokens))[0] for _ in range(options.runs)]
     variant = f"{_gradient_idea(lab)}: the host sorts tokens for grouping"
@@ -324,7 +325,7 @@ def _sorting(lab: Lab, options: BenchOptions) -> Result:
 
 
 def _loss_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Yield losses with and without smoothing and z-loss, then several numbers of threads."""
+    """Yield losses with and without smoothing and z-loss, then with several numbers of threads."""
     rows, width = s.rows, s.vocabulary
 
     def given(smoothing: float, z_loss: float) -> Mapping[str, Array]:
@@ -349,7 +350,7 @@ def _loss_cases(s: Sizes) -> Iterator[KernelCase]:
 
 
 def _cross_entropy(threads: int) -> Callable[..., None]:
-    """Return the operation of a GPU with a number of threads for each row."""
+    """Return the operation of a GPU that uses this number of threads for each row."""
 
     def record(operations: GpuOperations, t: Tensors) -> None:
         rows, width = t["logits"].shape
@@ -370,7 +371,7 @@ def _cross_entropy(threads: int) -> Callable[..., None]:
 
 
 def _cast_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Yield updates of all weights with their half-precision copies, fused and apart."""
+    """Yield updates of all weights and their half-precision copies, in one kernel and in two."""
     fused, apart = all_weights_cases(s)
     both: dict[str, Any] = {"kind": "half-precision copies", "reference": fused.record, "where": ""}
     yield replace(fused, name="half-precision copies: written by the update", **both)

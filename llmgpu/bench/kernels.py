@@ -3,7 +3,7 @@
 Each operation runs alone, on a GPU at the sizes of a training step of GPT-2 small, on a CPU at the
 sizes of a tiny model. The caches of a GPU are evicted between runs. Speed-ups are over NumPy's
 median at the same sizes or, if NumPy is not measured at these sizes, over the single run of NumPy
-for the comparison. Kernels of the embedding's lab are not cases here.
+for the comparison. Kernels of the embedding lab are not among these cases.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from llmgpu.lm.ops.tensor import AttentionShape
 from llmgpu.lm.updates import FIRST_SCALE
 from llmgpu.progress import Progress
 
-CASE_SECONDS, QUICK_CASE_SECONDS = 0.5, 0.05  # time after which no further run of a case starts
+CASE_SECONDS, QUICK_CASE_SECONDS = 0.5, 0.05  # seconds after which no further run of a case starts
 # Fields of cases with outputs in half precision, which NumPy and a GPU may round to neighbours.
 HALVES: dict[str, Any] = {"where": "to half precision", "needs_half": True, "tolerance": 2e-3}
-SCORE_OPERATIONS = 4  # of a pair of query and key, without products: scale, maximum, exp, sum
+# operations for each pair of query and key, besides products: scale, maximum, exp, sum
+SCORE_OPERATIONS = 4
 MANY_ROWS = 64
-LARGEST = 200  # largest logits to find: the default of --top-k
+LARGEST = 200  # number of largest logits to find, the default of --top-k
 EPSILON = 1e-5
 NORM_AND_PRODUCTS_TOLERANCE = 1e-4
 
@@ -69,7 +70,7 @@ def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
         ids_and_out + 4 * rows + 4 * width * (distinct + s.config.seq_len),
         record=embed_lookup_positions,
     )
-    # Gradients read each token's row and write one row for each distinct token, or for all.
+    # Gradients read the row of each token, and write one row for each distinct token, or for all.
     for name, output, written in (
         ("embed_backward_grouped", "*grad_table:VC", 2 * distinct),
         ("embed_gradient_rows", "+out:NC", rows),
@@ -127,7 +128,7 @@ def _products(s: Sizes, outputs: str, where: str, *, halves: bool = False) -> It
     rows, width, (m,) = s.rows, s.config.dim, s.shape(outputs)
     half = ":h" * halves
     more: dict[str, Any] = {"operations": 2 * rows * width * m, "where": where}
-    if halves:  # torch rounds the products, too
+    if halves:  # torch also rounds the products
         more |= HALVES | {"where": f"{where}, half-precision factors", "halves": True}
 
     def multiply_by_weight(torch: Any, t: Mapping[str, Any]) -> Any:
@@ -156,11 +157,11 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
     yield from _rotation_cases(s, sizes)
     heads = (config.heads, config.kv_heads, config.head_dim)
     shape = AttentionShape(s.sequences, config.seq_len, *heads)
-    # Pairs of a query and a key in all heads: a query attends to keys up to its own position.
+    # Pairs of query and key in all heads: a query attends to keys up to its own position.
     pairs = shape.batch * shape.heads * shape.seq * (shape.seq + 1) // 2
 
-    # `out` and `log_sum_exp` are inputs of the backward pass. Its work is the same for any numbers
-    # that keep probabilities below one.
+    # The backward pass reads `out` and `log_sum_exp`. Its work is the same for any numbers with
+    # which probabilities stay below one.
     def given(**more: Array) -> dict[str, Array]:
         return {"starts": np.zeros(s.rows, np.uint32), **more}
 
@@ -200,7 +201,7 @@ def _rotation_cases(s: Sizes, sizes: str) -> Iterator[KernelCase]:
 
 
 def generating_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Yield the work of a layer on a new token, and the choice of the next token."""
+    """Yield the work of a layer for a new token, and the choice of the next token."""
     for rows, half in ((1, False), (1, True), (MANY_ROWS, False)):
         yield from _new_token_cases(s, rows, half=half)
     last = np.array([[s.config.seq_len - 1], [0]], np.uint32)
@@ -260,7 +261,10 @@ def _new_token_cases(s: Sizes, rows: int, *, half: bool) -> Iterator[KernelCase]
 
 
 def _cache_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
-    """Yield attention to earlier tokens, and filling the cache; last: the new token's place."""
+    """Yield attention to earlier tokens, and writing to the cache.
+
+    last: position of the new token, and start of its sequence, as in `NewRows.places`.
+    """
     config = s.config
     length, heads = config.seq_len, (config.heads, config.kv_heads, config.head_dim)
     yield s.case(
@@ -293,7 +297,7 @@ def _cache_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
 
 
 def _choice_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
-    """Yield the kernels that choose the next token from logits; last: the token's place."""
+    """Yield the kernels that choose the next token from logits; last: see `_cache_cases`."""
     count = s.config.vocab_size
     more: dict[str, Any] = {"tolerance": 0, "idle": 0, "step": 0, "count": count}
     token, chosen = np.zeros(1, np.uint32), np.zeros((1, 1), np.uint32)
@@ -313,7 +317,7 @@ def _choice_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
     values = s.normal(k)
     pairs = np.zeros((1, 1 + k, 2), np.uint32)
     pairs[0, 0, 0], pairs[0, 1:, 0] = k, np.arange(k)
-    # The inverted bits of positive numbers, in which `find_largest` writes logits.
+    # `find_largest` writes positive logits as their inverted bits.
     pairs[0, 1:, 1] = ~(np.abs(values).view(np.uint32) | np.uint32(1 << 31))
     draws = np.array([[[0.5, 1, 1, k]]], np.float32)
     drawn = given | {"found": pairs, "draws": draws}

@@ -4,11 +4,11 @@ A job fixes the model, the first weights and the batches, so that losses are com
 engines with the right losses are timed. Ids are random, but as unevenly frequent as words. If NumPy
 would need minutes for a step, the losses of a cut model with the same width and vocabulary are
 compared with NumPy's, and the losses of the whole model with torch's. If torch is installed, torch
-takes the same steps from the same weights, in turns with the engine.
+makes the same steps from the same weights, in turns with the engine.
 
-Generating takes the likeliest ids, with random weights, after the ids of a tiny model were compared
-with NumPy's. Each step reads all weights, for one sequence or for a batch. The time for reading
-them is the limit that shares refer to.
+Generating chooses the likeliest ids, with random weights, after the ids of a tiny model were
+compared with NumPy's. Each step reads all weights, for one sequence or for a batch. Shares refer to
+the time for reading the weights, which is the limit.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from llmgpu.progress import Progress
 SEED = 1
 CHECKED_STEPS = 3
 LEARNING_RATE = 1e-4
-SMALL_OPERATIONS = 50e9  # operations of the largest step that a CPU takes quickly
-CUT_LAYERS, CUT_TOKENS = 2, 64  # layers and tokens of a cut model
+SMALL_OPERATIONS = 50e9  # operations of the largest step that a CPU makes quickly
+CUT_LAYERS, CUT_TOKENS = 2, 64  # layers, and tokens of a sequence, of a cut model
 TOLERANCE = 1e-3  # largest relative difference of a loss
 VARIANTS: dict[Precision, str] = {"f32": "float32", "f16": "mixed precision"}
 RUN_SECONDS = 0.5  # approximate duration of a run of short steps
 RUN_STEPS = 10  # most steps of a run
-ENGINE_SECONDS, QUICK_ENGINE_SECONDS = 15.0, 2.0  # time after which no further run starts
-GENERATING_SECONDS = 10.0  # time after which no further run starts
+ENGINE_SECONDS, QUICK_ENGINE_SECONDS = 15.0, 2.0  # seconds after which no further run starts
+GENERATING_SECONDS = 10.0  # seconds after which no further run starts
 PROMPT = range(16)  # first ids of each sequence
-# Untied: a model with tied random weights only repeats the last id.
+# Not tied, because a model with tied random weights only repeats the last id.
 COMPARED = preset("tiny", 512, layers=2, seq_len=64, tied=False)
 COMPARED_TOKENS = 24
 
@@ -78,7 +78,7 @@ class StepJob:
 
     @property
     def is_small(self) -> bool:
-        """Whether a CPU takes a step quickly."""
+        """Whether a CPU makes a step quickly."""
         return self.operations <= SMALL_OPERATIONS
 
     def options(self, precision: Precision) -> TrainOptions:
@@ -109,14 +109,14 @@ class StepJob:
         return StepJob(self.name, replace(self.config, layers=layers, seq_len=seq_len), 1)
 
     def __str__(self) -> str:
-        """Return the name and the sizes as a line for people."""
+        """Return the name and the sizes as a line of text."""
         config, tokens = self.config, f"{self.sequences} x {self.config.seq_len:,} tokens"
         sizes = f"{config.layers} layers, {config.dim} wide, {config.vocab_size:,} ids"
         return f"{self.name}: {config.parameters / 1e6:,.1f} M parameters ({sizes}), {tokens}"
 
 
 def choose_job(engine: Engine, *, quick: bool) -> StepJob:
-    """Return the steps for an engine: GPT-2 small on a GPU, a tiny model on a CPU."""
+    """Return the training job for an engine: GPT-2 small on a GPU, a tiny model on a CPU."""
     if engine.backend.is_software:
         jobs = (
             ("tiny", preset("tiny", 512), 8),
@@ -128,10 +128,10 @@ def choose_job(engine: Engine, *, quick: bool) -> StepJob:
 
 
 class OwnSteps:
-    """The steps of a job by llmgpu on an engine."""
+    """The steps of a job, made by llmgpu on an engine."""
 
     def __init__(self, engine: Engine, job: StepJob, precision: Precision) -> None:
-        """Make the model; LlmgpuError if memory or half precision is missing."""
+        """Create the model; LlmgpuError if memory or half precision is missing."""
         self.engine, self.job, self.precision = engine, job, precision
         self._operations = open_operations(engine.backend.device, fixed_products=True)
         options = job.options(precision)
@@ -141,12 +141,12 @@ class OwnSteps:
 
     @cached_property
     def first_losses(self) -> list[float]:
-        """Losses of the first CHECKED_STEPS steps, taken at the first access."""
+        """Losses of the first CHECKED_STEPS steps, which are made at the first access."""
         self._take(CHECKED_STEPS)
         return [result.loss for result in self._trainer.results(CHECKED_STEPS)]
 
     def time(self, count: int) -> float:
-        """Take `count` more steps; return the mean seconds of a step."""
+        """Make `count` more steps; return the mean seconds of a step."""
         return timed(lambda: self._take(count))[0] / count
 
     def _take(self, count: int) -> None:
@@ -159,11 +159,11 @@ class OwnSteps:
 class TorchSteps:
     """The steps of a job in torch, eager and in float32.
 
-    first_losses: losses of the first CHECKED_STEPS steps, which the constructor takes.
+    first_losses: losses of the first CHECKED_STEPS steps, which the constructor makes.
     """
 
     def __init__(self, job: StepJob, torch: Torch) -> None:
-        """Make the model on torch's device, and PyTorch's AdamW, which decays matrices only."""
+        """Create the model on torch's device, and PyTorch's AdamW, which decays matrices only."""
         self._torch = torch
         self._options = options = job.options("f32")
         self._model = TorchLlama(job.config, job.weights(), torch)
@@ -183,7 +183,7 @@ class TorchSteps:
         self.first_losses = [float(self._take()) for _ in range(CHECKED_STEPS)]
 
     def time(self, count: int) -> float:
-        """Take `count` more steps; return the mean seconds of a step."""
+        """Make `count` more steps; return the mean seconds of a step."""
 
         def take_all() -> None:
             for _ in range(count):
@@ -192,7 +192,7 @@ class TorchSteps:
         return timed(lambda: self._torch.finish(take_all))[0] / count
 
     def _take(self) -> Any:
-        """Take a step on the next batch; return the mean cross-entropy."""
+        """Make a step on the next batch; return the mean cross-entropy."""
         module = self._torch.module
         tokens, targets = self._batches[self._step % len(self._batches)]
         self._step += 1
@@ -250,7 +250,7 @@ class TrainBench:
         yield torch_result
 
     def _compare(self, begun: Result, own: OwnSteps, torch: TorchSteps | None) -> Result:
-        """Return the result with the verdict on losses, compared with NumPy's and torch's."""
+        """Add the verdict on the losses to a result, compared with NumPy's and torch's."""
         compared: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
         if own.engine.backend is not NUMPY:
             steps, name, cut = own, cpu_engine(), own.job.cut()
@@ -275,7 +275,7 @@ class TrainBench:
     def _measured(
         self, result: Result, own: OwnSteps, seconds: list[float], torch_seconds: list[float]
     ) -> Result:
-        """Return `result` with its times, its speed-ups, and its least possible time as a share."""
+        """Add the times, the speed-ups, and the least possible time as a share, to a result."""
         engine, job = own.engine, own.job
         result = _with_steps(result, job, seconds)
         median = result.median
@@ -306,7 +306,7 @@ class TrainBench:
 
 
 def _open_torch(engine: Engine, job: StepJob) -> tuple[Result, TorchSteps | None]:
-    """Let torch take the first steps of a job; if it can't, the note of the result says why."""
+    """Let torch make the first steps of a job; if it can't, the note of the result says why."""
     try:
         torch = Torch.beside(engine)
     except ImportError:
@@ -357,14 +357,14 @@ class GenerateJob:
     tokens: int
 
     def __str__(self) -> str:
-        """Return the name and the sizes as a line for people."""
+        """Return the name and the sizes as a line of text."""
         many = "a sequence alone" if self.sequences == 1 else f"batches of {self.sequences}"
         size = f"{self.config.parameters / 1e6:,.1f} M parameters"
         return f"{self.name}: {size}, {self.tokens} tokens, {many}"
 
 
 def choose_sequences(engine: Engine, *, quick: bool) -> list[GenerateJob]:
-    """Return the jobs of an engine: GPT-2 small on a GPU, a tiny model on a CPU."""
+    """Return the generating jobs for an engine: GPT-2 small on a GPU, a tiny model on a CPU."""
     if engine.backend.is_software:
         config, name, many, tokens = preset("tiny", 512), "tiny", 8, 4 if quick else 64
     else:
@@ -402,14 +402,14 @@ def measure_generate(
 
 
 def _measured(result: Result, engine: Engine, job: GenerateJob, runs: int) -> Result:
-    """Return a result with times; LlmgpuError if memory is missing."""
+    """Add times to a result; LlmgpuError if memory is missing."""
     generator = Generator(_model(engine, job.config), sequences=job.sequences)
     _continue(generator, job.sequences, min(8, job.tokens))  # compiles the kernels
     continue_all = partial(_continue, generator, job.sequences, job.tokens)
     seconds = host_times(continue_all, runs, GENERATING_SECONDS)
     tokens = job.sequences * job.tokens
     result = result.timed(seconds, {"tokens": tokens}, clock="host", tokens=tokens)
-    # Each step reads all parameters: the tied table is read as the output layer.
+    # Each step reads all parameters, since the tied table is read as the output layer.
     floor = measure_limits(engine.backend).floor(job.tokens * 4 * job.config.parameters, 0)
     return replace(result, share_of_floor=floor / result.median)
 
@@ -429,7 +429,7 @@ def _continue(generator: Generator, sequences: int, tokens: int) -> list[tuple[i
 
 
 def _likeliest(engine: Engine) -> list[tuple[int, int | None]]:
-    """Return an engine's ids for a few sequences, alone and together."""
+    """Return an engine's ids for a few sequences, generated alone and together."""
     model = _model(engine, COMPARED)
     return [
         *_continue(Generator(model), 1, COMPARED_TOKENS),

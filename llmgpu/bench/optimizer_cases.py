@@ -23,10 +23,12 @@ from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import hyper_parameters
 
 TENSORS = 110  # tensors of a model with 12 layers
-LEARNING_RATE = 0.1  # so large that an update changes weights by more than rounding errors
+LEARNING_RATE = 0.1  # so large that updates change weights by more than rounding errors
 STEP = 10
-ADAMW_OPERATIONS = 15  # of a number: clipping 1, moments 7, denominator 3, decay 1, step 3
-CODING_OPERATIONS = 20  # of a number: decoding and coding two moments, and the maximum of a block
+# operations per number: clipping 1, moments 7, denominator 3, decay 1, step 3
+ADAMW_OPERATIONS = 15
+# operations per number: decoding and coding two moments, and the maximum of a block
+CODING_OPERATIONS = 20
 STATE = ("parameter", "gradient", "first", "second")
 ALL_WEIGHTS = "all weights"
 _STATE_OPERANDS = "*parameter:VC gradient:VC *first:VC *second:VC"
@@ -93,7 +95,7 @@ def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
             BlockCodes(t["first_codes"], t["first_scales"]),
             BlockCodes(t["second_codes"], t["second_scales"]),
         ),
-        # The code of a number half way between two codes may be either.
+        # A number half way between two codes may get either code.
         uncompared=("first_codes", "second_codes"),
     )
 
@@ -144,7 +146,7 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
     In the first way, one kernel writes a weight and its copy. In the second way, a second kernel
     for each of the 110 tensors of 12 layers reads the weight again to write its copy.
     """
-    # Weight k has the tensors "parameter k", "gradient k", "first k", "second k" and "mirror k".
+    # Tensors of weight k: "parameter k", "gradient k", "first k", "second k" and "mirror k".
     config = s.updated or s.config
     weights = list(config.weights())
     numbers = range(len(weights))
@@ -209,7 +211,7 @@ def _with_and_without_copy(
 ) -> Iterator[KernelCase]:
     """Yield an update without a half-precision copy of the parameter, then with a copy.
 
-    state: returns the optimizer's state, made of the tensors of a case.
+    state: given the tensors of a case, returns the optimizer's state.
     """
 
     def record(ops: Operations, t: Tensors) -> None:

@@ -29,7 +29,7 @@ from llmgpu.charts import (
 )
 from llmgpu.charts.axes import Dot, draw_roofline
 
-MOST_KERNELS = 12  # bars of kernels in a chart; the other kernels share one more bar
+MOST_KERNELS = 12  # bars of kernels in a chart; all other kernels share one more bar
 _SOFTWARE = "software adapter"  # kind of an adapter
 _PARTS: dict[str, tuple[str, ...]] = {
     BPE_TRAIN: (
@@ -106,7 +106,7 @@ def _head(record: Record) -> Iterator[str]:
 
 
 def _about(what: str) -> list[str]:
-    """Return the title of a part, followed by the introduction if the part is known."""
+    """Return the title of a part, followed by its introduction if there is one."""
     return [escape_text(text) for text in _PARTS.get(what, (what,))]
 
 
@@ -141,7 +141,7 @@ def _table(table: ResultTable, record: Record, software: Set[str]) -> list[str]:
 
 
 def _next_to_peers(tables: Sequence[ResultTable]) -> list[str]:
-    """Return a chart for each kernel that was measured in another program, too."""
+    """Return a chart for each kernel that was also measured in another program."""
     kernels: dict[str, dict[str, Result]] = {}
     for table in tables:
         for result in table.results:
@@ -157,7 +157,7 @@ def _next_to_peers(tables: Sequence[ResultTable]) -> list[str]:
 
 
 def _engine_charts(table: ResultTable, record: Record) -> list[str]:
-    """Return the roofline of an engine with known limits, and the chart of shares of limits."""
+    """Return the roofline of an engine whose limits are known, and a chart of shares of limits."""
     limits = record.limits.get(table.title)
     dots = {k: dot for k, result in enumerate(table.results) if (dot := dot_of(result))}
     if limits is None or not dots:
@@ -197,7 +197,7 @@ def _details(result: Result, *, is_open: bool) -> list[str]:
 
 
 def result_bars(table: ResultTable) -> list[str]:
-    """Return the chart of a job: rates if all results share one, otherwise median times."""
+    """Return the chart of a job: of a rate that all results have, otherwise of median times."""
     rate = common_rate(table.results)
     bars = []
     for result in table.results:
@@ -240,7 +240,7 @@ def kernel_bars(seconds: Mapping[str, float], caption: str) -> list[str]:
 
 
 def dot_of(result: Result) -> Dot | None:
-    """Return the place of a result on a roofline; None without times, bytes or operations."""
+    """Return the position of a result on a roofline; None without times, bytes or operations."""
     numbers = (result.bytes or 0, result.operations or 0, result.operations_per_second or 0)
     nbytes, operations, rate = numbers
     return (operations / nbytes, rate) if result.seconds and min(numbers) > 0 else None

@@ -44,16 +44,16 @@ from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.layers import rotary_tables
 from llmgpu.processors import usable_processors
 
-# Patterns with an expression for peers. With pattern none a text would be one word, whose merges
+# Patterns with an expression for peers. With pattern none, a text would be one word, whose merges
 # would take peers hours.
 EXPRESSIBLE = tuple(HUGGINGFACE)
-# The end of a piece. Under each pattern a pre-token ends after a newline of this kind.
+# The end of a piece: a newline after which a pre-token ends under every pattern.
 _PIECE_END = re.compile(r"(?<=\S)\n(?=\w)")
 TRAINING_PIECE = 1 << 16  # characters of a piece; threads of a peer process different pieces
 # Characters of a piece in a batch: the fastest of 2**8 to 2**20, measured on two processors.
 TOKENIZERS_PIECE = 1 << 12
 TIKTOKEN_PIECE = 1 << 18
-# gigatoken's names of patterns. Its olmo3 is Llama 3's pattern; rustbpe is another spelling of it.
+# gigatoken's names for patterns. Its olmo3 is Llama 3's pattern; rustbpe is another spelling of it.
 GIGATOKEN_SCHEMES = {
     "gpt2": "gpt2",
     "cl100k": "gpt4",
@@ -69,11 +69,12 @@ EncodeFile = Callable[[Path], NDArray[np.uint32]]
 
 @dataclass(frozen=True)
 class Peer:
-    """Another program: the name of its package, and the patterns that the program knows."""
+    """Another program: the name of its package, and the patterns that the program supports."""
 
     package: str
     patterns: tuple[str, ...]
-    needs: tuple[str, ...] = field(default=(), kw_only=True)  # other packages
+    # other packages that must be installed
+    needs: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def name(self) -> str:
@@ -81,7 +82,7 @@ class Peer:
         return f"{self.package} {package_version(self.package) or ''}".rstrip()
 
     def why_not(self, pattern: str, *, is_utf8: bool) -> str | None:
-        """Return a line with the reason why the peer can't do the job; None if the peer can."""
+        """Return the reason why the peer can't do the job, as a line; None if it can."""
         packages = (self.package, *self.needs)
         if None in map(package_version, packages):
             return f"not installed: pip install {' '.join(packages)}"
@@ -121,7 +122,8 @@ class TrainingPeer(Peer):
 
     tie: the rule by which the peer orders equally frequent pairs.
     train: trains on a file, with a pattern and a vocabulary size; returns the merges as pairs of
-        bytes, or the tokens of the merges. A peer with vocabulary files writes the last path.
+        bytes, or the tokens of the merges. A peer with vocabulary files writes one to the last
+        path.
     compared: the answer of `train`, "merges" or "tokens".
     """
 
@@ -147,7 +149,7 @@ def train_tokenizers(path: Path, pattern: str, vocab_size: int, target: Path) ->
     )
     tokenizer.train_from_iterator(pieces(path.read_bytes().decode(), TRAINING_PIECE), trainer)
     tokenizer.save(str(target))
-    # Under the tie rule "hf" bytes rank in the order of the characters that stand for them.
+    # Under the tie rule "hf", bytes rank in the order of the characters that stand for them.
     characters = sorted(alphabet)
     byte_of = {characters[rank]: byte for byte, rank in enumerate(byte_ranks("hf").tolist())}
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
@@ -191,7 +193,7 @@ TRAINING_PEERS = (
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Discard output of native code, which would mix with results on stdout."""
+    """Discard the output of native code, which would mix with results on stdout."""
     kept = [(descriptor, os.dup(descriptor)) for descriptor in (1, 2)]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -221,7 +223,7 @@ class TokenizingPeer(Peer):
 def open_tokenizers(vocabulary: Path, pattern: str) -> EncodeFile:
     """Return an encoder of Hugging Face's tokenizers, which uses all processors.
 
-    The vocabulary's file has the pattern.
+    The file of the vocabulary also has the pattern.
     """
     tokenizer = importlib.import_module("tokenizers").Tokenizer.from_file(str(vocabulary))
     tokenizer.encode_special_tokens = True
@@ -284,7 +286,10 @@ CACHE_BYTES = 256 << 20  # larger than any cache
 
 @dataclass(frozen=True)
 class Torch:
-    """PyTorch on a device, "cpu" or "cuda"; name: PyTorch's name in tables."""
+    """PyTorch on a device, "cpu" or "cuda".
+
+    name: PyTorch's name in tables.
+    """
 
     module: Any
     device: str
@@ -292,7 +297,7 @@ class Torch:
 
     @classmethod
     def beside(cls, engine: Engine) -> Torch:
-        """Return torch for the comparison with an engine; tf32 is switched off.
+        """Return torch for the comparison with an engine. TF32 is switched off.
 
         Torch runs on cuda if cuda is available and the engine is an NVIDIA GPU, otherwise on the
         CPU.
@@ -310,7 +315,7 @@ class Torch:
 
     @classmethod
     def on_gpu(cls, engine: Engine) -> Torch | None:
-        """Return torch on the same NVIDIA GPU as an engine, None for other engines."""
+        """Return torch on the same NVIDIA GPU as an engine; None for other engines."""
         with suppress(ImportError):
             if "NVIDIA" in engine.name and (torch := cls.beside(engine)).is_cuda:
                 return torch
@@ -322,7 +327,7 @@ class Torch:
         return self.device == "cuda"
 
     def tensor(self, array: NDArray[Any]) -> Any:
-        """Return a tensor on the device; uint32 ids become int64, since torch needs signed ids.
+        """Return a tensor on the device. uint32 ids become int64, since torch needs signed ids.
 
         On a CPU, tensor and array share their memory, unless the array is uint32.
         """

@@ -1,4 +1,4 @@
-"""Records for people: the cells of tables, headlines and facts, and the comparison of two records.
+"""Records in readable form: cells of tables, headlines, facts, the comparison of two records.
 
 The terminal and the page show the same cells.
 
@@ -55,16 +55,16 @@ class Measure:
     scale: float = 1.0
 
     def of(self, result: Result) -> float | None:
-        """Return the result's number, None for a result without the number."""
+        """Return the number in a result; None if the result lacks it."""
         number: float | None = getattr(result, self.key)
         return number
 
     def full_text(self, result: Result) -> str:
-        """Return the result's number with the unit, or with a title that names the unit."""
+        """Return the number in a result with the unit, or with a title that names the unit."""
         return self.text(result) if self.unit else f"{self.text(result)} {self.title}"
 
     def text(self, result: Result) -> str:
-        """Return the result's number for people, "-" for a result without the number."""
+        """Return the number in a result as text; "-" if the result lacks it."""
         number = self.of(result)
         if number is None:
             return NOTHING
@@ -87,10 +87,10 @@ MEASURES = (
     SPEED_UP := Measure("speed_up", "vs NumPy", "x"),
     SPEED_UP_OVER_TORCH := Measure("speed_up_over_torch", "vs torch", "x"),
 )
-_LEAST_SECONDS = 1e-9  # smallest divisor of a ratio: no clock is finer
+_LEAST_SECONDS = 1e-9  # least divisor of a ratio; no clock is finer
 HALF_RANGE = "±%"  # column of `_half_range`, where a terminal has no room for "min-max"
 HEADLINED = (BPE_TRAIN, TOKENIZE, TRAIN)
-RATES = (TEXT_RATE, BYTE_RATE, TOKEN_RATE)  # rates for the chart of a job, the best first
+RATES = (TEXT_RATE, BYTE_RATE, TOKEN_RATE)  # rates for the chart of a job, preferred ones first
 # The measures that a terminal shows, for parts whose measures do not all fit.
 NARROW = {
     EMBEDDING: (
@@ -140,7 +140,7 @@ def columns_of(table: ResultTable, *, narrow: bool = False) -> list[Column]:
         fastest = max((r.mb_per_second or 0 for r in results if r.peer), default=0)
         ratios = [f"{rate / fastest:.2f}x" if rate and fastest else NOTHING for rate in rates]
         columns.append(numbers("vs peers", ratios))
-    # The reference that answers were compared with is named once, below the table.
+    # The reference with which answers were compared is named once, below the table.
     return [*columns, Column("answer", "", [result.verdict for result in results])]
 
 
@@ -152,7 +152,7 @@ def _half_range(times: Times) -> str:
 def runs_line(table: ResultTable, *, narrow: bool = False) -> str:
     """Return a line with the number of runs behind the medians of a table; "" if unknown.
 
-    narrow: explain the column `HALF_RANGE` of a narrow table, too.
+    narrow: also explain the column `HALF_RANGE` of a narrow table.
     """
     counts = {len(result.seconds.runs) for result in table.results if result.seconds}
     if not counts or 0 in counts:
@@ -166,10 +166,11 @@ def runs_line(table: ResultTable, *, narrow: bool = False) -> str:
 def headlines(record: Record) -> Iterator[tuple[str, str]]:
     """Yield, for each part, a line with the ratio of llmgpu's speed to the fastest other program's.
 
-    The runs of both and their spread stand beside the ratio. A --quick run has one line without a
-    ratio instead. If another program was faster, the line says so. The line is about the last job
-    that another program did, too, which is the largest. Without another program, an adapter is
-    compared with the CPU. Greedy matching is left out, because no other program supports it.
+    Next to the ratio are the runs of both programs and their spread. A --quick run has one line
+    without a ratio instead. If another program was faster, the line says so. The line is about the
+    largest job that another program did, too, which is the last. Without another program, an
+    adapter is compared with the CPU. Greedy matching is left out, because no other program supports
+    it.
     """
     if record.smoke is not None:
         yield "smoke test", f"{record.smoke}; the times are too few for a comparison"
@@ -203,9 +204,9 @@ def headlines(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def common_rate(results: Sequence[Result]) -> Measure | None:
-    """Return a rate that all results with times have; None without such a rate.
+    """Return a rate that all results with times have; None if there is none.
 
-    The rate is the rate of arithmetic if arithmetic, and not memory, limits a result.
+    It is the rate of arithmetic if arithmetic, and not memory, limits a result.
     """
     timed = [result for result in results if result.seconds is not None]
     # If memory is the limit, the two shares differ only by rounding.
@@ -321,7 +322,7 @@ def compare_records(old: Record, new: Record, threshold: float = DEFAULT_THRESHO
     alone = [(part, "new") for part in parts_now if part not in parts_before]
     alone += [(part, "old") for part in parts_before if part not in parts_now]
     not_compared = [f"{part}: only the {which} record has it" for part, which in alone]
-    # Results of parts in both records: a change, or the reason why results can't be compared.
+    # Parts in both records: a change, or the reason why results can't be compared.
     changes = []
     for key, result in now.items():
         if key[0] not in parts_before:
@@ -350,7 +351,7 @@ def _by_key(record: Record) -> dict[_Key, Result]:
 def _why_not(
     key: _Key, result: Result, old: Record, new: Record, old_results: dict[_Key, Result]
 ) -> str | None:
-    """Return the reason why a new result is not compared; None for a comparison or no times."""
+    """Return the reason why a new result is not compared; None if it is, or has no times."""
     before = old_results.get(key)
     if before is None:
         sizes = _other_sizes(key, old_results)

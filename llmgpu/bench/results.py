@@ -1,7 +1,7 @@
 """The results of a benchmark, the record of all results, and the JSON file of a record.
 
 Times are in seconds, rates in units per second. JSON leaves out fields without a value. The sizes
-of a job are `text_bytes`, `vocab_size` and `pattern`, or a line for people (`job`). The `variant`
+of a job are `text_bytes`, `vocab_size` and `pattern`, or a line of text (`job`). The `variant`
 distinguishes ways of doing the same job.
 """
 
@@ -25,16 +25,16 @@ HOST_ENGINES = (NUMPY_ENGINE, C_ENGINE)  # engines that compute on the CPU
 
 _LARGE = ("", "K", "M", "G", "T", "P")
 _SMALL = ("", "m", "µ", "n")
-_HIGHEST = 999.5  # least number that rounds to four digits and needs the next prefix
+_HIGHEST = 999.5  # numbers from here on round to four digits and need the next prefix
 
 
 def three_digits(number: float) -> str:
-    """Return a number with three digits; of a number above 100, all digits before the point."""
+    """Return a number with three digits; above 100, with all digits before the point."""
     return f"{number:,.0f}" if abs(number) >= 99.95 else f"{number:.3g}"
 
 
 def quantity(number: float, unit: str) -> str:
-    """Return a number with a prefix of powers of 1000: 1.23 GB/s, without a unit 1.23 G."""
+    """Return a number with a prefix for a power of 1000: 1.23 GB/s, without a unit 1.23 G."""
     power = 0
     while abs(number) >= _HIGHEST and power < len(_LARGE) - 1:
         number, power = number / 1000, power + 1
@@ -60,7 +60,7 @@ def runs_text(times: Times) -> str:
 
 
 def _second_unit(seconds: float) -> tuple[float, str]:
-    """Return the unit that suits a time, after the number of these units in a second."""
+    """Return how many of a suitable unit are in a second, and the name of the unit."""
     power = 0
     while seconds * 1000**power < 0.9995 and power < len(_SMALL) - 1:
         power += 1
@@ -69,7 +69,10 @@ def _second_unit(seconds: float) -> tuple[float, str]:
 
 @dataclass(frozen=True)
 class Times:
-    """Median, least and most seconds of several runs; runs: the seconds of each run, in order."""
+    """Seconds of several runs: the median, the least and the most.
+
+    runs: the seconds of each run, in order.
+    """
 
     median: float
     min: float
@@ -85,7 +88,10 @@ class Times:
 
 @dataclass(frozen=True)
 class KernelTimes:
-    """Seconds in each kernel by name; merges: number of merges, if the kernels trained."""
+    """Seconds in each kernel by name.
+
+    merges: number of merges, if the kernels trained.
+    """
 
     seconds: dict[str, float]
     total: float
@@ -98,12 +104,13 @@ class Result:
     """The result of an engine or a peer for a job and a variant.
 
     what: the part. engine: one of `HOST_ENGINES`, an adapter or a peer by its name. peer: whether
-    the engine is another program. correct: whether the answer was right, None without an answer.
+        the engine is another program. correct: whether the answer was right, None without an
+        answer.
     answer: the reference of the comparison. note: the reason for a missing or different result.
     clock: "gpu" or "host".
-    job, variant: lines for people: the sizes of the job, and the way of doing the job.
+    job, variant: lines of text: the sizes of the job, and the way of doing the job.
     text_bytes, vocab_size, pattern: the sizes of a job on text.
-    bytes, operations: numbers of bytes moved and of operations, the base of rates and shares.
+    bytes, operations: numbers of bytes moved and of operations, from which rates and shares follow.
     """
 
     what: str
@@ -149,7 +156,7 @@ class Result:
 
     @property
     def sizes(self) -> str:
-        """A line for people on the sizes of the job."""
+        """A line of text on the sizes of the job."""
         if self.job:
             return self.job
         line = f"{quantity(self.text_bytes or 0, 'B')} of text, {self.vocab_size:,} ids"
@@ -203,7 +210,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An opened adapter, as a record describes it."""
+    """The description of an opened adapter in a record."""
 
     name: str
     kind: str
@@ -276,7 +283,7 @@ class Record:
     """All results of a benchmark. Results are added while the benchmark runs.
 
     measured: the time of the benchmark, in UTC. not_opened: reasons why adapters could not be
-    opened, by the adapter's name. smoke: the size of a --quick run, whose times are too few for a
+    opened, by the adapter's name. smoke: the size of a --quick run, which has too few times for a
     comparison; None for other runs. missing_peers: lines on packages to install, by the peer's
     name. limits: limits by the engine's name. complete: whether the benchmark ran to its end.
     """
@@ -395,13 +402,15 @@ def _check_numbers(record: Record) -> None:
             raise ValueError(f"{place} has a number that is not above 0")
 
 
-_CALLED = {dict: "an object", list: "a list"}  # types of JSON; others by their names
+# words for types of JSON; all other types are called by their names
+_CALLED = {dict: "an object", list: "a list"}
 
 
 def _read(kind: Any, value: Any, place: str) -> Any:
-    """Return a value of JSON as a type; ValueError with the value's place and the type."""
+    """Convert a value of JSON to a type; ValueError with the value's place and the type."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is types.UnionType:  # "TYPE | None"; a field that is null has its default already
+    # "TYPE | None": here the value is not null, for which the default is used
+    if origin is types.UnionType:
         return _read(arguments[0], value, place)
     if kind in (int, float):
         # An integer of JSON may be too large for calculations.

@@ -1,8 +1,8 @@
 """The benchmark as a whole: the engines, jobs and parts, and the record of all results.
 
 The recount trainer passes the whole text through the device for every merge, and a software adapter
-computes on the CPU, so both receive smaller jobs. All trainers in a table do the same job. Every
-result states its sizes.
+computes on the CPU, so both get smaller jobs. All trainers in a table do the same job. Every result
+states its sizes.
 
 The part startup runs whole commands with little to do, each in a new process. The phase "python and
 NumPy" is the time of a Python that only imports NumPy. Other phases come from the command's
@@ -118,7 +118,7 @@ def _phases(printed: str) -> dict[str, float]:
 
 # All parts
 
-# Parts about language models have their own sizes.
+# Parts about language models, which have their own sizes.
 MODEL_PARTS: dict[str, Callable[[Sequence[Engine], BenchOptions, Progress], Iterator[Result]]] = {
     EMBEDDING: measure_embedding,
     KERNELS: measure_kernels,
@@ -127,9 +127,10 @@ MODEL_PARTS: dict[str, Callable[[Sequence[Engine], BenchOptions, Progress], Iter
     STARTUP: measure_startup,
     IDEAS: measure_ideas,
 }
-BOTH_DRIVERS = (KERNELS, TRAIN, GENERATE)  # parts measured on both drivers: matrix units help them
-RECOUNT_LIMIT = 10_000_000  # bytes of text for a GPU to recount for each merge
-SOFTWARE_TRAIN_LIMIT = 100_000  # bytes of text for a software adapter to train on
+# parts measured with both drivers, because they may gain by matrix units
+BOTH_DRIVERS = (KERNELS, TRAIN, GENERATE)
+RECOUNT_LIMIT = 10_000_000  # bytes of text on which a GPU recounts for each merge
+SOFTWARE_TRAIN_LIMIT = 100_000  # bytes of text on which a software adapter trains
 SOFTWARE_TRAIN_VOCAB_SIZE = 512
 QUICK_SOFTWARE_TRAIN_VOCAB_SIZE = 320
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from llmgpu.gpu import Device
 
 Answer = TypeVar("Answer")
-WARM_UP_SECONDS = 0.05  # time in which clocks rise and the driver compiles all kernels
+WARM_UP_SECONDS = 0.05  # seconds in which clocks rise and the driver compiles all kernels
 COPY, MULTIPLY_ADD = "bench/copy.wgsl", "bench/multiply_add.wgsl"
 WORKGROUP_SIZE = 256
 VECTORS_A_THREAD = 8
@@ -43,7 +43,7 @@ SOFTWARE_THREADS, SOFTWARE_ROUNDS = 1 << 14, 128
 OPERATIONS_A_ROUND = 128  # a thread computes 64 multiply-adds in a round
 MATRICES = 16  # matrices that a subgroup adds up, as in the largest tile of products
 MATRIX_SUBGROUPS, MATRIX_GROUPS, MATRIX_ROUNDS = 4, 1056, 2048
-FACTORS = (0.999, 0.001)  # values stay between 0 and their first values
+FACTORS = (0.999, 0.001)  # with these factors, values stay between 0 and their first values
 PRODUCT_SIZE = 1024  # rows of the square matrices that NumPy multiplies
 LIMIT_RUNS, LIMIT_BUDGET = 10, 1.0
 BUSY_SECONDS = 0.3
@@ -81,7 +81,7 @@ def time_program(
     """Run a program recorded by `operations` up to `runs` times, after a warm-up.
 
     budget: seconds after which no further run starts; the first run always starts.
-    before: called before each run, on a GPU with timestamps only; the time of the call is not
+    before: called before each run, only on a GPU with timestamps; the time of the call is not
         counted.
     """
 
@@ -141,7 +141,7 @@ def host_times(function: Callable[[], object], runs: int, budget: float) -> list
 
 
 def warm_up(function: Callable[[], object]) -> None:
-    """Call a function once, and again until WARM_UP_SECONDS are over."""
+    """Call a function once, and again until WARM_UP_SECONDS have passed."""
     end = time.perf_counter() + WARM_UP_SECONDS
     function()
     while time.perf_counter() < end:
@@ -184,7 +184,7 @@ def copy_kernel(operations: GpuOperations, source: Tensor, target: Tensor) -> No
 
 
 def multiply_add_kernel(operations: GpuOperations, values: Tensor, rounds: int) -> None:
-    """Change values, float32 (N,), by the formula in the kernel's head."""
+    """Change values, float32 (N,), by the formula in the head of the kernel."""
     groups, factors = -(-values.size // WORKGROUP_SIZE), np.array([*FACTORS, 0, 0], np.float32)
     operations.dispatch(MULTIPLY_ADD, groups, {"ROUNDS": rounds}, values=values, factors=factors)
 
@@ -209,7 +209,10 @@ def keep_busy(operations: GpuOperations, threads: int, rounds: int, seconds: flo
 
 
 def _copy_rate(operations: Operations) -> float:
-    """Return the bytes per second of a copy. If memory lacks, smaller tensors are copied."""
+    """Return the bytes per second of a copy.
+
+    If there is too little memory, copy smaller tensors.
+    """
     is_hardware = isinstance(operations, GpuOperations) and not operations.device.is_software
     wanted = HARDWARE_COPY_BYTES if is_hardware else CPU_COPY_BYTES
     nbytes = min(wanted, operations.max_tensor_bytes // 256 * 256)
@@ -253,7 +256,7 @@ def multiply_matrices_kernel(
 ) -> int:
     """Write the sums of the formula in the kernel's head; return the number of multiplications.
 
-    left, right: float16, of the units' shapes. product: room for the sums of whole workgroups;
+    left, right: float16, of the units' shapes. product: has room for the sums of whole workgroups;
     elements after these sums are not written.
     """
     rows, columns, inner = units.unit
@@ -267,7 +270,7 @@ def multiply_matrices_kernel(
 
 
 def _matrix_rate(operations: Operations) -> float | None:
-    """Return the operations per second of matrix units; None without units for half precision."""
+    """Return the operations per second of matrix units; None if half precision has no units."""
     units = None
     if isinstance(operations, GpuOperations):
         units = matrix_units(operations.device)

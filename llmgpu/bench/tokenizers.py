@@ -11,7 +11,7 @@ training; for a peer, the CPU trains by the peer's tie rule. The time of a peer 
 files ends when the vocabulary is in memory. The kernels are timed in a separate run, because each
 timed dispatch is a separate pass, and only over the first TIMED_MERGES merges, when the text is
 longest: a device times a limited number of dispatches in one submission, and later submissions have
-more dispatches. An adapter keeps its buffers from one run to the next.
+    more dispatches. An adapter keeps its buffers from one run to the next.
 
 The CPU's ids are the reference for tokenizing, also for peers: each peer reads the same vocabulary
 from a file of the peer's format. Every run has a new encoder, because encoders remember words; the
@@ -67,10 +67,10 @@ FIRST_RUN_BYTES = 1000
 READ_BYTES = 4 << 20
 _TWO_WORDS = b"two words\n"
 KERNELS_PATTERN, KERNELS_VOCAB_SIZE = "gpt2", 512
-# Bytes of text for the times of kernels: of a GPU, and of a software adapter.
+# Bytes of text for timing the kernels of a GPU, and of a software adapter.
 TEXT_BYTES, QUICK_TEXT_BYTES = 10_000_000, 1_000_000
 CPU_TEXT_BYTES, QUICK_CPU_TEXT_BYTES = 100_000, 20_000
-LEAST_SHARE = 0.01  # share of a job's time below which a kernel has no result
+LEAST_SHARE = 0.01  # a kernel with a smaller share of a job's time has no result
 _NOT_STANDARD = {"site-packages", "dist-packages"}
 
 Ids = NDArray[np.uint32]
@@ -85,7 +85,7 @@ class BenchText:
 
     @cached_property
     def is_utf8(self) -> bool:
-        """Whether the text is valid UTF-8, as peers need."""
+        """Whether the text is valid UTF-8, which peers require."""
         try:
             self.data.decode()
         except UnicodeDecodeError:
@@ -119,7 +119,7 @@ def load_text(sources: Sequence[str], limit: int) -> BenchText:
 
 
 def text_blocks(sources: Sequence[str], limit: int) -> Iterator[bytes]:
-    """Yield the text of `load_text` in blocks; generated text is made block by block."""
+    """Yield the text of `load_text` in blocks; generated text is generated block by block."""
     if GENERATED not in sources:
         yield load_text(sources, limit).data
     elif len(sources) > 1:
@@ -132,7 +132,7 @@ def standard_library_files() -> list[Path]:
     """Return the .py files of Python's standard library, sorted by path."""
     files: list[Path] = []
     for folder, inside, names in os.walk(sysconfig.get_paths()["stdlib"]):
-        inside[:] = set(inside) - _NOT_STANDARD  # os.walk then skips these folders
+        inside[:] = set(inside) - _NOT_STANDARD  # makes os.walk skip all other folders
         files += (Path(folder, name) for name in names if name.endswith(".py"))
     return sorted(path for path in files if path.is_file())
 
@@ -202,7 +202,7 @@ class Job:
         return Result(what, engine, text_bytes=len(self.text.data), **sizes)
 
     def begin_peer(self, what: str, peer: Peer) -> Result:
-        """Return a result without measurements; the note is the reason if the peer can't run."""
+        """Return a result without measurements. If the peer can't run, the note has the reason."""
         why_not = peer.why_not(self.pattern, is_utf8=self.text.is_utf8)
         return replace(self.begin(what, peer.name), peer=True, note=why_not or "")
 
@@ -229,7 +229,7 @@ def _write_text(text: BenchText, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Trainer:
-    """An engine and the trainer that runs on it.
+    """An engine, and the trainer that runs on it.
 
     kind: a name in `llmgpu.bpe.training.options.ENGINES`. recount_slots: see `TrainingOptions`.
     """
@@ -263,7 +263,7 @@ def measure_training(
 ) -> Iterator[Result]:
     """Yield the result of each trainer for a job, then the results of peers.
 
-    reference: a vocabulary with the right merges; by default the CPU trains the vocabulary.
+    reference: a vocabulary with the right merges; None: the CPU trains one.
     """
     reference = reference or train_file(job, NUMPY).vocabulary
     for trainer in trainers:
@@ -284,7 +284,7 @@ def train_file(job: Job, backend: Backend, **changes: Any) -> TrainingResult:
 def _measure_trainer(job: Job, begun: Result, trainer: Trainer, reference: Vocabulary) -> Result:
     backend, start_up = trainer.engine.backend, {}
     phases: dict[str, list[float]] = {}
-    # Start-up: the first run compiles the kernels.
+    # The first run is the start-up: it compiles the kernels.
     if backend.device is not None:
         corpus = corpus_from_bytes(job.text.data[:FIRST_RUN_BYTES])
         options = TrainingOptions(258, job.pattern, **trainer.changes)
@@ -355,7 +355,7 @@ def _measure_merges(
 
 @dataclass(frozen=True)
 class TokenizingBench:
-    """Measures engines and peers at encoding the job's text with the vocabulary in a file.
+    """Measures how engines and peers encode the job's text with the vocabulary in a file.
 
     reference: uint32 (tokens,), the CPU's ids.
     """
@@ -559,7 +559,10 @@ def _kernel_jobs(data: bytes) -> list[tuple[str, str, Work]]:
 def _measure_kernels(
     begun: Result, answer: str, backend: Backend, work: Work, count: int
 ) -> Iterator[Result]:
-    """Compare the answer of a first run, which also compiles kernels; time further runs."""
+    """Run the work once, which also compiles kernels, and compare its answer.
+
+    Then time further runs.
+    """
     begun = begun.compared(np.array_equal(work(backend), work(NUMPY)), answer)
     if not begun.correct:
         yield begun

@@ -72,7 +72,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import the module that defines a name, if it is one of the modules that need NumPy."""
+    """Import a module that needs NumPy when one of its names is first used."""
     for module in ("kernel", "commands", "device") if name in __all__ else ():
         members = vars(import_module(f"{__name__}.{module}"))
         if name in members:

@@ -53,7 +53,7 @@ def has_dawn() -> bool:
 
 
 def default_driver() -> Driver:
-    """Return the driver that LLMGPU_DRIVER names; without a name, wgpu."""
+    """Return the driver that LLMGPU_DRIVER names, or wgpu if the variable is empty."""
     return load_driver(chosen_driver() or "wgpu")
 
 
@@ -131,7 +131,7 @@ def _describe(driver: Driver, handle: Any) -> AdapterInfo:
         kind=kind,
         features=driver.features(handle),
         limits=dict(handle.limits),
-        # A software adapter has no matrix units, and may compile their kernels for minutes.
+        # A software adapter has no matrix units, and might compile kernels for them for minutes.
         matrix_shapes=() if kind == _SOFTWARE else driver.matrix_shapes(handle),
         webgpu=driver,
         handle=handle,
@@ -139,13 +139,13 @@ def _describe(driver: Driver, handle: Any) -> AdapterInfo:
 
 
 def select_adapter(wanted: str = "gpu", driver: Driver | None = None) -> AdapterInfo:
-    """Return the best adapter, or the best whose name contains `wanted`, ignoring case.
+    """Return the best adapter whose name contains `wanted`, ignoring case.
 
-    wanted: "gpu" for any name. ":1" at the end of `wanted` selects the second best adapter, ":2"
-        the third, and so on.
+    wanted: "gpu" stands for any name. ":1" at the end of `wanted` selects the second best adapter,
+        ":2" the third, and so on.
     driver: the WebGPU driver whose adapters are searched, by default `default_driver`.
 
-    DeviceError if there is no adapter, or if no adapter matches (the message lists all).
+    Raises DeviceError if there is no adapter, or if no adapter matches (the message lists all).
     """
     adapters = list_adapters(driver)
     if not adapters:
@@ -181,7 +181,7 @@ def _named(adapters: Sequence[AdapterInfo], name: str) -> list[AdapterInfo]:
 
 
 OPTIONAL_FEATURES = frozenset({"subgroup", "timestamp-query", "shader-f16", MATRIX_FEATURE})
-ALIGNMENT = 256  # bytes; sizes of buffers are multiples of ALIGNMENT, and not 0
+ALIGNMENT = 256  # in bytes; sizes of buffers are multiples of ALIGNMENT, and not 0
 WEBGPU_DEFAULT_LIMITS: Mapping[str, int] = {
     "max-buffer-size": 268_435_456,
     "max-storage-buffer-binding-size": 134_217_728,
@@ -204,7 +204,8 @@ class Buffer:
     def view(self, offset: int, nbytes: int) -> Buffer:
         """Return a part of this memory of at least `nbytes` bytes, a multiple of `ALIGNMENT`.
 
-        ValueError if `offset` is not a multiple of `ALIGNMENT`, or if the part passes the end.
+        Raises ValueError if `offset` is not a multiple of `ALIGNMENT`, or if the part exceeds the
+        memory.
         """
         size = aligned(nbytes)
         if offset % ALIGNMENT or not 0 <= offset <= self.nbytes - size:
@@ -251,7 +252,7 @@ class OpenedAdapter:
 
     @property
     def max_binding_bytes(self) -> int:
-        """Bytes of the largest buffer that can be allocated and bound whole."""
+        """Bytes of the largest buffer that can be both allocated and bound as a whole."""
         size = min(self.limits["max-buffer-size"], self.limits["max-storage-buffer-binding-size"])
         return size // ALIGNMENT * ALIGNMENT
 

@@ -7,9 +7,9 @@ An error at submission would end the process instead of raising an exception. So
 through `Commands.submit`, which refuses mapped buffers and a second submission of the same
 commands.
 
-Transfers go through mapped staging memory, copied by several threads. Writing through the queue
-allocates a fresh staging buffer each time, and reading through the queue makes an extra copy;
-persistent mapped buffers are several times faster.
+Transfers go through mapped staging memory, which several threads copy. The queue would allocate a
+new staging buffer for each write, and make an extra copy for each read; persistent mapped buffers
+are several times faster.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from llmgpu.gpu.driver import BufferMap, BufferUsage, FastPass
 from llmgpu.gpu.kernel import BoundKernel
 from llmgpu.processors import usable_processors
 
-MAX_GROUPS = 65_535  # workgroups in one dimension of a dispatch
-MAX_TIMED = 2_000  # dispatches timed by one query set
+MAX_GROUPS = 65_535  # most workgroups in one dimension of a dispatch
+MAX_TIMED = 2_000  # most dispatches that one query set times
 
 
 def split_groups(groups: int) -> tuple[int, int]:
@@ -60,8 +60,9 @@ class Commands:
         self._encoder: Any = handle.create_command_encoder(label="llmgpu")
         self._pass: Any = None
         self._fast: FastPass | None = None
-        self._kept: list[object] = []  # objects that must live until the submission
-        self.still_mapped: list[Callable[[], bool]] = []  # return whether staging memory is mapped
+        self._kept: list[object] = []  # objects that must stay alive until the submission
+        # functions that return whether staging memory is mapped
+        self.still_mapped: list[Callable[[], bool]] = []
         self._timed_labels: list[str] = []
         if self._times is not None:
             self._queries = handle.create_query_set(type="timestamp", count=2 * MAX_TIMED)
@@ -76,7 +77,7 @@ class Commands:
     def dispatch_indirect(self, kernel: BoundKernel, counts: Buffer, offset: int) -> None:
         """Run a kernel; the 3 u32 at byte `offset` of `counts` are the workgroups by dimension.
 
-        ValueError if the kernel itself binds `counts`.
+        Raises ValueError if the kernel itself binds `counts`.
         """
         if counts in kernel.buffers:
             raise ValueError(f"{kernel.label} binds the buffer of its own workgroup counts")
@@ -88,7 +89,7 @@ class Commands:
     def copy(
         self, source: Any, target: Any, nbytes: int, source_offset: int = 0, target_offset: int = 0
     ) -> None:
-        """Copy `nbytes` between two buffers' handles; size and offsets are multiples of 4."""
+        """Copy `nbytes` between the handles of two buffers; size and offsets are multiples of 4."""
         self._end_pass()
         self._encoder.copy_buffer_to_buffer(source, source_offset, target, target_offset, nbytes)
         self._kept += (source, target)
@@ -100,12 +101,12 @@ class Commands:
         self._kept.append(buffer)
 
     def submit(self) -> object:
-        """Hand the commands to the device; return the submission, for `Device.wait`.
+        """Submit the commands to the device; return the submission, for `Device.wait`.
 
         Does not wait for the device, unless commands are timed: then the timestamps are read.
 
-        RuntimeError if staging memory is mapped, or if these commands were submitted before; in
-        both cases the driver would end the process.
+        Raises RuntimeError if staging memory is mapped, or if these commands were submitted before;
+        in both cases the driver would end the process.
         """
         if self._submitted:
             raise RuntimeError("these commands were already submitted; record new ones")
@@ -153,7 +154,7 @@ class Commands:
             self._pass = self._fast = None
 
     def _resolve_timestamps(self) -> Any:
-        """Record the copy of the timestamps to host-mappable memory; return the memory's handle."""
+        """Record the copy of the timestamps to memory that the host can map; return its handle."""
         count = 2 * len(self._timed_labels)
         usage, create = BufferUsage, self._opened.create_handle
         ticks = create("ticks", 8 * count, usage.QUERY_RESOLVE | usage.COPY_SRC)
@@ -177,7 +178,8 @@ class Commands:
 
 
 FEW_BYTES = 1 << 20  # size up to which one thread copies as fast as several threads
-COPY_THREADS = min(12, usable_processors())  # beyond 12, memory is the limit
+# more than 12 are no faster, because memory is the limit
+COPY_THREADS = min(12, usable_processors())
 
 
 def parallel_copy(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
@@ -190,7 +192,7 @@ def parallel_copy(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
 
 
 class Staging:
-    """Host memory from which the device copies. Only the mapped memory can be written."""
+    """Host memory from which the device copies. It can be written only while it is mapped."""
 
     def __init__(self, opened: OpenedAdapter, nbytes: int) -> None:
         """Allocate `nbytes` bytes, rounded up; the memory is not mapped yet."""
@@ -207,7 +209,7 @@ class Staging:
     def array(self) -> NDArray[np.uint8]:
         """Wait for the last copy from the memory; return the mapped memory: uint8 (nbytes,).
 
-        The array is invalid after `copy_to`. DeviceError if mapping fails.
+        The array is invalid after `copy_to`. Raises DeviceError if mapping fails.
         """
         if self._map is None:
             self._map = self._opened.map_buffer(self._buffer, write=True, nbytes=self.nbytes)
@@ -234,7 +236,7 @@ class Staging:
 
 
 class Download:
-    """Host memory into which the device copies. The memory is kept and enlarged between copies.
+    """Host memory into which the device copies. It is reused, and enlarged if needed.
 
     A download of 0 bytes is allowed, and does nothing.
     """
@@ -243,7 +245,7 @@ class Download:
         self._opened = opened
         self._buffer: object = None
         self._capacity = 0
-        self._size = 0  # bytes of the copy under way
+        self._size = 0  # bytes of the running copy
         self._pending: BufferMap | None = None
 
     def start(self, source: Buffer, nbytes: int) -> None:
@@ -274,12 +276,12 @@ class Download:
             offset += size
 
     def begin(self) -> None:
-        """Begin to map the memory; call `begin` after the commands with the copy were submitted."""
+        """Begin to map the memory. Call this after the commands with the copy were submitted."""
         if self._size:
             self._pending = self._opened.map_buffer(self._buffer, write=False, nbytes=self._size)
 
     def finish(self, out: NDArray[np.uint8]) -> None:
-        """Wait for the copy under way; copy its first len(out) bytes into `out`."""
+        """Wait for the running copy; copy its first len(out) bytes into `out`."""
         if len(out) > self._size or (self._size and self._pending is None):
             raise RuntimeError(f"no download of {len(out)} bytes is under way in this memory")
         self.take(lambda copied: parallel_copy(out, copied[: len(out)]))
@@ -296,14 +298,14 @@ class Download:
         self.take(copy)
 
     def cancel(self) -> None:
-        """Wait for the copy under way, if any, and discard its bytes."""
+        """Wait for the running copy, if any, and discard its bytes."""
         self.take(lambda copied: None)
 
     def take(self, use: Callable[[NDArray[np.uint8]], None]) -> None:
-        """Wait for the copy under way, if any, and call `use` with its bytes.
+        """Wait for the running copy, if any, and call `use` with its bytes.
 
-        `use` receives up to 3 bytes more than requested. The bytes are valid during the call.
-        DeviceError if mapping fails.
+        `use` receives up to 3 bytes more than requested. The bytes are valid only during the call.
+        Raises DeviceError if mapping fails.
         """
         mapped, self._pending = self._pending, None
         if mapped is None:
@@ -314,7 +316,7 @@ class Download:
         mapped.unmap()
 
     def reserve(self, nbytes: int) -> None:
-        """Allocate memory for `nbytes` bytes before a copy, because allocating takes a while."""
+        """Allocate memory for `nbytes` bytes in advance, because allocation is slow."""
         if nbytes > self._capacity:
             self._buffer = None
             self._capacity = aligned(max(nbytes, int(self._capacity * 1.5)))

@@ -5,8 +5,8 @@ Dawn's compiler, Tint, requires `enable` lines that wgpu's compiler does not kno
 more strictly.
 
 Waiting for a future uses no callback in Python, because a signal that arrives inside such a
-callback is lost. The callback is a C function without effect. The wait is cut into short turns, and
-Python handles signals between the turns.
+callback is lost. The callback is a C function without effect. The wait is divided into short turns,
+and Python handles signals between the turns.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ libf: Any = _api.libf
 _DAWN_NAMES = {"subgroup": "subgroups", MATRIX_FEATURE: "chromium-experimental-subgroup-matrix"}
 _OWN_NAMES = {dawn: own for own, dawn in _DAWN_NAMES.items()}
 _INSTANCE_TOGGLES = (
-    "allow_unsafe_apis",  # experimental features
-    "vulkan_enable_f16_on_nvidia",  # unsafe only for uniform buffers of f16; no kernel has one
+    "allow_unsafe_apis",  # enables experimental features
+    "vulkan_enable_f16_on_nvidia",  # unsafe only for uniform buffers of f16, which no kernel has
 )
-# Kernels write workgroup memory before they read it. Exact timestamps are a risk on web pages only.
+# Kernels write workgroup memory before they read it. Exact timestamps are a risk only on web pages.
 _DISABLED_TOGGLES = ("timestamp_quantization",)
 _ENABLED_TOGGLES = ("disable_workgroup_init",)
 _ALWAYS = frozenset({"implicit-device-synchronization"})  # allows calls from several threads
-_TURN = 50_000_000  # nanoseconds of waiting until Python handles signals
-# A C function without arguments or effect, for use as a callback of any type.
+_TURN = 50_000_000  # nanoseconds of a turn of waiting, after which Python handles signals
+# A C function without arguments or effect, which can serve as a callback of any type.
 _NOTHING = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value
 _COMMENT = re.compile(r"//.*")
 _SUBGROUPS = re.compile(r"\bsubgroup|\bsubgroups?_")
@@ -81,7 +81,7 @@ def _without_warnings() -> Iterator[None]:
             stderr = os.dup(2)
             stack.callback(os.close, stderr)
             caught = stack.enter_context(tempfile.TemporaryFile())
-        except OSError:  # standard error is closed, or no file can be made
+        except OSError:  # standard error is closed, or no file can be created
             yield
             return
         os.dup2(caught.fileno(), 2)
@@ -150,7 +150,7 @@ class DawnDriver(Driver):
     def enumerate_handles(self) -> list[Any]:
         backends = _helpers.dawn_instance_extras["backends"] or NATIVE_BACKENDS
         with _without_warnings():
-            # The package's public list has only one of several cards of the same name.
+            # The package's public list contains only one of several cards of the same name.
             handles: list[Any] = wgpudawn.gpu._enumerate_all_adapters()
         return [handle for handle in handles if handle.info["backend_type"] in backends]
 
@@ -205,7 +205,7 @@ class DawnDriver(Driver):
         return _DawnMap(buffer, write=write, nbytes=nbytes)
 
     def timestamp_period(self, device: Any) -> float:
-        return 1.0  # Dawn converts ticks to nanoseconds
+        return 1.0  # Dawn itself converts ticks to nanoseconds
 
 
 def _component(name: str) -> str:

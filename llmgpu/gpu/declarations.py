@@ -18,7 +18,7 @@ from typing import Any
 
 import cffi
 
-_BINDING = "wgpu.backends.wgpu_native._ffi"  # the module that makes an FFI from the header
+_BINDING = "wgpu.backends.wgpu_native._ffi"  # the module that creates an FFI from the header
 _DECLARATIONS = Path(__file__).with_name("wgpu_declarations.json")
 _lock = threading.Lock()
 
@@ -32,7 +32,7 @@ def import_binding() -> None:
         saved = _saved_interface()
 
         def make(*arguments: Any, **options: Any) -> Any:
-            # Other threads may import other bindings meanwhile, which need the plain FFI.
+            # At the same time, other threads may import other bindings, which need the normal FFI.
             is_binding = sys._getframe(1).f_globals.get("__name__") == _BINDING
             return saved if is_binding else plain(*arguments, **options)
 
@@ -57,7 +57,7 @@ def _saved_interface() -> Any:
             return None
 
         class ParsedInterface(_cffi_backend.FFI):  # type: ignore[misc]
-            """The FFI that the binding receives when it asks for a new FFI."""
+            """The FFI that the binding gets when it creates a new FFI."""
 
             def cdef(self, source: str) -> None:
                 """Declare nothing: the saved declarations are complete."""

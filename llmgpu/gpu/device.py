@@ -38,14 +38,14 @@ from llmgpu.memory import has_limited_address_space
 from llmgpu.processors import usable_processors
 from llmgpu.spelling import spelled
 
-# Most loop iterations of a thread in a dispatch, nested loops included. Mesa's software
-# driver silently ends a thread's loops after 65 535; on hardware the limit avoids watchdogs.
+# Most loop iterations of a thread in a dispatch, nested loops included. Mesa's software driver
+# silently ends a thread's loops after 65 535; on hardware the limit avoids watchdogs.
 SOFTWARE_LOOP_ITERATIONS = 60_000
 HARDWARE_LOOP_ITERATIONS = 1 << 22
 SMALL_UPLOAD = 1 << 20  # bytes up to which writing through the queue is as fast as staging
 UPLOAD_PIECE = 64 << 20  # bytes of staging memory for larger uploads
-# Downloads kept for later reads, since allocating one takes longer than copying into it. Downloads
-# for much more than UPLOAD_PIECE are not kept.
+# Most downloads kept for later reads, since allocating one takes longer than copying into it.
+# Downloads for much more than UPLOAD_PIECE are not kept.
 IDLE_DOWNLOADS = 2
 MOST_COMPILERS = 16  # threads that compile kernels at the same time
 
@@ -71,7 +71,9 @@ class Device(OpenedAdapter):
 
         adapter: an opened adapter keeps its features and limits.
         limits: WebGPU limits to request, by default the adapter's. Tests and memory budgets request
-            lower limits. DeviceError without an adapter, or if opening fails.
+            lower limits.
+
+        Raises DeviceError without an adapter, or if opening fails.
         """
         if isinstance(adapter, OpenedAdapter):
             vars(self).update(vars(adapter))
@@ -97,7 +99,8 @@ class Device(OpenedAdapter):
         """Return a kernel; the same file and constants are compiled once.
 
         file: a path below wgsl/. constants: values of WGSL overrides and of `//!override`.
-        DeviceError if the kernel does not compile.
+
+        Raises DeviceError if the kernel does not compile.
         """
         return self.begin_kernel(file, constants, in_thread=False).result()
 
@@ -106,12 +109,12 @@ class Device(OpenedAdapter):
     ) -> Future[Kernel]:
         """Start to compile a kernel in a thread; the result is that of `kernel`.
 
-        in_thread: whether a new thread compiles the kernel. Otherwise the calling thread does; so
-            it does in a limited address space, of which the stacks of threads take too much.
+        in_thread: if False, the calling thread compiles the kernel. It also does so if the address
+            space is limited, because the stacks of threads take too much of it.
         """
         key = (file, *sorted(constants.items()))
         mine: Future[Kernel] = Future()
-        # A second thread that asks for the kernel waits for the first.
+        # A second thread that requests the kernel waits for the first.
         kernel = self._kernels.setdefault(key, mine)
         if kernel is not mine:
             return kernel
@@ -147,7 +150,7 @@ class Device(OpenedAdapter):
     def create_buffer(self, label: str, nbytes: int) -> Buffer:
         """Allocate a storage buffer of at least `nbytes` bytes, filled with zeros.
 
-        CapacityError if the adapter can't bind so many bytes, or is out of memory.
+        Raises CapacityError if the adapter can't bind so many bytes, or is out of memory.
         """
         size = aligned(nbytes)
         if size > self.max_binding_bytes:
@@ -167,7 +170,7 @@ class Device(OpenedAdapter):
         return Buffer(label, size, self.create_handle(label, size, flags))
 
     def upload(self, label: str, array: NDArray[Any]) -> Buffer:
-        """Allocate a storage buffer, and write the contents of an array into the buffer."""
+        """Allocate a storage buffer with the contents of an array."""
         buffer = self.create_buffer(label, array.nbytes)
         self.write(buffer, array)
         return buffer
@@ -183,7 +186,7 @@ class Device(OpenedAdapter):
     def write(self, buffer: Buffer, array: NDArray[Any]) -> None:
         """Copy an array to the start of a buffer; later submissions see the new contents.
 
-        ValueError if the array is larger than the buffer.
+        Raises ValueError if the array is larger than the buffer.
         """
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if len(flat) > buffer.nbytes:
@@ -203,7 +206,7 @@ class Device(OpenedAdapter):
         size = min(len(flat), UPLOAD_PIECE)
         try:
             staging = self._idle_staging.pop()
-        except IndexError:  # another thread uses the idle memory
+        except IndexError:  # another thread is using the idle memory
             staging = Staging(self, size)
         if staging.nbytes < size:
             staging = Staging(self, size)
@@ -216,7 +219,7 @@ class Device(OpenedAdapter):
         self._idle_staging = [staging]
 
     def read(self, buffer: Buffer, count: int, dtype: type[_Scalar]) -> NDArray[_Scalar]:
-        """Return the first `count` elements of a buffer, as all submitted work leaves them."""
+        """Return the first `count` elements of a buffer as they are after all submitted work."""
         return self.begin_read(buffer, count, dtype)()
 
     def begin_read(
@@ -224,14 +227,14 @@ class Device(OpenedAdapter):
     ) -> Callable[[], NDArray[_Scalar]]:
         """Submit the copy for `read`; return a function that waits and returns the elements.
 
-        The function must be called once.
+        The function must be called exactly once.
         """
         out = np.empty(count, dtype)
         if not count:
             return lambda: out
         try:
             download = self._idle_downloads.pop()
-        except IndexError:  # none is idle, or another thread took it
+        except IndexError:  # none is idle, or another thread has taken it
             download = Download(self)
         download.start(buffer, out.nbytes)
 
@@ -257,7 +260,7 @@ class Device(OpenedAdapter):
         return int(width[0]) if in_order and bool(np.all(width == width[0])) else 0
 
 
-IN_FLIGHT = 2  # submissions
+IN_FLIGHT = 2  # submissions in flight
 
 
 def paced_states(

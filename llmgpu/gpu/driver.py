@@ -1,7 +1,7 @@
-"""The interface of a WebGPU driver: all differences between wgpu and Dawn.
+"""The interface of a WebGPU driver, which hides all differences between wgpu and Dawn.
 
 Both packages follow one Python API for adapters, buffers, bind groups, pipelines and encoders, so
-the modules above use the handles of a driver directly.
+the other modules use the handles of a driver directly.
 
 This module and the drivers import no NumPy, so an adapter is opened while another thread imports
 NumPy.
@@ -22,14 +22,14 @@ from llmgpu.errors import DeviceError
 from llmgpu.processors import set_blas_variables
 from llmgpu.spelling import spelled
 
-# The platform's own APIs; OpenGL adapters lack features of the kernels.
+# The platform's own APIs, since OpenGL adapters lack features that kernels need.
 NATIVE_BACKENDS = {"darwin": ["Metal"], "win32": ["Vulkan", "DX12"]}.get(sys.platform, ["Vulkan"])
 SHADER_STAGE_COMPUTE = 4
-MATRIX_FEATURE = "subgroup-matrix"  # products of small matrices, one a subgroup
+MATRIX_FEATURE = "subgroup-matrix"  # products of small matrices by subgroups
 
 
 class BufferUsage(IntFlag):
-    """Uses of a buffer, by the numbers of WebGPU's specification."""
+    """Uses of a buffer, with the numbers of WebGPU's specification."""
 
     MAP_READ = 1
     MAP_WRITE = 2
@@ -70,7 +70,7 @@ def set_variables() -> None:
 
 
 class BufferMap(ABC):
-    """A pending or finished map of the start of a buffer into the host's memory."""
+    """A pending or finished mapping of the start of a buffer into the host's memory."""
 
     @abstractmethod
     def wait(self) -> bool:
@@ -88,12 +88,12 @@ class BufferMap(ABC):
 class FastPass:
     """Records dispatches into a compute pass in a quarter of the time of the public calls.
 
-    The caller keeps every argument alive until the commands are submitted. An error is raised when
+    The caller keeps every argument alive until the commands are submitted. Errors are raised when
     the encoder is finished.
     """
 
     def __init__(self, compute_pass: Any, lib: Any, ffi: Any) -> None:
-        """Record into `compute_pass`, whose owner is the caller, with a driver's C functions."""
+        """Record into `compute_pass` with a driver's C functions. The caller owns the pass."""
         self._pass = compute_pass._internal
         self._lib = lib
         self._no_offsets = ffi.NULL
@@ -119,15 +119,14 @@ class Driver(ABC):
     """A WebGPU implementation.
 
     name: the name in LLMGPU_DRIVER and in ``llmgpu info``. errors: the base class of the driver's
-    errors. binding: the package's module with C functions, in `lib` without and in `libf` with
-    checks.
+    errors. binding: the package's module with C functions: without checks in `lib`, with checks in
+    `libf`.
     """
 
     name: str
     errors: type[Exception]
     binding: Any
-    # Id of the process that used adapters. All drivers share the id, because all of them use the
-    # system's driver.
+    # Id of the process that used adapters, shared because all drivers use the system's driver.
     _process: ClassVar[int | None] = None
 
     def __init__(self) -> None:
@@ -135,13 +134,16 @@ class Driver(ABC):
         self._listing = threading.Lock()
 
     def is_usable(self) -> bool:
-        """Whether this process can use adapters: its parent used no adapter before the fork."""
+        """Whether this process can use adapters.
+
+        It can't if its parent used adapters before the fork.
+        """
         return self._process in (None, os.getpid())
 
     def list_handles(self) -> list[Any]:
         """Return the driver's objects of all adapters but OpenGL's, in any order.
 
-        Any thread may call this. If the program has made an instance itself, the driver uses the
+        Any thread may call this. If the program has created an instance itself, the driver uses the
         instance unchanged.
 
         Raises:
@@ -156,8 +158,9 @@ class Driver(ABC):
         if not self._is_used and sys.platform != "win32":
             os.register_at_fork(after_in_child=self.release_nothing)
         self._is_used = True
-        Driver._process = os.getpid()  # set first: a forked process might find the lock locked
-        with self._listing:  # two threads that list adapters at once may miss some
+        # set first, because a forked process might find the lock locked
+        Driver._process = os.getpid()
+        with self._listing:  # two threads that list adapters at the same time may miss some
             if not self.has_instance():
                 set_variables()
                 self.make_instance()
@@ -165,11 +168,11 @@ class Driver(ABC):
 
     @abstractmethod
     def has_instance(self) -> bool:
-        """Whether the package has made its only instance."""
+        """Whether the package has created its only instance."""
 
     @abstractmethod
     def make_instance(self) -> None:
-        """Make the package's instance, with the features that kernels need."""
+        """Create the package's instance, with the features that kernels need."""
 
     @abstractmethod
     def enumerate_handles(self) -> list[Any]:
@@ -212,7 +215,7 @@ class Driver(ABC):
 
     @abstractmethod
     def timestamp_period(self, device: Any) -> float:
-        """Return nanoseconds per tick of the device's timestamp queries."""
+        """Return the nanoseconds per tick of the device's timestamp queries."""
 
     def fast_pass(self, compute_pass: Any) -> FastPass:
         """Return a recorder of dispatches into a compute pass."""

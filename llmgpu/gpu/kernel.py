@@ -32,18 +32,18 @@ class BoundKernel:
 
 
 class Kernel:
-    """A compiled kernel, made and cached by `Device.kernel`."""
+    """A compiled kernel. `Device.kernel` creates and caches kernels."""
 
     def __init__(
         self, opened: OpenedAdapter, source: KernelSource, constants: Mapping[str, int | str]
     ) -> None:
         """Compile `source`.
 
-        constants: values of WGSL overrides. Settings of the source are ignored: the text already
-            has their values.
+        constants: values of WGSL overrides. Settings of the source are ignored, because the text
+            already has their values.
 
-        DeviceError if the text does not compile (the message names file and line), or if the kernel
-        needs more than the adapter's limits.
+        Raises DeviceError if the text does not compile (the message names file and line), or if the
+        kernel needs more than the adapter's limits.
         """
         self.label = source.entry
         self.bindings = source.bindings

@@ -37,7 +37,7 @@ _BOUNDS_CHECKS_ONLY = 1  # WGPUShaderRuntimeChecks: indices are clamped, loops a
 _log = logging.getLogger("llmgpu")
 
 
-@cache  # warns once
+@cache  # warns only once
 def _warn_of_slow_shaders() -> None:
     _log.warning(
         "wgpu %s can't compile kernels without loop bounding, so kernels with loops run up to "
@@ -46,17 +46,17 @@ def _warn_of_slow_shaders() -> None:
     )
 
 
-# Seconds between two polls of a map: a short wait stays short, a long one costs little.
+# Seconds between two polls of a mapping: a short wait stays short, a long one costs little.
 _FIRST_PAUSE, _PAUSE_GROWTH, _LONGEST_PAUSE = 2e-5, 1.05, 1e-3
-# Pending callbacks, by the state that each callback changes; and recently called callbacks, because
-# another thread may still be returning from a callback. Neither table refers to a map, so a map's
-# memory is freed with the map.
+# Pending callbacks, by the state that each callback changes; and callbacks that were called
+# recently, because another thread may still be returning from one. Neither table refers to a
+# mapping, so its memory is freed with it.
 _pending_callbacks: dict[_MapState, Any] = {}
 _called_callbacks: deque[Any] = deque(maxlen=64)
 
 
 class _MapState:
-    """The status of a map, and an exception that a signal handler raised in the map's callback."""
+    """The status of a mapping, and an exception that a signal handler raised in its callback."""
 
     status: int | None = None
     interrupt: BaseException | None = None
@@ -125,7 +125,7 @@ class WgpuDriver(Driver):
         return _helpers._the_instance is not None
 
     def make_instance(self) -> None:
-        """Make an instance with the platform's native APIs only.
+        """Create an instance with only the platform's native APIs.
 
         An OpenGL adapter has neither subgroups nor 16-bit floats, and wgpu would silently list it
         if Vulkan is missing. The hidden validation of indirect dispatches is off, since kernels
@@ -134,8 +134,7 @@ class WgpuDriver(Driver):
         set_instance_extras(backends=NATIVE_BACKENDS, flags=["Empty"])
 
     def enumerate_handles(self) -> list[Any]:
-        # OpenGL adapters are left out: if one thread has used them, listing them in another thread
-        # ends the process.
+        # Omit OpenGL: listing its adapters in two threads, one after the other, ends the process.
         instance = _helpers.get_wgpu_instance()
         native = _api.new_struct_p("WGPUInstanceEnumerateAdapterOptions *", backends=_NATIVE_APIS)
         count = libf.wgpuInstanceEnumerateAdapters(instance, native, ffi.NULL)

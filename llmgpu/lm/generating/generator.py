@@ -343,7 +343,7 @@ class StopStrings:
         return taken
 
     def _begun(self, stop: bytes) -> int:
-        """Return the length of the longest suffix of the text that is a prefix of the stop string."""
+        """Return the length of the text's longest suffix that is a prefix of the stop string."""
         sizes = range(min(len(stop) - 1, len(self.data)), 0, -1)
         return next((size for size in sizes if self.data.endswith(stop[:size])), 0)
 
