@@ -214,13 +214,8 @@ def _line(content: dict[str, Any]) -> bytes:
     return json.dumps(content).encode() + b"\n"
 
 
-_OWN = (
-    "format",
-    "version",
-    "part",
-    "work_sha256",
-    "shards",
-)  # entries that only the manifest of a part has
+# Entries that only the manifest of a part has.
+_OWN = ("format", "version", "part", "work_sha256", "shards")
 
 
 def merge_shards(
