@@ -59,10 +59,7 @@ class LossGraph:
         find_likeliest: bool = False,
         recompute: bool = False,
     ) -> None:
-        """Allocate all tensors.
-
-        Without gradients, all layers share the activations of one layer.
-        """
+        """Allocate all tensors. Without gradients, all layers share one layer's activations."""
         self.model = model
         self._separator, self._recompute = separator, recompute
         self.rows = batch * seq
