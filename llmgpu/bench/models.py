@@ -223,7 +223,10 @@ class TrainBench:
     reported: set[tuple[str, str]] = field(default_factory=set)
 
     def measure_engine(self, engine: Engine, precision: Precision) -> Iterator[Result]:
-        """Yield an engine's result, followed by torch's result if the job is new."""
+        """Yield the result of an engine, then the result of torch for the same job.
+
+        A result of torch that was yielded before is not yielded again.
+        """
         job = choose_job(engine, quick=self.options.quick)
         begun = Result(TRAIN, engine.host_name, job=str(job), variant=VARIANTS[precision])
         self.progress(f"{TRAIN}: {engine.name}, comparing", 0, 1)

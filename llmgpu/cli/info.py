@@ -111,7 +111,10 @@ def _plot(folder: str) -> None:
 
 
 def _open_vocabulary(asked: InfoCommand, file: str, report: Reporter) -> Vocabulary:
-    """Check the page as an output, and open the vocabulary; file: a path or a vocabulary's name."""
+    """Open the vocabulary; file: a path or a vocabulary's name.
+
+    If the command also writes an HTML page, check first that the page would not overwrite an input.
+    """
     from llmgpu.bpe.interchange.open import find_vocabulary
     from llmgpu.outputs import TOKEN_FILE, kind_of
     from llmgpu.tokens.bin import side_path

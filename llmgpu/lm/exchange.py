@@ -328,5 +328,9 @@ class LocalSteps:
 
 
 def local_memory(parameters: int) -> int:
-    """Return an upper bound of the host memory for rounds, in bytes, without `Sums`."""
+    """Return an upper bound of the host memory of `LocalSteps`, in bytes.
+
+    The memory in which workers exchange their numbers is not included. parameters: number of
+    weights.
+    """
     return 4 * parameters + 6 * 4 * BUCKET

@@ -32,16 +32,17 @@ ROW_ALIGNMENT = 64  # block starts are multiples of this: 256 bytes even in floa
 
 
 class LossGraph:
-    """The loss of a batch of B sequences of T tokens.
+    """The computation of the loss of a batch of B sequences of T tokens, and of its gradients.
 
     gradients: by weight name; `record_gradients` writes the loss's gradients to these tensors.
     Gradients of tables may be left out, since no other gradient follows from them. None: only
     losses can be recorded. The host calls `write_batch` for each batch, and `write_loss_params`
     before each step.
 
-    separator: attention does not reach back beyond this id; None: attention reaches back to the
-        first token of the sequence. recompute: store only the outputs of layers; the backward pass
-        computes the other tensors of layers again. logits_bytes: most bytes of a block's logits.
+    separator: an id that separates documents; a token attends to the last separator before it and
+        to all tokens since. None: tokens attend to all earlier tokens of the sequence. recompute:
+        store only the outputs of layers; the backward pass computes the other tensors of layers
+        again. logits_bytes: logits are computed in blocks of rows of at most this many bytes.
     losses: losses of the last run, (N,) each. likeliest: with `find_likeliest`, the most probable
         id of each row, uint32 (N,).
     """

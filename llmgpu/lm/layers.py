@@ -397,7 +397,10 @@ def _inner(model: Model, new: RowTensors, gate: str) -> tuple[Tensor, ...]:
 
 
 def round_operand(operations: Operations, single: Tensor, operand: Tensor) -> Tensor:
-    """Record the rounding of a tensor to its operand, if they differ; return the operand."""
+    """Record an operation that rounds `single` to half precision into `operand`; return `operand`.
+
+    If both are the same tensor, there is nothing to record.
+    """
     if operand is not single:
         operations.round_to_half(single, operand)
     return operand

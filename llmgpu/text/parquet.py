@@ -278,9 +278,9 @@ class ParquetFile:
 
 
 def _inside(batch: Any, names: Sequence[str]) -> Any:
-    """Return a column within others, null where an outer value is null.
+    """Return a nested column; a row is null if any of the columns around it is null there.
 
-    names: the names that lead to the column, from the outermost column on.
+    names: the path to the column: the name of the outermost column first.
     """
     array = batch.column(names[0])
     for name in names[1:]:

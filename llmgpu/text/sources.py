@@ -489,7 +489,10 @@ def walk_folder(
 
 
 def subset_of(path: str) -> str | None:
-    """Return the subset that a path names in its last part that has a word of SUBSETS."""
+    """Return the subset of a data set that a path belongs to, such as "train"; None if unknown.
+
+    The words in the last folder or file name that contains a word of SUBSETS decide.
+    """
     for part in reversed(path.split("/")):
         words = re.split(r"[^a-z]+", part.lower())
         for subset, names in SUBSETS.items():

@@ -129,7 +129,7 @@ class TextWriter(TokenWriter):
 
     def __init__(self, path: str | Path, vocabulary_size: int) -> None:
         super().__init__(path, vocabulary_size)
-        self._is_open = False  # whether a document has begun whose end is not written
+        self._is_open = False  # whether a document has begun but not ended
         self._is_empty = True  # whether no id of the document is written yet
 
     @cached_property

@@ -323,7 +323,10 @@ def finished_job(
 
 
 def _job_key(vocabulary: Vocabulary, shard_tokens: int, layout: str, run: Run | None) -> Run:
-    """Return the resume key of shards; run: the resume key of the ids."""
+    """Return the settings that must be equal when the writing of shards is resumed.
+
+    run: the settings that decide the ids.
+    """
     own: Run = {
         "shard tokens": shard_tokens,
         "layout": layout,

@@ -326,7 +326,10 @@ class _Insertion:
         self._is_open = False  # whether a document has started and not yet ended
 
     def insert(self, piece: EncodedSlice, kinds: NDArray[np.int64]) -> EncodedSlice:
-        """Insert the special tokens of a slice; kinds: int64, its boundaries' kinds in order."""
+        """Insert the special tokens, `bos` and `eos` into the ids of a slice.
+
+        kinds: int64, for each boundary in the slice either _DOCUMENT or the id of a special token.
+        """
         starts = piece.document_starts
         begins = kinds == _DOCUMENT
         # values: the ids that may be inserted at each boundary, int64 (boundaries, 2). Column 0 is

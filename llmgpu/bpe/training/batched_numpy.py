@@ -145,7 +145,7 @@ class PairIndex:
         self.size = GrowableArray(np.int32)
         self.positions = GrowableArray(np.int32)
         for column in (self.keys, self.counts, self.first, self.size):
-            column.append(np.zeros(1, np.int64))  # entry of NO_SLOT
+            column.append(np.zeros(1, np.int64))  # slot 0 is NO_SLOT, which no pair uses
 
     def add(
         self, keys: NDArray[np.int64], positions: NDArray[np.int32], weights: NDArray[np.int64]

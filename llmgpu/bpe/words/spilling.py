@@ -118,7 +118,7 @@ class WordAccumulator:
         return words
 
     def _write_run(self, words: DistinctWords) -> None:
-        """Write `words`, the sum of all pieces, as a run."""
+        """Write the sum of all pieces to the temporary file, and free the memory of the pieces."""
         self._pieces, self._kept_bytes = [], 0
         self._file = self._file or RunFile(self._block_bytes)
         self._runs.append(self._file.write([words]))

@@ -324,7 +324,7 @@ def permute(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> 
     bits = (size - 1).bit_length()
     values = indices.astype(np.uint64)
     outside = np.ones(len(values), np.bool_)
-    # less than half of the numbers of k bits are outside, as 2^bits < 2 * size
+    # 2^bits < 2 * size, so less than half of the numbers are outside.
     while outside.any():
         values[outside] = _permute_bits(values[outside], bits, keys)
         outside = values >= size
